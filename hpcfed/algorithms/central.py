@@ -1,0 +1,27 @@
+"""Central training: one model trained on all clients' data pooled, the upper bound of the papers' tables.
+
+No traffic is counted: only indices of examples are known everywhere, no data move. Rank 0 trains, the others
+wait. One round trains local.epochs epochs over all data, so it sees as many examples as a round of FedAvg in
+which all clients take part.
+"""
+
+from functools import partial
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.training.local import sgd
+
+
+class Central(RoundBased):
+    """One model for all clients, trained where the data are pooled."""
+
+    def round(self, fed, state, cohort, t):
+        def train():
+            pooled = fed.pooled()
+            self.receive(pooled, state)
+            sgd(fed, pooled, t, partial(self.loss, pooled, state))
+            return pooled.params()
+
+        state = fed.on_root(train)
+        for client in fed.mine(cohort):
+            self.receive(client, state)
+        return state

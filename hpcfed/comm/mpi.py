@@ -1,0 +1,146 @@
+"""Comm over MPI: buffers only, one call where the count allows it, never a pickle.
+
+`connect` imports this file; importing it starts MPI, and MPI ends by itself when Python does.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn, TypeVar
+
+import mpi4py
+import numpy as np
+
+from hpcfed.comm.codec import decode, encode
+from hpcfed.comm.exact import exact_sum
+from hpcfed.comm.protocol import Arrays, Row, read_only, union, valid_rank
+
+mpi4py.rc.thread_level = "funneled"  # only the main thread calls MPI; torch's threads never do
+
+from mpi4py import MPI  # noqa: E402  (reads the setting above)
+
+T = TypeVar("T")
+ALIGN = 64  # bytes; shared arrays start on a cache line
+
+
+class Mpi:
+    """One MPI process of COMM_WORLD; the verbs are those of `Comm`.
+
+    limit: the largest count in one MPI call, as the C interface before MPI 4 has it; larger buffers go in
+    pieces. Tests make it small.
+    """
+
+    def __init__(self, limit: int = 2**31 - 1) -> None:
+        self._world = MPI.COMM_WORLD.Dup()  # so that a library's own messages never meet ours
+        self._node = self._world.Split_type(MPI.COMM_TYPE_SHARED)
+        self._windows: list[MPI.Win] = []
+        self.limit = limit
+        self.rank, self.size = self._world.rank, self._world.size
+        self.local_rank = self._node.rank
+        self.node_of = self._nodes()
+
+    def _nodes(self) -> tuple[int, ...]:
+        first = np.array([self.rank])
+        self._node.Bcast(first, 0)  # a node is known by its first rank
+        firsts = self._allgather(int(first[0]))
+        return tuple(sorted(set(firsts)).index(leader) for leader in firsts)
+
+    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+        return exact_sum(rows, shapes, self.rank, self.size,
+                         highest=lambda x: self._allreduce(x, MPI.MAX),
+                         total=lambda x: self._allreduce(x, MPI.SUM))
+
+    def gather(self, items: dict[int, T]) -> dict[int, T]:
+        mine = encode(items)
+        sizes = self._allgather(len(mine))
+        if sum(sizes) > self.limit:
+            return union(self._bcast(self._world, mine if rank == self.rank else None, rank)
+                         for rank in range(self.size))
+        every = np.empty(sum(sizes), np.uint8)
+        starts = np.cumsum([0, *sizes[:-1]])
+        self._world.Allgatherv([np.frombuffer(mine, np.uint8), MPI.BYTE], [every, (sizes, starts), MPI.BYTE])
+        return union(part.tobytes() for part in np.split(every, starts[1:]))
+
+    def bcast(self, item: T, root: int = 0) -> T:
+        valid_rank("root", root, self.size)
+        return decode(self._bcast(self._world, encode(item) if self.rank == root else None, root))
+
+    def move(self, item: T | None, src: int, dst: int) -> T | None:
+        valid_rank("src", src, self.size)
+        valid_rank("dst", dst, self.size)
+        if src == dst == self.rank:
+            return decode(encode(item))
+        if self.rank == src:
+            self._send(encode(item), dst)
+        return decode(self._receive(src)) if self.rank == dst else None
+
+    def barrier(self) -> None:
+        self._world.Barrier()
+
+    def share(self, build: Callable[[], Arrays]) -> Arrays:
+        built = {name: np.asarray(array) for name, array in build().items()} if self.local_rank == 0 else {}
+        plan = encode([(name, array.dtype.str, array.shape) for name, array in built.items()])
+        views = self._window(decode(self._bcast(self._node, plan if self.local_rank == 0 else None, 0)))
+        for name, array in built.items():
+            views[name][...] = array
+        self._windows[-1].Fence()  # all ranks of the node see what the first one wrote
+        return read_only(views)
+
+    def abort(self, status: int) -> NoReturn:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(status)
+        raise SystemExit(status)  # not reached: Abort does not return
+
+    def close(self) -> None:
+        for window in self._windows:
+            window.Free()
+        self._windows.clear()
+        self._node.Free()
+        self._world.Free()
+
+    def _pieces(self, flat: np.ndarray) -> Iterator[np.ndarray]:
+        return (flat[start:start + self.limit] for start in range(0, flat.size, self.limit))
+
+    def _allreduce(self, flat: np.ndarray, op: MPI.Op) -> np.ndarray:
+        for piece in self._pieces(flat):
+            self._world.Allreduce(MPI.IN_PLACE, piece, op)
+        return flat
+
+    def _allgather(self, value: int) -> list[int]:
+        values = np.empty(self.size, np.int64)
+        self._world.Allgather(np.array([value], np.int64), values)
+        return values.tolist()
+
+    def _bcast(self, comm: MPI.Comm, data: bytes | None, root: int) -> bytes:
+        """The root's bytes on all ranks of comm; None on the others."""
+        size = np.array([len(data or b"")], np.int64)
+        comm.Bcast(size, root)
+        flat = np.empty(size[0], np.uint8) if data is None else np.frombuffer(data, np.uint8)
+        for piece in self._pieces(flat):
+            comm.Bcast(piece, root)
+        return flat.tobytes() if data is None else data
+
+    def _send(self, data: bytes, dst: int) -> None:
+        self._world.Send(np.array([len(data)], np.int64), dst)
+        for piece in self._pieces(np.frombuffer(data, np.uint8)):
+            self._world.Send(piece, dst)
+
+    def _receive(self, src: int) -> bytes:
+        size = np.empty(1, np.int64)
+        self._world.Recv(size, src)
+        flat = np.empty(size[0], np.uint8)
+        for piece in self._pieces(flat):
+            self._world.Recv(piece, src)
+        return flat.tobytes()
+
+    def _window(self, plan: Sequence[tuple[str, str, tuple[int, ...]]]) -> Arrays:
+        """Arrays by name, dtype and shape in new memory of this node, which the first rank provides."""
+        sizes = [math.prod(shape) * np.dtype(dtype).itemsize for _, dtype, shape in plan]
+        starts = np.cumsum([0, *(-(-size // ALIGN) * ALIGN for size in sizes)]).tolist()
+        provided = max(starts[-1], ALIGN) if self.local_rank == 0 else 0
+        self._windows.append(MPI.Win.Allocate_shared(provided, 1, comm=self._node))
+        memory = np.frombuffer(self._windows[-1].Shared_query(0)[0], np.uint8)
+        self._windows[-1].Fence()  # opens it for writing
+        return {name: memory[start:start + size].view(dtype).reshape(shape)
+                for (name, dtype, shape), size, start in zip(plan, sizes, starts, strict=False)}

@@ -1,0 +1,88 @@
+"""What every Comm can do, and the helpers that its three implementations share."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import numpy as np
+
+from hpcfed.comm.codec import decode
+
+T = TypeVar("T")
+Row = Sequence[np.ndarray]  # one client's contribution to a sum: the same number and shapes on all rows
+Arrays = dict[str, np.ndarray]
+
+
+class Comm(Protocol):
+    """Ranks that meet in collectives: each verb is called by all ranks, in the same order.
+
+    A rank with nothing to give calls as well, with no rows, no items or None. What `gather`, `bcast` and
+    `move` return is always a copy that came through `codec`, on one rank too: nobody shares memory by
+    accident, and a type that cannot travel is found on the first laptop run.
+    """
+
+    rank: int  # 0..size-1
+    size: int
+    local_rank: int  # 0.. among the ranks of this node
+    node_of: tuple[int, ...]  # [size], node index 0.. of every rank
+
+    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+        """Add the rows of all ranks, array by array, to float64 arrays of these shapes.
+
+        The same bits on all ranks, for any number of ranks and any placement of the rows; `exact` says how
+        and how near. No rows anywhere: zeros. A row may be lazy: each of its items is taken twice, and must
+        be the same both times. Raises DivergedError for a nan or infinite value (before any communication)
+        and for a total beyond float64; ValueError for a row of other shapes.
+        """
+
+    def gather(self, items: dict[int, T]) -> dict[int, T]:
+        """The union of all ranks' items, in the order of the client ids, on all ranks.
+
+        Raises ValueError if two ranks give the same id, TypeError for an item that `codec` does not carry.
+        """
+
+    def bcast(self, item: T, root: int = 0) -> T:
+        """The root's item, on all ranks; what the others pass is ignored."""
+
+    def move(self, item: T | None, src: int, dst: int) -> T | None:
+        """Rank src's item on rank dst, None on all other ranks."""
+
+    def barrier(self) -> None:
+        """Return when all ranks have called."""
+
+    def share(self, build: Callable[[], Arrays]) -> Arrays:
+        """Arrays that one rank of each node builds and all ranks of that node read from the same memory.
+
+        They are read-only and valid until `close`. An error of build() is raised on the building rank only;
+        its caller must abort the run, for the other ranks wait.
+        """
+
+    def abort(self, status: int) -> NoReturn:
+        """End all ranks at once, wherever they are, with this exit status."""
+
+    def close(self) -> None:
+        """End in order, all ranks together: arrays of `share` are invalid afterwards."""
+
+
+def valid_rank(name: str, rank: int, size: int) -> None:
+    """Raise ValueError unless there is such a rank."""
+    if not 0 <= rank < size:
+        raise ValueError(f"{name} = {rank}: ranks are 0..{size - 1}")
+
+
+def union(parts: Iterable[bytes]) -> dict[int, Any]:
+    """All ranks' encoded items as one dict in the order of the ids; parts: one a rank, in rank order."""
+    merged: dict[int, Any] = {}
+    for rank, part in enumerate(parts):
+        items = decode(part)
+        if twice := sorted(merged.keys() & items.keys()):
+            raise ValueError(f"gather: rank {rank} gives client {twice[0]}, and so does a lower rank")
+        merged |= items
+    return dict(sorted(merged.items()))
+
+
+def read_only(arrays: Arrays) -> Arrays:
+    """Views of the same memory that cannot be written."""
+    views = {name: np.asarray(array).view() for name, array in arrays.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views

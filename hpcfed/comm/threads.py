@@ -1,0 +1,129 @@
+"""Comm whose ranks are threads of one process: for tests of everything that must not depend on ranks."""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import reduce
+from queue import Empty, SimpleQueue
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from hpcfed.comm.codec import decode, encode
+from hpcfed.comm.exact import exact_sum
+from hpcfed.comm.protocol import Arrays, Row, read_only, union, valid_rank
+
+T = TypeVar("T")
+
+
+class Meeting:
+    """Where the ranks exchange one value each, and are found out if they do not make the same call."""
+
+    def __init__(self, ranks: int, timeout: float) -> None:
+        self.barrier = threading.Barrier(ranks, timeout=timeout)
+        self.calls: list[list[str]] = [["start"] * ranks, ["start"] * ranks]
+        self.values: list[list[Any]] = [[None] * ranks, [None] * ranks]
+        self.last = ["start"] * ranks
+
+    def exchange(self, turn: int, rank: int, call: str, value: Any) -> list[Any]:
+        """All ranks' values, [R]. Turns alternate between two tables: nobody writes into one still read."""
+        calls, values = self.calls[turn % 2], self.values[turn % 2]
+        calls[rank], values[rank], self.last[rank] = call, value, call
+        self.barrier.wait()
+        if len(set(calls)) > 1:
+            listed = ", ".join(f"rank {r}: {name}" for r, name in enumerate(calls))
+            raise RuntimeError(f"the ranks make different calls: {listed}")
+        return list(values)
+
+
+class Threads:
+    """One rank of `spmd`; the verbs are those of `Comm`."""
+
+    def __init__(self, meeting: Meeting, rank: int, node_of: tuple[int, ...]) -> None:
+        self.rank, self.size, self.node_of = rank, len(node_of), node_of
+        self.local_rank = node_of[:rank].count(node_of[rank])
+        self._meeting, self._turn = meeting, 0
+
+    def exchange(self, call: str, value: Any = None) -> list[Any]:
+        self._turn += 1
+        return self._meeting.exchange(self._turn, self.rank, call, value)
+
+    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+        call = f"sum of {list(map(tuple, shapes))}"
+        return exact_sum(rows, shapes, self.rank, self.size,
+                         highest=lambda x: reduce(np.maximum, self.exchange(call, x)),
+                         total=lambda x: np.sum(self.exchange(call, x), axis=0))
+
+    def gather(self, items: dict[int, T]) -> dict[int, T]:
+        return union(self.exchange("gather", encode(items)))
+
+    def bcast(self, item: T, root: int = 0) -> T:
+        valid_rank("root", root, self.size)
+        return decode(self.exchange(f"bcast from {root}", encode(item) if self.rank == root else None)[root])
+
+    def move(self, item: T | None, src: int, dst: int) -> T | None:
+        valid_rank("src", src, self.size)
+        valid_rank("dst", dst, self.size)
+        sent = self.exchange(f"move {src} to {dst}", encode(item) if self.rank == src else None)[src]
+        return decode(sent) if self.rank == dst else None
+
+    def barrier(self) -> None:
+        self.exchange("barrier")
+
+    def share(self, build: Callable[[], Arrays]) -> Arrays:
+        built = read_only(build()) if self.local_rank == 0 else None
+        return dict(self.exchange("share", built)[self.node_of.index(self.node_of[self.rank])])
+
+    def abort(self, status: int) -> NoReturn:
+        raise SystemExit(status)  # spmd releases the others
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def spmd(ranks: int, fn: Callable[[Threads], T], nodes: int = 1, timeout: float = 60.0) -> list[T]:
+    """Run fn on each rank, a thread each, and return what the ranks returned, [R].
+
+    nodes: ranks are dealt to so many nodes in blocks. The first error of a rank ends all and is raised again
+    here, with the rank noted. Ranks that make different calls, or of which one returns too early, raise
+    RuntimeError; a rank that does not come to a meeting within `timeout` seconds of the others raises
+    TimeoutError.
+    """
+    meeting, done = Meeting(ranks, timeout), SimpleQueue[tuple[int, Any, BaseException | None]]()
+    node_of = tuple(rank * nodes // ranks for rank in range(ranks))
+    for rank in range(ranks):
+        comm = Threads(meeting, rank, node_of)
+        threading.Thread(target=_run, args=(comm, fn, meeting, done), daemon=True).start()
+    return _collect(ranks, meeting, done, timeout)
+
+
+def _run(comm: Threads, fn: Callable[[Threads], T], meeting: Meeting, done: SimpleQueue) -> None:
+    result, error = None, None
+    try:
+        result = fn(comm)
+        comm.exchange("end")  # who leaves early is found out here
+    except BaseException as caught:  # is raised again by spmd, also SystemExit
+        error = caught
+    done.put((comm.rank, result, error))
+    if error:
+        meeting.barrier.abort()
+
+
+def _collect(ranks: int, meeting: Meeting, done: SimpleQueue, timeout: float) -> list[Any]:
+    """Each rank's result; when all have ended, raises the first error that is not the echo of another one."""
+    results: dict[int, Any] = {}
+    errors: list[BaseException] = []
+    for _ in range(ranks):
+        try:
+            rank, results[rank], error = done.get(timeout=timeout if errors else None)
+        except Empty:
+            break  # a rank that is stuck outside of any meeting: it is left behind
+        if error:
+            error.add_note(f"(on rank {rank} of {ranks})")
+            errors.append(error)
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    if errors:
+        last = ", ".join(f"rank {r}: {call}" for r, call in enumerate(meeting.last))
+        raise TimeoutError(f"a rank did not come to the others within {timeout} s; last calls: {last}")
+    return [results[rank] for rank in range(ranks)]

@@ -1,0 +1,40 @@
+"""Library versions that do not fit together, mended in one place."""
+
+import importlib
+import threading
+from types import ModuleType
+
+import torch
+
+_LOCK = threading.Lock()
+_SCHEMAS = {  # what torchvision's compiled part declares, from torchvision/csrc/ops
+    "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+_kept: list[torch.library.Library] = []  # an operator lives only as long as the library that declares it
+
+
+def import_torchvision() -> ModuleType:
+    """The torchvision module, also where its compiled part does not fit the installed torch.
+
+    A torchvision wheel built for CUDA cannot load its operators beside a torch built for the CPU (or the
+    other way round), and then already `import torchvision` fails, though datasets, models and transforms
+    need none of them. The missing operators get a schema without an implementation: calling one is still an
+    error. Raises what the import raises for any other reason.
+    """
+    with _LOCK:
+        try:
+            return importlib.import_module("torchvision")
+        except RuntimeError as error:
+            if "operator torchvision::" not in str(error):
+                raise
+        _declare_operators()
+        return importlib.import_module("torchvision")
+
+
+def _declare_operators() -> None:
+    missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in missing:
+        library.define(name + _SCHEMAS[name])
+    _kept.append(library)

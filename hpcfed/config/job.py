@@ -1,0 +1,125 @@
+"""The whole job, and the layers it is made of: flags over environment over file over preset over defaults."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveInt, create_model
+from pydantic import NonNegativeInt as Count
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from hpcfed.algorithms import ALGORITHMS
+from hpcfed.config.parts import Checkpoint, Data, Evaluate, Local, Models, Part, Run, describe_limits
+from hpcfed.registry import find
+
+# Fields that say how a run is carried out, not what it computes: a resumed run may change them.
+FREE = ("out", "resume", "overwrite", "dry_run", "quiet", "verbose", "rounds", "checkpoint", "data.root",
+        "data.download", "run.device", "run.rebalance")  # fmt: skip
+
+
+class Job(BaseSettings):
+    """Everything that determines a run. One TOML file, the environment and flags fill it."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        env_prefix="HPCFED_",
+        env_nested_delimiter="__",
+        cli_prog_name="python -m hpcfed.main [JOB.toml]",
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_implicit_flags=True,
+    )
+    layers: ClassVar[tuple[list[str], list[dict[str, Any]], Any]] = ([], [], None)  # flags, dicts, parser
+
+    rounds: PositiveInt = 25
+    """Rounds to run in all."""
+    clients: PositiveInt = 20
+    """Number of clients."""
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Cohort size over the number of clients."""
+    seed: Count = 0
+    """Every draw of the run comes from streams that this number names."""
+    out: Path | None = None
+    """Output folder; default runs/ALGORITHM-DATA-PARTITION-seedSEED."""
+    resume: Path | None = None
+    """Continue this run folder, or from one checkpoint file of it, on any number of ranks."""
+    overwrite: bool = False
+    """Replace an output folder that exists."""
+    dry_run: bool = False
+    """Check the job, print it with placement, memory and traffic, and run nothing."""
+    quiet: bool = False
+    """Print only warnings and the final table."""
+    verbose: bool = False
+    """Print a line for every client and round."""
+    preset: Literal["paper", "authors"] = "paper"
+    """The papers' formulas, or those of the authors' public code where they differ."""
+    algorithm: Any
+    """The method and its own parameters (`hpcfed show NAME`)."""
+    models: Models = Models()
+    data: Data = Data()
+    local: Local = Local()
+    evaluate: Evaluate = Evaluate()
+    checkpoint: Checkpoint = Checkpoint()
+    run: Run = Run()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        describe_limits(cls)
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], env_settings: PydanticBaseSettingsSource, **_: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        flags, dicts, parser = cls.layers
+        cli = CliSettingsSource(settings_cls, cli_parse_args=flags, root_parser=parser)
+        return cli, env_settings, *(InitSettingsSource(settings_cls, values) for values in dicts)
+
+    @property
+    def folder(self) -> Path:
+        """Where the run's files are."""
+        name = f"{self.algorithm.name}-{Path(self.data.name).stem}-{self.data.partition}-seed{self.seed}"
+        return self.out or Path("runs") / name
+
+    def plain(self) -> dict[str, Any]:
+        """The job as nested dicts of JSON types."""
+        return self.model_dump(mode="json")
+
+    def identity(self) -> dict[str, Any]:
+        """What the results depend on: all fields but those in FREE (rounds counts where the cosine uses it)."""
+        plain = self.plain()
+        free = [name for name in FREE if name != "rounds" or self.local.schedule != "cosine"]
+        for path in free:
+            *parts, last = path.split(".")
+            table = plain
+            for part in parts:
+                table = table[part]
+            table.pop(last)
+        return plain
+
+
+@cache
+def algorithm_model(name: str) -> type[Part]:
+    """The class of this algorithm as a part of a job: with its `name` as a field."""
+    cls = find("algorithm", name, ALGORITHMS).load()
+    doc = "Name of the method (`hpcfed list algorithms`)."
+    field = (Literal[name], Field(name, description=doc))  # type: ignore[valid-type]
+    return create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field)
+
+
+def job_model(name: str, flags: list[str], dicts: list[dict[str, Any]], parser: Any) -> type[Job]:
+    """The Job class for one algorithm, whose fields come from these layers (first wins)."""
+    algorithm = algorithm_model(name)
+    model = create_model("Job", __base__=Job, algorithm=(algorithm, algorithm()))
+    model.layers = (flags, dicts, parser)
+    return model

@@ -1,0 +1,151 @@
+"""From a job file, the environment and flags to one checked job; every mistake is one message."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from hpcfed.config.check import check
+from hpcfed.config.job import Job, job_model
+from hpcfed.config.messages import explain, no_field
+from hpcfed.errors import ConfigError
+
+DEFAULT_ALGORITHM = "fedclassavg"
+PRESETS = Path(__file__).parent.parent / "presets"
+
+
+def load(
+    argv: Sequence[str],
+    stored: Callable[[Path], dict[str, Any]] = lambda path: {},
+    environ: Mapping[str, str] = os.environ,
+) -> Job:
+    """The job of a command line: `[JOB.toml] [--field value ...]`.
+
+    Precedence: flags, environment (HPCFED_DATA__ALPHA), job file, the stored job of the run that `--resume`
+    names (`stored(path)`), preset, defaults. Raises ConfigError with all mistakes in one message.
+    """
+    path, flags = split(argv)
+    file = read(path) if path else {}
+    resume = peek("resume", flags, environ, file)
+    old = stored(Path(resume)) if resume else {}
+    name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
+    preset = read_preset(peek("preset", flags, environ, file, old) or "paper", name)
+    model = job_model(name, flags, [file, old, preset], Parser("python -m hpcfed.main [JOB.toml]", allow_abbrev=False))
+    known_environment(model, environ)
+    try:
+        job = model()
+    except (ValidationError, SettingsError) as error:
+        raise ConfigError(explain(error, model, {str(path): file, "environment": {}}, flags)) from error
+    check(job)
+    return job
+
+
+def split(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The job file, if the first word is none of the flags; and the flags, with - as _ in their names."""
+    words = list(argv)
+    path = Path(words.pop(0)) if words and not words[0].startswith("-") else None
+    return path, switches([underscored(w) for w in words])
+
+
+def underscored(word: str) -> str:
+    """--dry-run as --dry_run; the no- of a switch stays."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word[2:].partition("=")
+    no = "no-" if flag.startswith("no-") else ""
+    return f"--{no}{flag.removeprefix('no-').replace('-', '_')}{equals}{value}"
+
+
+def switches(words: list[str]) -> list[str]:
+    """`--overwrite true` as --overwrite, `--overwrite false` as --no-overwrite."""
+    spread = [part for w in words for part in (w.split("=", 1) if w.lower().endswith(("=true", "=false")) else [w])]
+    result: list[str] = []
+    for word in spread:
+        if word.lower() == "false" and result:
+            result[-1] = result[-1].replace("--", "--no-", 1)
+        elif word.lower() != "true":
+            result.append(word)
+    return result
+
+
+def read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A job file over the files that it `extends` (paths relative to itself)."""
+    if path in seen:
+        raise ConfigError(f"{path}: extends itself through {' -> '.join(map(str, seen))}")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the job file: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file: {error}") from error
+    bases = values.pop("extends", [])
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"{path}: extends must be a list of file names, got {bases!r}")
+    under = [read(path.parent / base, (*seen, path)) for base in bases]
+    return merge(*under, values)
+
+
+def merge(*tables: dict[str, Any]) -> dict[str, Any]:
+    """Nested tables laid over one another; later ones win."""
+    result: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            both = isinstance(value, dict) and isinstance(result.get(key), dict)
+            result[key] = merge(result[key], value) if both else value
+    return result
+
+
+def read_preset(name: str, algorithm: str) -> dict[str, Any]:
+    """A preset's values for this algorithm; a wrong name is left to the job's own check."""
+    path = PRESETS / f"{name}.toml"
+    if not path.exists():
+        return {}
+    values = tomllib.loads(path.read_text())
+    own = values.pop("algorithms", {}).get(algorithm)
+    return values | ({"algorithm": own} if own else {})
+
+
+def peek(field: str, flags: list[str], environ: Mapping[str, str], *files: dict[str, Any]) -> str | None:
+    """A field that decides how the rest is read, before the rest is checked."""
+    flag = f"--{field}"
+    for word, after in zip(flags[::-1], [None, *flags[::-1]], strict=False):
+        if word == flag:
+            return after
+        if word.startswith(flag + "="):
+            return word.partition("=")[2]
+    env = environ.get("HPCFED_" + field.upper().replace(".", "__"))
+    return env or next((v for v in (dig(file, field) for file in files) if v is not None), None)
+
+
+def dig(values: dict[str, Any], field: str) -> str | None:
+    """The string at a dotted name, if there is one."""
+    value: Any = values
+    for part in field.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def known_environment(model: type[Job], environ: Mapping[str, str]) -> None:
+    """ConfigError for HPCFED_ variables that name no field, which pydantic-settings would pass over."""
+    for name in environ:
+        first = name.removeprefix("HPCFED_").split("__")[0].lower()
+        if name.startswith("HPCFED_") and first not in model.model_fields:
+            raise ConfigError(f"environment variable {name}: {no_field(first, model)}")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises our error instead of printing its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        words = message.removeprefix("unrecognized arguments: ").split()
+        if words and words[0].startswith("--"):
+            known = [o.removeprefix("--") for o in self._option_string_actions if not o.startswith("--no-")]
+            raise ConfigError(f"command line: {no_field(words[0].removeprefix('--').partition('=')[0], known)}")
+        raise ConfigError(f"command line: {message}")

@@ -1,0 +1,148 @@
+"""The parts of a job, frozen and checked on entry. The text under a field is its line in `--help`."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat as NonNegative
+from pydantic import NonNegativeInt as Count
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
+SIGNS = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}  # of annotated_types' classes, which pydantic uses
+
+
+class Part(BaseModel):
+    """A frozen record of settings; refuses unknown fields. The text under each field is its help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        describe_limits(cls)
+
+
+def describe_limits(model: type[BaseModel]) -> None:
+    """Add the range of each field to its help."""
+    for field in model.model_fields.values():
+        bounds = limits(field.metadata)
+        if field.description and bounds and not field.description.endswith("]"):
+            field.description += f" [{bounds}]"
+
+
+def limits(metadata: list[Any]) -> str:
+    """The range of a field in words: `> 0`, `>= 0, <= 1`."""
+    named = [(type(bound).__name__, bound) for bound in metadata]
+    return ", ".join(f"{SIGNS[n]} {getattr(bound, n.lower()):g}" for n, bound in named if n in SIGNS)
+
+
+class Data(Part):
+    """Which examples the clients hold."""
+
+    name: str = "digits"
+    """A known data set (`hpcfed list datasets`), or the path of an .h5 or .npz file."""
+    root: Path = Path("data")
+    """The folder in which known data sets lie or are downloaded to."""
+    download: bool = True
+    """Download a known data set that is not in root."""
+    partition: Literal["iid", "dirichlet", "classes", "shards", "quantity", "natural"] = "dirichlet"
+    """How the training examples are assigned to clients (`hpcfed list partitions`)."""
+    sizes: Literal["equal", "free"] = "equal"
+    """Dirichlet: all clients of one size, or sizes as they are drawn."""
+    alpha: PositiveFloat = 0.5
+    """Dirichlet: concentration; smaller is more skewed."""
+    classes_per_client: PositiveInt = 2
+    """Classes: how many classes each client holds."""
+    shards_per_client: PositiveInt = 2
+    """Shards: how many label-sorted shards each client gets."""
+    spread: NonNegative = 1.0
+    """Quantity: standard deviation of the logarithm of the client sizes."""
+    halve: Share = 0.0
+    """Share of the clients that keep only half of their examples."""
+    partition_file: Path | None = None
+    """Load the partition from this file instead of drawing it."""
+    train_limit: PositiveInt | None = None
+    """Use only so many training examples in all, drawn class by class."""
+    test_share: PositiveFloat = 0.3
+    """Size of a client's test set as a share of its training set."""
+    public: Count = 0
+    """Public examples, taken from the training set before it is partitioned."""
+
+
+class Models(Part):
+    """Which client has which architecture."""
+
+    mix: Names = ("resnet18", "shufflenetv2", "googlenet", "alexnet")
+    """Architectures (`hpcfed list models`), separated by commas."""
+    assign: Literal["round-robin", "random", "listed"] = "round-robin"
+    """Client k gets mix[k modulo length], a random one, or (listed) the k-th of a list with one per client."""
+    d: PositiveInt = 512
+    """Width of the representation, the same on all clients."""
+    relu_head: bool = False
+    """A ReLU between the representation and the head, as in the authors' FedClassAvg code."""
+
+
+class Local(Part):
+    """Local training."""
+
+    optimiser: Literal["adam", "sgd"] = "adam"
+    """Local optimiser."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Adam: decay rates of the two moments."""
+    momentum: Share = 0.0
+    """SGD: momentum."""
+    weight_decay: NonNegative = 0.0
+    """Weight of the L2 penalty."""
+    batch: PositiveInt = 64
+    """Examples in one local step; a client with fewer takes all it has."""
+    epochs: PositiveInt = 1
+    """Passes over the client's data in one round."""
+    steps: PositiveInt | None = None
+    """Local steps in one round, instead of epochs."""
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    """Learning rate over rounds: cosine falls to 0 at the last; step is multiplied by decay at each milestone."""
+    milestones: tuple[PositiveInt, ...] = ()
+    """Step schedule: the rounds at which the learning rate falls."""
+    decay: PositiveFloat = 0.1
+    """Step schedule: factor at each milestone."""
+    keep_optimiser: bool = False
+    """Keep the optimiser's moments from round to round instead of starting anew."""
+    augment: Literal["auto", "none", "crop-flip", "simclr"] = "auto"
+    """Augmentation; auto: simclr where the algorithm wants two views, else none."""
+    stragglers: Share = 0.0
+    """Share of a cohort that completes only a random part of its epochs."""
+
+
+class Evaluate(Part):
+    """When clients are evaluated on their test sets."""
+
+    every: PositiveInt = 1
+    """Evaluate after every so many rounds, and after the last."""
+    before: bool = True
+    """Evaluate the cohort before local training too."""
+    batch: PositiveInt = 256
+    """Examples in one forward pass."""
+
+
+class Checkpoint(Part):
+    """When the run is saved."""
+
+    every: Count = 10
+    """Save after every so many rounds, and after the last; 0: only the last."""
+    minutes: NonNegative = 30.0
+    """Save also when so many minutes have passed since the last save; 0: never for that reason."""
+    keep: PositiveInt = 2
+    """How many of the newest checkpoints are kept."""
+
+
+class Run(Part):
+    """How ranks use the machine."""
+
+    threads: PositiveInt = 1
+    """Torch threads of each rank; part of the result, for sums in another order give other bits."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Auto: GPU number (local rank modulo GPUs) where there is one, else the CPU."""
+    rebalance: Count = 2
+    """Move clients between ranks by measured cost after so many rounds; 0: never."""

@@ -1,0 +1,65 @@
+"""How many examples of each class each client gets: whole numbers within what the classes have."""
+
+import numpy as np
+
+EPS = 1e-6  # examples; smaller differences are rounding
+
+
+def allocate(
+    mix: np.ndarray, supply: np.ndarray, size: int, spill: bool, g: np.random.Generator
+) -> np.ndarray:
+    """Give every client `size` examples in the proportions of its mix, as far as the classes have them.
+
+    mix: [K, C], >= 0, each row a client's class proportions.  supply: [C] examples there are.
+    spill: whether a client whose classes have run out takes from the others; then every client gets exactly
+    `size`, provided K * size <= supply.sum().  Returns [K, C], int64, column sums <= supply.
+
+    All clients ask at once; where a class is asked for more than it has, all its takers are cut by the same
+    factor, and what they lack they ask of the classes that have some left, again in their own proportions,
+    until nobody lacks anything.  So no client comes first.
+    """
+    return _whole(_fill(mix, supply, size, spill), mix, supply, size, spill, g)
+
+
+def _fill(mix: np.ndarray, supply: np.ndarray, size: int, spill: bool) -> np.ndarray:
+    """The allocation in fractions, [K, C]; each pass satisfies all clients or empties a class."""
+    got = np.zeros_like(mix)
+    for _ in range(len(supply) + 1):  # so many passes suffice
+        left = np.maximum(supply - got.sum(0), 0)
+        left[left < EPS] = 0
+        ask = mix * (left > 0)
+        total = ask.sum(1, keepdims=True)
+        other = left / max(left.sum(), EPS) if spill else np.zeros_like(left)
+        ask = np.where(total > 0, ask / np.where(total > 0, total, 1), other)
+        ask *= (size - got.sum(1))[:, None]
+        got += ask * np.minimum(1, left / np.maximum(ask.sum(0), EPS * EPS))
+    return got
+
+
+def _whole(
+    got: np.ndarray, mix: np.ndarray, supply: np.ndarray, size: int, spill: bool, g: np.random.Generator
+) -> np.ndarray:
+    """Round down, then give what is missing one by one, clients in random order, largest fraction first."""
+    whole = np.floor(got + EPS).astype(np.int64)
+    left, missing = supply - whole.sum(0), size - whole.sum(1)
+    for k in g.permutation(len(whole)):
+        order = [c for c in np.argsort(whole[k] - got[k], kind="stable") if spill or mix[k, c] > 0]
+        for c, most in [(c, 1) for c in order] + [(c, size) for c in order]:  # one of each class before more
+            extra = min(missing[k], left[c], most)
+            whole[k, c] += extra
+            left[c] -= extra
+            missing[k] -= extra
+    return whole
+
+
+def deal(labels: np.ndarray, counts: np.ndarray, g: np.random.Generator) -> list[np.ndarray]:
+    """Draw counts[k, c] examples of class c for client k; no example goes to two clients.
+
+    labels: [n].  counts: [K, C], column sums within what there is.  Returns K index arrays.
+    """
+    parts: list[list[np.ndarray]] = [[] for _ in counts]
+    for c in range(counts.shape[1]):
+        members = g.permutation(np.flatnonzero(labels == c))
+        for k, piece in enumerate(np.split(members, np.cumsum(counts[:, c]))[:-1]):
+            parts[k].append(piece)
+    return [np.concatenate(part) for part in parts]

@@ -1,0 +1,99 @@
+"""Views of a batch of images: normalised, cropped, flipped and with changed colours, a whole batch at a time.
+
+Every draw comes from the given generator, on its device; parameters are drawn for each example on its own,
+so what becomes of an example does not depend on its neighbours.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hpcfed.data import colour
+from hpcfed.data.crop import resized_crop, uniform
+from hpcfed.errors import ConfigError, DataError, unknown
+
+
+class Policy(NamedTuple):
+    """apply(x, g) -> one view, before normalisation; one line that describes it."""
+
+    apply: Callable[[Tensor, torch.Generator], Tensor]
+    about: str
+
+
+def prepare(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Normalise images: (x - mean) / std for each channel, where uint8 is first brought to 0..1.
+
+    x: [B, C, H, W], uint8 or float; not changed.  mean, std: C numbers.  Returns [B, C, H, W], float32.
+    Raises DataError where the number of channels differs.
+    """
+    if not len(mean) == len(std) == x.shape[1]:
+        raise DataError(
+            f"images have {x.shape[1]} channels, but {len(mean)} means and {len(std)} stds; make them equal"
+        )
+    shape = (1, -1, 1, 1)
+    centre = torch.tensor(mean, dtype=torch.float32, device=x.device).view(shape)
+    scale = torch.tensor(std, dtype=torch.float32, device=x.device).view(shape)
+    return (_floats(x) - centre).div_(scale)
+
+
+def views(
+    x: Tensor, n_views: int, policy: str, mean: Sequence[float], std: Sequence[float], g: torch.Generator
+) -> list[Tensor]:
+    """Draw n_views independent views of every image, by one of POLICIES, normalised.
+
+    x: [B, C, H, W], uint8, or float in 0..1 for "simclr", whose changes of colour end at 0 and 1.
+    Returns n_views tensors [B, C, H, W], float32.  Raises ConfigError for an unknown policy.
+    """
+    if policy not in POLICIES:
+        raise ConfigError(unknown("augmentation", policy, POLICIES))
+    return [prepare(POLICIES[policy].apply(x, g), mean, std) for _ in range(n_views)]
+
+
+def simclr(x: Tensor, g: torch.Generator, flip: float = 0.5) -> Tensor:
+    """Crop and resize, flip, change colours with probability 0.8, make grey with probability 0.2.
+
+    x: [B, C, H, W].  Returns [B, C, H, W], float32 in 0..1.  Other than three channels: brightness and
+    contrast only.  flip: probability of a horizontal flip; the authors flip digits and letters too.
+
+    Chen et al. (SimCLR), ICML 2020, appendix A; settings of FedClassAvg's code (supcon_utils.py).
+    Deviations: the four changes of colour come in one random order a batch instead of one an image; no
+    rounding to 256 levels between the steps.
+    """
+    order = torch.randperm(4, generator=g, device=g.device).tolist()
+    x = resized_crop(_floats(x), g, flip=flip)
+    return colour.jitter(x, order, uniform(g, len(x), 6, x.device))
+
+
+def crop_flip(x: Tensor, g: torch.Generator, flip: float = 0.5, padding: int = 4) -> Tensor:
+    """Pad with black, crop at random to the old size, flip with probability `flip`.
+
+    x: [B, C, H, W], any type.  Returns the same shape and type.  He et al., CVPR 2016, section 4.2.
+    """
+    n, channels, height, width = x.shape
+    draws = uniform(g, n, 3, x.device)  # [B, 3]
+    top, left = (draws[:, :2] * (2 * padding + 1)).long().unbind(1)
+    rows = top[:, None] + torch.arange(height, device=x.device)  # [B, H]
+    columns = left[:, None] + torch.arange(width, device=x.device)  # [B, W]
+    columns = torch.where(draws[:, 2:] < flip, columns.flip(1), columns)
+    example = torch.arange(n, device=x.device).view(n, 1, 1, 1)
+    channel = torch.arange(channels, device=x.device).view(1, channels, 1, 1)
+    return pad(x, [padding] * 4)[example, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def unchanged(x: Tensor, g: torch.Generator) -> Tensor:
+    """The images as they are; nothing is drawn."""
+    return x
+
+
+def _floats(x: Tensor) -> Tensor:
+    return x.float() / 255 if x.dtype == torch.uint8 else x.float()
+
+
+POLICIES: dict[str, Policy] = {
+    "simclr": Policy(simclr, "resized crop, flip, colour jitter, grey (FedClassAvg)"),
+    "crop-flip": Policy(crop_flip, "shift by up to 4 pixels, flip"),
+    "none": Policy(unchanged, "images as they are"),
+}

@@ -1,0 +1,82 @@
+"""What users' files may hold: each check names the file, the array, the index and the value that is wrong."""
+
+import numpy as np
+
+from hpcfed.errors import DataError
+
+
+def images(x: np.ndarray, where: str) -> np.ndarray:
+    """Images as [n, channels, height, width], uint8 or float32.
+
+    x: [n, h, w], or [n, h, w, c], or [n, c, h, w] where only the second axis can be channels (1..4 of them).
+    Integers must lie in 0..255, floats must be finite.  Raises DataError; `where` opens its message.
+    """
+    if x.ndim not in (3, 4) or 0 in x.shape:
+        raise DataError(
+            f"{where}: shape {list(x.shape)} holds no images; store [n, height, width], or channels last"
+        )
+    if x.ndim == 3:
+        return pixels(x, where)[:, None]
+    if x.shape[3] > 4 and x.shape[1] <= 4:
+        return pixels(x, where)
+    return np.ascontiguousarray(np.moveaxis(pixels(x, where), 3, 1))
+
+
+def pixels(x: np.ndarray, where: str) -> np.ndarray:
+    """Pixel values as uint8 or float32, of any shape; raises DataError for anything else."""
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype.kind in "iu":
+        first_bad(x, (x < 0) | (x > 255), where, "integer pixels lie in 0..255; store them as uint8")
+        return x.astype(np.uint8)
+    if x.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32, copy=False)
+        first_bad(x, ~np.isfinite(x), where, "pixels must be finite; remove or mend the example")
+        return x
+    raise DataError(f"{where}: dtype {x.dtype} is no pixel; store uint8 (0..255) or float32 (0..1)")
+
+
+def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
+    """Labels as [n], int64, not negative; [n, 1] and whole floats are accepted.  Raises DataError."""
+    if y.shape == (n, 1):
+        y = y[:, 0]
+    if y.shape != (n,):
+        raise DataError(f"{where}: shape {list(y.shape)}, but there are {n} images; store one label an image")
+    if y.dtype.kind not in "iuf":
+        raise DataError(f"{where}: dtype {y.dtype} is no label; store int64, 0..C-1")
+    if y.dtype.kind == "f":
+        first_bad(y, ~np.isfinite(y) | (y != np.round(y)), where, "a label is a whole number, 0..C-1")
+    first_bad(y, (y < 0) | (y > 2**31), where, "a label lies in 0..C-1")
+    return y.astype(np.int64)
+
+
+def classes(given: list[str] | None, y: np.ndarray, where: str) -> tuple[str, ...]:
+    """The class names: those given, else "0".."C-1" with C from the largest label.
+
+    y: [n], the training labels.  Raises DataError for a label outside the names; without names, from n on.
+    """
+    below(y, len(y) if given is None else len(given), where)
+    return tuple(map(str, range(int(y.max()) + 1) if given is None else given))
+
+
+def below(y: np.ndarray, n_classes: int, where: str) -> None:
+    """Raise DataError for a label that is not below n_classes."""
+    first_bad(y, y >= n_classes, where, f"a label lies in 0..C-1, and C is at most {n_classes} here")
+
+
+def users(ids: np.ndarray, n: int, where: str) -> np.ndarray:
+    """User ids, [n], integers or text; raises DataError."""
+    if ids.shape != (n,) or ids.dtype.kind not in "iuSUO":
+        raise DataError(
+            f"{where}: {ids.dtype} {list(ids.shape)}; store one user an image, [{n}] integers or text"
+        )
+    return ids
+
+
+def first_bad(values: np.ndarray, bad: np.ndarray, where: str, help: str) -> None:
+    """Raise DataError for the first of `values` where `bad` is true, with its index."""
+    if bad.any():
+        index = tuple(int(i) for i in np.argwhere(bad)[0])
+        at = index[0] if len(index) == 1 else list(index)
+        raise DataError(f"{where}: value {values[index]} at index {at}; {help}")

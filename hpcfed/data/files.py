@@ -1,0 +1,165 @@
+"""Users' own data: HDF5 and NPZ files, read without pickle and checked before use."""
+
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+from PIL import Image
+
+from hpcfed.data import check
+from hpcfed.data.moments import moments
+from hpcfed.data.record import DataSet, Split
+from hpcfed.data.sampling import apportion, take
+from hpcfed.errors import DataError
+from hpcfed.rng import stream
+
+_DAMAGE = (OSError, KeyError, TypeError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
+HELD_OUT = 0.2  # share of the training examples that serves as test split where a file has none
+
+
+@dataclass(frozen=True)
+class Raw:
+    """One split as a file has it; the names say where each array stands, for messages."""
+
+    x: np.ndarray
+    y: np.ndarray
+    users: np.ndarray | None
+    names: tuple[str, str, str]
+
+
+def read(path: Path) -> DataSet:
+    """The data set in an .h5, .hdf5 or .npz file.
+
+    HDF5: groups `train` and `test`, each with `images` (or `x`; or `jpeg_offsets` and `jpeg_body`, beside a
+    `jpeg_header` at the top), `labels` (or `y`) and perhaps `users`; attribute `classes`: JSON list of names.
+    NPZ: x_train, y_train, x_test, y_test, perhaps users_train, users_test.  Without a test split, a fixed,
+    stratified fifth of the training examples is held out.  Mean and deviation are those of the training
+    split.  Raises DataError with file, array, index and value for whatever cannot be used.
+    """
+    with _readable(path):
+        if path.suffix == ".npz":
+            train, test, names = _read_npz(path)
+        else:
+            train, test, names = _read_hdf5(path)
+    return _assemble(path, train, test, names)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what the libraries raise over a missing, damaged or foreign file into a DataError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; check --data.name") from error
+    except _DAMAGE as error:
+        raise DataError(
+            f"{path}: cannot be read: {error}; the file is damaged or not of its kind, make or copy it again "
+            "(pickled objects are never read)"
+        ) from error
+
+
+def _read_npz(path: Path) -> tuple[Raw, Raw | None, list[str] | None]:
+    with np.load(path, allow_pickle=False) as file:
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise DataError(f"{path}: is one array; save x_train, y_train, x_test, y_test with numpy.savez")
+        train = _raw(path, file, "{}_train", x=("x",), y=("y",))
+        test = _raw(path, file, "{}_test", x=("x",), y=("y",)) if "x_test" in file else None
+    return train, test, None
+
+
+def _read_hdf5(path: Path) -> tuple[Raw, Raw | None, list[str] | None]:
+    with h5py.File(path) as file:
+        if "train" not in file:
+            held = ", ".join(file) or "nothing"
+            raise DataError(f"{path}: holds {held}, but no group 'train'; store train/images, train/labels")
+        train = _raw_group(path, file, "train")
+        test = _raw_group(path, file, "test") if "test" in file else None
+        names = json.loads(file.attrs["classes"]) if "classes" in file.attrs else None
+    if names is not None and not (isinstance(names, list) and names):
+        raise DataError(f"{path}: attribute 'classes' is {names!r}; store a JSON list of class names")
+    return train, test, names
+
+
+def _raw_group(path: Path, file: h5py.File, part: str) -> Raw:
+    if "jpeg_body" not in file[part]:
+        return _raw(path, file, part + "/{}", x=("images", "x"), y=("labels", "y"))
+    arrays = {f"{part}/{key}": file[part][key] for key in ("labels", "users") if key in file[part]}
+    arrays[f"{part}/images"] = _decode_jpegs(path, file, part)
+    return _raw(path, arrays, part + "/{}", x=("images",), y=("labels",))
+
+
+def _raw(path: Path, arrays: Mapping, place: str, x: tuple[str, ...], y: tuple[str, ...]) -> Raw:
+    """Pick pixels, labels and users; `place` says where a name stands, as in "train/{}" or "{}_train"."""
+    names = [next((place.format(n) for n in any_of if place.format(n) in arrays), None) for any_of in (x, y)]
+    for found, wanted in zip(names, (x, y), strict=True):
+        if found is None:
+            raise DataError(f"{path}: has no {' or '.join(place.format(n) for n in wanted)}; store it there")
+    users = place.format("users")
+    ids = arrays[users][()] if users in arrays else None
+    return Raw(arrays[names[0]][()], arrays[names[1]][()], ids, (*names, users))
+
+
+def _decode_jpegs(path: Path, file: h5py.File, part: str) -> np.ndarray:
+    """JPEG files that share a header: file i is the header and jpeg_body[offsets[i] : offsets[i + 1]]."""
+    header, body = file["jpeg_header"][:].tobytes(), file[part]["jpeg_body"][:].tobytes()
+    offsets = file[part]["jpeg_offsets"][:]
+    wrong = np.diff(offsets, append=len(body)) < 0
+    where = f"{path}: {part}/jpeg_offsets"
+    check.first_bad(offsets, wrong | (offsets < 0), where, "offsets rise up to the body's size")
+    decoded = []
+    for i, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+        try:
+            decoded.append(np.asarray(Image.open(io.BytesIO(header + body[start:stop])).convert("RGB")))
+        except OSError as error:
+            raise DataError(f"{path}: {part}/jpeg_body: image {i}: {error}; make the file again") from error
+    return np.stack(decoded)
+
+
+def _assemble(path: Path, train: Raw, test: Raw | None, names: list[str] | None) -> DataSet:
+    raws = [train] if test is None else [train, test]
+    splits = _numbered([_split(path, raw) for raw in raws])
+    classes = check.classes(names, splits[0].y, f"{path}: {train.names[1]}")
+    for raw, split in zip(raws, splits, strict=True):
+        check.below(split.y, len(classes), f"{path}: {raw.names[1]}")
+        if split.x.shape[1:] != splits[0].x.shape[1:] or split.x.dtype != splits[0].x.dtype:
+            raise DataError(
+                f"{path}: {raw.names[0]} is {split.x.dtype} {list(split.x.shape[1:])} an image, but "
+                f"{train.names[0]} is {splits[0].x.dtype} {list(splits[0].x.shape[1:])}; make them alike"
+            )
+    if test is None:
+        splits = _hold_out(splits[0], path)
+    return DataSet(path.stem, *splits, classes, *moments(splits[0].x))
+
+
+def _split(path: Path, raw: Raw) -> Split:
+    x = check.images(raw.x, f"{path}: {raw.names[0]}")
+    y = check.labels(raw.y, len(x), f"{path}: {raw.names[1]}")
+    users = None if raw.users is None else check.users(raw.users, len(x), f"{path}: {raw.names[2]}")
+    return Split(x, y, users)
+
+
+def _numbered(splits: list[Split]) -> list[Split]:
+    """The splits with users as int64; users named by text are numbered, alike in both splits."""
+    known = [split.users for split in splits if split.users is not None]
+    if not all(ids.dtype.kind in "iu" for ids in known):
+        names = np.unique(np.concatenate([ids.astype(str) for ids in known]))
+        known = [np.searchsorted(names, ids.astype(str)) for ids in known]
+    numbers = iter(known)
+    return [s if s.users is None else replace(s, users=next(numbers).astype(np.int64)) for s in splits]
+
+
+def _hold_out(split: Split, path: Path) -> list[Split]:
+    size = int(HELD_OUT * len(split.y))
+    if not size:
+        raise DataError(f"{path}: {len(split.y)} examples are too few to hold out a test split; store one")
+    test = take(split.y, apportion(size, np.bincount(split.y)), stream(0, "hold-out"))
+    train = np.setdiff1d(np.arange(len(split.y)), test)
+    users = split.users
+    return [Split(split.x[i], split.y[i], None if users is None else users[i]) for i in (train, test)]

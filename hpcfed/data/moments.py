@@ -1,0 +1,22 @@
+"""Mean and standard deviation of the channels, for normalisation."""
+
+import numpy as np
+
+CHUNK = 4096  # examples at a time, so that no float copy of all images is needed
+
+
+def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel; a constant channel gets 1, so that it can be divided by.
+
+    x: [n, channels, ...].  Returns two tuples of `channels` numbers, on the 0..1 scale where x is uint8.
+    """
+    axes = (0, *range(2, x.ndim))
+    scale = 255.0 if x.dtype == np.uint8 else 1.0
+    total = square = np.zeros(x.shape[1])
+    for start in range(0, len(x), CHUNK):
+        part = x[start : start + CHUNK] / np.float64(scale)
+        total, square = total + part.sum(axes), square + (part * part).sum(axes)
+    count = x.size / x.shape[1]
+    mean = total / count
+    std = np.sqrt(np.maximum(square / count - mean**2, 0))
+    return tuple(mean.tolist()), tuple(np.where(std > 1e-7, std, 1.0).tolist())

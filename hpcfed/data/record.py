@@ -1,0 +1,56 @@
+"""A data set in memory: two splits as arrays, and the few facts that models and augmentation need."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split.
+
+    x: [n, channels, height, width], uint8 (0..255) or float32 (0..1).  y: [n], int64, 0..C-1.
+    users: [n], int64, the natural client of each example, or None where the data name none.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    users: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Training and test split of one data set.
+
+    classes: C names.  mean, std: one number a channel, on the 0..1 scale where x is uint8, else on the
+    scale of x; over the training split.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def to_arrays(data: DataSet) -> Arrays:
+    """The data set as arrays alone, to be shared between the ranks of a node; the facts are JSON bytes."""
+    facts = {"name": data.name, "classes": data.classes, "mean": data.mean, "std": data.std}
+    arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
+    for part, split in (("train", data.train), ("test", data.test)):
+        fields = {"x": split.x, "y": split.y, "users": split.users}
+        arrays |= {f"{part}_{key}": value for key, value in fields.items() if value is not None}
+    return arrays
+
+
+def from_arrays(arrays: Arrays) -> DataSet:
+    """What `to_arrays` took apart; the splits are views of the given arrays, nothing is copied."""
+    facts = json.loads(arrays["facts"].tobytes())
+    parts = ("train", "test")
+    train, test = (Split(arrays[f"{p}_x"], arrays[f"{p}_y"], arrays.get(f"{p}_users")) for p in parts)
+    rows = {key: tuple(facts[key]) for key in ("classes", "mean", "std")}
+    return DataSet(facts["name"], train, test, **rows)

@@ -1,0 +1,146 @@
+"""The known image sets: torchvision's classes with their real download, or an HDF5 file of the same name."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.compat import import_torchvision
+from hpcfed.data import check, files
+from hpcfed.data.moments import moments
+from hpcfed.data.record import DataSet, Split
+from hpcfed.errors import DataError
+
+TIMEOUT = 60.0  # seconds without a byte before a download is given up
+DIGITS = tuple("0123456789")
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+FASHION = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Source:
+    """One of torchvision's data sets.
+
+    kind: torchvision's class.  files: what it reads, below the data folder.  classes: names, empty where
+    torchvision reads them from its files.  mean, std: per channel on the 0..1 scale; empty: computed.
+    emnist: the EMNIST split; its images are stored transposed.
+    """
+
+    kind: str
+    files: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    emnist: str = ""
+
+
+def _idx(folder: str, train: str, test: str) -> tuple[str, ...]:
+    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+    return tuple(f"{folder}/raw/{part}-{kind}" for part in (train, test) for kind in kinds)
+
+
+def _emnist(split: str, classes: str) -> Source:
+    names = _idx("EMNIST", f"emnist-{split}-train", f"emnist-{split}-test")
+    return Source("EMNIST", names, tuple(classes), emnist=split)
+
+
+SOURCES = {
+    "cifar10": Source(
+        "CIFAR10", ("cifar-10-batches-py/data_batch_1", "cifar-10-batches-py/test_batch"), CIFAR10,
+        (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
+    ),
+    "cifar100": Source(
+        "CIFAR100", ("cifar-100-python/train", "cifar-100-python/test"), (),
+        (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762),
+    ),
+    "mnist": Source("MNIST", _idx("MNIST", "train", "t10k"), DIGITS, (0.1307,), (0.3081,)),
+    "fashion-mnist": Source(
+        "FashionMNIST", _idx("FashionMNIST", "train", "t10k"), FASHION, (0.2860,), (0.3530,)
+    ),
+    "emnist-letters": _emnist("letters", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
+    "emnist-balanced": _emnist("balanced", "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"),
+    "emnist-digits": _emnist("digits", "0123456789"),
+    "svhn": Source(
+        "SVHN", ("train_32x32.mat", "test_32x32.mat"), DIGITS,
+        (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970),
+    ),
+    "usps": Source("USPS", ("usps.bz2", "usps.t.bz2"), DIGITS),
+}  # fmt: skip
+
+
+def load(name: str, root: Path, download: bool) -> DataSet:
+    """One of SOURCES: torchvision's files below root, else root/NAME.h5, else torchvision's download to root.
+
+    Where torchvision's files are damaged, it fetches them again if it may and notices (CIFAR, SVHN).
+    Raises DataError naming the files, the folder and the way out.
+    """
+    source, hdf5 = SOURCES[name], root / f"{name.replace('-', '_')}.h5"
+    present = all((root / file).exists() for file in source.files)
+    if hdf5.exists() and not present:
+        return _known(files.read(hdf5), name)
+    if not present and not download:
+        raise _missing(name, root, "downloading is switched off")
+    try:
+        with _timeout(TIMEOUT):
+            train, test = (_split(source, root, part, download) for part in (True, False))
+    except Exception as error:  # torchvision, its readers and the network raise every kind there is
+        raise _missing(name, root, f"torchvision says: {error or type(error).__name__}") from error
+    classes = source.classes or train[1]
+    check.below(train[0].y, len(classes), f"{name}: training labels")
+    return _known(DataSet(name, train[0], test[0], tuple(classes), *moments(train[0].x)), name)
+
+
+def _known(data: DataSet, name: str) -> DataSet:
+    """The data set under its own name and, where the literature has constants, normalised by those."""
+    source = SOURCES[name]
+    return replace(data, name=name, mean=source.mean or data.mean, std=source.std or data.std)
+
+
+def _split(source: Source, root: Path, train: bool, download: bool) -> tuple[Split, list[str]]:
+    """One split as torchvision reads it, and its class names.
+
+    torchvision unpickles CIFAR's own files, but only after their checksum has been compared.
+    """
+    which: dict[str, Any] = {"train": train}
+    if source.kind == "SVHN":
+        which = {"split": "train" if train else "test"}
+    if source.emnist:
+        which["split"] = source.emnist
+    data = getattr(import_torchvision().datasets, source.kind)(root, download=download, **which)
+    y = np.asarray(data.labels if source.kind == "SVHN" else data.targets, np.int64)
+    if source.emnist == "letters":
+        y = y - 1  # the file counts from 1
+    return Split(_upright(np.asarray(data.data), source), y), getattr(data, "classes", [])
+
+
+def _upright(x: np.ndarray, source: Source) -> np.ndarray:
+    """torchvision's pixels as [n, channels, h, w]; EMNIST's files hold every image transposed."""
+    if x.ndim == 3:
+        return np.ascontiguousarray(x.swapaxes(1, 2) if source.emnist else x)[:, None]
+    return np.ascontiguousarray(x if source.kind == "SVHN" else np.moveaxis(x, 3, 1))
+
+
+def _missing(name: str, root: Path, reason: str) -> DataError:
+    hdf5 = f"{name.replace('-', '_')}.h5"
+    return DataError(
+        f"{name}: cannot be loaded from {root} ({reason})\n"
+        f"  expected there: {', '.join(SOURCES[name].files)}, or {hdf5}\n"
+        f"  copy them there, name the folder that has them (--data.root), or a file (--data.name PATH.h5)"
+    )
+
+
+@contextmanager
+def _timeout(seconds: float) -> Iterator[None]:
+    """A limit for sockets opened inside: torchvision sets none, and a silent network must not stop a run."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,1 @@
+"""What drives a run: set-up, rounds, saving, and the loop around them."""

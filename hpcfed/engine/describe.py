@@ -1,0 +1,103 @@
+"""What a run writes about itself, and what `--dry-run` prints."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hpcfed import __version__
+from hpcfed.cluster import devices
+from hpcfed.cluster.placement import makespan
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+    from hpcfed.engine.rounds import Rounds
+    from hpcfed.engine.setup import World
+    from hpcfed.federation import Federation
+
+LIBRARIES = ("torch", "torchvision", "numpy", "h5py", "mpi4py", "pydantic")
+
+
+def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
+    """The header of the result file."""
+    return {
+        "job": job.plain(),
+        "algorithm": job.algorithm.name,
+        "data": facts.data.name,
+        "classes": list(facts.data.classes),
+        "architectures": list(facts.architectures),
+        "ranks": rounds.fed.comm.size,
+        "placement": list(rounds.placement),
+        "versions": versions(),
+        "commit": commit(),
+        "hardware": hardware(rounds.fed),
+    }
+
+
+def arrays(facts: World) -> dict[str, np.ndarray]:
+    """The arrays of the result file that do not change: who holds how many examples of which class."""
+    split = facts.partition
+    return {
+        "label_counts": split.counts(facts.data.train.y, len(facts.data.classes)),
+        "train_sizes": np.array([len(rows) for rows in split.train]),
+        "test_sizes": np.array([len(rows) for rows in split.test]),
+    } | {f"partition/{k}": rows for k, rows in enumerate(split.train)}
+
+
+def versions() -> dict[str, str]:
+    """Versions of hpcfed, Python and the libraries that results depend on."""
+    found = {"hpcfed": __version__, "python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def commit() -> str:
+    """The commit that hpcfed's files are of, "+" if they were changed since; "" outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def hardware(fed: Federation) -> dict[str, Any]:
+    """Where rank 0 runs."""
+    return {
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "device": devices.describe(fed.device),
+        "threads": torch.get_num_threads(),
+        "nodes": len(set(fed.comm.node_of)),
+        "system": platform.platform(),
+    }
+
+
+def memory(facts: World, fed: Federation, placement: list[int]) -> dict[int, float]:
+    """Bytes of weights by rank: a flat vector per client, and a module, its gradient and moments per architecture."""
+    size = {name: fed.store.initial(name, 0).layout.size * 4 for name in set(facts.architectures)}
+    held = {}
+    for rank in range(fed.comm.size):
+        mine = [facts.architectures[k] for k, r in enumerate(placement) if r == rank]
+        own = 0 if fed.store.stateless else sum(size[a] for a in mine)
+        held[rank] = own + sum(4 * size[a] for a in set(mine))
+    return held
+
+
+def plan(job: Job, facts: World, fed: Federation, placement: list[int]) -> None:
+    """Print what would be run: job, placement, memory, traffic."""
+    from hpcfed.report.plan import show
+
+    balance = sum(facts.costs) / fed.comm.size / makespan(facts.costs, placement)
+    down, up = job.algorithm.traffic(fed)
+    show(job.plain(), facts, placement, memory(facts, fed, placement), (down, up), balance, str(fed.device))

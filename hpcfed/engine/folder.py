@@ -1,0 +1,49 @@
+"""The output folder of a run: made, or refused before anything is computed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcfed.comm.agree import agreed
+from hpcfed.errors import ConfigError
+from hpcfed.storage import names
+
+if TYPE_CHECKING:
+    from hpcfed.comm import Comm
+    from hpcfed.config.job import Job
+
+
+def prepare(job: Job, comm: Comm) -> Path:
+    """The folder that the run writes to; collective. ConfigError on all ranks if it cannot be used."""
+    folder = of(job)
+    agreed(comm, lambda: claim(job, folder) if comm.rank == 0 else None)
+    return folder
+
+
+def of(job: Job) -> Path:
+    """A resumed run goes on in its own folder, unless `out` names another."""
+    if not job.resume:
+        return job.folder
+    return job.resume.parent.parent if job.resume.suffix == ".h5" else job.resume
+
+
+def claim(job: Job, folder: Path) -> None:
+    """Make the folder; refuse one that holds a run, unless that is to be resumed or overwritten."""
+    if names.results_file(folder).exists() and not job.resume:
+        if not job.overwrite:
+            raise ConfigError(
+                f"out: {folder} holds a run already; continue it with --resume {folder}, "
+                "replace it with --overwrite, or give another --out"
+            )
+        names.results_file(folder).unlink()
+        shutil.rmtree(names.checkpoint_folder(folder), ignore_errors=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names.checkpoint_folder(folder).mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out: cannot make the folder {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"out: {folder} is not writable; give another --out")

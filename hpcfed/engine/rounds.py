@@ -1,0 +1,140 @@
+"""Synchronous rounds: cohort, evaluation before, the algorithm's round, evaluation after, one record."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfed.cluster.placement import makespan, place
+from hpcfed.evaluate import NONE, Score, score
+from hpcfed.federation import Federation, Tally
+
+if TYPE_CHECKING:
+    from hpcfed.algorithms.base import RoundBased, State
+
+Row = dict[str, Any]
+COLUMNS = ("train_loss", "examples", "epochs", "seconds", "down", "up",
+           "accuracy_before", "loss_before", "accuracy", "loss")  # fmt: skip
+PHASES = ("train", "communicate", "evaluate", "wait", "checkpoint")
+WORTH = 1.05  # clients are moved only where that shortens a round by more than this factor
+
+
+@dataclass(eq=False)
+class Rounds:
+    """The state of a run between rounds, the same on all ranks, and the step from one round to the next."""
+
+    fed: Federation
+    algorithm: RoundBased
+    placement: list[int]
+    state: State
+    t: int = 0  # rounds done
+    scores: np.ndarray = field(init=False)  # [K, 2], last accuracy and loss of each client
+    stale: np.ndarray = field(init=False)  # [K], trained since its last score
+    seconds: np.ndarray = field(init=False)  # [K], training seconds per example, measured; nan: not yet
+
+    def __post_init__(self) -> None:
+        K = self.fed.K
+        self.scores, self.stale = np.full((K, 2), np.nan), np.ones(K, dtype=bool)
+        self.seconds = np.full(K, np.nan)
+        names = self.fed.store.initial(self.fed.architectures[0], 0).layout.names
+        self.fed.store.stateless = all(map(self.algorithm.shared, names))
+
+    def step(self, flags: Callable[[], dict[str, bool]] = dict) -> tuple[Row, dict[str, bool]]:
+        """One round; collective. Returns its record and the flags that any rank raised, the same on all ranks."""
+        start, fed, t = perf_counter(), self.fed, self.t
+        cohort = fed.begin(t, self.algorithm.cohort(fed, t), self.algorithm.keeps_stragglers)
+        due = (t + 1) % fed.job.evaluate.every == 0 or t + 1 == fed.job.rounds
+        before = self.before(cohort) if due and fed.job.evaluate.before else {}
+        if cohort:
+            self.state = self.algorithm.round(fed, self.state, cohort, t)
+        self.stale[cohort] = True
+        after = self.after(cohort) if due else {}
+        if fed.store.stateless:
+            fed.store.drop(*fed.clients, fed.K)
+        self.t += 1
+        return self.record(start, cohort, before, after, flags)
+
+    def before(self, cohort: list[int]) -> dict[int, Score]:
+        """The cohort's models as they start into the round; leaves them as they are."""
+        scores = {}
+        for client in self.fed.mine(cohort):
+            with client.borrowed():
+                self.algorithm.receive(client, self.state)
+                scores[client.id] = score(self.fed, client)
+        return scores
+
+    def after(self, cohort: list[int]) -> dict[int, Score]:
+        """All clients whose model changed: the cohort's own, or where clients keep nothing the global model."""
+        scores, stateless = {}, self.fed.store.stateless
+        for k, client in self.fed.clients.items():
+            if stateless and k not in cohort:
+                self.algorithm.receive(client, self.state)
+            if stateless or self.stale[k]:
+                scores[k] = score(self.fed, client)
+        return scores
+
+    def record(
+        self, start: float, cohort: list[int], before: dict[int, Score], after: dict[int, Score], flags: Callable
+    ) -> tuple[Row, dict[str, bool]]:
+        """Gather what all clients and ranks did; collective."""
+        fed = self.fed
+        mine: dict[int, Any] = {k: (*cells(fed.tally[k]), *before.get(k, NONE), *after.get(k, NONE)) for k in fed.clients}
+        fed.wait()
+        mine[fed.K + fed.comm.rank] = {"clock": fed.clock.reset(), "peak": peak_bytes(), "flags": flags()}
+        every = fed.comm.gather(mine)
+        ranks = [every[fed.K + r] for r in range(fed.comm.size)]
+        table = np.array([every[k] for k in range(fed.K)], dtype=float)  # [K, columns]
+        row = self.row(table, cohort, bool(after) or any(np.isfinite(table[:, -2])))
+        row |= {f"ranks/{p}": np.array([r["clock"].get(p, 0.0) for r in ranks]) for p in PHASES}
+        row |= {"ranks/peak_bytes": np.array([r["peak"] for r in ranks]), "rounds/seconds": perf_counter() - start}
+        return row, {name: any(r["flags"].get(name, False) for r in ranks) for name in flags()}
+
+    def row(self, table: np.ndarray, cohort: list[int], evaluated: bool) -> Row:
+        """The clients' part of a round's record; keeps scores and measured costs up to date."""
+        columns = dict(zip(COLUMNS, table.T, strict=True))
+        fresh = np.isfinite(columns["accuracy"])
+        self.scores[fresh] = table[fresh, -2:]
+        self.stale &= ~fresh
+        trained = columns["examples"] > 0
+        self.seconds[trained] = columns["seconds"][trained] / columns["examples"][trained]
+        if evaluated:
+            columns["accuracy"], columns["loss"] = self.scores.T.copy()
+        for name in ("examples", "down", "up"):
+            columns[name] = columns[name].astype(np.int64)
+        member = np.isin(np.arange(self.fed.K), cohort)
+        return {f"clients/{n}": c for n, c in columns.items()} | {"clients/cohort": member}
+
+    def costs(self) -> list[float] | None:
+        """Measured seconds of one epoch of each client; None until each has trained."""
+        whole = self.seconds * np.array(self.fed.sizes)
+        return whole.tolist() if np.isfinite(whole).all() else None
+
+    def rebalance(self) -> int:
+        """Move clients to ranks by measured cost where that pays; collective. Returns how many moved."""
+        costs, fed = self.costs(), self.fed
+        if costs is None:
+            return 0
+        better = place(costs, fed.comm.size)
+        if makespan(costs, self.placement) < WORTH * makespan(costs, better):
+            return 0
+        moved = [k for k in range(fed.K) if better[k] != self.placement[k]]
+        for k in moved:
+            fed.hand_over(k, self.placement[k], better[k])
+        self.placement = better
+        return len(moved)
+
+
+def cells(tally: Tally) -> tuple[float, ...]:
+    """A tally as a row of the table: the mean loss first."""
+    loss, *rest = astuple(tally)
+    return (loss / tally.examples if tally.examples else float("nan"), *rest)
+
+
+def peak_bytes() -> int:
+    """Largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,119 @@
+"""The loop around the rounds: results, checkpoints, signals, progress."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcfed.comm.agree import agreed
+from hpcfed.engine import describe, saving
+from hpcfed.engine.folder import prepare
+from hpcfed.engine.rounds import Rounds
+from hpcfed.engine.setup import World, federation, world
+from hpcfed.report.progress import Progress
+from hpcfed.storage import checkpoint
+from hpcfed.storage.results import Results
+
+if TYPE_CHECKING:
+    from hpcfed.comm import Comm
+    from hpcfed.config.job import Job
+
+DONE, RESUME_ME = 0, 75  # exit statuses; 75 is EX_TEMPFAIL: saved, start again with --resume
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+def run(job: Job, comm: Comm) -> int:
+    """Run a job on these ranks; collective. Returns the exit status, DONE or RESUME_ME."""
+    facts = world(job, comm)
+    fed, placement = federation(job, comm, facts)
+    if job.dry_run:
+        if comm.rank == 0:
+            describe.plan(job, facts, fed, placement)
+        return DONE
+    folder = prepare(job, comm)
+    rounds = Rounds(fed, job.algorithm, placement, job.algorithm.init(fed))
+    if job.resume:
+        saving.restore(rounds, job.resume)
+    results = agreed(comm, lambda: open_results(job, folder, facts, rounds) if comm.rank == 0 else None)
+    with Progress(job, folder, facts, active=comm.rank == 0) as progress:
+        return Loop(rounds, folder, results, progress).run()
+
+
+def open_results(job: Job, folder: Path, facts: World, rounds: Rounds) -> Results:
+    """The result file: new, or that of the run that goes on, cut to the checkpoint's round."""
+    header = describe.header(job, facts, rounds)
+    if job.resume and rounds.t:
+        checkpoint.drop_after(folder, rounds.t)
+        return Results.resume(folder, rounds.t, header)
+    return Results(folder, header, describe.arrays(facts))
+
+
+class Loop:
+    """Round after round until the job's last, or until a signal asks to stop."""
+
+    def __init__(self, rounds: Rounds, folder: Path, results: Results | None, progress: Progress):
+        self.rounds, self.folder, self.results, self.progress = rounds, folder, results, progress
+        self.job, self.comm = rounds.fed.job, rounds.fed.comm
+        self.stop, self.saved_at, self.saved_t = False, time.monotonic(), rounds.t
+        self.first = rounds.t
+
+    def run(self) -> int:
+        with Signals(self):
+            while self.rounds.t < self.job.rounds:
+                row, flags = self.rounds.step(self.flags)
+                self.write(row)
+                if self.due(flags):
+                    self.save()
+                if flags["stop"] and self.rounds.t < self.job.rounds:
+                    self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with "
+                                      f"--resume {self.folder}")  # fmt: skip
+                    return RESUME_ME
+                if self.job.run.rebalance and self.rounds.t - self.first == self.job.run.rebalance:
+                    self.progress.moved(self.rounds.rebalance(), self.rounds.placement)
+        if self.saved_t < self.rounds.t:
+            self.save()
+        self.progress.finish(self.results)
+        return DONE
+
+    def flags(self) -> dict[str, bool]:
+        """What this rank wants: to stop; to save, because of the time (rank 0 decides that)."""
+        waited = (time.monotonic() - self.saved_at) / 60
+        minutes = self.job.checkpoint.minutes
+        return {"stop": self.stop, "save": bool(minutes) and self.comm.rank == 0 and waited >= minutes}
+
+    def due(self, flags: dict[str, bool]) -> bool:
+        every = self.job.checkpoint.every
+        return flags["stop"] or flags["save"] or bool(every and self.rounds.t % every == 0)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Record a round, on rank 0."""
+        if self.results:
+            self.results.append(row)
+            self.results.write()
+            self.progress.round(self.rounds.t, row)
+
+    def save(self) -> None:
+        """Results first, so that they are never behind the checkpoint."""
+        if self.results:
+            self.results.write(force=True)
+        saving.save(self.rounds, self.folder)
+        self.saved_at, self.saved_t = time.monotonic(), self.rounds.t
+
+
+class Signals:
+    """While active, SIGTERM, SIGUSR1 and SIGINT ask the loop to save and stop after this round."""
+
+    def __init__(self, loop: Loop):
+        self.loop = loop
+
+    def __enter__(self) -> None:
+        self.before = {s: signal.signal(s, self.ask) for s in SIGNALS}
+
+    def __exit__(self, *_: object) -> None:
+        for s, handler in self.before.items():
+            signal.signal(s, handler)
+
+    def ask(self, *_: object) -> None:
+        self.loop.stop = True

@@ -1,0 +1,121 @@
+"""From a job to a federation: data once a node, partition, architectures, clients on their ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from hpcfed import models, rng
+from hpcfed.client import Client, ClientStore, Shard
+from hpcfed.cluster import devices
+from hpcfed.cluster.placement import place
+from hpcfed.comm.agree import agreed
+from hpcfed.data import datasets
+from hpcfed.data.partition import Partition, split
+from hpcfed.data.record import DataSet, from_arrays, to_arrays
+from hpcfed.federation import Federation
+from hpcfed.models.cost import cost
+
+if TYPE_CHECKING:
+    from hpcfed.comm import Comm
+    from hpcfed.config.job import Job
+
+
+@dataclass(frozen=True)
+class World:
+    """What is the same on all ranks and never changes: data, who holds which, who has which architecture."""
+
+    data: DataSet
+    partition: Partition
+    architectures: tuple[str, ...]
+    costs: tuple[float, ...]  # [K], estimated work of one epoch: multiply-adds times examples
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return self.data.train.x.shape[1:]
+
+
+def world(job: Job, comm: Comm) -> World:
+    """Load, partition, assign; collective. Raises ConfigError or DataError on all ranks alike."""
+    data = load(job, comm)
+    partition = share_out(job, comm, data)
+    architectures = assign(job)
+    shape, classes = data.train.x.shape[1:], len(data.classes)
+    kinds = sorted(set(architectures))
+    agreed(comm, lambda: [models.check(name, shape) for name in kinds])
+    work = {name: cost(name, shape, classes, job.models.d) for name in kinds}
+    costs = tuple(work[a] * len(rows) for a, rows in zip(architectures, partition.train, strict=True))
+    return World(data, partition, architectures, costs)
+
+
+def load(job: Job, comm: Comm) -> DataSet:
+    """The data set: read by one rank of each node into memory that all ranks of the node share."""
+    first = comm.local_rank == 0
+    source = job.data.name, job.data.root, job.data.download
+    loaded = agreed(comm, lambda: datasets.load(*source) if first else None)
+    return from_arrays(comm.share(lambda: to_arrays(loaded)))
+
+
+def share_out(job: Job, comm: Comm, data: DataSet) -> Partition:
+    """The partition, drawn on rank 0 for all: its floating point must not depend on a rank's processor."""
+    drawn = agreed(comm, lambda: split(data, job.data, job.clients, job.seed) if comm.rank == 0 else None)
+    return Partition(*comm.bcast((drawn.train, drawn.test, drawn.public) if drawn else None))
+
+
+def assign(job: Job) -> tuple[str, ...]:
+    """The architecture of each client, the same on any number of ranks."""
+    mix = job.models.mix
+    if job.models.assign == "random":
+        return tuple(mix[rng.stream(job.seed, "models", k).integers(len(mix))] for k in range(job.clients))
+    return tuple(mix[k % len(mix)] for k in range(job.clients))
+
+
+def federation(job: Job, comm: Comm, world: World, costs: Sequence[float] | None = None) -> tuple[Federation, list[int]]:
+    """This rank's federation, and the placement of all clients. costs: measured ones instead of the estimate."""
+    device = agreed(comm, lambda: devices.choose(job.run.device, comm.local_rank))
+    devices.prepare(device, job.run.threads)
+    data, models_ = world.data, job.models
+    store = ClientStore(job.seed, world.shape, len(data.classes), models_.d, models_.relu_head, device)
+    placement = place(costs or world.costs, comm.size)
+    make = partial(client, world, store, device)
+    fed = Federation(
+        job=job,
+        comm=comm,
+        clients={k: make(k) for k in range(job.clients) if placement[k] == comm.rank},
+        store=store,
+        architectures=world.architectures,
+        sizes=tuple(map(len, world.partition.train)),
+        classes=len(data.classes),
+        mean_pixel=data.mean,
+        std_pixel=data.std,
+        device=device,
+        public=Shard(data.train.x, data.train.y, world.partition.public, device),
+        pool=cache(partial(pooled, world, store, device, job.clients)),
+        make=make,
+    )
+    return fed, placement
+
+
+def client(world: World, store: ClientStore, device: torch.device, k: int) -> Client:
+    """Client k, without weights: the store makes or gets those."""
+    train, test, rows = world.data.train, world.data.test, world.partition
+    return Client(
+        k,
+        world.architectures[k],
+        Shard(train.x, train.y, rows.train[k], device),
+        Shard(test.x, test.y, rows.test[k], device),
+        store,
+    )
+
+
+def pooled(world: World, store: ClientStore, device: torch.device, k: int) -> Client:
+    """A client k beyond the last that holds all clients' data."""
+    train, test, rows = world.data.train, world.data.test, np.concatenate(world.partition.train)
+    nothing = Shard(test.x, test.y, np.zeros(0, dtype=np.int64), device)
+    return Client(k, world.architectures[0], Shard(train.x, train.y, rows, device), nothing, store)

@@ -1,0 +1,69 @@
+"""`mpirun -np 15 python -m hpcfed.main [JOB.toml] [--field value ...]`: one run.
+
+Exit status: 0 done, 2 a mistake in job, data or files (one message), 75 stopped by a signal and saved
+(continue with --resume), 1 a bug of hpcfed (with a traceback).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcfed.comm import Comm, connect
+from hpcfed.comm.agree import agreed
+from hpcfed.config.load import load
+from hpcfed.engine.run import run
+from hpcfed.errors import HpcfedError
+from hpcfed.storage import results
+
+WRONG = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job of a command line on all ranks; returns the exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        comm = connect()
+    except HpcfedError as error:
+        print(f"hpcfed: {error}", file=sys.stderr)
+        return WRONG
+    if comm.rank:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  rank 0 speaks for all
+    return guarded(comm, words)
+
+
+def guarded(comm: Comm, words: Sequence[str]) -> int:
+    """A mistake that all ranks know of ends in order; what one rank meets alone ends all ranks at once."""
+    try:
+        status = run(agreed(comm, lambda: load(words, stored)), comm)
+    except HpcfedError as error:
+        if not error.everywhere:
+            leave(comm, f"hpcfed: {error}", WRONG)
+        if comm.rank == 0:
+            print(f"hpcfed: {error}", file=sys.stderr)
+        status = WRONG
+    except Exception:
+        leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", 1)
+    comm.close()
+    return status
+
+
+def leave(comm: Comm, message: str, status: int) -> None:
+    """Say why, and end all ranks: the others may be waiting for this one."""
+    print(message, file=sys.stderr, flush=True)
+    comm.abort(status)
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """The job of a run that is to be resumed."""
+    folder = path.parent.parent if path.suffix == ".h5" else path
+    job = results.load(folder).header["job"]
+    return {k: v for k, v in job.items() if k not in ("out", "resume", "overwrite", "dry_run", "quiet", "verbose")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""What every model of hpcfed is: a body that represents, and a linear head that classifies."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Head(nn.Linear):
+    """One linear layer, representation [n, d] -> logits [n, C], or a ReLU before it.
+
+    With relu the representation that losses and prototypes see is still the one before the ReLU, as in
+    FedClassAvg's code. The parameters are "weight" [C, d] and "bias" [C] in both cases.
+    """
+
+    def __init__(self, d: int, classes: int, relu: bool = False):
+        super().__init__(d, classes)
+        self.relu = relu
+
+    def forward(self, z: Tensor) -> Tensor:
+        return super().forward(F.relu(z) if self.relu else z)
+
+
+class Model(nn.Module):
+    """body: [n, *shape] -> representation [n, d].  head: [n, d] -> logits [n, C].
+
+    So parameters are named "body. ..." or "head.weight", "head.bias", the body's first.
+    """
+
+    def __init__(self, body: nn.Module, head: Head):
+        super().__init__()
+        self.body = body
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))

@@ -1,0 +1,137 @@
+"""What a job can name: `hpcfed list` and `hpcfed show`, read from the registries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from rich.console import Group
+from rich.text import Text
+
+from hpcfed.errors import ConfigError, unknown
+from hpcfed.registry import Entry
+from hpcfed.report.references import bibtex
+from hpcfed.report.tables import table
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+REGISTRIES = {
+    "algorithms": "hpcfed.algorithms:ALGORITHMS",
+    "datasets": "hpcfed.data.datasets:DATASETS",
+    "partitions": "hpcfed.data.partition:PARTITIONS",
+    "models": "hpcfed.models:MODELS",
+}
+IMAGES = {"1x28x28": (1, 28, 28), "3x32x32": (3, 32, 32)}  # what a model's size and cost are given for
+CLASSES = 10
+
+
+def registry(kind: str) -> Mapping[str, Any]:
+    """The names of one kind, a key of REGISTRIES; imports no code that they stand for."""
+    module, attribute = REGISTRIES[kind].split(":")
+    return getattr(import_module(module), attribute)
+
+
+def listing(kind: str | None = None, json: bool = False) -> Any:
+    """All names of one kind or of all kinds, each with its line."""
+    rows = {k: [fact(n, e) for n, e in registry(k).items()] for k in REGISTRIES if kind in (None, k)}
+    if json:
+        return rows[kind] if kind else rows
+    return Group(*(table(k, "name,", [(f["name"], f["line"]) for f in rows[k]]) for k in rows))
+
+
+def fact(name: str, entry: Any) -> dict[str, Any]:
+    """One name as JSON; the entries of data sets and partitions call their line `about`."""
+    return {"name": name, "line": getattr(entry, "line", "") or entry.about, "cite": keys(entry)}
+
+
+def keys(entry: Any) -> list[str]:
+    """The keys of references.bib that stand for this name; partitions have none."""
+    return [key for key in getattr(entry, "cite", "").split(",") if key]
+
+
+def show(name: str, json: bool = False) -> Any:
+    """All that is known about one name. Raises ConfigError for a name that no registry has."""
+    kind = next((kind for kind in REGISTRIES if name in registry(kind)), None)
+    if kind is None:
+        raise ConfigError(unknown("name", name, {n for kind in REGISTRIES for n in registry(kind)}))
+    entry = registry(kind)[name]
+    more = {"algorithms": algorithm, "models": model}.get(kind, lambda name, entry: {})
+    facts = {"kind": kind.removesuffix("s"), **fact(name, entry), **more(name, entry)}
+    facts["bibtex"] = bibtex(facts["cite"])
+    return facts if json else page(facts)
+
+
+def algorithm(name: str, entry: Entry) -> dict[str, Any]:
+    """An algorithm's parameters, the models it accepts with their defaults, and the text of its file."""
+    cls = entry.load()
+    parameters = [parameter(n, field) for n, field in cls.model_fields.items()]
+    text = import_module(cls.__module__).__doc__
+    return {"accepts": cls().accepts, "parameters": parameters, "text": text.strip()}
+
+
+def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
+    """One field of a part of a job as JSON."""
+    from pydantic_core import to_jsonable_python
+
+    bounds = limits_of(field)
+    return {
+        "name": name,
+        "type": kind_of(field.annotation),
+        "range": bounds,
+        "default": to_jsonable_python(field.get_default(call_default_factory=True)),
+        "meaning": (field.description or "").removesuffix(f" [{bounds}]"),
+    }
+
+
+def kind_of(annotation: Any) -> str:
+    """A field's type in words: `float`, `'all' or 'head'`, `int or none`."""
+    if annotation is NoneType:
+        return "none"
+    if get_origin(annotation) is Annotated:
+        return kind_of(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return " or ".join(map(repr, get_args(annotation)))
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(map(kind_of, get_args(annotation)))
+    plain = isinstance(annotation, type) and not get_args(annotation)  # tuple[float, float] is a type too
+    return annotation.__name__ if plain else str(annotation)
+
+
+def limits_of(field: FieldInfo) -> str:
+    """A field's range in words; that of `Annotated[...] | None` stands inside its type."""
+    from hpcfed.config.parts import limits
+
+    inner = [bound for part in get_args(field.annotation) for bound in getattr(part, "__metadata__", ())]
+    return limits([*field.metadata, *inner])
+
+
+def model(name: str, entry: Entry) -> dict[str, Any]:
+    """A model's parameters and multiply-adds of one forward pass, by input; computes shapes only."""
+    import torch
+
+    from hpcfed.models import build
+    from hpcfed.models.cost import cost
+
+    sizes = {}
+    for label, shape in IMAGES.items():
+        with torch.device("meta"):
+            count = sum(p.numel() for p in build(name, shape, CLASSES).parameters())
+        sizes[label] = {"parameters": count, "multiply_adds": int(cost(name, shape, CLASSES))}
+    return {"classes": CLASSES, "sizes": sizes}
+
+
+def page(facts: dict[str, Any]) -> Group:
+    """The facts of one name for people."""
+    parts: list[Any] = [Text(f"{facts['name']} ({facts['kind']}): {facts['line']}\n", "bold")]
+    if "text" in facts:
+        parts += [Text(facts["text"] + "\n"), Text(f"accepts: {facts['accepts']}\n")]
+    if facts.get("parameters"):
+        rows = [(f"algorithm.{p['name']}", *list(p.values())[1:]) for p in facts["parameters"]]
+        parts += [table("", "parameter,type,range,default,", rows), Text()]
+    if "sizes" in facts:
+        rows = [(s, f"{n['parameters']:,}", f"{n['multiply_adds']:,}") for s, n in facts["sizes"].items()]
+        parts += [table("", "input,>parameters,>multiply-adds", rows), Text()]
+    return Group(*parts, Text(facts["bibtex"] or "no publication"))

@@ -1,0 +1,28 @@
+"""What a run used, as BibTeX: `hpcfed cite`."""
+
+from pathlib import Path
+
+from hpcfed.report.catalogue import keys, registry
+from hpcfed.report.references import bibtex
+from hpcfed.storage.results import Record, load
+
+
+def used(record: Record) -> list[str]:
+    """Keys of references.bib: hpcfed, and the run's algorithm, data set, partition and models, each once.
+
+    A user's own data file has no key.
+    """
+    job = record.header["job"]
+    names = [
+        ("algorithms", job["algorithm"]["name"]),
+        ("datasets", job["data"]["name"]),
+        ("partitions", job["data"]["partition"]),
+        *(("models", name) for name in record.header["architectures"]),
+    ]
+    entries = [registry(kind)[name] for kind, name in names if name in registry(kind)]
+    return list(dict.fromkeys(["hpcfed", *(key for entry in entries for key in keys(entry))]))
+
+
+def cite(run: Path) -> str:
+    """BibTeX of what the run used. Raises CheckpointError where there are no readable results."""
+    return bibtex(used(load(run)))

@@ -1,0 +1,95 @@
+"""What a run shows while it goes on: a bar on a terminal, plain lines elsewhere; rank 0 only."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from hpcfed.report import plot, summary
+from hpcfed.storage import names
+from hpcfed.storage.results import load
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+    from hpcfed.engine.setup import World
+    from hpcfed.storage.results import Results
+
+
+class Progress:
+    """Shows rounds as they come; says nothing where it is not active or the job is quiet."""
+
+    def __init__(self, job: Job, folder: Path, facts: World, active: bool):
+        self.job, self.folder, self.facts, self.active = job, folder, facts, active
+        self.console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 200)
+        self.live = active and not job.quiet and self.console.is_terminal
+        self.bar = Bar(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[line]}"),
+            TimeRemainingColumn(), console=self.console, disable=not self.live,
+        )  # fmt: skip
+        self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")
+        self.begun: float | None = None
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        mix = ", ".join(sorted(set(self.facts.architectures)))
+        self.say(f"{self.job.algorithm.name}: {self.job.clients} clients ({mix}) on {self.facts.data.name}, "
+                 f"{self.job.data.partition}; results in {self.folder}")  # fmt: skip
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def say(self, text: str) -> None:
+        if self.active and not self.job.quiet:
+            self.bar.console.print(text)
+
+    def round(self, t: int, row: dict[str, Any]) -> None:
+        """One more round is done: t of them."""
+        accuracy, loss = mean(row["clients/accuracy"]), mean(row["clients/train_loss"])
+        line = f"accuracy {accuracy:.4f}  loss {loss:.3f}  {row['rounds/seconds']:.1f} s/round"
+        self.bar.update(self.task, completed=t, line=line)
+        if not self.live:
+            self.say(f"round {t}/{self.job.rounds}  {line}{self.left(t)}")
+        if self.job.verbose:
+            self.clients(t, row)
+
+    def left(self, t: int) -> str:
+        """The time left, from the rounds seen so far; nothing after the first."""
+        now, first = monotonic(), self.begun is None
+        if first:
+            self.begun, self.first_t = now, t
+            return ""
+        per_round = (now - self.begun) / (t - self.first_t)
+        return f"  {summary.duration((self.job.rounds - t) * per_round)} left"
+
+    def clients(self, t: int, row: dict[str, Any]) -> None:
+        for k in np.flatnonzero(row["clients/cohort"]):
+            self.say(f"  round {t}  client {k} ({self.facts.architectures[k]})  "
+                     f"loss {row['clients/train_loss'][k]:.3f}  accuracy {row['clients/accuracy'][k]:.4f}  "
+                     f"{row['clients/seconds'][k]:.2f} s")  # fmt: skip
+
+    def moved(self, n: int, placement: list[int]) -> None:
+        if n:
+            self.say(f"moved {n} clients between ranks by measured cost")
+
+    def finish(self, results: Results | None) -> None:
+        """The table, and the files that were made."""
+        if not self.active or results is None:
+            return
+        self.bar.stop()
+        record = load(self.folder)
+        self.console.print(summary.render(record))
+        curves = plot.curves([record], self.folder / "curves.png")
+        self.console.print(f"results: {names.results_file(self.folder)}\npicture: {curves}")
+
+
+def mean(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else float("nan")

@@ -1,0 +1,167 @@
+"""What came out of a run, as numbers (`facts`) and as a table (`render`): `hpcfed summary`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from hpcfed.report.tables import duration, size, table
+from hpcfed.storage.results import Record, load
+
+PHASES = ("train", "communicate", "evaluate", "wait", "checkpoint")  # columns ranks/..., seconds
+
+
+def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
+    """The command. Raises CheckpointError where there are no readable results."""
+    record = load(run)
+    return {"run": str(run), **facts(record)} if json else Group(Text(f"{run}\n", "bold"), render(record))
+
+
+def facts(record: Record) -> dict[str, Any]:
+    """The numbers of a run, as JSON types; None for what was not recorded.
+
+    accuracy: of the last evaluated round, 0..1, mean and population standard deviation over the clients that
+    have test data (as the papers' tables). before: the same before local training. best: the round with the
+    highest mean; as it is chosen by its test accuracy, it flatters. traffic: bytes. time: seconds; a phase's
+    seconds are the mean over ranks, its share is of all phases together.
+    """
+    return {
+        "algorithm": record.header["job"]["algorithm"]["name"],
+        "rounds": record.rounds,
+        "accuracy": accuracy(record),
+        "best": best(record),
+        "traffic": traffic(record),
+        "time": time(record),
+    }
+
+
+def accuracy(record: Record) -> dict[str, Any]:
+    values = last(record, "clients/accuracy")
+    kinds = np.array(record.header["architectures"])
+    shown = {kind: spread(values[kinds == kind]) for kind in dict.fromkeys(kinds.tolist())}
+    by = {kind: {key: s[key] for key in ("mean", "std", "clients")} for kind, s in shown.items()}
+    before = spread(last(record, "clients/accuracy_before"))
+    return {**spread(values), "by_architecture": by, "before": {key: before[key] for key in ("mean", "std")}}
+
+
+def last(record: Record, name: str) -> np.ndarray:
+    """The last row of a column [T, K] in which some client was evaluated; all nan where none ever was."""
+    values = column(record, name)
+    rows = np.flatnonzero(np.isfinite(values).any(1))
+    return values[rows[-1]] if len(rows) else np.full(len(record.header["architectures"]), np.nan)
+
+
+def column(record: Record, name: str) -> np.ndarray:
+    """A column; nan for all rounds and clients where it was not recorded."""
+    return record.columns.get(name, np.full((record.rounds, len(record.header["architectures"])), np.nan))
+
+
+def spread(values: np.ndarray) -> dict[str, Any]:
+    """Mean, population standard deviation, least and most over the clients that are not nan."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return {"mean": None, "std": None, "min": None, "max": None, "clients": 0}
+    numbers = (("mean", known.mean()), ("std", known.std()), ("min", known.min()), ("max", known.max()))
+    return {**{name: float(number) for name, number in numbers}, "clients": len(known)}
+
+
+def best(record: Record) -> dict[str, Any]:
+    """The round, counted from 1, with the highest mean accuracy; the first of several equal ones."""
+    means = [spread(row)["mean"] for row in column(record, "clients/accuracy")]
+    known = [(mean, -t) for t, mean in enumerate(means, start=1) if mean is not None]
+    mean, t = max(known, default=(None, None))
+    return {"round": None if t is None else -t, "mean": mean, "selected_on": "test data"}
+
+
+def traffic(record: Record) -> dict[str, Any]:
+    """Bytes, as the clients see them; per client and round: mean over all cohorts, whole where exact."""
+    turns = int(np.nansum(column(record, "clients/cohort")))
+    totals = {way: int(np.nansum(column(record, f"clients/{way}"))) for way in ("down", "up")}
+    each = {f"{way}_per_client_round": whole(n / turns) if turns else None for way, n in totals.items()}
+    return {**each, **{f"{way}_total": n for way, n in totals.items()}}
+
+
+def whole(number: float) -> int | float:
+    return int(number) if number.is_integer() else number
+
+
+def time(record: Record) -> dict[str, Any]:
+    total = float(np.nansum(column(record, "rounds/seconds")))
+    spent = {phase: per_rank(column(record, f"ranks/{phase}")) for phase in PHASES}
+    together = sum(spent.values()) or 1.0
+    phases = {phase: {"seconds": seconds, "share": seconds / together} for phase, seconds in spent.items()}
+    return {"seconds": total, "seconds_per_round": total / record.rounds if record.rounds else None, **phases}
+
+
+def per_rank(seconds: np.ndarray) -> float:
+    """Seconds [T, R] summed over rounds, mean over the ranks that each round had (nan: it had fewer)."""
+    ranks = np.isfinite(seconds).sum(1)
+    return float((np.nansum(seconds, 1) / ranks.clip(min=1)).sum())
+
+
+def render(record: Record) -> Group:
+    """The facts as a table for people, for `rich.print`."""
+    found = facts(record)
+    tables = (accuracy_table(found), traffic_table(found["traffic"]), time_table(found["time"]))
+    hardware = Text(f"hardware: {words(record.header.get('hardware', 'unknown'))}")
+    return Group(*(piece for part in (Text(brief(record)), *tables) for piece in (part, Text())), hardware)
+
+
+def brief(record: Record) -> str:
+    """The job in two lines."""
+    ranks, rounds = record.header["ranks"], record.header["job"]["rounds"]
+    return f"{title(record)}\n{record.rounds} of {rounds} rounds done on {ranks} ranks"
+
+
+def title(record: Record) -> str:
+    """The job in a few words."""
+    job = record.header["job"]
+    data, method = job["data"], job["algorithm"]["name"]
+    skew = f"dirichlet({data['alpha']:g})" if data["partition"] == "dirichlet" else data["partition"]
+    return f"{method} on {data['name']}, {skew}, {job['clients']} clients, seed {job['seed']}"
+
+
+def words(item: Any) -> str:
+    """Nested facts in one line."""
+    if isinstance(item, dict):
+        return ", ".join(f"{name} {words(value)}" for name, value in item.items())
+    return ", ".join(map(words, item)) if isinstance(item, list) else str(item)
+
+
+def accuracy_table(found: dict[str, Any]) -> Table:
+    total, top = found["accuracy"], found["best"]
+    by = ((f"  {kind}", numbers) for kind, numbers in total["by_architecture"].items())
+    rows = [("all clients, last round", total), *by]
+    rows.append(("before local training", total["before"]))
+    cells = [(name, share(s["mean"]), share(s["std"]), s.get("clients", "")) for name, s in rows]
+    cells.append((f"best round: {top['round']}, selected on test data", share(top["mean"]), "", ""))
+    return table("", "test accuracy,>mean,>std,>clients", cells)
+
+
+def share(number: float | None) -> str:
+    return "-" if number is None else f"{number:.4f}"
+
+
+def traffic_table(found: dict[str, Any]) -> Table:
+    rows = [
+        (name, *(amount(found[f"{way}_{key}"]) for way in ("down", "up")))
+        for name, key in (("per client and round", "per_client_round"), ("in all", "total"))
+    ]
+    return table("", "traffic,>down,>up", rows)
+
+
+def amount(n: float | None) -> str:
+    """Bytes exactly and for reading: `20,520 B (20.5 kB)`."""
+    return "-" if n is None else f"{n:,} B" + (f" ({size(n)})" if n >= 1000 else "")
+
+
+def time_table(found: dict[str, Any]) -> Table:
+    each = found["seconds_per_round"]
+    rows = [(phase, duration(found[phase]["seconds"]), f"{found[phase]['share']:.1%}") for phase in PHASES]
+    total = duration(found["seconds"]) + ("" if each is None else f", {duration(each)} per round")
+    return table("", f"time: {total},>mean per rank,>share", rows)

@@ -1,0 +1,43 @@
+"""Tables for people: aligned columns, in colour on a terminal and plain elsewhere."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 200  # characters of a line that is not for a terminal: nothing is folded
+
+
+def console() -> Console:
+    """Where commands print. Brackets in names and ranges are text, not markup."""
+    width = None if sys.stdout.isatty() else WIDTH
+    return Console(width=width, markup=False, highlight=False, emoji=False)
+
+
+def table(title: str, heads: str, rows: list[tuple[object, ...]]) -> Table:
+    """A titled table; heads: names of the columns, separated by commas, `>` before those of numbers."""
+    head = Text(title, "bold") if title else None
+    grid = Table(title=head, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for head in heads.split(","):
+        grid.add_column(head.lstrip(">"), justify="right" if head.startswith(">") else "left")
+    for row in rows:
+        grid.add_row(*(Text(str(cell)) for cell in row))
+    return grid
+
+
+def size(n: float) -> str:
+    """A number of bytes for people, in powers of 1000: `82.1 kB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 999.95:
+            return f"{n:.3g} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: `0.3 s`, `2 min 5 s`, `3 h 20 min`."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,50 @@
+"""Randomness has a name: every draw comes from a stream that its purpose, round and client determine.
+
+`stream(seed, "cohort", t)` is the same on all ranks; `stream(seed, "batches", t, k)` is the same wherever
+client k lives. So results do not depend on placement, and a checkpoint holds no generator state.
+This is the only module that touches torch's global generator.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+_GLOBAL = threading.RLock()  # ranks that are threads of one process share torch's global generator
+
+
+def number(seed: int, *key: str | int) -> int:
+    """A 128-bit integer that the seed and the key determine, the same on every machine."""
+    text = json.dumps([int(seed), *(k if isinstance(k, str) else int(k) for k in key)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+
+
+def stream(seed: int, *key: str | int) -> np.random.Generator:
+    """The numpy generator of this name; for draws on the host (cohorts, partitions, batch order)."""
+    return np.random.Generator(np.random.Philox(key=number(seed, *key)))
+
+
+def torch_stream(seed: int, *key: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+    """The torch generator of this name; for draws on a device (augmentation)."""
+    return torch.Generator(device).manual_seed(number(seed, *key) % 2**63)
+
+
+@contextmanager
+def scoped(seed: int, *key: str | int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed torch's global generator inside the block, restore it after.
+
+    For library code that takes no generator (dropout, torch.nn.init). No collective may run inside: where
+    ranks are threads, they enter one after the other.
+    """
+    device = torch.device(device)
+    devices = [device] if device.type == "cuda" else []
+    with _GLOBAL, torch.random.fork_rng(devices, device_type="cuda"):
+        torch.random.default_generator.manual_seed(number(seed, *key) % 2**63)
+        if devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(number(seed, *key) % 2**63)
+        yield

@@ -1,0 +1,39 @@
+"""One number for all that a run computed: equal digests mean equal bits, whatever ranks or folder."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.storage import checkpoint, results
+
+COLUMNS = ("clients/accuracy", "clients/accuracy_before", "clients/train_loss")
+
+
+def digest(run: Path) -> str:
+    """SHA-256, in hex, of a run's accuracies, training losses, server state and clients.
+
+    Covers the columns above, and the items "state" and "clients/..." of the newest checkpoint: names, kinds,
+    dtypes, shapes and bits, in the order of names. -0.0 differs from 0.0; all nan are alike. Leaves out
+    header, placement, times, bytes sent and the folder. Raises CheckpointError if either file is missing or
+    damaged.
+    """
+    record = results.load(run)
+    total = hashlib.sha256()
+    for name in COLUMNS:
+        if name in record.columns:
+            total.update(_canonical(name, "column", record.column(name)))
+    with checkpoint.open_checkpoint(run) as saved:
+        total.update(f"rounds {record.rounds} {saved.rounds}".encode())
+        for name in sorted(saved.names("state") + saved.names("clients/")):
+            for path, kind, array in saved.leaves(name):
+                total.update(_canonical(path, kind, array))
+    return total.hexdigest()
+
+
+def _canonical(name: str, kind: str, array: np.ndarray) -> bytes:
+    """The same bytes on every machine: little-endian, row by row, with one nan."""
+    array = np.array(array, order="C", dtype=array.dtype.newbyteorder("<"))
+    if array.dtype.kind == "f":
+        array[np.isnan(array)] = np.nan
+    return repr((name, kind, array.dtype.str, array.shape)).encode() + array.tobytes()

@@ -1,0 +1,24 @@
+"""Where each file of a run lies."""
+
+from pathlib import Path
+
+RESULTS = "hpcfed-results"  # the `format` attribute of a result file
+CHECKPOINT = "hpcfed-checkpoint"  # the `format` attribute of a checkpoint
+
+
+def job_file(run: Path) -> Path:
+    """The job as it was run, in a form that can be run again; the result file holds it too."""
+    return run / "job.toml"
+
+
+def results_file(run: Path) -> Path:
+    return run / "results.h5"
+
+
+def checkpoint_folder(run: Path) -> Path:
+    return run / "checkpoints"
+
+
+def checkpoint_file(run: Path, rounds: int) -> Path:
+    """The state of a run of which `rounds` rounds are done."""
+    return checkpoint_folder(run) / f"round-{rounds:06d}.h5"

@@ -1,0 +1,152 @@
+"""Nested values as HDF5 groups and datasets, so that any HDF5 tool shows them by name.
+
+Dicts (keys str or int), lists, tuples and Params are groups; arrays and tensors are plain datasets, without
+compression; numbers, strings, bool and None are JSON text. A mark on each node says what comes back; a
+dataset without a mark is a tensor, since of those there are thousands.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import quote, unquote
+
+import h5py
+import numpy as np
+
+from hpcfed.errors import CheckpointError
+
+KIND = "kind"
+EMPTY = "%"  # the link of the key "", which no other key is written as
+INTEGER = re.compile(r"-?\d+")
+
+
+def write(group: h5py.Group, name: str, item: Any) -> None:
+    """Store `item` in `group` under `name` (a path a/b makes group a).
+
+    Tensors are saved from any device, without gradient. Subclasses of dict and tuple come back as the plain
+    type, numpy numbers as Python's. Raises CheckpointError for any other type, with its place.
+    """
+    match item:
+        case None | bool() | int() | float() | str():
+            write_json(group, name, item)
+        case np.generic():
+            write_json(group, name, item.item())
+        case dict():
+            _write_group(group, name, _dict_kind(item), ((_link(key), item[key]) for key in item))
+        case list() | tuple():
+            kind = "list" if isinstance(item, list) else "tuple"
+            _write_group(group, name, kind, ((str(i), part) for i, part in enumerate(item)))
+        case np.ndarray():
+            _write_array(group, name, item, "array")
+        case _:
+            _write_tensor(group, name, item)
+
+
+def read(group: h5py.Group, name: str) -> Any:
+    """What `write` stored under `name`, equal in type, dtype, shape, order and bits; tensors on the CPU."""
+    node = group[name]
+    match node.attrs.get(KIND, "tensor"):
+        case "json":
+            return read_json(group, name)
+        case "dict":
+            return {_key(link): read(node, link) for link in node}
+        case "list":
+            return [read(node, str(i)) for i in range(len(node))]
+        case "tuple":
+            return tuple(read(node, str(i)) for i in range(len(node)))
+        case "array":
+            return node[...]
+        case kind:
+            return _read_torch(node, kind)
+
+
+def write_json(group: h5py.Group, name: str, value: Any) -> None:
+    """Store a JSON-able value as text; nan and infinities are allowed."""
+    text = np.bytes_(json.dumps(value).encode())
+    group.create_dataset(name, data=text).attrs[KIND] = "json"
+
+
+def read_json(group: h5py.Group, name: str) -> Any:
+    return json.loads(group[name][()])
+
+
+def leaves(group: h5py.Group, name: str) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Path, kind and value of all that lies under `name`, sorted by path; a group is an empty array.
+
+    Needs no torch: JSON text is bytes, tensors are arrays.
+    """
+    node = group[name]
+    if isinstance(node, h5py.Group):
+        yield node.name, node.attrs.get(KIND, "folder"), np.empty(0, np.uint8)
+        for link in sorted(node):
+            yield from leaves(node, link)
+    else:
+        yield node.name, node.attrs.get(KIND, "tensor"), node[...]
+
+
+def _write_group(group: h5py.Group, name: str, kind: str, parts: Iterable[tuple[str, Any]]) -> None:
+    node = group.create_group(name, track_order=True)
+    node.attrs[KIND] = kind
+    for link, part in parts:
+        write(node, link, part)
+
+
+def _write_array(group: h5py.Group, name: str, array: np.ndarray, kind: str) -> None:
+    if array.dtype.kind not in "biuf":
+        raise CheckpointError(
+            f"{group.name}/{name}: cannot save dtype {array.dtype}; use a float, integer or bool dtype"
+        )
+    dataset = group.create_dataset(name, data=array)
+    if kind != "tensor":
+        dataset.attrs[KIND] = kind
+
+
+def _write_tensor(group: h5py.Group, name: str, item: Any) -> None:
+    import torch  # here, so that result files are read without torch
+
+    if not isinstance(item, torch.Tensor):
+        raise CheckpointError(
+            f"{group.name}/{name}: cannot save a {type(item).__name__}; "
+            "use dict, list, tuple, Params, tensor, array, number, str, bool or None"
+        )
+    kind = "bfloat16" if item.dtype == torch.bfloat16 else "tensor"
+    tensor = item.detach().cpu()  # numpy has no bfloat16; float32 holds each of its values exactly
+    _write_array(group, name, (tensor.float() if kind == "bfloat16" else tensor).numpy(), kind)
+
+
+def _read_torch(node: h5py.Group | h5py.Dataset, kind: str) -> Any:
+    import torch
+
+    from hpcfed.params import Params
+
+    if kind == "params":
+        return Params({_key(link): read(node, link) for link in node})
+    tensor = torch.from_numpy(node[...])
+    return tensor.to(torch.bfloat16) if kind == "bfloat16" else tensor
+
+
+def _dict_kind(item: dict[Any, Any]) -> str:
+    if type(item) is dict:
+        return "dict"
+    from hpcfed.params import Params
+
+    return "params" if isinstance(item, Params) else "dict"
+
+
+def _link(key: Any) -> str:
+    """A key as the name of an HDF5 link: 3 as 3, "3" as %33, "a/b" as a%2Fb."""
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        return str(int(key))
+    if not isinstance(key, str):
+        raise CheckpointError(f"cannot save a dict with the key {key!r}; use str or int keys")
+    link = quote(key, safe=" ")
+    if INTEGER.fullmatch(link) or link == ".":  # an int, and HDF5's name of the group itself
+        return f"%{ord(link[0]):02X}{link[1:]}"
+    return link or EMPTY
+
+
+def _key(link: str) -> str | int:
+    if INTEGER.fullmatch(link):
+        return int(link)
+    return "" if link == EMPTY else unquote(link)

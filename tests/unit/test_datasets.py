@@ -1,0 +1,265 @@
+"""Data sets: real files load, users' files are checked, and every refusal says what is wrong and where."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfed.compat import import_torchvision
+from hpcfed.data import vision
+from hpcfed.data.datasets import DATASETS, from_arrays, load, to_arrays
+from hpcfed.data.moments import moments
+from hpcfed.errors import ConfigError, DataError
+
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared" / "data"
+
+
+def shared(name: str) -> Path:
+    if not (SHARED / name).exists():
+        pytest.skip(f"needs ../shared/data/{name}")
+    return SHARED / name
+
+
+def save_npz(folder: Path, **changes) -> Path:
+    """An .npz file of 20 training and 8 test images of two classes; None leaves an array out."""
+    g = np.random.default_rng(0)
+    arrays = {
+        "x_train": g.integers(0, 256, (20, 8, 8), np.uint8), "y_train": np.arange(20) % 2,
+        "x_test": g.integers(0, 256, (8, 8, 8), np.uint8), "y_test": np.arange(8) % 2,
+    } | changes  # fmt: skip
+    np.savez(folder / "my.npz", **{name: array for name, array in arrays.items() if array is not None})
+    return folder / "my.npz"
+
+
+def save_hdf5(path: Path, images="images", labels="labels", classes=None, n=20) -> Path:
+    g = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        for part in ("train", "test"):
+            file[f"{part}/{images}"] = g.integers(0, 256, (n, 6, 5, 3), np.uint8)
+            file[f"{part}/{labels}"] = np.arange(n) % 2
+        if classes:
+            file.attrs["classes"] = json.dumps(classes)
+    return path
+
+
+def changed(key: str, index, value) -> dict:
+    """The array of save_npz with one entry changed."""
+    base = np.zeros((20, 8, 8), np.float32) if key.startswith("x") else np.arange(20).astype(np.float64) % 2
+    base[index] = value
+    return {key: base}
+
+
+def test_the_registry_names_a_source_for_every_data_set_and_imports_no_torch():
+    assert all(entry.about and entry.cite for entry in DATASETS.values())
+    assert set(DATASETS) == set(vision.SOURCES) | {"digits"}
+    code = "import sys, hpcfed.data.datasets; assert not {'torch', 'sklearn'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_torchvision_can_be_imported_more_than_once():
+    assert import_torchvision() is import_torchvision()
+    assert import_torchvision().datasets.CIFAR10.url.startswith("https://")
+
+
+def test_digits_are_1437_and_360_upright_scans_of_all_classes(tmp_path):
+    data = load("digits", tmp_path)
+    assert data.train.x.shape == (1437, 1, 16, 16) and data.test.x.shape == (360, 1, 16, 16)
+    assert data.train.x.dtype == np.uint8 and data.train.y.dtype == np.int64 and data.train.x.max() == 255
+    assert np.bincount(data.test.y).tolist() == [36, 37, 35, 37, 36, 36, 36, 36, 35, 36]
+    assert np.array_equal(load("digits", tmp_path).train.x, data.train.x)
+    assert np.isclose((data.train.x / 255).std(), data.std[0])
+
+
+def test_a_data_set_survives_the_way_through_arrays(tmp_path):
+    data = load(str(save_npz(tmp_path, users_train=np.arange(20) % 3)), tmp_path)
+    arrays = to_arrays(data)
+    back = from_arrays(arrays)
+    assert all(isinstance(array, np.ndarray) and array.dtype != object for array in arrays.values())
+    assert (back.name, back.classes, back.mean, back.std) == (data.name, data.classes, data.mean, data.std)
+    assert back.test.users is None and np.array_equal(back.train.users, data.train.users)
+    assert np.array_equal(back.train.x, data.train.x) and np.array_equal(back.test.y, data.test.y)
+
+
+def test_moments_are_those_of_each_channel_and_a_constant_channel_divides_by_one():
+    x = np.zeros((2, 2, 1, 2), np.uint8)
+    x[:, 0, 0] = [[0, 255], [0, 255]]
+    assert moments(x) == ((0.5, 0.0), (0.5, 1.0))
+
+
+def test_hdf5_images_become_channels_first_with_their_class_names(tmp_path):
+    data = load(str(save_hdf5(tmp_path / "a.h5", classes=["cat", "dog"])), tmp_path)
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert np.array_equal(data.train.x, file["train/images"][:].transpose(0, 3, 1, 2))
+    assert data.classes == ("cat", "dog") and data.name == "a"
+    assert load("a.h5", tmp_path).train.x.shape == (20, 3, 6, 5)
+
+
+def test_hdf5_may_name_its_arrays_x_and_y(tmp_path):
+    assert load(str(save_hdf5(tmp_path / "b.hdf5", "x", "y")), tmp_path).classes == ("0", "1")
+
+
+def test_without_a_test_split_a_fixed_stratified_fifth_is_held_out(tmp_path):
+    path = str(save_npz(tmp_path, x_test=None, y_test=None))
+    data, again = load(path, tmp_path), load(path, tmp_path)
+    assert np.bincount(data.train.y).tolist() == [8, 8] and np.bincount(data.test.y).tolist() == [2, 2]
+    assert np.array_equal(data.test.x, again.test.x)
+
+
+def test_keras_columns_of_labels_and_text_users_are_understood(tmp_path):
+    users = {"users_train": np.array(["b", "a"] * 10), "users_test": np.array(["b", "c"] * 4)}
+    data = load(str(save_npz(tmp_path, y_train=(np.arange(20) % 2)[:, None], **users)), tmp_path)
+    assert data.train.y.tolist() == [0, 1] * 10
+    assert data.train.users.tolist() == [1, 0] * 10 and data.test.users.tolist() == [1, 2] * 4
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (changed("x_train", (3, 1, 2), np.nan), ["x_train", "nan", "[3, 1, 2]"]),
+        (changed("x_train", (3, 1, 2), -np.inf), ["x_train", "-inf", "[3, 1, 2]"]),
+        ({"x_train": np.full((20, 8, 8), 300)}, ["x_train", "300", "0..255"]),
+        ({"x_train": np.zeros((20, 64), np.uint8)}, ["x_train", "[20, 64]"]),
+        ({"x_train": np.zeros((0, 8, 8), np.uint8), "y_train": np.zeros(0)}, ["x_train", "[0, 8, 8]"]),
+        ({"x_test": np.zeros((0, 8, 8), np.uint8), "y_test": np.zeros(0)}, ["x_test", "[0, 8, 8]"]),
+        ({"x_test": np.zeros((8, 9, 8), np.uint8)}, ["x_test", "[1, 9, 8]", "[1, 8, 8]"]),
+        ({"x_train": np.zeros((20, 8, 8), complex)}, ["x_train", "complex"]),
+        (changed("y_train", 7, -1), ["y_train", "-1", "index 7"]),
+        (changed("y_train", 7, 0.5), ["y_train", "0.5", "index 7"]),
+        (changed("y_train", 7, np.nan), ["y_train", "nan", "index 7"]),
+        (changed("y_train", 7, 1000), ["y_train", "1000", "index 7"]),
+        ({"y_test": np.full(8, 2)}, ["y_test", "value 2", "index 0"]),
+        ({"y_train": np.arange(19) % 2}, ["y_train", "[19]", "20 images"]),
+        ({"y_train": np.array(["a"] * 20)}, ["y_train", "<U1"]),
+        ({"y_train": None}, ["has no y_train"]),
+        ({"x_train": None}, ["has no x_train"]),
+        ({"users_train": np.arange(3)}, ["users_train", "[3]"]),
+        ({"x_train": np.array([{}] * 20)}, ["pickled"]),
+    ],
+)
+def test_unusable_arrays_are_refused_with_file_array_index_and_value(tmp_path, changes, words):
+    with pytest.raises(DataError) as error:
+        load(str(save_npz(tmp_path, **changes)), tmp_path)
+    assert all(word in str(error.value) for word in ["my.npz", *words]), error.value
+
+
+def test_a_label_outside_the_named_classes_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"train/labels: value 1 at index 1"):
+        load(str(save_hdf5(tmp_path / "a.h5", classes=["only"])), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.h5", "a.npz"])
+@pytest.mark.parametrize("content", [b"", b"nothing of the kind", pickle.dumps([1, 2]), "half"])
+def test_foreign_truncated_and_pickled_files_are_refused(tmp_path, name, content):
+    if content == "half":
+        made = save_npz(tmp_path) if name == "a.npz" else save_hdf5(tmp_path / "whole.h5")
+        content = made.read_bytes()[: made.stat().st_size // 2]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=name):
+        load(name, tmp_path)
+
+
+def test_missing_files_unknown_names_and_empty_hdf5_say_what_to_do(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        load("nowhere.h5", tmp_path)
+    with pytest.raises(ConfigError, match=r"did you mean 'cifar10'"):
+        load("cifar-10", tmp_path)
+    h5py.File(tmp_path / "empty.h5", "w").close()
+    with pytest.raises(DataError, match="no group 'train'"):
+        load("empty.h5", tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(vision.SOURCES))
+def test_a_missing_known_set_names_files_folder_and_the_way_out(tmp_path, name):
+    with pytest.raises(DataError) as error:
+        load(name, tmp_path, download=False)
+    for word in (str(tmp_path), vision.SOURCES[name].files[0], f"{name.replace('-', '_')}.h5", "--data.root"):
+        assert word in str(error.value)
+
+
+def test_a_failed_download_is_a_data_error_with_the_reason(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(import_torchvision().datasets.cifar, "download_and_extract_archive", refuse)
+    with pytest.raises(DataError, match="no route to host"):
+        load("cifar10", tmp_path)
+
+
+def test_a_known_set_is_taken_from_an_hdf5_file_of_its_name(tmp_path):
+    save_hdf5(tmp_path / "cifar10.h5")
+    data = load("cifar10", tmp_path)
+    assert data.name == "cifar10" and data.mean == (0.4914, 0.4822, 0.4465) and len(data.train.y) == 20
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = np.array([2048 + array.ndim, *array.shape], ">i4").tobytes()
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+def test_torchvisions_mnist_files_are_preferred_and_emnist_is_turned_upright(tmp_path):
+    image = np.arange(28 * 28).reshape(1, 28, 28) % 251
+    save_hdf5(tmp_path / "emnist_letters.h5")
+    for part in ("train", "test"):
+        stem = tmp_path / "EMNIST" / "raw" / f"emnist-letters-{part}"
+        write_idx(Path(f"{stem}-images-idx3-ubyte"), image.repeat(2, 0))
+        write_idx(Path(f"{stem}-labels-idx1-ubyte"), np.array([1, 26]))
+    data = load("emnist-letters", tmp_path, download=False)
+    assert data.train.y.tolist() == [0, 25] and data.classes[0] == "A" and len(data.classes) == 26
+    assert np.array_equal(data.train.x[0, 0], image[0].T)
+
+
+def test_torchvisions_damaged_files_are_a_data_error(tmp_path):
+    for file in vision.SOURCES["mnist"].files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes(b"\0\0\x08")
+    with pytest.raises(DataError, match="torchvision says"):
+        load("mnist", tmp_path, download=False)
+
+
+def test_svhn_and_usps_files_give_channels_first_images(tmp_path, monkeypatch):
+    import bz2
+
+    from scipy.io import savemat
+
+    monkeypatch.setattr(import_torchvision().datasets.SVHN, "_check_integrity", lambda self: True)
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 2), np.uint8)
+    for part in ("train", "test"):
+        savemat(tmp_path / f"{part}_32x32.mat", {"X": pixels, "y": np.array([[10], [3]])})
+        line = "7 " + " ".join(f"{i}:{-1 if i % 2 else 1}" for i in range(1, 257)) + "\n"
+        name = "usps.bz2" if part == "train" else "usps.t.bz2"
+        (tmp_path / name).write_bytes(bz2.compress(line.encode()))
+    svhn, usps = load("svhn", tmp_path, download=False), load("usps", tmp_path, download=False)
+    assert np.array_equal(svhn.train.x, pixels.transpose(3, 2, 0, 1)) and svhn.train.y.tolist() == [0, 3]
+    assert usps.train.x.shape == (1, 1, 16, 16) and usps.train.x[0, 0, 0, :2].tolist() == [0, 255]
+    assert usps.train.y.tolist() == [6] and usps.train.x.dtype == np.uint8
+
+
+def test_real_fashion_mnist_comes_in_its_official_order():
+    data = load("fashion-mnist", shared("fashion_mnist.h5").parent, download=False)
+    assert data.train.x.shape == (60000, 1, 28, 28) and data.test.x.shape == (10000, 1, 28, 28)
+    assert data.train.y[:5].tolist() == [9, 0, 0, 3, 0] and data.classes[9] == "Ankle boot"
+    mean, std = moments(data.train.x)
+    assert np.allclose([*mean, *std], [*data.mean, *data.std], atol=1e-4)
+
+
+def test_jpeg_bodies_with_a_shared_header_are_decoded_and_damage_is_named(tmp_path):
+    small = tmp_path / "tiny.h5"
+    with h5py.File(shared("tiny_imagenet32_100.h5")) as full, h5py.File(small, "w") as file:
+        file["jpeg_header"], file.attrs["classes"] = full["jpeg_header"][:], full.attrs["classes"]
+        for part in ("train", "test"):
+            offsets = full[f"{part}/jpeg_offsets"][:21]
+            file[f"{part}/jpeg_offsets"], file[f"{part}/labels"] = offsets, full[f"{part}/labels"][:20]
+            file[f"{part}/jpeg_body"] = full[f"{part}/jpeg_body"][: offsets[-1]]
+    data = load("tiny.h5", tmp_path)
+    assert data.train.x.shape == (20, 3, 32, 32) and len(data.classes) == 100 and data.train.x.std() > 30
+    with h5py.File(small, "r+") as file:
+        file["test/jpeg_offsets"][5] = file["test/jpeg_offsets"][4]
+    with pytest.raises(DataError, match="test/jpeg_body: image 4"):
+        load("tiny.h5", tmp_path)

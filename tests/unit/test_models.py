@@ -1,0 +1,161 @@
+"""Every model: body + head, its shapes, its sizes against the papers, small images, one example alone."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from hpcfed.errors import ConfigError
+from hpcfed.models import MODELS, build, check
+from hpcfed.models.cost import cost, work
+from hpcfed.models.layers import BatchNorm2d
+from hpcfed.rng import scoped
+
+each_model = pytest.mark.parametrize("name", MODELS)
+IMAGES = [(1, 28, 28), (3, 32, 32), (3, 8, 8)]
+
+
+def parameters(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def new(name, shape=(1, 28, 28), classes=10, **options):
+    with scoped(1, "init"):
+        return build(name, shape, classes, **options)
+
+
+def images(n, shape):
+    return torch.rand(n, *shape, generator=torch.Generator().manual_seed(2))
+
+
+@each_model
+@pytest.mark.parametrize("shape", IMAGES, ids=str)
+def test_a_model_is_a_body_of_width_d_and_a_linear_head_or_refuses_the_shape(name, shape):
+    if name == "googlenet" and shape[1] == 8:
+        with pytest.raises(ConfigError, match=r"googlenet .* 15x15 .* \[3, 8, 8\]; use one of: resnet18"):
+            new(name, shape)
+        return
+    model = new(name, shape, classes=7, d=24).eval()
+    z = model.body(images(2, shape))
+    assert z.shape == (2, 24) if name != "logistic" else z.shape == (2, shape[0] * shape[1] * shape[2])
+    assert model(images(2, shape)).shape == (2, 7)
+    assert torch.equal(model(images(2, shape)), nn.functional.linear(z, model.head.weight, model.head.bias))
+
+
+@each_model
+def test_a_model_works_at_the_smallest_size_that_it_claims(name):
+    least = MODELS[name].least or 1
+    shape = (1, least, least)
+    new(name, shape)(images(1, shape)).sum().backward()
+    if least > 1:
+        with pytest.raises(ConfigError, match=f"at least {least}x{least}"):
+            check(name, (1, 40, least - 1))
+
+
+@each_model
+def test_every_parameter_gets_a_gradient_and_training_survives_one_example(name):
+    model = new(name)
+    model(images(1, (1, 28, 28))).square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@each_model
+def test_weights_depend_on_the_global_generator_alone(name):
+    first, second = new(name).state_dict(), new(name).state_dict()
+    assert all(torch.equal(value, second[key]) for key, value in first.items())
+    with scoped(2, "init"):
+        other = build(name, (1, 28, 28), 10)
+    assert not torch.equal(other.head.weight, first["head.weight"])
+
+
+def test_models_of_the_paper_have_the_sizes_of_the_authors_models():
+    rgb = {name: parameters(new(name, (3, 32, 32)).body) for name in list(MODELS)[:4]}
+    assert rgb == {
+        "resnet18": 11_439_168,
+        "shufflenetv2": 1_778_404,
+        "googlenet": 12_504_688 - 6_379_984,  # less the auxiliary heads
+        "alexnet": 1_813_632,
+    }
+    assert parameters(new("alexnet", (3, 32, 32)).head) == 5_130
+
+
+def test_the_cnn_has_the_size_that_the_fedavg_paper_states():
+    assert parameters(new("cnn")) == 1_663_370
+
+
+@pytest.mark.parametrize(
+    ("i", "convs", "fcs"), [(1, 1, 1), (2, 1, 2), (3, 2, 2), (4, 2, 3), (5, 3, 3)]
+)
+def test_fedhenns_models_have_their_convolutions_and_fully_connected_layers(i, convs, fcs):
+    layers = list(new(f"fedhenn-{i}").modules())
+    assert sum(isinstance(m, nn.Conv2d) for m in layers) == convs
+    assert sum(isinstance(m, nn.Linear) for m in layers) == fcs
+
+
+@pytest.mark.parametrize("d", [3, 20, 512])
+def test_the_purely_convolutional_model_takes_any_width(d):
+    assert new("fedhenn-1", d=d).body(images(2, (1, 28, 28))).shape == (2, d)
+
+
+def test_a_relu_head_keeps_its_names_and_clips_the_representation():
+    model = new("mlp", d=4, relu_head=True)
+    assert [name for name, _ in model.named_parameters()][-2:] == ["head.weight", "head.bias"]
+    z = torch.tensor([[1.0, -1.0, 2.0, -3.0]])
+    assert torch.equal(model.head(z), model.head(z.clamp(min=0)))
+    assert not torch.equal(new("mlp", d=4).head(z), model.head(z))  # same weights, no relu
+
+
+def test_an_unknown_model_is_named_with_its_nearest_neighbours():
+    with pytest.raises(ConfigError, match="no model 'resnet81'; did you mean 'resnet18'"):
+        build("resnet81", (1, 28, 28), 10)
+
+
+def test_tables_are_for_models_that_take_any_shape():
+    assert new("mlp", (13,), classes=2)(torch.rand(5, 13)).shape == (5, 2)
+    with pytest.raises(ConfigError, match=r"\[13\]; use one of: mlp, logistic"):
+        check("cnn", (13,))
+
+
+def test_names_and_shapes_are_checked_without_torch():
+    code = "from hpcfed.models import check; import sys; check('mlp', (13,)); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 3, 3), (1, 6, 2, 1), (2, 6, 1, 1)], ids=str)
+def test_our_batch_norm_is_torchs_bit_for_bit(shape):
+    ours, torchs = BatchNorm2d(6), nn.BatchNorm2d(6)
+    assert torch.equal(ours(images(shape[0], shape[1:])), torchs(images(shape[0], shape[1:])))
+    assert all(torch.equal(value, torchs.state_dict()[key]) for key, value in ours.state_dict().items())
+
+
+def test_a_single_value_per_channel_is_normalised_with_the_running_statistics():
+    norm = BatchNorm2d(2, eps=0.0)
+    norm.running_mean.copy_(torch.tensor([1.0, 2.0]))
+    norm.running_var.copy_(torch.tensor([4.0, 9.0]))
+    assert norm(torch.tensor([[[[3.0]], [[-1.0]]]])).flatten().tolist() == [1.0, -1.0]  # (3-1)/2, (-1-2)/3
+    assert norm.running_mean.tolist() == [1.0, 2.0] and norm.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("name", ["resnet18", "shufflenetv2", "googlenet"])
+def test_no_batch_norm_of_torch_is_left(name):
+    assert not [m for m in new(name).modules() if type(m) is nn.BatchNorm2d]
+
+
+def test_the_work_of_small_models_by_hand():
+    assert work("logistic", (1, 8, 8), 10) == (64 * 10, 64 + 10, 2)  # flattening, then the head
+    assert work("mlp", (13,), 2, d=4) == (13 * 200 + 200 * 4 + 4 * 2, 13 + 200 + 200 + 4 + 2, 5)
+    assert work("cnn", (1, 28, 28), 10).multiply_adds == (
+        28 * 28 * 32 * 25 + 14 * 14 * 64 * 32 * 25 + 3136 * 512 + 512 * 10
+    )
+    assert cost("logistic", (1, 8, 8), 10) == 640 + 16 * 74 + 40_000 * 2
+
+
+def test_cost_draws_nothing_and_ranks_the_paper_models_as_measured():
+    before = torch.get_rng_state()
+    costs = {name: cost(name, (1, 28, 28), 10) for name in list(MODELS)[:4]}
+    assert torch.equal(before, torch.get_rng_state())
+    assert sorted(costs, key=costs.__getitem__) == ["shufflenetv2", "googlenet", "resnet18", "alexnet"]
+    assert 4 < costs["alexnet"] / costs["shufflenetv2"] < 16  # measured: 7 to 9

@@ -1,0 +1,283 @@
+"""Partitions: disjoint, reproducible, of the promised size and skew; errors name the value."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfed.data import sampling, schemes
+from hpcfed.data.allocate import allocate
+from hpcfed.data.partition import PARTITIONS, Partition, split
+from hpcfed.data.record import DataSet, Split
+from hpcfed.errors import ConfigError, DataError
+from hpcfed.rng import stream
+
+G = stream(0, "test_partition")
+LABELS = G.permutation(np.repeat(np.arange(10), 300))  # 3000 examples, 10 equal classes
+UNEVEN = G.permutation(np.repeat(np.arange(5), [1000, 500, 200, 50, 7]))
+DRAWS = {
+    "iid": lambda y, k, g: schemes.iid(y, k, g),
+    "dirichlet": lambda y, k, g: schemes.dirichlet(y, k, 0.5, g),
+    "dirichlet_free": lambda y, k, g: schemes.dirichlet_free(y, k, 0.5, g),
+    "classes": lambda y, k, g: schemes.classes(y, k, 2, g),
+    "shards": lambda y, k, g: schemes.shards(y, k, 2, g),
+    "quantity": lambda y, k, g: schemes.quantity(y, k, 1.0, g),
+    "natural": lambda y, k, g: schemes.natural(np.arange(len(y)) % 50, k, g),
+}
+COMPLETE = ["iid", "dirichlet_free", "shards", "quantity", "natural"]
+
+
+@dataclass(frozen=True)
+class Job:
+    partition: str = "dirichlet"
+    sizes: str = "equal"
+    alpha: float = 0.5
+    classes_per_client: int = 2
+    shards_per_client: int = 2
+    spread: float = 1.0
+    halve: float = 0.0
+    train_limit: int | None = None
+    test_share: float = 0.3
+    public: int = 0
+    partition_file: Path | None = None
+
+
+def data(labels=LABELS, users=None, test=None) -> DataSet:
+    test = np.repeat(np.arange(labels.max() + 1), 100) if test is None else test
+    train = Split(np.zeros((len(labels), 1, 1, 1), np.uint8), labels, users)
+    names = tuple(map(str, range(labels.max() + 1)))
+    return DataSet("toy", train, Split(np.zeros((len(test), 1, 1, 1), np.uint8), test), names, (0.0,), (1.0,))
+
+
+def counts(parts, labels) -> np.ndarray:
+    return np.stack([np.bincount(labels[p], minlength=labels.max() + 1) for p in parts])
+
+
+def equal(some, others) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("labels", [LABELS, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("clients", [1, 7, 20, 50])
+@pytest.mark.parametrize("name", DRAWS)
+def test_no_example_is_held_twice_and_the_generator_alone_decides(name, clients, labels):
+    parts, again = (DRAWS[name](labels, clients, stream(1, "p")) for _ in range(2))
+    held = np.concatenate(parts)
+    assert len(parts) == clients and held.dtype == np.int64
+    assert len(np.unique(held)) == len(held) and 0 <= held.min() and held.max() < len(labels)
+    assert equal(parts, again)
+    if name in COMPLETE:
+        assert len(held) == len(labels)
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet_free", "shards", "quantity", "dirichlet"])
+def test_every_client_gets_something_of_even_classes(name):
+    assert all(len(part) for part in DRAWS[name](LABELS, 20, stream(2, "p")))
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 0.5, 100.0])
+@pytest.mark.parametrize("clients", [3, 20, 100])
+@pytest.mark.parametrize("labels", [LABELS, UNEVEN], ids=["even", "uneven"])
+def test_dirichlet_clients_are_equally_large_to_the_example(labels, clients, alpha):
+    parts = schemes.dirichlet(labels, clients, alpha, stream(3, "p"))
+    assert {len(part) for part in parts} == {len(labels) // clients}
+
+
+def test_a_smaller_alpha_is_more_skewed_and_a_large_one_nearly_iid():
+    largest = [
+        (counts(schemes.dirichlet(LABELS, 20, alpha, stream(4, "p")), LABELS).max(1) / 150).mean()
+        for alpha in (0.1, 0.5, 5.0, 1e5)
+    ]
+    assert largest == sorted(largest, reverse=True) and largest[0] > 0.6 and largest[-1] < 0.12
+
+
+def test_dirichlet_follows_the_drawn_mix_where_the_classes_suffice():
+    mix = stream(5, "p").dirichlet(np.full(10, 0.5), 4)
+    got = allocate(mix, np.full(10, 300), 100, True, stream(5, "w"))
+    assert np.abs(got - 100 * mix).max() < 1
+
+
+def test_takers_of_a_scarce_class_are_cut_alike_and_take_the_rest_elsewhere():
+    got = allocate(np.array([[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]), np.array([10, 20]), 10, True, G)
+    assert got.tolist() == [[4, 6], [4, 6], [2, 8]]  # asked 10 + 10 + 5 of 10: each is cut to 0.4
+
+
+def test_free_dirichlet_sizes_differ_but_no_client_is_below_ten():
+    sizes = [len(part) for part in schemes.dirichlet_free(LABELS, 20, 0.5, stream(6, "p"))]
+    assert min(sizes) >= 10 and max(sizes) > 2 * min(sizes) and sum(sizes) == 3000
+
+
+def test_free_dirichlet_takes_its_best_draw_when_none_is_good_enough():
+    parts = schemes.dirichlet_free(LABELS, 100, 0.001, stream(7, "p"), draws=3)
+    assert len(np.concatenate(parts)) == 3000
+
+
+@pytest.mark.parametrize("clients, per_client", [(20, 2), (5, 2), (20, 3), (7, 10), (50, 1)])
+def test_each_client_holds_its_classes_and_all_classes_occur(clients, per_client):
+    table = counts(schemes.classes(LABELS, clients, per_client, stream(8, "p")), LABELS)
+    assert ((table > 0).sum(1) == per_client).all() and (table.sum(0) > 0).all()
+    assert table.sum(1).max() == 3000 // clients
+
+
+def test_two_classes_for_twenty_clients_are_equal_sizes_that_use_all_examples():
+    parts = schemes.classes(LABELS, 20, 2, stream(9, "p"))
+    assert {len(part) for part in parts} == {150}
+    assert len({tuple(np.unique(LABELS[part])) for part in parts}) > 8  # not always the same pairs
+
+
+def test_shards_hold_few_labels():
+    table = counts(schemes.shards(LABELS, 20, 2, stream(10, "p")), LABELS)
+    assert (table.sum(1) == 150).all() and ((table > 0).sum(1) <= 4).all() and (table > 0).sum(1).mean() < 3
+
+
+def test_quantity_differs_in_size_alone():
+    parts = schemes.quantity(LABELS, 20, 1.0, stream(11, "p"))
+    sizes = np.array([len(part) for part in parts])
+    assert sizes.min() >= 1 and sizes.max() > 5 * sizes.min()
+    big = counts(parts, LABELS)[sizes.argmax()] / sizes.max()
+    assert np.abs(big - 0.1).max() < 0.05
+    assert {len(part) for part in schemes.quantity(LABELS, 20, 0.0, stream(11, "p"))} == {150}
+
+
+def test_natural_clients_are_users_or_groups_of_whole_users():
+    users = np.array([7, 7, 3, 9, 3, 9, 9])
+    assert [p.tolist() for p in schemes.natural(users, 3, G)] == [[2, 4], [0, 1], [3, 5, 6]]
+    grouped = schemes.natural(users, 2, G)
+    assert sorted(len(np.unique(users[p])) for p in grouped) == [1, 2] and sum(map(len, grouped)) == 7
+    with pytest.raises(DataError, match="3 users, but the job has 4 clients"):
+        schemes.natural(users, 4, G)
+
+
+def test_halving_touches_the_chosen_share_of_clients():
+    parts = [np.arange(10 * k, 10 * k + 9) for k in range(10)]
+    halved = schemes.halve(parts, 0.3, stream(12, "p"))
+    assert sorted(map(len, halved)) == [5] * 3 + [9] * 7
+    assert all(set(h) <= set(p) for h, p in zip(halved, parts, strict=True))
+
+
+def test_largest_remainders_add_up():
+    assert sampling.apportion(10, np.array([1, 1, 1])).tolist() == [4, 3, 3]
+    assert sampling.apportion(4, np.array([0.0, 2.5, 1.5])).tolist() == [0, 3, 1]
+
+
+def test_a_limit_is_stratified_and_larger_limits_keep_everything():
+    kept = sampling.limit(UNEVEN, 176, stream(13, "p"))
+    assert len(np.unique(kept)) == 176 and np.bincount(UNEVEN[kept]).tolist() == [100, 50, 20, 5, 1]
+    assert len(sampling.limit(UNEVEN, 10**6, G)) == len(sampling.limit(UNEVEN, None, G)) == len(UNEVEN)
+    with pytest.raises(DataError, match="train_limit is 0"):
+        sampling.limit(UNEVEN, 0, G)
+
+
+def test_a_test_set_mirrors_the_clients_training_labels_without_repetition():
+    labels, pool = np.repeat([0, 1, 2], [100, 60, 40]), np.repeat(np.arange(4), 1000)
+    test = sampling.mirror(labels, np.arange(200), pool, 0.3, stream(14, "p"))
+    assert np.bincount(pool[test]).tolist() == [30, 18, 12] and len(np.unique(test)) == 60
+
+
+def test_a_test_set_shrinks_as_a_whole_where_the_pool_is_short():
+    labels, pool = np.repeat([0, 1], [100, 100]), np.repeat([0, 1], [6, 1000])
+    assert np.bincount(pool[sampling.mirror(labels, np.arange(200), pool, 0.3, G)]).tolist() == [6, 6]
+
+
+def test_small_clients_are_tested_on_one_example_and_unknown_classes_on_none():
+    labels, pool = np.array([0, 0, 1, 2]), np.array([0, 0, 0, 1])
+    assert len(sampling.mirror(labels, np.array([0]), pool, 0.3, G)) == 1
+    assert pool[sampling.mirror(labels, np.array([2, 3]), pool, 0.3, G)].tolist() == [1]
+    assert len(sampling.mirror(labels, np.array([3]), pool, 0.3, G)) == 0
+
+
+@pytest.mark.parametrize("name", sorted(PARTITIONS))
+def test_a_partition_keeps_training_and_public_examples_apart(name):
+    job = Job(name, public=500, train_limit=2000, halve=0.5)
+    toy = data(users=np.arange(3000) % 25)
+    part = split(toy, job, 20, seed=1)
+    held = np.concatenate([*part.train, part.public])
+    assert len(np.unique(held)) == len(held) and len(part.public) == 500
+    assert len(part.train) == len(part.test) == 20
+    assert len(held) - 500 <= 2000 and all(len(test) for test in part.test)
+    assert part.counts(toy.train.y, 10).sum() == len(held) - 500
+    again, other = split(toy, job, 20, seed=1), split(toy, job, 20, seed=2)
+    assert equal(part.train + part.test, again.train + again.test)
+    assert not equal(part.train, other.train)
+
+
+@pytest.mark.parametrize("name", [n for n, scheme in PARTITIONS.items() if scheme.complete])
+def test_a_complete_partition_covers_every_example_once(name):
+    part = split(data(users=np.arange(3000) % 25), Job(name), 20, seed=3)
+    assert np.array_equal(np.sort(np.concatenate(part.train)), np.arange(3000))
+
+
+@pytest.mark.parametrize(
+    "job, clients, error, words",
+    [
+        (Job("dirichlett"), 5, ConfigError, "did you mean 'dirichlet'"),
+        (Job(sizes="any"), 5, ConfigError, "data.sizes 'any'"),
+        (Job(alpha=0.0), 5, ConfigError, "data.alpha is 0.0"),
+        (Job("classes", classes_per_client=11), 5, ConfigError, "is 11, but the data have 10 classes"),
+        (Job("shards", shards_per_client=1000), 5, ConfigError, "5000 shards of 3000 examples"),
+        (Job("quantity", spread=-1.0), 5, ConfigError, "data.spread is -1.0"),
+        (Job(halve=1.5), 5, ConfigError, "data.halve is 1.5"),
+        (Job(), 3001, DataError, "3001 clients cannot share 3000 examples"),
+        (Job(), 0, DataError, "0 clients"),
+        (Job(public=3000), 5, DataError, "data.public is 3000"),
+        (Job("natural"), 5, DataError, "name no users"),
+        (Job(sizes="free", alpha=0.001), 300, DataError, "client [0-9]+ of 300 .* seed 4"),
+    ],
+)
+def test_impossible_settings_are_refused_with_the_value(job, clients, error, words):
+    with pytest.raises(error, match=words):
+        split(data(), job, clients, seed=4)
+
+
+def test_a_saved_partition_is_the_same_again(tmp_path):
+    part = split(data(), Job(public=10), 20, seed=5)
+    part.save(tmp_path / "p.h5")
+    back = split(data(), Job(partition_file=tmp_path / "p.h5"), 20, seed=6)
+    assert equal(part.train + part.test, back.train + back.test)
+    assert np.array_equal(part.public, back.public) and [p.name for p in tmp_path.iterdir()] == ["p.h5"]
+
+
+def small(train=((0, 1), (2,)), test=((0,), (0, 1)), public=(3,)) -> Partition:
+    rows = (tuple(np.array(part, np.int64) for part in parts) for parts in (train, test))
+    return Partition(*rows, np.array(public, np.int64))
+
+
+@pytest.mark.parametrize(
+    "part, words",
+    [
+        (small(train=((0, 1), (1,))), "training example 1 is there twice, in client 0 and client 1"),
+        (small(train=((0, 0), (1,))), "training example 0 is there twice, in client 0;"),
+        (small(public=(2,)), "training example 2 is there twice, in client 1 and the public data"),
+        (small(train=((-1, 1), (2,))), "train: value -1 at index 0"),
+        (small(train=((0, 5000), (2,))), "train holds index 5000, but toy has only 3000"),
+        (small(test=((1000,), (1,))), "test holds index 1000, but toy has only 1000"),
+        (small(train=((0, 1), ())), "client 1 has no training example"),
+        (small(train=((0,), (1,), (2,)), test=((0,), (1,), (2,))), "for 3 clients, the job has 2"),
+    ],
+)
+def test_a_partition_file_that_cannot_be_is_refused(tmp_path, part, words):
+    part.save(tmp_path / "p.h5")
+    with pytest.raises(DataError, match=words):
+        split(data(), Job(partition_file=tmp_path / "p.h5"), 2, seed=0)
+
+
+def test_damaged_partition_files_are_refused(tmp_path):
+    with pytest.raises(DataError, match="no partition can be read"):
+        Partition.load(tmp_path / "none.h5")
+    (tmp_path / "text.h5").write_text("no HDF5")
+    with pytest.raises(DataError, match="no partition can be read"):
+        Partition.load(tmp_path / "text.h5")
+    small().save(tmp_path / "p.h5")
+    with h5py.File(tmp_path / "p.h5", "r+") as file:
+        file["train_sizes"][0] = 7
+    with pytest.raises(DataError, match="train_sizes"):
+        Partition.load(tmp_path / "p.h5")
+
+
+def test_halved_clients_change_no_other_clients_examples_or_test_set():
+    whole, halved = split(data(), Job(), 20, seed=7), split(data(), Job(halve=0.5), 20, seed=7)
+    same = [np.array_equal(a, b) for a, b in zip(whole.train, halved.train, strict=True)]
+    assert sum(same) == 10
+    assert equal(*([part.test[k] for k in range(20) if same[k]] for part in (whole, halved)))

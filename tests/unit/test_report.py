@@ -1,0 +1,214 @@
+"""What result files tell: numbers by hand, references that exist, pictures that are written."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.report import catalogue, cite, plot, summary
+from hpcfed.report.references import bibtex, references
+from hpcfed.report.tables import console, duration, size
+from hpcfed.storage.results import Record, Results, load
+
+HEAD = 4 * (512 * 10 + 10)  # bytes of FedClassAvg's upload for 10 classes
+NAN = np.nan
+
+
+def header(method: str = "fedclassavg", data: str = "digits", **more: object) -> dict[str, object]:
+    job = {
+        "algorithm": {"name": method},
+        "data": {"name": data, "partition": "dirichlet", "alpha": 0.5},
+        "clients": 4,
+        "rounds": 3,
+        "seed": 7,
+    }
+    kinds = ["resnet18", "alexnet", "resnet18", "alexnet"]
+    return {"job": job, "ranks": 2, "architectures": kinds, "classes": list("ab"), "hardware": {"cores": 2}} | more
+
+
+def row(accuracy: list[float], cohort: list[int], **more: object) -> dict[str, object]:
+    member = np.isin(np.arange(4), cohort)
+    spent = {"train": [3.0, 1.0], "communicate": [0.5, 0.5], "evaluate": [1.0, 1.0], "wait": [0.0, 2.0]}
+    return {
+        "clients/accuracy": np.array(accuracy),
+        "clients/accuracy_before": np.array(accuracy) / 2,
+        "clients/epochs": 1.0 * member,
+        "clients/down": HEAD * member,
+        "clients/up": HEAD * member,
+        "clients/cohort": member,
+        **{f"ranks/{phase}": np.array(seconds) for phase, seconds in spent.items()},
+        "rounds/seconds": 5.0,
+    } | more
+
+
+def run_of(folder: Path, rows: list[dict[str, object]], **about: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    results = Results(folder, header(**about), {"label_counts": np.array([[5, 0], [1, 4], [0, 9], [2, 2]])})
+    for cells in rows:
+        results.append(cells)
+    results.write(force=True)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Three rounds; client 3 has no test data; nobody is evaluated in the last round."""
+    rows = [
+        row([0.5, 0.3, 0.5, NAN], [0, 1, 2, 3]),
+        row([0.8, 0.4, 0.6, NAN], [0, 1]),
+        row([NAN] * 4, [2, 3], **{"ranks/checkpoint": np.array([1.0, 1.0])}),
+    ]
+    return run_of(tmp_path / "run", rows)
+
+
+def test_accuracy_is_the_mean_over_clients_of_the_last_evaluated_round(run):
+    found = summary.facts(load(run))["accuracy"]
+    assert found["mean"] == pytest.approx(0.6)
+    assert found["std"] == pytest.approx(np.sqrt(0.08 / 3))  # population: (0.2² + 0.2² + 0) / 3
+    assert (found["min"], found["max"], found["clients"]) == (0.4, 0.8, 3)
+    assert found["before"]["mean"] == pytest.approx(0.3)
+
+
+def test_accuracy_is_given_by_architecture_too(run):
+    by = summary.facts(load(run))["accuracy"]["by_architecture"]
+    assert by["resnet18"] == {"mean": pytest.approx(0.7), "std": pytest.approx(0.1), "clients": 2}
+    assert by["alexnet"] == {"mean": 0.4, "std": 0.0, "clients": 1}
+
+
+def test_the_best_round_counts_from_one_and_says_how_it_was_chosen(run):
+    best = summary.facts(load(run))["best"]
+    assert best == {"round": 2, "mean": pytest.approx(0.6), "selected_on": "test data"}
+
+
+def test_traffic_is_exact_per_client_and_round(run):
+    found = summary.facts(load(run))["traffic"]
+    assert (found["down_per_client_round"], found["up_per_client_round"]) == (20520, 20520)
+    assert (found["down_total"], found["up_total"]) == (8 * 20520, 8 * 20520)
+
+
+def test_time_is_the_mean_over_ranks_and_shares_add_up_to_one(run):
+    found = summary.facts(load(run))["time"]
+    assert (found["seconds"], found["seconds_per_round"]) == (15.0, 5.0)
+    assert found["train"] == {"seconds": 6.0, "share": pytest.approx(6 / 14.5)}  # 6 + 1.5 + 3 + 3 + 1
+    assert found["checkpoint"]["seconds"] == 1.0
+    assert sum(found[phase]["share"] for phase in summary.PHASES) == pytest.approx(1)
+
+
+def test_ranks_that_a_round_did_not_have_do_not_count(tmp_path):
+    rows = [row([1.0] * 4, [0]), row([1.0] * 4, [0], **{"ranks/train": np.array([7.0])})]
+    assert summary.facts(load(run_of(tmp_path / "r", rows)))["time"]["train"]["seconds"] == 2.0 + 7.0
+
+
+def test_a_run_without_rounds_has_facts_a_table_and_pictures(tmp_path):
+    run = run_of(tmp_path / "empty", [])
+    assert summary.facts(load(run))["accuracy"]["mean"] is None
+    console().print(summary.render(load(run)))
+    plot.plot([run])
+    assert (run / "curves.png").exists()
+
+
+def test_the_table_marks_the_best_round_and_gives_bytes_exactly(run, capsys):
+    console().print(summary.render(load(run)))
+    text = capsys.readouterr().out
+    for words in ("best round: 2, selected on test data", "20,520 B (20.5 kB)", "fedclassavg on digits", "0.6000"):
+        assert words in text
+
+
+def test_bytes_and_seconds_are_written_for_people():
+    assert [size(n) for n in (0, 999, 20520, 999_950, 3e13)] == ["0 B", "999 B", "20.5 kB", "1.0 MB", "30.0 TB"]
+    assert [duration(s) for s in (0.25, 59, 125, 12000)] == ["0.25 s", "59 s", "2 min 5 s", "3 h 20 min"]
+
+
+def test_every_citation_of_every_registry_has_an_entry():
+    used = {key for kind in catalogue.REGISTRIES for entry in catalogue.registry(kind).values()
+            for key in catalogue.keys(entry)}  # fmt: skip
+    assert used and used <= set(references())
+
+
+def test_every_reference_has_title_year_and_closed_braces():
+    for key, entry in references().items():
+        assert entry.count("{") == entry.count("}") and "title" in entry and "year" in entry, key
+
+
+def test_a_run_cites_hpcfed_and_what_it_used_once(run):
+    used = cite.used(load(run))
+    assert used[:3] == ["hpcfed", "jang2022", "khosla2020"] and len(set(used)) == len(used)
+    assert any(key.startswith("alpaydin1998") for key in used) and "he2016" in used
+    assert bibtex(used).count("\n@") == len(used) - 1
+
+
+def test_a_file_of_ones_own_is_not_cited(tmp_path):
+    run = run_of(tmp_path / "own", [], data="mine.h5", architectures=["mlp"])
+    assert "mcmahan2017" in cite.used(load(run)) and not any("1998" in key for key in cite.used(load(run)))
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_pictures_are_written_where_asked(run, tmp_path, suffix):
+    paths = plot.plot([run, run], tmp_path / f"both{suffix}").split("\n")
+    assert paths == [str(tmp_path / f"both{suffix}"), str(tmp_path / f"both-labels{suffix}")]
+    assert all(Path(path).stat().st_size > 1000 for path in paths)
+
+
+def test_the_pictures_of_one_run_lie_in_its_folder(run):
+    assert plot.plot([run]).split("\n") == [str(run / "curves.png"), str(run / "labels.png")]
+    plot.plot([run / "results.h5", run], format="svg")
+    assert (run / "comparison.svg").exists() and (run / "labels.svg").exists()
+
+
+def test_a_curve_adds_up_epochs_and_bytes_over_unevaluated_rounds(tmp_path):
+    rows = [row([NAN] * 4, [0, 1]), row([0.2, 0.4, NAN, NAN], [2, 3])]
+    curve = plot.Curve.of(load(run_of(tmp_path / "r", rows)))
+    assert (curve.rounds, curve.epochs, curve.traffic) == ([2], [1.0], [2 * HEAD])
+    assert (curve.mean, curve.std) == (pytest.approx([0.3]), pytest.approx([0.1]))
+
+
+def wide(record: Record, K: int, C: int) -> Record:
+    counts = np.arange(K * C).reshape(K, C)
+    return Record({**record.header, "classes": [f"class {c}" for c in range(C)]}, {"label_counts": counts}, {}, 0)
+
+
+@pytest.mark.parametrize(("K", "C"), [(1, 1), (3, 26), (100, 10)])
+def test_labels_of_few_and_of_many_clients_are_drawn(run, tmp_path, K, C):
+    plot.labels(wide(load(run), K, C), tmp_path / "labels.png")
+    assert (tmp_path / "labels.png").exists()
+
+
+def test_a_picture_that_cannot_be_written_is_an_error_that_says_where(run, tmp_path):
+    with pytest.raises(ConfigError, match=r"absent.*curves\.png: cannot write.*No such file"):
+        plot.plot([run], tmp_path / "absent" / "curves.png")
+    with pytest.raises(ConfigError, match=r"no picture format '\.txt'.*\.png"):
+        plot.plot([run], tmp_path / "curves.txt")
+
+
+def test_missing_results_are_an_error(tmp_path):
+    for command in (summary.summary, cite.cite):
+        with pytest.raises(CheckpointError, match="absent"):
+            command(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("kind", catalogue.REGISTRIES)
+def test_everything_that_is_listed_can_be_shown(kind):
+    for name in catalogue.registry(kind):
+        facts = catalogue.show(name, json=True)
+        assert facts["name"] == name and facts["line"] and json.dumps(facts, allow_nan=False)
+        console().print(catalogue.show(name))
+
+
+def test_an_algorithm_shows_its_parameters_with_type_range_default_and_meaning():
+    facts = catalogue.show("fedprox", json=True)
+    mu = next(p for p in facts["parameters"] if p["name"] == "mu")
+    assert (mu["type"], mu["range"]) == ("float", ">= 0") and mu["default"] >= 0 and not mu["meaning"].endswith("]")
+    assert facts["accepts"] == "one architecture" and "Deviations" in facts["text"] and "li2020" in facts["bibtex"]
+
+
+def test_a_model_shows_parameters_and_multiply_adds():
+    sizes = catalogue.show("logistic", json=True)["sizes"]
+    assert sizes["1x28x28"] == {"parameters": 7850, "multiply_adds": 7840}  # 784 * 10 + 10
+    assert sizes["3x32x32"] == {"parameters": 30730, "multiply_adds": 30720}
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'fedprox'"):
+        catalogue.show("fedprx")

@@ -1,0 +1,192 @@
+"""Values in HDF5 trees, and files that are complete or absent."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpcfed
+from hpcfed.errors import CheckpointError
+from hpcfed.params import Params
+from hpcfed.storage import tree
+from hpcfed.storage.atomic import BLOCK, opened, replacing
+
+REPOSITORY = Path(hpcfed.__file__).parents[1]
+
+
+def back(item: Any) -> Any:
+    """The item after a round trip through a file in memory."""
+    with h5py.File.in_memory() as file:
+        tree.write(file, "a/b", item)
+        return tree.read(file, "a/b")
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Same types, keys in the same order, dtypes, shapes and bits."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, np.ndarray | torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
+    return repr(a) == repr(b)
+
+
+def bits(array: np.ndarray | torch.Tensor) -> bytes:
+    if isinstance(array, torch.Tensor):
+        array = (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+    return array.tobytes()
+
+
+TENSORS = [torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", TENSORS, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3)], ids=str)
+def test_a_tensor_comes_back_with_dtype_shape_and_bits(dtype, shape):
+    tensor = (torch.arange(6) - 2).to(dtype)[: int(np.prod(shape))].reshape(shape)
+    assert equal(back(tensor), tensor)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "i8", "u1", "?", ">f4"])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)], ids=str)
+def test_an_array_comes_back_as_an_array(dtype, shape):
+    array = np.arange(6).astype(dtype)[: int(np.prod(shape))].reshape(shape)
+    assert equal(back(array), array)
+
+
+def test_odd_floats_keep_their_bits():
+    odd = [0.0, -0.0, float("nan"), float("inf"), 1e-45, 3.4e38]
+    assert equal(back(torch.tensor(odd)), torch.tensor(odd))
+    assert equal(back(odd), odd)
+
+
+def test_tensors_are_saved_without_gradient_and_from_any_layout():
+    weight = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    assert equal(back(weight.T), weight.detach().T.contiguous())
+
+
+def test_a_nested_state_comes_back_as_it_was():
+    state = {
+        "global": Params({"head.weight": torch.ones(2, 3), "body.0.weight": torch.zeros(1)}),
+        3: {"memory": (np.arange(3), [], (), {}), "none": None, "yes": True, "big": 2**100},
+        "3": ["text", "", "ä/\0", 1, 1.5, [torch.tensor(1)]],
+        -1: Params(),
+    }
+    assert equal(back(state), state)
+
+
+def test_numpy_numbers_come_back_as_python_numbers():
+    assert equal(back({np.int64(3): np.float32(0.5)}), {3: 0.5})
+
+
+KEYS = st.text(st.characters(exclude_categories=["Cs"])) | st.integers()
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=60)
+@given(st.dictionaries(KEYS, st.integers(), max_size=5))
+def test_any_text_and_any_integer_is_a_key(item):
+    assert equal(back(item), item)
+
+
+@pytest.mark.parametrize("item", [{1, 2}, object(), np.array(["a"]), {True: 1}, {1.5: 1}, [{"x": b"bytes"}]])
+def test_other_types_are_refused(item):
+    with pytest.raises(CheckpointError, match="cannot save"):
+        back(item)
+
+
+def save(path: Path, value: int) -> None:
+    with replacing(path, "test") as file:
+        tree.write(file, "value", value)
+
+
+def value_of(path: Path) -> int:
+    with opened(path, "test") as file:
+        return tree.read(file, "value")
+
+
+def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
+    save(tmp_path / "a.h5", 1)
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "a.h5", "test") as file:
+        file["half"] = 1 / 0
+    assert value_of(tmp_path / "a.h5") == 1
+    assert os.listdir(tmp_path) == ["a.h5"]
+
+
+def test_leftovers_of_killed_writers_are_removed_at_the_next_write(tmp_path):
+    (tmp_path / ".b.h5.node7-123.tmp").write_bytes(b"half a file")
+    (tmp_path / "notes.tmp").write_text("not ours")
+    save(tmp_path / "a.h5", 1)
+    assert sorted(os.listdir(tmp_path)) == ["a.h5", "notes.tmp"]
+
+
+def test_a_file_that_is_replaced_stays_readable_as_it_was(tmp_path):
+    save(tmp_path / "a.h5", 1)
+    with opened(tmp_path / "a.h5", "test") as file:
+        save(tmp_path / "a.h5", 2)
+        assert tree.read(file, "value") == 1
+    assert value_of(tmp_path / "a.h5") == 2
+
+
+def test_plain_hdf5_tools_read_a_sealed_file(tmp_path):
+    save(tmp_path / "a.h5", 1)
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert (file.attrs["format"], file.attrs["format_version"], file.userblock_size) == ("test", 1, BLOCK)
+
+
+def test_another_format_and_another_version_are_refused(tmp_path, monkeypatch):
+    save(tmp_path / "a.h5", 1)
+    with pytest.raises(CheckpointError, match="holds test, not other"), opened(tmp_path / "a.h5", "other"):
+        pass
+    monkeypatch.setattr("hpcfed.storage.atomic.VERSION", 2)
+    with pytest.raises(CheckpointError, match="format version 1, but this hpcfed reads version 2; use"):
+        value_of(tmp_path / "a.h5")
+
+
+def test_a_foreign_file_is_refused(tmp_path):
+    with h5py.File(tmp_path / "foreign.h5", "w") as file:
+        file["value"] = 1
+    with pytest.raises(CheckpointError, match="not a file of hpcfed"):
+        value_of(tmp_path / "foreign.h5")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file/a.h5: cannot be written: .*choose another run folder"):
+        save(tmp_path / "file" / "a.h5", 1)
+
+
+FULL = """
+import resource, sys, pathlib, numpy as np
+from hpcfed.errors import CheckpointError
+from hpcfed.storage.atomic import replacing
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+try:
+    with replacing(pathlib.Path(sys.argv[1]), "test") as file:
+        for i in range(int(sys.argv[2])):
+            file[f"part{i}"] = np.zeros(int(sys.argv[3]))
+except CheckpointError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("parts", "size"), [(1, 100_000), (40, 1000)], ids=["one large", "many small"])
+def test_a_full_disk_is_one_message_and_harms_nothing(tmp_path, parts, size):
+    save(tmp_path / "a.h5", 1)
+    command = [sys.executable, "-c", FULL, str(tmp_path / "a.h5"), str(parts), str(size)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.strerror(errno.EFBIG) in done.stdout and "a.h5: cannot be written" in done.stdout
+    assert value_of(tmp_path / "a.h5") == 1
+    assert os.listdir(tmp_path) == ["a.h5"]

@@ -1,0 +1,63 @@
+"""The digest of a run: equal for equal bits, whatever the ranks, the times and the folder."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.errors import CheckpointError
+from hpcfed.params import Params
+from hpcfed.storage import checkpoint
+from hpcfed.storage.digest import digest
+from hpcfed.storage.results import Results
+
+
+def digest_of(run: Path, accuracy: float = 0.5, weight: float = 1, seconds: float = 1, ranks: int = 1) -> str:
+    """The digest of a small run."""
+    made = Results(run, {"ranks": ranks, "placement": [ranks - 1] * 3}, {})
+    for _ in range(4):
+        accuracies = np.array([accuracy, np.nan, 0.0])
+        made.append({"clients/accuracy": accuracies, "ranks/wait": np.full(ranks, seconds)})
+    made.write()
+    with checkpoint.writer(run, 4, {"ranks": ranks}) as writer:
+        writer.put("state", Params({"head.weight": torch.full((2, 2), weight)}))
+        writer.put("clients/0", {"model": Params({"body.weight": torch.ones(3)})})
+    return digest(run)
+
+
+def test_digests_are_equal_for_equal_results_whatever_the_ranks_times_and_folder(tmp_path):
+    assert digest_of(tmp_path / "a") == digest_of(tmp_path / "b", seconds=2.0, ranks=4)
+
+
+def test_digests_differ_with_one_accuracy_weight_or_sign_of_zero(tmp_path):
+    digests = {
+        digest_of(tmp_path / "a"),
+        digest_of(tmp_path / "b", accuracy=0.5 + 2**-53),
+        digest_of(tmp_path / "c", weight=1 + 2**-23),
+        digest_of(tmp_path / "d", accuracy=0.0),
+        digest_of(tmp_path / "e", accuracy=-0.0),
+    }
+    assert len(digests) == 5
+
+
+def test_the_digest_takes_all_nan_for_one(tmp_path):
+    odd = np.array([0x7FF8000000000123], np.uint64).view(np.float64)[0]
+    assert digest_of(tmp_path / "a", accuracy=odd) == digest_of(tmp_path / "b", accuracy=-np.nan)
+
+
+def test_the_order_in_which_clients_were_saved_does_not_matter(tmp_path):
+    digests = set()
+    for name, order in {"a": (0, 1), "b": (1, 0)}.items():
+        Results(tmp_path / name, {}, {}).write()
+        with checkpoint.writer(tmp_path / name, 0, {}) as writer:
+            for k in order:
+                writer.put(f"clients/{k}", torch.tensor([float(k)]))
+        digests.add(digest(tmp_path / name))
+    assert len(digests) == 1
+
+
+def test_a_run_without_a_checkpoint_has_no_digest(tmp_path):
+    Results(tmp_path, {}, {}).write()
+    with pytest.raises(CheckpointError, match="no checkpoint here"):
+        digest(tmp_path)

@@ -1,0 +1,200 @@
+"""The record of a run: complete up to the last forced row, whatever happens to the writer."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hpcfed
+from hpcfed.errors import CheckpointError
+from hpcfed.storage import results
+from hpcfed.storage.results import Results, load
+
+REPOSITORY = Path(hpcfed.__file__).parents[1]
+K = 3
+
+
+def row(t: int, ranks: int = 2) -> dict[str, object]:
+    return {
+        "clients/accuracy": np.full(K, t / 10, np.float32),
+        "clients/up": np.full(K, t),
+        "clients/cohort": np.arange(K) == t % K,
+        "ranks/train": np.full(ranks, float(t)),
+        "rounds/seconds": float(t),
+    }
+
+
+def run_of(folder: Path, rounds: int, **header: object) -> Results:
+    made = Results(folder, header, {"label_counts": np.ones((K, 4), np.int64)})
+    for t in range(rounds):
+        made.append(row(t))
+    made.write(force=True)
+    return made
+
+
+def test_results_come_back_as_they_were_appended(tmp_path):
+    run_of(tmp_path, 4, job={"seed": 1}, classes=["a", "b"])
+    record = load(tmp_path)
+    assert record.header == {"job": {"seed": 1}, "classes": ["a", "b"]}
+    assert record.rounds == 4
+    assert record.arrays["label_counts"].shape == (K, 4)
+    assert {name: (c.shape, c.dtype.str) for name, c in record.columns.items()} == {
+        "clients/accuracy": ((4, K), "<f4"),
+        "clients/cohort": ((4, K), "|b1"),
+        "clients/up": ((4, K), "<i8"),
+        "ranks/train": ((4, 2), "<f8"),
+        "rounds/seconds": ((4,), "<f8"),
+    }
+    assert record.column("clients/up")[2].tolist() == [2, 2, 2]
+
+
+def test_the_file_itself_can_be_named(tmp_path):
+    run_of(tmp_path, 2)
+    assert load(tmp_path / "results.h5").rounds == 2
+
+
+def test_a_run_without_rounds_is_readable(tmp_path):
+    run_of(tmp_path, 0)
+    assert (load(tmp_path).rounds, load(tmp_path).columns) == (0, {})
+
+
+def test_a_row_is_a_copy(tmp_path):
+    made, reused = Results(tmp_path, {}, {}), np.zeros(K)
+    for t in range(2):
+        reused[:] = t
+        made.append({"clients/loss": reused})
+    made.write()
+    assert load(tmp_path).column("clients/loss").tolist() == [[0] * K, [1] * K]
+
+
+def test_gaps_are_nan(tmp_path):
+    made = Results(tmp_path, {}, {})
+    made.append({"ranks/train": np.array([1, 2])})
+    made.append({"ranks/train": np.array([3]), "rounds/late": 5})
+    made.write()
+    np.testing.assert_array_equal(load(tmp_path).column("ranks/train"), [[1, 2], [3, np.nan]])
+    np.testing.assert_array_equal(load(tmp_path).column("rounds/late"), [np.nan, 5])
+
+
+def test_an_unknown_column_is_named_with_the_nearest(tmp_path):
+    run_of(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="no column 'clients/acuracy'; did you mean 'clients/accuracy'"):
+        load(tmp_path).column("clients/acuracy")
+
+
+@pytest.mark.parametrize("value", [np.zeros((2, 2)), "text", None])
+def test_a_cell_that_is_no_number_or_vector_is_refused(tmp_path, value):
+    with pytest.raises(CheckpointError, match="column 'rounds/x'"):
+        Results(tmp_path, {}, {}).append({"rounds/x": value})
+
+
+def test_unforced_writes_take_at_most_two_percent_of_the_time(tmp_path, monkeypatch):
+    clock = iter([0.0, 1.0, 2.0, 50.9, 52.1, 52.2])  # made; written from 1 to 2; skipped; written from 52.1
+    monkeypatch.setattr(results, "monotonic", lambda: next(clock))
+    made = Results(tmp_path, {}, {})
+    seen = []
+    for t in range(3):
+        made.append(row(t))
+        made.write()
+        seen.append(load(tmp_path).rounds)
+    assert seen == [1, 1, 3]
+
+
+def test_a_resumed_run_equals_the_unbroken_one(tmp_path):
+    run_of(tmp_path / "unbroken", 5)
+    run_of(tmp_path / "broken", 4)
+    resumed = Results.resume(tmp_path / "broken", 2, {})
+    assert resumed.rounds == 2
+    for t in range(2, 5):
+        resumed.append(row(t))
+    resumed.write()
+    want, got = load(tmp_path / "unbroken"), load(tmp_path / "broken")
+    assert list(want.columns) == list(got.columns)
+    for name, column in want.columns.items():
+        assert column.dtype == got.column(name).dtype
+        np.testing.assert_array_equal(column, got.column(name))
+    np.testing.assert_array_equal(want.arrays["label_counts"], got.arrays["label_counts"])
+
+
+def test_a_resumed_run_keeps_the_history_of_its_ranks(tmp_path):
+    run_of(tmp_path, 3, ranks=2, versions={"torch": "1"}, placement=[0, 1, 0])
+    Results.resume(tmp_path, 2, {"ranks": 4}).write()
+    again = Results.resume(tmp_path, 1, {"ranks": 1, "placement": [0, 0, 0]})
+    again.append(row(1, ranks=5))
+    again.write()
+    record = load(tmp_path)
+    assert (record.header["ranks"], record.header["placement"]) == (1, [0, 0, 0])
+    first, second = record.header["history"]
+    assert first == {"rounds": 2, "versions": {"torch": "1"}, "ranks": 2}
+    assert second == {"rounds": 1, "ranks": 4}
+    assert record.column("ranks/train").shape == (2, 5)
+
+
+def test_results_that_end_before_the_checkpoint_are_refused(tmp_path):
+    run_of(tmp_path, 3)
+    with pytest.raises(CheckpointError, match="holds 3 rounds, the checkpoint 4; resume from an earlier"):
+        Results.resume(tmp_path, 4, {})
+
+
+def test_missing_results_say_what_to_do(tmp_path):
+    with pytest.raises(CheckpointError, match=r"results.h5: cannot be read: .*\n  give the folder of a run"):
+        load(tmp_path)
+
+
+def test_every_truncation_and_every_flipped_byte_is_noticed(tmp_path):
+    run_of(tmp_path, 4)
+    path = tmp_path / "results.h5"
+    whole = path.read_bytes()
+    for length in np.linspace(0, len(whole) - 1, 50).astype(int):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match="results.h5: (damaged|not a file of hpcfed)"):
+            load(tmp_path)
+    for position in np.linspace(0, len(whole) - 1, 50).astype(int):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        with pytest.raises(CheckpointError, match="results.h5: (damaged|not a file of hpcfed)"):
+            load(tmp_path)
+
+
+ENDLESS = """
+import sys, pathlib, itertools, numpy as np
+from hpcfed.storage.results import Results
+made = Results(pathlib.Path(sys.argv[1]), {}, {})
+for t in itertools.count():
+    made.append({"clients/accuracy": np.full(1000, t), "rounds/seconds": t})
+    made.write(force=True)
+    print(t + 1, flush=True)
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 20, 60])
+def test_a_killed_writer_leaves_every_forced_row(tmp_path, rows):
+    command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as writer:
+        for line in writer.stdout:
+            assert load(tmp_path).rounds >= int(line)  # readable while the run goes on
+            if int(line) == rows:
+                break
+        writer.kill()
+    record = load(tmp_path)
+    assert record.rounds >= rows
+    assert (record.column("clients/accuracy") == np.arange(record.rounds)[:, None]).all()
+    Results.resume(tmp_path, rows, {}).write()
+    assert os.listdir(tmp_path) == ["results.h5"]
+
+
+WITHOUT_TORCH = """
+import sys, pathlib
+from hpcfed.storage.results import load
+load(pathlib.Path(sys.argv[1]))
+print("torch" in sys.modules)
+"""
+
+
+def test_results_are_read_without_torch(tmp_path):
+    run_of(tmp_path, 1)
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
