@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
         _print(COMMANDS[options.pop("command")].load()(**options))
         sys.stdout.flush()
     except HpcfedError as error:
-        print(error, file=sys.stderr)
+        print(f"hpcfed: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # e.g. `hpcfed list | head -1`; at exit Python flushes stdout once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

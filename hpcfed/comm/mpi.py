@@ -4,6 +4,7 @@
 """
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TypeVar
@@ -16,6 +17,8 @@ from hpcfed.comm.exact import exact_sum
 from hpcfed.comm.protocol import Arrays, Row, read_only, union, valid_rank
 
 mpi4py.rc.thread_level = "funneled"  # only the main thread calls MPI; torch's threads never do
+# Windows serve ranks of one node alone; Open MPI's UCX component for them prints an error where it finds no fabric.
+os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 
 from mpi4py import MPI  # noqa: E402  (reads the setting above)
 

@@ -42,7 +42,7 @@ class Job(BaseSettings):
     )
     layers: ClassVar[tuple[list[str], list[dict[str, Any]], Any]] = ([], [], None)  # flags, dicts, parser
 
-    rounds: PositiveInt = 25
+    rounds: PositiveInt = 100
     """Rounds to run in all."""
     clients: PositiveInt = 20
     """Number of clients."""

@@ -19,6 +19,7 @@ from hpcfed.errors import ConfigError
 
 DEFAULT_ALGORITHM = "fedclassavg"
 PRESETS = Path(__file__).parent.parent / "presets"
+EMBEDDED = PRESETS / "default.toml"
 
 
 def load(
@@ -28,13 +29,14 @@ def load(
 ) -> Job:
     """The job of a command line: `[JOB.toml] [--field value ...]`.
 
-    Precedence: flags, environment (HPCFED_DATA__ALPHA), job file, the stored job of the run that `--resume`
-    names (`stored(path)`), preset, defaults. Raises ConfigError with all mistakes in one message.
+    Precedence: flags, environment (HPCFED_DATA__ALPHA), job file, preset, defaults. Without a job file the
+    embedded job stands in; with `--resume` the stored job of that run (`stored(path)`) stands under the file.
+    Raises ConfigError with all mistakes in one message.
     """
     path, flags = split(argv)
     file = read(path) if path else {}
     resume = peek("resume", flags, environ, file)
-    old = stored(Path(resume)) if resume else {}
+    old = stored(Path(resume)) if resume else {} if path else read(EMBEDDED)
     name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
     preset = read_preset(peek("preset", flags, environ, file, old) or "paper", name)
     model = job_model(name, flags, [file, old, preset], Parser("python -m hpcfed.main [JOB.toml]", allow_abbrev=False))

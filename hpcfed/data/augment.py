@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hpcfed.data import colour
+from hpcfed.data.affine import affine
 from hpcfed.data.crop import resized_crop, uniform
 from hpcfed.errors import ConfigError, DataError, unknown
 
@@ -95,5 +96,6 @@ def _floats(x: Tensor) -> Tensor:
 POLICIES: dict[str, Policy] = {
     "simclr": Policy(simclr, "resized crop, flip, colour jitter, grey (FedClassAvg)"),
     "crop-flip": Policy(crop_flip, "shift by up to 4 pixels, flip"),
+    "affine": Policy(lambda x, g: affine(_floats(x), g), "small rotation, shift and change of size; for digits, letters"),
     "none": Policy(unchanged, "images as they are"),
 }

@@ -39,7 +39,8 @@ def listing(kind: str | None = None, json: bool = False) -> Any:
     rows = {k: [fact(n, e) for n, e in registry(k).items()] for k in REGISTRIES if kind in (None, k)}
     if json:
         return rows[kind] if kind else rows
-    return Group(*(table(k, "name,", [(f["name"], f["line"]) for f in rows[k]]) for k in rows))
+    tables = [table(f"{k},", [(f"  {fact['name']}", fact["line"]) for fact in rows[k]]) for k in rows]
+    return Group(*(part for grid in tables for part in (grid, Text())))
 
 
 def fact(name: str, entry: Any) -> dict[str, Any]:
@@ -113,13 +114,13 @@ def model(name: str, entry: Entry) -> dict[str, Any]:
     import torch
 
     from hpcfed.models import build
-    from hpcfed.models.cost import cost
+    from hpcfed.models.cost import work
 
     sizes = {}
     for label, shape in IMAGES.items():
         with torch.device("meta"):
             count = sum(p.numel() for p in build(name, shape, CLASSES).parameters())
-        sizes[label] = {"parameters": count, "multiply_adds": int(cost(name, shape, CLASSES))}
+        sizes[label] = {"parameters": count, "multiply_adds": work(name, shape, CLASSES).multiply_adds}
     return {"classes": CLASSES, "sizes": sizes}
 
 
@@ -129,9 +130,17 @@ def page(facts: dict[str, Any]) -> Group:
     if "text" in facts:
         parts += [Text(facts["text"] + "\n"), Text(f"accepts: {facts['accepts']}\n")]
     if facts.get("parameters"):
-        rows = [(f"algorithm.{p['name']}", *list(p.values())[1:]) for p in facts["parameters"]]
-        parts += [table("", "parameter,type,range,default,", rows), Text()]
+        rows = [
+            (f"algorithm.{p['name']}", p["type"], p["range"], written(p["default"]), p["meaning"])
+            for p in facts["parameters"]
+        ]
+        parts += [table("parameter,type,range,default,", rows), Text()]
     if "sizes" in facts:
         rows = [(s, f"{n['parameters']:,}", f"{n['multiply_adds']:,}") for s, n in facts["sizes"].items()]
-        parts += [table("", "input,>parameters,>multiply-adds", rows), Text()]
+        parts += [table(f"input ({facts['classes']} classes),>parameters,>multiply-adds", rows), Text()]
     return Group(*parts, Text(facts["bibtex"] or "no publication"))
+
+
+def written(default: Any) -> str:
+    """A default as flags take it: `true`, `none`, `head`."""
+    return str(default).lower() if default is None or isinstance(default, bool) else str(default)

@@ -17,10 +17,11 @@ def show(
 ) -> None:  # fmt: skip
     """Print the plan. memory: bytes of weights by rank.  traffic: bytes down and up per client and round."""
     out = console()
-    out.print(table("job", "field,value", flat(job)))
+    out.print(table("job,value", flat(job)))
     held = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
     rows = [(r, len(ks), ",".join(map(str, ks)) or "none", size(memory[r])) for r, ks in held.items()]
-    out.print(table(f"ranks (rank 0 on {device})", ">rank,>clients,ids,>weights", rows))
+    out.print(f"\nrank 0 computes on {device}")
+    out.print(table(">rank,>clients,ids,>weights", rows))
     down, up = traffic
     out.print(f"load: {balance:.1%} of the heaviest rank's work on average, as estimated before measuring")
     out.print(f"traffic per client and round: {size(down)} down, {size(up)} up ({down} + {up} bytes)")

@@ -161,7 +161,7 @@ def step(n: int) -> int:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the picture in the format of the path's ending; returns path. ConfigError if it cannot be done."""
+    """Write the picture in the format of the path's ending; returns path. ConfigError where it fails."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path}: no picture format {path.suffix!r}; end the name in {', '.join(FORMATS)}")
     try:

@@ -115,7 +115,7 @@ def render(record: Record) -> Group:
 def brief(record: Record) -> str:
     """The job in two lines."""
     ranks, rounds = record.header["ranks"], record.header["job"]["rounds"]
-    return f"{title(record)}\n{record.rounds} of {rounds} rounds done on {ranks} ranks"
+    return f"{title(record)}\n{record.rounds} of {rounds} rounds done, on {ranks} rank{'s' * (ranks != 1)}"
 
 
 def title(record: Record) -> str:
@@ -140,7 +140,7 @@ def accuracy_table(found: dict[str, Any]) -> Table:
     rows.append(("before local training", total["before"]))
     cells = [(name, share(s["mean"]), share(s["std"]), s.get("clients", "")) for name, s in rows]
     cells.append((f"best round: {top['round']}, selected on test data", share(top["mean"]), "", ""))
-    return table("", "test accuracy,>mean,>std,>clients", cells)
+    return table("test accuracy,>mean,>std,>clients", cells)
 
 
 def share(number: float | None) -> str:
@@ -152,7 +152,7 @@ def traffic_table(found: dict[str, Any]) -> Table:
         (name, *(amount(found[f"{way}_{key}"]) for way in ("down", "up")))
         for name, key in (("per client and round", "per_client_round"), ("in all", "total"))
     ]
-    return table("", "traffic,>down,>up", rows)
+    return table("traffic,>down,>up", rows)
 
 
 def amount(n: float | None) -> str:
@@ -163,5 +163,5 @@ def amount(n: float | None) -> str:
 def time_table(found: dict[str, Any]) -> Table:
     each = found["seconds_per_round"]
     rows = [(phase, duration(found[phase]["seconds"]), f"{found[phase]['share']:.1%}") for phase in PHASES]
-    total = duration(found["seconds"]) + ("" if each is None else f", {duration(each)} per round")
-    return table("", f"time: {total},>mean per rank,>share", rows)
+    total = duration(found["seconds"]) + ("" if each is None else f" ({duration(each)} per round)")
+    return table(f"time: {total},>mean per rank,>share", rows)

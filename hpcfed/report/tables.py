@@ -15,10 +15,9 @@ def console() -> Console:
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
-def table(title: str, heads: str, rows: list[tuple[object, ...]]) -> Table:
-    """A titled table; heads: names of the columns, separated by commas, `>` before those of numbers."""
-    head = Text(title, "bold") if title else None
-    grid = Table(title=head, title_justify="left", box=None, pad_edge=False, header_style="bold")
+def table(heads: str, rows: list[tuple[object, ...]]) -> Table:
+    """A table; heads: names of the columns, separated by commas, `>` before those of numbers."""
+    grid = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads.split(","):
         grid.add_column(head.lstrip(">"), justify="right" if head.startswith(">") else "left")
     for row in rows:
@@ -36,8 +35,8 @@ def size(n: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for people: `0.3 s`, `2 min 5 s`, `3 h 20 min`."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
+    """A time for people: `0.25 s`, `41.3 s`, `2 min 5 s`, `3 h 20 min`."""
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,161 @@
+"""The console command: each command answers, or says in one message what is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hpcfed
+from hpcfed import cli
+from hpcfed.algorithms import ALGORITHMS
+from hpcfed.errors import HpcfedError
+from hpcfed.models import MODELS
+from hpcfed.storage.results import Results
+
+REPOSITORY = Path(hpcfed.__file__).parents[1]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two clients, one round; no checkpoint."""
+    data = {"name": "digits", "partition": "iid"}
+    job = {"algorithm": {"name": "local"}, "data": data, "clients": 2, "rounds": 1, "seed": 0}
+    header = {"job": job, "ranks": 1, "architectures": ["mlp", "cnn"], "classes": ["a", "b"]}
+    results = Results(tmp_path / "run", header, {"label_counts": np.ones((2, 2), np.int64)})
+    results.append({"clients/accuracy": np.array([0.25, 0.75]), "clients/cohort": np.ones(2, bool)})
+    (tmp_path / "run").mkdir()
+    results.write(force=True)
+    return tmp_path / "run"
+
+
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=env, check=False)
+
+
+def test_list_as_json_names_every_algorithm_with_line_and_citation(capsys):
+    assert cli.main(["list", "algorithms", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(ALGORITHMS)
+    assert all(set(row) == {"name", "line", "cite"} and row["line"] for row in rows)
+
+
+def test_list_names_all_four_kinds_and_each_of_their_names(capsys):
+    assert cli.main(["list"]) == 0
+    first = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert {*cli.KINDS, *ALGORITHMS, *MODELS, "digits", "dirichlet"} <= first
+    cli.main(["list", "--json"])
+    assert set(json.loads(capsys.readouterr().out)) == set(cli.KINDS)
+
+
+def test_summary_as_json_is_complete(run, capsys):
+    assert cli.main(["summary", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"run", "algorithm", "rounds", "accuracy", "best", "traffic", "time"}
+    assert (found["run"], found["algorithm"], found["rounds"]) == (str(run), "local", 1)
+    accuracy = found["accuracy"]
+    assert set(accuracy) == {"mean", "std", "min", "max", "clients", "by_architecture", "before"}
+    assert (accuracy["mean"], accuracy["std"], accuracy["before"]["mean"]) == (0.5, 0.25, None)
+    assert set(found["traffic"]) == {"down_per_client_round", "up_per_client_round", "down_total", "up_total"}
+
+
+def test_summary_show_cite_and_plot_print_for_people(run, capsys):
+    for words, text in [
+        (["summary", str(run)], "all clients, last round"),
+        (["show", "fedprox"], "algorithm.mu"),
+        (["show", "digits"], "@misc{alpaydin1998"),
+        (["cite", str(run)], "@software{hpcfed"),
+        (["plot", str(run)], f"{run}/curves.png"),
+    ]:
+        assert cli.main(words) == 0
+        assert text in capsys.readouterr().out, words
+
+
+def test_ranges_in_brackets_are_printed_as_they_are(capsys):
+    cli.main(["show", "fedclassavg"])
+    text = capsys.readouterr().out
+    assert ">= 0" in text and "float or none" in text and "'head' or 'all'" in text
+
+
+@pytest.mark.parametrize("command", ["summary", "plot", "cite", "digest"])
+def test_a_path_without_a_run_is_one_message_and_status_2(command, tmp_path, capsys):
+    for path in (tmp_path / "absent", tmp_path):
+        assert cli.main([command, str(path)]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and str(path) in err and "Traceback" not in err
+
+
+def test_an_unknown_name_is_one_message_and_status_2(capsys):
+    assert cli.main(["show", "resnet81"]) == 2
+    assert "did you mean 'resnet18'" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_status_2_and_names_those_there_are(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["sumary"])
+    assert "summary" in capsys.readouterr().err
+
+
+def test_help_names_every_command_and_each_has_help_of_its_own(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    assert all(name in text and command.line in text for name, command in cli.COMMANDS.items())
+    for name in cli.COMMANDS:
+        with pytest.raises(SystemExit, match="0"):
+            cli.main([name, "--help"])
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_command_takes_the_arguments_of_its_line(name):
+    parser = ArgumentParser()
+    for names, options in cli.COMMANDS[name].arguments:
+        parser.add_argument(*names, **options)
+    code = cli.COMMANDS[name].load().__code__
+    assert {action.dest for action in parser._actions} - {"help"} == set(code.co_varnames[: code.co_argcount])
+
+
+def test_any_error_of_a_user_is_printed_alone(monkeypatch, capsys):
+    def fail(**_: object) -> None:
+        raise HpcfedError("what, where, what to do")
+
+    monkeypatch.setattr(cli.Command, "load", lambda self: fail)
+    assert cli.main(["list"]) == 2
+    assert capsys.readouterr() == ("", "hpcfed: what, where, what to do\n")
+
+
+slow = pytest.mark.xfail(strict=True, reason="the registry of partitions imports torch, h5py")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list", "algorithms"], pytest.param(["list"], marks=slow)])
+def test_what_should_answer_at_once_does_not_load_torch(words):
+    code = f"""
+import sys
+from hpcfed.cli import main
+try:
+    main({words})
+except SystemExit:
+    pass
+print(sorted({{"torch", "h5py", "matplotlib", "mpi4py"}} & set(sys.modules)), file=sys.stderr)
+"""
+    assert python("-c", code).stderr == "[]\n"
+
+
+def test_a_result_file_is_read_without_torch(run):
+    code = "import sys; from hpcfed.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    assert python("-c", code, "summary", str(run)).stdout.endswith("\nFalse\n")
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    code = "import sys; from hpcfed.cli import main; sys.stdin.read(); sys.exit(main(['list', 'algorithms']))"
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], env=env, **pipes) as process:
+        process.stdout.close()  # before it prints: it waits for the end of its input
+        process.stdin.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 1)
