@@ -4,6 +4,7 @@ What is reported of client k in a round (papers differ; results say it in these 
 - before: the model as the client has it when the round starts, what it received included; cohort only.
 - after: the client's own model after its local training, before anything new arrives. A client outside the
   cohort keeps its model and so its score; where clients keep nothing (FedAvg), it is the new global model.
+- common: the server's new model on the whole test split, where it is a whole model; each rank takes a part.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ def score(fed: Federation, client: Client) -> Score:
     """The client's model as it is now, on its test set."""
     with fed.clock("evaluate"):
         return measure(fed, client.model, client.test)
+
+
+def common(fed: Federation) -> float:
+    """Accuracy of the pooled client's model on the whole test split; collective, the same for any ranks."""
+    model = fed.pooled().model
+    with fed.clock("evaluate"):
+        right = round(measure(fed, model, fed.common).accuracy * len(fed.common)) if len(fed.common) else 0
+    counts = fed.comm.gather({fed.comm.rank: (right, len(fed.common))})
+    return sum(c for c, _ in counts.values()) / sum(n for _, n in counts.values())
 
 
 @torch.no_grad()

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hpcfed import rng
 from hpcfed.cluster.clock import Clock
 from hpcfed.comm import codec
 from hpcfed.errors import DivergedError
 from hpcfed.params import Mean, Params
+from hpcfed.payload import Tally, nbytes, on_device
 
 if TYPE_CHECKING:
     from hpcfed.client import Client, ClientStore, Shard
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 codec.register(Params, "params", dict, Params)
-
-
-@dataclass
-class Tally:
-    """What one client did in one round. Bytes are those of tensors; numbers beside them are not counted."""
-
-    loss: float = 0.0  # sum over examples
-    examples: int = 0
-    epochs: float = 0.0
-    seconds: float = 0.0
-    down: int = 0
-    up: int = 0
 
 
 @dataclass(eq=False)
@@ -52,7 +40,8 @@ class Federation:
     mean_pixel: tuple[float, ...]
     std_pixel: tuple[float, ...]
     device: torch.device
-    public: Shard | None = None
+    public: Shard  # examples that no client holds; may be empty
+    common: Shard  # this rank's part of the whole test split
     pool: Callable[[], Client] | None = None  # a client that holds all clients' data
     make: Callable[[int], Client] | None = None  # client k, without weights
     clock: Clock = field(default_factory=Clock)
@@ -196,21 +185,3 @@ def stragglers(job: Job, t: int, cohort: list[int]) -> dict[int, int]:
     g, full = rng.stream(job.seed, "stragglers", t), job.local.steps or job.local.epochs
     slow = g.choice(cohort, round(job.local.stragglers * len(cohort)), replace=False)
     return {int(k): int(g.integers(1, full + 1)) for k in sorted(slow)}
-
-
-def on_device(value: Any, device: torch.device) -> Any:
-    """Nested dicts of tensors and other things, with the tensors on the device."""
-    if isinstance(value, dict):
-        return type(value)({name: on_device(v, device) for name, v in value.items()})
-    return value.to(device) if isinstance(value, Tensor) else value
-
-
-def nbytes(value: Any) -> int:
-    """Bytes of the tensors and arrays in a value: tensors, mappings, sequences of them; other things are 0."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, Mapping):
-        return sum(nbytes(v) for v in value.values())
-    return sum(nbytes(v) for v in value) if isinstance(value, list | tuple) else 0

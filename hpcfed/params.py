@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,8 +120,3 @@ class Row(Sequence[np.ndarray]):
 
 def _float64(value: Tensor) -> np.ndarray:
     return value.detach().double().cpu().numpy()
-
-
-def total_bytes(values: Iterable[Tensor]) -> int:
-    """Bytes of some tensors."""
-    return sum(v.numel() * v.element_size() for v in values)

@@ -122,6 +122,8 @@ class Evaluate(Part):
     """Evaluate after every so many rounds, and after the last."""
     before: bool = True
     """Evaluate the cohort before local training too."""
+    common: bool = False
+    """Evaluate the server's model, where it is a whole one, on the whole test split."""
     batch: PositiveInt = 256
     """Examples in one forward pass."""
 

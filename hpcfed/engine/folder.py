@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 def prepare(job: Job, comm: Comm) -> Path:
     """The folder that the run writes to; collective. ConfigError on all ranks if it cannot be used."""
-    folder = of(job)
+    folder = agreed(comm, lambda: of(job))
     agreed(comm, lambda: claim(job, folder) if comm.rank == 0 else None)
     return folder
 
 
 def of(job: Job) -> Path:
-    """A resumed run goes on in its own folder, unless `out` names another."""
+    """A resumed run goes on in its own folder; ConfigError if `out` names another."""
     if not job.resume:
         return job.folder
-    return job.resume.parent.parent if job.resume.suffix == ".h5" else job.resume
+    own = job.resume.parent.parent if job.resume.suffix == ".h5" else job.resume
+    if job.out and job.out.resolve() != own.resolve():
+        raise ConfigError(f"out: {job.out}, but a resumed run goes on in its own folder, {own}; leave out away")
+    return own
 
 
 def claim(job: Job, folder: Path) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.cluster.placement import makespan, place
-from hpcfed.evaluate import NONE, Score, score
-from hpcfed.federation import Federation, Tally
+from hpcfed.evaluate import NONE, Score, common, score
+from hpcfed.federation import Federation
+from hpcfed.payload import Tally
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import RoundBased, State
@@ -54,10 +55,12 @@ class Rounds:
             self.state = self.algorithm.round(fed, self.state, cohort, t)
         self.stale[cohort] = True
         after = self.after(cohort) if due else {}
+        whole = self.common() if due and fed.job.evaluate.common else float("nan")
         if fed.store.stateless:
             fed.store.drop(*fed.clients, fed.K)
         self.t += 1
-        return self.record(start, cohort, before, after, flags)
+        row, raised = self.record(start, cohort, before, after, flags)
+        return row | {"rounds/accuracy_common": whole}, raised
 
     def before(self, cohort: list[int]) -> dict[int, Score]:
         """The cohort's models as they start into the round; leaves them as they are."""
@@ -77,6 +80,13 @@ class Rounds:
             if stateless or self.stale[k]:
                 scores[k] = score(self.fed, client)
         return scores
+
+    def common(self) -> float:
+        """The server's model on the whole test split; nan where clients keep a part of their models."""
+        if not self.fed.store.stateless:
+            return float("nan")
+        self.algorithm.receive(self.fed.pooled(), self.state)
+        return common(self.fed)
 
     def record(
         self, start: float, cohort: list[int], before: dict[int, Score], after: dict[int, Score], flags: Callable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.comm.agree import agreed
-from hpcfed.federation import on_device
+from hpcfed.payload import on_device
 from hpcfed.storage import checkpoint
 
 if TYPE_CHECKING:

@@ -96,6 +96,7 @@ def federation(job: Job, comm: Comm, world: World, costs: Sequence[float] | None
         std_pixel=data.std,
         device=device,
         public=Shard(data.train.x, data.train.y, world.partition.public, device),
+        common=Shard(data.test.x, data.test.y, np.arange(comm.rank, len(data.test.y), comm.size), device),
         pool=cache(partial(pooled, world, store, device, job.clients)),
         make=make,
     )
