@@ -1,6 +1,12 @@
-"""The registry of algorithms: one line each; the file of that name holds the method."""
+"""The registry of algorithms: one line each; the file of that name holds the method.
 
-from hpcfed.registry import Entry
+A method of your own needs no line here: `algorithm.name = "mine:Mine"` is class Mine of mine.py, in the folder
+where you start or anywhere on Python's path.
+"""
+
+from hpcfed.config.parts import Part
+from hpcfed.errors import ConfigError
+from hpcfed.registry import Entry, find
 
 ALGORITHMS = {
     "local": Entry("hpcfed.algorithms.local:Local", "each client trains alone; nothing is exchanged"),
@@ -14,3 +20,16 @@ ALGORITHMS = {
         "jang2022,khosla2020",
     ),
 }
+
+
+def load(name: str) -> type:
+    """The class of an algorithm: a registered name, or "module:Class". ConfigError if there is none."""
+    if ":" not in name:
+        return find("algorithm", name, ALGORITHMS).load()
+    try:
+        cls = Entry(name, "").load()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"algorithm.name = {name!r}: cannot load it: {error}; write module:Class") from error
+    if not (isinstance(cls, type) and issubclass(cls, Part)):
+        raise ConfigError(f"algorithm.name = {name!r} is no algorithm; it must be a subclass of RoundBased")
+    return cls

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,20 +25,9 @@ class RoundBased(Part):
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client in the mean: its number of training examples, or 1."""
 
-    @property
-    def accepts(self) -> str:
-        """Which clients can take part: "one architecture", "a common head" or "any models"."""
-        return "one architecture"
-
-    @property
-    def views(self) -> int:
-        """How many augmented copies of a batch the loss gets."""
-        return 1
-
-    @property
-    def keeps_stragglers(self) -> bool:
-        """Whether partial work counts; otherwise stragglers are left out of the round."""
-        return False
+    accepts: ClassVar[str] = "one architecture"  # or "a common head", "any models": which clients can take part
+    views: ClassVar[int] = 1  # augmented copies of a batch that the loss gets
+    keeps_stragglers: ClassVar[bool] = False  # partial work counts; else stragglers are left out of the round
 
     def traffic(self, fed: Federation) -> tuple[int, int]:
         """Bytes that a client receives and sends in one round, before anything is run."""

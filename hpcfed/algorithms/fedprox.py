@@ -7,7 +7,7 @@ weighting = "uniform"); most code draws uniformly and weights by n_k (the defaul
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import NonNegativeFloat, model_validator
@@ -19,6 +19,8 @@ from hpcfed.training.losses import proximal
 class FedProx(RoundBased):
     """mu = 0 without stragglers is FedAvg, bit for bit."""
 
+    keeps_stragglers: ClassVar[bool] = True
+
     mu: NonNegativeFloat = 0.1
     """Weight of the proximal term."""
     sampling: Literal["uniform", "size"] = "uniform"
@@ -29,10 +31,6 @@ class FedProx(RoundBased):
         if self.sampling == "size" and self.weighting == "samples":
             raise ValueError("sampling = 'size' with weighting = 'samples' counts sizes twice; use 'uniform' in one")
         return self
-
-    @property
-    def keeps_stragglers(self) -> bool:
-        return True
 
     def cohort(self, fed, t):
         return fed.sample(t, p=np.array(fed.sizes) / sum(fed.sizes) if self.sampling == "size" else None)

@@ -4,6 +4,8 @@ The baseline of all papers ("Standalone", "NoFed"). With contrastive = true it t
 the loss of FedClassAvg's clients, a comparison that separates what federation adds from what they add.
 """
 
+from typing import ClassVar
+
 from pydantic import PositiveFloat
 
 from hpcfed.algorithms.base import RoundBased
@@ -13,14 +15,12 @@ from hpcfed.training.losses import contrastive_cross_entropy
 class Local(RoundBased):
     """Nothing is shared, so all clients may differ."""
 
+    accepts: ClassVar[str] = "any models"
+
     contrastive: bool = False
     """Train on two augmented views with the supervised contrastive loss beside cross-entropy."""
     tau: PositiveFloat = 0.07
     """Temperature of the contrastive loss."""
-
-    @property
-    def accepts(self):
-        return "any models"
 
     @property
     def views(self):

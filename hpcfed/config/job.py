@@ -16,9 +16,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from hpcfed.algorithms import ALGORITHMS
+from hpcfed import algorithms
 from hpcfed.config.parts import Checkpoint, Data, Evaluate, Local, Models, Part, Run, describe_limits
-from hpcfed.registry import find
 
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
 FREE = ("out", "resume", "overwrite", "dry_run", "quiet", "verbose", "rounds", "checkpoint", "data.root",
@@ -88,7 +87,7 @@ class Job(BaseSettings):
     @property
     def folder(self) -> Path:
         """Where the run's files are."""
-        name = f"{self.algorithm.name}-{Path(self.data.name).stem}-{self.data.partition}-seed{self.seed}"
+        name = f"{self.algorithm.name.replace(':', '.')}-{Path(self.data.name).stem}-{self.data.partition}-seed{self.seed}"
         return self.out or Path("runs") / name
 
     def plain(self) -> dict[str, Any]:
@@ -111,7 +110,7 @@ class Job(BaseSettings):
 @cache
 def algorithm_model(name: str) -> type[Part]:
     """The class of this algorithm as a part of a job: with its `name` as a field."""
-    cls = find("algorithm", name, ALGORITHMS).load()
+    cls = algorithms.load(name)
     doc = "Name of the method (`hpcfed list algorithms`)."
     field = (Literal[name], Field(name, description=doc))  # type: ignore[valid-type]
     return create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field)

@@ -1,0 +1,79 @@
+"""The README does what it says: each of its commands is executed, its example and its batch script too."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun import ROOT, environment
+
+TEXT = (ROOT / "README.md").read_text()
+SMALL_MACHINE = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    return [line for block in blocks("sh") for line in block.splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory) -> Path:
+    """Where a user stands: the jobs beside her, her own algorithm in a file."""
+    folder = tmp_path_factory.mktemp("desk")
+    (folder / "jobs").symlink_to(ROOT / "jobs")
+    (folder / "smoothed.py").write_text(blocks("python")[0])
+    return folder
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line as a user would, with this Python's commands first on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = environment({**SMALL_MACHINE, "PATH": path})
+    return subprocess.run(["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.timeout(400)
+def test_every_command_of_the_readme_works(desk):
+    for command in commands():
+        if command.startswith("make "):  # this test is part of one of them
+            done = subprocess.run(["make", "-n", *shlex.split(command)[1:]], cwd=ROOT, capture_output=True, text=True)
+        elif "-np 15" in command:  # the paper's own setting: checked with data that need no download, not run
+            done = shell(f"{command} --dry-run --data.name digits", desk)
+        else:
+            done = shell(command, desk)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.timeout(120)
+def test_the_batch_script_runs(desk):
+    script = blocks("slurm")[0].replace("mpirun ", "mpirun -np 2 ")  # under Slurm, its tasks are the ranks
+    done = shell(script, desk)
+    assert done.returncode == 0, done.stderr
+    assert (desk / "runs/cluster/results.h5").exists()
+
+
+def test_the_job_file_of_the_readme_is_a_valid_job(desk):
+    from hpcfed.config.load import load
+
+    (desk / "common.toml").write_text("")
+    (desk / "job.toml").write_text(blocks("toml")[0])
+    job = load([str(desk / "job.toml")], environ={})
+    assert (job.rounds, job.algorithm.rho, job.models.mix[3]) == (300, 0.1, "alexnet")
+
+
+def test_pictures_and_files_that_the_readme_names_exist():
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", TEXT) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
