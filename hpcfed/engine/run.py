@@ -13,7 +13,7 @@ from hpcfed.engine.folder import prepare
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
 from hpcfed.report.progress import Progress
-from hpcfed.storage import checkpoint
+from hpcfed.storage import checkpoint, names
 from hpcfed.storage.results import Results
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def open_results(job: Job, folder: Path, facts: World, rounds: Rounds) -> Result
     if job.resume and rounds.t:
         checkpoint.drop_after(folder, rounds.t)
         return Results.resume(folder, rounds.t, header)
+    facts.partition.save(names.partition_file(folder))
     return Results(folder, header, describe.arrays(facts))
 
 

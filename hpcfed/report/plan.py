@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
+
 from hpcfed.report.tables import console, size, table
 
 if TYPE_CHECKING:
     from hpcfed.engine.setup import World
+
+WIDE = 26  # classes that fit a line
 
 
 def show(
@@ -22,12 +26,25 @@ def show(
     rows = [(r, len(ks), ",".join(map(str, ks)) or "none", size(memory[r])) for r, ks in held.items()]
     out.print(f"\nrank 0 computes on {device}")
     out.print(table(">rank,>clients,ids,>weights", rows))
+    out.print(partition(facts, placement))
     down, up = traffic
     out.print(f"load: {balance:.1%} of the heaviest rank's work on average, as estimated before measuring")
     out.print(f"traffic per client and round: {size(down)} down, {size(up)} up ({down} + {up} bytes)")
     idle = [r for r, ks in held.items() if not ks]
     if idle:
         out.print(f"warning: {len(idle)} of {len(held)} ranks have no client")
+
+
+def partition(facts: World, placement: list[int]) -> Table:
+    """Who holds what: a row a client, with its examples of each class, or with many classes how many it has."""
+    counts = facts.partition.counts(facts.data.train.y, len(facts.data.classes))
+    shown = counts if counts.shape[1] <= WIDE else (counts > 0).sum(1, keepdims=True)
+    heads = [f">{c}" for c in range(counts.shape[1])] if counts.shape[1] <= WIDE else [">classes"]
+    rows = [
+        (k, facts.architectures[k], placement[k], len(facts.partition.test[k]), counts[k].sum(), *row)
+        for k, row in enumerate(shown)
+    ]
+    return table(",".join([">client,architecture,>rank,>test,>train", *heads]), rows)
 
 
 def flat(values: Any, name: str = "") -> list[tuple[str, str]]:

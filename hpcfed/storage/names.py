@@ -15,6 +15,11 @@ def results_file(run: Path) -> Path:
     return run / "results.h5"
 
 
+def partition_file(run: Path) -> Path:
+    """Who holds which examples; another job can load it as data.partition_file."""
+    return run / "partition.h5"
+
+
 def checkpoint_folder(run: Path) -> Path:
     return run / "checkpoints"
 
