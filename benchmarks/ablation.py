@@ -45,7 +45,8 @@ def main() -> None:
     with ThreadPoolExecutor(options.side_by_side) as pool:
         list(pool.map(lambda r: run(options.job, VARIANTS[r[0]], r[1], r[2]), runs))
     table = {name: collect([out for n, _, out in runs if n == name]) for name in VARIANTS}
-    (folder / "table.json").write_text(json.dumps({"job": options.job.name, "seeds": options.seeds, "rows": table}, indent=1))
+    whole = {"job": options.job.name, "seeds": options.seeds, "rows": table}
+    (folder / "table.json").write_text(json.dumps(whole, indent=1))
     text = markdown(table, options.seeds)
     (folder / "table.md").write_text(text)
     print(text)
@@ -98,7 +99,8 @@ def markdown(table: dict[str, dict], seeds: list[int]) -> str:
     ]
     for name, row in table.items():
         gain = ", ".join(f"{d:+.4f}" for d in np.array(row["by_seed"]) - base)
-        rows.append(f"| {name} | {row['mean']:.4f} | {row['std_over_seeds']:.4f} | {row['std_over_clients']:.4f} | {gain} |")
+        spread = f"{row['std_over_seeds']:.4f} | {row['std_over_clients']:.4f}"
+        rows.append(f"| {name} | {row['mean']:.4f} | {spread} | {gain} |")
     return "\n".join([*rows, "", f"Seeds {', '.join(map(str, seeds))}; last round, mean over clients.", ""])
 
 

@@ -87,8 +87,8 @@ class Job(BaseSettings):
     @property
     def folder(self) -> Path:
         """Where the run's files are."""
-        name = f"{self.algorithm.name.replace(':', '.')}-{Path(self.data.name).stem}-{self.data.partition}-seed{self.seed}"
-        return self.out or Path("runs") / name
+        words = (self.algorithm.name.replace(":", "."), Path(self.data.name).stem, self.data.partition, f"seed{self.seed}")
+        return self.out or Path("runs") / "-".join(words)
 
     def plain(self) -> dict[str, Any]:
         """The job as nested dicts of JSON types."""

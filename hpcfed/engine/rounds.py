@@ -92,8 +92,8 @@ class Rounds:
         self, start: float, cohort: list[int], before: dict[int, Score], after: dict[int, Score], flags: Callable
     ) -> tuple[Row, dict[str, bool]]:
         """Gather what all clients and ranks did; collective."""
-        fed = self.fed
-        mine: dict[int, Any] = {k: (*cells(fed.tally[k]), *before.get(k, NONE), *after.get(k, NONE)) for k in fed.clients}
+        fed, tally = self.fed, self.fed.tally
+        mine: dict[int, Any] = {k: (*cells(tally[k]), *before.get(k, NONE), *after.get(k, NONE)) for k in fed.clients}
         fed.wait()
         mine[fed.K + fed.comm.rank] = {"clock": fed.clock.reset(), "peak": peak_bytes(), "flags": flags()}
         every = fed.comm.gather(mine)

@@ -76,7 +76,9 @@ def assign(job: Job) -> tuple[str, ...]:
     return tuple(mix[k % len(mix)] for k in range(job.clients))
 
 
-def federation(job: Job, comm: Comm, world: World, costs: Sequence[float] | None = None) -> tuple[Federation, list[int]]:
+def federation(
+    job: Job, comm: Comm, world: World, costs: Sequence[float] | None = None
+) -> tuple[Federation, list[int]]:
     """This rank's federation, and the placement of all clients. costs: measured ones instead of the estimate."""
     device = agreed(comm, lambda: devices.choose(job.run.device, comm.local_rank))
     devices.prepare(device, job.run.threads)

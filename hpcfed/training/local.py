@@ -35,7 +35,8 @@ def sgd(
     start, settings = perf_counter(), fed.job.local
     skeleton, losses = client.skeleton, []
     optimiser = make_optimiser(client, settings, learning_rate(fed, t))
-    plan = list(batches(client.n, settings, fed.work(client, epochs), rng.stream(fed.seed, phase, "batches", t, client.id)))
+    order = rng.stream(fed.seed, phase, "batches", t, client.id)
+    plan = list(batches(client.n, settings, fed.work(client, epochs), order))
     draws = rng.torch_stream(fed.seed, phase, "augment", t, client.id, device=fed.device)
     skeleton.model.train()
     with rng.scoped(fed.seed, phase, "dropout", t, client.id, device=fed.device):

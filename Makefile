@@ -1,0 +1,49 @@
+# hpcfed: `make demo` sets everything up and runs; `make help` lists the rest.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check install -q -c constraints.txt
+
+# Small machines: more ranks than cores, ranks bound to no core, one thread each; as root, mpirun wants to be told.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
+export PRTE_MCA_hwloc_default_binding_policy := none
+export OMP_NUM_THREADS := 1
+
+RUN := $(BIN)/mpirun -np 2 $(BIN)/python -m hpcfed.main
+
+.PHONY: help setup demo test lint clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+setup: .venv/.installed ## make .venv with pinned versions and an MPI runtime
+
+.venv/.installed: setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "hpcfed needs Python 3.11 or newer; set PYTHON=..."; exit 2; }
+	@$(PYTHON) -m venv .venv || { echo "no venv module: apt-get install python3-venv"; exit 2; }
+	$(PIP) -e '.[mpi]'
+	@touch $@
+
+.venv/.tests: .venv/.installed
+	$(PIP) -e '.[mpi,test]'
+	@touch $@
+
+demo: setup ## 20 clients, four architectures, two ranks: each alone, then FedClassAvg
+	$(RUN) --algorithm.name local --out runs/demo-local --overwrite --quiet
+	$(RUN) --out runs/demo --overwrite
+	$(BIN)/hpcfed plot runs/demo-local runs/demo -o runs/demo/curves.png
+
+test: .venv/.tests ## install what the tests need, run all of them
+	$(BIN)/python -m pytest -q
+
+lint: .venv/.tests ## check style
+	$(BIN)/ruff check hpcfed tests benchmarks setup.py
+
+clean: ## remove what was built, keep runs
+	rm -rf .venv build *.egg-info .pytest_cache .hypothesis
