@@ -87,8 +87,8 @@ class Job(BaseSettings):
     @property
     def folder(self) -> Path:
         """Where the run's files are."""
-        words = (self.algorithm.name.replace(":", "."), Path(self.data.name).stem, self.data.partition, f"seed{self.seed}")
-        return self.out or Path("runs") / "-".join(words)
+        method, data = self.algorithm.name.replace(":", "."), Path(self.data.name).stem
+        return self.out or Path("runs") / f"{method}-{data}-{self.data.partition}-seed{self.seed}"
 
     def plain(self) -> dict[str, Any]:
         """The job as nested dicts of JSON types."""
