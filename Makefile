@@ -15,6 +15,7 @@ export PRTE_MCA_hwloc_default_binding_policy := none
 export OMP_NUM_THREADS := 1
 
 RUN := $(BIN)/mpirun -np 2 $(BIN)/python -m hpcfed.main
+ONE_LINE := 'import json, sys; print("{run}: {algorithm}, test accuracy {accuracy[mean]:.4f}".format(**json.load(sys.stdin)))'
 
 .PHONY: help setup demo test lint clean
 
@@ -38,6 +39,7 @@ demo: setup ## 20 clients, four architectures, two ranks: each alone, then FedCl
 	$(RUN) --algorithm.name local --out runs/demo-local --overwrite --quiet
 	$(RUN) --out runs/demo --overwrite
 	$(BIN)/hpcfed plot runs/demo-local runs/demo -o runs/demo/curves.png
+	@for run in runs/demo-local runs/demo; do $(BIN)/hpcfed summary $$run --json | $(BIN)/python -c $(ONE_LINE); done
 
 test: .venv/.tests ## install what the tests need, run all of them
 	$(BIN)/python -m pytest -q

@@ -16,6 +16,7 @@ from typing import Any
 from hpcfed.comm import Comm, connect
 from hpcfed.comm.agree import agreed
 from hpcfed.config.load import load
+from hpcfed.config.messages import PREFIX
 from hpcfed.engine.run import run
 from hpcfed.errors import HpcfedError
 from hpcfed.storage import results
@@ -39,10 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def guarded(comm: Comm, words: Sequence[str]) -> int:
     """A mistake that all ranks know of ends in order; what one rank meets alone ends all ranks at once."""
     try:
+        share_environment(comm)
         status = run(agreed(comm, lambda: load(words, stored)), comm)
     except HpcfedError as error:
         if not error.everywhere:
-            leave(comm, f"hpcfed: {error}", WRONG)
+            leave(comm, f"hpcfed: {named(comm, error)}", WRONG)
         if comm.rank == 0:
             print(f"hpcfed: {error}", file=sys.stderr)
         status = WRONG
@@ -50,6 +52,21 @@ def guarded(comm: Comm, words: Sequence[str]) -> int:
         leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", 1)
     comm.close()
     return status
+
+
+def share_environment(comm: Comm) -> None:
+    """Rank 0's HPCFED_ variables for all ranks: launchers hand them to the processes of one node alone."""
+    ours = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    theirs = comm.bcast(ours)
+    for name in ours.keys() - theirs.keys():
+        del os.environ[name]
+    os.environ.update(theirs)
+
+
+def named(comm: Comm, error: HpcfedError) -> str:
+    """What one rank met alone, with its rank."""
+    text = str(error)
+    return text if comm.size == 1 or text.startswith("rank ") else f"rank {comm.rank} of {comm.size}: {text}"
 
 
 def leave(comm: Comm, message: str, status: int) -> None:

@@ -90,9 +90,9 @@ class Mean:
 
 
 def _divide(total: np.ndarray, weight: np.ndarray, keep: Tensor) -> Tensor:
-    seen = np.broadcast_to(weight > 0, total.shape)
+    seen = np.array(np.broadcast_to(weight > 0, total.shape))  # a copy: torch takes no read-only arrays
     value = torch.from_numpy(np.divide(total, weight, out=np.zeros_like(total), where=seen)).to(keep.dtype)
-    return torch.where(torch.from_numpy(np.ascontiguousarray(seen)).to(keep.device), value.to(keep.device), keep)
+    return torch.where(torch.from_numpy(seen).to(keep.device), value.to(keep.device), keep)
 
 
 class Row(Sequence[np.ndarray]):

@@ -14,6 +14,9 @@ from hpcfed.training.local import sgd
 class Central(RoundBased):
     """One model for all clients, trained where the data are pooled."""
 
+    def traffic(self, fed):
+        return 0, 0
+
     def round(self, fed, state, cohort, t):
         def train():
             pooled = fed.pooled()

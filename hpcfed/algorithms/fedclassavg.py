@@ -39,11 +39,13 @@ class FedClassAvg(RoundBased):
     normalise: bool = True
     """Contrastive loss on representations scaled to length 1."""
     pretrain_epochs: NonNegativeInt = 0
-    """Epochs that every client trains alone before the first round."""
+    """Epochs that every client trains alone before the first round; without effect where all weights are shared."""
 
     @property
     def accepts(self):
-        return "one architecture" if self.averaging and self.share == "all" else "a common head"
+        if not self.averaging:
+            return "any models"
+        return "one architecture" if self.share == "all" else "a common head"
 
     @property
     def views(self):
@@ -67,7 +69,7 @@ class FedClassAvg(RoundBased):
         return distance(model, head) if self.prox == "norm" else half_mean_squares(model, head)
 
     def round(self, fed, state, cohort, t):
-        if t == 0 and self.pretrain_epochs:
+        if t == 0 and self.pretrain_epochs and not fed.store.stateless:  # else nothing of it would remain
             for client in fed.mine(range(fed.K)):
                 loss = partial(self.loss, client, state.pick(lambda name: False))
                 sgd(fed, client, t, loss, self.views, self.pretrain_epochs, phase="pretrain")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfed.algorithms import ALGORITHMS
-from hpcfed.data.datasets import DATASETS
+from hpcfed.data import DATASETS
 from hpcfed.errors import ConfigError
 from hpcfed.models import MODELS
 from hpcfed.registry import find
@@ -23,6 +23,7 @@ def check(job: Job) -> None:
         find("data set", job.data.name, DATASETS)
     listed(job)
     accepted(job)
+    one_width(job)
 
 
 def listed(job: Job) -> None:
@@ -41,6 +42,16 @@ def accepted(job: Job) -> None:
         f"{job.algorithm.name} needs one architecture, but models.mix has {', '.join(kinds)}\n"
         f"  use {' or '.join(others)}, or set models.mix = ['{kinds[0]}']"
     )
+
+
+def one_width(job: Job) -> None:
+    """Clients that share a head need representations of one width; that of logistic regression is its input."""
+    kinds = set(job.models.mix)
+    if job.algorithm.accepts == "a common head" and "logistic" in kinds and len(kinds) > 1:
+        raise ConfigError(
+            f"{job.algorithm.name} needs a common head, but that of logistic is as wide as its input, that of the "
+            f"others models.d = {job.models.d}\n  leave logistic out of models.mix, or use local"
+        )
 
 
 def mixed(name: str) -> bool:

@@ -8,9 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, create_model
 from pydantic import NonNegativeInt as Count
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
+    EnvSettingsSource,
     InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -22,6 +24,14 @@ from hpcfed.config.parts import Checkpoint, Data, Evaluate, Local, Models, Part,
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
 FREE = ("out", "resume", "overwrite", "dry_run", "quiet", "verbose", "rounds", "checkpoint", "data.root",
         "data.download", "run.device", "run.rebalance")  # fmt: skip
+
+
+class Environment(EnvSettingsSource):
+    """Variables of the environment; several values as on the command line: HPCFED_MODELS__MIX=mlp,cnn."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: str) -> Any:
+        is_json = value.startswith(("[", "{"))
+        return super().decode_complex_value(field_name, field, value) if is_json else value.split(",")
 
 
 class Job(BaseSettings):
@@ -78,11 +88,11 @@ class Job(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], env_settings: PydanticBaseSettingsSource, **_: Any
+        cls, settings_cls: type[BaseSettings], **_: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         flags, dicts, parser = cls.layers
         cli = CliSettingsSource(settings_cls, cli_parse_args=flags, root_parser=parser)
-        return cli, env_settings, *(InitSettingsSource(settings_cls, values) for values in dicts)
+        return cli, Environment(settings_cls), *(InitSettingsSource(settings_cls, values) for values in dicts)
 
     @property
     def folder(self) -> Path:

@@ -6,6 +6,7 @@ import argparse
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +15,7 @@ from pydantic_settings import SettingsError
 
 from hpcfed.config.check import check
 from hpcfed.config.job import Job, job_model
-from hpcfed.config.messages import explain, no_field
+from hpcfed.config.messages import Layer, explain, no_field, stray
 from hpcfed.errors import ConfigError
 
 DEFAULT_ALGORITHM = "fedclassavg"
@@ -34,9 +35,10 @@ def load(
     Raises ConfigError with all mistakes in one message.
     """
     path, flags = split(argv)
-    file = read(path) if path else {}
+    layers = read(path) if path else []
+    file = merge(*(values for _, values in layers))
     resume = peek("resume", flags, environ, file)
-    old = stored(Path(resume)) if resume else {} if path else read(EMBEDDED)
+    old = stored(Path(resume)) if resume else {} if path else merge(*(values for _, values in read(EMBEDDED)))
     name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
     preset = read_preset(peek("preset", flags, environ, file, old) or "paper", name)
     model = job_model(name, flags, [file, old, preset], Parser("python -m hpcfed.main [JOB.toml]", allow_abbrev=False))
@@ -44,16 +46,19 @@ def load(
     try:
         job = model()
     except (ValidationError, SettingsError) as error:
-        raise ConfigError(explain(error, model, {str(path): file, "environment": {}}, flags)) from error
+        places = [*layers[::-1], (f"the job stored in {resume}", old)]
+        raise ConfigError(explain(error, model, places, flags)) from error
     check(job)
     return job
 
 
 def split(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The job file, if the first word is none of the flags; and the flags, with - as _ in their names."""
-    words = list(argv)
-    path = Path(words.pop(0)) if words and not words[0].startswith("-") else None
-    return path, switches([underscored(w) for w in words])
+    files = list(takewhile(lambda word: not word.startswith("-"), argv))
+    for wrong in [word for i, word in enumerate(files) if i or not word.endswith(".toml")]:
+        raise ConfigError(stray(wrong))
+    path = Path(files[0]) if files else None
+    return path, latest(switches([underscored(w) for w in argv[len(files) :]]))
 
 
 def underscored(word: str) -> str:
@@ -77,21 +82,34 @@ def switches(words: list[str]) -> list[str]:
     return result
 
 
-def read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A job file over the files that it `extends` (paths relative to itself)."""
+def latest(words: list[str]) -> list[str]:
+    """Of a flag that is given twice the last counts, as in any shell; pydantic-settings would join lists."""
+    given: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--") or not given:
+            flag = word.partition("=")[0].replace("--no-", "--", 1)
+            given.pop(flag, None)
+            given[flag] = []
+        given[next(reversed(given))].append(word)
+    return [word for group in given.values() for word in group]
+
+
+def read(path: Path, seen: tuple[Path, ...] = ()) -> list[Layer]:
+    """A job file after the files that it `extends` (paths relative to itself): later ones win."""
     if path in seen:
         raise ConfigError(f"{path}: extends itself through {' -> '.join(map(str, seen))}")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot read the job file: {error.strerror}") from error
+        by = f" (which {seen[-1]} extends)" if seen else ""
+        raise ConfigError(f"{path}: cannot read the job file{by}: {error.strerror}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
     bases = values.pop("extends", [])
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ConfigError(f"{path}: extends must be a list of file names, got {bases!r}")
-    under = [read(path.parent / base, (*seen, path)) for base in bases]
-    return merge(*under, values)
+    under = [layer for base in bases for layer in read(path.parent / base, (*seen, path))]
+    return [*under, (str(path), values)]
 
 
 def merge(*tables: dict[str, Any]) -> dict[str, Any]:
@@ -146,8 +164,11 @@ class Parser(argparse.ArgumentParser):
     """argparse that raises our error instead of printing its usage."""
 
     def error(self, message: str) -> NoReturn:
-        words = message.removeprefix("unrecognized arguments: ").split()
-        if words and words[0].startswith("--"):
-            known = [o.removeprefix("--") for o in self._option_string_actions if not o.startswith("--no-")]
-            raise ConfigError(f"command line: {no_field(words[0].removeprefix('--').partition('=')[0], known)}")
-        raise ConfigError(f"command line: {message}")
+        unknown, _, words = message.partition("unrecognized arguments: ")
+        if unknown or not words:
+            raise ConfigError(f"command line: {message.removeprefix('argument ')}")
+        word = words.split()[0]
+        if not word.startswith("--"):
+            raise ConfigError(stray(word))
+        known = [o.removeprefix("--") for o in self._option_string_actions if not o.startswith("--no-")]
+        raise ConfigError(f"command line: {no_field(word.removeprefix('--').partition('=')[0], known)}")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+
+PREFIX = "HPCFED_"
+Layer = tuple[str, dict[str, Any]]  # where values come from (a file), and the values
 
 
 def no_field(name: str, known: type[BaseModel] | Iterable[str]) -> str:
     """The sentence for a field that does not exist: the nearest ones, and all that there are."""
     if isinstance(known, type):
-        takes = ", ".join(f"{n} ({type_name(f.annotation)})" for n, f in known.model_fields.items())
+        takes = ", ".join(f"{n} ({kind_of(f.annotation)})" for n, f in known.model_fields.items())
         names, takes = list(known.model_fields), f"\n  {known.__name__} takes: {takes}"
     else:
         names, takes = list(known), "\n  all fields: --help"
@@ -21,22 +26,28 @@ def no_field(name: str, known: type[BaseModel] | Iterable[str]) -> str:
     return f"no field {name!r}{hint}{takes}"
 
 
-def explain(
-    error: Exception, model: type[BaseModel], files: Mapping[str, dict[str, Any]], flags: Sequence[str]
-) -> str:
-    """All mistakes of a job, a line or two each, each with the place it came from."""
+def stray(word: str) -> str:
+    """The sentence for a word of the command line that belongs to no field."""
+    if word.endswith(".toml"):
+        return f"command line: {word}: there is one job file, before all flags; it may name others that it `extends`"
+    return f"command line: {word!r} is neither a job file (.toml) nor the value of a --field"
+
+
+def explain(error: Exception, model: type[BaseModel], layers: Sequence[Layer], flags: Sequence[str]) -> str:
+    """All mistakes of a job, a line or two each, each with the place it came from; of two layers the first wins."""
     if not isinstance(error, ValidationError):
-        return str(error)
-    return "\n".join(one(e, model, files, flags) for e in error.errors(include_url=False))
+        return f"environment or command line: {error}"
+    return "\n".join(one(e, model, layers, flags) for e in error.errors(include_url=False))
 
 
-def one(e: Any, model: type[BaseModel], files: Mapping[str, dict[str, Any]], flags: Sequence[str]) -> str:
+def one(e: Any, model: type[BaseModel], layers: Sequence[Layer], flags: Sequence[str]) -> str:
+    """One mistake: `jobs/a.toml: data.alpha: input should be greater than 0, got -1`."""
     path = [part for part in e["loc"] if isinstance(part, str) and not part.startswith(("tuple", "function"))]
-    place = f"{origin(path, files, flags)}.{'.'.join(path)}"
-    if e["type"] == "extra_forbidden":
-        table = section(model, path[:-1])
-        place = ".".join([origin(path, files, flags), *path[:-1]])
-        return f"{place}: {no_field(path[-1], table) if table else e['msg']}"
+    place = origin(path, layers, flags)
+    if e["type"] == "extra_forbidden" and (table := section(model, path[:-1])):
+        return f"{place}: {no_field(path[-1], table)}"
+    if e["type"] == "value_error":  # a check of ours, which says all itself
+        return f"{place}: {e['ctx']['error']}"
     return f"{place}: {e['msg'][:1].lower()}{e['msg'][1:]}, got {e['input']!r}"
 
 
@@ -49,20 +60,36 @@ def section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | No
     return current if isinstance(current, type) and issubclass(current, BaseModel) else None
 
 
-def origin(path: Sequence[str], files: Mapping[str, dict[str, Any]], flags: Sequence[str]) -> str:
-    """Where the value at this path was given: command line, a file, or the environment."""
-    if any(word.split("=")[0] == "--" + ".".join(path) for word in flags):
-        return "command line"
-    for name, values in files.items():
-        value: Any = values
-        for part in path:
-            value = value.get(part) if isinstance(value, dict) and part in value else None
-        if value is not None:
-            return name
-    return "environment"
+def origin(path: Sequence[str], layers: Sequence[Layer], flags: Sequence[str]) -> str:
+    """Where the value at this path was given: flag, variable of the environment or file, and its name there."""
+    flag = "--" + ".".join(path)
+    if any(word.split("=")[0] in (flag, flag.replace("--", "--no-", 1)) for word in flags):
+        return f"command line: {flag}"
+    for n in range(len(path), 0, -1):  # a variable may hold a whole part, as JSON
+        if (variable := PREFIX + "__".join(path[:n]).upper()) in os.environ:
+            return f"environment: {variable}"
+    return next((f"{name}: {'.'.join(path)}" for name, values in layers if has(values, path)), ".".join(path))
 
 
-def type_name(annotation: Any) -> str:
-    """A type as a user reads it: `int`, `a or b`, `tuple[str, ...]`."""
-    text = str(getattr(annotation, "__name__", annotation) if isinstance(annotation, type) else annotation)
-    return text.replace("typing.", "").replace("pathlib._local.", "").replace("pathlib.", "")
+def has(values: Any, path: Sequence[str]) -> bool:
+    """Whether nested dicts hold something at this path."""
+    for part in path:
+        if not isinstance(values, dict) or part not in values:
+            return False
+        values = values[part]
+    return True
+
+
+def kind_of(annotation: Any) -> str:
+    """A field's type in words: `float`, `'all' or 'head'`, `int or none`."""
+    if annotation is NoneType:
+        return "none"
+    if get_origin(annotation) is Annotated:
+        return kind_of(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return " or ".join(map(repr, get_args(annotation)))
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(map(kind_of, get_args(annotation)))
+    if get_origin(annotation) is tuple:
+        return "tuple of " + kind_of(get_args(annotation)[0])
+    return str(getattr(annotation, "__name__", annotation))

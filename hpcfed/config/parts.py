@@ -1,11 +1,12 @@
 """The parts of a job, frozen and checked on entry. The text under a field is its line in `--help`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt
 from pydantic import NonNegativeFloat as NonNegative
 from pydantic import NonNegativeInt as Count
+from pydantic.fields import FieldInfo
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
@@ -25,15 +26,16 @@ class Part(BaseModel):
 def describe_limits(model: type[BaseModel]) -> None:
     """Add the range of each field to its help."""
     for field in model.model_fields.values():
-        bounds = limits(field.metadata)
+        bounds = limits(field)
         if field.description and bounds and not field.description.endswith("]"):
             field.description += f" [{bounds}]"
 
 
-def limits(metadata: list[Any]) -> str:
-    """The range of a field in words: `> 0`, `>= 0, <= 1`."""
-    named = [(type(bound).__name__, bound) for bound in metadata]
-    return ", ".join(f"{SIGNS[n]} {getattr(bound, n.lower()):g}" for n, bound in named if n in SIGNS)
+def limits(field: FieldInfo) -> str:
+    """The range of a field, or of each of its values, in words: `> 0`, `>= 0, <= 1`."""
+    inner = [bound for part in get_args(field.annotation) for bound in getattr(part, "__metadata__", ())]
+    named = [(type(bound).__name__, bound) for bound in (*field.metadata, *inner)]
+    return ", ".join(dict.fromkeys(f"{SIGNS[n]} {getattr(bound, n.lower()):g}" for n, bound in named if n in SIGNS))
 
 
 class Data(Part):

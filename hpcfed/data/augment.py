@@ -96,6 +96,6 @@ def _floats(x: Tensor) -> Tensor:
 POLICIES: dict[str, Policy] = {
     "simclr": Policy(simclr, "resized crop, flip, colour jitter, grey (FedClassAvg)"),
     "crop-flip": Policy(crop_flip, "shift by up to 4 pixels, flip"),
-    "affine": Policy(lambda x, g: affine(_floats(x), g), "small rotation, shift and change of size; for digits, letters"),
+    "affine": Policy(lambda x, g: affine(_floats(x), g), "small rotation, shift and zoom; for digits, letters"),
     "none": Policy(unchanged, "images as they are"),
 }

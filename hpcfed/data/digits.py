@@ -12,10 +12,11 @@ from hpcfed.rng import stream
 TEST = 360  # of 1797
 
 
-def load() -> DataSet:
+def load(*_: object) -> DataSet:
     """1437 training and 360 test scans, 1x16x16, uint8, 10 classes; one fixed stratified split.
 
-    The scans are 8x8 with 17 grey levels, resized bilinearly.  Alpaydin and Kaynak, UCI, 1998.
+    The scans are 8x8 with 17 grey levels, resized bilinearly.  Neither name, folder nor download matters.
+    Alpaydin and Kaynak, UCI, 1998.
     """
     from sklearn.datasets import load_digits  # slow to import
 

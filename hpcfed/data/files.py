@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import h5py
@@ -114,7 +115,7 @@ def _decode_jpegs(path: Path, file: h5py.File, part: str) -> np.ndarray:
     where = f"{path}: {part}/jpeg_offsets"
     check.first_bad(offsets, wrong | (offsets < 0), where, "offsets rise up to the body's size")
     decoded = []
-    for i, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for i, (start, stop) in enumerate(pairwise(offsets)):
         try:
             decoded.append(np.asarray(Image.open(io.BytesIO(header + body[start:stop])).convert("RGB")))
         except OSError as error:

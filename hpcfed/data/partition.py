@@ -1,16 +1,16 @@
 """Which client holds what: training examples, test examples, and the public data that no client holds."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from hpcfed.data import schemes
+from hpcfed.data import PARTITIONS, schemes
 from hpcfed.data.holdings import Partition
 from hpcfed.data.record import DataSet, Split
 from hpcfed.data.sampling import limit, mirror, public
 from hpcfed.errors import ConfigError, DataError, unknown
+from hpcfed.registry import find
 from hpcfed.rng import stream
 
 
@@ -30,45 +30,39 @@ class Settings(Protocol):
     partition_file: Path | None
 
 
-class Scheme(NamedTuple):
-    """draw(pool, settings, clients, g); one line; whether every example goes to some client."""
-
-    draw: Callable[[Split, Settings, int, np.random.Generator], schemes.Parts]
-    about: str
-    complete: bool
+def iid(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+    """The clients' shares of the pool; all the schemes below take and return the same."""
+    return schemes.iid(pool.y, clients, g)
 
 
-def _dirichlet(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def dirichlet(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+    """Raises ConfigError for sizes that are neither equal nor free."""
     draws = {"equal": schemes.dirichlet, "free": schemes.dirichlet_free}
     if s.sizes not in draws:
         raise ConfigError(unknown("value of data.sizes", s.sizes, draws))
     return draws[s.sizes](pool.y, clients, s.alpha, g)
 
 
-def _natural(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+def classes(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+    """So many classes a client."""
+    return schemes.classes(pool.y, clients, s.classes_per_client, g)
+
+
+def shards(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+    """So many label-sorted pieces a client."""
+    return schemes.shards(pool.y, clients, s.shards_per_client, g)
+
+
+def quantity(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+    """Log-normal sizes."""
+    return schemes.quantity(pool.y, clients, s.spread, g)
+
+
+def natural(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+    """Raises DataError for data that name no users."""
     if pool.users is None:
         raise DataError("data.partition is 'natural', but these data name no users; take another partition")
     return schemes.natural(pool.users, clients, g)
-
-
-PARTITIONS: dict[str, Scheme] = {
-    "iid": Scheme(lambda p, s, k, g: schemes.iid(p.y, k, g), "at random, equal sizes", True),
-    "dirichlet": Scheme(
-        _dirichlet, "class proportions from Dirichlet(alpha); sizes equal (a few left over) or free", False
-    ),
-    "classes": Scheme(
-        lambda p, s, k, g: schemes.classes(p.y, k, s.classes_per_client, g),
-        "classes_per_client classes a client, equal sizes as far as possible", False,
-    ),
-    "shards": Scheme(
-        lambda p, s, k, g: schemes.shards(p.y, k, s.shards_per_client, g),
-        "sorted by label and cut; shards_per_client pieces a client", True,
-    ),
-    "quantity": Scheme(
-        lambda p, s, k, g: schemes.quantity(p.y, k, s.spread, g), "log-normal sizes, labels at random", True
-    ),
-    "natural": Scheme(_natural, "by the users that the data come from", True),
-}  # fmt: skip
 
 
 def split(data: DataSet, settings: Settings, clients: int, seed: int) -> Partition:
@@ -95,12 +89,11 @@ def split(data: DataSet, settings: Settings, clients: int, seed: int) -> Partiti
 
 def _draw(train: Split, pool: np.ndarray, settings: Settings, clients: int, seed: int) -> schemes.Parts:
     """The clients' shares of the pool, as indices into the pool."""
-    if settings.partition not in PARTITIONS:
-        raise ConfigError(unknown("partition", settings.partition, PARTITIONS))
+    draw = find("partition", settings.partition, PARTITIONS).load()
     if not 1 <= clients <= len(pool):
         raise DataError(f"{clients} clients cannot share {len(pool)} examples; take 1 to {len(pool)} clients")
     mine = Split(train.x[:0], train.y[pool], None if train.users is None else train.users[pool])
-    parts = PARTITIONS[settings.partition].draw(mine, settings, clients, stream(seed, "partition"))
+    parts = draw(mine, settings, clients, stream(seed, "partition"))
     for k, part in enumerate(parts):
         if not len(part):
             raise DataError(
@@ -121,6 +114,6 @@ def _from_file(path: Path, data: DataSet, clients: int) -> Partition:
         ("train", partition.train, len(data.train.y)), ("test", partition.test, len(data.test.y)),
         ("public", (partition.public,), len(data.train.y)),
     ):  # fmt: skip
-        if (high := max((int(part.max(initial=-1)) for part in parts))) >= n:
+        if (high := max(int(part.max(initial=-1)) for part in parts)) >= n:
             raise DataError(f"{path}: {name} holds index {high}, but {data.name} has only {n} such examples")
     return partition

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcfed.comm.agree import agreed
 from hpcfed.errors import ConfigError
-from hpcfed.storage import names
+from hpcfed.storage import checkpoint, names
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
@@ -35,13 +35,13 @@ def of(job: Job) -> Path:
 
 def claim(job: Job, folder: Path) -> None:
     """Make the folder; refuse one that holds a run, unless that is to be resumed or overwritten."""
-    if names.results_file(folder).exists() and not job.resume:
+    if not job.resume and (names.results_file(folder).exists() or checkpoint.newest(folder)):
         if not job.overwrite:
             raise ConfigError(
                 f"out: {folder} holds a run already; continue it with --resume {folder}, "
                 "replace it with --overwrite, or give another --out"
             )
-        names.results_file(folder).unlink()
+        names.results_file(folder).unlink(missing_ok=True)
         shutil.rmtree(names.checkpoint_folder(folder), ignore_errors=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ def run(job: Job, comm: Comm) -> int:
         if comm.rank == 0:
             describe.plan(job, facts, fed, placement)
         return DONE
+    if comm.rank == 0:
+        warn(comm.size, placement)
     folder = prepare(job, comm)
     rounds = Rounds(fed, job.algorithm, placement, job.algorithm.init(fed))
     if job.resume:
@@ -39,6 +42,13 @@ def run(job: Job, comm: Comm) -> int:
     results = agreed(comm, lambda: open_results(job, folder, facts, rounds) if comm.rank == 0 else None)
     with Progress(job, folder, facts, active=comm.rank == 0) as progress:
         return Loop(rounds, folder, results, progress).run()
+
+
+def warn(ranks: int, placement: list[int]) -> None:
+    """Say, also where the job is quiet, that ranks are left over: they compute nothing, and wait in each round."""
+    idle = ranks - len(set(placement))
+    if idle:
+        print(f"hpcfed: warning: {idle} of {ranks} ranks have no client and stay idle", file=sys.stderr)
 
 
 def open_results(job: Job, folder: Path, facts: World, rounds: Rounds) -> Results:
@@ -61,6 +71,7 @@ class Loop:
         self.first = rounds.t
 
     def run(self) -> int:
+        """All rounds that are left; collective. Returns the exit status."""
         with Signals(self):
             while self.rounds.t < self.job.rounds:
                 row, flags = self.rounds.step(self.flags)

@@ -54,6 +54,7 @@ def restore(rounds: Rounds, path: Path) -> None:
 
 
 def read(rounds: Rounds, path: Path) -> None:
+    """What `restore` does on one rank."""
     fed = rounds.fed
     with checkpoint.open_checkpoint(path) as file:
         checkpoint.same_job(fed.job.identity(), file.header["job"], ignore=set())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.text import Text
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
 
 REGISTRIES = {
     "algorithms": "hpcfed.algorithms:ALGORITHMS",
-    "datasets": "hpcfed.data.datasets:DATASETS",
-    "partitions": "hpcfed.data.partition:PARTITIONS",
+    "datasets": "hpcfed.data:DATASETS",
+    "partitions": "hpcfed.data:PARTITIONS",
     "models": "hpcfed.models:MODELS",
 }
 IMAGES = {"1x28x28": (1, 28, 28), "3x32x32": (3, 32, 32)}  # what a model's size and cost are given for
 CLASSES = 10
 
 
-def registry(kind: str) -> Mapping[str, Any]:
+def registry(kind: str) -> Mapping[str, Entry]:
     """The names of one kind, a key of REGISTRIES; imports no code that they stand for."""
     module, attribute = REGISTRIES[kind].split(":")
     return getattr(import_module(module), attribute)
@@ -43,14 +42,14 @@ def listing(kind: str | None = None, json: bool = False) -> Any:
     return Group(*(part for grid in tables for part in (grid, Text())))
 
 
-def fact(name: str, entry: Any) -> dict[str, Any]:
-    """One name as JSON; the entries of data sets and partitions call their line `about`."""
-    return {"name": name, "line": getattr(entry, "line", "") or entry.about, "cite": keys(entry)}
+def fact(name: str, entry: Entry) -> dict[str, Any]:
+    """One name as JSON."""
+    return {"name": name, "line": entry.line, "cite": keys(entry)}
 
 
-def keys(entry: Any) -> list[str]:
-    """The keys of references.bib that stand for this name; partitions have none."""
-    return [key for key in getattr(entry, "cite", "").split(",") if key]
+def keys(entry: Entry) -> list[str]:
+    """The keys of references.bib that stand for this name; some have none."""
+    return [key for key in entry.cite.split(",") if key]
 
 
 def show(name: str, json: bool = False) -> Any:
@@ -77,7 +76,10 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
     """One field of a part of a job as JSON."""
     from pydantic_core import to_jsonable_python
 
-    bounds = limits_of(field)
+    from hpcfed.config.messages import kind_of
+    from hpcfed.config.parts import limits
+
+    bounds = limits(field)
     return {
         "name": name,
         "type": kind_of(field.annotation),
@@ -85,28 +87,6 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
         "default": to_jsonable_python(field.get_default(call_default_factory=True)),
         "meaning": (field.description or "").removesuffix(f" [{bounds}]"),
     }
-
-
-def kind_of(annotation: Any) -> str:
-    """A field's type in words: `float`, `'all' or 'head'`, `int or none`."""
-    if annotation is NoneType:
-        return "none"
-    if get_origin(annotation) is Annotated:
-        return kind_of(get_args(annotation)[0])
-    if get_origin(annotation) is Literal:
-        return " or ".join(map(repr, get_args(annotation)))
-    if get_origin(annotation) in (Union, UnionType):
-        return " or ".join(map(kind_of, get_args(annotation)))
-    plain = isinstance(annotation, type) and not get_args(annotation)  # tuple[float, float] is a type too
-    return annotation.__name__ if plain else str(annotation)
-
-
-def limits_of(field: FieldInfo) -> str:
-    """A field's range in words; that of `Annotated[...] | None` stands inside its type."""
-    from hpcfed.config.parts import limits
-
-    inner = [bound for part in get_args(field.annotation) for bound in getattr(part, "__metadata__", ())]
-    return limits([*field.metadata, *inner])
 
 
 def model(name: str, entry: Entry) -> dict[str, Any]:

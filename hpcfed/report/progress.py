@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from hpcfed.report import plot, summary
+from hpcfed.report.tables import console
 from hpcfed.storage import names
 from hpcfed.storage.results import load
 
@@ -27,7 +26,7 @@ class Progress:
 
     def __init__(self, job: Job, folder: Path, facts: World, active: bool):
         self.job, self.folder, self.facts, self.active = job, folder, facts, active
-        self.console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 200)
+        self.console = console()
         self.live = active and not job.quiet and self.console.is_terminal
         self.bar = Bar(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[line]}"),
@@ -35,6 +34,7 @@ class Progress:
         )  # fmt: skip
         self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")
         self.begun: float | None = None
+        self.accuracy = ""
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -53,7 +53,8 @@ class Progress:
     def round(self, t: int, row: dict[str, Any]) -> None:
         """One more round is done: t of them."""
         accuracy, loss = mean(row["clients/accuracy"]), mean(row["clients/train_loss"])
-        line = f"accuracy {accuracy:.4f}  loss {loss:.3f}  {row['rounds/seconds']:.1f} s/round"
+        self.accuracy = self.accuracy if np.isnan(accuracy) else f"accuracy {accuracy:.4f}  "  # of the last evaluation
+        line = f"{self.accuracy}loss {loss:.3f}  {row['rounds/seconds']:.1f} s/round"
         self.bar.update(self.task, completed=t, line=line)
         if not self.live:
             self.say(f"round {t}/{self.job.rounds}  {line}{self.left(t)}")

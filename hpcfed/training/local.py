@@ -36,7 +36,8 @@ def sgd(
     skeleton, losses = client.skeleton, []
     optimiser = make_optimiser(client, settings, learning_rate(fed, t))
     order = rng.stream(fed.seed, phase, "batches", t, client.id)
-    plan = list(batches(client.n, settings, fed.work(client, epochs), order))
+    counted = settings.model_copy(update={"steps": None}) if epochs else settings
+    plan = list(batches(client.n, counted, fed.work(client, epochs), order))
     draws = rng.torch_stream(fed.seed, phase, "augment", t, client.id, device=fed.device)
     skeleton.model.train()
     with rng.scoped(fed.seed, phase, "dropout", t, client.id, device=fed.device):

@@ -7,9 +7,9 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.data import sampling, schemes
+from hpcfed.data import PARTITIONS, sampling, schemes
 from hpcfed.data.allocate import allocate
-from hpcfed.data.partition import PARTITIONS, Partition, split
+from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.rng import stream

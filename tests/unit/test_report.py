@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.report import catalogue, cite, plot, summary
+from hpcfed.report import catalogue, cite, plot, summary, tables
 from hpcfed.report.references import bibtex, references
 from hpcfed.report.tables import console, duration, size
 from hpcfed.storage.results import Record, Results, load
@@ -217,3 +218,11 @@ def test_a_model_shows_parameters_and_multiply_adds():
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'fedprox'"):
         catalogue.show("fedprx")
+
+
+def test_a_rank_prints_plain_lines_where_its_mpirun_writes_to_no_terminal(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))  # the rank's own pseudo-terminal
+    for beyond, shown in (("/dev/pts/0", True), ("pipe:[1]", False), ("/home/user/log", False), ("/dev/null", False)):
+        monkeypatch.setattr("os.readlink", lambda _, beyond=beyond: beyond)
+        assert tables.terminal() == shown, beyond

@@ -1,0 +1,74 @@
+"""Every method: neither ranks, nor placement, nor a stop and a new start change a bit of what it computes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.algorithms import ALGORITHMS
+from hpcfed.comm import Serial, spmd
+from hpcfed.config.job import Job
+from hpcfed.engine.rounds import Rounds
+from tests.contract import toy
+
+each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
+
+
+def equal_on(ranks: int, job: Job, want: toy.Outcome, **how: object) -> None:
+    """All ranks compute what is wanted."""
+    for got in spmd(ranks, lambda comm: toy.run(comm, job, **how)):
+        assert toy.differences(got, want) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])  # 8 ranks, 6 clients: some own none
+@each_algorithm
+def test_ranks_do_not_matter(method: str, ranks: int):
+    job = toy.job(method)
+    equal_on(ranks, job, toy.run(Serial(), job))
+
+
+@each_algorithm
+def test_ranks_without_a_client_in_the_cohort_do_not_matter(method: str):
+    job = toy.job(method, "--participation", "0.01", "--local.keep_optimiser", "true")
+    want = toy.run(Serial(), job)
+    assert want.column("cohort").sum(1).tolist() == [1, 1, 1]
+    equal_on(3, job, want)
+
+
+@each_algorithm
+def test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter(method: str):
+    job = toy.job(method, "--local.keep_optimiser", "true", "--rounds", "4")
+
+    def shuffle(rounds: Rounds) -> None:
+        if rounds.t == 2:
+            seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(toy.SIZES)
+            rounds.seconds = seconds  # as if the smallest clients had been the slowest
+            assert rounds.rebalance() > 0
+
+    equal_on(3, job, toy.run(Serial(), job), between=shuffle)
+
+
+@pytest.mark.parametrize("before, after", [(3, 2), (1, 3), (2, 1)])
+@each_algorithm
+def test_a_stopped_run_goes_on_to_the_same_bits_on_other_ranks(method: str, before: int, after: int, tmp_path: Path):
+    job = toy.job(method, "--local.keep_optimiser", "true", "--rounds", "4", "--evaluate.every", "2")
+    want = toy.run(Serial(), job)
+    first = spmd(before, lambda comm: toy.run(comm, job, rounds=1, save=tmp_path))[0]
+    for got in spmd(after, lambda comm: toy.run(comm, job, resume=tmp_path)):
+        assert toy.differences(got.rows, want.rows[1:]) == []
+        assert toy.differences([got.state, got.weights, got.memory, got.scores],
+                               [want.state, want.weights, want.memory, want.scores]) == []  # fmt: skip
+    assert toy.differences(first.rows, want.rows[:1]) == []
+
+
+@pytest.mark.parametrize("method, mix", [("fedclassavg", "shufflenetv2,alexnet"), ("fedavg", "shufflenetv2")])
+def test_ranks_do_not_matter_for_the_papers_models(method: str, mix: str):
+    job = toy.job(method, "--models.mix", mix, "--rounds", "2", "--evaluate.before", "false")
+    equal_on(2, job, toy.run(Serial(), job))
+
+
+@pytest.mark.parametrize("share", ["head", "all"])
+def test_ranks_do_not_matter_where_clients_train_alone_first(share: str):
+    job = toy.job("fedclassavg", "--preset", "authors", "--algorithm.share", share, "--models.mix", "small",
+                  "--local.keep_optimiser", "true", "--data.sizes", "equal")  # fmt: skip
+    equal_on(3, job, toy.run(Serial(), job))

@@ -1,0 +1,158 @@
+"""A small world in which every method can be run in a fraction of a second: jobs, runs, and what came of them.
+
+Blobs in the quarters of 8x8 images, 4 classes, 6 clients of very different sizes: client 0 has a single
+example, client 1 a single class, client 5 no test examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hpcfed import rng
+from hpcfed.algorithms import load as algorithm
+from hpcfed.comm import Comm
+from hpcfed.config.job import Job
+from hpcfed.config.load import load
+from hpcfed.data.holdings import Partition
+from hpcfed.engine import saving
+from hpcfed.engine.rounds import Rounds, Row
+from hpcfed.engine.setup import federation, world
+from hpcfed.models.layers import BatchNorm2d
+
+CLASSES, D, SHAPE = 4, 16, (1, 8, 8)
+SIZES = (1, 9, 8, 17, 21, 32)  # training examples of each client; 17 leaves a last batch of one
+TESTS = (1, 4, 6, 5, 7, 0)
+MIX = "small,mlp,fedhenn-3,small,cnn,fedhenn-1"
+MEASURED = ("clients/seconds", "rounds/seconds", "ranks/")  # columns that differ from run to run
+KEPT: list[TemporaryDirectory] = []  # for as long as the tests run
+
+
+def small(shape: tuple[int, ...], d: int) -> nn.Module:
+    """A body with dropout, and with batch normalisation of single values: [n, c, 8, 8] -> [n, d]."""
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 8, 3, padding=1), BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.2),
+        nn.Conv2d(8, 16, 4), BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16, d),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a run computed: state, each client's weights and memory, last scores, one row a round."""
+
+    state: Any
+    weights: dict[int, torch.Tensor | None]
+    memory: dict[int, Any]
+    scores: np.ndarray
+    rows: list[Row]
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of the clients' table, [rounds, K]."""
+        return np.stack([row[f"clients/{name}"] for row in self.rows])
+
+
+def job(method: str, *flags: str) -> Job:
+    """The toy job of a method; its clients have one architecture, or different ones where it accepts them."""
+    words = ["--algorithm.name", method, "--data.name", str(folder() / "data.npz"), *flags]
+    if "--models.mix" not in flags:
+        words += ["--models.mix", "small" if algorithm(method)().accepts == "one architecture" else MIX]
+    if "--clients" not in flags:
+        words += ["--data.partition_file", str(folder() / "partition.h5")]
+    return load([str(Path(__file__).with_suffix(".toml")), *words], environ={})
+
+
+def start(comm: Comm, job: Job) -> Rounds:
+    """A run before its first round; collective."""
+    fed, placement = federation(job, comm, world(job, comm))
+    return Rounds(fed, job.algorithm, placement, job.algorithm.init(fed))
+
+
+def run(
+    comm: Comm,
+    job: Job,
+    rounds: int | None = None,
+    resume: Path | None = None,
+    save: Path | None = None,
+    between: Callable[[Rounds], None] = lambda rounds: None,
+) -> Outcome:
+    """Run a job to its end, or until so many rounds are done; collective, every rank gets the same outcome.
+
+    resume, save: run folders to begin from and to write a checkpoint to.  between: called after each round.
+    """
+    going, rows = start(comm, job), []
+    if resume:
+        saving.restore(going, resume)
+    while going.t < (rounds or job.rounds):
+        rows.append(going.step()[0])
+        between(going)
+    if save:
+        saving.save(going, save)
+    return outcome(going, rows)
+
+
+def outcome(going: Rounds, rows: list[Row]) -> Outcome:
+    """What a run has computed so far; collective."""
+    fed = going.fed
+    mine = {k: {"weights": fed.store.flat(k), "memory": client.memory} for k, client in fed.clients.items()}
+    every = fed.comm.gather(mine)
+    weights, memory = ({k: parcel[part] for k, parcel in every.items()} for part in ("weights", "memory"))
+    computed = [{name: c for name, c in row.items() if not name.startswith(MEASURED)} for row in rows]
+    return Outcome(saving.to_tree(going.state), weights, memory, going.scores.copy(), computed)
+
+
+def differences(a: Any, b: Any) -> list[str]:
+    """Where two values, outcomes for example, differ in a single bit, by name; empty for equal ones."""
+    ours, theirs = dict(leaves(a)), dict(leaves(b))
+    return [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, bytes]]:
+    """Dotted names and bytes of all that a value holds."""
+    if is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from leaves(part, f"{name}.{key}")
+    else:
+        array = np.asarray(value) if value is not None else np.zeros(0)
+        yield name, str((array.dtype, array.shape)).encode() + array.tobytes()
+
+
+@cache
+def folder() -> Path:
+    """Where the data and the partition lie."""
+    KEPT.append(TemporaryDirectory(prefix="hpcfed-tests-"))
+    path = Path(KEPT[-1].name)
+    train, test = (blobs(n, rng.stream(0, "toy", n)) for n in (96, 32))
+    np.savez(path / "data.npz", x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1])
+    partition(train[1]).save(path / "partition.h5")
+    return path
+
+
+def blobs(n: int, g: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """n noisy images whose brighter quarter is their class: [n, 1, 8, 8], uint8, and [n]."""
+    y = np.arange(n) % CLASSES
+    x = g.integers(0, 90, (n, *SHAPE))
+    for image, c in zip(x[:, 0], y, strict=True):
+        image[4 * (c // 2) :, 4 * (c % 2) :][:4, :4] += 110
+    return x.astype(np.uint8), y
+
+
+def partition(y: np.ndarray) -> Partition:
+    """Client 1 gets examples of class 2 alone, the others what comes."""
+    single = np.flatnonzero(y == 2)[: SIZES[1]]
+    others = rng.stream(0, "toy", "partition").permutation(np.setdiff1d(np.arange(len(y)), single))
+    order = np.concatenate([others[: SIZES[0]], single, others[SIZES[0] :]])
+    train = np.split(order, np.cumsum(SIZES))[: len(SIZES)]
+    test = [rng.stream(0, "toy", "tests", k).choice(32, n, replace=False) for k, n in enumerate(TESTS)]
+    return Partition(tuple(map(np.sort, train)), tuple(map(np.sort, test)), np.zeros(0, np.int64))

@@ -1,0 +1,55 @@
+"""The house's own source, parsed: what the rules look at."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = sorted((ROOT / "hpcfed").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+ALGORITHMS = [p for p in PACKAGE if p.parent.name == "algorithms" and p.stem not in ("__init__", "base")]
+
+
+def name(path: Path) -> str:
+    """A file as the messages of failing rules name it."""
+    return str(path.relative_to(ROOT))
+
+
+def module(path: Path) -> str:
+    """hpcfed/comm/mpi.py as hpcfed.comm.mpi."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module(path): path for path in PACKAGE}
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), name(path))
+
+
+def executed(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below this one but those under `if TYPE_CHECKING:`."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield child
+            yield from executed(child)
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of all modules that a file imports when run, at its top or later."""
+    found = set()
+    for node in executed(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (full & MODULES.keys()) | ({node.module} if full - MODULES.keys() else set())
+    return found
+
+
+def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    """Each call of a file with the dotted name of what is called."""
+    return ((ast.unparse(node.func), node) for node in executed(tree(path)) if isinstance(node, ast.Call))

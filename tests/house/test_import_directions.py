@@ -1,0 +1,55 @@
+"""Imports point one way, and MPI lives in one package."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.house.source import MODULES, PACKAGE, ROOT, imports, module, name
+
+LEVELS = (  # a part imports itself and parts of the lines above, never its neighbours or those below
+    "errors",
+    "registry  compat  rng  params  config.parts",
+    "comm  storage",
+    "cluster  data  models  payload",
+    "client",
+    "federation  evaluate",
+    "training",
+    "algorithms",
+    "config",
+    "report",
+    "engine",
+    "main  cli",
+)
+LEVEL = {part: height for height, line in enumerate(LEVELS) for part in line.split()}
+NEVER = {"storage": "data models", "report": "federation evaluate training algorithms"}  # though they are above
+
+
+def part(full: str) -> str:
+    """The part that a module belongs to: hpcfed.comm.mpi is of comm, hpcfed.config.parts is one itself."""
+    inner = full.removeprefix("hpcfed.")
+    return inner if inner in LEVEL else inner.split(".")[0]
+
+
+def test_every_module_has_its_level():
+    assert {full for full in MODULES if full != "hpcfed" and part(full) not in LEVEL} == set()
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=name)
+def test_a_module_imports_only_from_below(path):
+    own = part(module(path))
+    wanted = {part(full) for full in imports(path) if full in MODULES and full != "hpcfed"} - {own}
+    assert {other for other in wanted if LEVEL[other] >= LEVEL[own]} == set()
+    assert wanted & set(NEVER.get(own, "").split()) == set()
+
+
+def test_only_comm_imports_mpi4py():
+    users = {part(module(path)) for path in PACKAGE for full in imports(path) if full.split(".")[0] == "mpi4py"}
+    assert users == {"comm"}
+
+
+@pytest.mark.parametrize("full", ["hpcfed.comm", "hpcfed.main", "hpcfed.cli"])
+def test_mpi_is_not_loaded_before_a_launcher_is_seen(full):
+    code = f"import sys, {full}; print('mpi4py' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,84 @@
+"""Runs that a test watches while they go on: it waits for lines, with a deadline, and signals ranks."""
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from tests.mpirun import end_session, environment, launcher
+from tests.system.several import LIMIT
+
+RANK = "OMPI_COMM_WORLD_RANK="
+MAIN = (sys.executable, "-m", "hpcfed.main")
+
+
+class Live:
+    """A job in a session of its own. `out`: its stdout so far; `err()`: its stderr so far."""
+
+    def __init__(self, job: subprocess.Popen[bytes], errors: Path):
+        self.job, self.errors, self.out = job, errors, ""
+
+    def until(self, text: str, seconds: float = LIMIT) -> None:
+        """Read stdout until text has come; fails when it has not within so many seconds, or the job ends."""
+        deadline = monotonic() + seconds
+        while text not in self.out:
+            if not self._more(deadline):
+                pytest.fail(f"no {text!r} within {seconds} s\n--- stdout\n{self.out}\n--- stderr\n{self.err()}")
+
+    def finish(self, seconds: float = LIMIT) -> int:
+        """Read on to the end of the job; its exit status. Fails when it does not end within so many seconds."""
+        deadline = monotonic() + seconds
+        while self._more(deadline):
+            pass
+        try:
+            return self.job.wait(max(0.1, deadline - monotonic()))
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"did not end within {seconds} s\n--- stdout\n{self.out}\n--- stderr\n{self.err()}")
+
+    def err(self) -> str:
+        return self.errors.read_text(errors="replace")
+
+    def ranks(self) -> dict[int, int]:
+        """Process ids by rank."""
+        return dict(sorted(found for entry in Path("/proc").glob("[0-9]*") for found in self._rank(entry)))
+
+    def _rank(self, entry: Path) -> Iterator[tuple[int, int]]:
+        """Rank and id of a process of this job; nothing for any other process."""
+        try:
+            if os.getsid(int(entry.name)) != self.job.pid:
+                return
+            variables = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+        except (ProcessLookupError, PermissionError, FileNotFoundError):
+            return  # ended meanwhile, or somebody else's
+        yield from ((int(v.removeprefix(RANK)), int(entry.name)) for v in variables if v.startswith(RANK))
+
+    def _more(self, deadline: float) -> bool:
+        """Read what there is; False at the end of stdout or at the deadline."""
+        pipe = self.job.stdout.fileno()
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - monotonic()))
+        text = os.read(pipe, 65536).decode(errors="replace") if ready else ""
+        self.out += text
+        return bool(text)
+
+
+@contextmanager
+def started(ranks: int, *flags: str) -> Iterator[Live]:
+    """`python -m hpcfed.main` on so many ranks, under mpirun for more than one; nothing of it is left behind."""
+    command = [*launcher(), "-np", str(ranks), *MAIN] if ranks > 1 else MAIN
+    with tempfile.TemporaryDirectory() as folder:
+        errors = Path(folder) / "stderr"
+        with errors.open("wb") as stderr:
+            job = subprocess.Popen([*command, *flags], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=stderr, env=environment({}), start_new_session=True)  # fmt: skip
+        with job:
+            try:
+                yield Live(job, errors)
+            finally:
+                end_session(job.pid)

@@ -1,0 +1,108 @@
+"""A run that is killed or told to stop goes on from its last checkpoint, to the bits of the unbroken run."""
+
+import os
+import shlex
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import pytest
+
+from hpcfed.rng import stream
+from hpcfed.storage import checkpoint, results
+from hpcfed.storage.digest import digest
+from tests.mpirun import end_session
+from tests.system.live import Live, started
+from tests.system.several import LIMIT, together
+
+pytestmark = pytest.mark.timeout(5 * LIMIT)
+ROUNDS, RESUME_ME = 30, 75
+# Moments that stay with clients, and clients that rest, so that a checkpoint holds more than weights.
+JOB = shlex.split(
+    "--clients 6 --models.mix mlp,fedhenn-1,fedhenn-3 --models.d 16 --data.train_limit 180 --checkpoint.every 2 "
+    f"--rounds {ROUNDS} --evaluate.every 1 --local.keep_optimiser --participation 0.5"
+)
+
+
+def one_rank(job: Live) -> None:
+    victim = int(stream(0, "victim").integers(3))
+    os.kill(job.ranks()[victim], signal.SIGKILL)
+
+
+def whole_tree(job: Live) -> None:
+    end_session(job.job.pid)
+
+
+def mpirun_usr1(job: Live) -> None:
+    """As a batch system does; mpirun hands the signal on."""
+    os.kill(job.job.pid, signal.SIGUSR1)
+
+
+def rank_term(job: Live) -> None:
+    os.kill(job.ranks()[1], signal.SIGTERM)
+
+
+KILLS: dict[str, Callable[[Live], None]] = {"one_rank": one_rank, "whole_tree": whole_tree}
+STOPS: dict[str, Callable[[Live], None]] = {"mpirun_usr1": mpirun_usr1, "rank_term": rank_term}
+
+
+@dataclass(frozen=True)
+class Broken:
+    status: int
+    out: str
+    folder: Path
+
+
+def interrupt(name: str, folder: Path) -> Broken:
+    """A run on 3 ranks, hit in a random round."""
+    moment = int(stream(0, "moment", name).integers(3, 9))
+    with started(3, *JOB, "--out", str(folder)) as job:
+        job.until(f"round {moment}/{ROUNDS} ")
+        (KILLS | STOPS)[name](job)
+        return Broken(job.finish(), job.out, folder)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory) -> dict[str, Broken]:
+    folder = tmp_path_factory.mktemp("broken")
+    return {name: interrupt(name, folder / name) for name in KILLS | STOPS}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    together(1, folder, {"run": [*JOB, "--out", str(folder / "run")]})
+    return folder / "run"
+
+
+@pytest.mark.parametrize("name", KILLS)
+def test_a_killed_run_ends_at_once_and_says_so(broken, name):
+    assert broken[name].status != 0
+    assert f"round {ROUNDS}/" not in broken[name].out
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_signal_saves_and_ends_with_status_75(broken, name):
+    run = broken[name]
+    saved = checkpoint.rounds_of(checkpoint.newest(run.folder))
+    assert (run.status, results.load(run.folder).rounds) == (RESUME_ME, saved)
+    assert f"stopped by a signal after round {saved}; continue with --resume {run.folder}" in run.out
+
+
+def test_resumed_on_two_ranks_every_broken_run_equals_the_unbroken_one(broken, unbroken, tmp_path):
+    together(2, tmp_path, {name: ["--resume", str(run.folder)] for name, run in broken.items()})
+    assert {name: digest(run.folder) for name, run in broken.items()} == dict.fromkeys(broken, digest(unbroken))
+    history = results.load(broken["one_rank"].folder).header["history"]
+    assert [past["ranks"] for past in history] == [3]
+
+
+def test_results_can_be_read_while_the_run_goes_on(tmp_path):
+    with started(1, *JOB, "--out", str(tmp_path / "run")) as job:
+        job.until("round 2/")
+        with h5py.File(tmp_path / "run" / "results.h5") as file:
+            assert file["columns/clients/train_loss"].shape[1] == 6
+        assert 1 <= results.load(tmp_path / "run").rounds <= ROUNDS
+        os.kill(job.job.pid, signal.SIGTERM)
+        assert job.finish() == RESUME_ME

@@ -1,0 +1,148 @@
+"""What a run prints and records, and where its settings come from."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcfed.config.load import load
+from hpcfed.config.parts import Part, limits
+from hpcfed.engine.rounds import COLUMNS, PHASES
+from hpcfed.storage import names, results
+from hpcfed.storage.results import Record
+from tests.mpirun import mpirun
+from tests.system.several import LIMIT, SMALL, Outcome, together
+
+pytestmark = pytest.mark.timeout(3 * LIMIT)
+K, RANKS, ROUNDS = 4, 2, 2  # of SMALL
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("output")
+
+
+@pytest.fixture(scope="module")
+def said(desk) -> dict[str, list[Outcome]]:
+    """What the ranks of a few runs wrote."""
+    cases = {name: [*SMALL, "--out", str(desk / name)] for name in ("plain", "dry", "quiet", "verbose", "rarely")}
+    cases["dry"].append("--dry-run")
+    cases["quiet"].append("--quiet")
+    cases["verbose"].append("--verbose")
+    cases["rarely"] += ["--evaluate.every", "2", "--rounds", "3"]
+    cases["help"] = ["--help"]
+    outcomes = together(RANKS, desk / "said", cases, timeout=LIMIT)
+    assert {name: ranks[0].status for name, ranks in outcomes.items()} == dict.fromkeys(cases, 0)
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def record(desk, said) -> Record:
+    return results.load(desk / "plain")
+
+
+def test_only_rank_0_speaks(said):
+    assert {name: ranks[1].out + ranks[1].err for name, ranks in said.items()} == dict.fromkeys(said, "")
+
+
+def test_a_run_prints_a_line_a_round_a_table_and_its_files(desk, said):
+    out = said["plain"][0].out
+    assert [f"round {t}/2  accuracy 0." in out for t in (1, 2)] == [True, True]
+    assert "test accuracy" in out and "traffic" in out
+    assert out.endswith(f"results: {desk}/plain/results.h5\npicture: {desk}/plain/curves.png\n")
+    assert "\x1b" not in out
+    assert (desk / "plain" / "curves.png").stat().st_size > 1000
+
+
+def test_a_round_without_evaluation_shows_no_nan(said):
+    out = said["rarely"][0].out
+    assert "round 1/3  loss" in out and "round 2/3  accuracy 0." in out
+    assert "nan" not in out
+
+
+def test_quiet_prints_the_table_alone(said):
+    quiet, plain = (said[name][0].out.splitlines() for name in ("quiet", "plain"))
+    assert not [line for line in quiet if line.startswith("round ")]
+    assert len(quiet) == len(plain) - 1 - ROUNDS - sum(line.startswith("moved") for line in plain)
+
+
+def test_verbose_prints_a_line_for_every_client_and_round(said):
+    out = said["verbose"][0].out
+    assert [out.count(f"  round {t}  client {k} (") for t in (1, 2) for k in range(K)] == [1] * (ROUNDS * K)
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(desk, said):
+    out = said["dry"][0].out
+    for word in ("data.partition", "dirichlet", "rank", "ids", "weights", "fedhenn-1", "traffic per client and round"):
+        assert word in out
+    assert f"({4 * (16 * 10 + 10)} + {4 * (16 * 10 + 10)} bytes)" in out  # the head: d = 16, 10 classes
+    assert not (desk / "dry").exists()
+
+
+def fields(model: type[Part], prefix: str = ""):
+    """All fields of a job: dotted name and what pydantic knows about it."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Part):
+            yield from fields(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def test_help_lists_every_field_with_meaning_range_and_default(said):
+    listed = " ".join(said["help"][0].out.partition("\noptions:")[2].split())
+    found = dict(fields(type(load([], environ={}))))
+    assert len(found) > 50 and "algorithm.rho" in found
+    for name, field in found.items():
+        entry = re.search(rf"--{name}(, --no-{name})?( \S+)? (?P<text>.*?)(?= --|$)", listed)
+        assert entry, name
+        assert " ".join(field.description.split()) in entry["text"]
+        assert f"[{limits(field)}]" in entry["text"] or not limits(field)
+        assert "(default: " in entry["text"], name
+
+
+def test_help_under_mpirun_is_printed_once():
+    done = mpirun(2, "-m", "hpcfed.main", "--help", timeout=LIMIT)
+    assert (done.stdout.count("usage: "), done.stderr) == (1, "")
+
+
+def test_results_hold_job_versions_commit_hardware_and_placement(record):
+    header = record.header
+    assert (header["job"]["clients"], header["job"]["models"]["mix"]) == (K, ["mlp", "fedhenn-1"])
+    assert header["job"]["algorithm"]["name"] == "fedclassavg" == header["algorithm"]
+    assert {"hpcfed", "python", "torch", "numpy", "h5py", "mpi4py"} <= set(header["versions"])
+    assert (header["ranks"], sorted(set(header["placement"])), len(header["placement"])) == (RANKS, [0, 1], K)
+    assert header["architectures"] == ["mlp", "fedhenn-1"] * 2
+    assert header["hardware"]["cores"] >= 1 and isinstance(header["commit"], str)
+    assert json.dumps(header)
+
+
+def test_results_hold_the_partition(desk, record):
+    counts = record.arrays["label_counts"]
+    assert (counts.shape, counts.sum()) == ((K, 10), record.arrays["train_sizes"].sum())
+    rows = [record.arrays[f"partition/{k}"] for k in range(K)]
+    assert [len(r) for r in rows] == record.arrays["train_sizes"].tolist()
+    assert len(set().union(*map(set, rows))) == sum(map(len, rows))
+    assert names.partition_file(desk / "plain").exists()
+
+
+def test_results_hold_every_column_by_round_and_client_or_rank(record):
+    shapes = {f"clients/{name}": (ROUNDS, K) for name in (*COLUMNS, "cohort")}
+    shapes |= {f"ranks/{name}": (ROUNDS, RANKS) for name in (*PHASES, "peak_bytes")}
+    shapes |= {"rounds/seconds": (ROUNDS,), "rounds/accuracy_common": (ROUNDS,)}
+    assert {name: column.shape for name, column in record.columns.items()} == shapes
+    assert set(record.column("clients/up").ravel().tolist()) == {4 * (16 * 10 + 10)}
+
+
+def test_flags_override_the_environment_of_rank_0_which_overrides_the_file_on_all_ranks(tmp_path):
+    """mpirun hands variables to the processes of one node alone: here only rank 0 has them."""
+    (tmp_path / "job.toml").write_text("rounds = 1\nseed = 1\nclients = 2\n[models]\nmix = ['mlp']\nd = 8\n"
+                                       "[data]\ntrain_limit = 60\n")  # fmt: skip
+    program = [sys.executable, "-m", "hpcfed.main", str(tmp_path / "job.toml"), "--seed", "3"]
+    given = ["HPCFED_ROUNDS=2", "HPCFED_SEED=2", f"HPCFED_OUT={tmp_path / 'run'}", "HPCFED_MODELS__MIX=mlp,cnn"]
+    mpirun(1, "env", *given, *program, ":", "-np", "1", *program, timeout=LIMIT)
+    record = results.load(tmp_path / "run")
+    job = record.header["job"]
+    assert (job["rounds"], job["seed"], job["clients"], job["models"]["d"]) == (2, 3, 2, 8)
+    assert (record.header["architectures"], record.header["ranks"], record.rounds) == (["mlp", "cnn"], 2, 2)

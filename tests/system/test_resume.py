@@ -1,0 +1,111 @@
+"""--resume goes on with the same bits, or says why not; --overwrite; what is refused stays as it was."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hpcfed.storage import checkpoint, names, results
+from hpcfed.storage.digest import digest
+from tests.system.several import LIMIT, SMALL, Outcome, together
+
+pytestmark = pytest.mark.timeout(3 * LIMIT)
+DONE, LONGER = 4, 6  # rounds
+JOB = [*SMALL, "--checkpoint.every", "1", "--data.alpha", "0.6"]
+COPIES = ("more", "earlier", "other", "cut", "altered", "replaced", "bare")
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory) -> Path:
+    """Runs of 4 and of 6 rounds on one rank, and copies of the first."""
+    folder = tmp_path_factory.mktemp("resume")
+    jobs = {"done": DONE, "longer": LONGER}
+    together(1, folder / "made", {n: [*JOB, "--rounds", str(r), "--out", str(folder / n)] for n, r in jobs.items()})
+    for name in COPIES:
+        shutil.copytree(folder / "done", folder / name)
+    cut, altered = (names.checkpoint_file(folder / n, DONE) for n in ("cut", "altered"))
+    cut.write_bytes(cut.read_bytes()[:-1000])
+    body = bytearray(altered.read_bytes())
+    body[len(body) // 2] ^= 1
+    altered.write_bytes(body)
+    shutil.rmtree(names.checkpoint_folder(folder / "bare"))
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outcomes(desk) -> dict[str, Outcome]:
+    """What rank 0 of two said to each command line; they run in this order."""
+    run = {name: str(desk / name) for name in (*COPIES, "done", "empty")}
+    before = {name: str(names.checkpoint_file(desk / name, DONE - 1)) for name in ("cut", "earlier")}
+    longer = ["--rounds", str(LONGER)]
+    cases = {
+        "more": ["--resume", run["more"], *longer],
+        "earlier": ["--resume", before["earlier"], *longer],
+        "other": ["--resume", run["other"], "--data.alpha", "0.9", "--local.epochs", "2"],
+        "cut": ["--resume", run["cut"]],
+        "offered": ["--resume", before["cut"]],
+        "altered": ["--resume", run["altered"]],
+        "bare": ["--resume", run["bare"]],
+        "empty": ["--resume", run["empty"]],
+        "absent": ["--resume", run["empty"] + "/no/such/run"],
+        "elsewhere": ["--resume", run["more"], "--out", run["empty"]],
+        "exists": [*JOB, "--out", run["done"]],
+        "replaced": [*JOB, "--out", run["replaced"], "--overwrite"],
+    }
+    return {name: ranks[0] for name, ranks in together(2, desk / "said", cases).items()}
+
+
+def refused(outcome: Outcome, *words: str) -> None:
+    assert outcome.status == 2
+    assert outcome.err.count("hpcfed: ") == 1
+    assert [word for word in words if word not in outcome.err] == [], outcome.err
+
+
+@pytest.mark.parametrize("name", ["more", "earlier"])
+def test_a_finished_run_goes_on_to_more_rounds_as_if_it_had_never_stopped(desk, outcomes, name):
+    assert outcomes[name].status == 0
+    assert digest(desk / name) == digest(desk / "longer")
+
+
+def test_a_run_that_goes_on_from_an_earlier_round_keeps_no_later_checkpoint_of_its_past(desk, outcomes):
+    assert checkpoint.rounds_of(checkpoint.newest(desk / "earlier")) == LONGER
+    assert results.load(desk / "earlier").header["history"][0]["rounds"] == DONE - 1
+
+
+def test_another_job_is_refused_with_the_fields_that_differ(desk, outcomes):
+    refused(outcomes["other"], "data.alpha: 0.9 here, 0.6 in the checkpoint", "local.epochs: 2 here, 1 in")
+    assert digest(desk / "other") == digest(desk / "done")
+
+
+@pytest.mark.parametrize("name", ["cut", "altered"])
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_is_offered(desk, outcomes, name):
+    before = names.checkpoint_file(desk / name, DONE - 1)
+    refused(outcomes[name], names.checkpoint_file(desk / name, DONE).name, "damaged", f"--resume {before}")
+
+
+def test_the_offered_checkpoint_leads_to_the_same_bits(desk, outcomes):
+    assert outcomes["offered"].status == 0
+    assert digest(desk / "cut") == digest(desk / "done")
+
+
+@pytest.mark.parametrize("name", ["bare", "empty", "absent"])
+def test_what_is_no_run_cannot_be_resumed(desk, outcomes, name):
+    refused(outcomes[name], {"bare": "no checkpoint here", "empty": "results.h5", "absent": "no/such/run"}[name])
+    assert not (desk / "empty" / "no").exists()
+
+
+def test_a_resumed_run_goes_on_in_its_own_folder(desk, outcomes):
+    refused(outcomes["elsewhere"], "its own folder", str(desk / "more"))
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over_unless_asked(desk, outcomes):
+    folder = desk / "done"
+    refused(outcomes["exists"], str(folder), f"--resume {folder}", "--overwrite", "--out")
+    assert results.load(folder).rounds == DONE
+
+
+def test_overwrite_replaces_the_run_and_its_checkpoints(desk, outcomes):
+    assert outcomes["replaced"].status == 0
+    assert results.load(desk / "replaced").rounds == 2
+    assert checkpoint.rounds_of(checkpoint.newest(desk / "replaced")) == 2

@@ -1,0 +1,83 @@
+"""Clients of one rank share modules, never weights."""
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.client import Client, ClientStore, Shard
+
+SHAPE = (1, 8, 8)
+
+
+@pytest.fixture
+def clients() -> list[Client]:
+    """Clients 0 and 2 with an MLP, 1 with a CNN; 4, 5 and 6 examples."""
+    store = ClientStore(0, SHAPE, 4, 16, False, torch.device("cpu"))
+    x, y = np.arange(20 * 64, dtype=np.float32).reshape(20, *SHAPE), np.arange(20) % 4
+    shards = [Shard(x, y, np.arange(start, start + n), store.device) for start, n in ((0, 4), (4, 5), (9, 6))]
+    return [Client(k, a, shards[k], shards[k], store) for k, a in enumerate(("mlp", "fedhenn-1", "mlp"))]
+
+
+def test_a_batch_is_the_rows_that_are_asked_for(clients):
+    x, y = clients[1].train.batch(np.array([2, 0]))
+    assert x[:, 0, 0, 0].tolist() == [6 * 64, 4 * 64] and y.tolist() == [2, 0] and clients[1].n == 5
+
+
+def test_a_batch_of_none_is_empty(clients):
+    x, y = clients[0].train.batch(np.zeros(0, dtype=np.int64))
+    assert x.shape == (0, *SHAPE) and y.shape == (0,)
+
+
+def test_clients_of_one_architecture_share_the_module_but_no_weights(clients):
+    first, second = clients[0], clients[2]
+    assert first.model is second.model
+    first.load({"head.bias": torch.full((4,), 1.0)})
+    second.load({"head.bias": torch.full((4,), 2.0)})
+    assert first.params()["head.bias"].tolist() == [1.0] * 4
+    assert second.params()["head.bias"].tolist() == [2.0] * 4
+
+
+def test_each_client_starts_from_its_own_weights_whatever_was_used_before(clients):
+    alone = clients[2].params()
+    other = ClientStore(0, SHAPE, 4, 16, False, torch.device("cpu"))
+    for k in (2, 0, 2):
+        clients[k].store = other
+        start = clients[k].params()
+        assert all(torch.equal(v, alone[name]) for name, v in start.items()) == (k == 2)
+
+
+def test_copies_do_not_follow_the_model(clients):
+    before = clients[0].params()
+    clients[0].load({"head.bias": torch.full((4,), 5.0)})
+    assert before["head.bias"].tolist() != [5.0] * 4
+
+
+def test_a_borrowed_client_is_given_back_as_it_was(clients):
+    before = clients[0].params()
+    with clients[0].borrowed() as client:
+        client.load({"head.bias": torch.full((4,), 5.0)})
+        clients[2].load({"head.bias": torch.full((4,), 6.0)})  # the module serves another one meanwhile
+    assert all(torch.equal(v, before[name]) for name, v in clients[0].params().items())
+    assert clients[2].params()["head.bias"].tolist() == [6.0] * 4
+
+
+def test_only_wanted_tensors_are_copied(clients):
+    assert list(clients[1].params(lambda name: name.startswith("head."))) == ["head.weight", "head.bias"]
+
+
+def test_weights_can_be_taken_given_and_forgotten(clients):
+    store, start = clients[0].store, clients[0].params()["head.bias"]
+    assert store.flat(2) is None  # never used: it has none of its own
+    clients[0].load({"head.bias": torch.full((4,), 5.0)})
+    flat = store.flat(0)
+    store.put(2, flat)
+    assert clients[2].params()["head.bias"].tolist() == [5.0] * 4
+    store.drop(0)
+    assert torch.equal(clients[0].params()["head.bias"], start)
+    assert flat.is_contiguous() and store.flat(2).data_ptr() != store.skeletons["mlp"].flat.data_ptr()
+
+
+def test_a_module_is_built_once_for_all_clients_of_an_architecture(clients):
+    for client in clients * 2:
+        assert client.model is clients[client.id].model
+    assert sorted(clients[0].store.skeletons) == ["fedhenn-1", "mlp"]

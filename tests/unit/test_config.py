@@ -1,0 +1,188 @@
+"""Job files, the environment and flags: who wins, and what is said about a mistake."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcfed.config.job import Job
+from hpcfed.config.load import load, merge, read
+from hpcfed.config.messages import kind_of
+from hpcfed.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch):
+    """Without what the user has set for her own runs."""
+    for name in [name for name in os.environ if name.startswith("HPCFED_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    """Writes a job file; returns its path as text."""
+
+    def write(text: str, name: str = "job.toml") -> str:
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+def message(*words: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        load(words)
+    return str(error.value)
+
+
+def test_without_a_file_the_embedded_job_runs_and_with_a_file_it_does_not(job_file):
+    assert (load([]).data.test_share, load([]).local.batch) == (1.0, 16)
+    assert load([job_file("rounds = 3\n")]).local.batch == 64
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file(job_file, monkeypatch):
+    path = job_file("rounds = 1\nseed = 1\nclients = 5\n[data]\nalpha = 0.1\n")
+    monkeypatch.setenv("HPCFED_ROUNDS", "2")
+    monkeypatch.setenv("HPCFED_DATA__ALPHA", "0.2")
+    monkeypatch.setenv("HPCFED_SEED", "2")
+    job = load([path, "--rounds", "3", "--data.alpha=0.3"])
+    assert (job.rounds, job.data.alpha, job.seed, job.clients) == (3, 0.3, 2, 5)
+
+
+def test_the_file_wins_over_the_preset_and_the_preset_over_defaults(job_file):
+    job = load([job_file('preset = "authors"\n[algorithm]\nprox = "squared"\n')])
+    assert (job.algorithm.prox, job.algorithm.tau, job.models.relu_head) == ("squared", 100.0, True)
+    assert load([job_file("")]).algorithm.tau == 0.07
+
+
+@pytest.mark.parametrize("value", ["mlp,cnn", '["mlp", "cnn"]'])
+def test_several_values_are_written_alike_in_environment_and_flags(monkeypatch, value):
+    assert load(["--models.mix", value]).models.mix == ("mlp", "cnn")
+    monkeypatch.setenv("HPCFED_MODELS__MIX", value)
+    assert load([]).models.mix == ("mlp", "cnn")
+
+
+def test_numbers_in_a_row_can_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("HPCFED_LOCAL__BETAS", "0.5,0.9")
+    monkeypatch.setenv("HPCFED_LOCAL__MILESTONES", "7")
+    assert (load([]).local.betas, load([]).local.milestones) == ((0.5, 0.9), (7,))
+
+
+def test_a_file_lies_over_the_files_that_it_extends_later_ones_first(job_file):
+    job_file("rounds = 1\nclients = 3\nseed = 7\n[data]\nalpha = 0.1\n", "a.toml")
+    job_file("rounds = 2\nclients = 4\n[data]\nname = 'mnist'\n", "b.toml")
+    job = load([job_file("extends = ['a.toml', 'b.toml']\nrounds = 5\n")])
+    assert (job.rounds, job.clients, job.seed, job.data.alpha, job.data.name) == (5, 4, 7, 0.1, "mnist")
+
+
+def test_merging_keeps_what_the_upper_table_does_not_name():
+    assert merge({"a": {"x": 1, "y": 2}, "b": 1}, {"a": {"y": 3}, "c": 4}) == {"a": {"x": 1, "y": 3}, "b": 1, "c": 4}
+
+
+def test_a_resumed_run_starts_from_its_stored_job_under_file_and_flags(job_file):
+    stored = {"rounds": 9, "clients": 6, "algorithm": {"name": "fedprox", "mu": 0.3}, "models": {"mix": ["mlp"]}}
+    job = load(["--resume", "runs/a", "--rounds", "12"], lambda path: stored if path == Path("runs/a") else {})
+    assert (job.rounds, job.clients, job.algorithm.mu, job.algorithm.name) == (12, 6, 0.3, "fedprox")
+
+
+def test_switches_take_true_false_or_nothing_and_dashes_are_underscores():
+    on = load(["--dry-run", "--models.relu_head", "true", "--local.keep-optimiser=true"])
+    assert (on.dry_run, on.models.relu_head, on.local.keep_optimiser) == (True, True, True)
+    off = load(["--no-dry-run", "--evaluate.before", "false", "--no-data.download"])
+    assert (off.dry_run, off.evaluate.before, off.data.download) == (False, False, False)
+
+
+def test_the_algorithm_decides_which_parameters_there_are():
+    assert load(["--algorithm.name", "fedprox", "--algorithm.mu", "0.5", "--models.mix", "mlp"]).algorithm.mu == 0.5
+    assert "no field 'algorithm.mu'" in message("--algorithm.name", "fedavg", "--algorithm.mu", "1")
+
+
+def test_a_mistake_on_the_command_line_names_the_flag():
+    assert message("--rounds", "0") == "command line: --rounds: input should be greater than 0, got '0'"
+    assert message("--data.alfa", "1").startswith("command line: no field 'data.alfa'; did you mean 'data.alpha'")
+    assert message("--rounds") == "command line: --rounds: expected one argument"
+
+
+def test_a_mistake_in_the_environment_names_the_variable(monkeypatch):
+    monkeypatch.setenv("HPCFED_DATA__ALPHA", "-1")
+    assert message() == "environment: HPCFED_DATA__ALPHA: input should be greater than 0, got '-1'"
+    monkeypatch.setenv("HPCFED_DATA__ALPHA", "1")
+    monkeypatch.setenv("HPCFED_DATA__ALFA", "1")
+    assert message().startswith("environment: HPCFED_DATA__ALFA: no field 'alfa'; did you mean 'alpha'?\n  Data takes")
+    monkeypatch.delenv("HPCFED_DATA__ALFA")
+    monkeypatch.setenv("HPCFED_ROUNS", "1")
+    assert message().startswith("environment variable HPCFED_ROUNS: no field 'rouns'; did you mean 'rounds'")
+
+
+def test_a_mistake_in_an_extended_file_names_that_file(job_file):
+    below = job_file("[data]\nalpha = -1.0\n[local]\nepoch = 3\n", "below.toml")
+    path = job_file("extends = ['below.toml']\nrounds = 0\n")
+    said = message(path)
+    assert f"{path}: rounds: input should be greater than 0, got 0" in said
+    assert f"{below}: data.alpha: input should be greater than 0, got -1.0" in said
+    assert f"{below}: local.epoch: no field 'epoch'; did you mean 'epochs'?\n  Local takes: " in said
+
+
+def test_a_mistake_in_the_stored_job_names_the_run():
+    with pytest.raises(ConfigError, match=r"the job stored in runs/a: data.old: no field 'old'"):
+        load(["--resume", "runs/a"], lambda path: {"data": {"old": 1}})
+
+
+def test_a_rule_between_parameters_is_told_in_its_own_words():
+    said = message("--algorithm.name", "fedprox", "--models.mix", "mlp", "--algorithm.sampling", "size")
+    assert said.startswith("algorithm: sampling = 'size' with weighting = 'samples' counts sizes twice")
+
+
+@pytest.mark.parametrize("words", [["job"], ["--rounds", "2", "job"], ["-rounds", "2"], ["a.toml", "job"]])
+def test_a_word_that_is_neither_job_file_nor_value_is_refused(words):
+    assert "is neither a job file (.toml) nor the value of a --field" in message(*words)
+
+
+@pytest.mark.parametrize("words", [["a.toml", "b.toml"], ["--rounds", "2", "b.toml"]])
+def test_there_is_one_job_file_and_it_comes_first(words):
+    assert message(*words).startswith("command line: b.toml: there is one job file, before all flags")
+
+
+def test_files_that_cannot_be_used_are_named(job_file, tmp_path):
+    assert message(str(tmp_path / "no.toml")) == (
+        f"{tmp_path}/no.toml: cannot read the job file: No such file or directory; check the path"
+    )
+    assert "not a TOML file: " in message(job_file("rounds = \n"))
+    assert "extends must be a list of file names, got 'a.toml'" in message(job_file("extends = 'a.toml'\n"))
+    assert f"(which {tmp_path}/job.toml extends)" in message(job_file("extends = ['no.toml']\n"))
+    assert "extends itself" in message(job_file("extends = ['job.toml']\n"))
+
+
+def test_a_method_is_refused_with_models_that_it_does_not_accept():
+    said = message("--algorithm.name", "fedavg", "--models.mix", "mlp,cnn")
+    assert said.startswith("fedavg needs one architecture, but models.mix has cnn, mlp\n  use local or fedclassavg")
+    assert "needs one architecture" in message("--algorithm.share", "all", "--models.mix", "mlp,cnn")
+
+
+def test_identity_is_what_results_depend_on():
+    plain = load(["--rounds", "3"])
+    assert plain.identity() == load(["--rounds", "9", "--out", "x", "--verbose", "--checkpoint.every", "1"]).identity()
+    assert plain.identity() != load(["--seed", "1"]).identity()
+    cosine = [load(["--rounds", rounds, "--local.schedule", "cosine"]).identity() for rounds in "39"]
+    assert cosine[0] != cosine[1]
+
+
+def test_a_job_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        load([]).rounds = 3
+
+
+def test_the_folder_of_a_run_is_named_after_what_runs():
+    assert load(["--seed", "4"]).folder == Path("runs/fedclassavg-digits-dirichlet-seed4")
+    assert load(["--out", "x/y"]).folder == Path("x/y")
+
+
+def test_reading_a_file_tells_where_each_table_comes_from(job_file):
+    below, top = job_file("seed = 1\n", "below.toml"), job_file("extends = ['below.toml']\nrounds = 2\n")
+    assert read(Path(top)) == [(below, {"seed": 1}), (top, {"rounds": 2})]
+
+
+def test_types_are_told_in_words():
+    kinds = {name: kind_of(field.annotation) for name, field in Job.model_fields.items()}
+    assert (kinds["rounds"], kinds["out"], kinds["preset"]) == ("int", "Path or none", "'paper' or 'authors'")
+    assert kind_of(tuple[int, ...]) == "tuple of int"

@@ -1,0 +1,182 @@
+"""Rounds and checkpoints: what is recorded, who is evaluated with which model, what a checkpoint holds."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.comm import Serial, spmd
+from hpcfed.engine import saving
+from hpcfed.engine.rounds import PHASES, Rounds, cells
+from hpcfed.engine.setup import assign, world
+from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.evaluate import NONE, score
+from hpcfed.params import Params
+from hpcfed.payload import Tally
+from hpcfed.storage import checkpoint
+from tests.contract import toy
+
+
+def started(method: str = "fedavg", *flags: str, comm=None) -> Rounds:
+    return toy.start(comm or Serial(), toy.job(method, "--models.mix", "mlp", *flags))
+
+
+def test_a_row_holds_every_column_of_clients_ranks_and_round():
+    row, raised = started().step(lambda: {"stop": False})
+    assert raised == {"stop": False}
+    assert {name.split("/")[0] for name in row} == {"clients", "ranks", "rounds"}
+    assert all(len(row[f"ranks/{phase}"]) == 1 for phase in PHASES)
+    assert all(len(column) == 6 for name, column in row.items() if name.startswith("clients/"))
+    assert row["clients/down"].dtype == row["clients/up"].dtype == np.int64
+
+
+def test_a_flag_of_one_rank_is_raised_on_all():
+    def step(comm):
+        return started(comm=comm).step(lambda: {"stop": comm.rank == 1, "save": False})[1]
+
+    assert spmd(3, step) == [{"stop": True, "save": False}] * 3
+
+
+def test_a_tally_becomes_the_mean_loss_and_its_counts():
+    assert cells(Tally(loss=6.0, examples=4, epochs=2.0, seconds=0.5, down=3, up=7)) == (1.5, 4, 2.0, 0.5, 3, 7)
+    assert np.isnan(cells(Tally())[0])
+
+
+def test_before_is_the_received_model_and_after_the_clients_own():
+    rounds = started("fedavg", "--participation", "1")
+    old = rounds.state.clone()
+    row, _ = rounds.step()
+    fed = rounds.fed
+    for k, client in list(fed.clients.items())[:5]:
+        client.load(old)
+        assert row["clients/loss_before"][k] == score(fed, client).loss
+        client.load(rounds.state)
+        assert row["clients/loss"][k] != score(fed, client).loss
+
+
+def test_a_client_that_keeps_nothing_and_did_not_train_is_scored_with_the_new_global_model():
+    rounds = started("fedavg")
+    row, _ = rounds.step()
+    k = int(np.flatnonzero(~row["clients/cohort"][:5])[0])
+    rounds.fed.clients[k].load(rounds.state)
+    assert row["clients/loss"][k] == score(rounds.fed, rounds.fed.clients[k]).loss
+    assert np.isnan(row["clients/loss_before"][k])
+
+
+def test_a_client_that_keeps_its_model_keeps_its_score_until_it_trains():
+    rounds = started("local")
+    rows = [rounds.step()[0] for _ in range(2)]
+    rested = ~rows[1]["clients/cohort"]
+    assert toy.differences(rows[0]["clients/loss"][rested], rows[1]["clients/loss"][rested]) == []
+
+
+def test_a_score_that_was_not_due_is_caught_up_later():
+    rounds = started("local", "--evaluate.every", "2", "--participation", "0.3")
+    first, second = (rounds.step()[0] for _ in range(2))
+    assert np.isnan(first["clients/loss"]).all() and np.isfinite(second["clients/loss"][:5]).all()
+    assert not rounds.stale[:5].any()
+
+
+def test_the_last_round_is_always_evaluated():
+    rounds = started("local", "--evaluate.every", "1000")
+    rows = [rounds.step()[0] for _ in range(3)]
+    assert [np.isfinite(row["clients/loss"][:5]).all() for row in rows] == [False, False, True]
+
+
+def test_a_client_without_test_examples_has_no_score():
+    fed = started().fed
+    assert toy.differences(tuple(score(fed, fed.clients[5])), tuple(NONE)) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_global_model_is_measured_on_the_whole_test_split(ranks: int):
+    def common(comm):
+        rounds = started("fedavg", "--evaluate.common", "true", comm=comm)
+        return rounds.step()[0]["rounds/accuracy_common"] * 32
+
+    right = spmd(ranks, common)
+    assert right == [right[0]] * ranks and right[0] == round(right[0]) == round(common(Serial()))
+
+
+def test_models_that_clients_keep_a_part_of_have_no_common_accuracy():
+    assert np.isnan(started("fedclassavg", "--evaluate.common", "true").step()[0]["rounds/accuracy_common"])
+
+
+def test_clients_that_receive_everything_hold_no_weights_between_rounds():
+    rounds = started("fedavg")
+    rounds.step()
+    assert rounds.fed.store.stateless and not rounds.fed.store.weights and not rounds.fed.store.active
+
+
+def test_clients_are_moved_only_where_it_pays():
+    def moved(comm, seconds):
+        rounds = started("local", comm=comm)
+        rounds.seconds = np.array(seconds) / np.array(toy.SIZES)
+        return rounds.rebalance(), rounds.placement, sorted(rounds.fed.clients)
+
+    placed = spmd(2, lambda comm: moved(comm, toy.SIZES))
+    assert [count for count, *_ in placed] == [0, 0]  # as estimated
+    count, placement, _ = spmd(2, lambda comm: moved(comm, (32, 1, 1, 1, 1, 1)))[0]
+    assert count > 0 and placement.count(placement[0]) == 1
+    assert spmd(2, lambda comm: moved(comm, (np.nan, 1, 1, 1, 1, 1)))[0][0] == 0  # not all are measured yet
+
+
+def test_architectures_are_dealt_out_drawn_or_listed():
+    mix = ("--models.mix", "mlp,cnn")
+    assert assign(toy.job("local", *mix)) == ("mlp", "cnn") * 3
+    drawn = assign(toy.job("local", *mix, "--models.assign", "random"))
+    assert drawn == assign(toy.job("local", *mix, "--models.assign", "random")) and set(drawn) == {"mlp", "cnn"}
+    listed = "mlp,mlp,cnn,cnn,mlp,cnn"
+    assert assign(toy.job("local", "--models.mix", listed, "--models.assign", "listed")) == tuple(listed.split(","))
+
+
+def test_the_world_is_the_same_on_all_ranks_and_costs_grow_with_examples():
+    job = toy.job("local", "--models.mix", "mlp")
+    worlds = spmd(3, lambda comm: world(job, comm))
+    for other in worlds[1:]:
+        assert toy.differences(other.partition, worlds[0].partition) == [] and other.costs == worlds[0].costs
+    assert np.allclose(np.array(worlds[0].costs) / worlds[0].costs[0], toy.SIZES)
+
+
+def test_a_model_that_is_too_large_for_the_images_is_refused_on_all_ranks():
+    job = toy.job("local", "--models.mix", "mlp,googlenet")
+    with pytest.raises(ConfigError, match="googlenet takes images") as refusal:
+        spmd(2, lambda comm: world(job, comm))
+    assert refusal.value.everywhere
+
+
+def test_a_checkpoint_of_another_job_is_refused(tmp_path):
+    rounds = started()
+    rounds.step()
+    saving.save(rounds, tmp_path)
+    with pytest.raises(CheckpointError, match=r"local.lr: 0.1 here, 0.005 in the checkpoint") as refusal:
+        saving.restore(started("fedavg", "--local.lr", "0.1"), tmp_path)
+    assert refusal.value.everywhere
+
+
+def test_a_checkpoint_holds_state_scores_and_every_client_and_the_older_ones_go(tmp_path):
+    rounds = started("local", "--checkpoint.keep", "2")
+    for _ in range(3):
+        rounds.step()
+        saving.save(rounds, tmp_path)
+    with checkpoint.open_checkpoint(tmp_path) as file:
+        assert file.rounds == 3
+        assert file.names() == ["state", "scores", *(f"clients/{k}" for k in range(7))]  # 6: the pooled one
+        assert torch.equal(file.get("clients/4")["weights"], rounds.fed.store.flat(4))
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    assert "round-000003.h5" in rounds.fed.last_checkpoint
+
+
+@dataclass(frozen=True)
+class State:
+    model: Params
+    count: int
+
+
+def test_a_state_of_several_parts_comes_back_as_itself():
+    fed, state = started().fed, State(Params(a=torch.ones(2)), 3)
+    tree = saving.to_tree(state)
+    assert tree == {"model": state.model, "count": 3}
+    back = saving.from_tree(State(Params(), 0), tree, fed)
+    assert isinstance(back, State) and back.count == 3 and type(back.model) is Params

@@ -1,0 +1,129 @@
+"""The door between clients and server: cohorts, stragglers, counted bytes, exact means, clients that move."""
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.comm import Serial, spmd
+from hpcfed.errors import DivergedError
+from hpcfed.federation import Federation, stragglers
+from hpcfed.params import Mean, Params
+from hpcfed.payload import nbytes, on_device
+from tests.contract import toy
+
+
+def federation(*flags: str, comm=None) -> Federation:
+    return toy.start(comm or Serial(), toy.job("fedclassavg", "--models.mix", "mlp,fedhenn-1", *flags)).fed
+
+
+@pytest.mark.parametrize("rate, size", [("0.01", 1), ("0.5", 3), ("0.51", 4), ("1", 6)])
+def test_a_cohort_is_the_rate_times_the_clients_rounded_up(rate: str, size: int):
+    fed = federation("--participation", rate)
+    for t in range(20):
+        cohort = fed.sample(t)
+        assert len(cohort) == size and cohort == sorted(set(cohort)) and set(cohort) <= set(range(6))
+
+
+def test_a_tenth_of_thirty_clients_is_three_in_spite_of_rounding():
+    assert len(federation("--clients", "30", "--data.train_limit", "60", "--participation", "0.1").sample(0)) == 3
+
+
+def test_every_client_is_drawn_about_equally_often():
+    fed = federation("--participation", "0.5")
+    drawn = np.bincount(np.concatenate([fed.sample(t) for t in range(400)]), minlength=6)
+    assert (abs(drawn - 200) < 50).all()  # five standard deviations
+
+
+def test_clients_without_probability_are_never_drawn():
+    fed = federation("--participation", "0.3")
+    p = np.array([0, 0.5, 0, 0.5, 0, 0])
+    assert all(fed.sample(t, p) == [1, 3] for t in range(5))
+
+
+def test_stragglers_are_a_share_of_the_cohort_and_do_at_least_one_epoch():
+    job = toy.job("fedavg", "--models.mix", "mlp", "--local.stragglers", "0.5", "--local.epochs", "3")
+    amounts = set()
+    for t in range(30):
+        slow = stragglers(job, t, [0, 2, 3, 5])
+        assert len(slow) == 2 and set(slow) <= {0, 2, 3, 5}
+        amounts |= set(slow.values())
+    assert amounts == {1, 2, 3}
+
+
+def test_with_one_epoch_a_straggler_does_it():
+    job = toy.job("fedavg", "--models.mix", "mlp", "--local.stragglers", "1")
+    assert set(stragglers(job, 0, [1, 2]).values()) == {1}
+
+
+def test_stragglers_are_left_out_unless_the_method_keeps_them():
+    fed = federation("--local.stragglers", "0.5")
+    kept, left = fed.begin(0, [0, 1, 2, 3], True), fed.begin(0, [0, 1, 2, 3], False)
+    assert kept == [0, 1, 2, 3] and len(left) == 2 and not set(left) & set(fed.partial)
+
+
+def test_bytes_are_counted_by_client_and_direction():
+    fed = federation()
+    fed.begin(0, [0, 1], False)
+    fed.down(fed.clients[1], Params(a=torch.zeros(5)))
+    fed.gather({0: torch.zeros(3, dtype=torch.float64), 1: [np.zeros(2, np.int64), "text", 7]})
+    fed.mean([(1, Mean.of(Params(a=torch.zeros(2)), 3.0))], keep=Params(a=torch.zeros(2)))
+    assert [(fed.tally[k].down, fed.tally[k].up) for k in (0, 1, 2)] == [(0, 24), (20, 16 + 8), (0, 0)]
+
+
+def test_only_tensors_and_arrays_have_bytes():
+    assert nbytes({"a": torch.zeros(2), "b": (np.zeros(3), [1.5, None, "x"])}) == 8 + 24
+
+
+def test_tensors_in_nested_dicts_go_to_the_device_and_types_stay():
+    moved = on_device({"a": Params(b=torch.zeros(2)), "n": 3}, torch.device("cpu"))
+    assert type(moved["a"]) is Params and moved["n"] == 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_mean_is_that_of_all_ranks_and_keeps_the_old_value_where_nobody_reports(ranks: int):
+    def mean(comm, cohort):
+        fed = federation(comm=comm)
+        fed.begin(0, cohort, False)
+        parts = ((c.id, Mean.of(Params(a=torch.full((2,), float(c.id))), float(c.id))) for c in fed.mine(cohort))
+        return fed.mean(parts, keep=Params(a=torch.tensor([9.0, 9.0])))["a"].tolist()
+
+    assert spmd(ranks, lambda comm: mean(comm, [1, 3])) == [[2.5, 2.5]] * ranks
+    assert spmd(ranks, lambda comm: mean(comm, [])) == [[9.0, 9.0]] * ranks
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_upload_that_is_not_finite_is_refused_with_its_client_and_tensor(bad: float):
+    fed = federation()
+    fed.begin(4, [1], False)
+    with pytest.raises(DivergedError, match=r"client 1 \(fedhenn-1\): its a is nan or infinite after round 5"):
+        fed.mean([(1, Mean.of(Params(a=torch.tensor([0.0, bad]))))], keep=Params(a=torch.zeros(2)))
+
+
+def test_server_side_work_is_done_once_and_known_everywhere():
+    done = []
+    values = spmd(3, lambda comm: federation(comm=comm).on_root(lambda: done.append(comm.rank) or {"a": torch.ones(2)}))
+    assert done == [0] and [v["a"].tolist() for v in values] == [[1.0, 1.0]] * 3
+
+
+def test_a_client_that_moves_takes_weights_and_memory_along():
+    def move(comm):
+        rounds = toy.start(comm, toy.job("local", "--models.mix", "mlp"))
+        fed, k = rounds.fed, 5
+        src = rounds.placement[k]
+        if comm.rank == src:
+            fed.clients[k].load({"head.bias": torch.arange(4.0)})
+            fed.clients[k].memory = {"optimiser": {"step": torch.tensor(3.0)}}
+        fed.hand_over(k, src, 1 - src)
+        if comm.rank == src:
+            return k in fed.clients, fed.store.weights.get(k), list(fed.clients) == sorted(fed.clients)
+        client = fed.clients[k]
+        return client.params()["head.bias"].tolist(), client.memory["optimiser"]["step"].item(), sorted(fed.clients)
+
+    left, arrived = sorted(spmd(2, move), key=lambda seen: not isinstance(seen[0], bool))
+    assert left == (False, None, True)
+    assert arrived[:2] == ([0.0, 1.0, 2.0, 3.0], 3.0) and 5 in arrived[2]
+
+
+def test_the_pooled_client_holds_all_training_examples_once():
+    pooled = federation().pooled()
+    assert pooled.id == 6 and pooled.n == len(set(pooled.train.rows.tolist())) == sum(toy.SIZES)

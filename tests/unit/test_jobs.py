@@ -1,0 +1,81 @@
+"""The jobs: one for each cell of the paper's tables, each valid, each with a small twin that differs in scale alone."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcfed.config.job import Job
+from hpcfed.config.load import load
+
+JOBS = Path(__file__).parents[2] / "jobs"
+FULL = sorted(str(p.relative_to(JOBS)) for p in JOBS.rglob("*.toml") if not {"common", "small"} & set(p.parts))
+SETS, CELLS = 3, {2: 2 * 2, 3: 4 * 2, 4: 4}  # rows x columns of each table and data set
+LOCAL = {"cifar10": (1e-4, 0.1), "fashion-mnist": (6e-4, 0.4662), "emnist-letters": (5e-4, 0.1)}  # table 1: lr, rho
+SCALE = {"rounds", "models.mix", "data.train_limit", "local.lr", "local.batch"}  # what a twin may change
+HEAD = re.compile(r"# Table (\d), (.+), ((?:CIFAR-10|Fashion-MNIST|EMNIST Letters)[^:]*): (0\.\d+(?: \+- 0\.\d+)?)\n")
+each_job = pytest.mark.parametrize("name", FULL)
+
+
+def job(name: str) -> Job:
+    return load([str(JOBS / name)], environ={})
+
+
+def cell(name: str) -> tuple[str, ...]:
+    """Table, row, column and number of the paper, from the first line of the file."""
+    found = HEAD.match((JOBS / name).read_text())
+    assert found, f"{name}: the first line names no table, row, column and number"
+    return found.groups()
+
+
+def flat(values: dict, prefix: str = "") -> dict:
+    """Nested fields by dotted name."""
+    fields = {}
+    for key, value in values.items():
+        fields |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return fields
+
+
+def test_each_table_is_complete_and_no_cell_is_there_twice():
+    cells = [cell(name)[:3] for name in FULL]
+    assert len(set(cells)) == len(cells)
+    assert {int(t): sum(c[0] == t for c in cells) for t in "234"} == {t: SETS * n for t, n in CELLS.items()}
+
+
+@each_job
+def test_a_job_is_the_papers_setting(name):
+    made, (table, row, column, _) = job(name), cell(name)
+    lr, rho = LOCAL[made.data.name]
+    assert (made.rounds, made.local.lr, made.local.batch, made.local.epochs) == (300, lr, 64, 1)
+    assert (made.clients, made.participation) == ((100, 0.1) if "100 clients" in column else (20, 1.0))
+    assert made.data.partition == ("classes" if "Skewed" in column else "dirichlet") and made.data.alpha == 0.5
+    if made.algorithm.name == "fedclassavg":
+        assert made.algorithm.rho == (0.0 if row in ("CA", "+CL") else rho)
+        assert made.algorithm.contrastive == (row not in ("CA", "+PR"))
+        assert made.algorithm.share == ("all" if "+weight" in row else "head")
+    one = {"FedAvg": ("cnn",), "FedProx": ("cnn",)}.get(row, ("resnet18",))
+    four = ("resnet18", "shufflenetv2", "googlenet", "alexnet")
+    assert made.models.mix == (one if table == "3" else four)
+
+
+@each_job
+def test_a_small_twin_differs_in_scale_alone(name):
+    full, small = flat(job(name).plain()), flat(job(f"small/{name}").plain())
+    assert {field for field in full if full[field] != small[field]} <= SCALE
+    assert small["data.train_limit"] <= 10_000 and small["rounds"] <= 50
+    assert (len(full["models.mix"]) == 1) == (len(small["models.mix"]) == 1)
+
+
+def test_there_is_a_small_twin_of_each_job_and_no_other():
+    assert sorted(str(p.relative_to(JOBS / "small")) for p in (JOBS / "small").rglob("*.toml")) == FULL
+
+
+def test_the_table_of_the_jobs_says_what_the_jobs_say():
+    line = re.compile(r"^\| \[(.+)\]\((.+)\) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
+    rows = line.findall((JOBS / "README.md").read_text())
+    assert sorted(row[0] for row in rows) == FULL
+    assert all((link, row, column, number) == (name, *cell(name)[1:]) for name, link, row, column, number in rows)
+
+
+def test_a_job_file_is_short():
+    assert {p.name: n for p in JOBS.rglob("*.toml") if (n := len(p.read_text().splitlines())) > 20} == {}

@@ -1,0 +1,79 @@
+"""Params reads like a formula; Mean is a weighted mean, exact in any order."""
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.comm import Serial
+from hpcfed.params import Mean, Params
+
+
+def params(**values: float | list) -> Params:
+    return Params({name: torch.tensor(value) for name, value in values.items()})
+
+
+def value(mean: Mean, keep: Params, weights: Params | None = None) -> Params:
+    return Mean.divide(Serial().sum(list(mean.rows()), Mean.shapes(keep, weights)), keep)
+
+
+def test_a_formula_is_computed_tensor_by_tensor():
+    mixed = 0.5 * params(a=2.0, b=[4.0, 0.0]) + params(a=1.0, b=[1.0, 1.0]) * 2.0 - params(a=0.5, b=[0.0, 1.0])
+    assert mixed["a"].item() == 2.5 and mixed["b"].tolist() == [4.0, 1.0]
+    assert isinstance(mixed, Params)
+
+
+def test_names_that_the_other_side_lacks_are_an_error():
+    with pytest.raises(KeyError, match="b"):
+        params(a=1.0, b=1.0) + params(a=1.0)
+
+
+def test_pick_keeps_the_wanted_names_in_their_order():
+    assert list(params(c=1.0, a=2.0, b=3.0).pick(lambda name: name != "a")) == ["c", "b"]
+
+
+def test_a_clone_shares_no_memory_and_has_no_gradient():
+    source = Params(a=torch.ones(2, requires_grad=True))
+    copy = source.clone()
+    copy["a"][0] = 7.0
+    assert source["a"].tolist() == [1.0, 1.0] and not copy["a"].requires_grad
+
+
+def test_bytes_are_those_of_the_tensors():
+    assert Params(a=torch.zeros(3, 5), b=torch.zeros(2, dtype=torch.float64)).nbytes == 4 * 15 + 8 * 2
+    assert Mean.of(Params(a=torch.zeros(3)), 5.0).nbytes == 12  # a number travels in the header
+    assert Mean.of(Params(a=torch.zeros(3, 4)), Params(a=torch.zeros(3, 1))).nbytes == 48 + 12
+
+
+def test_a_weighted_mean_by_hand():
+    parts = Mean.of(params(a=[1.0, 0.0]), 1.0) + Mean.of(params(a=[5.0, 4.0]), 3.0)
+    assert value(parts, keep=params(a=[9.0, 9.0]))["a"].tolist() == [4.0, 3.0]
+
+
+def test_without_any_weight_the_old_value_stays():
+    assert value(Mean(), keep=params(a=[9.0]))["a"].tolist() == [9.0]
+    assert value(Mean.of(params(a=[1.0]), 0.0), keep=params(a=[9.0]))["a"].tolist() == [9.0]
+
+
+def test_weights_by_entry_divide_each_entry_by_its_own_sum_and_broadcast():
+    masks = params(a=[[1.0], [0.0], [0.0]]), params(a=[[3.0], [2.0], [0.0]])  # [3, 1]
+    parts = [Mean.of(params(a=[[v, -v]] * 3), mask) for v, mask in zip((1.0, 5.0), masks, strict=True)]
+    got = value(parts[0] + parts[1], keep=params(a=[[9.0, 9.0]] * 3), weights=masks[0])
+    assert got["a"].tolist() == [[4.0, -4.0], [5.0, -5.0], [9.0, 9.0]]
+
+
+def test_the_mean_of_equal_values_is_that_value_to_the_bit():
+    same = Params(a=torch.randn(1000, generator=torch.Generator().manual_seed(0)))
+    parts = sum((Mean.of(same, float(n)) for n in (1, 3, 7, 11, 240)), Mean())
+    assert torch.equal(value(parts, keep=same * 0)["a"], same["a"])
+
+
+def test_the_order_of_the_parts_does_not_matter():
+    g = np.random.default_rng(0)
+    uploads = [Mean.of(Params(a=torch.from_numpy(g.normal(size=50) * 10.0**k)), float(k + 1)) for k in range(6)]
+    keep = Params(a=torch.zeros(50, dtype=torch.float64))
+    assert torch.equal(value(sum(uploads, Mean()), keep)["a"], value(sum(uploads[::-1], Mean()), keep)["a"])
+
+
+def test_the_mean_has_the_type_of_the_value_that_it_replaces():
+    half = Params(a=torch.ones(2, dtype=torch.bfloat16))
+    assert value(Mean.of(half, 3.0), keep=half)["a"].dtype == torch.bfloat16

@@ -1,0 +1,47 @@
+"""Streams are what their name says, everywhere and always; the global generator is only borrowed."""
+
+import pytest
+import torch
+
+from hpcfed.rng import number, scoped, stream, torch_stream
+
+
+def test_a_stream_is_the_same_for_the_same_name_and_another_for_any_other():
+    draws = {key: stream(*key).random() for key in ((0, "a", 1, 2), (0, "a", 2, 1), (0, "b", 1, 2), (1, "a", 1, 2),
+                                                    (0, "a", 12), (0, "a1", 2))}  # fmt: skip
+    assert len(set(draws.values())) == len(draws)
+    assert stream(0, "a", 1, 2).random() == draws[0, "a", 1, 2]
+
+
+def test_the_number_of_a_name_never_changes():
+    assert number(0, "cohort", 0) == 48731666451856328233336213875574869880  # old runs depend on it
+    assert 0 <= number(7, "x") < 2**128
+
+
+def test_a_number_and_its_text_are_different_keys():
+    assert number(0, "a", 1) != number(0, "a", "1")
+
+
+def test_torch_streams_are_repeatable_and_leave_the_global_generator_alone():
+    before = torch.random.get_rng_state()
+    draws = [torch.rand(3, generator=torch_stream(0, "x", k)).tolist() for k in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_inside_a_scope_the_global_generator_is_named_and_after_it_as_before():
+    torch.rand(1)
+    before = torch.random.get_rng_state()
+    draws = []
+    for key in ("a", "a", "b"):
+        with scoped(0, key):
+            draws.append(torch.rand(2).tolist())
+    assert draws[0] == draws[1] != draws[2]
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_an_error_inside_a_scope_restores_the_generator_too():
+    before = torch.random.get_rng_state()
+    with pytest.raises(ZeroDivisionError), scoped(0, "a"):
+        torch.rand(1).item() / 0
+    assert torch.equal(torch.random.get_rng_state(), before)
