@@ -15,7 +15,7 @@ from hpcfed.cluster.clock import Clock
 from hpcfed.comm import codec
 from hpcfed.errors import DivergedError
 from hpcfed.params import Mean, Params
-from hpcfed.payload import Tally, nbytes, on_device
+from hpcfed.payload import Tally, nbytes, not_finite, on_device
 
 if TYPE_CHECKING:
     from hpcfed.client import Client, ClientStore, Shard
@@ -100,8 +100,7 @@ class Federation:
         """
         rows = []
         for k, part in uploads:
-            self.check(k, part)
-            self.tally[k].up += part.nbytes
+            self.upload(k, [value for value, _ in part.parts], part.nbytes)
             rows.extend(part.rows())
         if not keep:
             return keep
@@ -112,7 +111,7 @@ class Federation:
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """All clients' values, by id, on all ranks; collective; bytes are counted as uploads."""
         for k, value in by_client.items():
-            self.tally[k].up += nbytes(value)
+            self.upload(k, value, nbytes(value))
         self.wait()
         with self.clock("communicate"):
             return self.comm.gather(dict(by_client))
@@ -165,14 +164,14 @@ class Federation:
         tally.seconds += seconds
         self.clock.add("train", seconds)
 
-    def check(self, k: int, part: Mean) -> None:
-        for value, _ in part.parts:
-            for name, tensor in value.items():
-                if not torch.isfinite(tensor).all():
-                    raise DivergedError(
-                        f"{self.where(self.clients.get(k))}: its {name} is nan or infinite after round {self.t + 1}; "
-                        f"{self.last_checkpoint}\n  a smaller local.lr may help"
-                    )
+    def upload(self, k: int, value: Any, size: int) -> None:
+        """What client k sends: counted, and refused with a DivergedError where it is not finite."""
+        self.tally[k].up += size
+        if name := not_finite(value):
+            raise DivergedError(
+                f"{self.where(self.clients.get(k))}: its {name} is nan or infinite after round {self.t + 1}; "
+                f"{self.last_checkpoint}\n  a smaller local.lr may help"
+            )
 
     def where(self, client: Client | None) -> str:
         """Rank and client, as error messages name them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,21 @@ def on_device(value: Any, device: torch.device) -> Any:
 
 def nbytes(value: Any) -> int:
     """Bytes of the tensors and arrays in a value: tensors, mappings, sequences of them; other things are 0."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, Mapping):
-        return sum(nbytes(v) for v in value.values())
-    return sum(nbytes(v) for v in value) if isinstance(value, list | tuple) else 0
+    return sum(tensor.nbytes for _, tensor in tensors(value))
+
+
+def tensors(value: Any, name: str = "value") -> Iterator[tuple[str, Tensor | np.ndarray]]:
+    """The tensors and arrays in a value, each with its name; other things are passed over."""
+    if isinstance(value, Tensor | np.ndarray):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from tensors(part, str(key))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors(part, name)
+
+
+def not_finite(value: Any) -> str | None:
+    """The name of the first tensor in a value that holds nan or infinity; None if all is well."""
+    return next((name for name, tensor in tensors(value) if not torch.isfinite(torch.as_tensor(tensor)).all()), None)

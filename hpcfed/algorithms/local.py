@@ -16,6 +16,7 @@ class Local(RoundBased):
     """Nothing is shared, so all clients may differ."""
 
     accepts: ClassVar[str] = "any models"
+    keeps_stragglers: ClassVar[bool] = True
 
     contrastive: bool = False
     """Train on two augmented views with the supervised contrastive loss beside cross-entropy."""

@@ -56,8 +56,7 @@ class Rounds:
         self.stale[cohort] = True
         after = self.after(cohort) if due else {}
         whole = self.common() if due and fed.job.evaluate.common else float("nan")
-        if fed.store.stateless:
-            fed.store.drop(*fed.clients, fed.K)
+        self.forget(*fed.clients, fed.K)
         self.t += 1
         row, raised = self.record(start, cohort, before, after, flags)
         return row | {"rounds/accuracy_common": whole}, raised
@@ -69,6 +68,7 @@ class Rounds:
             with client.borrowed():
                 self.algorithm.receive(client, self.state)
                 scores[client.id] = score(self.fed, client)
+            self.forget(client.id)
         return scores
 
     def after(self, cohort: list[int]) -> dict[int, Score]:
@@ -79,7 +79,13 @@ class Rounds:
                 self.algorithm.receive(client, self.state)
             if stateless or self.stale[k]:
                 scores[k] = score(self.fed, client)
+                self.forget(k)
         return scores
+
+    def forget(self, *ks: int) -> None:
+        """Where clients keep nothing between rounds, free what they hold."""
+        if self.fed.store.stateless:
+            self.fed.store.drop(*ks)
 
     def common(self) -> float:
         """The server's model on the whole test split; nan where clients keep a part of their models."""

@@ -121,9 +121,14 @@ def keep_moments(client: Client, optimiser: torch.optim.Optimizer, settings: Loc
 
 
 def checked(fed: Federation, client: Client, t: int, losses: list[Tensor], examples: list[int]) -> np.ndarray:
-    """The losses on the host, one transfer for all. DivergedError names the first that is not finite."""
+    """The losses on the host, one transfer for all. DivergedError if one of them, or a weight, is not finite."""
     values = torch.stack(losses).double().cpu().numpy() if losses else np.zeros(0)
     bad = np.flatnonzero(~np.isfinite(values))
+    if not len(bad) and not torch.isfinite(client.skeleton.flat).all():
+        raise DivergedError(
+            f"{fed.where(client)}: its weights are nan or infinite after round {t + 1} (lr {learning_rate(fed, t):g}); "
+            f"{fed.last_checkpoint}\n  a smaller local.lr, or other data, may help"
+        )
     if len(bad):
         seen = sum(examples[: bad[0]])
         epoch, per_epoch = seen // client.n, math.ceil(client.n / fed.job.local.batch)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
+from typing import BinaryIO, NoReturn
 
 import pytest
 
@@ -20,17 +21,17 @@ MAIN = (sys.executable, "-m", "hpcfed.main")
 
 
 class Live:
-    """A job in a session of its own. `out`: its stdout so far; `err()`: its stderr so far."""
+    """A job in a session of its own. `out`: its stdout so far; `err`: its stderr, once it has ended."""
 
-    def __init__(self, job: subprocess.Popen[bytes], errors: Path):
-        self.job, self.errors, self.out = job, errors, ""
+    def __init__(self, job: subprocess.Popen[bytes], errors: BinaryIO):
+        self.job, self.errors, self.out, self.err = job, errors, "", ""
 
     def until(self, text: str, seconds: float = LIMIT) -> None:
         """Read stdout until text has come; fails when it has not within so many seconds, or the job ends."""
         deadline = monotonic() + seconds
         while text not in self.out:
             if not self._more(deadline):
-                pytest.fail(f"no {text!r} within {seconds} s\n--- stdout\n{self.out}\n--- stderr\n{self.err()}")
+                self._fail(f"no {text!r} within {seconds} s")
 
     def finish(self, seconds: float = LIMIT) -> int:
         """Read on to the end of the job; its exit status. Fails when it does not end within so many seconds."""
@@ -38,12 +39,11 @@ class Live:
         while self._more(deadline):
             pass
         try:
-            return self.job.wait(max(0.1, deadline - monotonic()))
+            status = self.job.wait(max(0.1, deadline - monotonic()))
         except subprocess.TimeoutExpired:
-            pytest.fail(f"did not end within {seconds} s\n--- stdout\n{self.out}\n--- stderr\n{self.err()}")
-
-    def err(self) -> str:
-        return self.errors.read_text(errors="replace")
+            self._fail(f"did not end within {seconds} s")
+        self.err = self._errors()
+        return status
 
     def ranks(self) -> dict[int, int]:
         """Process ids by rank."""
@@ -59,6 +59,13 @@ class Live:
             return  # ended meanwhile, or somebody else's
         yield from ((int(v.removeprefix(RANK)), int(entry.name)) for v in variables if v.startswith(RANK))
 
+    def _errors(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read().decode(errors="replace")
+
+    def _fail(self, what: str) -> NoReturn:
+        pytest.fail(f"{what}\n--- stdout\n{self.out}\n--- stderr\n{self._errors()}")
+
     def _more(self, deadline: float) -> bool:
         """Read what there is; False at the end of stdout or at the deadline."""
         pipe = self.job.stdout.fileno()
@@ -72,11 +79,9 @@ class Live:
 def started(ranks: int, *flags: str) -> Iterator[Live]:
     """`python -m hpcfed.main` on so many ranks, under mpirun for more than one; nothing of it is left behind."""
     command = [*launcher(), "-np", str(ranks), *MAIN] if ranks > 1 else MAIN
-    with tempfile.TemporaryDirectory() as folder:
-        errors = Path(folder) / "stderr"
-        with errors.open("wb") as stderr:
-            job = subprocess.Popen([*command, *flags], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=stderr, env=environment({}), start_new_session=True)  # fmt: skip
+    with tempfile.TemporaryFile() as errors:
+        job = subprocess.Popen([*command, *flags], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+                               env=environment({}), start_new_session=True)  # fmt: skip
         with job:
             try:
                 yield Live(job, errors)

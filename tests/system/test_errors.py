@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpcfed.storage import names
 from tests.mpirun import mpirun
+from tests.system.live import started
 from tests.system.several import LIMIT, SMALL, together
 
 pytestmark = pytest.mark.timeout(2 * LIMIT)
@@ -113,3 +115,15 @@ def test_a_loss_that_diverges_ends_all_ranks_and_names_the_place_and_the_last_ch
         assert [w for w in (" of 2: client ", "the loss is ", " in round ", "epoch ", "batch ") if w not in line] == []
         assert "last checkpoint: " in line
     assert any(f"last checkpoint: {tmp_path}/run/checkpoints/round-00000" in line for line in said), said
+
+
+def test_what_one_rank_meets_alone_ends_all_ranks_and_names_it(tmp_path):
+    """The folder for checkpoints becomes a file while the run goes on; only rank 0 writes there."""
+    words = [*SMALL, "--rounds", "90", "--checkpoint.every", "40", "--out", str(tmp_path)]
+    with started(2, *words) as job:
+        job.until("round 1/")
+        names.checkpoint_folder(tmp_path).rmdir()
+        names.checkpoint_folder(tmp_path).touch()
+        assert job.finish() == 2
+    (said,) = ours(job.err)
+    assert said.startswith(f"hpcfed: rank 0 of 2: {names.checkpoint_file(tmp_path, 40)}: cannot be written")

@@ -95,7 +95,7 @@ def test_help_lists_every_field_with_meaning_range_and_default(said):
     found = dict(fields(type(load([], environ={}))))
     assert len(found) > 50 and "algorithm.rho" in found
     for name, field in found.items():
-        entry = re.search(rf"--{name}(, --no-{name})?( \S+)? (?P<text>.*?)(?= --|$)", listed)
+        entry = re.search(rf"--{name}[ ,](?P<text>.*?)(?= --(?!no-)|$)", listed)
         assert entry, name
         assert " ".join(field.description.split()) in entry["text"]
         assert f"[{limits(field)}]" in entry["text"] or not limits(field)

@@ -168,6 +168,17 @@ def test_a_checkpoint_holds_state_scores_and_every_client_and_the_older_ones_go(
     assert "round-000003.h5" in rounds.fed.last_checkpoint
 
 
+def test_a_restored_run_knows_scores_costs_and_who_is_to_be_scored(tmp_path):
+    rounds, again = (started("local", "--evaluate.every", "2") for _ in range(2))
+    for _ in range(3):
+        rounds.step()
+    rounds.scores[0], rounds.stale[0] = (0.25, 1.5), True
+    saving.save(rounds, tmp_path)
+    saving.restore(again, tmp_path)
+    for name in ("t", "scores", "stale", "seconds"):
+        assert toy.differences(getattr(again, name), getattr(rounds, name)) == [], name
+
+
 @dataclass(frozen=True)
 class State:
     model: Params
