@@ -40,6 +40,7 @@ def load(
     resume = peek("resume", flags, environ, file)
     old = stored(Path(resume)) if resume else {} if path else merge(*(values for _, values in read(EMBEDDED)))
     name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
+    file, old = (about(name, table) for table in (file, old))
     preset = read_preset(peek("preset", flags, environ, file, old) or "paper", name)
     model = job_model(name, flags, [file, old, preset], Parser("python -m hpcfed.main [JOB.toml]", allow_abbrev=False))
     known_environment(model, environ)
@@ -120,6 +121,13 @@ def merge(*tables: dict[str, Any]) -> dict[str, Any]:
             both = isinstance(value, dict) and isinstance(result.get(key), dict)
             result[key] = merge(result[key], value) if both else value
     return result
+
+
+def about(name: str, table: dict[str, Any]) -> dict[str, Any]:
+    """A job's table for this algorithm: where it names another, that one's own fields do not count."""
+    theirs = table.get("algorithm")
+    other = isinstance(theirs, dict) and theirs.get("name", DEFAULT_ALGORITHM) != name
+    return {key: value for key, value in table.items() if not (other and key == "algorithm")}
 
 
 def read_preset(name: str, algorithm: str) -> dict[str, Any]:

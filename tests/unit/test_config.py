@@ -186,3 +186,15 @@ def test_types_are_told_in_words():
     kinds = {name: kind_of(field.annotation) for name, field in Job.model_fields.items()}
     assert (kinds["rounds"], kinds["out"], kinds["preset"]) == ("int", "Path or none", "'paper' or 'authors'")
     assert kind_of(tuple[int, ...]) == "tuple of int"
+
+
+def test_another_algorithm_on_the_command_line_leaves_the_files_own_parameters_behind(job_file):
+    path = job_file('rounds = 3\n[algorithm]\nname = "fedprox"\nmu = 0.5\nweighting = "uniform"\n[models]\nmix = ["mlp"]\n')
+    job = load([path, "--algorithm.name", "fedavg"])
+    assert (job.algorithm.name, job.algorithm.weighting, job.rounds) == ("fedavg", "samples", 3)
+    assert load([path]).algorithm.mu == 0.5
+
+
+def test_of_a_flag_given_twice_the_last_counts():
+    assert load(["--models.mix", "mlp,cnn", "--seed", "1", "--models.mix", "cnn"]).models.mix == ("cnn",)
+    assert load(["--overwrite", "--no-overwrite"]).overwrite is False
