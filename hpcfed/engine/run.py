@@ -83,11 +83,17 @@ class Loop:
                                       f"--resume {self.folder}")  # fmt: skip
                     return RESUME_ME
                 if self.job.run.rebalance and self.rounds.t - self.first == self.job.run.rebalance:
-                    self.progress.moved(self.rounds.rebalance(), self.rounds.placement)
+                    self.rebalance()
         if self.saved_t < self.rounds.t:
             self.save()
         self.progress.finish(self.results)
         return DONE
+
+    def rebalance(self) -> None:
+        """Move clients by measured cost; collective."""
+        self.progress.moved(self.rounds.rebalance())
+        if self.results:
+            self.results.header["placement"] = list(self.rounds.placement)
 
     def flags(self) -> dict[str, bool]:
         """What this rank wants: to stop; to save, because of the time (rank 0 decides that)."""

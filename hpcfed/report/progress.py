@@ -76,7 +76,7 @@ class Progress:
                      f"loss {row['clients/train_loss'][k]:.3f}  accuracy {row['clients/accuracy'][k]:.4f}  "
                      f"{row['clients/seconds'][k]:.2f} s")  # fmt: skip
 
-    def moved(self, n: int, placement: list[int]) -> None:
+    def moved(self, n: int) -> None:
         if n:
             self.say(f"moved {n} clients between ranks by measured cost")
 
