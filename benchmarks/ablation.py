@@ -1,6 +1,6 @@
 """Local training, local training with FedClassAvg's views and loss, FedClassAvg and its ablations: one table.
 
-`python benchmarks/ablation.py [--seeds 0,1,2] [--side-by-side 2] [--job benchmarks/ablation.toml]`
+`python benchmarks/ablation.py [--seeds 0,1,2] [--side-by-side 2] [--variants ...] [--job benchmarks/ablation.toml]`
 
 Each variant differs from the next in one thing, so that the table separates what averaging adds from what the
 contrastive loss and its augmentation add. Writes one result file a run and the table, as Markdown and JSON,
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import numpy as np
 from hpcfed.report.summary import facts
 from hpcfed.storage.results import load
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.path.relpath(Path(__file__).parent / "results"))  # relative: result files record it
 LOCAL, OURS = ("--algorithm.name", "local"), ("--algorithm.name", "fedclassavg")
 PLAIN = ("--algorithm.contrastive", "false")
 RHO = ("--algorithm.rho", "0.4662")  # the paper's table 1, Fashion-MNIST
@@ -41,10 +42,11 @@ def main() -> None:
     options = arguments()
     folder = RESULTS / options.job.stem
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [(name, seed, folder / f"{slug(name)}-seed{seed}") for seed in options.seeds for name in VARIANTS]
+    names = [name for name in VARIANTS if slug(name) in options.variants]
+    runs = [(name, seed, folder / f"{slug(name)}-seed{seed}") for seed in options.seeds for name in names]
     with ThreadPoolExecutor(options.side_by_side) as pool:
         list(pool.map(lambda r: run(options.job, VARIANTS[r[0]], r[1], r[2]), runs))
-    table = {name: collect([out for n, _, out in runs if n == name]) for name in VARIANTS}
+    table = {name: collect([out for n, _, out in runs if n == name]) for name in names}
     whole = {"job": options.job.name, "seeds": options.seeds, "rows": table}
     (folder / "table.json").write_text(json.dumps(whole, indent=1))
     text = markdown(table, options.seeds)
@@ -56,6 +58,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--job", type=Path, default=Path(__file__).parent / "ablation.toml")
     parser.add_argument("--seeds", type=lambda text: [int(s) for s in text.split(",")], default=[0, 1, 2])
+    every = [slug(name) for name in VARIANTS]
+    parser.add_argument("--variants", nargs="+", choices=every, default=every, help="only these; local-training first")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
     return parser.parse_args()
 

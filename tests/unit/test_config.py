@@ -189,7 +189,8 @@ def test_types_are_told_in_words():
 
 
 def test_another_algorithm_on_the_command_line_leaves_the_files_own_parameters_behind(job_file):
-    path = job_file('rounds = 3\n[algorithm]\nname = "fedprox"\nmu = 0.5\nweighting = "uniform"\n[models]\nmix = ["mlp"]\n')
+    method = '[algorithm]\nname = "fedprox"\nmu = 0.5\nweighting = "uniform"\n'
+    path = job_file(f'rounds = 3\n{method}[models]\nmix = ["mlp"]\n')
     job = load([path, "--algorithm.name", "fedavg"])
     assert (job.algorithm.name, job.algorithm.weighting, job.rounds) == ("fedavg", "samples", 3)
     assert load([path]).algorithm.mu == 0.5
