@@ -19,7 +19,7 @@ from hpcfed.config.load import load
 from hpcfed.config.messages import PREFIX
 from hpcfed.engine.run import run
 from hpcfed.errors import HpcfedError
-from hpcfed.storage import results
+from hpcfed.storage import names, results
 
 WRONG = 2
 
@@ -77,8 +77,7 @@ def leave(comm: Comm, message: str, status: int) -> None:
 
 def stored(path: Path) -> dict[str, Any]:
     """The job of a run that is to be resumed."""
-    folder = path.parent.parent if path.suffix == ".h5" else path
-    job = results.load(folder).header["job"]
+    job = results.load(names.run_of(path)).header["job"]
     return {k: v for k, v in job.items() if k not in ("out", "resume", "overwrite", "dry_run", "quiet", "verbose")}
 
 

@@ -19,6 +19,7 @@ from pydantic_settings import (
 )
 
 from hpcfed import algorithms
+from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Checkpoint, Data, Evaluate, Local, Models, Part, Run, describe_limits
 
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
@@ -42,7 +43,7 @@ class Job(BaseSettings):
         extra="forbid",
         use_attribute_docstrings=True,
         allow_inf_nan=False,
-        env_prefix="HPCFED_",
+        env_prefix=PREFIX,
         env_nested_delimiter="__",
         cli_prog_name="python -m hpcfed.main [JOB.toml]",
         cli_hide_none_type=True,

@@ -15,7 +15,7 @@ from pydantic_settings import SettingsError
 
 from hpcfed.config.check import check
 from hpcfed.config.job import Job, job_model
-from hpcfed.config.messages import Layer, explain, no_field, stray
+from hpcfed.config.messages import PREFIX, Layer, explain, no_field, stray
 from hpcfed.errors import ConfigError
 
 DEFAULT_ALGORITHM = "fedclassavg"
@@ -148,7 +148,7 @@ def peek(field: str, flags: list[str], environ: Mapping[str, str], *files: dict[
             return after
         if word.startswith(flag + "="):
             return word.partition("=")[2]
-    env = environ.get("HPCFED_" + field.upper().replace(".", "__"))
+    env = environ.get(PREFIX + field.upper().replace(".", "__"))
     return env or next((v for v in (dig(file, field) for file in files) if v is not None), None)
 
 
@@ -163,8 +163,8 @@ def dig(values: dict[str, Any], field: str) -> str | None:
 def known_environment(model: type[Job], environ: Mapping[str, str]) -> None:
     """ConfigError for HPCFED_ variables that name no field, which pydantic-settings would pass over."""
     for name in environ:
-        first = name.removeprefix("HPCFED_").split("__")[0].lower()
-        if name.startswith("HPCFED_") and first not in model.model_fields:
+        first = name.removeprefix(PREFIX).split("__")[0].lower()
+        if name.startswith(PREFIX) and first not in model.model_fields:
             raise ConfigError(f"environment variable {name}: {no_field(first, model)}")
 
 

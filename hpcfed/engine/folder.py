@@ -27,7 +27,7 @@ def of(job: Job) -> Path:
     """A resumed run goes on in its own folder; ConfigError if `out` names another."""
     if not job.resume:
         return job.folder
-    own = job.resume.parent.parent if job.resume.suffix == ".h5" else job.resume
+    own = names.run_of(job.resume)
     if job.out and job.out.resolve() != own.resolve():
         raise ConfigError(f"out: {job.out}, but a resumed run goes on in its own folder, {own}; leave out away")
     return own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -76,15 +75,13 @@ def assign(job: Job) -> tuple[str, ...]:
     return tuple(mix[k % len(mix)] for k in range(job.clients))
 
 
-def federation(
-    job: Job, comm: Comm, world: World, costs: Sequence[float] | None = None
-) -> tuple[Federation, list[int]]:
-    """This rank's federation, and the placement of all clients. costs: measured ones instead of the estimate."""
+def federation(job: Job, comm: Comm, world: World) -> tuple[Federation, list[int]]:
+    """This rank's federation, and the placement of all clients by estimated cost."""
     device = agreed(comm, lambda: devices.choose(job.run.device, comm.local_rank))
     devices.prepare(device, job.run.threads)
     data, models_ = world.data, job.models
     store = ClientStore(job.seed, world.shape, len(data.classes), models_.d, models_.relu_head, device)
-    placement = place(costs or world.costs, comm.size)
+    placement = place(world.costs, comm.size)
     make = partial(client, world, store, device)
     fed = Federation(
         job=job,

@@ -6,6 +6,11 @@ RESULTS = "hpcfed-results"  # the `format` attribute of a result file
 CHECKPOINT = "hpcfed-checkpoint"  # the `format` attribute of a checkpoint
 
 
+def run_of(path: Path) -> Path:
+    """The run folder that a --resume path means: itself, or that of a checkpoint file."""
+    return path.parent.parent if path.suffix == ".h5" else path
+
+
 def job_file(run: Path) -> Path:
     """The job as it was run, in a form that can be run again; the result file holds it too."""
     return run / "job.toml"
