@@ -34,14 +34,39 @@ class Shard:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def pick(self, which: np.ndarray) -> Shard:
+        """The examples at these positions."""
+        part = Shard(self.x, self.labels, np.zeros(0, np.int64), self.device)
+        part.rows, part.labels = self.rows[which], self.labels[which]
+        return part
+
+    def targets(self, which: np.ndarray) -> Tensor:
+        """Labels [b] of these positions, on the device."""
+        return torch.from_numpy(self.labels[which]).to(self.device, non_blocking=True)
+
     def batch(self, which: np.ndarray) -> tuple[Tensor, Tensor]:
         """Inputs [b, *shape] as they are stored, and labels [b], on the device. which: positions 0..n-1."""
-        y = torch.from_numpy(self.labels[which]).to(self.device, non_blocking=True)
+        y = self.targets(which)
         if self.device.type == "cpu":
             return torch.from_numpy(self.x[self.rows[which]]), y
         if self._resident is None:
             self._resident = torch.from_numpy(self.x[self.rows]).to(self.device)
         return self._resident[torch.from_numpy(which).to(self.device)], y
+
+
+class Paired(Shard):
+    """The same examples with other targets: soft predictions, or a pair of label and teacher's logits.
+
+    targets: [n, ...], one row a position of the shard.  with_labels: targets come as (labels, target rows).
+    """
+
+    def __init__(self, shard: Shard, targets: Tensor, with_labels: bool = False):
+        self.__dict__ = dict(shard.__dict__)
+        self.soft, self.with_labels = targets.to(shard.device), with_labels
+
+    def targets(self, which: np.ndarray) -> Any:
+        soft = self.soft[torch.from_numpy(which).to(self.device)]
+        return (super().targets(which), soft) if self.with_labels else soft
 
 
 @dataclass(eq=False)
@@ -101,17 +126,17 @@ class ClientStore:
     ):
         self.seed, self.device = seed, device
         self.build = lambda name: build(name, shape, classes, d, relu_head)
-        self.skeletons: dict[str, Skeleton] = {}
+        self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
         self.active: dict[str, int] = {}  # architecture -> the client whose weights are in its module
         self.weights: dict[int, Tensor] = {}  # of all clients but the active ones
         self.stateless = False  # every tensor is received anew each round: clients have no weights of their own
 
-    def skeleton(self, architecture: str) -> Skeleton:
-        """The module of an architecture, whoever's weights it holds."""
-        if architecture not in self.skeletons:
+    def skeleton(self, architecture: str, owner: str = "clients") -> Skeleton:
+        """The module of an architecture, whoever's weights it holds; other owners have modules of their own."""
+        if (architecture, owner) not in self.skeletons:
             with rng.scoped(self.seed, "module", architecture):
-                self.skeletons[architecture] = Skeleton(self.build(architecture), self.device)
-        return self.skeletons[architecture]
+                self.skeletons[architecture, owner] = Skeleton(self.build(architecture), self.device)
+        return self.skeletons[architecture, owner]
 
     def initial(self, architecture: str, k: int) -> Skeleton:
         """A new model, on the CPU, with the weights that client k starts from: the same on every rank."""
@@ -134,7 +159,7 @@ class ClientStore:
         """Put the active client's weights back into its vector."""
         k = self.active.pop(architecture, None)
         if k is not None:
-            self.weights[k] = self.skeletons[architecture].flat.clone()
+            self.weights[k] = self.skeleton(architecture).flat.clone()
 
     def flat(self, k: int) -> Tensor | None:
         """Client k's weights, or None if it has none of its own yet."""

@@ -4,19 +4,19 @@ What is reported of client k in a round (papers differ; results say it in these 
 - before: the model as the client has it when the round starts, what it received included; cohort only.
 - after: the client's own model after its local training, before anything new arrives. A client outside the
   cohort keeps its model and so its score; where clients keep nothing (FedAvg), it is the new global model.
+- received: every client with what it would receive now, a global model on each client's test set for example.
 - common: the server's new model on the whole test split, where it is a whole model; each rank takes a part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
-
-from hpcfed.data.augment import prepare
+from torch import Tensor
 
 if TYPE_CHECKING:
     from hpcfed.client import Client, Shard
@@ -33,29 +33,32 @@ class Score(NamedTuple):
 NONE = Score(float("nan"), float("nan"))
 
 
-def score(fed: Federation, client: Client) -> Score:
+Predict = Callable[[Tensor], Tensor]  # prepared inputs [n, *shape] -> logits [n, C], or other scores of the classes
+
+
+def score(fed: Federation, client: Client, predict: Predict) -> Score:
     """The client's model as it is now, on its test set."""
     with fed.clock("evaluate"):
-        return measure(fed, client.model, client.test)
+        client.model.eval()
+        return measure(fed, predict, client.test)
 
 
-def common(fed: Federation) -> float:
+def common(fed: Federation, predict: Predict) -> float:
     """Accuracy of the pooled client's model on the whole test split; collective, the same for any ranks."""
-    model = fed.pooled().model
     with fed.clock("evaluate"):
-        right = round(measure(fed, model, fed.common).accuracy * len(fed.common)) if len(fed.common) else 0
+        fed.pooled().model.eval()
+        right = round(measure(fed, predict, fed.common).accuracy * len(fed.common)) if len(fed.common) else 0
     counts = fed.comm.gather({fed.comm.rank: (right, len(fed.common))})
     return sum(c for c, _ in counts.values()) / sum(n for _, n in counts.values())
 
 
 @torch.no_grad()
-def measure(fed: Federation, model: nn.Module, test: Shard) -> Score:
+def measure(fed: Federation, predict: Predict, test: Shard) -> Score:
     """A model on some examples, in batches of evaluate.batch."""
-    model.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=fed.device)  # correct answers, loss
     for rows in np.array_split(np.arange(len(test)), max(1, -(-len(test) // fed.job.evaluate.batch))):
         x, y = test.batch(rows)
-        logits = model(prepare(x, fed.mean_pixel, fed.std_pixel))
+        logits = predict(fed.prepare(x))
         sums[0] += (logits.argmax(1) == y).sum()
         sums[1] += F.cross_entropy(logits, y, reduction="sum")
     if not len(test):

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hpcfed import rng
-from hpcfed.cluster.clock import Clock
-from hpcfed.comm import codec
-from hpcfed.errors import DivergedError
-from hpcfed.params import Mean, Params
-from hpcfed.payload import Tally, nbytes, not_finite, on_device
+from hpcfed.data.augment import prepare
+from hpcfed.exchange import Exchange
+from hpcfed.params import Params
+from hpcfed.payload import Tally, on_device
 
 if TYPE_CHECKING:
     from hpcfed.client import Client, ClientStore, Shard
-    from hpcfed.comm import Comm
     from hpcfed.config.job import Job
-
-T = TypeVar("T")
-codec.register(Params, "params", dict, Params)
+    from hpcfed.models.flat import Skeleton
 
 
-@dataclass(eq=False)
-class Federation:
+@dataclass(eq=False, kw_only=True)
+class Federation(Exchange):
     """One per rank, the same on all but for `clients`, which are this rank's own."""
 
     job: Job
-    comm: Comm
-    clients: dict[int, Client]
     store: ClientStore
     architectures: tuple[str, ...]  # of all clients, by id
     sizes: tuple[int, ...]  # training examples of all clients, by id
+    label_counts: np.ndarray  # [K, C], training examples of each class that each client has
     classes: int
     mean_pixel: tuple[float, ...]
     std_pixel: tuple[float, ...]
@@ -44,11 +40,7 @@ class Federation:
     common: Shard  # this rank's part of the whole test split
     pool: Callable[[], Client] | None = None  # a client that holds all clients' data
     make: Callable[[int], Client] | None = None  # client k, without weights
-    clock: Clock = field(default_factory=Clock)
-    tally: dict[int, Tally] = field(default_factory=dict)
     partial: dict[int, int] = field(default_factory=dict)  # stragglers of this round: epochs or steps they do
-    t: int = 0
-    last_checkpoint: str = "no checkpoint yet"
 
     @property
     def K(self) -> int:
@@ -81,53 +73,32 @@ class Federation:
         """This rank's clients of the cohort, in id order."""
         return [self.clients[k] for k in cohort if k in self.clients]
 
-    def initial(self, wanted: Callable[[str], bool]) -> Params:
-        """The initial weights of client 0 with wanted names: what the server starts from."""
-        model = self.store.initial(self.architectures[0], 0)
-        return model.items(wanted).clone().map(lambda v: v.to(self.device))
+    def prepare(self, x: Tensor) -> Tensor:
+        """A batch as it is stored, [n, *shape], to what models take: images normalised, tokens as they are."""
+        return prepare(x, self.mean_pixel, self.std_pixel)
 
-    def down(self, client: Client, value: T) -> T:
-        """Send a value to a client: its bytes are counted."""
-        self.tally[client.id].down += nbytes(value)
-        return value
+    def initial(self, wanted: Callable[[str], bool] = lambda name: True, k: int = 0, architecture: str = "") -> Params:
+        """The initial weights of client k with wanted names: those of client 0 are what the server starts from.
 
-    def mean(self, uploads: Iterable[tuple[int, Mean]], keep: Params, weights: Params | None = None) -> Params:
-        """The exact weighted mean over all clients of all ranks; collective, the same bits for any ranks.
-
-        uploads: (client id, its part), one after the other.  keep: values where the weights sum to 0, and the
-        shapes.  weights: shapes of the weights where they are tensors.  Raises DivergedError for a value that
-        is nan or infinite, naming client and tensor.
+        architecture: another one than that of client k.
         """
-        rows = []
-        for k, part in uploads:
-            self.upload(k, [value for value, _ in part.parts], part.nbytes)
-            rows.extend(part.rows())
-        if not keep:
-            return keep
-        self.wait()
-        with self.clock("communicate"):
-            return Mean.divide(self.comm.sum(rows, Mean.shapes(keep, weights)), keep)
-
-    def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """All clients' values, by id, on all ranks; collective; bytes are counted as uploads."""
-        for k, value in by_client.items():
-            self.upload(k, value, nbytes(value))
-        self.wait()
-        with self.clock("communicate"):
-            return self.comm.gather(dict(by_client))
-
-    def on_root(self, fn: Callable[[], T]) -> T:
-        """The result of server-side work: done on rank 0, then sent to all ranks; collective."""
-        value = fn() if self.comm.rank == 0 else None
-        self.wait()
-        with self.clock("communicate"):
-            return self.comm.bcast(value)
+        model = self.store.initial(architecture or self.architectures[k], k)
+        return model.items(wanted).clone().map(lambda v: v.to(self.device))
 
     def pooled(self) -> Client:
         """A client that holds all clients' data, for training without a federation; its id is K."""
         assert self.pool is not None
         self.tally.setdefault(self.K, Tally())
         return self.pool()
+
+    def draw_public(self, t: int, n: int) -> np.ndarray:
+        """n of the public examples, drawn anew for round t, the same on all ranks; all of them where n is larger."""
+        N = len(self.public)
+        return np.sort(rng.stream(self.seed, "public", t).choice(N, min(n, N), replace=False))
+
+    def module(self, architecture: str) -> Skeleton:
+        """A module of this architecture for the server's own work; no client's weights are ever in it."""
+        return self.store.skeleton(architecture, "server")
 
     def hand_over(self, k: int, src: int, dst: int) -> None:
         """Move client k, with weights and memory, from one rank to another; collective."""
@@ -145,38 +116,24 @@ class Federation:
         self.store.put(k, saved["weights"])
         self.clients[k].memory = on_device(saved["memory"], self.device)
 
-    def wait(self) -> None:
-        """Until all ranks are here; what the slowest rank costs the others is timed apart."""
-        with self.clock("wait"):
-            self.comm.barrier()
-
     def work(self, client: Client, epochs: int | None = None) -> int:
         """Epochs (or steps, where the job counts in steps) that the client completes in this round."""
         full = self.job.local.steps or self.job.local.epochs
         return epochs or self.partial.get(client.id, full)
 
-    def note(self, client: Client, losses: np.ndarray, examples: list[int], seconds: float) -> None:
-        """Add a stretch of local training to the client's tally: mean losses and sizes of its batches."""
+    def note(self, client: Client, losses: np.ndarray, examples: list[int], seconds: float, own: bool = True) -> None:
+        """Add a stretch of local training to the client's tally: mean losses and sizes of its batches.
+
+        own: on its own examples; training on others' (public data) is work, but no epoch and no training loss.
+        """
         tally = self.tally[client.id]
-        tally.loss += float(losses @ np.array(examples, dtype=float))
-        tally.examples += sum(examples)
-        tally.epochs += sum(examples) / client.n
+        tally.work += sum(examples)
         tally.seconds += seconds
+        if own:
+            tally.loss += float(losses @ np.array(examples, dtype=float))
+            tally.examples += sum(examples)
+            tally.epochs += sum(examples) / client.n
         self.clock.add("train", seconds)
-
-    def upload(self, k: int, value: Any, size: int) -> None:
-        """What client k sends: counted, and refused with a DivergedError where it is not finite."""
-        self.tally[k].up += size
-        if name := not_finite(value):
-            raise DivergedError(
-                f"{self.where(self.clients.get(k))}: its {name} is nan or infinite after round {self.t + 1}; "
-                f"{self.last_checkpoint}\n  a smaller local.lr may help"
-            )
-
-    def where(self, client: Client | None) -> str:
-        """Rank and client, as error messages name them."""
-        who = f"client {client.id} ({client.architecture})" if client else "server"
-        return f"rank {self.comm.rank} of {self.comm.size}: {who}"
 
 
 def stragglers(job: Job, t: int, cohort: list[int]) -> dict[int, int]:

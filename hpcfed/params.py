@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +39,14 @@ class Params(dict[str, Tensor]):
 
     __rmul__ = __mul__
 
+    def prefixed(self, prefix: str) -> Params:
+        """The same tensors under longer names, so that several Params fit into one."""
+        return Params({prefix + name: value for name, value in self.items()})
+
+    def under(self, prefix: str) -> Params:
+        """The tensors whose names begin so, without that beginning: the inverse of `prefixed`."""
+        return Params({name[len(prefix) :]: value for name, value in self.items() if name.startswith(prefix)})
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors together."""
@@ -45,6 +54,16 @@ class Params(dict[str, Tensor]):
 
 
 Weight = float | Params  # one number for all tensors, or by name a tensor that broadcasts against the value
+At = Mapping[str, tuple[Any, ...]]  # by name: for each of the first dimensions the indices that a value fills
+Per = Literal["mean", "tensor", "row", "value"]  # what has a weight of its own
+
+
+class Part(NamedTuple):
+    """One client's contribution: values, their weight, and where they belong in larger tensors."""
+
+    value: Params
+    weight: Weight
+    at: At
 
 
 @dataclass(frozen=True)
@@ -54,13 +73,17 @@ class Mean:
     `Mean.of(value, weight)` is one client's part; `a + b` joins parts without adding them, so that the
     one division at the end sees an exact sum, whatever the order and the ranks (`Federation.mean`).
     Entries whose weights sum to 0 keep their old value. Weights are >= 0.
+
+    at: where a value is a piece of the mean's tensor. {"w": (rows,)} fills these rows, {"w": (rows, columns)}
+    the places where they cross; all else gets weight 0, as do tensors that the value lacks. Index tensors
+    or arrays without repetition; they are not counted as traffic, for both sides compute them.
     """
 
-    parts: tuple[tuple[Params, Weight], ...] = ()
+    parts: tuple[Part, ...] = ()
 
     @classmethod
-    def of(cls, value: Params, weight: Weight = 1.0) -> Mean:
-        return cls(((value, weight),))
+    def of(cls, value: Params, weight: Weight = 1.0, at: At | None = None) -> Mean:
+        return cls((Part(value, weight, at or {}),))
 
     def __add__(self, other: Mean) -> Mean:
         return Mean(self.parts + other.parts)
@@ -68,17 +91,17 @@ class Mean:
     @property
     def nbytes(self) -> int:
         """Bytes of the values; weights that are numbers travel as part of the header and are not counted."""
-        return sum(v.nbytes + (w.nbytes if isinstance(w, Params) else 0) for v, w in self.parts)
+        return sum(p.value.nbytes + (p.weight.nbytes if isinstance(p.weight, Params) else 0) for p in self.parts)
 
-    def rows(self) -> Iterator[Row]:
-        return (Row(value, weight) for value, weight in self.parts)
+    def rows(self, keep: Params, per: Per = "mean") -> Iterator[Row]:
+        """The parts as what `Comm.sum` adds up, for a mean of the shapes of `keep`."""
+        return (Row(part, keep, per) for part in self.parts)
 
     @staticmethod
-    def shapes(keep: Params, weights: Params | None) -> list[tuple[int, ...]]:
-        """Shapes of a row's arrays: totals as `keep`, then the weights (one number, or as `weights`)."""
-        return [tuple(v.shape) for v in keep.values()] + (
-            [tuple(weights[name].shape) for name in keep] if weights is not None else [()]
-        )
+    def shapes(keep: Params, per: Per = "mean") -> list[tuple[int, ...]]:
+        """Shapes of a row's arrays: totals as `keep`, then the weights (one number, or one array a tensor)."""
+        totals = [tuple(v.shape) for v in keep.values()]
+        return totals + ([()] if per == "mean" else [weight_shape(shape, per) for shape in totals])
 
     @staticmethod
     def divide(sums: Sequence[np.ndarray], keep: Params) -> Params:
@@ -87,6 +110,11 @@ class Mean:
         totals, weights = sums[: len(names)], list(sums[len(names) :])
         weights = weights if len(weights) == len(names) else weights * len(names)
         return Params({n: _divide(t, w, keep[n]) for n, t, w in zip(names, totals, weights, strict=True)})
+
+
+def weight_shape(shape: tuple[int, ...], per: Per) -> tuple[int, ...]:
+    """The shape of a tensor's weights: one, one a row, or one a value."""
+    return {"tensor": (), "row": (*shape[:1], *(1,) * (len(shape) - 1)), "value": shape}[per]
 
 
 def _divide(total: np.ndarray, weight: np.ndarray, keep: Tensor) -> Tensor:
@@ -98,24 +126,47 @@ def _divide(total: np.ndarray, weight: np.ndarray, keep: Tensor) -> Tensor:
 class Row(Sequence[np.ndarray]):
     """One part as float64 arrays, made when asked for: weight * value by tensor, then the weights."""
 
-    def __init__(self, value: Params, weight: Weight):
-        self.value, self.weight, self.names = value, weight, list(value)
+    def __init__(self, part: Part, keep: Params, per: Per):
+        self.value, self.weight, self.at = part
+        self.names, self.per = list(keep), per
+        self.shape = {name: tuple(v.shape) for name, v in keep.items()}
+        if unknown := [name for name in self.value if name not in keep]:
+            raise KeyError(f"mean: no tensor {unknown[0]!r} among {self.names}")
+        if per == "mean" and (self.at or len(self.value) < len(keep)):
+            raise ValueError("mean: a part that fills only pieces of the tensors needs per = tensor, row or value")
 
     def __len__(self) -> int:
-        return len(self.names) * 2 if isinstance(self.weight, Params) else len(self.names) + 1
+        return len(self.names) + (1 if self.per == "mean" else len(self.names))
 
     def __getitem__(self, i: int) -> np.ndarray:
-        if i >= len(self.names):
-            weights = self._weights()
-            return _float64(weights[i - len(self.names)])
-        name = self.names[i]
-        factor = self.weight[name].double() if isinstance(self.weight, Params) else float(self.weight)
-        return _float64(self.value[name].detach().double() * factor)
+        if i < len(self.names):
+            return self.total(self.names[i])
+        return np.asarray(float(self.weight)) if self.per == "mean" else self.weights(self.names[i - len(self.names)])
 
-    def _weights(self) -> list[Tensor]:
-        if isinstance(self.weight, Params):
-            return [self.weight[name] for name in self.names]
-        return [torch.tensor(float(self.weight), dtype=torch.float64)]
+    def total(self, name: str) -> np.ndarray:
+        """weight * value, in zeros of the mean's shape."""
+        if name not in self.value:
+            return np.zeros(self.shape[name])
+        factor = self.weight[name].double() if isinstance(self.weight, Params) else float(self.weight)
+        return spread(_float64(self.value[name].detach().double() * factor), self.shape[name], self.at.get(name, ()))
+
+    def weights(self, name: str) -> np.ndarray:
+        """The weights of what the value fills, in zeros: [] or [n, 1, ...] or the mean's shape."""
+        shape = weight_shape(self.shape[name], self.per)
+        if name not in self.value:
+            return np.zeros(shape)
+        given = _float64(self.weight[name]) if isinstance(self.weight, Params) else np.asarray(float(self.weight))
+        piece = np.broadcast_to(given, weight_shape(tuple(self.value[name].shape), self.per))
+        return spread(piece, shape, self.at.get(name, ())[: {"tensor": 0, "row": 1}.get(self.per)])
+
+
+def spread(piece: np.ndarray, shape: tuple[int, ...], axes: Sequence[Any]) -> np.ndarray:
+    """The piece at the given indices of the first dimensions, in zeros of this shape; without indices the piece."""
+    if not len(axes):
+        return piece
+    whole = np.zeros(shape)
+    whole[np.ix_(*map(np.asarray, axes))] = piece
+    return whole
 
 
 def _float64(value: Tensor) -> np.ndarray:

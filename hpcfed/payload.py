@@ -21,6 +21,7 @@ class Tally:
     seconds: float = 0.0
     down: int = 0
     up: int = 0
+    work: float = 0.0  # examples that went forward and backward, its own or not; forward alone counts a third
 
 
 def on_device(value: Any, device: torch.device) -> Any:

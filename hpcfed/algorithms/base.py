@@ -14,6 +14,7 @@ from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
     from hpcfed.client import Client
+    from hpcfed.config.job import Job
     from hpcfed.federation import Federation
 
 State = Any  # Params, or a frozen dataclass of them: passed in, returned, never kept in the algorithm
@@ -25,13 +26,21 @@ class RoundBased(Part):
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client in the mean: its number of training examples, or 1."""
 
-    accepts: ClassVar[str] = "one architecture"  # or "a common head", "any models": which clients can take part
+    accepts: ClassVar[str] = "one architecture"  # or "widths" of one, "a common head", "any models"
+    needs: ClassVar[tuple[str, ...]] = ()  # "public" data, a "proxy" model beside each client's, a "server" model
     views: ClassVar[int] = 1  # augmented copies of a batch that the loss gets
     keeps_stragglers: ClassVar[bool] = False  # partial work counts; else stragglers are left out of the round
 
-    def traffic(self, fed: Federation) -> tuple[int, int]:
-        """Bytes that a client receives and sends in one round, before anything is run."""
-        bytes_ = fed.initial(self.shared).nbytes
+    def refuses(self, job: Job) -> str | None:
+        """Why this method, so set, cannot run the job, beyond `accepts` and `needs`; None: it can.
+
+        "needs ..., but ...; what to set instead": the first words follow the method's name.
+        """
+        return None
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        """Bytes that client k receives and sends in one round, before anything is run."""
+        bytes_ = fed.initial(self.shared, k).nbytes
         return bytes_, bytes_
 
     def cohort(self, fed: Federation, t: int) -> list[int]:
@@ -46,6 +55,14 @@ class RoundBased(Part):
         """Whether the tensor of this name is exchanged; else it stays with its client."""
         return True
 
+    def whole(self, fed: Federation) -> bool:
+        """Whether the server has a whole model, which a client would receive entire."""
+        return all(map(self.shared, fed.store.initial(fed.architectures[0], 0).layout.names))
+
+    def keeps(self, fed: Federation) -> bool:
+        """Whether clients keep weights of their own from round to round; else they hold none between rounds."""
+        return not self.whole(fed)
+
     def receive(self, client: Client, state: State) -> None:
         """Make the client's model the one that it has at the start of a round."""
         client.load(state)
@@ -53,6 +70,10 @@ class RoundBased(Part):
     def loss(self, client: Client, state: State, model: nn.Module, x: Any, y: Tensor) -> Tensor:
         """The local objective on one batch, a scalar."""
         return F.cross_entropy(model(x), y)
+
+    def predict(self, fed: Federation, client: Client, state: State, x: Any) -> Tensor:
+        """Logits [n, C], or other scores of the classes, of prepared inputs: what evaluation measures."""
+        return client.model(x)
 
     def weight(self, client: Client) -> float:
         """The client's weight in the mean."""
@@ -72,3 +93,10 @@ class RoundBased(Part):
         """One round with a cohort of at least one; replaced only by methods with more than one exchange."""
         uploads = ((c.id, self.local(fed, c, state, t)) for c in fed.mine(cohort))
         return self.server(state, fed.mean(uploads, keep=state))
+
+    def finish(self, fed: Federation, state: State, t: int) -> State | None:
+        """What follows the last round (a last mean, a fine-tuning), and the state then; None: nothing.
+
+        It is evaluated apart from the rounds and is in no checkpoint, so that a run can be extended.
+        """
+        return None

@@ -14,7 +14,7 @@ from hpcfed.training.local import sgd
 class Central(RoundBased):
     """One model for all clients, trained where the data are pooled."""
 
-    def traffic(self, fed):
+    def traffic(self, fed, k):
         return 0, 0
 
     def round(self, fed, state, cohort, t):

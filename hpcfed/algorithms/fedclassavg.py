@@ -72,5 +72,5 @@ class FedClassAvg(RoundBased):
         if t == 0 and self.pretrain_epochs and not fed.store.stateless:  # else nothing of it would remain
             for client in fed.mine(range(fed.K)):
                 loss = partial(self.loss, client, state.pick(lambda name: False))
-                sgd(fed, client, t, loss, self.views, self.pretrain_epochs, phase="pretrain")
+                sgd(fed, client, t, loss, self.views, epochs=self.pretrain_epochs, phase="pretrain")
         return super().round(fed, state, cohort, t)

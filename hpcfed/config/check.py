@@ -13,17 +13,21 @@ from hpcfed.registry import find
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
+    from hpcfed.config.parts import Part
+
+
+SHOWN = 6  # methods that a refusal names
 
 
 def check(job: Job) -> None:
-    """ConfigError for names that do not exist and for a method with models that it does not accept."""
-    for name in job.models.mix:
+    """ConfigError for names that do not exist and for a job that the method cannot run."""
+    for name in (*job.models.mix, *filter(None, (job.models.proxy, job.models.server))):
         find("model", name, MODELS)
-    if not Path(job.data.name).suffix:
-        find("data set", job.data.name, DATASETS)
+    for name in filter(None, (job.data.name, job.data.public_source)):
+        if not Path(name).suffix:
+            find("data set", name, DATASETS)
     listed(job)
     accepted(job)
-    one_width(job)
 
 
 def listed(job: Job) -> None:
@@ -33,27 +37,54 @@ def listed(job: Job) -> None:
 
 
 def accepted(job: Job) -> None:
-    """Some methods average whole models, so that all clients need one architecture."""
-    kinds = sorted(set(job.models.mix))
-    if job.algorithm.accepts != "one architecture" or len(kinds) == 1:
+    """ConfigError with the reason why the method cannot run this job, and methods that could."""
+    reason = refusal(job.algorithm, job)
+    if reason is None:
         return
-    others = [n for n, e in ALGORITHMS.items() if n != job.algorithm.name and mixed(n)]
-    raise ConfigError(
-        f"{job.algorithm.name} needs one architecture, but models.mix has {', '.join(kinds)}\n"
-        f"  use {' or '.join(others)}, or set models.mix = ['{kinds[0]}']"
-    )
+    message, _, hint = reason.partition("; ")
+    others = [n for n in ALGORITHMS if n != job.algorithm.name and refusal(ALGORITHMS[n].load()(), job) is None]
+    more = ["..."] if len(others) > SHOWN else []
+    raise ConfigError(f"{job.algorithm.name} {message}\n  use {' or '.join(others[:SHOWN] + more)}, or {hint}")
 
 
-def one_width(job: Job) -> None:
+def refusal(algorithm: Part, job: Job) -> str | None:
+    """ "needs ...; what to set", or None where the method can run the job."""
+    tests = (models, one_width, needs)
+    return next(filter(None, (test(algorithm, job) for test in tests)), algorithm.refuses(job))
+
+
+def models(algorithm: Part, job: Job) -> str | None:
+    """Some methods average whole models, so that all clients need one architecture, some in several widths."""
+    kinds, widths = sorted(set(job.models.mix)), sorted(set(job.models.widths))
+    if algorithm.accepts not in ("one architecture", "widths"):
+        return None
+    if len(kinds) > 1:
+        return (f"needs one architecture, but models.mix has {', '.join(kinds)}; "
+                f"set models.mix = ['{kinds[0]}']")  # fmt: skip
+    if len(widths) > 1 and algorithm.accepts != "widths":
+        return f"needs models of one width, but models.widths has {', '.join(map(str, widths))}; set one width"
+    return None
+
+
+def one_width(algorithm: Part, job: Job) -> str | None:
     """Clients that share a head need representations of one width; that of logistic regression is its input."""
+    if algorithm.accepts != "a common head":
+        return None
     kinds = set(job.models.mix)
-    if job.algorithm.accepts == "a common head" and "logistic" in kinds and len(kinds) > 1:
-        raise ConfigError(
-            f"{job.algorithm.name} needs a common head, but that of logistic is as wide as its input, that of the "
-            f"others models.d = {job.models.d}\n  leave logistic out of models.mix, or use local"
-        )
+    if "logistic" in kinds and len(kinds) > 1:
+        return (f"needs a common head, but that of logistic is as wide as its input, that of the others "
+                f"models.d = {job.models.d}; leave logistic out of models.mix")  # fmt: skip
+    if len(set(job.models.widths)) > 1:
+        return "needs a common head, but heads of sub-models are narrower; set one width in models.widths"
+    return None
 
 
-def mixed(name: str) -> bool:
-    """Whether the method in its default setting accepts different architectures."""
-    return ALGORITHMS[name].load()().accepts != "one architecture"
+def needs(algorithm: Part, job: Job) -> str | None:
+    """What a method cannot do without."""
+    have = {"public": job.data.public, "proxy": job.models.proxy, "server": job.models.server}
+    ask = {
+        "public": "needs public data; set data.public to the number of public examples",
+        "proxy": "needs a model that all clients have beside their own; set models.proxy",
+        "server": "needs a model of the server's own; set models.server",
+    }
+    return next((ask[need] for need in algorithm.needs if not have[need]), None)

@@ -68,7 +68,9 @@ class Data(Part):
     test_share: PositiveFloat = 0.3
     """Size of a client's test set as a share of its training set."""
     public: Count = 0
-    """Public examples, taken from the training set before it is partitioned."""
+    """Public examples, taken from the training set before it is partitioned, or from public_source."""
+    public_source: str = ""
+    """Another data set with inputs of the same shape, from which the public examples are drawn."""
 
 
 class Models(Part):
@@ -78,6 +80,12 @@ class Models(Part):
     """Architectures (`hpcfed list models`), separated by commas."""
     assign: Literal["round-robin", "random", "listed"] = "round-robin"
     """Client k gets mix[k modulo length], a random one, or (listed) the k-th of a list with one per client."""
+    widths: tuple[Annotated[float, Field(gt=0, le=1)], ...] = (1.0,)
+    """Share of each layer's units that clients have (sub-models), assigned as the architectures are."""
+    proxy: str = ""
+    """A model that every client has beside its own, for methods that share that one."""
+    server: str = ""
+    """The server's own model, for methods in which it has one."""
     d: PositiveInt = 512
     """Width of the representation, the same on all clients."""
     relu_head: bool = False
@@ -124,6 +132,8 @@ class Evaluate(Part):
     """Evaluate after every so many rounds, and after the last."""
     before: bool = True
     """Evaluate the cohort before local training too."""
+    received: bool = False
+    """Evaluate all clients with what they would receive now: a global model on each client's test set."""
     common: bool = False
     """Evaluate the server's model, where it is a whole one, on the whole test split."""
     batch: PositiveInt = 256

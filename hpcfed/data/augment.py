@@ -28,8 +28,11 @@ def prepare(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Normalise images: (x - mean) / std for each channel, where uint8 is first brought to 0..1.
 
     x: [B, C, H, W], uint8 or float; not changed.  mean, std: C numbers.  Returns [B, C, H, W], float32.
+    Without means, as text has none, x is tokens [B, L] and comes back as int64.
     Raises DataError where the number of channels differs.
     """
+    if not len(mean):
+        return x.long()
     if not len(mean) == len(std) == x.shape[1]:
         raise DataError(
             f"images have {x.shape[1]} channels, but {len(mean)} means and {len(std)} stds; make them equal"

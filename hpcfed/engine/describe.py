@@ -34,7 +34,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "classes": list(facts.data.classes),
         "architectures": list(facts.architectures),
         "ranks": rounds.fed.comm.size,
-        "placement": list(rounds.placement),
+        "placement": list(rounds.fed.placement),
         "versions": versions(),
         "commit": commit(),
         "hardware": hardware(rounds.fed),
@@ -83,21 +83,21 @@ def hardware(fed: Federation) -> dict[str, Any]:
     }
 
 
-def memory(facts: World, fed: Federation, placement: list[int]) -> dict[int, float]:
+def memory(facts: World, fed: Federation) -> dict[int, float]:
     """Bytes of weights by rank: a flat vector per client, and a module, its gradient and moments per architecture."""
     size = {name: fed.store.initial(name, 0).layout.size * 4 for name in set(facts.architectures)}
     held = {}
     for rank in range(fed.comm.size):
-        mine = [facts.architectures[k] for k, r in enumerate(placement) if r == rank]
+        mine = [facts.architectures[k] for k, r in enumerate(fed.placement) if r == rank]
         own = 0 if fed.store.stateless else sum(size[a] for a in mine)
         held[rank] = own + sum(4 * size[a] for a in set(mine))
     return held
 
 
-def plan(job: Job, facts: World, fed: Federation, placement: list[int]) -> None:
+def plan(job: Job, facts: World, fed: Federation) -> None:
     """Print what would be run: job, placement, memory, traffic."""
     from hpcfed.report.plan import show
 
-    balance = sum(facts.costs) / fed.comm.size / makespan(facts.costs, placement)
-    down, up = job.algorithm.traffic(fed)
-    show(job.plain(), facts, placement, memory(facts, fed, placement), (down, up), balance, str(fed.device))
+    balance = sum(facts.costs) / fed.comm.size / makespan(facts.costs, fed.placement)
+    traffic = [job.algorithm.traffic(fed, k) for k in range(fed.K)]
+    show(job.plain(), facts, fed.placement, memory(facts, fed), traffic, balance, str(fed.device))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,11 @@ from hpcfed.payload import Tally
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import RoundBased, State
+    from hpcfed.client import Client
 
 Row = dict[str, Any]
-COLUMNS = ("train_loss", "examples", "epochs", "seconds", "down", "up",
-           "accuracy_before", "loss_before", "accuracy", "loss")  # fmt: skip
+COLUMNS = ("train_loss", "examples", "epochs", "seconds", "down", "up", "work", "accuracy_before", "loss_before",
+           "accuracy_received", "loss_received", "accuracy", "loss")  # fmt: skip
 PHASES = ("train", "communicate", "evaluate", "wait", "checkpoint")
 WORTH = 1.05  # clients are moved only where that shortens a round by more than this factor
 
@@ -31,7 +33,6 @@ class Rounds:
 
     fed: Federation
     algorithm: RoundBased
-    placement: list[int]
     state: State
     t: int = 0  # rounds done
     scores: np.ndarray = field(init=False)  # [K, 2], last accuracy and loss of each client
@@ -42,32 +43,37 @@ class Rounds:
         K = self.fed.K
         self.scores, self.stale = np.full((K, 2), np.nan), np.ones(K, dtype=bool)
         self.seconds = np.full(K, np.nan)
-        names = self.fed.store.initial(self.fed.architectures[0], 0).layout.names
-        self.fed.store.stateless = all(map(self.algorithm.shared, names))
+        self.fed.store.stateless = not self.algorithm.keeps(self.fed)
+
+    @property
+    def placement(self) -> list[int]:
+        return self.fed.placement
 
     def step(self, flags: Callable[[], dict[str, bool]] = dict) -> tuple[Row, dict[str, bool]]:
         """One round; collective. Returns its record and the flags that any rank raised, the same on all ranks."""
         start, fed, t = perf_counter(), self.fed, self.t
         cohort = fed.begin(t, self.algorithm.cohort(fed, t), self.algorithm.keeps_stragglers)
         due = (t + 1) % fed.job.evaluate.every == 0 or t + 1 == fed.job.rounds
-        before = self.before(cohort) if due and fed.job.evaluate.before else {}
+        before = self.received(cohort) if due and fed.job.evaluate.before else {}
         if cohort:
             self.state = self.algorithm.round(fed, self.state, cohort, t)
         self.stale[cohort] = True
         after = self.after(cohort) if due else {}
+        received = self.received(list(fed.clients)) if due and fed.job.evaluate.received else {}
         whole = self.common() if due and fed.job.evaluate.common else float("nan")
         self.forget(*fed.clients, fed.K)
         self.t += 1
-        row, raised = self.record(start, cohort, before, after, flags)
+        scores = {k: (*before.get(k, NONE), *received.get(k, NONE), *after.get(k, NONE)) for k in fed.clients}
+        row, raised = self.record(start, cohort, scores, bool(after), flags)
         return row | {"rounds/accuracy_common": whole}, raised
 
-    def before(self, cohort: list[int]) -> dict[int, Score]:
-        """The cohort's models as they start into the round; leaves them as they are."""
+    def received(self, cohort: list[int]) -> dict[int, Score]:
+        """These clients' models as they would start into a round with the state of now; leaves them as they are."""
         scores = {}
         for client in self.fed.mine(cohort):
             with client.borrowed():
                 self.algorithm.receive(client, self.state)
-                scores[client.id] = score(self.fed, client)
+                scores[client.id] = self.score(client)
             self.forget(client.id)
         return scores
 
@@ -78,9 +84,22 @@ class Rounds:
             if stateless and k not in cohort:
                 self.algorithm.receive(client, self.state)
             if stateless or self.stale[k]:
-                scores[k] = score(self.fed, client)
+                scores[k] = self.score(client)
                 self.forget(k)
         return scores
+
+    def score(self, client: Client) -> Score:
+        return score(self.fed, client, partial(self.algorithm.predict, self.fed, client, self.state))
+
+    def finish(self) -> Row:
+        """What the method does after the last round, and all clients' scores then; nothing if it does nothing."""
+        state = self.algorithm.finish(self.fed, self.state, self.t)
+        if state is None:
+            return {}
+        self.state = state
+        mine = {c.id: (*self.score(c), *self.received([c.id])[c.id]) for c in self.fed.clients.values()}
+        table = np.array(list(self.fed.comm.gather(mine).values()), dtype=float)  # [K, 4]
+        return dict(zip(("accuracy", "loss", "accuracy_received", "loss_received"), table.T, strict=True))
 
     def forget(self, *ks: int) -> None:
         """Where clients keep nothing between rounds, free what they hold."""
@@ -88,24 +107,25 @@ class Rounds:
             self.fed.store.drop(*ks)
 
     def common(self) -> float:
-        """The server's model on the whole test split; nan where clients keep a part of their models."""
-        if not self.fed.store.stateless:
+        """The server's model on the whole test split; nan where the server has no whole model."""
+        pooled = self.fed.pooled()
+        if not self.algorithm.whole(self.fed):
             return float("nan")
-        self.algorithm.receive(self.fed.pooled(), self.state)
-        return common(self.fed)
+        self.algorithm.receive(pooled, self.state)
+        return common(self.fed, partial(self.algorithm.predict, self.fed, pooled, self.state))
 
     def record(
-        self, start: float, cohort: list[int], before: dict[int, Score], after: dict[int, Score], flags: Callable
+        self, start: float, cohort: list[int], scores: dict[int, tuple[float, ...]], evaluated: bool, flags: Callable
     ) -> tuple[Row, dict[str, bool]]:
         """Gather what all clients and ranks did; collective."""
         fed, tally = self.fed, self.fed.tally
-        mine: dict[int, Any] = {k: (*cells(tally[k]), *before.get(k, NONE), *after.get(k, NONE)) for k in fed.clients}
+        mine: dict[int, Any] = {k: (*cells(tally[k]), *scores[k]) for k in fed.clients}
         fed.wait()
         mine[fed.K + fed.comm.rank] = {"clock": fed.clock.reset(), "peak": peak_bytes(), "flags": flags()}
         every = fed.comm.gather(mine)
         ranks = [every[fed.K + r] for r in range(fed.comm.size)]
         table = np.array([every[k] for k in range(fed.K)], dtype=float)  # [K, columns]
-        row = self.row(table, cohort, bool(after) or any(np.isfinite(table[:, -2])))
+        row = self.row(table, cohort, evaluated or any(np.isfinite(table[:, -2])))
         row |= {f"ranks/{p}": np.array([r["clock"].get(p, 0.0) for r in ranks]) for p in PHASES}
         row |= {"ranks/peak_bytes": np.array([r["peak"] for r in ranks]), "rounds/seconds": perf_counter() - start}
         return row, {name: any(r["flags"].get(name, False) for r in ranks) for name in flags()}
@@ -141,7 +161,7 @@ class Rounds:
         moved = [k for k in range(fed.K) if better[k] != self.placement[k]]
         for k in moved:
             fed.hand_over(k, self.placement[k], better[k])
-        self.placement = better
+        fed.placement = better
         return len(moved)
 
 

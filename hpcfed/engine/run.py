@@ -15,7 +15,7 @@ from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
 from hpcfed.report.progress import Progress
 from hpcfed.storage import checkpoint, names
-from hpcfed.storage.results import Results
+from hpcfed.storage.results import FINAL, Results
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
@@ -28,15 +28,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 def run(job: Job, comm: Comm) -> int:
     """Run a job on these ranks; collective. Returns the exit status, DONE or RESUME_ME."""
     facts = world(job, comm)
-    fed, placement = federation(job, comm, facts)
+    fed = federation(job, comm, facts)
     if job.dry_run:
         if comm.rank == 0:
-            describe.plan(job, facts, fed, placement)
+            describe.plan(job, facts, fed)
         return DONE
     if comm.rank == 0:
-        warn(comm.size, placement)
+        warn(comm.size, fed.placement)
     folder = prepare(job, comm)
-    rounds = Rounds(fed, job.algorithm, placement, job.algorithm.init(fed))
+    rounds = Rounds(fed, job.algorithm, job.algorithm.init(fed))
     if job.resume:
         saving.restore(rounds, job.resume)
     results = agreed(comm, lambda: open_results(job, folder, facts, rounds) if comm.rank == 0 else None)
@@ -86,14 +86,22 @@ class Loop:
                     self.rebalance()
         if self.saved_t < self.rounds.t:
             self.save()
+        self.conclude()
         self.progress.finish(self.results)
         return DONE
+
+    def conclude(self) -> None:
+        """What the method does after the last round, recorded apart from the rounds: a run may be extended."""
+        final = self.rounds.finish()
+        if self.results and final:
+            self.results.arrays |= {f"{FINAL}/{name}": column for name, column in final.items()}
+            self.results.write(force=True)
 
     def rebalance(self) -> None:
         """Move clients by measured cost; collective."""
         self.progress.moved(self.rounds.rebalance())
         if self.results:
-            self.results.header["placement"] = list(self.rounds.placement)
+            self.results.header["placement"] = list(self.rounds.fed.placement)
 
     def flags(self) -> dict[str, bool]:
         """What this rank wants: to stop; to save, because of the time (rank 0 decides that)."""

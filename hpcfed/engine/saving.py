@@ -39,7 +39,7 @@ def save(rounds: Rounds, run: Path) -> None:
 def parcels(rounds: Rounds):
     """Each client's weights and memory, and those of the pooled client, one after the other on rank 0; collective."""
     fed = rounds.fed
-    for k, owner in enumerate([*rounds.placement, 0]):
+    for k, owner in enumerate([*fed.placement, 0]):
         client = fed.clients.get(k) or (fed.pooled() if k == fed.K and fed.comm.rank == 0 else None)
         mine = {"weights": fed.store.flat(k), "memory": client.memory} if client else None
         yield k, fed.comm.move(mine, owner, 0)

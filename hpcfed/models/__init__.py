@@ -15,7 +15,7 @@ from hpcfed import registry
 from hpcfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpcfed.models.model import Model
+    from hpcfed.models.model import Model, Pair
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,29 @@ MODELS: dict[str, Entry] = {
 }
 
 
-def check(name: str, shape: tuple[int, ...]) -> Entry:
-    """The entry of a model that takes inputs of this shape; loads nothing.
+def check(name: str, shape: tuple[int, ...]) -> None:
+    """Whether the models of this name take inputs of this shape; loads nothing.
 
-    shape: one example, [channels, height, width] for images.
+    name: as in `build`.  shape: one example, [channels, height, width] for images.
     Raises ConfigError if there is no model of that name, or it cannot take the shape.
     """
-    entry = registry.find("model", name, MODELS)
-    if not entry.takes(shape):
-        others = ", ".join(other for other in MODELS if MODELS[other].takes(shape))
-        raise ConfigError(
-            f"model {name} takes images [channels, height, width] of at least {entry.least}x{entry.least} "
-            f"pixels, not inputs of shape {list(shape)}; use one of: {others}"
-        )
-    return entry
+    for part in name.split("+"):
+        base = part.partition("@")[0]
+        entry = registry.find("model", base, MODELS)
+        if not entry.takes(shape):
+            others = ", ".join(other for other in MODELS if MODELS[other].takes(shape))
+            raise ConfigError(
+                f"model {base} takes images [channels, height, width] of at least {entry.least}x{entry.least} "
+                f"pixels, not inputs of shape {list(shape)}; use one of: {others}"
+            )
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, d: int = 512, relu_head: bool = False) -> Model:
+def build(
+    name: str, shape: tuple[int, ...], classes: int, d: int = 512, relu_head: bool = False
+) -> Model | Pair:
     """A new model, in train mode, on torch's default device.
 
+    name: one of MODELS; with "@0.5" its sub-model of half the width; "a+b": the pair of the models a and b.
     shape: one example, [channels, height, width] for images.  classes: C.  d: width of the representation;
     logistic regression alone has no layer that could set it, its d is the input size.
     relu_head: a ReLU between representation and head, as in FedClassAvg's code.
@@ -77,8 +81,17 @@ def build(name: str, shape: tuple[int, ...], classes: int, d: int = 512, relu_he
     `rng.scoped(seed, "init", k)`.
     Raises ConfigError for an unknown name or a shape that the model cannot take.
     """
-    from hpcfed.models.model import Head, Model
+    from hpcfed.models.model import Head, Model, Pair
 
-    body = check(name, shape).load()(shape, d)
-    width = math.prod(shape) if name == "logistic" else d
-    return Model(body, Head(width, classes, relu_head))
+    check(name, shape)
+    own, plus, proxy = name.partition("+")
+    if plus:
+        return Pair(build(own, shape, classes, d, relu_head), build(proxy, shape, classes, d, relu_head))
+    base, at, width = name.partition("@")
+    body = MODELS[base].load()(shape, d)
+    model = Model(body, Head(math.prod(shape) if base == "logistic" else d, classes, relu_head))
+    if at:
+        from hpcfed.models.widths import narrow
+
+        return narrow(model, shape, float(width))
+    return model

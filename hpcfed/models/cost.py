@@ -27,6 +27,9 @@ def work(name: str, shape: tuple[int, ...], classes: int, d: int = 512) -> Work:
 
     Raises ConfigError as `build`.
     """
+    if "+" in name:
+        both = (work(part, shape, classes, d) for part in name.split("+"))
+        return Work(*map(sum, zip(*both, strict=True)))
     parts: list[tuple[int, int]] = []
     with torch.device("meta"):
         model = build(name, shape, classes, d).eval()

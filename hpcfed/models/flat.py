@@ -64,6 +64,18 @@ class Layout:
         """Values in the flat gradient: those of the parameters, which come first."""
         return sum(map(prod, self.shapes[: len(self.params)]))
 
+    def stretch(self, wanted: Callable[[str], bool]) -> tuple[int, int]:
+        """Start and end of the parameters with wanted names in the flat vector.
+
+        Raises ValueError where they do not lie side by side, or there are none.
+        """
+        which = [wanted(name) for name in self.params]
+        names = [name for name, want in zip(self.params, which, strict=True) if want]
+        first = which.index(True) if names else 0
+        if not names or not all(which[first : first + len(names)]):
+            raise ValueError(f"the parameters to train do not lie side by side: {names}")
+        return self.slots[names[0]].start, self.slots[names[-1]].stop
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The tensors of a flat vector by name, as views; of a vector [n_params] the parameters alone."""
         names = self.names if len(flat) == self.size else self.params

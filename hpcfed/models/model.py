@@ -32,3 +32,26 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
+
+
+class Pair(nn.Module):
+    """A client's own model and a second one, which all clients have: parameters "own. ..." and "proxy. ...".
+
+    It represents and classifies as `own` does, so what is made for one model works on it as well.
+    """
+
+    def __init__(self, own: Model, proxy: Model):
+        super().__init__()
+        self.own = own
+        self.proxy = proxy
+
+    @property
+    def body(self) -> nn.Module:
+        return self.own.body
+
+    @property
+    def head(self) -> Head:
+        return self.own.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.own(x)

@@ -17,9 +17,9 @@ WIDE = 26  # classes that fit a line
 
 def show(
     job: dict[str, Any], facts: World, placement: list[int], memory: dict[int, float],
-    traffic: tuple[int, int], balance: float, device: str,
+    traffic: list[tuple[int, int]], balance: float, device: str,
 ) -> None:  # fmt: skip
-    """Print the plan. memory: bytes of weights by rank.  traffic: bytes down and up per client and round."""
+    """Print the plan. memory: bytes of weights by rank.  traffic: bytes down and up per round of each client."""
     out = console()
     out.print(table("job,value", flat(job)))
     held = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
@@ -27,12 +27,18 @@ def show(
     out.print(f"\nrank 0 computes on {device}")
     out.print(table(">rank,>clients,ids,>weights", rows))
     out.print(partition(facts, placement))
-    down, up = traffic
     out.print(f"load: {balance:.1%} of the heaviest rank's work on average, as estimated before measuring")
-    out.print(f"traffic per client and round: {size(down)} down, {size(up)} up ({down} + {up} bytes)")
+    down, up = (volume(list(column)) for column in zip(*traffic, strict=True))
+    out.print(f"traffic per client and round: {down} down, {up} up")
     idle = [r for r, ks in held.items() if not ks]
     if idle:
         out.print(f"warning: {len(idle)} of {len(held)} ranks have no client")
+
+
+def volume(bytes_: list[int]) -> str:
+    """One amount, or the range where clients differ."""
+    low, high = min(bytes_), max(bytes_)
+    return f"{size(low)} ({low} bytes)" if low == high else f"{size(low)} to {size(high)} ({low} to {high} bytes)"
 
 
 def partition(facts: World, placement: list[int]) -> Table:

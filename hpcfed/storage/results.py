@@ -15,6 +15,7 @@ from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import opened, replacing
 
 BUDGET = 0.02  # largest share of a run's time that goes into unforced writes
+FINAL = "final"  # arrays of what a method does after the last round
 PAST = ("versions", "commit", "hardware", "ranks")  # what a resumed run keeps of each header before its own
 
 Header = dict[str, Any]
@@ -47,7 +48,8 @@ class Results:
                 "resume from an earlier checkpoint, or restore the result file that belongs to this one"
             )
         past = {"rounds": rounds} | {key: old.header[key] for key in PAST if key in old.header}
-        results = cls(run, {**header, "history": [*old.header.get("history", []), past]}, old.arrays)
+        arrays = {name: array for name, array in old.arrays.items() if not name.startswith(f"{FINAL}/")}
+        results = cls(run, {**header, "history": [*old.header.get("history", []), past]}, arrays)
         for t in range(rounds):
             results.append({name: column[t] for name, column in old.columns.items()})
         return results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,43 +15,105 @@ from torch import Tensor, nn
 from hpcfed import rng
 from hpcfed.data.augment import views as augmented
 from hpcfed.errors import DivergedError
+from hpcfed.training.optimisers import frozen, keep_moments, learning_rate, make_optimiser
 
 if TYPE_CHECKING:
-    from hpcfed.client import Client
+    from hpcfed.client import Client, Shard
     from hpcfed.config.parts import Local
     from hpcfed.federation import Federation
+    from hpcfed.models.model import Model
 
 Loss = Callable[[nn.Module, Any, Tensor], Tensor]
 
 
-def sgd(
-    fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, epochs: int | None = None, phase: str = "train"
-) -> None:
+class LocalSteps:
+    """The local steps of one client in one round: an iterator over its batches, with the optimiser.
+
+    `with LocalSteps(fed, client, t) as steps: for x, y in steps: steps.descend(loss)` is local training; a
+    method that steps otherwise does so between two batches. Inside, dropout and augmentation draw from the
+    client's own streams; at the end the losses are checked and the work is entered in the client's tally.
+
+    views: augmented copies of a batch; x is [b, *shape], or with more than one view a list of them.
+    epochs: passes over the data, instead of the job's.  amount: so many steps, instead of passes.
+    data: other examples than the client's own (a `Shard`; a `Paired` one gives its targets as y).
+    only: names of the parameters that are trained; the others stay exactly as they are. They must lie side by
+    side in the model (its body, or its head).  phase: names the random streams; another phase of the same
+    round needs another name.  lr: instead of the job's.
+    """
+
+    def __init__(
+        self, fed: Federation, client: Client, t: int, views: int = 1, epochs: int | None = None,
+        amount: int | None = None, data: Shard | None = None, only: Callable[[str], bool] | None = None,
+        phase: str = "train", lr: float | None = None,
+    ):  # fmt: skip
+        self.fed, self.client, self.t, self.views, self.phase = fed, client, t, views, phase
+        self.data, self.only, self.skeleton = data or client.train, only, client.skeleton
+        self.settings = settings = fed.job.local
+        counted = settings.model_copy(update={"steps": amount}) if epochs or amount else settings
+        order = rng.stream(fed.seed, phase, "batches", t, client.id)
+        self.plan = list(batches(len(self.data), counted, amount or fed.work(client, epochs), order))
+        self.lr = lr or learning_rate(fed, t)
+        self.losses: list[Tensor] = []
+
+    @property
+    def model(self) -> Model:
+        return self.skeleton.model
+
+    def __enter__(self) -> LocalSteps:
+        fed, key = self.fed, (self.t, self.client.id)
+        self.start = perf_counter()
+        self.optimiser = make_optimiser(self.client, self.settings, self.lr, self.only, self.phase)
+        self.draws = rng.torch_stream(fed.seed, self.phase, "augment", *key, device=fed.device)
+        self.model.train()
+        self.stack = ExitStack()
+        self.stack.enter_context(frozen(self.model, self.only))
+        self.stack.enter_context(rng.scoped(fed.seed, self.phase, "dropout", *key, device=fed.device))
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        self.stack.close()
+        if kind:
+            return
+        keep_moments(self.client, self.optimiser, self.settings, self.phase)
+        examples = [len(rows) for rows in self.plan[: len(self.losses)]]
+        values = checked(self.fed, self.client, self.t, self.losses, examples, self.lr)
+        own = self.data.rows is self.client.train.rows
+        self.fed.note(self.client, values, examples, perf_counter() - self.start, own)
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for rows in self.plan:
+            x, y = self.data.batch(rows)
+            yield inputs(self.fed, x, self.views, self.draws), y
+
+    def backward(self, value: Tensor) -> None:
+        """Make the flat gradient that of this loss."""
+        self.skeleton.zero_grad()
+        value.backward()
+
+    def descend(self, value: Tensor) -> None:
+        """One step of the optimiser down this loss, which is recorded."""
+        self.backward(value)
+        self.step(value)
+
+    def step(self, value: Tensor) -> None:
+        """One step of the optimiser with the gradient as it is; value: the loss that is recorded."""
+        self.optimiser.step()
+        self.losses.append(value.detach())
+
+
+def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **how: Any) -> int:
     """Train the client's model on its data by the job's optimiser, batch size and epochs or steps.
 
-    loss: (model, x, y) -> scalar; x is [b, *shape], or with views > 1 a list of that many augmented copies.
-    epochs: instead of the job's.  phase: names the random streams; another phase of the same round needs
-    another name.  Raises DivergedError if a loss is nan or infinite, naming round, epoch and batch.
+    loss: (model, x, y) -> scalar.  how: as `LocalSteps` takes it.  Returns the number of steps.
+    Raises DivergedError if a loss is nan or infinite, naming round, epoch and batch.
     """
-    start, settings = perf_counter(), fed.job.local
-    skeleton, losses = client.skeleton, []
-    optimiser = make_optimiser(client, settings, learning_rate(fed, t))
-    order = rng.stream(fed.seed, phase, "batches", t, client.id)
-    counted = settings.model_copy(update={"steps": None}) if epochs else settings
-    plan = list(batches(client.n, counted, fed.work(client, epochs), order))
-    draws = rng.torch_stream(fed.seed, phase, "augment", t, client.id, device=fed.device)
-    skeleton.model.train()
-    with rng.scoped(fed.seed, phase, "dropout", t, client.id, device=fed.device):
-        for rows in plan:
-            x, y = client.train.batch(rows)
-            value = loss(skeleton.model, inputs(fed, x, views, draws), y)
-            skeleton.zero_grad()
-            value.backward()
-            optimiser.step()
-            losses.append(value.detach())
-    keep_moments(client, optimiser, settings)
-    examples = [len(rows) for rows in plan]
-    fed.note(client, checked(fed, client, t, losses, examples), examples, perf_counter() - start)
+    with LocalSteps(fed, client, t, views, **how) as steps:
+        for x, y in steps:
+            steps.descend(loss(steps.model, x, y))
+    return len(steps)
 
 
 def gradient(fed: Federation, client: Client, t: int, loss: Loss) -> None:
@@ -67,7 +130,8 @@ def gradient(fed: Federation, client: Client, t: int, loss: Loss) -> None:
             (value * (len(rows) / client.n)).backward()
             losses.append(value.detach())
     examples = [len(rows) for rows in plan]
-    fed.note(client, checked(fed, client, t, losses, examples), examples, perf_counter() - start)
+    values = checked(fed, client, t, losses, examples, learning_rate(fed, t))
+    fed.note(client, values, examples, perf_counter() - start)
 
 
 def inputs(fed: Federation, x: Tensor, views: int, draws: torch.Generator) -> Tensor | list[Tensor]:
@@ -75,6 +139,8 @@ def inputs(fed: Federation, x: Tensor, views: int, draws: torch.Generator) -> Te
     policy = fed.job.local.augment
     if policy == "auto":
         policy = "simclr" if views > 1 else "none"
+    if policy == "none" and views == 1:
+        return fed.prepare(x)
     copies = augmented(x, views, policy, fed.mean_pixel, fed.std_pixel, draws)
     return copies if views > 1 else copies[0]
 
@@ -92,41 +158,15 @@ def batches(n: int, settings: Local, amount: int, g: np.random.Generator) -> Ite
         done += settings.steps is None
 
 
-def learning_rate(fed: Federation, t: int) -> float:
-    """The learning rate of round t (0-based) by the job's schedule."""
-    settings = fed.job.local
-    if settings.schedule == "cosine":
-        return settings.lr * 0.5 * (1 + math.cos(math.pi * t / fed.job.rounds))
-    passed = sum(t >= m for m in settings.milestones) if settings.schedule == "step" else 0
-    return settings.lr * settings.decay**passed
-
-
-def make_optimiser(client: Client, settings: Local, lr: float) -> torch.optim.Optimizer:
-    """The job's optimiser over the flat parameters, with the moments of the last round where they are kept."""
-    leaf, decay = client.skeleton.leaf(), settings.weight_decay
-    if settings.optimiser == "adam":
-        optimiser = torch.optim.Adam(leaf, lr, betas=settings.betas, weight_decay=decay, fused=True)
-    else:
-        optimiser = torch.optim.SGD(leaf, lr, momentum=settings.momentum, weight_decay=decay, fused=True)
-    if settings.keep_optimiser and "optimiser" in client.memory:
-        optimiser.state[leaf[0]] = {name: v.clone() for name, v in client.memory["optimiser"].items()}
-    return optimiser
-
-
-def keep_moments(client: Client, optimiser: torch.optim.Optimizer, settings: Local) -> None:
-    """With local.keep_optimiser, put the moments into the client's memory."""
-    if settings.keep_optimiser:
-        state = optimiser.state[optimiser.param_groups[0]["params"][0]]
-        client.memory["optimiser"] = {name: v for name, v in state.items() if isinstance(v, Tensor)}
-
-
-def checked(fed: Federation, client: Client, t: int, losses: list[Tensor], examples: list[int]) -> np.ndarray:
+def checked(
+    fed: Federation, client: Client, t: int, losses: list[Tensor], examples: list[int], lr: float
+) -> np.ndarray:
     """The losses on the host, one transfer for all. DivergedError if one of them, or a weight, is not finite."""
     values = torch.stack(losses).double().cpu().numpy() if losses else np.zeros(0)
     bad = np.flatnonzero(~np.isfinite(values))
     if not len(bad) and not torch.isfinite(client.skeleton.flat).all():
         raise DivergedError(
-            f"{fed.where(client)}: its weights are nan or infinite after round {t + 1} (lr {learning_rate(fed, t):g}); "
+            f"{fed.where(client)}: its weights are nan or infinite after round {t + 1} (lr {lr:g}); "
             f"{fed.last_checkpoint}\n  a smaller local.lr, or other data, may help"
         )
     if len(bad):
@@ -134,7 +174,7 @@ def checked(fed: Federation, client: Client, t: int, losses: list[Tensor], examp
         epoch, per_epoch = seen // client.n, math.ceil(client.n / fed.job.local.batch)
         raise DivergedError(
             f"{fed.where(client)}: the loss is {values[bad[0]]} in round {t + 1}, epoch {epoch + 1}, "
-            f"batch {bad[0] - epoch * per_epoch + 1} (lr {learning_rate(fed, t):g}); {fed.last_checkpoint}\n"
+            f"batch {bad[0] - epoch * per_epoch + 1} (lr {lr:g}); {fed.last_checkpoint}\n"
             "  a smaller local.lr, or other data, may help"
         )
     return values

@@ -63,3 +63,34 @@ def half_mean_squares(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
 def differences(model: nn.Module, anchor: Mapping[str, Tensor]) -> Iterable[Tensor]:
     """Parameter minus anchor for each parameter that the anchor names."""
     return (value - anchor[name] for name, value in model.named_parameters() if name in anchor)
+
+
+def distil(target: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
+    """tau^2 KL(target || softmax(logits / tau)), summed over classes, mean over examples.
+
+    target: [n, C], probabilities, already softened by the same temperature.  logits: [n, C], the student's.
+    The factor tau^2 keeps the size of the gradient whatever the temperature.
+    Hinton et al., 2015, arXiv:1503.02531, section 2.
+    """
+    return tau**2 * F.kl_div(F.log_softmax(logits / tau, dim=1), target, reduction="batchmean")
+
+
+def soften(logits: Tensor, tau: float = 1.0) -> Tensor:
+    """Soft predictions, softmax(logits / tau), [n, C]; no gradient flows back through them."""
+    return F.softmax(logits.detach() / tau, dim=1)
+
+
+def inner_product(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:
+    """<direction, parameters>, over the parameters that the direction names: its gradient is the direction."""
+    pairs = ((value, direction[name]) for name, value in model.named_parameters() if name in direction)
+    return sum((torch.vdot(d.flatten(), value.flatten()) for value, d in pairs), torch.zeros(()))
+
+
+def to_prototypes(z: Tensor, proto: Tensor) -> Tensor:
+    """Mean over examples of the squared Euclidean distance of a representation to its prototype.
+
+    z, proto: [n, d]; a row of proto that is nan has no prototype yet and contributes 0.
+    Tan et al. (FedProto), AAAI 2022, arXiv:2105.00243, eq. 8.
+    """
+    known = ~proto.isnan().any(1)
+    return torch.where(known[:, None], z - proto.nan_to_num(), 0.0).square().sum() / len(z)

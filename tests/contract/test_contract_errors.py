@@ -8,30 +8,52 @@ from torch import Tensor
 
 from hpcfed.algorithms import ALGORITHMS, base, load
 from hpcfed.comm import Serial, spmd
-from hpcfed.config.check import mixed
 from hpcfed.errors import ConfigError, DivergedError
 from tests.contract import toy
 
 each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
 
 
+ODD = {  # jobs that many methods refuse: flags, and the first words of the reason
+    "several architectures": ("--models.mix mlp,cnn", "needs one architecture, but models.mix has cnn, mlp"),
+    "several widths": ("--models.mix mlp --models.widths 1,0.5", "needs (models of one width|a common head), but"),
+    "heads of several widths": ("--models.mix mlp,logistic", "needs (one architecture|a common head), but"),
+    "no public data": ("--models.mix mlp --data.public 0", "needs public data"),
+    "no proxy": ("--models.mix mlp --models.proxy", "needs a model that all clients have"),
+    "no server model": ("--models.mix mlp --models.server", "needs a model of the server's own"),
+}
+
+
+def odd(case: str) -> list[str]:
+    words = ODD[case][0].split()
+    return words if case not in ("no proxy", "no server model") else [*words, ""]
+
+
+@pytest.mark.parametrize("case", ODD)
 @each_algorithm
-def test_models_that_a_method_does_not_accept_are_refused_with_methods_that_would(method: str):
-    if mixed(method):
-        assert len(set(toy.job(method).models.mix)) > 1
+def test_a_job_that_a_method_cannot_run_is_refused_with_the_reason_and_methods_that_can(method: str, case: str):
+    flags, reason = odd(case), ODD[case][1]
+    cls, words = load(method), reason.split(",")[0]
+    if not concerns(cls, case):
+        assert toy.job(method, *flags).algorithm.name == method
         return
-    with pytest.raises(ConfigError, match=f"{method} needs one architecture") as refusal:
-        toy.job(method, "--models.mix", "mlp,cnn")
-    assert "local or fedclassavg" in str(refusal.value) and "mlp" in str(refusal.value)
+    with pytest.raises(ConfigError, match=f"{method} {words}") as refusal:
+        toy.job(method, *flags)
+    hint = str(refusal.value).split("\n")[1]
+    assert hint.startswith("  use local") and (", or set " in hint or ", or leave " in hint)
 
 
-@each_algorithm
-def test_a_common_head_needs_representations_of_one_width(method: str):
-    if load(method)().accepts == "a common head":
-        with pytest.raises(ConfigError, match=f"{method} needs a common head, but that of logistic"):
-            toy.job(method, "--models.mix", "mlp,logistic")
-    elif mixed(method):
-        toy.run(Serial(), toy.job(method, "--models.mix", "mlp,logistic", "--rounds", "1"))
+def concerns(cls: type, case: str) -> bool:
+    """Whether the method, as it declares itself, refuses this job."""
+    accepts, needs = cls().accepts, cls().needs
+    return {
+        "several architectures": accepts in ("one architecture", "widths"),
+        "several widths": accepts in ("one architecture", "a common head"),
+        "heads of several widths": accepts in ("one architecture", "widths", "a common head"),
+        "no public data": "public" in needs,
+        "no proxy": "proxy" in needs,
+        "no server model": "server" in needs,
+    }[case]
 
 
 def nan_at(method: type, call: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_clients_outside_the_cohort_keep_what_they_have(method: str):
 @each_algorithm
 def test_traffic_is_what_the_method_announces_and_that_of_the_cohort_alone(method: str):
     rounds = toy.start(Serial(), toy.job(method))
-    down, up = rounds.algorithm.traffic(rounds.fed)
+    down, up = np.array([rounds.algorithm.traffic(rounds.fed, k) for k in range(rounds.fed.K)]).T
     outcome = toy.outcome(rounds, [rounds.step()[0] for _ in range(3)])
     member = outcome.column("cohort").astype(int)
     assert member.sum(1).tolist() == [3, 3, 3]

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 from hpcfed import rng
 from hpcfed.comm import Serial
-from hpcfed.data.augment import prepare
 from hpcfed.params import Params
 from tests.contract import toy
 
@@ -72,7 +71,7 @@ def test_one_round_is_one_gradient_step_computed_here():
     pooled = rounds.fed.pooled()
     pooled.load(rounds.state)
     x, y = pooled.train.batch(np.arange(pooled.n))
-    F.cross_entropy(pooled.model(prepare(x, rounds.fed.mean_pixel, rounds.fed.std_pixel)), y).backward()
+    F.cross_entropy(pooled.model(rounds.fed.prepare(x)), y).backward()
     want = Params({name: p.detach() - 0.1 * p.grad for name, p in pooled.model.named_parameters()}).clone()
     pooled.skeleton.zero_grad()
     rounds.step()

@@ -61,18 +61,28 @@ class Outcome:
 
 def job(method: str, *flags: str) -> Job:
     """The toy job of a method; its clients have one architecture, or different ones where it accepts them."""
-    words = ["--algorithm.name", method, "--data.name", str(folder() / "data.npz"), *flags]
+    words = ["--algorithm.name", method, "--data.name", str(folder() / "data.npz"), *needs(method, flags), *flags]
     if "--models.mix" not in flags:
-        words += ["--models.mix", "small" if algorithm(method)().accepts == "one architecture" else MIX]
+        words += ["--models.mix", "small" if algorithm(method)().accepts in ("one architecture", "widths") else MIX]
     if "--clients" not in flags:
         words += ["--data.partition_file", str(folder() / "partition.h5")]
     return load([str(Path(__file__).with_suffix(".toml")), *words], environ={})
 
 
+def needs(method: str, flags: tuple[str, ...]) -> list[str]:
+    """What a method cannot do without, where the flags do not speak of it."""
+    words = []
+    for need in algorithm(method)().needs:
+        public = ("--data.public", "32", "--data.public_source", str(folder() / "public.npz"))
+        given = {"public": public, "proxy": ("--models.proxy", "mlp"), "server": ("--models.server", "mlp")}[need]
+        words += [] if given[0] in flags else given
+    return words
+
+
 def start(comm: Comm, job: Job) -> Rounds:
     """A run before its first round; collective."""
-    fed, placement = federation(job, comm, world(job, comm))
-    return Rounds(fed, job.algorithm, placement, job.algorithm.init(fed))
+    fed = federation(job, comm, world(job, comm))
+    return Rounds(fed, job.algorithm, job.algorithm.init(fed))
 
 
 def run(
@@ -133,7 +143,8 @@ def folder() -> Path:
     """Where the data and the partition lie."""
     KEPT.append(TemporaryDirectory(prefix="hpcfed-tests-"))
     path = Path(KEPT[-1].name)
-    train, test = (blobs(n, rng.stream(0, "toy", n)) for n in (96, 32))
+    train, test, public = (blobs(n, rng.stream(0, "toy", n)) for n in (96, 32, 48))
+    np.savez(path / "public.npz", x_train=public[0], y_train=public[1], x_test=public[0], y_test=public[1])
     np.savez(path / "data.npz", x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1])
     partition(train[1]).save(path / "partition.h5")
     return path

@@ -89,14 +89,14 @@ def test_fedclassavgs_proximal_term_covers_the_classifier_alone_when_all_is_shar
 @pytest.mark.parametrize("method", TRAFFIC)
 def test_the_bytes_of_a_client_and_round_are_those_of_the_tensors_in_float32(method: str):
     rounds = toy.start(Serial(), toy.job(method, "--models.mix", "mlp"))
-    assert rounds.algorithm.traffic(rounds.fed) == (TRAFFIC[method], TRAFFIC[method])
+    assert rounds.algorithm.traffic(rounds.fed, 0) == (TRAFFIC[method], TRAFFIC[method])
 
 
 def test_the_papers_classifier_of_512_features_and_10_classes_is_20520_bytes():
     digits = ("--data.name", "digits", "--clients", "2", "--data.train_limit", "40")
     rounds = started_on(*digits, "--models.mix", "mlp,fedhenn-2", "--models.d", "512", "--participation", "1")
     row, _ = rounds.step()
-    assert rounds.algorithm.traffic(rounds.fed) == (20_520, 20_520)
+    assert rounds.algorithm.traffic(rounds.fed, 0) == (20_520, 20_520)
     assert row["clients/down"].tolist() == row["clients/up"].tolist() == [20_520, 20_520]
 
 

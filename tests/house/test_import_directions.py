@@ -13,6 +13,7 @@ LEVELS = (  # a part imports itself and parts of the lines above, never its neig
     "comm  storage",
     "cluster  data  models  payload",
     "client",
+    "exchange",
     "federation  evaluate",
     "training",
     "algorithms",

@@ -74,10 +74,10 @@ def test_weights_can_be_taken_given_and_forgotten(clients):
     assert clients[2].params()["head.bias"].tolist() == [5.0] * 4
     store.drop(0)
     assert torch.equal(clients[0].params()["head.bias"], start)
-    assert flat.is_contiguous() and store.flat(2).data_ptr() != store.skeletons["mlp"].flat.data_ptr()
+    assert flat.is_contiguous() and store.flat(2).data_ptr() != store.skeleton("mlp").flat.data_ptr()
 
 
 def test_a_module_is_built_once_for_all_clients_of_an_architecture(clients):
     for client in clients * 2:
         assert client.model is clients[client.id].model
-    assert sorted(clients[0].store.skeletons) == ["fedhenn-1", "mlp"]
+    assert sorted(clients[0].store.skeletons) == [("fedhenn-1", "clients"), ("mlp", "clients")]

@@ -39,7 +39,7 @@ def test_a_flag_of_one_rank_is_raised_on_all():
 
 
 def test_a_tally_becomes_the_mean_loss_and_its_counts():
-    assert cells(Tally(loss=6.0, examples=4, epochs=2.0, seconds=0.5, down=3, up=7)) == (1.5, 4, 2.0, 0.5, 3, 7)
+    assert cells(Tally(loss=6.0, examples=4, epochs=2.0, seconds=0.5, down=3, up=7)) == (1.5, 4, 2.0, 0.5, 3, 7, 0)
     assert np.isnan(cells(Tally())[0])
 
 
@@ -50,9 +50,9 @@ def test_before_is_the_received_model_and_after_the_clients_own():
     fed = rounds.fed
     for k, client in list(fed.clients.items())[:5]:
         client.load(old)
-        assert row["clients/loss_before"][k] == score(fed, client).loss
+        assert row["clients/loss_before"][k] == score(fed, client, client.model).loss
         client.load(rounds.state)
-        assert row["clients/loss"][k] != score(fed, client).loss
+        assert row["clients/loss"][k] != score(fed, client, client.model).loss
 
 
 def test_a_client_that_keeps_nothing_and_did_not_train_is_scored_with_the_new_global_model():
@@ -60,7 +60,7 @@ def test_a_client_that_keeps_nothing_and_did_not_train_is_scored_with_the_new_gl
     row, _ = rounds.step()
     k = int(np.flatnonzero(~row["clients/cohort"][:5])[0])
     rounds.fed.clients[k].load(rounds.state)
-    assert row["clients/loss"][k] == score(rounds.fed, rounds.fed.clients[k]).loss
+    assert row["clients/loss"][k] == score(rounds.fed, rounds.fed.clients[k], rounds.fed.clients[k].model).loss
     assert np.isnan(row["clients/loss_before"][k])
 
 
@@ -86,7 +86,7 @@ def test_the_last_round_is_always_evaluated():
 
 def test_a_client_without_test_examples_has_no_score():
     fed = started().fed
-    assert toy.differences(tuple(score(fed, fed.clients[5])), tuple(NONE)) == []
+    assert toy.differences(tuple(score(fed, fed.clients[5], fed.clients[5].model)), tuple(NONE)) == []
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

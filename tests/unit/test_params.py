@@ -12,8 +12,8 @@ def params(**values: float | list) -> Params:
     return Params({name: torch.tensor(value) for name, value in values.items()})
 
 
-def value(mean: Mean, keep: Params, weights: Params | None = None) -> Params:
-    return Mean.divide(Serial().sum(list(mean.rows()), Mean.shapes(keep, weights)), keep)
+def value(mean: Mean, keep: Params, per: str = "mean") -> Params:
+    return Mean.divide(Serial().sum(list(mean.rows(keep, per)), Mean.shapes(keep, per)), keep)
 
 
 def test_a_formula_is_computed_tensor_by_tensor():
@@ -57,7 +57,7 @@ def test_without_any_weight_the_old_value_stays():
 def test_weights_by_entry_divide_each_entry_by_its_own_sum_and_broadcast():
     masks = params(a=[[1.0], [0.0], [0.0]]), params(a=[[3.0], [2.0], [0.0]])  # [3, 1]
     parts = [Mean.of(params(a=[[v, -v]] * 3), mask) for v, mask in zip((1.0, 5.0), masks, strict=True)]
-    got = value(parts[0] + parts[1], keep=params(a=[[9.0, 9.0]] * 3), weights=masks[0])
+    got = value(parts[0] + parts[1], keep=params(a=[[9.0, 9.0]] * 3), per="row")
     assert got["a"].tolist() == [[4.0, -4.0], [5.0, -5.0], [9.0, 9.0]]
 
 
@@ -77,3 +77,34 @@ def test_the_order_of_the_parts_does_not_matter():
 def test_the_mean_has_the_type_of_the_value_that_it_replaces():
     half = Params(a=torch.ones(2, dtype=torch.bfloat16))
     assert value(Mean.of(half, 3.0), keep=half)["a"].dtype == torch.bfloat16
+
+
+def test_rows_that_a_client_does_not_have_keep_their_old_value_and_cost_no_bytes():
+    part = Mean.of(params(a=[[1.0, 2.0]]), params(a=[[3.0]]), at={"a": ([2],)})
+    other = Mean.of(params(a=[[5.0, 6.0], [7.0, 8.0]]), params(a=[[1.0], [1.0]]), at={"a": (torch.tensor([2, 0]),)})
+    got = value(part + other, keep=params(a=[[9.0, 9.0]] * 3), per="row")
+    assert got["a"].tolist() == [[7.0, 8.0], [9.0, 9.0], [2.0, 3.0]] and part.nbytes == 8 + 4
+
+
+def test_a_piece_fills_the_places_where_its_rows_and_columns_cross():
+    part = Mean.of(params(a=[[1.0, 2.0]]), 2.0, at={"a": ([1], [2, 0])})
+    whole = Mean.of(params(a=[[4.0] * 3] * 2), 1.0)
+    got = value(part + whole, keep=params(a=[[9.0] * 3] * 2), per="value")
+    assert got["a"].tolist() == [[4.0, 4.0, 4.0], [pytest.approx(8 / 3), 4.0, 2.0]]
+
+
+def test_tensors_that_a_part_lacks_keep_their_old_value():
+    got = value(Mean.of(params(b=1.0), 2.0), keep=params(a=9.0, b=9.0), per="tensor")
+    assert got["a"].item() == 9.0 and got["b"].item() == 1.0
+
+
+def test_a_part_that_is_no_whole_or_is_unknown_is_refused():
+    with pytest.raises(ValueError, match="per = tensor, row or value"):
+        value(Mean.of(params(b=1.0)), keep=params(a=9.0, b=9.0))
+    with pytest.raises(KeyError, match="no tensor 'c' among"):
+        value(Mean.of(params(c=1.0)), keep=params(a=9.0))
+
+
+def test_prefixes_put_several_params_into_one_and_take_them_out_again():
+    both = Params({**params(a=1.0).prefixed("x/"), **params(a=2.0).prefixed("c/")})
+    assert list(both) == ["x/a", "c/a"] and both.under("c/")["a"].item() == 2.0

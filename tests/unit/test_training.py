@@ -9,7 +9,6 @@ from hpcfed import rng
 from hpcfed.client import Client
 from hpcfed.comm import Serial
 from hpcfed.config.parts import Local
-from hpcfed.data.augment import prepare
 from hpcfed.federation import Federation
 from hpcfed.training.local import batches, gradient, learning_rate, sgd
 from tests.contract import toy
@@ -66,7 +65,7 @@ def by_hand(fed: Federation, client: Client, optimiser: torch.optim.Optimizer, r
     for r in rows:
         x, y = client.train.batch(r)
         optimiser.zero_grad(set_to_none=False)
-        loss = cross_entropy(client.model, prepare(x, fed.mean_pixel, fed.std_pixel), y)
+        loss = cross_entropy(client.model, fed.prepare(x), y)
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
@@ -162,7 +161,7 @@ def test_the_gradient_of_all_data_is_left_in_the_model_and_nothing_moves():
     got = client.skeleton.grad.clone()
     client.skeleton.zero_grad()
     x, y = client.train.batch(np.arange(client.n))
-    cross_entropy(client.model, prepare(x, fed.mean_pixel, fed.std_pixel), y).backward()
+    cross_entropy(client.model, fed.prepare(x), y).backward()
     assert torch.allclose(got, client.skeleton.grad, atol=1e-6) and got.abs().max() > 0
     assert toy.differences(before, client.params()) == []
     assert (fed.tally[4].examples, fed.tally[4].epochs) == (21, 1.0)

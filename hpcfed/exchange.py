@@ -1,0 +1,125 @@
+"""Exchange: what goes between clients and server and between ranks; all of it is counted and checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hpcfed.cluster.clock import Clock
+from hpcfed.comm import codec
+from hpcfed.errors import DivergedError
+from hpcfed.params import Mean, Params, Per
+from hpcfed.payload import Tally, nbytes, not_finite
+
+if TYPE_CHECKING:
+    from hpcfed.client import Client
+    from hpcfed.comm import Comm
+
+T = TypeVar("T")
+codec.register(Params, "params", dict, Params)
+
+
+@dataclass(eq=False, kw_only=True)
+class Exchange:
+    """The collectives of a federation. down, up, mean and gather count bytes; the others move what is counted so."""
+
+    comm: Comm
+    clients: dict[int, Client]
+    placement: list[int]  # the rank of each client
+    clock: Clock = field(default_factory=Clock)
+    tally: dict[int, Tally] = field(default_factory=dict)
+    t: int = 0
+    last_checkpoint: str = "no checkpoint yet"
+
+    def down(self, client: Client, value: T) -> T:
+        """Send a value to a client: its bytes are counted."""
+        self.tally[client.id].down += nbytes(value)
+        return value
+
+    def up(self, client: Client, value: T) -> T:
+        """Send a client's value to the server: its bytes are counted. Not for what `mean` or `gather` count.
+
+        Raises DivergedError for a value that is nan or infinite.
+        """
+        self.upload(client.id, value, nbytes(value))
+        return value
+
+    def mean(
+        self, uploads: Iterable[tuple[int, Mean]], keep: Params, per: Per = "mean", counted: bool = True
+    ) -> Params:
+        """The exact weighted mean over all clients of all ranks; collective, the same bits for any ranks.
+
+        uploads: (client id, its part), one after the other.  keep: values where the weights sum to 0, and the
+        shapes.  per: what has a weight of its own (a whole part, a tensor, a row of it, a value).  counted:
+        false for what the server computes itself from earlier uploads.  Raises DivergedError for a value that
+        is nan or infinite, naming client and tensor.
+        """
+        rows = []
+        for k, part in uploads:
+            self.upload(k, [p.value for p in part.parts], part.nbytes if counted else 0)
+            rows.extend(part.rows(keep, per))
+        if not keep:
+            return keep
+        self.wait()
+        with self.clock("communicate"):
+            return Mean.divide(self.comm.sum(rows, Mean.shapes(keep, per)), keep)
+
+    def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
+        """All clients' values, by id, on all ranks; collective; bytes are counted as uploads."""
+        for k, value in by_client.items():
+            self.upload(k, value, nbytes(value))
+        self.wait()
+        with self.clock("communicate"):
+            return self.comm.gather(dict(by_client))
+
+    def each(self, by_client: Mapping[int, T]) -> Iterator[tuple[int, T]]:
+        """All clients' values in id order, on all ranks, one in memory at a time; collective, nothing is counted.
+
+        For what concerns pairs of clients. by_client: this rank's; a client that nobody gives is left out.
+        """
+        given = self.comm.gather(dict.fromkeys(by_client, 1))
+        for k in given:
+            with self.clock("communicate"):
+                value = self.comm.bcast(by_client.get(k), root=self.placement[k])
+            yield k, value
+
+    def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
+        """All clients' values on rank 0, which does the server's work, none elsewhere; collective, not counted."""
+        given = self.comm.gather(dict.fromkeys(by_client, 1))
+        with self.clock("communicate"):
+            moved = {k: self.comm.move(by_client.get(k), self.placement[k], 0) for k in given}
+        return moved if self.comm.rank == 0 else {}
+
+    def from_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
+        """Values for clients from rank 0 to the ranks that hold them; collective, not counted."""
+        given = self.comm.bcast(list(by_client))
+        with self.clock("communicate"):
+            moved = {k: self.comm.move(by_client.get(k), 0, self.placement[k]) for k in given}
+        return {k: value for k, value in moved.items() if k in self.clients}
+
+    def on_root(self, fn: Callable[[], T]) -> T:
+        """The result of server-side work: done on rank 0, then sent to all ranks; collective."""
+        value = fn() if self.comm.rank == 0 else None
+        self.wait()
+        with self.clock("communicate"):
+            return self.comm.bcast(value)
+
+    def wait(self) -> None:
+        """Until all ranks are here; what the slowest rank costs the others is timed apart."""
+        with self.clock("wait"):
+            self.comm.barrier()
+
+    def upload(self, k: int, value: Any, size: int) -> None:
+        """What client k sends: counted, and refused with a DivergedError where it is not finite."""
+        self.tally[k].up += size
+        if name := not_finite(value):
+            raise DivergedError(
+                f"{self.where(self.clients.get(k))}: its {name} is nan or infinite after round {self.t + 1}; "
+                f"{self.last_checkpoint}\n  a smaller local.lr may help"
+            )
+
+    def where(self, client: Client | None) -> str:
+        """Rank and client, as error messages name them."""
+        who = f"client {client.id} ({client.architecture})" if client else "server"
+        return f"rank {self.comm.rank} of {self.comm.size}: {who}"
