@@ -11,19 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from runs import RESULTS, Run, run_all, slug
 
 from hpcfed.report.summary import facts
 from hpcfed.storage.results import load
 
-RESULTS = Path(os.path.relpath(Path(__file__).parent / "results"))  # relative: result files record it
 LOCAL, OURS = ("--algorithm.name", "local"), ("--algorithm.name", "fedclassavg")
 PLAIN = ("--algorithm.contrastive", "false")
 RHO = ("--algorithm.rho", "0.4662")  # the paper's table 1, Fashion-MNIST
@@ -44,8 +39,9 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = [name for name in VARIANTS if slug(name) in options.variants]
     runs = [(name, seed, folder / f"{slug(name)}-seed{seed}") for seed in options.seeds for name in names]
-    with ThreadPoolExecutor(options.side_by_side) as pool:
-        list(pool.map(lambda r: run(options.job, VARIANTS[r[0]], r[1], r[2]), runs))
+    flags = [(*VARIANTS[name], "--seed", str(seed)) for name, seed, _ in runs]
+    jobs = (Run(options.job, own, out.with_suffix(".h5")) for own, (*_, out) in zip(flags, runs, strict=True))
+    run_all(jobs, options.side_by_side)
     table = {name: collect([out for n, _, out in runs if n == name]) for name in names}
     whole = {"job": options.job.name, "seeds": options.seeds, "rows": table}
     (folder / "table.json").write_text(json.dumps(whole, indent=1))
@@ -62,22 +58,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=every, default=every, help="only these; local-training first")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
     return parser.parse_args()
-
-
-def slug(name: str) -> str:
-    kept = "".join(c if c.isalnum() else "-" for c in name.lower())
-    return "-".join(part for part in kept.split("-") if part)
-
-
-def run(job: Path, flags: tuple[str, ...], seed: int, out: Path) -> None:
-    """One run in a process of its own; only its result file is kept."""
-    kept = out.with_suffix(".h5")
-    if kept.exists():
-        return
-    command = [sys.executable, "-m", "hpcfed.main", str(job), *flags, "--seed", str(seed), "--out", str(out)]
-    subprocess.run([*command, "--overwrite", "--quiet"], check=True, stdout=subprocess.DEVNULL)
-    shutil.move(out / "results.h5", kept)
-    shutil.rmtree(out)
 
 
 def collect(outs: list[Path]) -> dict[str, object]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from hpcfed import rng
 from hpcfed.models import build
 from hpcfed.models.flat import Skeleton
+from hpcfed.models.widths import Units, parse, structure
 from hpcfed.params import Params
 
 if TYPE_CHECKING:
@@ -122,26 +123,35 @@ class ClientStore:
     """
 
     def __init__(
-        self, seed: int, shape: tuple[int, ...], classes: int, d: int, relu_head: bool, device: torch.device
-    ):
+        self, seed: int, shape: tuple[int, ...], classes: int, d: int, relu_head: bool, device: torch.device,
+        vocabulary: int = 0,
+    ):  # fmt: skip
         self.seed, self.device = seed, device
-        self.build = lambda name: build(name, shape, classes, d, relu_head)
+        self.build = lambda name, other=None: build(name, other or shape, classes, d, relu_head, vocabulary)
+        self.form = (shape, classes, d)
         self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
         self.active: dict[str, int] = {}  # architecture -> the client whose weights are in its module
         self.weights: dict[int, Tensor] = {}  # of all clients but the active ones
         self.stateless = False  # every tensor is received anew each round: clients have no weights of their own
 
-    def skeleton(self, architecture: str, owner: str = "clients") -> Skeleton:
-        """The module of an architecture, whoever's weights it holds; other owners have modules of their own."""
+    def skeleton(self, architecture: str, owner: str = "clients", shape: tuple[int, ...] | None = None) -> Skeleton:
+        """The module of an architecture, whoever's weights it holds; other owners have modules of their own.
+
+        shape: of its inputs, where they are others than the examples.
+        """
         if (architecture, owner) not in self.skeletons:
             with rng.scoped(self.seed, "module", architecture):
-                self.skeletons[architecture, owner] = Skeleton(self.build(architecture), self.device)
+                self.skeletons[architecture, owner] = Skeleton(self.build(architecture, shape), self.device)
         return self.skeletons[architecture, owner]
 
-    def initial(self, architecture: str, k: int) -> Skeleton:
+    def units(self, architecture: str) -> Units:
+        """What sub-models of this architecture's full width are cut from. ConfigError where it cannot be cut."""
+        return structure(parse(architecture).base, *self.form)
+
+    def initial(self, architecture: str, k: int, shape: tuple[int, ...] | None = None) -> Skeleton:
         """A new model, on the CPU, with the weights that client k starts from: the same on every rank."""
         with rng.scoped(self.seed, "init", k):
-            return Skeleton(self.build(architecture))
+            return Skeleton(self.build(architecture, shape))
 
     def activate(self, client: Client) -> Skeleton:
         """The module of the client's architecture, with the client's weights in it."""

@@ -55,13 +55,13 @@ def common(fed: Federation, predict: Predict) -> float:
 @torch.no_grad()
 def measure(fed: Federation, predict: Predict, test: Shard) -> Score:
     """A model on some examples, in batches of evaluate.batch."""
+    if not len(test):
+        return NONE
     sums = torch.zeros(2, dtype=torch.float64, device=fed.device)  # correct answers, loss
-    for rows in np.array_split(np.arange(len(test)), max(1, -(-len(test) // fed.job.evaluate.batch))):
+    for rows in np.array_split(np.arange(len(test)), -(-len(test) // fed.job.evaluate.batch)):
         x, y = test.batch(rows)
         logits = predict(fed.prepare(x))
         sums[0] += (logits.argmax(1) == y).sum()
         sums[1] += F.cross_entropy(logits, y, reduction="sum")
-    if not len(test):
-        return NONE
     correct, loss = (sums / len(test)).tolist()
     return Score(correct, loss)

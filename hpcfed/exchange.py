@@ -10,9 +10,11 @@ from hpcfed.cluster.clock import Clock
 from hpcfed.comm import codec
 from hpcfed.errors import DivergedError
 from hpcfed.params import Mean, Params, Per
-from hpcfed.payload import Tally, nbytes, not_finite
+from hpcfed.payload import Tally, nbytes, not_finite, on_device
 
 if TYPE_CHECKING:
+    import torch
+
     from hpcfed.client import Client
     from hpcfed.comm import Comm
 
@@ -22,27 +24,33 @@ codec.register(Params, "params", dict, Params)
 
 @dataclass(eq=False, kw_only=True)
 class Exchange:
-    """The collectives of a federation. down, up, mean and gather count bytes; the others move what is counted so."""
+    """The collectives of a federation. down, up, mean and gather count bytes; the others move what is counted so.
+
+    Tensors that arrive are on this rank's device.
+    """
 
     comm: Comm
     clients: dict[int, Client]
+    device: torch.device
     placement: list[int]  # the rank of each client
     clock: Clock = field(default_factory=Clock)
     tally: dict[int, Tally] = field(default_factory=dict)
     t: int = 0
     last_checkpoint: str = "no checkpoint yet"
 
-    def down(self, client: Client, value: T) -> T:
-        """Send a value to a client: its bytes are counted."""
-        self.tally[client.id].down += nbytes(value)
+    def down(self, client: Client, value: T, times: int = 1) -> T:
+        """Send a value to a client, or so many of that size: its bytes are counted."""
+        self.tally[client.id].down += times * nbytes(value)
         return value
 
-    def up(self, client: Client, value: T) -> T:
-        """Send a client's value to the server: its bytes are counted. Not for what `mean` or `gather` count.
+    def up(self, client: Client, value: T, times: int = 1) -> T:
+        """Send a client's value to the server, or to so many others: its bytes are counted.
+
+        Not for what `mean` or `gather` count.
 
         Raises DivergedError for a value that is nan or infinite.
         """
-        self.upload(client.id, value, nbytes(value))
+        self.upload(client.id, value, times * nbytes(value))
         return value
 
     def mean(
@@ -71,7 +79,7 @@ class Exchange:
             self.upload(k, value, nbytes(value))
         self.wait()
         with self.clock("communicate"):
-            return self.comm.gather(dict(by_client))
+            return on_device(self.comm.gather(dict(by_client)), self.device)
 
     def each(self, by_client: Mapping[int, T]) -> Iterator[tuple[int, T]]:
         """All clients' values in id order, on all ranks, one in memory at a time; collective, nothing is counted.
@@ -82,28 +90,43 @@ class Exchange:
         for k in given:
             with self.clock("communicate"):
                 value = self.comm.bcast(by_client.get(k), root=self.placement[k])
-            yield k, value
+            yield k, on_device(value, self.device)
+
+    def from_client(self, k: int, value: T | None) -> T:
+        """Client k's value, which its own rank gives, on all ranks; collective, not counted."""
+        with self.clock("communicate"):
+            return on_device(self.comm.bcast(value, root=self.placement[k]), self.device)
+
+    def to_client(self, k: int, by_client: Mapping[int, T], given: Iterable[int]) -> dict[int, T]:
+        """Values of the given clients, in that order, on the rank of client k, none elsewhere; collective, not counted.
+
+        by_client: this rank's own.
+        """
+        with self.clock("communicate"):
+            moved = {j: self.comm.move(by_client.get(j), self.placement[j], self.placement[k]) for j in given}
+        return on_device(moved, self.device) if k in self.clients else {}
 
     def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """All clients' values on rank 0, which does the server's work, none elsewhere; collective, not counted."""
         given = self.comm.gather(dict.fromkeys(by_client, 1))
         with self.clock("communicate"):
             moved = {k: self.comm.move(by_client.get(k), self.placement[k], 0) for k in given}
-        return moved if self.comm.rank == 0 else {}
+        return on_device(moved, self.device) if self.comm.rank == 0 else {}
 
     def from_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Values for clients from rank 0 to the ranks that hold them; collective, not counted."""
         given = self.comm.bcast(list(by_client))
         with self.clock("communicate"):
             moved = {k: self.comm.move(by_client.get(k), 0, self.placement[k]) for k in given}
-        return {k: value for k, value in moved.items() if k in self.clients}
+        return on_device({k: value for k, value in moved.items() if k in self.clients}, self.device)
 
     def on_root(self, fn: Callable[[], T]) -> T:
         """The result of server-side work: done on rank 0, then sent to all ranks; collective."""
-        value = fn() if self.comm.rank == 0 else None
+        with self.clock.rest("server"):
+            value = fn() if self.comm.rank == 0 else None
         self.wait()
         with self.clock("communicate"):
-            return self.comm.bcast(value)
+            return on_device(self.comm.bcast(value), self.device)
 
     def wait(self) -> None:
         """Until all ranks are here; what the slowest rank costs the others is timed apart."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hpcfed import rng
+from hpcfed.cluster.turnout import Draws, Turnout
 from hpcfed.data.augment import prepare
 from hpcfed.exchange import Exchange
 from hpcfed.params import Params
@@ -19,6 +19,7 @@ from hpcfed.payload import Tally, on_device
 
 if TYPE_CHECKING:
     from hpcfed.client import Client, ClientStore, Shard
+    from hpcfed.cluster.profiles import Profiles
     from hpcfed.config.job import Job
     from hpcfed.models.flat import Skeleton
 
@@ -33,14 +34,22 @@ class Federation(Exchange):
     sizes: tuple[int, ...]  # training examples of all clients, by id
     label_counts: np.ndarray  # [K, C], training examples of each class that each client has
     classes: int
+    profiles: Profiles  # the clients' devices and network, in virtual time
     mean_pixel: tuple[float, ...]
     std_pixel: tuple[float, ...]
-    device: torch.device
     public: Shard  # examples that no client holds; may be empty
     common: Shard  # this rank's part of the whole test split
     pool: Callable[[], Client] | None = None  # a client that holds all clients' data
     make: Callable[[int], Client] | None = None  # client k, without weights
-    partial: dict[int, int] = field(default_factory=dict)  # stragglers of this round: epochs or steps they do
+    turnout: Turnout = field(default_factory=Turnout)  # who reports in this round, and who is lost
+    partial: dict[int, int] = field(default_factory=dict)  # of this round: epochs or steps of those who do not do all
+
+    _announced: dict[int, tuple[int, int]] = field(default_factory=dict, init=False)
+
+    @property
+    def draws(self) -> Draws:
+        """What becomes of clients in virtual time."""
+        return Draws(self.seed, self.job.system, self.job.local, self.profiles, self.sizes)
 
     @property
     def K(self) -> int:
@@ -55,18 +64,45 @@ class Federation(Exchange):
         return self.job.models.d
 
     def begin(self, t: int, cohort: list[int], keep_stragglers: bool) -> list[int]:
-        """Open round t: new tallies, stragglers drawn. Returns the clients that will report."""
-        self.t, self.tally = t, {k: Tally() for k in self.clients}
-        self.partial = stragglers(self.job, t, cohort)
-        return [k for k in cohort if keep_stragglers or k not in self.partial]
+        """Open round t: new tallies; absent clients, stragglers and drop-outs drawn. Returns who will report.
+
+        Who is lost received what the method announces, and worked, but sends nothing: that is counted.
+        """
+        self.open(t)
+        there = [k for k in cohort if self.draws.reachable(t, k)]
+        slow = stragglers(self.job, t, there)
+        self.turnout = self.draws.turnout(t, there, slow, keep_stragglers, self.announced)
+        self.partial = self.turnout.partial
+        for k, examples in self.turnout.lost.items():
+            self.lose(k, examples)
+        return self.turnout.reports
+
+    def open(self, t: int) -> None:
+        """Round t begins: nothing has been done or sent."""
+        self.t, self.tally, self.turnout, self.partial = t, {k: Tally() for k in self.clients}, Turnout(), {}
+
+    def lose(self, k: int, examples: float) -> None:
+        """Count what a client that never reports received, and the examples that it worked through."""
+        if k in self.clients:
+            self.tally[k].down += self.announced(k)[0]
+            self.tally[k].work += examples
+
+    def announced(self, k: int) -> tuple[int, int]:
+        """Bytes that the method says client k receives and sends in one round; asked once."""
+        if k not in self._announced:
+            self._announced[k] = self.job.algorithm.traffic(self, k)
+        return self._announced[k]
+
+    @property
+    def cohort_size(self) -> int:
+        return max(1, math.ceil(self.job.participation * self.K - 1e-9))
 
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
         """A cohort of max(1, ceil(participation K)) clients without replacement, in id order; the same on all ranks.
 
         p: probability of each client, [K]; uniform by default.
         """
-        m = max(1, math.ceil(self.job.participation * self.K - 1e-9))
-        chosen = rng.stream(self.seed, "cohort", t).choice(self.K, m, replace=False, p=p)
+        chosen = rng.stream(self.seed, "cohort", t).choice(self.K, self.cohort_size, replace=False, p=p)
         return sorted(int(k) for k in chosen)
 
     def mine(self, cohort: Iterable[int]) -> list[Client]:
@@ -77,12 +113,15 @@ class Federation(Exchange):
         """A batch as it is stored, [n, *shape], to what models take: images normalised, tokens as they are."""
         return prepare(x, self.mean_pixel, self.std_pixel)
 
-    def initial(self, wanted: Callable[[str], bool] = lambda name: True, k: int = 0, architecture: str = "") -> Params:
+    def initial(
+        self, wanted: Callable[[str], bool] = lambda name: True, k: int = 0, architecture: str = "",
+        shape: tuple[int, ...] | None = None,
+    ) -> Params:  # fmt: skip
         """The initial weights of client k with wanted names: those of client 0 are what the server starts from.
 
-        architecture: another one than that of client k.
+        architecture: another one than that of client k.  shape: of its inputs, where they are no examples.
         """
-        model = self.store.initial(architecture or self.architectures[k], k)
+        model = self.store.initial(architecture or self.architectures[k], k, shape)
         return model.items(wanted).clone().map(lambda v: v.to(self.device))
 
     def pooled(self) -> Client:
@@ -96,9 +135,12 @@ class Federation(Exchange):
         N = len(self.public)
         return np.sort(rng.stream(self.seed, "public", t).choice(N, min(n, N), replace=False))
 
-    def module(self, architecture: str) -> Skeleton:
-        """A module of this architecture for the server's own work; no client's weights are ever in it."""
-        return self.store.skeleton(architecture, "server")
+    def module(self, architecture: str, shape: tuple[int, ...] | None = None) -> Skeleton:
+        """A module of this architecture for the server's own work; no client's weights are ever in it.
+
+        shape: of its inputs, where they are no examples but a client's feature maps, say.
+        """
+        return self.store.skeleton(architecture, f"server {shape}" if shape else "server", shape)
 
     def hand_over(self, k: int, src: int, dst: int) -> None:
         """Move client k, with weights and memory, from one rank to another; collective."""
@@ -121,13 +163,16 @@ class Federation(Exchange):
         full = self.job.local.steps or self.job.local.epochs
         return epochs or self.partial.get(client.id, full)
 
-    def note(self, client: Client, losses: np.ndarray, examples: list[int], seconds: float, own: bool = True) -> None:
+    def note(
+        self, client: Client, losses: np.ndarray, examples: list[int], seconds: float, own: bool = True, views: int = 1
+    ) -> None:
         """Add a stretch of local training to the client's tally: mean losses and sizes of its batches.
 
         own: on its own examples; training on others' (public data) is work, but no epoch and no training loss.
+        views: copies of each example that went through the model.
         """
         tally = self.tally[client.id]
-        tally.work += sum(examples)
+        tally.work += views * sum(examples)
         tally.seconds += seconds
         if own:
             tally.loss += float(losses @ np.array(examples, dtype=float))

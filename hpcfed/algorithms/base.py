@@ -1,14 +1,15 @@
-"""RoundBased: a synchronous method as a few hooks, whose defaults together are FedAvg."""
+"""A method as a few hooks; those of RoundBased, a synchronous method, are together FedAvg."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.config.parts import Part
+from hpcfed.config.parts import Part, Share  # noqa: F401, methods take Share from here
 from hpcfed.params import Mean, Params
 from hpcfed.training.local import sgd
 
@@ -20,11 +21,8 @@ if TYPE_CHECKING:
 State = Any  # Params, or a frozen dataclass of them: passed in, returned, never kept in the algorithm
 
 
-class RoundBased(Part):
-    """A method that works in synchronous rounds; an instance is its own frozen record of hyper-parameters."""
-
-    weighting: Literal["samples", "uniform"] = "samples"
-    """Weight of a client in the mean: its number of training examples, or 1."""
+class Method(Part):
+    """What every method says of itself; an instance is its own frozen record of hyper-parameters."""
 
     accepts: ClassVar[str] = "one architecture"  # or "widths" of one, "a common head", "any models"
     needs: ClassVar[tuple[str, ...]] = ()  # "public" data, a "proxy" model beside each client's, a "server" model
@@ -43,9 +41,9 @@ class RoundBased(Part):
         bytes_ = fed.initial(self.shared, k).nbytes
         return bytes_, bytes_
 
-    def cohort(self, fed: Federation, t: int) -> list[int]:
-        """The clients of round t, in id order, the same on all ranks."""
-        return fed.sample(t)
+    def architecture(self, fed: Federation, k: int, t: int) -> str:
+        """The architecture of client k in round t; another one than the job's only where clients keep nothing."""
+        return fed.architectures[k]
 
     def init(self, fed: Federation) -> State:
         """What the server starts with."""
@@ -59,9 +57,17 @@ class RoundBased(Part):
         """Whether the server has a whole model, which a client would receive entire."""
         return all(map(self.shared, fed.store.initial(fed.architectures[0], 0).layout.names))
 
+    def levels(self, fed: Federation) -> Sequence[str]:
+        """Architectures of the whole model's sub-models, each of which is evaluated as it is."""
+        return ()
+
     def keeps(self, fed: Federation) -> bool:
         """Whether clients keep weights of their own from round to round; else they hold none between rounds."""
         return not self.whole(fed)
+
+    def offer(self, fed: Federation, client: Client, state: State) -> State:
+        """What of the state the client receives: all of it, or the model of its cluster, say."""
+        return state
 
     def receive(self, client: Client, state: State) -> None:
         """Make the client's model the one that it has at the start of a round."""
@@ -71,9 +77,40 @@ class RoundBased(Part):
         """The local objective on one batch, a scalar."""
         return F.cross_entropy(model(x), y)
 
+    def adapt(self, fed: Federation, client: Client, state: State, t: int) -> None:
+        """What a client does with its model before it is evaluated, and evaluation undoes: a step of its own, say."""
+
     def predict(self, fed: Federation, client: Client, state: State, x: Any) -> Tensor:
         """Logits [n, C], or other scores of the classes, of prepared inputs: what evaluation measures."""
         return client.model(x)
+
+    def common(self, fed: Federation, client: Client, state: State) -> bool:
+        """Give the pooled client the one model that the whole test split is for; False: there is none. Collective."""
+        if self.whole(fed):
+            self.receive(client, self.offer(fed, client, state))
+        return self.whole(fed)
+
+    def columns(self, fed: Federation, state: State) -> dict[str, float]:
+        """Further numbers of an evaluated round's record, by name; collective, the same for any ranks."""
+        return {}
+
+    def finish(self, fed: Federation, state: State, t: int) -> State | None:
+        """What follows the last round (a last mean, a fine-tuning), and the state then; None: nothing.
+
+        It is evaluated apart from the rounds and is in no checkpoint, so that a run can be extended.
+        """
+        return None
+
+
+class RoundBased(Method):
+    """A method that works in synchronous rounds."""
+
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Weight of a client in the mean: its number of training examples, or 1."""
+
+    def cohort(self, fed: Federation, t: int) -> list[int]:
+        """The clients of round t, in id order, the same on all ranks."""
+        return fed.sample(t)
 
     def weight(self, client: Client) -> float:
         """The client's weight in the mean."""
@@ -81,8 +118,9 @@ class RoundBased(Part):
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
         """One client's round: download, train, upload."""
-        self.receive(client, fed.down(client, state))
-        sgd(fed, client, t, partial(self.loss, client, state), views=self.views)
+        given = self.offer(fed, client, state)
+        self.receive(client, fed.down(client, given))
+        sgd(fed, client, t, partial(self.loss, client, given), views=self.views)
         return Mean.of(client.params(self.shared), self.weight(client))
 
     def server(self, state: State, mean: Params) -> State:
@@ -93,10 +131,3 @@ class RoundBased(Part):
         """One round with a cohort of at least one; replaced only by methods with more than one exchange."""
         uploads = ((c.id, self.local(fed, c, state, t)) for c in fed.mine(cohort))
         return self.server(state, fed.mean(uploads, keep=state))
-
-    def finish(self, fed: Federation, state: State, t: int) -> State | None:
-        """What follows the last round (a last mean, a fine-tuning), and the state then; None: nothing.
-
-        It is evaluated apart from the rounds and is in no checkpoint, so that a run can be extended.
-        """
-        return None

@@ -7,7 +7,7 @@ from time import perf_counter
 
 
 class Clock:
-    """Seconds of this rank by phase: train, wait, communicate, evaluate, checkpoint."""
+    """Seconds of this rank by phase: train, server, wait, communicate, evaluate, checkpoint."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -19,6 +19,16 @@ class Clock:
             yield
         finally:
             self.seconds[phase] += perf_counter() - start
+
+    @contextmanager
+    def rest(self, phase: str) -> Iterator[None]:
+        """The block's time but for what other phases take inside it."""
+        start, before = perf_counter(), sum(self.seconds.values())
+        try:
+            yield
+        finally:
+            inside = sum(self.seconds.values()) - before
+            self.seconds[phase] += max(0.0, perf_counter() - start - inside)
 
     def add(self, phase: str, seconds: float) -> None:
         self.seconds[phase] += seconds

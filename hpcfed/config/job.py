@@ -20,7 +20,7 @@ from pydantic_settings import (
 
 from hpcfed import algorithms
 from hpcfed.config.messages import PREFIX
-from hpcfed.config.parts import Checkpoint, Data, Evaluate, Local, Models, Part, Run, describe_limits
+from hpcfed.config.parts import Checkpoint, Data, Evaluate, Local, Models, Part, Run, System, describe_limits
 
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
 FREE = ("out", "resume", "overwrite", "dry_run", "quiet", "verbose", "rounds", "checkpoint", "data.root",
@@ -79,6 +79,7 @@ class Job(BaseSettings):
     models: Models = Models()
     data: Data = Data()
     local: Local = Local()
+    system: System = System()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     run: Run = Run()

@@ -110,7 +110,15 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> list[Layer]:
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ConfigError(f"{path}: extends must be a list of file names, got {bases!r}")
     under = [layer for base in bases for layer in read(path.parent / base, (*seen, path))]
-    return [*under, (str(path), values)]
+    return [*replaced(under, values), (str(path), values)]
+
+
+def replaced(under: list[Layer], values: dict[str, Any]) -> list[Layer]:
+    """The layers under a file: where it names another algorithm than they do, without that one's fields."""
+    own, theirs = (table.get("algorithm") for table in (values, merge(*(layer for _, layer in under))))
+    if not (isinstance(own, dict) and isinstance(theirs, dict)) or own.get("name") in (None, theirs.get("name")):
+        return under
+    return [(name, {k: v for k, v in layer.items() if k != "algorithm"}) for name, layer in under]
 
 
 def merge(*tables: dict[str, Any]) -> dict[str, Any]:
@@ -131,11 +139,16 @@ def about(name: str, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_preset(name: str, algorithm: str) -> dict[str, Any]:
-    """A preset's values for this algorithm; a wrong name is left to the job's own check."""
+    """A preset's values for this algorithm; a wrong name is left to the job's own check.
+
+    [jobs.NAME] is the whole preset of that algorithm; the others have the rest, and [algorithms.NAME].
+    """
     path = PRESETS / f"{name}.toml"
     if not path.exists():
         return {}
     values = tomllib.loads(path.read_text())
+    if algorithm in (whole := values.pop("jobs", {})):
+        return whole[algorithm]
     own = values.pop("algorithms", {}).get(algorithm)
     return values | ({"algorithm": own} if own else {})
 

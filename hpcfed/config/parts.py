@@ -1,9 +1,9 @@
 """The parts of a job, frozen and checked on entry. The text under a field is its line in `--help`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic import NonNegativeFloat as NonNegative
 from pydantic import NonNegativeInt as Count
 from pydantic.fields import FieldInfo
@@ -71,6 +71,10 @@ class Data(Part):
     """Public examples, taken from the training set before it is partitioned, or from public_source."""
     public_source: str = ""
     """Another data set with inputs of the same shape, from which the public examples are drawn."""
+    vocabulary: Annotated[int, Field(ge=3)] = 10_000
+    """Text: the most frequent so many tokens of the training texts are told apart, padding and unknown included."""
+    tokens: PositiveInt = 32
+    """Text: length of an example; longer texts are cut, shorter ones filled up."""
 
 
 class Models(Part):
@@ -123,6 +127,37 @@ class Local(Part):
     """Augmentation; auto: simclr where the algorithm wants two views, else none."""
     stragglers: Share = 0.0
     """Share of a cohort that completes only a random part of its epochs."""
+
+
+class System(Part):
+    """The clients' devices and network, in virtual time: a model of theirs, not of the machine that simulates."""
+
+    distribution: Literal["equal", "uniform", "lognormal", "file"] = "equal"
+    """How speed, bandwidth and latency differ between clients; file: as it says."""
+    spread: NonNegative = 0.5
+    """Uniform: factors from 1 - spread to 1 + spread; lognormal: standard deviation of their logarithms."""
+    speed: PositiveFloat = 1e10
+    """Multiply-adds per second of the median device."""
+    bandwidth: PositiveFloat = 1e6
+    """Bytes per second of the median client, up and down."""
+    latency: NonNegative = 0.1
+    """Seconds of one exchange with the median client, beside its bytes."""
+    availability: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the rounds or jobs for which a client can be reached."""
+    file: Path | None = None
+    """CSV of all clients: client,speed,bandwidth,latency,availability."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability that a client is lost in the middle of its work and never reports."""
+    deadline: PositiveFloat | None = None
+    """Virtual seconds after which a round closes; who would be later is left out, or does what fits."""
+
+    @model_validator(mode="after")
+    def agrees(self) -> Self:
+        if (self.distribution == "file") != (self.file is not None):
+            raise ValueError("distribution = 'file' and file go together: set both or none")
+        if self.distribution == "uniform" and self.spread >= 1:
+            raise ValueError(f"distribution = 'uniform' needs spread < 1, but it is {self.spread:g}")
+        return self
 
 
 class Evaluate(Part):

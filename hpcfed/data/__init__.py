@@ -22,7 +22,7 @@ def _vision(line: str, cite: str) -> Entry:
     return Entry("hpcfed.data.vision:load", line, cite)
 
 
-DATASETS = {  # a target is called as function(name, root, download) and returns a DataSet
+DATASETS = {  # a target is called as function(name, root, download, text) and returns a DataSet
     "cifar10": _vision("photographs, 10 classes, 50,000 + 10,000, 3x32x32", "krizhevsky2009cifar"),
     "cifar100": _vision("photographs, 100 classes, 50,000 + 10,000, 3x32x32", "krizhevsky2009cifar"),
     "mnist": _vision("handwritten digits, 10 classes, 60,000 + 10,000, 1x28x28", "lecun1998mnist"),
@@ -36,6 +36,9 @@ DATASETS = {  # a target is called as function(name, root, download) and returns
         "hpcfed.data.digits:load",
         "small scans of digits, 10 classes, 1,437 + 360, 1x16x16; no download",
         "alpaydin1998digits",
+    ),
+    "sentiment140": Entry(
+        "hpcfed.data.sentiment140:load", "tweets, negative or positive, 1,600,000 + 359, tokens", "go2009"
     ),
 }
 

@@ -37,12 +37,36 @@ def pixels(x: np.ndarray, where: str) -> np.ndarray:
     raise DataError(f"{where}: dtype {x.dtype} is no pixel; store uint8 (0..255) or float32 (0..1)")
 
 
+def texts(x: np.ndarray, where: str) -> np.ndarray:
+    """Texts as [n], str; bytes must be UTF-8.  Raises DataError."""
+    if x.ndim != 1 or not len(x):
+        raise DataError(f"{where}: shape {list(x.shape)} holds no texts; store one string an example, [n]")
+    decoded = np.empty(len(x), object)
+    for i, text in enumerate(x):
+        try:
+            decoded[i] = text.decode() if isinstance(text, bytes) else str(text)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{where}: text {i} is not UTF-8: {error}; store it as UTF-8") from error
+    return decoded
+
+
+def tokens(x: np.ndarray, vocabulary: int, where: str) -> np.ndarray:
+    """Tokens as [n, L], int32; raises DataError for anything but whole numbers in 0..vocabulary-1."""
+    if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "iu":
+        raise DataError(
+            f"{where}: {x.dtype} {list(x.shape)} holds no tokens, though the file has a vocabulary; "
+            "store integers [n, length], 0 for padding"
+        )
+    first_bad(x, (x < 0) | (x >= vocabulary), where, f"tokens lie in 0..{vocabulary - 1}, below the vocabulary")
+    return x.astype(np.int32)
+
+
 def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
     """Labels as [n], int64, not negative; [n, 1] and whole floats are accepted.  Raises DataError."""
     if y.shape == (n, 1):
         y = y[:, 0]
     if y.shape != (n,):
-        raise DataError(f"{where}: shape {list(y.shape)}, but there are {n} images; store one label an image")
+        raise DataError(f"{where}: shape {list(y.shape)}, but there are {n} examples; store one label an example")
     if y.dtype.kind not in "iuf":
         raise DataError(f"{where}: dtype {y.dtype} is no label; store int64, 0..C-1")
     if y.dtype.kind == "f":
@@ -69,7 +93,7 @@ def users(ids: np.ndarray, n: int, where: str) -> np.ndarray:
     """User ids, [n], integers or text; raises DataError."""
     if ids.shape != (n,) or ids.dtype.kind not in "iuSUO":
         raise DataError(
-            f"{where}: {ids.dtype} {list(ids.shape)}; store one user an image, [{n}] integers or text"
+            f"{where}: {ids.dtype} {list(ids.shape)}; store one user an example, [{n}] integers or text"
         )
     return ids
 

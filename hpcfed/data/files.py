@@ -16,8 +16,9 @@ from PIL import Image
 
 from hpcfed.data import check
 from hpcfed.data.moments import moments
-from hpcfed.data.record import DataSet, Split
+from hpcfed.data.record import TEXT, DataSet, Split, Text
 from hpcfed.data.sampling import apportion, take
+from hpcfed.data.text import encode
 from hpcfed.errors import DataError
 from hpcfed.rng import stream
 
@@ -35,21 +36,30 @@ class Raw:
     names: tuple[str, str, str]
 
 
-def read(path: Path) -> DataSet:
+@dataclass(frozen=True)
+class File:
+    """What a file holds: its splits, the names of the classes, and where x is tokens how many there are."""
+
+    train: Raw
+    test: Raw | None
+    classes: list[str] | None = None
+    vocabulary: int = 0
+
+
+def read(path: Path, text: Text = TEXT) -> DataSet:
     """The data set in an .h5, .hdf5 or .npz file.
 
     HDF5: groups `train` and `test`, each with `images` (or `x`; or `jpeg_offsets` and `jpeg_body`, beside a
-    `jpeg_header` at the top), `labels` (or `y`) and perhaps `users`; attribute `classes`: JSON list of names.
-    NPZ: x_train, y_train, x_test, y_test, perhaps users_train, users_test.  Without a test split, a fixed,
-    stratified fifth of the training examples is held out.  Mean and deviation are those of the training
-    split.  Raises DataError with file, array, index and value for whatever cannot be used.
+    `jpeg_header` at the top; or `text`), `labels` (or `y`) and perhaps `users` (or `user_hash`); attribute
+    `classes`: JSON list of names.  With an attribute `vocabulary` V, x is tokens, [n, L], 0..V-1, 0 for padding.
+    NPZ: x_train (or text_train), y_train, x_test, y_test, perhaps users_train, users_test, and vocabulary.
+    Without a test split, a fixed, stratified fifth of the training examples is held out.  Mean and deviation,
+    and the vocabulary of texts, are those of the training split.  text: how texts become numbers.
+    Raises DataError with file, array, index and value for whatever cannot be used.
     """
     with _readable(path):
-        if path.suffix == ".npz":
-            train, test, names = _read_npz(path)
-        else:
-            train, test, names = _read_hdf5(path)
-    return _assemble(path, train, test, names)
+        file = _read_npz(path) if path.suffix == ".npz" else _read_hdf5(path)
+    return _assemble(path, file, text)
 
 
 @contextmanager
@@ -66,16 +76,17 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _read_npz(path: Path) -> tuple[Raw, Raw | None, list[str] | None]:
+def _read_npz(path: Path) -> File:
     with np.load(path, allow_pickle=False) as file:
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise DataError(f"{path}: is one array; save x_train, y_train, x_test, y_test with numpy.savez")
-        train = _raw(path, file, "{}_train", x=("x",), y=("y",))
-        test = _raw(path, file, "{}_test", x=("x",), y=("y",)) if "x_test" in file else None
-    return train, test, None
+        train = _raw(path, file, "{}_train", x=("x", "text"), y=("y",))
+        tested = "x_test" in file or "text_test" in file
+        test = _raw(path, file, "{}_test", x=("x", "text"), y=("y",)) if tested else None
+        return File(train, test, vocabulary=int(file["vocabulary"]) if "vocabulary" in file else 0)
 
 
-def _read_hdf5(path: Path) -> tuple[Raw, Raw | None, list[str] | None]:
+def _read_hdf5(path: Path) -> File:
     with h5py.File(path) as file:
         if "train" not in file:
             held = ", ".join(file) or "nothing"
@@ -83,26 +94,27 @@ def _read_hdf5(path: Path) -> tuple[Raw, Raw | None, list[str] | None]:
         train = _raw_group(path, file, "train")
         test = _raw_group(path, file, "test") if "test" in file else None
         names = json.loads(file.attrs["classes"]) if "classes" in file.attrs else None
+        vocabulary = int(file.attrs.get("vocabulary", 0))
     if names is not None and not (isinstance(names, list) and names):
         raise DataError(f"{path}: attribute 'classes' is {names!r}; store a JSON list of class names")
-    return train, test, names
+    return File(train, test, names, vocabulary)
 
 
 def _raw_group(path: Path, file: h5py.File, part: str) -> Raw:
     if "jpeg_body" not in file[part]:
-        return _raw(path, file, part + "/{}", x=("images", "x"), y=("labels", "y"))
+        return _raw(path, file, part + "/{}", x=("images", "x", "text"), y=("labels", "y"))
     arrays = {f"{part}/{key}": file[part][key] for key in ("labels", "users") if key in file[part]}
     arrays[f"{part}/images"] = _decode_jpegs(path, file, part)
     return _raw(path, arrays, part + "/{}", x=("images",), y=("labels",))
 
 
 def _raw(path: Path, arrays: Mapping, place: str, x: tuple[str, ...], y: tuple[str, ...]) -> Raw:
-    """Pick pixels, labels and users; `place` says where a name stands, as in "train/{}" or "{}_train"."""
+    """Pick inputs, labels and users; `place` says where a name stands, as in "train/{}" or "{}_train"."""
     names = [next((place.format(n) for n in any_of if place.format(n) in arrays), None) for any_of in (x, y)]
     for found, wanted in zip(names, (x, y), strict=True):
         if found is None:
             raise DataError(f"{path}: has no {' or '.join(place.format(n) for n in wanted)}; store it there")
-    users = place.format("users")
+    users = next((u for u in map(place.format, ("users", "user_hash")) if u in arrays), place.format("users"))
     ids = arrays[users][()] if users in arrays else None
     return Raw(arrays[names[0]][()], arrays[names[1]][()], ids, (*names, users))
 
@@ -123,30 +135,37 @@ def _decode_jpegs(path: Path, file: h5py.File, part: str) -> np.ndarray:
     return np.stack(decoded)
 
 
-def _assemble(path: Path, train: Raw, test: Raw | None, names: list[str] | None) -> DataSet:
-    raws = [train] if test is None else [train, test]
-    splits = _numbered([_split(path, raw) for raw in raws])
-    classes = check.classes(names, splits[0].y, f"{path}: {train.names[1]}")
+def _assemble(path: Path, file: File, text: Text) -> DataSet:
+    train, raws = file.train, [file.train, *filter(None, [file.test])]
+    splits = number_users([_split(path, raw, file.vocabulary) for raw in raws])
+    classes = check.classes(file.classes, splits[0].y, f"{path}: {train.names[1]}")
     for raw, split in zip(raws, splits, strict=True):
         check.below(split.y, len(classes), f"{path}: {raw.names[1]}")
         if split.x.shape[1:] != splits[0].x.shape[1:] or split.x.dtype != splits[0].x.dtype:
             raise DataError(
-                f"{path}: {raw.names[0]} is {split.x.dtype} {list(split.x.shape[1:])} an image, but "
+                f"{path}: {raw.names[0]} is {split.x.dtype} {list(split.x.shape[1:])} an example, but "
                 f"{train.names[0]} is {splits[0].x.dtype} {list(splits[0].x.shape[1:])}; make them alike"
             )
-    if test is None:
+    if file.test is None:
         splits = _hold_out(splits[0], path)
-    return DataSet(path.stem, *splits, classes, *moments(splits[0].x))
+    vocabulary = file.vocabulary
+    if splits[0].x.dtype == object:
+        splits, vocabulary = encode(splits, text)
+    return DataSet(path.stem, *splits, classes, *(((), ()) if vocabulary else moments(splits[0].x)), vocabulary)
 
 
-def _split(path: Path, raw: Raw) -> Split:
-    x = check.images(raw.x, f"{path}: {raw.names[0]}")
+def _split(path: Path, raw: Raw, vocabulary: int) -> Split:
+    where = f"{path}: {raw.names[0]}"
+    if raw.x.dtype.kind in "OSU":
+        x = check.texts(raw.x, where)
+    else:
+        x = check.tokens(raw.x, vocabulary, where) if vocabulary else check.images(raw.x, where)
     y = check.labels(raw.y, len(x), f"{path}: {raw.names[1]}")
     users = None if raw.users is None else check.users(raw.users, len(x), f"{path}: {raw.names[2]}")
     return Split(x, y, users)
 
 
-def _numbered(splits: list[Split]) -> list[Split]:
+def number_users(splits: list[Split]) -> list[Split]:
     """The splits with users as int64; users named by text are numbered, alike in both splits."""
     known = [split.users for split in splits if split.users is not None]
     if not all(ids.dtype.kind in "iu" for ids in known):

@@ -2,17 +2,29 @@
 
 import json
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
 
 
+class Text(NamedTuple):
+    """How texts become rows of numbers: at most `vocabulary` different ones, `tokens` of them in a row."""
+
+    vocabulary: int = 10_000
+    tokens: int = 32
+
+
+TEXT = Text()
+
+
 @dataclass(frozen=True)
 class Split:
     """One split.
 
-    x: [n, channels, height, width], uint8 (0..255) or float32 (0..1).  y: [n], int64, 0..C-1.
+    x: [n, channels, height, width], uint8 (0..255) or float32 (0..1); or tokens, [n, L], int32, 0 is padding.
+    y: [n], int64, 0..C-1.
     users: [n], int64, the natural client of each example, or None where the data name none.
     """
 
@@ -26,7 +38,8 @@ class DataSet:
     """Training and test split of one data set.
 
     classes: C names.  mean, std: one number a channel, on the 0..1 scale where x is uint8, else on the
-    scale of x; over the training split.
+    scale of x; over the training split; empty for tokens.  vocabulary: how many different tokens there are,
+    padding included; 0 for images.
     """
 
     name: str
@@ -35,11 +48,12 @@ class DataSet:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    vocabulary: int = 0
 
 
 def to_arrays(data: DataSet) -> Arrays:
     """The data set as arrays alone, to be shared between the ranks of a node; the facts are JSON bytes."""
-    facts = {"name": data.name, "classes": data.classes, "mean": data.mean, "std": data.std}
+    facts = {name: getattr(data, name) for name in ("name", "classes", "mean", "std", "vocabulary")}
     arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
     for part, split in (("train", data.train), ("test", data.test)):
         fields = {"x": split.x, "y": split.y, "users": split.users}
@@ -53,4 +67,4 @@ def from_arrays(arrays: Arrays) -> DataSet:
     parts = ("train", "test")
     train, test = (Split(arrays[f"{p}_x"], arrays[f"{p}_y"], arrays.get(f"{p}_users")) for p in parts)
     rows = {key: tuple(facts[key]) for key in ("classes", "mean", "std")}
-    return DataSet(facts["name"], train, test, **rows)
+    return DataSet(facts["name"], train, test, **rows, vocabulary=facts["vocabulary"])

@@ -74,7 +74,7 @@ SOURCES = {
 }  # fmt: skip
 
 
-def load(name: str, root: Path, download: bool) -> DataSet:
+def load(name: str, root: Path, download: bool, *_: object) -> DataSet:
     """One of SOURCES: torchvision's files below root, else root/NAME.h5, else torchvision's download to root.
 
     Where torchvision's files are damaged, it fetches them again if it may and notices (CIFAR, SVHN).

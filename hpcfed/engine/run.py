@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm.agree import agreed
-from hpcfed.engine import describe, saving
+from hpcfed.engine import describe, events, saving
 from hpcfed.engine.folder import prepare
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
@@ -36,7 +36,7 @@ def run(job: Job, comm: Comm) -> int:
     if comm.rank == 0:
         warn(comm.size, fed.placement)
     folder = prepare(job, comm)
-    rounds = Rounds(fed, job.algorithm, job.algorithm.init(fed))
+    rounds = events.start(fed)
     if job.resume:
         saving.restore(rounds, job.resume)
     results = agreed(comm, lambda: open_results(job, folder, facts, rounds) if comm.rank == 0 else None)

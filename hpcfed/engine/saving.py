@@ -28,6 +28,7 @@ def save(rounds: Rounds, run: Path) -> None:
             if root:
                 file.put("state", to_tree(rounds.state))
                 file.put("scores", {"last": rounds.scores, "stale": rounds.stale, "seconds": rounds.seconds})
+                file.put("time", rounds.virtual())
             for k, parcel in parcels(rounds):
                 if root:
                     file.put(f"clients/{k}", parcel)
@@ -62,6 +63,7 @@ def read(rounds: Rounds, path: Path) -> None:
         rounds.state = from_tree(rounds.state, file.get("state"), fed)
         scores = file.get("scores")
         rounds.scores, rounds.stale, rounds.seconds = (np.array(scores[n]) for n in ("last", "stale", "seconds"))
+        rounds.go_on(file.get("time"))
         for k in fed.clients:
             fed.restore(k, file.get(f"clients/{k}"))
         if fed.comm.rank == 0:

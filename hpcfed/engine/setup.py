@@ -11,15 +11,17 @@ import torch
 
 from hpcfed import models, rng
 from hpcfed.client import Client, ClientStore, Shard
-from hpcfed.cluster import devices
+from hpcfed.cluster import devices, profiles
 from hpcfed.cluster.placement import place
+from hpcfed.cluster.profiles import Profiles
 from hpcfed.comm.agree import agreed
 from hpcfed.data import datasets
 from hpcfed.data.partition import Partition, split
-from hpcfed.data.record import DataSet, Split, from_arrays, to_arrays
-from hpcfed.errors import DataError
+from hpcfed.data.record import DataSet, Split, Text, from_arrays, to_arrays
+from hpcfed.errors import ConfigError, DataError
 from hpcfed.federation import Federation
-from hpcfed.models.cost import cost
+from hpcfed.models.cost import cost, work
+from hpcfed.models.widths import named, parse
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
@@ -36,6 +38,7 @@ class World:
     public: np.ndarray  # rows of the public examples there
     architectures: tuple[str, ...]
     costs: tuple[float, ...]  # [K], estimated work of one epoch: multiply-adds times examples
+    profiles: Profiles  # the clients' devices and network, in virtual time
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -46,15 +49,18 @@ class World:
 def world(job: Job, comm: Comm) -> World:
     """Load, partition, assign; collective. Raises ConfigError or DataError on all ranks alike."""
     data, other = load(job, comm, job.data.name), load(job, comm, job.data.public_source)
+    agreed(comm, lambda: views(job, data))
     partition = share_out(job, comm, data)
     source, rows = agreed(comm, lambda: public(job, data, other, partition))
     architectures = assign(job)
     shape, classes = data.train.x.shape[1:], len(data.classes)
     kinds = sorted(set(architectures))
-    agreed(comm, lambda: [models.check(name, shape) for name in kinds])
-    work = {name: cost(name, shape, classes, job.models.d) for name in kinds}
-    costs = tuple(work[a] * len(rows) for a, rows in zip(architectures, partition.train, strict=True))
-    return World(data, partition, source, rows, architectures, costs)
+    agreed(comm, lambda: [models.check(name, shape, data.vocabulary) for name in (*kinds, *servers(job))])
+    each = {name: cost(name, shape, classes, job.models.d, data.vocabulary) for name in kinds}
+    costs = tuple(each[a] * len(rows) for a, rows in zip(architectures, partition.train, strict=True))
+    adds = {name: work(name, shape, classes, job.models.d, data.vocabulary).multiply_adds for name in kinds}
+    known = profiled(job, comm, np.array([3.0 * max(1, adds[a]) for a in architectures]))
+    return World(data, partition, source, rows, architectures, costs, known)
 
 
 def load(job: Job, comm: Comm, name: str) -> DataSet | None:
@@ -62,8 +68,27 @@ def load(job: Job, comm: Comm, name: str) -> DataSet | None:
     if not name:
         return None
     first = comm.local_rank == 0
-    loaded = agreed(comm, lambda: datasets.load(name, job.data.root, job.data.download) if first else None)
+    text = Text(job.data.vocabulary, job.data.tokens)
+    loaded = agreed(comm, lambda: datasets.load(name, job.data.root, job.data.download, text) if first else None)
     return from_arrays(comm.share(lambda: to_arrays(loaded)))
+
+
+def servers(job: Job) -> list[str]:
+    """The architecture of the server's own model, where the job has one."""
+    return [job.models.server] if job.models.server else []
+
+
+def views(job: Job, data: DataSet) -> None:
+    """Raises ConfigError where texts would be augmented: views are those of images."""
+    method, policy = job.algorithm, job.local.augment
+    if not data.vocabulary or (method.views == 1 and policy in ("auto", "none")):
+        return
+    if method.views > 1:
+        raise ConfigError(
+            f"{method.name} trains on {method.views} augmented views of a batch, but {data.name} holds texts, which "
+            "are not augmented; switch that off (algorithm.contrastive = false), or take images"
+        )
+    raise ConfigError(f"local.augment = {policy!r}, but {data.name} holds texts; set local.augment = 'none'")
 
 
 def public(job: Job, data: DataSet, other: DataSet | None, partition: Partition) -> tuple[Split, np.ndarray]:
@@ -71,6 +96,11 @@ def public(job: Job, data: DataSet, other: DataSet | None, partition: Partition)
     if other is None:
         return data.train, partition.public
     shape, theirs, n = data.train.x.shape[1:], other.train.x.shape[1:], len(other.train.y)
+    if data.vocabulary or other.vocabulary:
+        raise DataError(
+            f"data.public_source: texts have the vocabulary of their own data set, so those of {other.name} mean "
+            f"nothing to models for {data.name}; leave data.public_source empty, and public data are taken from it"
+        )
     if shape != theirs:
         raise DataError(
             f"data.public_source: {other.name} has inputs of shape {list(theirs)}, {data.name} of {list(shape)}; "
@@ -80,6 +110,12 @@ def public(job: Job, data: DataSet, other: DataSet | None, partition: Partition)
         raise DataError(f"data.public is {job.data.public}, but {other.name} has {n} examples; take at most {n}")
     g = rng.stream(job.seed, "public")
     return other.train, np.sort(g.choice(n, job.data.public, replace=False))
+
+
+def profiled(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
+    """The clients' profiles, drawn or read on rank 0 for all. example: [K], multiply-adds, forward and backward."""
+    drawn = agreed(comm, lambda: profiles.draw(job.system, job.clients, job.seed) if comm.rank == 0 else None)
+    return Profiles(**comm.bcast(drawn), example=example)
 
 
 def share_out(job: Job, comm: Comm, data: DataSet) -> Partition:
@@ -98,7 +134,7 @@ def assign(job: Job) -> tuple[str, ...]:
         if job.models.assign == "random":
             own = mix[rng.stream(job.seed, "models", k).integers(len(mix))]
             width = widths[rng.stream(job.seed, "widths", k).integers(len(widths))]
-        names.append(own + (f"@{width:g}" if width < 1 else "") + (f"+{job.models.proxy}" if proxy else ""))
+        names.append(named(own, width) + (f"+{job.models.proxy}" if proxy else ""))
     return tuple(names)
 
 
@@ -107,7 +143,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
     device = agreed(comm, lambda: devices.choose(job.run.device, comm.local_rank))
     devices.prepare(device, job.run.threads)
     data, models_ = world.data, job.models
-    store = ClientStore(job.seed, world.shape, len(data.classes), models_.d, models_.relu_head, device)
+    store = ClientStore(job.seed, world.shape, len(data.classes), models_.d, models_.relu_head, device, data.vocabulary)
     placement = place(world.costs, comm.size)
     make = partial(client, world, store, device)
     return Federation(
@@ -119,13 +155,14 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         sizes=tuple(map(len, world.partition.train)),
         label_counts=world.partition.counts(data.train.y, len(data.classes)),
         placement=placement,
+        profiles=world.profiles,
         classes=len(data.classes),
         mean_pixel=data.mean,
         std_pixel=data.std,
         device=device,
         public=Shard(world.open.x, world.open.y, world.public, device),
         common=Shard(data.test.x, data.test.y, np.arange(comm.rank, len(data.test.y), comm.size), device),
-        pool=cache(partial(pooled, world, store, device, job.clients)),
+        pool=cache(partial(pooled, world, store, device, job)),
         make=make,
     )
 
@@ -142,8 +179,10 @@ def client(world: World, store: ClientStore, device: torch.device, k: int) -> Cl
     )
 
 
-def pooled(world: World, store: ClientStore, device: torch.device, k: int) -> Client:
-    """A client k beyond the last that holds all clients' data."""
+def pooled(world: World, store: ClientStore, device: torch.device, job: Job) -> Client:
+    """A client beyond the last that holds all clients' data; of sub-models it has the whole model."""
+    own = world.architectures[0]
+    architecture = parse(own).base if job.algorithm.accepts == "widths" else own
     train, test, rows = world.data.train, world.data.test, np.concatenate(world.partition.train)
     nothing = Shard(test.x, test.y, np.zeros(0, dtype=np.int64), device)
-    return Client(k, world.architectures[0], Shard(train.x, train.y, rows, device), nothing, store)
+    return Client(job.clients, architecture, Shard(train.x, train.y, rows, device), nothing, store)

@@ -1,6 +1,6 @@
 """The registry of models: which there are, and how one is built.
 
-Every model is a body, images to representation [n, *shape] -> [n, d], and a linear head, [n, d] -> [n, C]
+Every model is a body, images or texts to representation [n, *shape] -> [n, d], and a linear head, [n, d] -> [n, C]
 (`hpcfed.models.model`). One family a file; a file is imported only when one of its models is built, so that
 names and shapes are checked without loading torch.
 """
@@ -23,16 +23,26 @@ class Entry(registry.Entry):
     """One model: its target is called as function(shape, d) and returns the body.
 
     least: smallest height and width of an image, in pixels; None takes inputs of any shape.
+    text: it takes tokens, [L], and nothing else; the target is called as function(shape, d, vocabulary).
+    stem: its body is a row of layers of which the first run apart (`hpcfed.models.model.stem`).
     """
 
     least: int | None = None
+    text: bool = False
+    stem: bool = False
 
-    def takes(self, shape: tuple[int, ...]) -> bool:
+    def takes(self, shape: tuple[int, ...], vocabulary: int = 0) -> bool:
+        if self.text or vocabulary:
+            return self.text and vocabulary > 0 and len(shape) == 1
         return self.least is None or (len(shape) == 3 and min(shape[1:]) >= self.least)
 
 
 def _henn(i: int, line: str, least: int) -> Entry:
-    return Entry(f"hpcfed.models.fedhenn:fedhenn_{i}", line, "makhija2022", least)
+    return Entry(f"hpcfed.models.fedhenn:fedhenn_{i}", line, "makhija2022", least, stem=True)
+
+
+def _gkt(name: str, line: str) -> Entry:
+    return Entry(f"hpcfed.models.gkt:{name}", line, "he2020,he2016", 1, stem=name == "resnet8")
 
 
 MODELS: dict[str, Entry] = {
@@ -40,55 +50,64 @@ MODELS: dict[str, Entry] = {
     "shufflenetv2": Entry("hpcfed.models.shufflenet:shufflenetv2", "ShuffleNetV2 x1.0", "ma2018", 1),
     "googlenet": Entry("hpcfed.models.googlenet:googlenet", "GoogLeNet, no side heads", "szegedy2015", 15),
     "alexnet": Entry("hpcfed.models.alexnet:alexnet", "FedClassAvg's AlexNet", "jang2022,krizhevsky2012", 1),
-    "cnn": Entry("hpcfed.models.cnn:cnn", "the FedAvg paper's CNN, 2 conv + 2 FC", "mcmahan2017", 4),
+    "cnn": Entry("hpcfed.models.cnn:cnn", "the FedAvg paper's CNN, 2 conv + 2 FC", "mcmahan2017", 4, stem=True),
     "fedhenn-1": _henn(1, "FedHeNN's simplest CNN, 1 conv + 1 FC", 2),
     "fedhenn-2": _henn(2, "FedHeNN's CNN with 1 conv + 2 FC", 2),
     "fedhenn-3": _henn(3, "FedHeNN's CNN with 2 conv + 2 FC", 4),
     "fedhenn-4": _henn(4, "FedHeNN's homogeneous CNN, 2 conv + 3 FC", 4),
     "fedhenn-5": _henn(5, "FedHeNN's largest CNN, 3 conv + 3 FC", 8),
-    "mlp": Entry("hpcfed.models.mlp:mlp", "one hidden layer of 200 units", "mcmahan2017"),
+    "mlp": Entry("hpcfed.models.mlp:mlp", "one hidden layer of 200 units", "mcmahan2017", stem=True),
     "logistic": Entry("hpcfed.models.mlp:logistic", "logistic regression; d is the input size", "li2020"),
+    "resnet8": _gkt("resnet8", "FedGKT's small client, 16 maps and 2 bottleneck blocks"),
+    "resnet20-server": _gkt("resnet20_server", "what follows the first maps in ResNet-20"),
+    "resnet56-server": _gkt("resnet56_server", "what follows the first maps in ResNet-56"),
+    "lstm-1": Entry("hpcfed.models.lstm:lstm_1", "FedHeNN's model for text, 1 LSTM + 2 FC", "makhija2022", text=True),
+    "lstm-2": Entry("hpcfed.models.lstm:lstm_2", "FedHeNN's model for text, 2 LSTM + 2 FC", "makhija2022", text=True),
 }
 
 
-def check(name: str, shape: tuple[int, ...]) -> None:
+def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
     """Whether the models of this name take inputs of this shape; loads nothing.
 
-    name: as in `build`.  shape: one example, [channels, height, width] for images.
+    name: as in `build`.  shape: one example, [channels, height, width] for images.  vocabulary: how many
+    different tokens texts have; 0 for images.
     Raises ConfigError if there is no model of that name, or it cannot take the shape.
     """
     for part in name.split("+"):
-        base = part.partition("@")[0]
+        base, at, _ = part.partition("@")
         entry = registry.find("model", base, MODELS)
-        if not entry.takes(shape):
-            others = ", ".join(other for other in MODELS if MODELS[other].takes(shape))
-            raise ConfigError(
-                f"model {base} takes images [channels, height, width] of at least {entry.least}x{entry.least} "
-                f"pixels, not inputs of shape {list(shape)}; use one of: {others}"
-            )
+        if at and entry.text:
+            raise ConfigError(f"model {base} has no sub-models, for its gates are not cut; set models.widths = [1]")
+        if not entry.takes(shape, vocabulary):
+            others = ", ".join(other for other in MODELS if MODELS[other].takes(shape, vocabulary))
+            least = f" [channels, height, width] of at least {entry.least}x{entry.least} pixels"
+            wants = "texts" if entry.text else f"images{least if entry.least else ''}"
+            given = "texts" if vocabulary else "inputs"
+            raise ConfigError(f"model {base} takes {wants}, not {given} of shape {list(shape)}; use one of: {others}")
 
 
 def build(
-    name: str, shape: tuple[int, ...], classes: int, d: int = 512, relu_head: bool = False
+    name: str, shape: tuple[int, ...], classes: int, d: int = 512, relu_head: bool = False, vocabulary: int = 0
 ) -> Model | Pair:
     """A new model, in train mode, on torch's default device.
 
     name: one of MODELS; with "@0.5" its sub-model of half the width; "a+b": the pair of the models a and b.
     shape: one example, [channels, height, width] for images.  classes: C.  d: width of the representation;
     logistic regression alone has no layer that could set it, its d is the input size.
-    relu_head: a ReLU between representation and head, as in FedClassAvg's code.
+    relu_head: a ReLU between representation and head, as in FedClassAvg's code.  vocabulary: how many different
+    tokens texts have; 0 for images.
     The weights are drawn from torch's global generator and nothing else: wrap the call in
     `rng.scoped(seed, "init", k)`.
     Raises ConfigError for an unknown name or a shape that the model cannot take.
     """
     from hpcfed.models.model import Head, Model, Pair
 
-    check(name, shape)
+    check(name, shape, vocabulary)
     own, plus, proxy = name.partition("+")
     if plus:
-        return Pair(build(own, shape, classes, d, relu_head), build(proxy, shape, classes, d, relu_head))
+        return Pair(*(build(part, shape, classes, d, relu_head, vocabulary) for part in (own, proxy)))
     base, at, width = name.partition("@")
-    body = MODELS[base].load()(shape, d)
+    body = MODELS[base].load()(shape, d, *([vocabulary] if vocabulary else []))
     model = Model(body, Head(math.prod(shape) if base == "logistic" else d, classes, relu_head))
     if at:
         from hpcfed.models.widths import narrow

@@ -1,10 +1,10 @@
 """What a model costs to compute, so that clients are placed on ranks by work and not by number."""
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hpcfed.models import build
 
@@ -13,8 +13,8 @@ LAYER = 40_000  # and starting one layer as many, shared among the examples of a
 
 
 class Work(NamedTuple):
-    """One forward pass of one example: multiply-adds in convolutions and linear layers, values written by
-    all layers, number of layers."""
+    """One forward pass of one example: multiply-adds in convolutions, linear and recurrent layers, values written
+    by all layers, number of layers; a recurrent layer counts once for each token."""
 
     multiply_adds: int
     values: int
@@ -22,31 +22,38 @@ class Work(NamedTuple):
 
 
 @cache
-def work(name: str, shape: tuple[int, ...], classes: int, d: int = 512) -> Work:
+def work(name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabulary: int = 0) -> Work:
     """What one forward pass of one example takes; computes shapes only, draws nothing.
 
     Raises ConfigError as `build`.
     """
     if "+" in name:
-        both = (work(part, shape, classes, d) for part in name.split("+"))
+        both = (work(part, shape, classes, d, vocabulary) for part in name.split("+"))
         return Work(*map(sum, zip(*both, strict=True)))
-    parts: list[tuple[int, int]] = []
+    parts: list[Work] = []
     with torch.device("meta"):
-        model = build(name, shape, classes, d).eval()
+        model = build(name, shape, classes, d, vocabulary=vocabulary).eval()
         for module in model.modules():
             if not list(module.children()):
-                module.register_forward_hook(lambda m, _, y: parts.append((_multiply_adds(m, y), y.numel())))
-        model(torch.empty(1, *shape))
-    multiply_adds, values = map(sum, zip(*parts, strict=True))
-    return Work(multiply_adds, values, len(parts))
+                module.register_forward_hook(lambda m, _, y: parts.append(_work(m, y)))
+        model(torch.empty(1, *shape, dtype=torch.long if vocabulary else torch.float))
+    return Work(*map(sum, zip(*parts, strict=True)))
 
 
-def _multiply_adds(layer: nn.Module, out: Tensor) -> int:
-    """An output of a convolution or linear layer is a dot product with a part of weight [outputs, ...]."""
-    return out.numel() * layer.weight[0].numel() if isinstance(layer, nn.Conv2d | nn.Linear) else 0
+def _work(layer: nn.Module, out: Any) -> Work:
+    """An output of a convolution or linear layer is a dot product with a part of weight [outputs, ...].
+
+    An LSTM layer multiplies all its matrices once for each token, and writes four gates, the cell and the state.
+    """
+    if isinstance(layer, nn.LSTM):
+        tokens = out[0].shape[1]
+        matrices = sum(w.numel() for name, w in layer.named_parameters() if name.startswith("weight"))
+        return Work(tokens * matrices, tokens * layer.num_layers * 6 * layer.hidden_size, tokens * layer.num_layers)
+    has_dots = isinstance(layer, nn.Conv2d | nn.Linear)
+    return Work(out.numel() * layer.weight[0].numel() if has_dots else 0, out.numel(), 1)
 
 
-def cost(name: str, shape: tuple[int, ...], classes: int, d: int = 512) -> float:
+def cost(name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabulary: int = 0) -> float:
     """The estimated time of one example, in units of one multiply-add; only ratios between models matter.
 
     Multiply-adds alone, or parameters, would mislead: ShuffleNetV2 has 39 times fewer multiply-adds than the
@@ -55,5 +62,5 @@ def cost(name: str, shape: tuple[int, ...], classes: int, d: int = 512) -> float
     thread, 8 models, channels-last, at 16x16, 28x28 and 32x32: estimates lie within 0.64 and 1.36 of the
     measured times (multiply-adds alone: 0.18 and 1.31). Raises ConfigError as `build`.
     """
-    multiply_adds, values, layers = work(name, shape, classes, d)
+    multiply_adds, values, layers = work(name, shape, classes, d, vocabulary)
     return float(multiply_adds + VALUE * values + LAYER * layers)

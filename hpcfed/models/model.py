@@ -55,3 +55,9 @@ class Pair(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.own(x)
+
+
+def stem(body: nn.Sequential) -> tuple[nn.Sequential, nn.Sequential]:
+    """What a row of layers does up to its first ReLU, and what follows: rest(first(x)) is body(x), the same layers."""
+    end = next(i for i, layer in enumerate(body, start=1) if isinstance(layer, nn.ReLU))
+    return body[:end], body[end:]

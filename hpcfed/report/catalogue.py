@@ -23,7 +23,9 @@ REGISTRIES = {
     "partitions": "hpcfed.data:PARTITIONS",
     "models": "hpcfed.models:MODELS",
 }
-IMAGES = {"1x28x28": (1, 28, 28), "3x32x32": (3, 32, 32)}  # what a model's size and cost are given for
+IMAGES = {"1x28x28": (1, 28, 28), "3x32x32": (3, 32, 32)}  # what a model's size and cost are given for,
+TEXTS = {"32 tokens": (32,)}  # one for texts with so many
+VOCABULARY = 10_000  # different tokens
 CLASSES = 10
 
 
@@ -89,7 +91,7 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
     }
 
 
-def model(name: str, entry: Entry) -> dict[str, Any]:
+def model(name: str, entry: Any) -> dict[str, Any]:
     """A model's parameters and multiply-adds of one forward pass, by input; computes shapes only."""
     import torch
 
@@ -97,10 +99,12 @@ def model(name: str, entry: Entry) -> dict[str, Any]:
     from hpcfed.models.cost import work
 
     sizes = {}
-    for label, shape in IMAGES.items():
+    vocabulary = VOCABULARY if entry.text else 0
+    for label, shape in (TEXTS if entry.text else IMAGES).items():
         with torch.device("meta"):
-            count = sum(p.numel() for p in build(name, shape, CLASSES).parameters())
-        sizes[label] = {"parameters": count, "multiply_adds": work(name, shape, CLASSES).multiply_adds}
+            count = sum(p.numel() for p in build(name, shape, CLASSES, vocabulary=vocabulary).parameters())
+        multiply_adds = work(name, shape, CLASSES, vocabulary=vocabulary).multiply_adds
+        sizes[label] = {"parameters": count, "multiply_adds": multiply_adds}
     return {"classes": CLASSES, "sizes": sizes}
 
 

@@ -30,12 +30,14 @@ class Curve:
     """One run over its evaluated rounds, each [E].
 
     rounds: counted from 1. epochs, traffic: local epochs, bytes down and up so far, mean over all clients.
+    seconds: virtual ones so far; 0 where none were recorded.
     mean, std: of the evaluated clients' test accuracy, 0..1; std is that of the population.
     """
 
     rounds: np.ndarray
     epochs: np.ndarray
     traffic: np.ndarray
+    seconds: np.ndarray
     mean: np.ndarray
     std: np.ndarray
 
@@ -45,7 +47,8 @@ class Curve:
         t = np.flatnonzero(np.isfinite(accuracy).any(1))
         columns = (column(record, f"clients/{name}") for name in ("epochs", "down", "up"))
         epochs, down, up = (np.nan_to_num(values).cumsum(0)[t].mean(1) for values in columns)
-        return cls(t + 1, epochs, down + up, np.nanmean(accuracy[t], 1), np.nanstd(accuracy[t], 1))
+        now = record.columns.get("rounds/virtual_seconds", np.zeros(record.rounds))[t]
+        return cls(t + 1, epochs, down + up, now, np.nanmean(accuracy[t], 1), np.nanstd(accuracy[t], 1))
 
 
 def plot(runs: Sequence[Path], out: Path | None = None, format: str | None = None) -> str:
@@ -64,21 +67,23 @@ def plot(runs: Sequence[Path], out: Path | None = None, format: str | None = Non
 
 
 def curves(records: Sequence[Record], path: Path, names: Sequence[str] = ()) -> Path:
-    """Mean accuracy with a band of one standard deviation over clients: by round, by local epoch, by traffic.
+    """Mean accuracy with a band of one standard deviation over clients: by round, epoch, traffic, virtual time.
 
     names: of the runs, for the legend; default: none but the algorithms'. Returns path. Raises
     ConfigError as `save`.
     """
     lines = [Curve.of(record) for record in records]
-    figure = Figure(figsize=(11, 3.6 + 0.2 * len(records) / 3), layout="constrained")
-    axes = figure.subplots(1, 3, sharey=True)
+    figure = Figure(figsize=(14, 3.6 + 0.2 * len(records) / 3), layout="constrained")
+    axes = figure.subplots(1, 4, sharey=True)
     for i, line in enumerate(lines):
-        for ax, x in zip(axes, (line.rounds, line.epochs, line.traffic), strict=True):
+        for ax, x in zip(axes, (line.rounds, line.epochs, line.traffic, line.seconds), strict=True):
             draw(ax, x, line, style(i))
     frame(axes[0], "round")
     frame(axes[1], "local epochs per client")
-    frame(axes[2], "traffic per client, down + up")
-    scale(axes[2], [line.traffic[-1] for line in lines if line.traffic.any()], len(lines))
+    for ax, text, unit, x in ((axes[2], "traffic per client, down + up", "B", "traffic"),
+                              (axes[3], "virtual time", "s", "seconds")):  # fmt: skip
+        frame(ax, text)
+        scale(ax, [getattr(line, x)[-1] for line in lines if getattr(line, x).any()], len(lines), unit)
     axes[0].set_ylabel("test accuracy, mean ± std over clients")
     explain(figure, records, names)
     return save(figure, path)
@@ -111,12 +116,12 @@ def frame(ax: Axes, text: str) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def scale(ax: Axes, totals: Sequence[float], runs: int) -> None:
-    """Ticks in B, kB, MB; logarithmic for runs whose totals differ widely; says what a level line is."""
+def scale(ax: Axes, totals: Sequence[float], runs: int, unit: str = "B") -> None:
+    """Ticks in B, kB, MB (or s, ks); logarithmic for runs whose totals differ widely; says what a level line is."""
     if totals and max(totals) > 20 * min(totals):
         ax.set_xscale("log")
         ax.autoscale(axis="x")
-    ax.xaxis.set_major_formatter(EngFormatter("B") if totals else NullFormatter())
+    ax.xaxis.set_major_formatter(EngFormatter(unit) if totals else NullFormatter())
     if len(totals) < runs:
         ax.set_xlabel(f"{ax.get_xlabel()} (level line: none)")
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from hpcfed.report.tables import duration, size, table
 from hpcfed.storage.results import Record, load
 
-PHASES = ("train", "communicate", "evaluate", "wait", "checkpoint")  # columns ranks/..., seconds
+PHASES = ("train", "server", "communicate", "evaluate", "wait", "checkpoint")  # columns ranks/..., seconds
 
 
 def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
@@ -28,7 +28,8 @@ def facts(record: Record) -> dict[str, Any]:
     accuracy: of the last evaluated round, 0..1, mean and population standard deviation over the clients that
     have test data (as the papers' tables). before: the same before local training. best: the round with the
     highest mean; as it is chosen by its test accuracy, it flatters. traffic: bytes. time: seconds; a phase's
-    seconds are the mean over ranks, its share is of all phases together.
+    seconds are the mean over ranks, its share is of all phases together; virtual: what the clients' devices and
+    network would have taken.
     """
     return {
         "algorithm": record.header["job"]["algorithm"]["name"],
@@ -79,8 +80,10 @@ def best(record: Record) -> dict[str, Any]:
 
 
 def traffic(record: Record) -> dict[str, Any]:
-    """Bytes, as the clients see them; per client and round: mean over all cohorts, whole where exact."""
-    turns = int(np.nansum(column(record, "clients/cohort")))
+    """Bytes, as the clients see them; per client and round (or
+    job, without rounds): mean over all reports, whole where exact."""
+    known = "clients/reports" if "clients/reports" in record.columns else "clients/cohort"
+    turns = int(np.nansum(column(record, known)))
     totals = {way: int(np.nansum(column(record, f"clients/{way}"))) for way in ("down", "up")}
     each = {f"{way}_per_client_round": whole(n / turns) if turns else None for way, n in totals.items()}
     return {**each, **{f"{way}_total": n for way, n in totals.items()}}
@@ -95,7 +98,9 @@ def time(record: Record) -> dict[str, Any]:
     spent = {phase: per_rank(column(record, f"ranks/{phase}")) for phase in PHASES}
     together = sum(spent.values()) or 1.0
     phases = {phase: {"seconds": seconds, "share": seconds / together} for phase, seconds in spent.items()}
-    return {"seconds": total, "seconds_per_round": total / record.rounds if record.rounds else None, **phases}
+    each, ends = total / record.rounds if record.rounds else None, record.columns.get("rounds/virtual_seconds")
+    simulated = None if ends is None or not len(ends) else float(ends[-1])
+    return {"seconds": total, "seconds_per_round": each, "virtual_seconds": simulated, **phases}
 
 
 def per_rank(seconds: np.ndarray) -> float:
@@ -164,4 +169,6 @@ def time_table(found: dict[str, Any]) -> Table:
     each = found["seconds_per_round"]
     rows = [(phase, duration(found[phase]["seconds"]), f"{found[phase]['share']:.1%}") for phase in PHASES]
     total = duration(found["seconds"]) + ("" if each is None else f" ({duration(each)} per round)")
+    simulated = found["virtual_seconds"]
+    total += "" if simulated is None else f"; virtual: {duration(simulated)}"
     return table(f"time: {total},>mean per rank,>share", rows)

@@ -22,9 +22,12 @@ def outputs(fed: Federation, of: Callable[[Tensor], Tensor], data: Shard) -> Ten
 
     of: takes prepared inputs [b, *shape]. Whoever calls puts the model into eval or train mode.
     """
-    size = fed.job.evaluate.batch
-    parts = np.array_split(np.arange(len(data)), max(1, -(-len(data) // size)))
-    return torch.cat([of(fed.prepare(data.batch(rows)[0])) for rows in parts])
+    return torch.cat([of(fed.prepare(data.batch(rows)[0])) for rows in chunks(fed, len(data))])
+
+
+def chunks(fed: Federation, n: int) -> list[np.ndarray]:
+    """Positions 0..n-1 in parts of at most evaluate.batch."""
+    return np.array_split(np.arange(n), max(1, -(-n // fed.job.evaluate.batch)))
 
 
 def represent(fed: Federation, client: Client, data: Shard) -> Tensor:

@@ -38,22 +38,24 @@ class LocalSteps:
     data: other examples than the client's own (a `Shard`; a `Paired` one gives its targets as y).
     only: names of the parameters that are trained; the others stay exactly as they are. They must lie side by
     side in the model (its body, or its head).  phase: names the random streams; another phase of the same
-    round needs another name.  lr: instead of the job's.
+    round needs another name.  lr, size: learning rate and examples in a step, instead of the job's.
     """
 
     def __init__(
         self, fed: Federation, client: Client, t: int, views: int = 1, epochs: int | None = None,
         amount: int | None = None, data: Shard | None = None, only: Callable[[str], bool] | None = None,
-        phase: str = "train", lr: float | None = None,
+        phase: str = "train", lr: float | None = None, size: int | None = None,
     ):  # fmt: skip
         self.fed, self.client, self.t, self.views, self.phase = fed, client, t, views, phase
         self.data, self.only, self.skeleton = data or client.train, only, client.skeleton
         self.settings = settings = fed.job.local
-        counted = settings.model_copy(update={"steps": amount}) if epochs or amount else settings
+        counted = settings.model_copy(update={"steps": amount} if epochs or amount else {})
+        counted = counted.model_copy(update={"batch": size or settings.batch})
         order = rng.stream(fed.seed, phase, "batches", t, client.id)
         self.plan = list(batches(len(self.data), counted, amount or fed.work(client, epochs), order))
         self.lr = lr or learning_rate(fed, t)
-        self.losses: list[Tensor] = []
+        self.losses: list[Tensor] = []  # of the steps done,
+        self.examples: list[int] = []  # and the sizes of their batches
 
     @property
     def model(self) -> Model:
@@ -75,18 +77,29 @@ class LocalSteps:
         if kind:
             return
         keep_moments(self.client, self.optimiser, self.settings, self.phase)
-        examples = [len(rows) for rows in self.plan[: len(self.losses)]]
-        values = checked(self.fed, self.client, self.t, self.losses, examples, self.lr)
+        values = checked(self.fed, self.client, self.t, self.losses, self.examples, self.lr, len(self.data))
         own = self.data.rows is self.client.train.rows
-        self.fed.note(self.client, values, examples, perf_counter() - self.start, own)
+        self.fed.note(self.client, values, self.examples, perf_counter() - self.start, own, self.views)
 
     def __len__(self) -> int:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for rows in self.plan:
+            self.rows = rows
             x, y = self.data.batch(rows)
             yield inputs(self.fed, x, self.views, self.draws), y
+
+    def others(self, name: str) -> Iterator[tuple[Any, Any]]:
+        """Batches of the same data without end, in an order of their own: for steps that need a second batch."""
+        key = self.fed.seed, self.phase, name
+        order = rng.stream(*key, "batches", self.t, self.client.id)
+        draws = rng.torch_stream(*key, "augment", self.t, self.client.id, device=self.fed.device)
+        epochs = self.settings.model_copy(update={"steps": None})
+        while True:
+            for rows in batches(len(self.data), epochs, 1, order):
+                x, y = self.data.batch(rows)
+                yield inputs(self.fed, x, self.views, draws), y
 
     def backward(self, value: Tensor) -> None:
         """Make the flat gradient that of this loss."""
@@ -102,6 +115,7 @@ class LocalSteps:
         """One step of the optimiser with the gradient as it is; value: the loss that is recorded."""
         self.optimiser.step()
         self.losses.append(value.detach())
+        self.examples.append(len(self.rows))
 
 
 def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **how: Any) -> int:
@@ -116,22 +130,28 @@ def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **h
     return len(steps)
 
 
-def gradient(fed: Federation, client: Client, t: int, loss: Loss) -> None:
-    """Leave the mean gradient over all of the client's data in its model; one pass in the job's batches."""
+def gradient(
+    fed: Federation, client: Client, t: int, loss: Loss, phase: str = "train", counted: bool = True
+) -> None:
+    """Leave the mean gradient over all of the client's data in its model; one pass in the job's batches.
+
+    phase: names the random streams.  counted: false for evaluation, which is no training.
+    """
     start, skeleton, losses = perf_counter(), client.skeleton, []
     plan = np.array_split(np.arange(client.n), math.ceil(client.n / fed.job.local.batch))
-    draws = rng.torch_stream(fed.seed, "train", "augment", t, client.id, device=fed.device)
+    draws = rng.torch_stream(fed.seed, phase, "augment", t, client.id, device=fed.device)
     skeleton.model.train()
     skeleton.zero_grad()
-    with rng.scoped(fed.seed, "train", "dropout", t, client.id, device=fed.device):
+    with rng.scoped(fed.seed, phase, "dropout", t, client.id, device=fed.device):
         for rows in plan:
             x, y = client.train.batch(rows)
             value = loss(skeleton.model, inputs(fed, x, 1, draws), y)
             (value * (len(rows) / client.n)).backward()
             losses.append(value.detach())
     examples = [len(rows) for rows in plan]
-    values = checked(fed, client, t, losses, examples, learning_rate(fed, t))
-    fed.note(client, values, examples, perf_counter() - start)
+    values = checked(fed, client, t, losses, examples, learning_rate(fed, t), client.n)
+    if counted:
+        fed.note(client, values, examples, perf_counter() - start)
 
 
 def inputs(fed: Federation, x: Tensor, views: int, draws: torch.Generator) -> Tensor | list[Tensor]:
@@ -159,9 +179,9 @@ def batches(n: int, settings: Local, amount: int, g: np.random.Generator) -> Ite
 
 
 def checked(
-    fed: Federation, client: Client, t: int, losses: list[Tensor], examples: list[int], lr: float
+    fed: Federation, client: Client, t: int, losses: list[Tensor], examples: list[int], lr: float, n: int
 ) -> np.ndarray:
-    """The losses on the host, one transfer for all. DivergedError if one of them, or a weight, is not finite."""
+    """The losses on the host, in one transfer. DivergedError if one, or a weight, is not finite; n: of an epoch."""
     values = torch.stack(losses).double().cpu().numpy() if losses else np.zeros(0)
     bad = np.flatnonzero(~np.isfinite(values))
     if not len(bad) and not torch.isfinite(client.skeleton.flat).all():
@@ -171,7 +191,7 @@ def checked(
         )
     if len(bad):
         seen = sum(examples[: bad[0]])
-        epoch, per_epoch = seen // client.n, math.ceil(client.n / fed.job.local.batch)
+        epoch, per_epoch = seen // n, math.ceil(n / examples[0])
         raise DivergedError(
             f"{fed.where(client)}: the loss is {values[bad[0]]} in round {t + 1}, epoch {epoch + 1}, "
             f"batch {bad[0] - epoch * per_epoch + 1} (lr {lr:g}); {fed.last_checkpoint}\n"

@@ -94,3 +94,12 @@ def to_prototypes(z: Tensor, proto: Tensor) -> Tensor:
     """
     known = ~proto.isnan().any(1)
     return torch.where(known[:, None], z - proto.nan_to_num(), 0.0).square().sum() / len(z)
+
+
+def nearest(z: Tensor, proto: Tensor) -> Tensor:
+    """Scores of the classes, [n, C]: minus the squared Euclidean distance to each class's prototype.
+
+    z: [n, d].  proto: [C, d]; a class without one (nan) is farther than any other.
+    """
+    squares = torch.cdist(z, proto.nan_to_num()).square()
+    return -squares.where(~proto.isnan().any(1), squares.max() + 1)

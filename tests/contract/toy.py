@@ -23,7 +23,7 @@ from hpcfed.comm import Comm
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.data.holdings import Partition
-from hpcfed.engine import saving
+from hpcfed.engine import events, saving
 from hpcfed.engine.rounds import Rounds, Row
 from hpcfed.engine.setup import federation, world
 from hpcfed.models.layers import BatchNorm2d
@@ -32,6 +32,11 @@ CLASSES, D, SHAPE = 4, 16, (1, 8, 8)
 SIZES = (1, 9, 8, 17, 21, 32)  # training examples of each client; 17 leaves a last batch of one
 TESTS = (1, 4, 6, 5, 7, 0)
 MIX = "small,mlp,fedhenn-3,small,cnn,fedhenn-1"
+SETTINGS = {  # what a method needs beside its defaults, the last for a fraction of a second
+    "dsgd": ("--algorithm.topology", "complete"),
+    "scaffold": ("--local.optimiser", "sgd"),
+    "feddf": ("--algorithm.steps", "12"),
+}
 MEASURED = ("clients/seconds", "rounds/seconds", "ranks/")  # columns that differ from run to run
 KEPT: list[TemporaryDirectory] = []  # for as long as the tests run
 
@@ -71,7 +76,8 @@ def job(method: str, *flags: str) -> Job:
 
 def needs(method: str, flags: tuple[str, ...]) -> list[str]:
     """What a method cannot do without, where the flags do not speak of it."""
-    words = []
+    settings = SETTINGS.get(method, ("",))
+    words = [] if settings[0] in ("", *flags) else list(settings)
     for need in algorithm(method)().needs:
         public = ("--data.public", "32", "--data.public_source", str(folder() / "public.npz"))
         given = {"public": public, "proxy": ("--models.proxy", "mlp"), "server": ("--models.server", "mlp")}[need]
@@ -81,8 +87,7 @@ def needs(method: str, flags: tuple[str, ...]) -> list[str]:
 
 def start(comm: Comm, job: Job) -> Rounds:
     """A run before its first round; collective."""
-    fed = federation(job, comm, world(job, comm))
-    return Rounds(fed, job.algorithm, job.algorithm.init(fed))
+    return events.start(federation(job, comm, world(job, comm)))
 
 
 def run(

@@ -24,7 +24,7 @@ MISTAKES: dict[str, tuple[str, list[str]]] = {
     "field_in_file": ("{desk}/wrong.toml", ["wrong.toml: data.alfa: no field 'alfa'; did you mean 'alpha'?"]),
     "job_file": ("{desk}/none.toml", ["none.toml: cannot read the job file"]),
     "algorithm": ("--algorithm.name fedprx", ["no algorithm 'fedprx'; did you mean 'fedprox'"]),
-    "model": ("--models.mix mlp,resnet81", ["no model 'resnet81'; did you mean 'resnet18'"]),
+    "model": ("--models.mix mlp,resnet180", ["no model 'resnet180'; did you mean 'resnet18'"]),
     "data_set": ("--data.name cifar11", ["no data set 'cifar11'; did you mean 'cifar1"]),
     "preset": ("--preset author", ["--preset: input should be 'paper' or 'authors', got 'author'"]),
     "partition": ("--data.partition iidd", ["--data.partition: input should be 'iid'", "got 'iidd'"]),

@@ -91,7 +91,7 @@ def test_a_path_without_a_run_is_one_message_and_status_2(command, tmp_path, cap
 
 
 def test_an_unknown_name_is_one_message_and_status_2(capsys):
-    assert cli.main(["show", "resnet81"]) == 2
+    assert cli.main(["show", "resnet180"]) == 2
     assert "did you mean 'resnet18'" in capsys.readouterr().err
 
 

@@ -199,3 +199,13 @@ def test_another_algorithm_on_the_command_line_leaves_the_files_own_parameters_b
 def test_of_a_flag_given_twice_the_last_counts():
     assert load(["--models.mix", "mlp,cnn", "--seed", "1", "--models.mix", "cnn"]).models.mix == ("cnn",)
     assert load(["--overwrite", "--no-overwrite"]).overwrite is False
+
+
+def test_a_file_that_names_another_algorithm_leaves_that_ones_fields_behind(tmp_path):
+    fedprox = 'rounds = 7\nmodels.mix = ["mlp"]\n[algorithm]\nname = "fedprox"\n'
+    (tmp_path / "a.toml").write_text(fedprox + 'mu = 0.5\nweighting = "uniform"\n')
+    (tmp_path / "b.toml").write_text('extends = ["a.toml"]\n[algorithm]\nname = "fedavg"\n')
+    (tmp_path / "c.toml").write_text('extends = ["a.toml"]\n[algorithm]\nname = "fedprox"\nmu = 0.25\n')
+    other, same = (load([str(tmp_path / name)], environ={}) for name in ("b.toml", "c.toml"))
+    assert (other.rounds, other.algorithm.name, other.algorithm.weighting) == (7, "fedavg", "samples")
+    assert (same.algorithm.mu, same.algorithm.weighting) == (0.25, "uniform")

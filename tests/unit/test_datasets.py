@@ -58,7 +58,7 @@ def changed(key: str, index, value) -> dict:
 
 def test_the_registry_names_a_source_for_every_data_set_and_imports_no_torch():
     assert all(entry.line and entry.cite for entry in DATASETS.values())
-    assert set(DATASETS) == set(vision.SOURCES) | {"digits"}
+    assert set(DATASETS) == set(vision.SOURCES) | {"digits", "sentiment140"}
     code = "import sys, hpcfed.data.datasets; assert not {'torch', 'sklearn', 'h5py'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
@@ -135,7 +135,7 @@ def test_keras_columns_of_labels_and_text_users_are_understood(tmp_path):
         (changed("y_train", 7, np.nan), ["y_train", "nan", "index 7"]),
         (changed("y_train", 7, 1000), ["y_train", "1000", "index 7"]),
         ({"y_test": np.full(8, 2)}, ["y_test", "value 2", "index 0"]),
-        ({"y_train": np.arange(19) % 2}, ["y_train", "[19]", "20 images"]),
+        ({"y_train": np.arange(19) % 2}, ["y_train", "[19]", "20 examples"]),
         ({"y_train": np.array(["a"] * 20)}, ["y_train", "<U1"]),
         ({"y_train": None}, ["has no y_train"]),
         ({"x_train": None}, ["has no x_train"]),

@@ -162,7 +162,7 @@ def test_a_checkpoint_holds_state_scores_and_every_client_and_the_older_ones_go(
         saving.save(rounds, tmp_path)
     with checkpoint.open_checkpoint(tmp_path) as file:
         assert file.rounds == 3
-        assert file.names() == ["state", "scores", *(f"clients/{k}" for k in range(7))]  # 6: the pooled one
+        assert file.names() == ["state", "scores", "time", *(f"clients/{k}" for k in range(7))]  # 6: the pooled one
         assert torch.equal(file.get("clients/4")["weights"], rounds.fed.store.flat(4))
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
     assert "round-000003.h5" in rounds.fed.last_checkpoint

@@ -226,3 +226,26 @@ def test_a_rank_prints_plain_lines_where_its_mpirun_writes_to_no_terminal(monkey
     for beyond, shown in (("/dev/pts/0", True), ("pipe:[1]", False), ("/home/user/log", False), ("/dev/null", False)):
         monkeypatch.setattr("os.readlink", lambda _, beyond=beyond: beyond)
         assert tables.terminal() == shown, beyond
+
+
+def test_virtual_time_is_told_and_drawn(tmp_path: Path):
+    rows = [row([0.5] * 4, [0, 1], **{"rounds/virtual_seconds": s}) for s in (1.5, 4.0)]
+    record = load(run_of(tmp_path / "timed", rows))
+    assert summary.facts(record)["time"]["virtual_seconds"] == 4.0
+    assert f"virtual: {duration(4.0)}" in told(record)
+    assert plot.Curve.of(record).seconds.tolist() == [1.5, 4.0]
+    assert plot.curves([record], tmp_path / "c.png").stat().st_size > 10_000
+
+
+def test_what_travels_is_counted_by_report_where_a_client_reports_several_times(tmp_path: Path):
+    reports = {"clients/reports": np.array([3, 1, 0, 0]), "clients/down": np.array([3 * HEAD, HEAD, 0, 0])}
+    record = load(run_of(tmp_path / "events", [row([0.5] * 4, [0, 1], **reports)]))
+    assert summary.facts(record)["traffic"]["down_per_client_round"] == HEAD
+
+
+def told(record: Record) -> str:
+    """The summary as people see it."""
+    out = console()
+    with out.capture() as text:
+        out.print(summary.render(record))
+    return text.get()

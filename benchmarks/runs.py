@@ -1,0 +1,47 @@
+"""Runs for tables: several at a time, each in a process of its own, of which the result file is kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+RESULTS = Path(os.path.relpath(Path(__file__).parent / "results"))  # relative: result files record it
+
+
+class Run(NamedTuple):
+    """One run: a job file, flags over it, and the result file that it makes."""
+
+    job: Path
+    flags: tuple[str, ...]
+    kept: Path
+
+
+def run_all(runs: Iterable[Run], side_by_side: int) -> None:
+    """Do all runs whose result file is not there yet, so many at a time, each on one core."""
+    with ThreadPoolExecutor(side_by_side) as pool:
+        list(pool.map(run, runs))
+
+
+def run(it: Run) -> None:
+    """One run; only its result file is kept."""
+    if it.kept.exists():
+        return
+    it.kept.parent.mkdir(parents=True, exist_ok=True)
+    out = it.kept.with_suffix("")
+    command = [sys.executable, "-m", "hpcfed.main", str(it.job), *it.flags, "--out", str(out)]
+    subprocess.run([*command, "--overwrite", "--quiet"], check=True, stdout=subprocess.DEVNULL,
+                   env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    shutil.move(out / "results.h5", it.kept)
+    shutil.rmtree(out)
+
+
+def slug(name: str) -> str:
+    """A name as a file name."""
+    kept = "".join(c if c.isalnum() else "-" for c in name.lower())
+    return "-".join(part for part in kept.split("-") if part)

@@ -1,0 +1,72 @@
+"""D-SGD, PA-SGD and LD-SGD: decentralised; clients step and average with their neighbours, all in step.
+
+Lian et al., NeurIPS 2017, arXiv:1705.09056, algorithm 1: x_i <- sum_j W_ij x_j - eta g_i(x_i). i1 local steps, then
+i2 with averaging: D-SGD is (0, 1), PA-SGD (i1, 1), LD-SGD (Li et al., 2019, arXiv:1910.09126) (i1, i2). A step is
+the local work of one round; the papers' is local.steps = 1. Deviations: where not all clients take part, the
+links between those that do count, with weights of their own. Batch statistics are averaged like weights.
+"""
+
+from functools import partial
+from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.training import peers
+from hpcfed.training.local import sgd
+from hpcfed.training.mixing import metropolis, mix, stepped, uniform
+from hpcfed.training.topology import Topology, among, graph
+
+
+class DSGD(RoundBased):
+    """weighting has no effect: weights are those of the links."""
+
+    topology: Topology = "ring"
+    """Who are neighbours."""
+    cliques: PositiveInt = 3
+    """Clique-ring: how many cliques."""
+    density: Share = 0.3
+    """Erdos-renyi: probability of each link."""
+    weights: Literal["metropolis", "uniform"] = "metropolis"
+    """Weights of neighbours; uniform is doubly stochastic only where all have equally many."""
+    order: Literal["together", "average-first", "step-first"] = "together"
+    """The step is that at the old model, or at the averaged one, or stepped models are averaged."""
+    i1: NonNegativeInt = 0
+    """Local steps that follow one another."""
+    i2: PositiveInt = 1
+    """Averaging steps that follow them."""
+
+    init, whole, receive = peers.init, peers.whole, peers.receive
+    common, columns = peers.common, peers.columns
+
+    def links(self, fed):
+        return graph(self.topology, fed.K, fed.seed, self.cliques, self.density)
+
+    def traffic(self, fed, k):
+        bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.initial().nbytes
+        return bytes_, bytes_
+
+    def average(self, fed, cohort):
+        """The cohort's models, each averaged with its neighbours', of this rank's clients; collective."""
+        links = among(self.links(fed), cohort)
+        rows = (metropolis if self.weights == "metropolis" else uniform)(links)
+        mine = {client.id: client.params() for client in fed.mine(cohort)}
+        for client in fed.mine(cohort):
+            fed.up(client, fed.down(client, mine[client.id], times=links[client.id].sum()), links[client.id].sum())
+        return mix({k: rows[k] for k in mine}, fed.each(mine))
+
+    def round(self, fed, state, cohort, t):
+        averages, mixed = t % (self.i1 + self.i2) >= self.i1, {}
+        if averages and self.order != "step-first":
+            mixed = self.average(fed, cohort)
+        for client in fed.mine(cohort):
+            if self.order == "average-first":
+                client.load(mixed.get(client.id, {}))
+            before = client.params()
+            sgd(fed, client, t, partial(self.loss, client, state))
+            if self.order == "together" and averages:
+                client.load(stepped(mixed.pop(client.id), before, client.params()))
+        if averages and self.order == "step-first":
+            for k, value in self.average(fed, cohort).items():
+                fed.clients[k].load(value)
+        return state

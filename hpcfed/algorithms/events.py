@@ -1,0 +1,108 @@
+"""EventBased: a method without rounds, as a few hooks for the events of virtual time.
+
+A job is one client's stretch of work. It is fixed when it starts: what the client has then, and how long it
+takes. When it ends, its result is merged into what the target holds, one job after the other, in the order
+(time, client). The engine keeps the clock; a "round" is so many merges, after which there is a record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import PositiveInt
+
+from hpcfed.algorithms.base import Method, State
+from hpcfed.params import Params
+from hpcfed.training.local import sgd
+from hpcfed.training.optimisers import learning_rate
+
+if TYPE_CHECKING:
+    from hpcfed.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation import Federation
+
+SERVER = -1  # the target of jobs whose results the server merges
+
+
+@dataclass(frozen=True)
+class Work:
+    """One job: `number` counts those of its client, from 0; times in virtual seconds.
+
+    amount: epochs, or steps where the job counts in steps.  share: of the work that is done before the client
+    is lost, and with it the job; 1.0: all, and the client reports.  staleness: the server's merges since the start.
+    """
+
+    client: int
+    number: int
+    start: float
+    finish: float
+    amount: int
+    share: float = 1.0
+    staleness: int = 0
+
+    @property
+    def reports(self) -> bool:
+        return self.share == 1.0
+
+
+class EventBased(Method):
+    """The defaults: clients that are free download the server's model, train it and send it back."""
+
+    keeps_stragglers: ClassVar[bool] = True
+
+    merges: PositiveInt | None = None
+    """Merges that make one round of the record; none: as many as a cohort has clients."""
+
+    def refuses(self, job: Job) -> str | None:
+        if job.system.deadline is not None:
+            return "needs no deadline, for it has no rounds that could close; set system.deadline to none"
+        return None
+
+    def at_once(self, fed: Federation) -> int:
+        """How many clients work at the same time; who is free is drawn when another one has ended."""
+        return fed.cohort_size
+
+    def target(self, k: int) -> int:
+        """The client whose model takes up the results of client k's jobs, or SERVER."""
+        return SERVER
+
+    def near(self, fed: Federation, k: int, number: int) -> list[int]:
+        """The clients whose latest models the merge of client k's job needs; only where a client is the target."""
+        return []
+
+    def seconds(self, fed: Federation, k: int, examples: int) -> float:
+        """Virtual seconds of one job of client k with so many examples."""
+        return fed.profiles.seconds(k, examples, *fed.announced(k))
+
+    def delay(self, fed: Federation, k: int) -> float:
+        """Virtual seconds after its job's start in which client k's model reaches those that are near."""
+        return 0.0
+
+    def start(self, client: Client, state: State) -> None:
+        """What the client gets when its job starts, kept in its memory until the work is done."""
+        client.memory["download"] = state
+
+    def work(self, fed: Federation, client: Client, job: Work) -> Any:
+        """The job's result, which is sent. A job's number names its random draws, as a round's does elsewhere."""
+        given = fed.down(client, client.memory.pop("download"))
+        self.receive(client, given)
+        self.train(fed, client, given, job)
+        return fed.up(client, client.params(self.shared))
+
+    def train(self, fed: Federation, client: Client, given: State, job: Work) -> None:
+        """Local training with the learning rate of the present round."""
+        loss = partial(self.loss, client, given)
+        sgd(fed, client, job.number, loss, views=self.views, lr=learning_rate(fed, fed.t))
+
+    def sent(self, client: Client, arrived: bool) -> Params:
+        """The client's model as others have it. arrived: that of its present job; else the one before it."""
+        return client.params(self.shared)
+
+    def merge(self, fed: Federation, job: Work, held: State, up: Any, near: dict[int, Params]) -> State | None:
+        """What the target holds after this job; None: the job is rejected.
+
+        held: the server's state, on all ranks, or the target client's model, on its rank.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how results are merged")

@@ -1,0 +1,79 @@
+"""FedDF: FedAvg for each architecture, then each mean learns from all clients' models together.
+
+Lin et al., NeurIPS 2020, arXiv:2006.07242, algorithms 1 and 3. A group's student starts from the mean of its
+models and learns the mean logits of all uploaded models on public data. A group without a client in the cohort
+stays as it is. Deviations: the student is kept that has the least distillation loss on held-out public data;
+the authors look at the accuracy. drop_worst needs labels there, as theirs; whoever is left out counts neither
+as a teacher nor in the mean. Students' batch statistics end as those of public data.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.params import Mean, Params
+from hpcfed.training import fusion
+
+
+class FedDF(RoundBased):
+    """steps = 0 is FedAvg in each architecture, with one architecture bit for bit."""
+
+    accepts: ClassVar[str] = "any models"
+    needs: ClassVar[tuple[str, ...]] = ("public",)
+
+    steps: NonNegativeInt = 10_000
+    """Most steps of distillation for each architecture and round."""
+    server_lr: PositiveFloat = 1e-3
+    """Learning rate of the distillation, by Adam."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Learning rate over the steps: cosine falls to 0 at the last."""
+    server_batch: PositiveInt = 128
+    """Examples in one step of distillation."""
+    clip: NonNegativeFloat = 5.0
+    """Largest norm of a gradient; 0: any."""
+    tau: PositiveFloat = 1.0
+    """Temperature of the distillation."""
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the public data held out; 0: none, and then all steps are done."""
+    patience: PositiveInt = 1000
+    """Steps without a better student on the held-out data after which the distillation ends."""
+    drop_worst: NonNegativeFloat = 0.0
+    """Leave out clients less accurate on held-out data than so many times guessing (authors: 1.2); 0: nobody."""
+
+    def refuses(self, job):
+        if self.drop_worst and (job.data.public_source or not int(self.validation * job.data.public)):
+            return ("needs held-out public data with the clients' labels to leave clients out, but has none; "
+                    "set algorithm.drop_worst = 0")  # fmt: skip
+        return None
+
+    def init(self, fed):
+        firsts = {kind: fed.architectures.index(kind) for kind in fed.architectures}
+        return fusion.joined({kind: fed.initial(k=k) for kind, k in firsts.items()})
+
+    def offer(self, fed, client, state):
+        return state.under(f"{client.architecture}/")
+
+    def columns(self, fed, state):
+        return fusion.accuracies(fed, state) if fed.job.evaluate.common else {}
+
+    def uploads(self, fed, state, cohort, t, answers):
+        """Each client's model; what it answers to the public data, which the server works out, goes into answers."""
+        for client in fed.mine(cohort):
+            (sent,) = self.local(fed, client, state, t).parts
+            answers[client.id], good = fusion.answer(fed, client, self.validation, self.drop_worst)
+            yield client.id, Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight * good)
+
+    def round(self, fed, state, cohort, t):
+        answers = {}
+        new = fed.mean(self.uploads(fed, state, cohort, t, answers), keep=state, per="tensor")
+        nobody = Params(logits=torch.full((len(fed.public), fed.classes), torch.nan, device=fed.device))
+        teacher = fed.mean(answers.items(), keep=nobody, counted=False)["logits"]
+        if not self.steps or teacher.isnan().any():
+            return new
+        how = {"steps": self.steps, "size": self.server_batch, "lr": self.server_lr, "schedule": self.schedule,
+               "clip": self.clip, "held": self.validation, "patience": self.patience}  # fmt: skip
+        return fed.on_root(lambda: fusion.students(fed, new, cohort, teacher, self.tau, t, **how))

@@ -1,0 +1,38 @@
+"""FML: each client trains its own model and a small common one, which learn from each other; only that is shared.
+
+Shen et al. (Federated Mutual Learning), 2020, arXiv:2006.16765, eqs. 5 and 6. The common model is the paper's
+meme model, here models.proxy. Deviations: none; teachers are constants, and the divergence is a mean over
+examples of a sum over classes (one public port divides by the number of classes as well).
+"""
+
+from typing import ClassVar, Literal
+
+from torch.nn import functional as F
+
+from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.training.losses import distil, soften
+
+
+class FML(RoundBased):
+    """alpha = beta = 1 is local training of the own models beside FedAvg of the common one."""
+
+    accepts: ClassVar[str] = "any models"
+    needs: ClassVar[tuple[str, ...]] = ("proxy",)
+
+    alpha: Share = 0.5
+    """Share of cross-entropy in the loss of the own model; the rest is to follow the common one."""
+    beta: Share = 0.5
+    """Share of cross-entropy in the loss of the common model; the rest is to follow the own one."""
+    inference: Literal["own", "proxy"] = "own"
+    """Which of a client's two models is evaluated."""
+
+    def shared(self, name):
+        return name.startswith("proxy.")
+
+    def loss(self, client, state, model, x, y):
+        own, proxy = model.own(x), model.proxy(x)
+        mutual = (1 - self.alpha) * distil(soften(proxy), own) + (1 - self.beta) * distil(soften(own), proxy)
+        return self.alpha * F.cross_entropy(own, y) + self.beta * F.cross_entropy(proxy, y) + mutual
+
+    def predict(self, fed, client, state, x):
+        return client.model.proxy(x) if self.inference == "proxy" else client.model(x)

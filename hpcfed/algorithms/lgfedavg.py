@@ -1,0 +1,19 @@
+"""LG-FedAvg: clients share the last layer of their models and keep the representation to themselves.
+
+Liang et al., 2020, arXiv:2001.01523, algorithm 1. Deviations: the shared part is the head, one linear layer,
+so that bodies may differ; the paper's auxiliary losses on representations are left out, as in its experiments
+on federated data.
+"""
+
+from typing import ClassVar
+
+from hpcfed.algorithms.base import RoundBased
+
+
+class LGFedAvg(RoundBased):
+    """Equal to FedClassAvg without its two losses."""
+
+    accepts: ClassVar[str] = "a common head"
+
+    def shared(self, name):
+        return name.startswith("head.")

@@ -1,0 +1,73 @@
+"""Per-FedAvg: a common start from which one gradient step makes a good personal model.
+
+Fallah et al., NeurIPS 2020, arXiv:2002.07948, algorithm 1; approximations FO and HF of section 5. The outer
+step, beta in the paper, is the job's optimiser with local.lr. Deviations: the personal step that precedes
+evaluation takes all of a client's training examples; clients weigh alike, as the paper's clients do.
+"""
+
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.params import Mean
+from hpcfed.training.local import LocalSteps, gradient
+
+
+class PerFedAvg(RoundBased):
+    """alpha = 0 is FedAvg with uniform weights, bit for bit."""
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: its number of training examples, or 1."""
+    alpha: NonNegativeFloat = 0.01
+    """Step from the common to the personal model."""
+    variant: Literal["fo", "hf"] = "fo"
+    """Leave out the Hessian (first order), or take its product from the difference of two gradients."""
+    delta: PositiveFloat = 1e-3
+    """Variant hf: half the distance between the two gradients."""
+    adapt_steps: PositiveInt = 1
+    """Personal steps before a model is evaluated."""
+
+    def local(self, fed, client, state, t):
+        self.receive(client, fed.down(client, state))
+        loss = partial(self.loss, client, state)
+        with LocalSteps(fed, client, t) as steps:
+            second, third = steps.others("second"), steps.others("third")
+            for x, y in steps:
+                value = self.outer(steps, loss, (x, y), second, third) if self.alpha else loss(steps.model, x, y)
+                if not self.alpha:
+                    steps.backward(value)
+                steps.step(value)
+        return Mean.of(client.params(), self.weight(client))
+
+    def outer(self, steps, loss, batch, second, third):
+        """Leave the gradient of the loss after a personal step (eqs. 11 and 15) in the model; returns that loss."""
+        skeleton, n = steps.skeleton, steps.skeleton.layout.n_params
+        w = skeleton.flat[:n].clone()
+        steps.backward(loss(steps.model, *next(second)))
+        skeleton.flat[:n] -= self.alpha * skeleton.grad
+        value = loss(steps.model, *batch)
+        steps.backward(value)
+        if self.variant == "hf":
+            g, example = skeleton.grad.clone(), next(third)
+            skeleton.grad.copy_(g - self.alpha * self.hessian_times(steps, loss, example, w, g))
+        skeleton.flat[:n] = w
+        return value
+
+    def hessian_times(self, steps, loss, batch, w, g):
+        """The Hessian at w times g, from gradients at w + delta g and w - delta g (eq. 14)."""
+        ends = []
+        for sign in (1, -1):
+            steps.skeleton.flat[: len(w)] = w + sign * self.delta * g
+            steps.backward(loss(steps.model, *batch))
+            ends.append(steps.skeleton.grad.clone())
+        return (ends[0] - ends[1]) / (2 * self.delta)
+
+    def adapt(self, fed, client, state, t):
+        skeleton = client.skeleton
+        for i in range(self.adapt_steps if self.alpha else 0):
+            gradient(fed, client, t, partial(self.loss, client, state), phase=f"adapt {i}", counted=False)
+            with torch.no_grad():
+                skeleton.flat[: len(skeleton.grad)] -= self.alpha * skeleton.grad

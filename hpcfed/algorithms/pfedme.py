@@ -1,0 +1,56 @@
+"""pFedMe: personal models near a common one, which follows them as the gradient of their Moreau envelopes.
+
+Dinh et al., NeurIPS 2020, arXiv:2006.08848, algorithm 1. A batch of the job is one local round of the paper
+(R is local.steps), the step of the personal model is the job's optimiser with local.lr. Deviations: the
+authors' code adds a small L2 term to the personal objective (here local.weight_decay); personal models start
+from the received one in each round, as in that code.
+"""
+
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.params import Mean, Params
+from hpcfed.training.local import LocalSteps
+from hpcfed.training.losses import proximal
+
+
+class PFedMe(RoundBased):
+    """A client's own model is its personal one; what it received and moved is uploaded and forgotten."""
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: its number of training examples, or 1."""
+    lam: NonNegativeFloat = 15.0
+    """How strongly personal models are held near the common one."""
+    inner_steps: PositiveInt = 5
+    """Steps of the personal model on each batch (K of the paper)."""
+    eta: PositiveFloat = 0.005
+    """Step of the common model towards the personal one, times lam."""
+    beta: Share = 1.0
+    """Share of the mean in the server's new model; the rest is its old one."""
+
+    @model_validator(mode="after")
+    def contracts(self):
+        if self.eta * self.lam >= 1:
+            raise ValueError(f"eta * lam = {self.eta * self.lam:g} must be < 1, else the common model oversteps")
+        return self
+
+    def keeps(self, fed):
+        return True
+
+    def local(self, fed, client, state, t):
+        self.receive(client, fed.down(client, state))
+        skeleton, n = client.skeleton, client.skeleton.layout.n_params
+        w = skeleton.flat[:n].clone()
+        anchor = skeleton.layout.views(w)
+        with LocalSteps(fed, client, t) as steps:
+            for x, y in steps:
+                for _ in range(self.inner_steps):
+                    steps.descend(self.loss(client, state, steps.model, x, y) + proximal(steps.model, anchor, self.lam))
+                w -= self.eta * self.lam * (w - skeleton.flat[:n])
+        buffers = client.params(lambda name: name not in anchor)
+        return Mean.of(Params({**anchor, **buffers}), self.weight(client))
+
+    def server(self, state, mean):
+        return (1 - self.beta) * state + self.beta * mean if self.beta < 1 else mean

@@ -1,0 +1,74 @@
+"""SCAFFOLD: control variates correct each local step for the drift of the client from the others.
+
+Karimireddy et al., ICML 2020, arXiv:1910.06378, algorithm 1. Deviations: float buffers of batch normalisation
+are averaged like parameters and have no control variate.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import PositiveFloat
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.params import Mean, Params
+from hpcfed.training.local import gradient, learning_rate, sgd
+from hpcfed.training.losses import inner_product
+
+
+@dataclass(frozen=True)
+class State:
+    """x: the model.  c: the server's control variate, for parameters alone."""
+
+    x: Params
+    c: Params
+
+
+class Scaffold(RoundBased):
+    """The control variate of a client is in its memory; before its first round it is 0."""
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean of the updates of the model."""
+    eta_g: PositiveFloat = 1.0
+    """The server's step."""
+    control: Literal["steps", "gradient"] = "steps"
+    """New control variate: from the steps taken (option II), or the gradient at the received model (option I)."""
+
+    def refuses(self, job):
+        if job.local.optimiser == "sgd" and not job.local.momentum:
+            return None
+        return "needs plain SGD, for its control variates are mean gradients; set local.optimiser = 'sgd', momentum 0"
+
+    def traffic(self, fed, k):
+        state = self.init(fed)
+        return (state.x.nbytes + state.c.nbytes,) * 2
+
+    def init(self, fed):
+        params = fed.store.initial(fed.architectures[0], 0).layout.params
+        x = fed.initial()
+        return State(x, Params({name: x[name] * 0 for name in params}))
+
+    def receive(self, client, state):
+        client.load(state.x)
+
+    def local(self, fed, client, state, t):
+        client.load(fed.down(client, state.x))
+        c, own = fed.down(client, state.c), Params(client.memory.get("control", state.c * 0))
+        new = self.at_start(fed, client, state, t) if self.control == "gradient" else None
+        drift = c - own
+        steps = sgd(fed, client, t, lambda m, x, y: self.loss(client, state, m, x, y) + inner_product(m, drift))
+        change = client.params() - state.x
+        if new is None:
+            new = own - c - (1 / (steps * learning_rate(fed, t))) * change.pick(c.__contains__)
+        client.memory["control"] = new
+        return change, new - own
+
+    def at_start(self, fed, client, state, t):
+        """The mean gradient over the client's data at the received model."""
+        gradient(fed, client, t, lambda m, x, y: self.loss(client, state, m, x, y), phase="control")
+        return Params(client.skeleton.layout.views(client.skeleton.grad)).clone()
+
+    def round(self, fed, state, cohort, t):
+        done = {c.id: (self.weight(c), *self.local(fed, c, state, t)) for c in fed.mine(cohort)}
+        dx = fed.mean(((k, Mean.of(dx, w)) for k, (w, dx, _) in done.items()), keep=state.x * 0)
+        dc = fed.mean(((k, Mean.of(dc)) for k, (_, _, dc) in done.items()), keep=state.c * 0)
+        return State(state.x + self.eta_g * dx, state.c + (len(cohort) / fed.K) * dc)

@@ -1,0 +1,80 @@
+"""SWIFT: decentralised and wait-free; each client averages with what its neighbours last sent, when it is ready.
+
+Bornstein et al., ICLR 2023, arXiv:2210.14026, algorithm 1. A job is one step: it starts with sending x_i; its
+gradient is that at x_i; when it ends, x_i <- sum_j w_ij x_j + (local step), or in a local step (i1) without the sum.
+Deviations: a step is the job's local work, the papers' is local.steps = 1. Sending goes on beside the work, and a
+job lasts as long as the longer of the two; models arrive that much later. Batch statistics are averaged too.
+"""
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from hpcfed.algorithms.base import Share
+from hpcfed.algorithms.events import EventBased
+from hpcfed.training import peers
+from hpcfed.training.mixing import Weights, mix, mixing, stepped
+from hpcfed.training.topology import Topology, graph
+
+
+class SWIFT(EventBased):
+    """All clients work all the time; as many merges as a cohort has clients are a round."""
+
+    topology: Topology = "ring"
+    """Who are neighbours."""
+    cliques: PositiveInt = 3
+    """Clique-ring: how many cliques."""
+    density: Share = 0.3
+    """Erdos-renyi: probability of each link."""
+    weights: Weights = "ccs"
+    """Weights of neighbours: SWIFT's for equal speeds (ccs) or the clients' (ccs-rates), metropolis, uniform."""
+    i1: NonNegativeInt = 0
+    """Local steps that follow one another; 0 is the paper's C_0, 1 its C_1."""
+    i2: PositiveInt = 1
+    """Averaging steps that follow them."""
+
+    init, whole, receive = peers.init, peers.whole, peers.receive
+    common, columns = peers.common, peers.columns
+
+    def of(self, fed):
+        return self.topology, fed.K, fed.seed, self.cliques, self.density
+
+    def traffic(self, fed, k):
+        return (int(graph(*self.of(fed))[k].sum()) * fed.initial().nbytes,) * 2
+
+    def at_once(self, fed):
+        return fed.K
+
+    def target(self, k):
+        return k
+
+    def near(self, fed, k, number):
+        averages = number % (self.i1 + self.i2) >= self.i1
+        return graph(*self.of(fed))[k].nonzero()[0].tolist() if averages else []
+
+    def seconds(self, fed, k, examples):
+        return max(fed.profiles.compute(k, examples), self.delay(fed, k))
+
+    def delay(self, fed, k):
+        return fed.profiles.seconds(k, 0, 0, fed.announced(k)[1])
+
+    def start(self, client, state):
+        client.memory["before"] = client.memory.pop("merged", None) or client.params()
+
+    def sent(self, client, arrived):
+        return client.params() if arrived else client.memory["before"]
+
+    def work(self, fed, client, job):
+        with client.borrowed():
+            fed.up(client, client.params(), times=len(graph(*self.of(fed))[client.id].nonzero()[0]))
+            self.train(fed, client, {}, job)
+            return client.params()
+
+    def rates(self, fed):
+        every = range(fed.K) if self.weights == "ccs-rates" else ()  # else they do not count
+        return tuple(1 / self.seconds(fed, k, fed.draws.examples(k, fed.draws.full)) for k in every)
+
+    def merge(self, fed, job, held, up, near):
+        client = fed.clients[job.client]
+        client.memory["merged"] = held
+        row = mixing(self.weights, self.of(fed), self.rates(fed))[job.client]
+        values = sorted({**fed.down(client, near), job.client: held}.items())
+        return stepped(mix({0: row}, values)[0], held, up) if near else up

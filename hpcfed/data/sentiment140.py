@@ -1,0 +1,106 @@
+"""Sentiment140: tweets, negative or positive, from the authors' CSV files or an HDF5 file of the name.
+
+Go, Bhayani and Huang, "Twitter Sentiment Classification using Distant Supervision", Stanford, 2009. The HDF5
+file is one as `hpcfed.data.files` reads, with `text`, `labels` and, for the natural partition, `users`.
+"""
+
+import csv
+import hashlib
+import shutil
+import urllib.request
+import zipfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.data import files
+from hpcfed.data.record import TEXT, DataSet, Split, Text
+from hpcfed.data.text import encode
+from hpcfed.errors import DataError
+
+URL = "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip"  # 81 MB; not to be had by https
+SHA256 = "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57"
+FILES = ("training.1600000.processed.noemoticon.csv", "testdata.manual.2009.06.14.csv")
+CLASSES = ("negative", "positive")
+LABELS = {"0": 0, "4": 1}  # polarity 2, neutral, is in the test file alone and left out
+TIMEOUT = 60.0  # seconds without a byte before a download is given up
+
+
+def load(name: str, root: Path, download: bool, text: Text = TEXT) -> DataSet:
+    """The authors' two CSV files below root, else root/sentiment140.h5, else a download of the first to root.
+
+    1,600,000 tweets labelled by their emoticons, 359 by hand.  Raises DataError naming the files, the folder
+    and the way out.
+    """
+    present, hdf5 = all((root / file).exists() for file in FILES), root / "sentiment140.h5"
+    if hdf5.exists() and not present:
+        return replace(files.read(hdf5, text), name=name)
+    if not present:
+        if not download:
+            raise _missing(root, "downloading is switched off")
+        fetch(root)
+    splits, vocabulary = encode(files.number_users([read(root / file) for file in FILES]), text)
+    return DataSet(name, *splits, CLASSES, (), (), vocabulary)
+
+
+def read(path: Path) -> Split:
+    """The texts of one CSV file, latin-1, without its neutral ones: polarity, id, date, query, user, text.
+
+    Raises DataError with the line for what is no such row.
+    """
+    with path.open(encoding="latin-1", newline="") as file:
+        kept = list(_rows(csv.reader(file), path))
+    if not kept:
+        raise DataError(f"{path}: holds no text of polarity 0 or 4; copy or download it again")
+    y, users, x = zip(*kept, strict=True)
+    return Split(np.array(x, object), np.array(y, np.int64), np.array(users, object))
+
+
+def _rows(lines: Iterable[list[str]], path: Path) -> Iterable[tuple[int, str, str]]:
+    """Label, user and text of each row that is not neutral."""
+    for number, fields in enumerate(lines, start=1):
+        if len(fields) != 6 or fields[0] not in (*LABELS, "2"):
+            raise DataError(
+                f"{path}: row {number} is {fields[:1]} and {len(fields)} fields; a row has the polarity 0, 2 or 4, "
+                "id, date, query, user and text"
+            )
+        if fields[0] in LABELS:
+            yield LABELS[fields[0]], fields[4], fields[5]
+
+
+def fetch(root: Path, url: str = URL, sha256: str = SHA256) -> None:
+    """Download the archive, compare its checksum and leave its two files below root.  Raises DataError."""
+    archive = root / "trainingandtestdata.zip.new"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as response, archive.open("wb") as file:
+            shutil.copyfileobj(response, file)
+        with archive.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != sha256:
+            raise DataError(f"{url}: has the checksum {found}, not {sha256}; it is another file, or damaged")
+        with zipfile.ZipFile(archive) as packed:
+            for name in FILES:
+                _unpack(packed, name, root / name)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise _missing(root, f"{url}: {error}") from error
+    finally:
+        archive.unlink(missing_ok=True)
+
+
+def _unpack(packed: zipfile.ZipFile, name: str, path: Path) -> None:
+    """One file of an archive, written beside its place and renamed, so that no half file is ever seen."""
+    new = path.with_name(path.name + ".new")
+    with packed.open(name) as source, new.open("wb") as target:
+        shutil.copyfileobj(source, target)
+    new.replace(path)
+
+
+def _missing(root: Path, reason: str) -> DataError:
+    return DataError(
+        f"sentiment140: cannot be loaded from {root} ({reason})\n"
+        f"  expected there: {', '.join(FILES)}, or sentiment140.h5\n"
+        f"  copy them there, name the folder that has them (--data.root), or a file (--data.name PATH.h5)"
+    )

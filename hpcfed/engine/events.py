@@ -1,0 +1,133 @@
+"""Event-based methods: a "round" is so many merges in virtual time.
+
+When jobs end is known before anything is computed. So a round's jobs that have started are computed
+together, each at its client's rank, and merged one by one; ranks meet only to merge. There is no polling, and
+nothing depends on how fast the machine is. What a job receives and sends counts in the round in which it ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfed.algorithms.events import SERVER, EventBased, Work
+from hpcfed.engine.agenda import Agenda, Ended
+from hpcfed.engine.record import Row
+from hpcfed.engine.rounds import Rounds
+
+if TYPE_CHECKING:
+    from hpcfed.federation import Federation
+
+
+def start(fed: Federation) -> Rounds:
+    """The job's run before its first round; collective."""
+    algorithm = fed.job.algorithm
+    kind = Events if isinstance(algorithm, EventBased) else Rounds
+    return kind(fed, algorithm, algorithm.init(fed))
+
+
+@dataclass(eq=False)
+class Events(Rounds):
+    """The run of an event-based method between rounds."""
+
+    version: int = 0  # merges of the server so far
+    since: dict[int, int] = field(default_factory=dict)  # version at the start of each client's open job
+    ended: list[Ended] = field(default_factory=list)  # of this round
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        seconds = partial(self.algorithm.seconds, self.fed)
+        self.agenda = Agenda(self.fed.draws, self.algorithm.at_once(self.fed), seconds)
+        self.hand_out(self.agenda.fill())
+
+    def hand_out(self, jobs: tuple[Work, ...]) -> None:
+        """Give the clients of jobs that start what they need of the present state."""
+        for job in jobs:
+            self.since[job.client] = self.version
+            for client in self.fed.mine([job.client]):
+                self.algorithm.start(client, self.state)
+
+    def begin(self, t: int) -> list[int]:
+        self.fed.open(t)
+        self.opened = {job.client: job for job in self.agenda.going.values()}
+        self.ended = self.agenda.advance(self.algorithm.merges or self.fed.cohort_size)
+        return sorted({job.client for job, _ in self.pairs() if job.reports})
+
+    def pairs(self) -> list[tuple[Work, tuple[Work, ...]]]:
+        """The round's jobs as they end, each with those that then start."""
+        return [(e.job, e.started) for e in self.ended]
+
+    def advance(self, cohort: list[int], t: int) -> None:
+        self.results: dict[int, Any] = {}  # of this rank's clients that have worked but not yet reported
+        self.worked: set[int] = set()  # clients, of all ranks, whose open job is computed
+        self.staleness: list[int] = []
+        for i, (job, started) in enumerate(self.pairs()):
+            if job.reports:
+                if job.client not in self.worked:
+                    self.compute([e.job for e in self.ended[i:]])
+                self.merge(replace(job, staleness=self.version - self.since[job.client]))
+            else:
+                self.fed.lose(job.client, job.share * self.fed.draws.examples(job.client, job.amount))
+            self.opened.pop(job.client)
+            self.opened |= {new.client: new for new in started}
+            self.hand_out(started)
+
+    def compute(self, jobs: list[Work]) -> None:
+        """All of these jobs that have started and are not yet computed, each at its client's rank."""
+        ready = [job for job in jobs if job.reports and self.opened.get(job.client) == job]
+        ready = [job for job in ready if job.client not in self.worked]
+        self.worked |= {job.client for job in ready}
+        for job in sorted(ready, key=lambda job: job.client):
+            for client in self.fed.mine([job.client]):
+                self.fed.partial[job.client] = job.amount
+                self.results[job.client] = self.algorithm.work(self.fed, client, job)
+
+    def merge(self, job: Work) -> None:
+        """A job's result into what its target holds; collective."""
+        k, target = job.client, self.algorithm.target(job.client)
+        self.worked.discard(k)
+        if target == SERVER:
+            self.staleness.append(job.staleness)
+            up = self.fed.from_client(k, self.results.pop(k, None))
+            merged = self.algorithm.merge(self.fed, job, self.state, up, {})
+            self.version += merged is not None
+            self.state = self.state if merged is None else merged
+            return
+        up, near = self.at_target(job, target)
+        for client in self.fed.mine([target]):
+            merged = self.algorithm.merge(self.fed, job, client.params(self.algorithm.shared), up, near)
+            if merged is not None:
+                client.load(merged)
+
+    def at_target(self, job: Work, target: int) -> tuple[Any, dict[int, Any]]:
+        """The job's result, and the latest models of those that are near, at the target's rank; collective."""
+        k, fed, given = job.client, self.fed, self.algorithm.near(self.fed, job.client, job.number)
+        up = {k: self.results.pop(k)} if k in self.results else {}
+        models = {c.id: self.algorithm.sent(c, self.arrived(c.id, job.finish)) for c in fed.mine(given)}
+        return fed.to_client(target, up, [k]).get(k), fed.to_client(target, models, given)
+
+    def arrived(self, k: int, now: float) -> bool:
+        """Whether what client k sent when its open job started has reached the others."""
+        return now >= self.opened[k].start + self.algorithm.delay(self.fed, k)
+
+    def elapse(self, cohort: list[int], columns: Row) -> Row:
+        self.now = self.agenda.now
+        counts = Counter(e.job.client for e in self.ended if e.job.reports)
+        lost = {e.job.client for e in self.ended if not e.job.reports}
+        every = range(self.fed.K)
+        return {"clients/reports": np.array([counts[k] for k in every]),
+                "clients/lost": np.array([k in lost for k in every]),
+                **({"rounds/staleness": float(np.mean(self.staleness))} if self.staleness else {})}  # fmt: skip
+
+    def virtual(self) -> Row:
+        since = [self.since.get(k, 0) for k in range(self.fed.K)]
+        return {"agenda": self.agenda.to_tree(), "version": self.version, "since": np.array(since)}
+
+    def go_on(self, kept: Row) -> None:
+        self.agenda.from_tree(kept["agenda"])
+        self.now, self.version = self.agenda.now, kept["version"]
+        self.since = {k: int(v) for k, v in enumerate(kept["since"])}

@@ -1,0 +1,25 @@
+"""What a round's record holds of clients and ranks."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import astuple
+from typing import Any
+
+from hpcfed.payload import Tally
+
+Row = dict[str, Any]
+COLUMNS = ("train_loss", "examples", "epochs", "seconds", "down", "up", "work", "accuracy_before", "loss_before",
+           "accuracy_received", "loss_received", "accuracy", "loss")  # fmt: skip
+PHASES = ("train", "server", "communicate", "evaluate", "wait", "checkpoint")
+
+
+def cells(tally: Tally) -> tuple[float, ...]:
+    """A tally as a row of the table: the mean loss first."""
+    loss, *rest = astuple(tally)
+    return (loss / tally.examples if tally.examples else float("nan"), *rest)
+
+
+def peak_bytes() -> int:
+    """Largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

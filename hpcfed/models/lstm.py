@@ -1,0 +1,42 @@
+"""FedHeNN's models for text: Makhija et al., ICML 2022, arXiv:2202.07757, section 4.1.
+
+One or two LSTM layers and two fully connected layers, the second of which is the head. Open there, and chosen
+here: word vectors of 100 values, learnt with the rest, and 100 units a layer, as LEAF's model for the same
+data (arXiv:1812.01097), whose word vectors come ready-made; a ReLU after the first fully connected layer.
+Deviations: none.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+WORD = 100  # values of a word's vector
+HIDDEN = 100  # units of an LSTM layer
+
+
+class Lstm(nn.Module):
+    """Tokens [n, L], int64, 0 for padding at the end -> representation [n, d], >= 0.
+
+    What is read is the state after the last token that is no padding, so padding changes nothing; a text
+    without any token is read as one of padding, whose vector is 0 and stays so.
+    """
+
+    def __init__(self, vocabulary: int, d: int, layers: int):
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, WORD, padding_idx=0)
+        self.lstm = nn.LSTM(WORD, HIDDEN, layers, batch_first=True)
+        self.first = nn.Linear(HIDDEN, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.lstm(self.words(x))  # [n, L, HIDDEN]
+        last = (x > 0).sum(1).clamp(min=1) - 1
+        return self.first(states[torch.arange(len(x), device=x.device), last]).relu()
+
+
+def _body(shape: tuple[int, ...], d: int, vocabulary: int, layers: int) -> nn.Module:
+    return Lstm(vocabulary, d, layers)
+
+
+lstm_1 = partial(_body, layers=1)
+lstm_2 = partial(_body, layers=2)

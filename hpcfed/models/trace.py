@@ -1,0 +1,137 @@
+"""A model run without data, to see which units of which layers meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from hpcfed.errors import ConfigError
+
+FIXED = -1  # the group of what is never cut: inputs and classes
+ASKS = {"dim", "size", "numel", "__get__"}  # what gives no tensor
+SAME = {"relu", "relu_", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "dropout", "dropout_"}  # unit by unit
+JOINS = {"flatten", "cat", "add", "add_", "__add__", "__iadd__", "batch_norm", "linear", "conv2d"}
+
+
+class Stretch(NamedTuple):
+    """A part of a dimension: units of one group, each with so many places side by side (a flattened map's)."""
+
+    group: int
+    size: int
+    repeat: int = 1
+
+
+Axis = tuple[Stretch, ...]  # the content of one dimension
+
+
+class Trace(TorchFunctionMode):
+    """One pass of a model in which every call of torch says what its outputs are made of.
+
+    After `run`, axes has the content of the first dimensions of each parameter and float buffer, and sizes the
+    units of each group. Of tensors that are no parameters only dimension 1, the units, is followed.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model, self.kind = model, type(model).__name__
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self.tensors = {name: torch.empty_like(v, device="meta") for name, v in own.items()}
+        self.names = {id(v): name for name, v in self.tensors.items()}
+        self.sizes: dict[int, int] = {}
+        self.joined: dict[int, int] = {}  # a group that became part of an earlier one
+        self.axes: dict[str, tuple[Axis, ...]] = {}
+        self.content: dict[int, Axis] = {}  # of the units of each tensor that was computed
+        self.alive: list[Tensor] = []  # so that no two tensors have one id
+
+    def run(self, shape: tuple[int, ...]) -> None:
+        """Follow a batch of one example of this shape through the model. Raises ConfigError, see `refuse`."""
+        x, training = torch.empty(1, *shape, device="meta"), self.model.training
+        self.keep(x, (Stretch(FIXED, shape[0]),))
+        self.model.eval()
+        with self:
+            functional_call(self.model, self.tensors, (x,))
+        self.model.train(training)
+        classes = (Stretch(FIXED, len(self.tensors["head.weight"])),)
+        self.axes["head.weight"] = (classes, *self.axes["head.weight"][1:])
+        self.axes["head.bias"] = (classes,)
+        self.axes = {name: tuple(map(self.settled, axes)) for name, axes in self.axes.items()}
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name, kwargs = func.__name__, kwargs or {}
+        if name not in ASKS | SAME | JOINS:
+            self.refuse(name)
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor):
+            self.keep(out, self.follow(name, out, args, kwargs))
+        return out
+
+    def follow(self, name: str, out: Tensor, args: tuple, kwargs: dict) -> Axis:
+        """The units of a function's output. Raises ConfigError where that is not known."""
+        if name in SAME:
+            return self.content[id(args[0])]
+        if name == "flatten" and (args[1:] or (0,))[0] == 1:
+            spread = out.shape[1] // sum(size * repeat for _, size, repeat in self.content[id(args[0])])
+            return tuple(Stretch(group, size, repeat * spread) for group, size, repeat in self.content[id(args[0])])
+        if name == "cat" and (args[1:] or (kwargs.get("dim"),))[0] == 1:
+            return sum((self.content[id(part)] for part in args[0]), ())
+        if name in ("add", "add_", "__add__", "__iadd__"):
+            return self.tie(self.content[id(args[0])], self.content[id(args[1])])
+        if name == "batch_norm":
+            return self.norm(args, kwargs)
+        if name == "linear" or (name == "conv2d" and args[6] == 1):
+            return self.layer(*args[:3])
+        return self.refuse(f"{name} in groups" if name == "conv2d" else name)
+
+    def layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Axis:
+        """A convolution or linear layer: its outputs are a group of their own."""
+        group = len(self.sizes)
+        self.sizes[group] = len(weight)
+        outputs = (Stretch(group, len(weight)),)
+        self.axes[self.names[id(weight)]] = (outputs, self.content[id(x)])
+        if bias is not None:
+            self.axes[self.names[id(bias)]] = (outputs,)
+        return outputs
+
+    def norm(self, args: tuple, kwargs: dict) -> Axis:
+        """Batch normalisation: its parameters and statistics belong to the units that it normalises."""
+        own = (*args[1:], kwargs.get("weight"), kwargs.get("bias"))
+        for value in own:
+            if id(value) in self.names:
+                self.axes[self.names[id(value)]] = (self.content[id(args[0])],)
+        return self.content[id(args[0])]
+
+    def tie(self, a: Axis, b: Axis) -> Axis:
+        """A sum: the units of both terms are kept or dropped together."""
+        if [s[1:] for s in a] != [s[1:] for s in b]:
+            return self.refuse("a sum of different units")
+        for (p, *_), (q, *_) in zip(a, b, strict=True):
+            p, q = self.root(p), self.root(q)
+            if FIXED in (p, q) and p != q:
+                return self.refuse("a sum with the inputs")
+            if p != q:
+                self.joined[max(p, q)] = min(p, q)
+        return self.settled(a)
+
+    def settled(self, axis: Axis) -> Axis:
+        """The axis with each group under the name of the earliest that it was tied to."""
+        return tuple(stretch._replace(group=self.root(stretch.group)) for stretch in axis)
+
+    def root(self, group: int) -> int:
+        return self.root(self.joined[group]) if group in self.joined else group
+
+    def keep(self, out: Tensor, axis: Axis) -> None:
+        self.content[id(out)] = axis
+        self.alive.append(out)
+
+    def refuse(self, what: str) -> Any:
+        """The end, as nobody has said what follows from cutting this."""
+        body = type(getattr(self.model, "body", self.model)).__name__
+        raise ConfigError(
+            f"the model {body} cannot be cut to a smaller width: {what} mixes its units in a way that is not known; "
+            "set models.widths = [1] or take another model"
+        )

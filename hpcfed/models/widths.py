@@ -1,0 +1,156 @@
+"""Sub-models: which units of a model are cut together, which of them a window keeps, and the smaller model.
+
+A unit is a channel of a convolution or an output of a linear layer. A group is a set of units that must be kept
+or dropped together: the outputs of a layer, what normalises them and what reads them. A residual sum makes one
+group of two. The inputs of the model and the classes are never cut; the representation is, as any hidden layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hpcfed.models import build
+from hpcfed.models.model import Model
+from hpcfed.models.trace import FIXED, Axis, Trace
+from hpcfed.params import Params
+
+SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features")
+Choose = Callable[[int, int], np.ndarray]  # size of a group, number -> so many of its units
+Choice = Mapping[int, np.ndarray]  # by group: the units that are kept, ascending
+Window = dict[str, tuple[np.ndarray, ...]]  # by name: the indices kept of each cut dimension; others are whole
+
+
+class Named(NamedTuple):
+    """An architecture's name in its parts: "cnn@0.5" is the model cnn at half its width."""
+
+    base: str
+    width: float
+
+
+def parse(architecture: str) -> Named:
+    """The model and the width that an architecture's name says; of a pair "a+b" those of the first."""
+    base, _, width = architecture.partition("+")[0].partition("@")
+    return Named(base, float(width or 1))
+
+
+def named(base: str, width: float) -> str:
+    """The architecture's name of a model at this width."""
+    return base + (f"@{width:g}" if width < 1 else "")
+
+
+def first(size: int, n: int) -> np.ndarray:
+    """The first units of each group: HeteroFL's and FjORD's choice."""
+    return np.arange(n)
+
+
+def rolled(start: int) -> Choose:
+    """The units start, start + 1, ... of each group, after the last one the first again: FedRolex's choice."""
+    return lambda size, n: (start + np.arange(n)) % size
+
+
+def drawn(g: np.random.Generator) -> Choose:
+    """Units of each group drawn without replacement; of one stream a smaller width's are among a larger's."""
+    return lambda size, n: g.permutation(size)[:n]
+
+
+@dataclass(frozen=True)
+class Units:
+    """The groups of a model: how many units each has, and which dimension of which tensor they fill.
+
+    sizes: by group.  axes: by the name of a parameter or float buffer the content of its first dimensions.
+    """
+
+    sizes: dict[int, int]
+    axes: dict[str, tuple[Axis, ...]]
+
+    def window(self, width: float, choose: Choose = first) -> Window:
+        """Where the chosen units, ceil(width size) of each group, are in each tensor that is cut.
+
+        They are put in order, so that a choice of all units is the model itself.
+        """
+        choice = {group: np.sort(choose(size, kept(size, width))) for group, size in self.sizes.items()}
+        cut = {name: axes for name, axes in self.axes.items() if any(s.group != FIXED for a in axes for s in a)}
+        return {name: tuple(indices(axis, choice) for axis in axes) for name, axes in cut.items()}
+
+
+def kept(size: int, width: float) -> int:
+    """How many of so many units a sub-model of this width has: never none."""
+    return max(1, math.ceil(width * size - 1e-9))
+
+
+def indices(axis: Axis, choice: Choice) -> np.ndarray:
+    """The places in a dimension that its chosen units fill, ascending."""
+    places, start = [], 0
+    for group, size, repeat in axis:
+        units = np.arange(size) if group == FIXED else choice[group]
+        places.append((start + units[:, None] * repeat + np.arange(repeat)).reshape(-1))
+        start += size * repeat
+    return np.concatenate(places)
+
+
+def take(params: Mapping[str, Tensor], window: Window) -> Params:
+    """The piece of each tensor that is in the window: a view where its units lie side by side, else a copy."""
+    return Params({name: piece(value, window[name]) if name in window else value for name, value in params.items()})
+
+
+def piece(value: Tensor, axes: tuple[np.ndarray, ...]) -> Tensor:
+    """The places of a tensor where these ascending indices of its first dimensions cross."""
+    for dim, places in enumerate(axes):
+        first, n = int(places[0]), len(places)
+        if places[-1] == first + n - 1:
+            value = value.narrow(dim, first, n)
+        else:
+            value = value.index_select(dim, torch.as_tensor(places, device=value.device))
+    return value
+
+
+def units(model: Model, shape: tuple[int, ...]) -> Units:
+    """The groups of a model that takes inputs of this shape; found by one pass without data.
+
+    Raises ConfigError for a model with a layer of which it is not known what follows from cutting it.
+    """
+    trace = Trace(model)
+    trace.run(shape)
+    groups = {s.group for axes in trace.axes.values() for axis in axes for s in axis} - {FIXED}
+    return Units({group: trace.sizes[group] for group in sorted(groups)}, trace.axes)
+
+
+@cache
+def structure(name: str, shape: tuple[int, ...], classes: int, d: int) -> Units:
+    """The groups of a registered model, which are the same for all weights. Raises ConfigError as `units`."""
+    with torch.device("meta"):
+        return units(build(name, shape, classes, d), shape)
+
+
+@torch.no_grad()
+def narrow(model: Model, shape: tuple[int, ...], width: float) -> Model:
+    """The model itself, made smaller: ceil(width size) units of each group are left, the first ones.
+
+    Raises ConfigError as `units`, and for a width outside 0..1.
+    """
+    window = units(model, shape).window(width)
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, value in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(piece(value, window.get(prefix + name, ())).clone()))
+        for name, value in module.named_buffers(recurse=False):
+            setattr(module, name, piece(value, window.get(prefix + name, ())).clone())
+        resize(module)
+    return model
+
+
+def resize(module: nn.Module) -> None:
+    """Let a layer's own account of its size say what its weights are."""
+    if isinstance(weight := getattr(module, "weight", None), Tensor):
+        outputs, inputs = weight.shape[0], weight.shape[1] if weight.dim() > 1 else 0
+        for name in SIZES:
+            if hasattr(module, name):
+                setattr(module, name, inputs if name.startswith("in_") else outputs)

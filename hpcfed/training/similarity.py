@@ -1,0 +1,129 @@
+"""How alike two representations of the same examples are: centred kernel alignment, Procrustes distance.
+
+A representation is [L, d], a kernel [L, L]; gradients flow through both arguments. All measures ignore shifts,
+rotations and the scale of a representation. One that is the same for all examples, up to rounding, has
+nothing to compare: CKA 0, and 1 where both are such, with gradient 0. Values are as precise as the input's
+type; sums of squares are formed of matrices of length 1, so that large activations do not overflow.
+Makhija et al. (FedHeNN), ICML 2022, arXiv:2202.07757, section 3.4; Kornblith et al., ICML 2019,
+arXiv:1905.00414. Deviations: the columns of representations are centred before the paper's eq. 4, which equals
+its HSIC form only then.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROUNDING = 16  # times the type's precision: what is smaller than this share of the whole is rounding
+
+
+def centred(kernel: Tensor) -> Tensor:
+    """H K H with H = I - 11^T / L: rows and columns then sum to 0."""
+    kernel = kernel - kernel.mean(0)
+    return kernel - kernel.mean(1, keepdim=True)
+
+
+def unit(centre: Tensor, whole: Tensor) -> Tensor:
+    """A centred matrix scaled to length 1, or 0 where no more than rounding was left of the whole.
+
+    The factor has no gradient: what is made of the result must not depend on its scale.
+    """
+    length = torch.linalg.vector_norm(centre.detach(), dtype=torch.float64)
+    least = ROUNDING * torch.finfo(whole.dtype).eps * torch.linalg.vector_norm(whole.detach(), dtype=torch.float64)
+    return centre * torch.where(length <= least, 0.0, 1 / length)
+
+
+def features(a: Tensor) -> Tensor:
+    """A representation with centred columns, of length 1; [L, d]."""
+    return unit(a - a.mean(0), a)
+
+
+def fixed(kernel: Tensor) -> Tensor:
+    """A kernel made ready as the target of many comparisons: centred, of length 1."""
+    return unit(centred(kernel), kernel)
+
+
+def linear_cka(a: Tensor, b: Tensor) -> Tensor:
+    """CKA of two representations with linear kernels, a scalar in 0..1; their widths may differ.
+
+    ||B^T A||_F^2 / (||A^T A||_F ||B^T B||_F) on centred columns, or the same by kernels where that is cheaper.
+    """
+    a, b = features(a), features(b)
+    wide = a.shape[1] * b.shape[1] > len(a) * (a.shape[1] + b.shape[1])
+    cross = ((a @ a.T) * (b @ b.T)).sum() if wide else (b.T @ a).square().sum()
+    return ratio(cross, spread(a), spread(b))
+
+
+def cka_to_kernel(a: Tensor, target: Tensor) -> Tensor:
+    """CKA of a representation's linear kernel and a kernel that `fixed` made; the kernel of a is not formed.
+
+    tr(A^T T A) / (||A^T A||_F ||T||_F) on centred columns: about L^2 d multiplications.
+    """
+    a = features(a)
+    return ratio(((target @ a) * a).sum(), spread(a), torch.linalg.matrix_norm(target))
+
+
+def cka(a: Tensor, b: Tensor) -> Tensor:
+    """CKA of two kernels [L, L] of any kind: HSIC(a, b) / sqrt(HSIC(a, a) HSIC(b, b)), a scalar in 0..1."""
+    a, b = fixed(a), fixed(b)
+    return ratio((a * b).sum(), torch.linalg.matrix_norm(a), torch.linalg.matrix_norm(b))
+
+
+def spread(a: Tensor) -> Tensor:
+    """||A^T A||_F = ||A A^T||_F, the smaller of the two formed."""
+    return torch.linalg.matrix_norm(a.T @ a if a.shape[1] <= len(a) else a @ a.T)
+
+
+def ratio(cross: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """cross / (a b); 0 where one of them is 0, 1 where both are."""
+    both = a * b
+    return cross / torch.where(both == 0, 1.0, both) + ((a == 0) & (b == 0))
+
+
+def rbf_kernel(a: Tensor, c: float = 1.0) -> Tensor:
+    """exp(-||a_p - a_q||^2 / (2 sigma^2)) of the rows, [L, L]; sigma is c times their median distance.
+
+    sigma has no gradient. The paper leaves the rule open; this one is that of Kornblith et al., section 4.
+    """
+    squares = squared_distances(a, a)
+    return torch.exp(-precision(squares.detach(), c) * squares)
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Squared Euclidean distances of the rows of a and b, [n, m]; both are shifted by the mean of b, for precision."""
+    mean = b.detach().mean(0)
+    a, b = a - mean, b - mean
+    return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)
+
+
+def precision(squares: Tensor, c: float) -> Tensor:
+    """1 / (2 sigma^2) from the squared distances of all pairs, [L, L]; 0, a constant kernel, if all are 0.
+
+    Where more than half of the pairs coincide, the mean square stands in for that of the median.
+    """
+    pairs = squares[torch.ones_like(squares, dtype=torch.bool).triu(1)]
+    if not len(pairs):
+        return squares.new_zeros(())
+    middle = pairs.median()
+    square = c**2 * torch.where(middle > 0, middle, pairs.mean())
+    return torch.where(square == 0, 0.0, 0.5 / square)
+
+
+def procrustes(a: Tensor, b: Tensor) -> Tensor:
+    """Orthogonal Procrustes distance of two representations of one width, a scalar in 0..2.
+
+    ||A||_F^2 + ||B||_F^2 - 2 ||A^T B||_*, on centred columns and at length 1: the squared distance after the best
+    rotation. A constant one has length 0.  Makhija et al., section 3.4; Ding et al., 2021, arXiv:2108.01661.
+    """
+    a, b = normal(a), normal(b)
+    cross = a.T @ b
+    if not torch.isfinite(cross).all():  # no singular values then; the caller sees nan
+        return cross.sum() * torch.nan
+    return a.square().sum() + b.square().sum() - 2 * torch.linalg.svdvals(cross).sum()
+
+
+def normal(a: Tensor) -> Tensor:
+    """A representation with centred columns, of length 1 with gradient, or 0 where it is constant."""
+    a = features(a)
+    length = torch.linalg.matrix_norm(a)
+    return a / torch.where(length == 0, 1.0, length)

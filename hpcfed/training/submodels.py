@@ -1,0 +1,169 @@
+"""Sub-models of a server's full-width model: what clients receive, how they train, what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hpcfed import rng
+from hpcfed.models.widths import Choose, Window, first, named, parse, take
+from hpcfed.params import Mean, Params
+from hpcfed.training.infer import FORWARD, outputs
+
+if TYPE_CHECKING:
+    from hpcfed.client import Client
+    from hpcfed.federation import Federation
+
+Mask = Literal["zero", "-inf", "none"]
+Assignment = Literal["fix", "dynamic"]
+HEAD = ("head.weight", "head.bias")
+
+
+@dataclass(frozen=True)
+class Wide:
+    """The server's state. weights: of the model at full width, its buffers included.
+
+    statistics: those of batch normalisation at other widths or for evaluation, "architecture/name"; they take the
+    place of the window's slice.  t: the round whose windows are in force.
+    """
+
+    weights: Params
+    statistics: Params
+    t: int = 0
+
+
+def base(fed: Federation) -> str:
+    """The clients' one architecture, at full width."""
+    return parse(fed.architectures[0]).base
+
+
+def levels(fed: Federation) -> list[str]:
+    """The clients' architecture at full width and at each of the job's widths, the widest first."""
+    return [named(base(fed), width) for width in sorted({1.0, *fed.job.models.widths}, reverse=True)]
+
+
+def level(fed: Federation, k: int, t: int, assignment: Assignment) -> str:
+    """The architecture of client k in round t: its own, or (dynamic) of one of the job's widths, drawn anew."""
+    if assignment == "fix":
+        return fed.architectures[k]
+    return named(base(fed), float(rng.stream(fed.seed, "level", t, k).choice(fed.job.models.widths)))
+
+
+def announced(fed: Federation, k: int, mask: Mask, assignment: Assignment) -> tuple[int, int]:
+    """Bytes of client k's slice, down and up without the rows of classes that it lacks; dynamic: of the widest."""
+    widest = "" if assignment == "fix" else named(base(fed), max(fed.job.models.widths))
+    values = fed.initial(k=k, architecture=widest)
+    return values.nbytes, values.nbytes - absent_bytes(fed, k, values, mask)
+
+
+def window(fed: Federation, architecture: str, choose: Choose = first) -> Window:
+    """Where this architecture's units, by default the first ones, are in the model at full width; there empty."""
+    width = parse(architecture).width
+    return fed.store.units(architecture).window(width, choose) if width < 1 else {}
+
+
+def start(fed: Federation, measured: Iterable[str] = ()) -> Wide:
+    """The state before the first round. measured: architectures that have batch statistics of their own."""
+    weights, statistics = fed.initial(architecture=base(fed)), Params()
+    for architecture in measured:
+        fresh = take(weights.pick(buffers(fed)), window(fed, architecture))
+        statistics.update(fresh.clone().prefixed(f"{architecture}/"))
+    return Wide(weights, statistics)
+
+
+def buffers(fed: Federation) -> Callable[[str], bool]:
+    """Whether a name is that of a batch statistic."""
+    return set(fed.store.skeleton(base(fed)).layout.buffers).__contains__
+
+
+def piece(client: Client, state: Wide, at: Window) -> Params:
+    """What the client receives: its window of the weights, with the batch statistics of its architecture."""
+    return Params({**take(state.weights, at), **state.statistics.under(f"{client.architecture}/")})
+
+
+@contextmanager
+def scaled(client: Client, active: bool = True) -> Iterator[None]:
+    """Inside, the outputs of the body's layers are multiplied by 1 / width: HeteroFL's scaler, for training."""
+    width, body = parse(client.architecture).width, client.model.body
+    layers = [m for m in body.modules() if isinstance(m, nn.Conv2d | nn.Linear)] if active and width < 1 else []
+    hooks = [layer.register_forward_hook(lambda layer, x, y: y / width) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def held(client: Client, classes: int) -> np.ndarray:
+    """The classes of which the client has training examples, ascending."""
+    return np.flatnonzero(np.bincount(client.train.labels, minlength=classes))
+
+
+def masked(logits: Tensor, present: np.ndarray, mask: Mask) -> Tensor:
+    """Logits [n, C], those of classes that are not present set to 0 or to minus infinity.
+
+    Diao et al. (HeteroFL), ICLR 2021, section 3: a class at 0 still counts in the softmax, one at -inf does not.
+    """
+    if mask == "none" or len(present) == logits.shape[1]:
+        return logits
+    own = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    own[torch.as_tensor(present, device=logits.device)] = True
+    return logits.masked_fill(~own, 0.0 if mask == "zero" else -torch.inf)
+
+
+def absent_bytes(fed: Federation, k: int, values: Params, mask: Mask) -> int:
+    """Bytes of the rows of the head that client k does not send, of these values: those of classes it lacks."""
+    row = sum(values[name][:1].nbytes for name in HEAD)
+    return row * int((fed.label_counts[k] == 0).sum()) if mask != "none" else 0
+
+
+def upload(client: Client, at: Window, weight: float, classes: np.ndarray | None = None) -> Mean:
+    """The client's tensors as pieces of the server's. classes: the only rows of the head that are sent; None: all."""
+    values = client.params()
+    if classes is not None and len(classes) < len(values["head.bias"]):
+        rows = torch.as_tensor(classes, device=values["head.bias"].device)
+        values.update({name: values[name][rows] for name in HEAD})
+        at = {**at, **{name: (classes, *at.get(name, ())[1:]) for name in HEAD}}
+    return Mean.of(values, weight, at)
+
+
+def aggregate(fed: Federation, state: Wide, uploads: Iterable[tuple[int, Mean]], cohort: list[int]) -> Wide:
+    """The mean of each value over those who sent it, then new batch statistics where the state has them; collective.
+
+    These are for evaluation alone: they travel after the round and are not counted as traffic.
+    """
+    weights = fed.mean(uploads, keep=state.weights, per="value")
+    measured = sorted({name.partition("/")[0] for name in state.statistics})
+    parts = ((c.id, Mean.of(measure(fed, c, weights, measured), c.n)) for c in fed.mine(cohort) if measured)
+    return Wide(weights, fed.mean(parts, keep=state.statistics, per="tensor", counted=False), state.t + 1)
+
+
+def measure(fed: Federation, client: Client, weights: Params, architectures: list[str]) -> Params:
+    """Batch statistics on the client's examples, "architecture/name": the mean of those of its batches.
+
+    Each layer normalises by its batch, without dropout and scaler; layers that only saw batches too small for that
+    are left out (`BatchNorm2d`). Diao et al., ICLR 2021, section 3 ("static batch normalization").
+    """
+    found = Params()
+    for architecture in architectures:
+        module = fed.module(architecture)
+        for name, value in take(weights, window(fed, architecture)).items():
+            module.view(name).copy_(value)
+        norms = {path: m for path, m in module.model.eval().named_modules() if isinstance(m, _BatchNorm)}
+        for norm in norms.values():
+            norm.reset_running_stats()
+            norm.momentum = None  # all batches count the same
+            norm.train()
+        outputs(fed, module.model, client.train)
+        fed.tally[client.id].work += FORWARD * client.n
+        seen = {path for path, norm in norms.items() if norm.num_batches_tracked > 0}
+        own = {n: module.view(n) for n in module.layout.buffers if n.rpartition(".")[0] in seen}
+        found.update(Params(own).clone().prefixed(f"{architecture}/"))
+    return found

@@ -1,0 +1,170 @@
+"""Methods for sub-models: their laws where widths differ, and FedAvg where they do not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.algorithms import ALGORITHMS, load
+from hpcfed.comm import Serial, spmd
+from hpcfed.engine.rounds import Rounds
+from hpcfed.errors import ConfigError
+from hpcfed.models.widths import parse
+from tests.contract import toy
+
+WIDTHS = ("--models.widths", "1,0.5,0.25")
+METHODS = [name for name in ALGORITHMS if load(name)().accepts == "widths"]
+STATIC = [name for name in METHODS if "batch_norm" in load(name).model_fields]
+VARIANTS = {  # name: method and flags
+    **{name: (name, *WIDTHS) for name in METHODS},
+    "heterofl, dynamic": ("heterofl", *WIDTHS, "--algorithm.assignment", "dynamic"),
+    "fedrolex, dynamic": ("fedrolex", *WIDTHS, "--algorithm.assignment", "dynamic"),
+    "heterofl, aggregate": ("heterofl", *WIDTHS, "--algorithm.batch_norm", "aggregate", "--algorithm.mask", "none"),
+    "feddropout, shared": ("feddropout", *WIDTHS, "--algorithm.shared_windows", "true"),
+    "fjord, kd": ("fjord", *WIDTHS, "--algorithm.kd", "true"),
+    "narrow clients only": ("fedrolex", "--models.widths", "0.5,0.25"),
+    "narrow nests only": ("fjord", "--models.widths", "0.5,0.25"),
+}
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
+each_method = pytest.mark.parametrize("method", METHODS)
+PLAIN = {  # flags that leave nothing of a method but its windows
+    "heterofl": ("--algorithm.mask", "none", "--algorithm.batch_norm", "aggregate"),
+    "fedrolex": ("--algorithm.mask", "none", "--algorithm.batch_norm", "aggregate"),
+    "feddropout": ("--algorithm.batch_norm", "aggregate", "--algorithm.weighting", "uniform"),
+    "fjord": ("--algorithm.weighting", "uniform"),
+}
+ALL = ("--participation", "1", "--evaluate.common", "true", "--evaluate.received", "true")
+
+
+def job(variant: str, *flags: str):
+    method, *own = VARIANTS[variant]
+    return toy.job(method, *own, *flags)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@each_variant
+def test_ranks_do_not_matter(variant: str, ranks: int):
+    made = job(variant, "--evaluate.common", "true", "--evaluate.received", "true")
+    want = toy.run(Serial(), made)
+    for got in spmd(ranks, lambda comm: toy.run(comm, made)):
+        assert toy.differences(got, want) == []
+
+
+@each_variant
+def test_a_stopped_run_goes_on_to_the_same_bits(variant: str, tmp_path: Path):
+    made = job(variant, "--local.keep_optimiser", "false")
+    want = toy.run(Serial(), made)
+    spmd(2, lambda comm: toy.run(comm, made, rounds=1, save=tmp_path))
+    for got in spmd(3, lambda comm: toy.run(comm, made, resume=tmp_path)):
+        assert toy.differences(got.rows, want.rows[1:]) == []
+        assert toy.differences(got.state, want.state) == []
+
+
+@each_variant
+def test_clients_that_move_to_other_ranks_do_not_matter(variant: str):
+    def shuffle(rounds: Rounds) -> None:
+        if rounds.t == 1:
+            rounds.seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(toy.SIZES)  # as if small clients were slow
+            assert rounds.rebalance() > 0
+
+    made = job(variant)
+    want = toy.run(Serial(), made)
+    for got in spmd(3, lambda comm: toy.run(comm, made, between=shuffle)):
+        assert toy.differences(got, want) == []
+
+
+@each_variant
+def test_evaluation_changes_nothing(variant: str):
+    often, never = ("--evaluate.common", "true"), ("--evaluate.every", "1000", "--evaluate.before", "false")
+    assert toy.differences(*(toy.run(Serial(), job(variant, *flags)).state for flags in (often, never))) == []
+
+
+@each_variant
+def test_the_loss_falls_and_all_is_finite(variant: str):
+    longer = ("--participation", "1", "--rounds", "8", "--local.epochs", "2", "--local.lr", "0.02")
+    outcome = toy.run(Serial(), job(variant, *longer))
+    loss = outcome.column("train_loss").mean(1)
+    assert loss[-1] < 0.9 * loss[0] and np.isfinite(outcome.scores[:5]).all()
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if "dynamic" not in name])
+def test_traffic_is_what_the_method_announces_and_falls_with_the_width(variant: str):
+    rounds = toy.start(Serial(), job(variant, "--participation", "1"))
+    plan = np.array([rounds.algorithm.traffic(rounds.fed, k) for k in range(6)]).T
+    outcome = toy.outcome(rounds, [rounds.step()[0]])
+    assert outcome.column("down")[0].tolist() == plan[0].tolist()
+    assert outcome.column("up")[0].tolist() == plan[1].tolist()
+    assert plan[0][0] > plan[0][1] and plan[0][0] == plan[0][len(set(VARIANTS[variant][2].split(",")))]
+
+
+def test_a_width_that_is_drawn_anew_sends_no_more_than_the_widest():
+    rounds = toy.start(Serial(), job("heterofl, dynamic", "--participation", "1", "--rounds", "6"))
+    most = rounds.algorithm.traffic(rounds.fed, 1)[0]
+    outcome = toy.outcome(rounds, [rounds.step()[0] for _ in range(6)])
+    assert len(set(outcome.column("down")[:, 1])) > 1 and outcome.column("down").max() == most
+
+
+def test_the_server_has_the_whole_model_and_each_width_is_evaluated():
+    rounds = toy.start(Serial(), job("heterofl", "--models.widths", "0.5,0.25", "--evaluate.common", "true"))
+    row = rounds.step()[0]
+    assert parse(rounds.fed.pooled().architecture).width == 1
+    wide = toy.start(Serial(), toy.job("fedavg")).state
+    assert {n: v.shape for n, v in rounds.state.weights.items()} == {n: v.shape for n, v in wide.items()}
+    names = [name for name in row if name.startswith("rounds/accuracy_common")]
+    assert sorted(names) == [f"rounds/accuracy_common{width}" for width in ("", "@0.25", "@0.5")]
+    assert all(0 <= row[name] <= 1 for name in names)
+
+
+@pytest.mark.parametrize("mix", ["small", "cnn", "logistic"])
+@each_method
+def test_with_all_widths_1_it_is_fedavg(method: str, mix: str):
+    flags = (*ALL, "--models.mix", mix)
+    ours = toy.run(Serial(), toy.job(method, *PLAIN[method], *flags))
+    theirs = toy.run(Serial(), toy.job("fedavg", "--algorithm.weighting", "uniform", *flags))
+    assert toy.differences(ours.state["weights"], theirs.state) == []
+    assert toy.differences([ours.rows, ours.scores, ours.memory], [theirs.rows, theirs.scores, theirs.memory]) == []
+
+
+def test_fjord_with_one_width_weighs_by_examples_as_fedavg_does():
+    ours, theirs = (toy.run(Serial(), toy.job(name, *ALL)) for name in ("fjord", "fedavg"))
+    assert toy.differences(ours.state["weights"], theirs.state) == []
+
+
+def test_the_first_round_of_fedrolex_is_heterofl_and_without_rolling_all_are():
+    same = (*WIDTHS, "--evaluate.before", "false")
+    once = [toy.run(Serial(), toy.job(m, *same, "--rounds", "1")).state["weights"] for m in ("heterofl", "fedrolex")]
+    assert toy.differences(*once) == []
+    cases = (("heterofl", ()), ("fedrolex", ("--algorithm.roll_step", "0")), ("fedrolex", ()))
+    plain = [toy.run(Serial(), toy.job(m, *same, *PLAIN[m], *flags)).state["weights"] for m, flags in cases]
+    assert toy.differences(plain[0], plain[1]) == [] and toy.differences(plain[0], plain[2]) != []
+
+
+@pytest.mark.parametrize("method", STATIC)
+def test_static_statistics_change_evaluation_and_not_training(method: str):
+    runs = [toy.run(Serial(), toy.job(method, *WIDTHS, *ALL, "--algorithm.batch_norm", kind, "--rounds", "1"))
+            for kind in ("static", "aggregate")]  # fmt: skip
+    assert toy.differences(*(run.state["weights"] for run in runs)) == []
+    assert runs[0].state["statistics"] and not runs[1].state["statistics"]
+    assert toy.differences(*(run.column("loss_received") for run in runs)) != []
+
+
+@each_method
+def test_what_no_client_holds_stays_as_it_was(method: str):
+    rounds = toy.start(Serial(), toy.job(method, "--models.widths", "0.5", "--models.mix", "cnn", "--rounds", "1"))
+    before = rounds.state.weights.clone()
+    rounds.step()
+    changed = rounds.state.weights["body.0.weight"] != before["body.0.weight"]
+    units = changed.flatten(1).any(1).nonzero().flatten().tolist()
+    if method == "feddropout":
+        assert 16 < len(units) < 32  # three clients, half of the units each
+    else:
+        assert units == list(range(16))
+    assert not changed[16:].any() or method == "feddropout"
+
+
+@each_method
+def test_a_model_that_cannot_be_cut_is_refused_at_the_start(method: str):
+    made = toy.job(method, "--models.widths", "1,0.5", "--models.mix", "shufflenetv2")
+    with pytest.raises(ConfigError, match="ShuffleNetV2 cannot be cut to a smaller width"):
+        toy.run(Serial(), made)
+    assert toy.run(Serial(), toy.job(method, "--models.mix", "shufflenetv2", "--rounds", "1")).rows

@@ -1,0 +1,215 @@
+"""KT-pFL, FeSEM, IFCA, FedGH and FedGKT: what they become in neutral settings, and what must hold of each."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hpcfed.comm import Serial, spmd
+from hpcfed.engine.rounds import Rounds
+from hpcfed.errors import ConfigError
+from hpcfed.params import Params
+from hpcfed.training import clusters, split
+from tests.contract import toy
+from tests.contract.test_equalities import near, run
+
+SMALL, ALL = ("--models.mix", "small"), ("--participation", "1")
+WEIGHTS = ("--algorithm.share", "weights", "--models.mix", "small")
+MLP = ("--models.mix", "mlp")
+UNIFORM = ("--algorithm.weighting", "uniform")
+LIKE_FEDAVG = {  # claim: (method, flags), fedavg's flags; exactly
+    "ifca of one cluster": (("ifca", "--algorithm.clusters", "1"), ()),
+    "ifca of one cluster that shares its body": (
+        ("ifca", "--algorithm.clusters", "1", "--algorithm.share_body", "true"), ()),
+    "fesem of one centre and all clients": (("fesem", "--algorithm.clusters", "1", *ALL), (*ALL, *UNIFORM)),
+    "fesem by samples": (
+        ("fesem", "--algorithm.clusters", "1", "--algorithm.weighting", "samples", *ALL), ALL),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", LIKE_FEDAVG)
+def test_one_cluster_is_fedavg(claim: str):
+    method, flags = LIKE_FEDAVG[claim]
+    ours, theirs = run(*method), run("fedavg", *flags)
+    state = ours.state["centres"] if method[0] == "fesem" else ours.state
+    assert toy.differences(clusters.row(state, 0), theirs.state) == []
+    for column in ("train_loss", "accuracy_before", "loss_before", "examples"):
+        assert toy.differences(ours.column(column), theirs.column(column)) == [], column
+
+
+def test_of_a_cohort_fesems_one_centre_remembers_who_is_not_there():
+    ours, theirs = run("fesem", "--algorithm.clusters", "1"), run("fedavg", *UNIFORM)
+    assert not near(clusters.row(ours.state["centres"], 0), theirs.state, 1e-4)
+
+
+VARIANTS = {
+    "ktpfl of weights": ("ktpfl", *WEIGHTS, "--algorithm.distil_lr", "0.1"),
+    "ktpfl by squares": (
+        "ktpfl", "--algorithm.distance", "mse", "--algorithm.softmax", "true", "--algorithm.ramp", "2"),
+    "ifca of gradients": (
+        "ifca", "--algorithm.averaging", "gradients", "--local.optimiser", "sgd", "--local.lr", "0.2"),
+    "ifca of one body": ("ifca", "--algorithm.share_body", "true", "--algorithm.start", "perturbed"),
+    "fesem of heads": ("fesem", "--algorithm.scope", "head", "--algorithm.empty", "farthest", "--algorithm.lam", "0.1"),
+    "fesem of clients": ("fesem", "--algorithm.start", "clients", "--algorithm.clusters", "2", *ALL),
+    "fedgkt by clients": ("fedgkt", "--algorithm.evaluate", "client", "--algorithm.server_optimiser", "sgd"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", VARIANTS)
+def test_ranks_do_not_matter_for_the_variants(claim: str):
+    job = toy.job(*VARIANTS[claim])
+    want = toy.run(Serial(), job)
+    assert np.isfinite(want.column("train_loss")[want.column("cohort").astype(bool)]).all()
+    for got in spmd(3, lambda comm: toy.run(comm, job)):
+        assert toy.differences(got, want) == []
+
+
+@pytest.mark.parametrize("claim", VARIANTS)
+def test_traffic_of_the_variants_is_what_they_announce(claim: str):
+    rounds = toy.start(Serial(), toy.job(*VARIANTS[claim]))
+    down, up = np.array([rounds.algorithm.traffic(rounds.fed, k) for k in range(6)]).T
+    outcome = toy.outcome(rounds, [rounds.step()[0]])
+    member = outcome.column("cohort")[0].astype(int)
+    assert outcome.column("down")[0].tolist() == (member * down).tolist()
+    assert outcome.column("up")[0].tolist() == (member * up).tolist()
+
+
+@pytest.mark.parametrize("flags", [(), ("--models.mix", "mlp,cnn")])
+def test_ktpfl_without_distillation_is_local(flags: tuple[str, ...]):
+    ours, theirs = run("ktpfl", "--algorithm.distil", "0", *flags), run("local", *flags or ("--models.mix", toy.MIX))
+    for part in ("weights", "memory", "scores"):
+        assert toy.differences(getattr(ours, part), getattr(theirs, part)) == [], part
+
+
+def test_ktpfl_of_weights_with_equal_coefficients_and_a_full_step_is_fedavg():
+    full = ("--algorithm.rho", "1e9", "--algorithm.distil_lr", "0.5", *ALL)
+    sgd = ("--local.optimiser", "sgd", "--local.lr", "0.05")
+    ours = toy.start(Serial(), toy.job("ktpfl", *WEIGHTS, *full, *sgd))
+    theirs = toy.start(Serial(), toy.job("fedavg", *SMALL, *UNIFORM, *ALL, *sgd))
+    for _ in range(2):
+        ours.step(), theirs.step()
+        assert all(near(client.params(), theirs.state, 1e-6) for client in ours.fed.clients.values())
+
+
+@pytest.mark.parametrize("flags", [(), WEIGHTS])
+def test_rows_of_coefficients_stay_on_the_simplex_and_learn(flags: tuple[str, ...]):
+    coeff = run("ktpfl", *flags, "--algorithm.rho", "0", "--algorithm.coeff_lr", "0.5").state["coeff"]
+    assert torch.allclose(coeff.sum(1), torch.ones(6, dtype=torch.float64), rtol=0, atol=1e-12) and (coeff >= 0).all()
+    assert (coeff - 1 / 6).abs().max() > 1e-3
+
+
+def objective(rounds: Rounds, centres: Params) -> float:
+    """Sum over clients of the squared distance to the nearest centre."""
+    counts = rounds.algorithm.counts(rounds.fed)
+    return sum(clusters.nearest(c.params(), centres, counts)[1] for c in rounds.fed.clients.values())
+
+
+def trained_to(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local training moves the weights of clients 0, 2, 4 to near 0, of the others to near 1."""
+
+    def train(fed, client, *_: object, **__: object) -> None:
+        client.skeleton.flat.fill_(client.id % 2 + client.id / 1000)
+
+    monkeypatch.setattr("hpcfed.algorithms.base.sgd", train)
+
+
+def test_fesem_recovers_groups_that_are_far_apart(monkeypatch: pytest.MonkeyPatch):
+    rounds = toy.start(Serial(), toy.job("fesem", *MLP, *ALL, "--algorithm.clusters", "2"))
+    trained_to(rounds, monkeypatch)
+    rounds.step()
+    cluster = rounds.state.cluster.tolist()
+    assert cluster[0] == cluster[2] == cluster[4] != cluster[1] == cluster[3] == cluster[5]
+    values = sorted(round(float(v), 6) for v in rounds.state.centres["head.bias"][:, 0])
+    assert values == [pytest.approx(0.002), pytest.approx(1.003)]
+
+
+def test_fesems_objective_never_rises_while_the_models_stay():
+    rounds = toy.start(Serial(), toy.job("fesem", *ALL, *SMALL))
+    rounds.step()
+    fed, centres = rounds.fed, clusters.stack([rounds.fed.initial(k=m) for m in range(3)])
+    values = [objective(rounds, centres)]
+    for _ in range(3):
+        centres = rounds.algorithm.moved(fed, fed.mine(range(6)), centres).centres
+        values.append(objective(rounds, centres))
+    assert all(after <= before for before, after in pairwise(values)) and values[-1] < values[0]
+
+
+def test_a_centre_without_clients_is_kept_or_moved(monkeypatch: pytest.MonkeyPatch):
+    def centres(empty: str) -> tuple[Params, set[int]]:
+        flags = ("--algorithm.clusters", "3", "--algorithm.empty", empty, "--algorithm.start", "clients")
+        rounds = toy.start(Serial(), toy.job("fesem", *MLP, *ALL, *flags))
+        monkeypatch.setattr("hpcfed.algorithms.base.sgd", lambda fed, client, *_, **__: client.skeleton.flat.fill_(1.0))
+        rounds.step()
+        return rounds.state.centres, set(rounds.state.cluster.tolist())
+
+    for empty, used in (("keep", {0}), ("farthest", {0, 1, 2})):
+        state, found = centres(empty)
+        assert found == used and all(torch.isfinite(v).all() for v in state.values())
+
+
+def test_ifca_leaves_a_cluster_that_nobody_chose_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hpcfed.training.clusters.fittest", lambda fed, client, state: client.id % 2)
+    rounds = toy.start(Serial(), toy.job("ifca", *SMALL, *ALL))
+    before = rounds.state
+    rounds.step()
+    same = [toy.differences(clusters.row(rounds.state, m), clusters.row(before, m)) == [] for m in range(3)]
+    assert same == [False, False, True]
+    assert [client.memory["cluster"] for client in rounds.fed.clients.values()] == [0, 1, 0, 1, 0, 1]
+
+
+def test_fedgh_without_server_epochs_keeps_its_header():
+    rounds = toy.start(Serial(), toy.job("fedgh", "--algorithm.server_epochs", "0"))
+    before = rounds.state
+    rounds.step(), rounds.step()
+    assert toy.differences(rounds.state, before) == []
+
+
+@pytest.mark.parametrize("batch", ["1", "7", "32"])
+def test_fedgh_sends_true_means_of_the_classes_that_a_client_has(batch: str):
+    rounds = toy.start(Serial(), toy.job("fedgh", *MLP, "--evaluate.batch", batch))
+    fed, client = rounds.fed, rounds.fed.clients[4]
+    fed.begin(0, [4], False)
+    sent = rounds.algorithm.means(fed, client)
+    x, y = client.train.batch(np.arange(client.n))
+    z = client.model.body(fed.prepare(x)).detach()
+    want = torch.stack([z[y == c].mean(0) for c in sent["label"]])
+    assert torch.allclose(sent["mean"], want, rtol=0, atol=1e-6)
+    single = rounds.algorithm.means(fed, fed.clients[1])
+    assert single["label"].tolist() == [2] and single["mean"].numel() == toy.D
+    assert rounds.algorithm.traffic(fed, 1)[1] == 4 * (toy.D + 1)
+
+
+def test_one_step_of_fedghs_server_is_softmax_regression():
+    flags = ("--algorithm.server_epochs", "1", "--algorithm.server_lr", "0.5")
+    rounds = toy.start(Serial(), toy.job("fedgh", *MLP, *flags))
+    z, y = torch.eye(2, toy.D), torch.tensor([3, 1])
+    head = Params({"head.weight": torch.zeros(4, toy.D), "head.bias": torch.zeros(4)})
+    new = rounds.algorithm.train(rounds.fed, head, [{"mean": z, "label": y.int()}], 0)
+    slope = (F.one_hot(y, 4) - 0.25) / 2  # of the mean log-likelihood with respect to the logits, [2, 4]
+    want = Params({"head.weight": 0.5 * slope.T @ z, "head.bias": 0.5 * slope.sum(0)})
+    assert near(new, want, 1e-7)
+
+
+def test_fedgkts_clients_without_the_servers_word_are_local():
+    ours, theirs = run("fedgkt", "--algorithm.alpha", "0"), run("local", *SMALL)
+    assert toy.differences(ours.weights, theirs.weights) == []
+
+
+def test_fedgkts_answers_are_for_the_examples_as_they_stand():
+    rounds = toy.start(Serial(), toy.job("fedgkt", *ALL))
+    rounds.step()
+    client, size = rounds.fed.clients[5], 8
+    alone = split.stem(client.model.eval().body)[0](rounds.fed.prepare(client.train.batch(np.arange(size))[0]))
+    answers = split.answers(rounds.fed, rounds.state, {"features": alone.detach()})
+    assert client.memory["server"].shape == (client.n, toy.CLASSES)
+    assert torch.allclose(client.memory["server"][:size], answers, rtol=0, atol=1e-5)
+    seen = split.taught(client, "server").batch(np.array([3, 1]))[1]
+    assert seen[0].tolist() == client.train.labels[[3, 1]].tolist()
+    assert seen[1].equal(client.memory["server"][[3, 1]])
+
+
+def test_fedgkt_refuses_clients_whose_first_layers_do_not_run_apart():
+    with pytest.raises(ConfigError, match="fedgkt needs clients whose first layers run apart, but .* has resnet18"):
+        toy.job("fedgkt", "--models.mix", "resnet18")

@@ -1,0 +1,112 @@
+"""Asynchronous and decentralised methods that must become simpler ones: bit for bit unless a tolerance is named."""
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.comm import Serial
+from hpcfed.params import Params
+from hpcfed.training.peers import consensus
+from tests.contract import toy
+from tests.contract.test_equalities import near, run
+
+ONE = ("--clients", "1", "--data.train_limit", "30", "--models.mix", "small", "--rounds", "4")
+ALL = ("--models.mix", "mlp", "--participation", "1", "--local.optimiser", "sgd", "--local.lr", "0.1")
+COMPLETE = ("--algorithm.topology", "complete")
+IN_STEP = ("--system.speed", "1e15")  # work takes no time, so that all wait for their equal traffic
+
+
+@pytest.mark.parametrize("flags", [
+    ("fedasync", "--algorithm.alpha", "1", "--algorithm.rho", "0"),
+    ("swift",),
+    ("dsgd",),
+    ("dsgd", "--algorithm.i1", "2", "--algorithm.order", "step-first"),
+])  # fmt: skip
+def test_one_client_is_sequential_training(flags: tuple[str, ...]):
+    ours, alone = run(*flags, *ONE), run("local", *ONE)
+    layout = toy.start(Serial(), toy.job("local", *ONE)).fed.store.skeleton("small").layout
+    got, want = ours.state or layout.views(ours.weights[0]), layout.views(alone.weights[0])
+    assert toy.differences(got, want) == []
+    for column in ("train_loss", "examples"):
+        assert toy.differences(ours.column(column), alone.column(column)) == []
+
+
+def mean_model(method: str, *flags: str) -> Params:
+    """The mean of all clients' models after all rounds."""
+    rounds = toy.start(Serial(), toy.job(method, *flags))
+    for _ in range(3):
+        rounds.step()
+    return consensus(rounds.fed)
+
+
+@pytest.mark.parametrize("order", ["average-first", "step-first"])
+def test_dsgd_on_a_complete_graph_is_parallel_sgd_on_the_mean(order: str):
+    flags = (*ALL, "--local.steps", "1", "--local.batch", "8")
+    want = run("fedavg", *flags, "--algorithm.weighting", "uniform").state
+    assert near(mean_model("dsgd", *flags, *COMPLETE, "--algorithm.order", order), want, 1e-6)
+
+
+def test_with_the_gradient_at_the_old_models_the_first_round_is_parallel_sgd():
+    flags = (*ALL, "--local.steps", "1", "--rounds", "1")
+    rounds = toy.start(Serial(), toy.job("dsgd", *flags, *COMPLETE))
+    rounds.step()
+    want = run("fedavg", *flags, "--algorithm.weighting", "uniform").state
+    assert near(consensus(rounds.fed), want, 1e-6)
+
+
+def test_stepped_models_that_are_averaged_over_a_complete_graph_are_all_the_same():
+    outcome = run("dsgd", *ALL, *COMPLETE, "--algorithm.order", "step-first")
+    assert all(torch.allclose(w, outcome.weights[0], rtol=0, atol=1e-6) for w in outcome.weights.values())
+
+
+@pytest.mark.parametrize("flags", [(), ("--algorithm.i1", "1"), ("--algorithm.i1", "1", "--algorithm.i2", "2")])
+def test_swift_in_step_is_dsgd(flags: tuple[str, ...]):
+    swift = run("swift", *ALL, *COMPLETE, *IN_STEP, "--algorithm.weights", "metropolis", *flags)
+    dsgd = run("dsgd", *ALL, *COMPLETE, *IN_STEP, *flags)
+    assert toy.differences(swift.weights, dsgd.weights) == []
+    assert toy.differences(swift.column("accuracy"), dsgd.column("accuracy")) == []
+
+
+def test_swifts_weights_by_rates_are_those_for_equal_speeds_where_speeds_are_equal():
+    flags = (*ALL, *IN_STEP, "--algorithm.topology", "ring", "--algorithm.weights")
+    by_rates, equal = run("swift", *flags, "ccs-rates"), run("swift", *flags, "ccs")
+    assert toy.differences(by_rates.weights, equal.weights) == []
+    slow = run("swift", *ALL, "--system.speed", "1e5", "--algorithm.weights", "ccs-rates")
+    assert toy.differences(slow.weights, run("swift", *ALL, "--system.speed", "1e5").weights) != []
+
+
+@pytest.mark.parametrize("i1, i2, pattern", [(0, 1, [1] * 6), (1, 1, [0, 1] * 3), (2, 1, [0, 0, 1] * 2),
+                                             (1, 2, [0, 1, 1] * 2)])  # fmt: skip
+def test_models_travel_in_averaging_steps_alone(i1: int, i2: int, pattern: list[int]):
+    flags = ("--algorithm.topology", "ring", "--algorithm.i1", str(i1), "--algorithm.i2", str(i2), "--rounds", "6")
+    outcome = run("dsgd", *ALL, *flags)
+    bytes_ = 2 * toy.start(Serial(), toy.job("dsgd", *ALL)).fed.initial().nbytes
+    assert (outcome.column("up") == bytes_ * np.array(pattern)[:, None]).all()
+    assert (outcome.column("down") == outcome.column("up")).all()
+
+
+@pytest.mark.parametrize("method", ["dsgd", "swift"])
+def test_averaging_keeps_the_mean_and_brings_models_together(method: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hpcfed.algorithms.dsgd.sgd", lambda *_, **__: None)
+    monkeypatch.setattr("hpcfed.algorithms.swift.SWIFT.train", lambda *_: None)
+    rounds = toy.start(Serial(), toy.job(method, *ALL, *IN_STEP, "--algorithm.topology", "ring"))
+    rounds.fed.open(0)
+    for client in rounds.fed.clients.values():
+        client.load({"head.bias": torch.full((toy.CLASSES,), float(client.id**2))})
+        client.memory["before"] = client.params()
+    before, last = consensus(rounds.fed), 1e9
+    for _ in range(4):
+        row, _ = rounds.step()
+        assert near(consensus(rounds.fed), before, 1e-5)
+        assert row["rounds/consensus_distance"] < 0.7 * last  # second eigenvalue of a ring of six: 2 / 3
+        last = row["rounds/consensus_distance"]
+
+
+def test_the_common_score_is_that_of_the_mean_model():
+    rounds = toy.start(Serial(), toy.job("dsgd", *ALL, "--evaluate.common", "true", "--rounds", "2"))
+    row = [rounds.step()[0] for _ in range(2)][-1]
+    pooled, fed = rounds.fed.pooled(), rounds.fed
+    pooled.load(consensus(fed))
+    x, y = fed.common.batch(np.arange(len(fed.common)))
+    right = (pooled.model.eval()(fed.prepare(x)).argmax(1) == y).double().mean().item()
+    assert row["rounds/accuracy_common"] == pytest.approx(right) and right > 0.25

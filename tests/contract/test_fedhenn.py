@@ -1,0 +1,291 @@
+"""FedHeNN: the pull on representations, the mean kernel, and the last mean."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpcfed.comm import Serial, spmd
+from hpcfed.engine import saving
+from hpcfed.engine.rounds import Rounds
+from hpcfed.errors import ConfigError
+from hpcfed.params import Params
+from hpcfed.training import align, kernels, similarity
+from hpcfed.training.infer import represent
+from tests.contract import toy
+
+ONE = ("--algorithm.setting", "homogeneous", "--models.mix", "mlp")
+SMALL = ("--algorithm.setting", "homogeneous", "--models.mix", "small")  # with dropout and batch normalisation
+
+
+def started(*flags: str, comm=None) -> Rounds:
+    return toy.start(comm or Serial(), toy.job("fedhenn", *flags))
+
+
+def begun(*flags: str) -> Rounds:
+    """A run inside its first round."""
+    rounds = started(*flags)
+    rounds.fed.begin(0, rounds.algorithm.cohort(rounds.fed, 0), False)
+    return rounds
+
+
+def rad(rounds: Rounds):
+    return rounds.fed.public.pick(rounds.fed.draw_public(0, rounds.algorithm.rad_size))
+
+
+def target(rounds: Rounds, cohort: list[int] | None = None) -> Tensor:
+    return kernels.mean_of_clients(rounds.fed, rad(rounds), cohort or rounds.fed.sample(0), rounds.algorithm)
+
+
+def kernel(rounds: Rounds, k: int) -> Tensor:
+    """The linear kernel of a client, computed here."""
+    z = represent(rounds.fed, rounds.fed.clients[k], rad(rounds))
+    return z @ z.T
+
+
+# The pull
+
+
+@pytest.mark.parametrize("how", [(), ("--algorithm.kernel", "rbf"), ("--algorithm.distance", "procrustes")])
+def test_a_client_that_has_just_received_the_model_is_not_pulled(how: tuple[str, ...]):
+    rounds = begun(*ONE, *how)
+    client = rounds.fed.clients[3]
+    client.load(rounds.state)
+    distance = align.distance_to(rounds.fed, client, rad(rounds), None, rounds.algorithm)
+    value = distance(align.represented(rounds.fed, client, rad(rounds)))
+    client.skeleton.zero_grad()
+    value.backward()
+    assert abs(value.item()) < 1e-5 and client.skeleton.grad.abs().max() < 1e-5
+
+
+def test_the_first_loss_is_the_task_s_plus_the_weighted_distance():
+    rounds = begun("--algorithm.eta0", "0.5", "--models.mix", "mlp")
+    fed, client, data = rounds.fed, rounds.fed.clients[3], rad(rounds)
+    far = similarity.fixed(torch.eye(len(data)) + kernel(rounds, 4))
+    task = partial(rounds.algorithm.loss, client, rounds.state)
+    whole = align.pulled(fed, client, task, data, lambda z: 1 - similarity.cka_to_kernel(z, far), 0.5)
+    x, y = client.train.batch(np.arange(client.n))
+    x = fed.prepare(x)
+    z = represent(fed, client, data)
+    want = F.cross_entropy(client.model(x), y) + 0.5 * (1 - similarity.linear_cka(z, torch.linalg.cholesky(
+        torch.eye(len(data), dtype=torch.float64) + kernel(rounds, 4).double()).float()))  # fmt: skip
+    assert whole(client.model, x, y).item() == pytest.approx(want.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("schedule, third", [("constant", 1.0), ("sqrt", 3**0.5), ("linear", 3.0)])
+def test_the_weight_grows_with_the_round(schedule: str, third: float, monkeypatch: pytest.MonkeyPatch):
+    rounds, weights = started("--algorithm.schedule", schedule, "--algorithm.eta0", "0.5"), []
+    monkeypatch.setattr(align, "pulled", lambda fed, client, loss, *rest: weights.append(rest[2]) or loss)
+    for _ in range(3):
+        rounds.step()
+    assert weights[0] == 0.5 and weights[-1] == pytest.approx(0.5 * third)
+
+
+def test_the_term_is_in_the_first_of_so_many_steps():
+    rounds = begun(*ONE)
+    client = rounds.fed.clients[3]
+    loss = align.pulled(rounds.fed, client, lambda *_: torch.tensor(1.0), rad(rounds), lambda z: z.new_ones(()), 2.0, 3)
+    assert [loss(client.model, None, None).item() for _ in range(7)] == [3, 1, 1, 3, 1, 1, 3]
+
+
+def pull(chunk: int, model: str) -> tuple[Tensor, Tensor]:
+    """Gradient of a client's distance to another one's kernel, and its flat vector after; RAD in chunks."""
+    rounds = begun("--models.mix", model, "--evaluate.batch", str(chunk))
+    client, far = rounds.fed.clients[3], similarity.fixed(kernel(rounds, 4))
+    client.model.train()
+    client.skeleton.zero_grad()
+    (1 - similarity.cka_to_kernel(align.represented(rounds.fed, client, rad(rounds)), far)).backward()
+    assert client.model.training and client.model.body.training
+    return client.skeleton.grad.clone(), client.skeleton.flat.clone()
+
+
+@pytest.mark.parametrize("model", ["mlp", "small", "fedhenn-3"])
+def test_the_gradient_in_chunks_is_that_of_all_examples_at_once(model: str):
+    (whole, before), (chunked, after) = pull(32, model), pull(5, model)
+    assert whole.abs().max() > 1e-5 and torch.allclose(whole, chunked, rtol=1e-3, atol=1e-7)
+    assert torch.equal(before, after)  # no batch statistics moved
+
+
+def saved_bytes(rounds: Rounds, forward: Callable[[], Tensor]) -> int:
+    """Bytes of the tensors that are kept for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def keep(v: Tensor) -> Tensor:
+        kept[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
+        return v
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda v: v):
+        value = forward()
+    assert value.requires_grad
+    return sum(kept.values())
+
+
+def test_activations_of_the_examples_are_not_kept_for_the_backward_pass():
+    rounds = begun("--models.mix", "cnn", "--evaluate.batch", "4")
+    client, data = rounds.fed.clients[3], rad(rounds)
+    x = rounds.fed.prepare(data.batch(np.arange(len(data)))[0])
+    plain = saved_bytes(rounds, lambda: client.model.eval().body(x))
+    ours = saved_bytes(rounds, lambda: align.represented(rounds.fed, client, data))
+    assert plain > 100_000 and ours < 0.01 * plain
+
+
+def test_recurrent_layers_keep_the_mode_that_gradients_need_and_the_others_do_not():
+    model = nn.ModuleList([nn.LSTM(2, 2), nn.LSTM(2, 2, num_layers=2, dropout=0.5), nn.Dropout(), nn.BatchNorm1d(2)])
+    with align.evaluating(model):
+        assert [module.training for module in model] == [True, False, False, False]
+    assert all(module.training for module in model)
+
+
+# The mean kernel
+
+
+def test_the_mean_kernel_is_the_mean_of_all_clients_kernels(monkeypatch: pytest.MonkeyPatch):
+    rounds = begun()
+    monkeypatch.setattr(kernels, "STRIP", 5)  # 32 examples: strips of 5, the last of 2
+    want = sum(kernel(rounds, k).double() for k in range(6)) / 6
+    got = kernels.mean(rounds.fed, *parts(rounds), 32)
+    assert torch.allclose(got.double(), want, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(target(rounds), similarity.fixed(got), atol=1e-5)
+
+
+def parts(rounds: Rounds) -> tuple[dict[int, kernels.Kernel], dict[int, float]]:
+    fed, how = rounds.fed, rounds.algorithm
+    made = {c.id: kernels.Kernel.of(represent(fed, c, rad(rounds)), how) for c in fed.clients.values()}
+    return made, {c.id: kernels.weight(c, how) for c in fed.clients.values()}
+
+
+@pytest.mark.parametrize("kind", ["linear", "rbf"])
+def test_the_mean_kernel_is_symmetric_and_positive_semidefinite(kind: str):
+    rounds = begun("--algorithm.kernel", kind)
+    got = kernels.mean(rounds.fed, *parts(rounds), 32)
+    least, *_, most = torch.linalg.eigvalsh(got.double())
+    assert torch.equal(got, got.T) and least > -1e-5 * most and most > 0
+
+
+@pytest.mark.parametrize("norm", ["none", "frobenius"])
+def test_the_mean_kernel_does_not_depend_on_the_order_of_the_clients_nor_on_the_ranks(norm: str):
+    rounds = begun("--algorithm.kernel_norm", norm)
+    made, weights = parts(rounds)
+    turned = {k: made[5 - k] for k in range(6)}, {k: weights[5 - k] for k in range(6)}
+    assert torch.equal(kernels.mean(rounds.fed, made, weights, 32), kernels.mean(rounds.fed, *turned, 32))
+
+
+def test_the_cohort_changes_the_mean_kernel_only_where_it_is_that_of_the_cohort():
+    assert torch.equal(target(begun(), [0, 1]), target(begun(), [2, 3, 5]))
+    cohorts = [target(begun("--algorithm.mean_over", "cohort"), cohort) for cohort in ([0, 1], [2, 3, 5])]
+    assert not torch.allclose(*cohorts, atol=1e-3)
+
+
+def test_equal_clients_have_their_common_kernel_for_a_mean():
+    rounds = begun("--models.mix", "mlp")
+    for client in rounds.fed.clients.values():
+        client.load(rounds.fed.initial())
+    got = kernels.mean(rounds.fed, *parts(rounds), 32)
+    assert torch.allclose(got, kernel(rounds, 2), rtol=1e-6)
+
+
+def test_one_client_alone_is_not_pulled_at_first():
+    rounds = begun("--clients", "1", "--data.train_limit", "20", "--models.mix", "mlp")
+    client = rounds.fed.clients[0]
+    distance = align.distance_to(rounds.fed, client, rad(rounds), target(rounds, [0]), rounds.algorithm)
+    assert abs(distance(represent(rounds.fed, client, rad(rounds))).item()) < 1e-5
+
+
+def test_clients_count_alike_or_by_examples_or_by_parameters():
+    rounds = begun("--models.mix", "mlp,logistic")
+    clients = rounds.fed.clients
+    of = {w: begun("--models.mix", "mlp,logistic", "--algorithm.client_weights", w).algorithm
+          for w in ("uniform", "samples", "capacity")}  # fmt: skip
+    assert [kernels.weight(c, of["uniform"]) for c in clients.values()] == [1.0] * 6
+    assert [kernels.weight(c, of["samples"]) for c in clients.values()] == list(toy.SIZES)
+    mlp, logistic = (kernels.weight(clients[k], of["capacity"]) for k in (0, 1))
+    assert (mlp, logistic) == (64 * 200 + 200 + 200 * 16 + 16 + 16 * 4 + 4, 64 * 4 + 4)
+
+
+def test_large_activations_do_not_outweigh_others_where_kernels_have_length_one():
+    z = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
+    for kind in ("linear", "rbf"):
+        how = begun("--algorithm.kernel_norm", "frobenius", "--algorithm.kernel", kind).algorithm
+        small, large = (kernels.Kernel.of(v, how).rows(0, 10) for v in (z, 1000 * z))
+        assert torch.allclose(small, large, rtol=1e-3, atol=1e-5)
+        assert torch.linalg.matrix_norm(similarity.centred(small)).item() == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("upload, members", [("model", 3), ("representations", 6), ("kernel", 6)])
+def test_what_is_sent_is_counted(upload: str, members: int):
+    rounds = started("--algorithm.upload", upload, "--models.mix", "mlp,logistic")
+    row, _ = rounds.step()
+    own = {"model": [4 * n for n in (16284, 260)], "representations": [4 * 32 * d for d in (16, 64)],
+           "kernel": [4 * 32 * 33 // 2] * 2}[upload]  # fmt: skip
+    sent, cohort = row["clients/up"], row["clients/cohort"]
+    assert (sent > 0).sum() == members
+    assert all(sent[k] == own[k % 2] for k in range(6) if members == 6 or cohort[k])
+    assert row["clients/down"].tolist() == [4 * 32 * 32 * int(c) for c in cohort]
+
+
+# The homogeneous setting as a whole
+
+
+def last_mean(rounds: Rounds) -> Params:
+    """The paper's last mean, computed here: by examples, over all clients."""
+    fed, first = rounds.fed, rounds.fed.initial()
+    models = {k: c.params() if "trained" in c.memory else first for k, c in fed.clients.items()}
+    total = sum(toy.SIZES)
+    return Params({n: sum(models[k][n].double() * toy.SIZES[k] for k in models) / total for n in first})
+
+
+def test_the_final_model_is_the_mean_of_all_clients_last_models():
+    rounds = started(*SMALL)
+    rounds.step()
+    assert sum("trained" in c.memory for c in rounds.fed.clients.values()) == 3  # the others count as they began
+    final, want, before = rounds.finish(), last_mean(rounds), rounds.state
+    assert all(torch.allclose(before[name].double(), want[name], rtol=1e-6, atol=1e-9) for name in want)
+    assert np.isfinite(final["accuracy"][:5]).all() and np.isfinite(final["accuracy_received"][:5]).all()
+
+
+def test_there_is_no_final_model_where_models_differ():
+    rounds = started()
+    rounds.step()
+    assert rounds.finish() == {}
+
+
+@pytest.mark.parametrize("how", [("--algorithm.kernel", "rbf"), ("--algorithm.distance", "procrustes"), ()])
+def test_ranks_do_not_matter(how: tuple[str, ...]):
+    job = toy.job("fedhenn", *SMALL, *how)
+    want = toy.run(Serial(), job)
+    for got in spmd(3, lambda comm: toy.run(comm, job)):
+        assert toy.differences(got, want) == []
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits_and_the_same_final_model(tmp_path: Path):
+    job = toy.job("fedhenn", *SMALL, "--local.keep_optimiser", "true")
+
+    def final(comm, resume: bool) -> Params:
+        rounds = toy.start(comm, job)
+        if resume:
+            saving.restore(rounds, tmp_path)
+        while rounds.t < job.rounds:
+            rounds.step()
+        rounds.finish()
+        return rounds.state
+
+    spmd(2, lambda comm: toy.run(comm, job, rounds=1, save=tmp_path))
+    want = final(Serial(), resume=False)
+    assert all(toy.differences(got, want) == [] for got in spmd(3, lambda comm: final(comm, resume=True)))
+
+
+def test_evaluation_changes_nothing():
+    often, never = ("--evaluate.common", "true", "--evaluate.received", "true"), ("--evaluate.every", "1000")
+    ours, theirs = (toy.run(Serial(), toy.job("fedhenn", *SMALL, *flags)) for flags in (often, never))
+    for part in ("state", "memory", "weights"):
+        assert toy.differences(getattr(ours, part), getattr(theirs, part)) == [], part
+
+
+def test_procrustes_wants_one_architecture():
+    with pytest.raises(ConfigError, match="fedhenn needs one width for Procrustes, but is heterogeneous"):
+        toy.job("fedhenn", "--algorithm.distance", "procrustes")

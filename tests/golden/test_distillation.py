@@ -1,0 +1,61 @@
+"""Distillation, prototypes and inner products by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn, tensor
+
+from hpcfed.training.losses import distil, inner_product, nearest, soften, to_prototypes
+
+NAN = float("nan")
+
+
+def test_soft_predictions_are_shares_of_exponentials_at_a_temperature():
+    logits = tensor([[0.0, math.log(3.0)]], requires_grad=True)
+    assert soften(logits).tolist() == [[pytest.approx(0.25), pytest.approx(0.75)]]
+    assert soften(2 * logits, tau=2.0).tolist() == [[pytest.approx(0.25), pytest.approx(0.75)]]
+    assert not soften(logits).requires_grad
+
+
+def test_distillation_is_the_divergence_summed_over_classes_and_averaged_over_examples():
+    target, logits = tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([[0.0, 0.0], [0.0, 0.0]])
+    assert distil(target, logits).item() == pytest.approx(math.log(2) / 2)  # log 2 for the first, 0 for the second
+
+
+def test_distilling_towards_oneself_costs_nothing():
+    logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    assert distil(soften(logits, 4.0), logits, tau=4.0).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_gradient_keeps_its_size_at_high_temperatures():
+    target, logits = tensor([[4.0, 0.0]]), torch.zeros(1, 2, requires_grad=True)
+    sizes = []
+    for tau in (50.0, 100.0):
+        (grad,) = torch.autograd.grad(distil(soften(target, tau), logits, tau), logits)
+        sizes.append(grad.abs().max().item())
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.01)  # without the factor tau^2 it would be a quarter
+    assert sizes[1] == pytest.approx(4.0 / 4, rel=0.01)  # tau^2 (p - q) -> (z_target - z) / (2 C)
+
+
+def test_the_inner_product_has_the_direction_as_its_gradient():
+    model = nn.Linear(2, 1)
+    direction = {"weight": tensor([[3.0, -1.0]])}
+    with torch.no_grad():
+        model.weight.copy_(tensor([[2.0, 5.0]]))
+    value = inner_product(model, direction)
+    value.backward()
+    assert value.item() == 1.0 and model.weight.grad.tolist() == [[3.0, -1.0]] and model.bias.grad is None
+
+
+def test_the_distance_to_prototypes_is_squared_and_averaged_and_leaves_out_classes_without_one():
+    z, proto = tensor([[1.0, 2.0], [0.0, 0.0]], requires_grad=True), tensor([[0.0, 0.0], [NAN, NAN]])
+    value = to_prototypes(z, proto)
+    value.backward()
+    assert value.item() == 2.5  # (1 + 4 + 0) / 2
+    assert z.grad.tolist() == [[1.0, 2.0], [0.0, 0.0]]
+
+
+def test_the_nearest_prototype_scores_highest_and_a_missing_one_lowest():
+    scores = nearest(tensor([[1.0, 0.0]]), tensor([[0.0, 0.0], [NAN, NAN], [3.0, 0.0]]))
+    assert scores.tolist() == [[-1.0, -5.0, -4.0]]

@@ -1,0 +1,96 @@
+"""The jobs of FedHeNN's tables: complete, in its setting, each with a small twin that differs in scale alone."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcfed.config.job import Job
+from hpcfed.config.load import load
+from tests.unit.test_jobs import flat
+
+JOBS = Path(__file__).parents[2] / "jobs/fedhenn"
+FULL = sorted(path.name for path in JOBS.glob("*.toml"))
+SCALE = {"rounds", "data.train_limit", "data.public", "local.epochs", "local.lr", "evaluate.every"}
+HEAD = re.compile(
+    r"# (Tables? \d(?: and \d)?|Section 3\.4|Figure 3), (.+), ((?:CIFAR|Sentiment)[^:]*): "
+    r"(\d\d\.\d+.*|global .+, personal .+|a curve without numbers)\n"
+)
+SETTINGS = {("cifar10", 100, 2), ("cifar10", 100, 5), ("cifar10", 500, 2), ("cifar10", 500, 5),
+            ("cifar100", 100, 20), ("sentiment140", 100, 2)}  # fmt: skip
+ROWS = {"FedAvg": "1", "FedProx": "1", "FedRep": "2", "FedHeNN homogeneous": "12", "FedHeNN heterogeneous": "2"}
+each_job = pytest.mark.parametrize("name", FULL)
+
+
+def job(name: str) -> Job:
+    return load([str(JOBS / name)], environ={})
+
+
+def cell(name: str) -> tuple[str, ...]:
+    """Where in the paper, row, column and number, from the first line of the file."""
+    found = HEAD.match((JOBS / name).read_text())
+    assert found, f"{name}: the first line names no table, row, column and number"
+    return found.groups()
+
+
+def setting(made: Job) -> tuple[str, int, int]:
+    return made.data.name, made.clients, made.data.classes_per_client
+
+
+def test_tables_1_and_2_are_complete():
+    for row, tables in ROWS.items():
+        names = [name for name in FULL if cell(name)[1] == row and cell(name)[0].startswith("Table")]
+        assert {setting(job(name)) for name in names} == SETTINGS and len(names) == len(SETTINGS), row
+        assert {"".join(re.findall(r"\d", cell(name)[0])) for name in names} == {tables}, row
+
+
+def test_table_3_figure_3_and_procrustes_are_there():
+    rbf = [job(name) for name in FULL if cell(name)[0] == "Table 3"]
+    assert {(made.data.name, made.algorithm.kernel) for made in rbf} == {
+        (data, "rbf") for data in ("cifar10", "cifar100", "sentiment140")}  # fmt: skip
+    halved = [job(name) for name in FULL if cell(name)[0] == "Figure 3"]
+    assert {(made.algorithm.setting, made.data.halve) for made in halved} == {
+        (s, share) for s in ("homogeneous", "heterogeneous") for share in (0.2, 0.4, 0.6, 0.8)}  # fmt: skip
+    assert [job(name).algorithm.distance for name in FULL if cell(name)[0] == "Section 3.4"] == ["procrustes"]
+
+
+@each_job
+def test_a_job_is_the_papers_setting(name: str):
+    made, (where, row, _, _) = job(name), cell(name)
+    assert (made.rounds, made.participation, made.local.epochs, made.local.optimiser) == (200, 0.1, 20, "sgd")
+    assert made.data.partition == "classes" and made.local.momentum > 0
+    assert made.evaluate.received == where.startswith(("Table 1", "Tables 1"))
+    text, several = made.data.name == "sentiment140", "heterogeneous" in row
+    assert made.models.assign == ("random" if several else "round-robin")
+    assert len(made.models.mix) == ((2 if text else 5) if several else 1)
+    if row.startswith("FedHeNN"):
+        assert (made.algorithm.eta0, made.algorithm.rad_size) == (0.01 if text else 0.001, 5000)
+        assert made.algorithm.setting == ("heterogeneous" if several else "homogeneous")
+        assert made.data.public >= made.algorithm.rad_size
+
+
+@each_job
+def test_a_small_twin_differs_in_scale_alone(name: str):
+    full, small = flat(job(name).plain()), flat(job(f"small/{name}").plain())
+    assert {field for field in full if full[field] != small[field]} <= SCALE
+    assert small["rounds"] <= 20 and small["data.train_limit"] <= 4000
+
+
+def test_there_is_a_small_twin_of_each_job_and_no_other():
+    assert sorted(path.name for path in (JOBS / "small").iterdir()) == FULL
+
+
+def test_the_table_of_the_jobs_says_what_the_jobs_say():
+    line = re.compile(r"^\| \[(.+)\]\((.+)\) \| (.+) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
+    rows = line.findall((JOBS / "README.md").read_text())
+    assert sorted(row[0] for row in rows) == FULL
+    assert all(link == name and tuple(rest) == cell(name) for name, link, *rest in rows)
+
+
+def test_the_authors_preset_is_that_of_fedhenns_code(tmp_path: Path):
+    path = tmp_path / "job.toml"
+    path.write_text('preset = "authors"\n[algorithm]\nname = "fedhenn"\n[data]\npublic = 100\n')
+    made = load([str(path)], environ={})
+    assert (made.algorithm.eta0, made.algorithm.rad_size, made.algorithm.mean_over) == (0.01, 1000, "cohort")
+    assert (made.local.optimiser, made.local.momentum, made.local.batch) == ("sgd", 0.5, 10)
+    assert not made.models.relu_head and made.data.sizes == "equal"  # those are what FedClassAvg's authors have

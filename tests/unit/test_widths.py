@@ -1,0 +1,206 @@
+"""Sub-models: which units are cut together, what a window keeps, and the smaller model, for every family of models."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hpcfed import rng
+from hpcfed.errors import ConfigError
+from hpcfed.models import MODELS, build
+from hpcfed.models.cost import cost
+from hpcfed.models.layers import BatchNorm2d
+from hpcfed.models.model import Head, Model
+from hpcfed.models.widths import drawn, kept, named, narrow, parse, rolled, structure, take, units
+from hpcfed.params import Params
+from hpcfed.training.nested import within
+
+SHAPE, CLASSES, D = (3, 32, 32), 10, 32
+REFUSED = ("shufflenetv2",)
+CUT = [name for name, entry in MODELS.items() if not getattr(entry, "text", False) and name not in REFUSED]
+each_model = pytest.mark.parametrize("name", CUT)
+each_width = pytest.mark.parametrize("width", [0.5, 0.3])
+
+
+def new(name: str, seed: int = 0, d: int = D) -> Model:
+    with rng.scoped(seed, "init"):
+        return build(name, SHAPE, CLASSES, d)
+
+
+def tensors(model: nn.Module) -> Params:
+    """Parameters and float buffers by name."""
+    return Params({n: v for n, v in model.state_dict().items() if v.is_floating_point()})
+
+
+def images(n: int) -> torch.Tensor:
+    return torch.rand(n, *SHAPE, generator=torch.Generator().manual_seed(2))
+
+
+def paste(old: Params, pieces: Params, window: dict) -> Params:
+    """The tensors with these pieces in their places."""
+    new_ = old.clone()
+    for name, value in pieces.items():
+        at = window.get(name, ())
+        new_[name][np.ix_(*at) if at else ...] = value
+    return new_
+
+
+def test_ceil_decides_how_many_units_are_kept_and_one_always_is():
+    assert [kept(10, w) for w in (1.0, 0.5, 0.25, 0.1, 0.01)] == [10, 5, 3, 1, 1]
+    assert kept(200, 0.29) == 58 and kept(100, 0.07) == 7  # 0.29 * 200 is 57.99..., 0.07 * 100 is 7.00...1
+
+
+def test_an_architecture_is_named_by_its_model_and_width():
+    assert named("cnn", 0.5) == "cnn@0.5" and named("cnn", 1.0) == "cnn"
+    assert parse("cnn@0.5") == ("cnn", 0.5) and parse("cnn") == ("cnn", 1.0) == parse("cnn+mlp")
+
+
+def test_the_groups_of_a_small_net_by_hand():
+    body = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 6)
+    )
+    found = units(Model(body, Head(6, 3)), (1, 4, 4))
+    window = found.window(0.5)
+    assert list(found.sizes.values()) == [4, 6]  # the convolution's channels, the representation
+    assert {name: [list(axis) for axis in axes] for name, axes in window.items()} == {
+        "body.0.weight": [[0, 1], [0]], "body.0.bias": [[0, 1]],
+        "body.1.weight": [[0, 1]], "body.1.bias": [[0, 1]],
+        "body.1.running_mean": [[0, 1]], "body.1.running_var": [[0, 1]],
+        "body.5.weight": [[0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]],  # a channel is four places of the flattened map
+        "body.5.bias": [[0, 1, 2]],
+        "head.weight": [[0, 1, 2], [0, 1, 2]],  # all classes
+    }  # fmt: skip
+
+
+def test_a_residual_sum_makes_one_group_of_two():
+    found = structure("resnet18", SHAPE, CLASSES, D)
+    stage = ["body.conv1", "body.layer1.0.conv2", "body.layer1.1.conv2"]
+    groups = {found.axes[f"{layer}.weight"][0][0].group for layer in stage}
+    assert len(groups) == 1 and found.axes["body.layer1.0.conv1.weight"][0][0].group not in groups
+    assert found.axes["body.layer2.0.downsample.0.weight"][0] == found.axes["body.layer2.0.conv2.weight"][0]
+
+
+def test_a_concatenation_puts_groups_side_by_side():
+    axes = structure("googlenet", SHAPE, CLASSES, D).axes
+    parts = ("branch1", "branch2.1", "branch3.1", "branch4.1")
+    want = tuple(axes[f"body.inception3a.{part}.conv.weight"][0][0] for part in parts)
+    assert axes["body.inception3b.branch1.conv.weight"][1] == want
+
+
+@each_model
+def test_every_tensor_has_its_place_and_the_count_falls_with_the_square_of_the_width(name: str):
+    full = new(name, d=512)
+    found = structure(name, SHAPE, CLASSES, 512)
+    assert set(found.axes) == set(tensors(full))
+    for tensor, axes in found.axes.items():
+        lengths = [sum(size * repeat for _, size, repeat in axis) for axis in axes]
+        assert lengths == list(tensors(full)[tensor].shape[: len(axes)])
+    sizes = [sum(v.numel() for v in model.parameters()) for model in (full, new(f"{name}@0.5", d=512))]
+    shallow = {"logistic": (1, 1), "fedhenn-1": (0.5, 0.51), "mlp": (0.4, 0.5)}  # where inputs and classes weigh most
+    low, high = shallow.get(name, (0.25, 0.29))
+    assert low <= sizes[1] / sizes[0] <= high
+
+
+@each_width
+@each_model
+def test_the_narrow_model_is_the_leading_slice_and_takes_and_gives_what_the_full_one_does(name: str, width: float):
+    full, small = new(name), new(f"{name}@{width}")
+    want = take(tensors(full), structure(name, SHAPE, CLASSES, D).window(width))
+    assert all(torch.equal(value, want[n]) for n, value in tensors(small).items())
+    assert small.eval()(images(2)).shape == (2, CLASSES)
+    assert small.body(images(2)).shape[1] == small.head.in_features
+    small.train()(images(3)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in small.parameters())
+
+
+@each_width
+@each_model
+def test_it_computes_what_the_full_model_does_with_its_other_units_silent(name: str, width: float):
+    full, window = new(name), structure(name, SHAPE, CLASSES, D).window(width)
+    weights = tensors(full)
+    nothing = paste(weights * 0.0, take(weights, window), window)
+    silent = {n: v if "running_var" not in n else weights[n] for n, v in nothing.items()}
+    full.load_state_dict(silent, strict=False)
+    small = narrow(new(name), SHAPE, width).eval()
+    assert torch.allclose(full.eval()(images(2)), small(images(2)), atol=1e-5)
+
+
+@pytest.mark.parametrize("choose", [rolled(3), rolled(7), drawn(rng.stream(0, "window"))], ids=["3", "7", "drawn"])
+@each_model
+def test_a_slice_pasted_back_changes_nothing_and_fits_the_narrow_model(name: str, choose):
+    weights, found = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
+    window = found.window(0.5, choose)
+    pieces = take(weights, window)
+    assert {n: v.shape for n, v in pieces.items()} == {n: v.shape for n, v in tensors(new(f"{name}@0.5")).items()}
+    pasted = paste(weights, pieces, window)
+    assert all(torch.equal(pasted[n], value) for n, value in weights.items())
+
+
+@each_model
+def test_a_window_of_all_units_is_the_model(name: str):
+    weights, found = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
+    for choose in (rolled(5), drawn(rng.stream(0, "window"))):
+        assert all(torch.equal(v, weights[n]) for n, v in take(weights, found.window(1.0, choose)).items())
+
+
+def test_a_rolling_window_has_no_unit_twice_and_covers_all_evenly():
+    found = structure("cnn", SHAPE, CLASSES, D)
+    group = found.axes["body.0.weight"][0][0]
+    seen = np.zeros(group.size, int)
+    for t in range(group.size):
+        own = found.window(0.3, rolled(t))["body.0.bias"][0]
+        assert len(set(own)) == len(own) == kept(group.size, 0.3)
+        seen[own] += 1
+    assert (seen == kept(group.size, 0.3)).all()
+    wrapped = found.window(0.3, rolled(group.size - 2))["body.0.bias"][0]
+    assert wrapped.tolist() == [*range(kept(group.size, 0.3) - 2), group.size - 2, group.size - 1]
+
+
+def test_drawn_windows_are_reproducible_even_and_nested_by_width():
+    found, seen = structure("cnn", SHAPE, CLASSES, D), np.zeros(32, int)
+    for k in range(400):
+        wide, slim = (found.window(w, drawn(rng.stream(0, "window", k)))["body.0.bias"][0] for w in (0.5, 0.25))
+        assert set(slim) < set(wide) and len(wide) == 16
+        assert np.array_equal(wide, found.window(0.5, drawn(rng.stream(0, "window", k)))["body.0.bias"][0])
+        seen[wide] += 1
+    assert abs(seen - 200).max() < 50  # five standard deviations of a fair draw
+
+
+@pytest.mark.parametrize("name", ["cnn", "alexnet", "googlenet"])
+def test_a_narrower_window_lies_within_a_wider_one(name: str):
+    weights, found = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
+    wide, slim = found.window(0.5), found.window(0.25)
+    direct, twice = take(weights, slim), take(take(weights, wide), within(slim, wide))
+    assert all(torch.equal(direct[n], twice[n]) for n in weights)
+    assert within(slim, {}) == slim
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_mixes_channels_otherwise_is_refused_before_it_is_used(name: str):
+    with pytest.raises(ConfigError, match=r"ShuffleNetV2 cannot be cut .*; set models.widths = \[1\]"):
+        cost(f"{name}@0.5", SHAPE, CLASSES, D)
+
+
+def test_sums_that_cannot_be_tied_are_refused():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.a(x) + x
+
+    class Scaled(Odd):
+        def forward(self, x):
+            return F.layer_norm(self.a(x), (4,))
+
+    with pytest.raises(ConfigError, match="a sum with the inputs"):
+        units(Model(Odd(), Head(4, 2)), (4,))
+    with pytest.raises(ConfigError, match="layer_norm"):
+        units(Model(Scaled(), Head(4, 2)), (4,))
+
+
+def test_a_narrow_model_costs_less():
+    whole, half = (cost(name, SHAPE, CLASSES, D) for name in ("cnn", "cnn@0.5"))
+    assert half < 0.6 * whole
