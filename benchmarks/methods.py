@@ -31,7 +31,7 @@ ONE_MODEL = {  # row: method and flags
     "FedSGD": "fedsgd",
     "FedAvg": "fedavg",
     "FedProx": "fedprox --algorithm.mu 0.1",
-    "SCAFFOLD": "scaffold --local.momentum 0",
+    "SCAFFOLD": "scaffold --local.momentum 0 --local.lr 0.02",
     "Per-FedAvg": "perfedavg --algorithm.alpha 0.05",
     "pFedMe": "pfedme --algorithm.inner_steps 2 --algorithm.eta 0.03",
     "FedRep": "fedrep --algorithm.head_epochs 1 --algorithm.final_epochs 1",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from hpcfed.errors import HpcfedError
 from hpcfed.storage import names, results
 
 WRONG = 2
+GRACE = 1.0  # seconds; launchers pass on what ranks print a little later, and drop the rest when a rank aborts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,6 +74,8 @@ def named(comm: Comm, error: HpcfedError) -> str:
 def leave(comm: Comm, message: str, status: int) -> None:
     """Say why, and end all ranks: the others may be waiting for this one."""
     print(message, file=sys.stderr, flush=True)
+    if comm.size > 1:
+        time.sleep(GRACE)
     comm.abort(status)
 
 

@@ -9,38 +9,20 @@ links between those that do count, with weights of their own. Batch statistics a
 from functools import partial
 from typing import Literal
 
-from pydantic import NonNegativeInt, PositiveInt
-
-from hpcfed.algorithms.base import RoundBased, Share
-from hpcfed.training import peers
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.peers import Peers
 from hpcfed.training.local import sgd
 from hpcfed.training.mixing import metropolis, mix, stepped, uniform
-from hpcfed.training.topology import Topology, among, graph
+from hpcfed.training.topology import among
 
 
-class DSGD(RoundBased):
+class DSGD(Peers, RoundBased):
     """weighting has no effect: weights are those of the links."""
 
-    topology: Topology = "ring"
-    """Who are neighbours."""
-    cliques: PositiveInt = 3
-    """Clique-ring: how many cliques."""
-    density: Share = 0.3
-    """Erdos-renyi: probability of each link."""
     weights: Literal["metropolis", "uniform"] = "metropolis"
     """Weights of neighbours; uniform is doubly stochastic only where all have equally many."""
     order: Literal["together", "average-first", "step-first"] = "together"
     """The step is that at the old model, or at the averaged one, or stepped models are averaged."""
-    i1: NonNegativeInt = 0
-    """Local steps that follow one another."""
-    i2: PositiveInt = 1
-    """Averaging steps that follow them."""
-
-    init, whole, receive = peers.init, peers.whole, peers.receive
-    common, columns = peers.common, peers.columns
-
-    def links(self, fed):
-        return graph(self.topology, fed.K, fed.seed, self.cliques, self.density)
 
     def traffic(self, fed, k):
         bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.initial().nbytes
@@ -56,7 +38,7 @@ class DSGD(RoundBased):
         return mix({k: rows[k] for k in mine}, fed.each(mine))
 
     def round(self, fed, state, cohort, t):
-        averages, mixed = t % (self.i1 + self.i2) >= self.i1, {}
+        averages, mixed = self.averages(t), {}
         if averages and self.order != "step-first":
             mixed = self.average(fed, cohort)
         for client in fed.mine(cohort):

@@ -11,7 +11,7 @@ from pydantic import PositiveFloat
 
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.params import Mean, Params
-from hpcfed.training.local import gradient, learning_rate, sgd
+from hpcfed.training.local import LocalSteps, gradient
 from hpcfed.training.losses import inner_product
 
 
@@ -54,11 +54,14 @@ class Scaffold(RoundBased):
         client.load(fed.down(client, state.x))
         c, own = fed.down(client, state.c), Params(client.memory.get("control", state.c * 0))
         new = self.at_start(fed, client, state, t) if self.control == "gradient" else None
-        drift = c - own
-        steps = sgd(fed, client, t, lambda m, x, y: self.loss(client, state, m, x, y) + inner_product(m, drift))
+        with LocalSteps(fed, client, t) as steps:
+            for x, y in steps:
+                value = self.loss(client, state, steps.model, x, y)
+                steps.backward(value + inner_product(steps.model, c - own))
+                steps.step(value)
         change = client.params() - state.x
         if new is None:
-            new = own - c - (1 / (steps * learning_rate(fed, t))) * change.pick(c.__contains__)
+            new = own - c - (1 / (len(steps) * steps.lr)) * change.pick(c.__contains__)
         client.memory["control"] = new
         return change, new - own
 

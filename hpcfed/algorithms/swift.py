@@ -6,39 +6,22 @@ Deviations: a step is the job's local work, the papers' is local.steps = 1. Send
 job lasts as long as the longer of the two; models arrive that much later. Batch statistics are averaged too.
 """
 
-from pydantic import NonNegativeInt, PositiveInt
-
-from hpcfed.algorithms.base import Share
 from hpcfed.algorithms.events import EventBased
-from hpcfed.training import peers
+from hpcfed.algorithms.peers import Peers
 from hpcfed.training.mixing import Weights, mix, mixing, stepped
-from hpcfed.training.topology import Topology, graph
 
 
-class SWIFT(EventBased):
-    """All clients work all the time; as many merges as a cohort has clients are a round."""
+class SWIFT(Peers, EventBased):
+    """All clients work all the time; as many merges as a cohort has clients are a round.
 
-    topology: Topology = "ring"
-    """Who are neighbours."""
-    cliques: PositiveInt = 3
-    """Clique-ring: how many cliques."""
-    density: Share = 0.3
-    """Erdos-renyi: probability of each link."""
+    i1 = 0 is the paper's C_0, i1 = 1 its C_1.
+    """
+
     weights: Weights = "ccs"
     """Weights of neighbours: SWIFT's for equal speeds (ccs) or the clients' (ccs-rates), metropolis, uniform."""
-    i1: NonNegativeInt = 0
-    """Local steps that follow one another; 0 is the paper's C_0, 1 its C_1."""
-    i2: PositiveInt = 1
-    """Averaging steps that follow them."""
-
-    init, whole, receive = peers.init, peers.whole, peers.receive
-    common, columns = peers.common, peers.columns
-
-    def of(self, fed):
-        return self.topology, fed.K, fed.seed, self.cliques, self.density
 
     def traffic(self, fed, k):
-        return (int(graph(*self.of(fed))[k].sum()) * fed.initial().nbytes,) * 2
+        return (int(self.links(fed)[k].sum()) * fed.initial().nbytes,) * 2
 
     def at_once(self, fed):
         return fed.K
@@ -47,8 +30,7 @@ class SWIFT(EventBased):
         return k
 
     def near(self, fed, k, number):
-        averages = number % (self.i1 + self.i2) >= self.i1
-        return graph(*self.of(fed))[k].nonzero()[0].tolist() if averages else []
+        return self.links(fed)[k].nonzero()[0].tolist() if self.averages(number) else []
 
     def seconds(self, fed, k, examples):
         return max(fed.profiles.compute(k, examples), self.delay(fed, k))
@@ -64,7 +46,7 @@ class SWIFT(EventBased):
 
     def work(self, fed, client, job):
         with client.borrowed():
-            fed.up(client, client.params(), times=len(graph(*self.of(fed))[client.id].nonzero()[0]))
+            fed.up(client, client.params(), times=int(self.links(fed)[client.id].sum()))
             self.train(fed, client, {}, job)
             return client.params()
 

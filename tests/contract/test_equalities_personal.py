@@ -163,3 +163,22 @@ def test_pfedmes_common_model_follows_the_personal_one_by_eta_lam():
 def test_pfedme_refuses_a_pull_that_oversteps():
     with pytest.raises(Exception, match="must be < 1"):
         toy.job("pfedme", "--algorithm.lam", "15", "--algorithm.eta", "0.1")
+
+
+def test_scaffold_finds_the_optimum_of_quadratics_that_fedavg_misses(monkeypatch: pytest.MonkeyPatch):
+    g = torch.Generator().manual_seed(0)
+    curve, centre = torch.rand(6, 260, generator=g) + 0.5, torch.randn(6, 260, generator=g)  # one row a client
+    flat = lambda model: torch.cat([p.flatten() for p in model.parameters()])  # noqa: E731
+
+    def quadratic(self, client, state, model, x, y):
+        return 0.5 * (curve[client.id] * (flat(model) - centre[client.id]).square()).sum()
+
+    monkeypatch.setattr("hpcfed.algorithms.base.Method.loss", quadratic)
+    optimum = (curve * centre).sum(0) / curve.sum(0)
+    flags = ("--models.mix", "logistic", "--participation", "1", "--local.optimiser", "sgd", "--local.lr", "0.1",
+             "--local.steps", "5", "--rounds", "60", "--evaluate.every", "60")  # fmt: skip
+    off = {}
+    for method, state in (("scaffold", lambda s: s["x"]), ("fedavg", lambda s: s)):
+        found = state(toy.run(Serial(), toy.job(method, *flags, *UNIFORM)).state)
+        off[method] = (torch.cat([v.flatten() for v in found.values()]) - optimum).abs().max().item()
+    assert off["scaffold"] < 1e-4 < 0.05 < off["fedavg"]

@@ -6,7 +6,7 @@ import torch
 
 from hpcfed.comm import Serial
 from hpcfed.params import Params
-from hpcfed.training.peers import consensus
+from hpcfed.algorithms.peers import consensus
 from tests.contract import toy
 from tests.contract.test_equalities import near, run
 

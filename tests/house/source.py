@@ -9,7 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = sorted((ROOT / "hpcfed").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
-ALGORITHMS = [p for p in PACKAGE if p.parent.name == "algorithms" and p.stem not in ("__init__", "base", "events")]
+KINDS = ("base", "events", "windows", "peers")  # of methods: what several have in common
+ALGORITHMS = [p for p in PACKAGE if p.parent.name == "algorithms" and p.stem not in ("__init__", *KINDS)]
 
 
 def name(path: Path) -> str:

@@ -1,0 +1,76 @@
+"""WindowBased: clients train a part of the server's model, chosen by a window on its units.
+
+What differs between such methods is the window. The rest is common: a client receives its piece, trains it as a
+smaller dense model, and each value of the server's model becomes the mean over the clients whose piece had it.
+Scaler, static batch normalisation and masked cross-entropy are those of Diao et al. (HeteroFL), ICLR 2021.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch.nn.functional as F
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.training import submodels
+from hpcfed.training.local import sgd
+
+if TYPE_CHECKING:
+    from hpcfed.client import Client
+    from hpcfed.federation import Federation
+    from hpcfed.models.widths import Window
+
+
+class WindowBased(RoundBased):
+    """The defaults: the leading units of each layer, with all classes."""
+
+    accepts: ClassVar[str] = "widths"
+
+    scaler: bool = True
+    """Multiply the outputs of hidden layers by 1 / width while training."""
+    mask: submodels.Mask = "none"
+    """What the logits of classes become that a client has no examples of; none: they and their rows are as others."""
+    batch_norm: Literal["static", "aggregate"] = "static"
+    """Statistics for evaluation: taken anew by one more pass over the cohort's data, or averaged like weights."""
+    assignment: submodels.Assignment = "fix"
+    """Clients keep their width, or draw one of models.widths for each round."""
+
+    def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:
+        """Which units of the server's model the client has in this round."""
+        return submodels.window(fed, client.architecture)
+
+    def measured(self, fed: Federation) -> list[str]:
+        """The architectures that are evaluated, whose batch statistics are taken anew."""
+        return [submodels.base(fed)]
+
+    def traffic(self, fed, k):
+        return submodels.announced(fed, k, self.mask, self.assignment)
+
+    def architecture(self, fed, k, t):
+        return submodels.level(fed, k, t, self.assignment)
+
+    def init(self, fed):
+        return submodels.start(fed, self.measured(fed) if self.batch_norm == "static" else ())
+
+    def whole(self, fed):
+        return True
+
+    def offer(self, fed, client, state):
+        return submodels.piece(client, state, self.window(fed, client, state))
+
+    def loss(self, client, state, model, x, y):
+        logits = model(x)
+        return F.cross_entropy(submodels.masked(logits, submodels.held(client, logits.shape[1]), self.mask), y)
+
+    def local(self, fed, client, state, t):
+        given = self.offer(fed, client, state)
+        self.receive(client, fed.down(client, given))
+        with submodels.scaled(client, self.scaler):
+            sgd(fed, client, t, partial(self.loss, client, given), views=self.views)
+        rows = None if self.mask == "none" else submodels.held(client, fed.classes)
+        return submodels.upload(client, self.window(fed, client, state), self.weight(client), rows)
+
+    def round(self, fed, state, cohort, t):
+        uploads = ((c.id, self.local(fed, c, state, t)) for c in fed.mine(cohort))
+        return submodels.aggregate(fed, state, uploads, cohort)
