@@ -60,9 +60,9 @@ FIVE_MODELS = {
     "FedHeNN, heterogeneous": f"fedhenn --algorithm.setting heterogeneous {ALIGNED}",
 }
 THREE_WIDTHS = {
-    "HeteroFL": "heterofl",
-    "FedRolex": "fedrolex",
-    "Federated Dropout": "feddropout",
+    "HeteroFL": "heterofl --algorithm.scaler false",
+    "FedRolex": "fedrolex --algorithm.scaler false",
+    "Federated Dropout": "feddropout --algorithm.scaler false",
     "FjORD": "fjord",
 }
 GROUPS = {

@@ -23,22 +23,30 @@ class Run(NamedTuple):
 
 
 def run_all(runs: Iterable[Run], side_by_side: int) -> None:
-    """Do all runs whose result file is not there yet, so many at a time, each on one core."""
+    """Do all runs whose result file is not there yet, so many at a time, each on one core.
+
+    One that fails does not keep the others from running; SystemExit at the end names them.
+    """
     with ThreadPoolExecutor(side_by_side) as pool:
-        list(pool.map(run, runs))
+        failed = [error for error in pool.map(run, runs) if error]
+    if failed:
+        sys.exit("\n".join(failed))
 
 
-def run(it: Run) -> None:
-    """One run; only its result file is kept."""
+def run(it: Run) -> str | None:
+    """One run; only its result file is kept. Returns what it said where it failed."""
     if it.kept.exists():
-        return
+        return None
     it.kept.parent.mkdir(parents=True, exist_ok=True)
     out = it.kept.with_suffix("")
     command = [sys.executable, "-m", "hpcfed.main", str(it.job), *it.flags, "--out", str(out)]
-    subprocess.run([*command, "--overwrite", "--quiet"], check=True, stdout=subprocess.DEVNULL,
-                   env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    done = subprocess.run([*command, "--overwrite", "--quiet"], capture_output=True, text=True,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    if done.returncode:
+        return f"{' '.join(it.flags)}: {done.stderr}"
     shutil.move(out / "results.h5", it.kept)
     shutil.rmtree(out)
+    return None
 
 
 def slug(name: str) -> str:
