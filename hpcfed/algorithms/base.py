@@ -97,7 +97,7 @@ class Method(Part):
     def finish(self, fed: Federation, state: State, t: int) -> State | None:
         """What follows the last round (a last mean, a fine-tuning), and the state then; None: nothing.
 
-        It is evaluated apart from the rounds and is in no checkpoint, so that a run can be extended.
+        t: the last round.  What comes of it is evaluated apart and is in no checkpoint, so that a run can be extended.
         """
         return None
 

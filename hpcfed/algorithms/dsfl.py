@@ -49,15 +49,15 @@ class DSFL(RoundBased):
         return False
 
     def init(self, fed):
-        server = fed.job.models.server
-        return fed.initial(architecture=server) if server else Params()
+        return fed.initial(architecture=fed.job.models.server) if fed.job.models.server else Params()
 
     def receive(self, client, state):
-        """Nothing: clients keep their own models, and the server its own."""
+        pass
 
     def common(self, fed, client, state):
-        client.architecture = fed.job.models.server or client.architecture
-        client.load(state)
+        if state:
+            client.architecture = fed.job.models.server
+            client.load(state)
         return bool(state)
 
     def round(self, fed, state, cohort, t):

@@ -6,6 +6,8 @@ client; each value is averaged over the clients that have it; what travels is no
 the units that a residual sum ties are dropped too. The scaler is that of dropout and of HeteroFL.
 """
 
+from typing import ClassVar
+
 from hpcfed import rng
 from hpcfed.algorithms.windows import WindowBased
 from hpcfed.models.widths import drawn
@@ -14,6 +16,8 @@ from hpcfed.training import submodels
 
 class FedDropout(WindowBased):
     """With all widths 1 and batch_norm = "aggregate" FedAvg, bit for bit. Dropout layers of a model stay."""
+
+    moves: ClassVar[bool] = True
 
     shared_windows: bool = False
     """All clients of a round drop the same units (of clients with different widths the narrower one's are a part)."""

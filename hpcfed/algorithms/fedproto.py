@@ -1,7 +1,9 @@
 """FedProto: clients exchange nothing but the mean representation of each class, and pull their own towards it.
 
 Tan et al., AAAI 2022, arXiv:2105.00243, algorithm 1, eqs. 3, 6 and 8. Deviations: class means are taken after
-local training; the authors' code collects them during it, from models that change (prototypes = "during").
+local training; the authors' code collects them during it, from models that change (prototypes = "during"; there of
+the last epoch alone). Weights sum to 1, without the further 1/|N_j| of eq. 6. The term is the squared distance of
+each example, summed over d; eq. 8 has class means, and the code a mean over d, so that its lam is d times this one.
 The code weights clients alike (weighting = "uniform"), the paper by their examples of the class (default).
 """
 
@@ -31,6 +33,10 @@ class FedProto(RoundBased):
     prototypes: Literal["after", "during"] = "after"
     """When class means are taken: of all examples after local training, or batch by batch during it."""
 
+    def refuses(self, job):
+        steps = self.prototypes == "during" and job.local.steps
+        return "needs whole epochs to collect prototypes in; set local.epochs instead of steps" if steps else None
+
     def shared(self, name):
         return False
 
@@ -39,16 +45,14 @@ class FedProto(RoundBased):
         return 4 * fed.classes * d, 4 * own * (d + (self.weighting == "samples"))
 
     def init(self, fed):
-        shape = fed.initial()["head.weight"].shape  # [C, d]
-        return Params(proto=torch.full(shape, torch.nan, device=fed.device))
+        return Params(proto=torch.full_like(fed.initial()["head.weight"], torch.nan))  # [C, d]
 
     def receive(self, client, state):
         pass
 
-    def loss(self, client, state, model, x, y, seen=None):
+    def loss(self, client, state, model, x, y, seen):
         z = model.body(x)
-        if seen is not None:
-            seen.append((z.detach(), y))
+        seen.extend([(z.detach(), y)] if self.prototypes == "during" else [])
         value = F.cross_entropy(model.head(z), y)
         return value + self.lam * to_prototypes(z, state["proto"][y]) if self.lam else value
 
@@ -60,10 +64,11 @@ class FedProto(RoundBased):
     def local(self, fed, client, state, t):
         fed.down(client, state)
         seen = []
-        sgd(fed, client, t, partial(self.loss, client, state, seen=seen if self.prototypes == "during" else None))
-        z, y = (represent(fed, client, client.train), torch.from_numpy(client.train.labels))
+        sgd(fed, client, t, partial(self.loss, client, state, seen=seen))
         if seen:
             z, y = map(torch.cat, zip(*seen, strict=True))
+        else:
+            z, y = represent(fed, client, client.train), torch.from_numpy(client.train.labels)
         sums, count = class_sums(z, y.cpu().numpy(), fed.classes)
         own = count.nonzero().squeeze(1)
         means = Params(proto=(sums[own] / count[own, None]).float())

@@ -3,7 +3,8 @@
 Collins et al., ICML 2021, arXiv:2102.07078, algorithm 1 and section 5. In the last round's wake all clients
 train their heads once more. Deviations: bodies are weighted by examples, as in the authors' code (the paper
 has clients of one size); running statistics of batch normalisation, part of the body, follow the data in
-both phases. The code's 10 local epochs, 9 and 1, are the defaults; local.epochs has no effect.
+both phases. The code's 10 local epochs, 9 and 1, are the defaults; local.epochs and local.steps have
+no effect.
 """
 
 from functools import partial

@@ -26,5 +26,9 @@ class FedRolex(WindowBased):
     roll_step: NonNegativeInt = 1
     """Units by which the window moves from round to round."""
 
+    @property
+    def moves(self):
+        return self.roll_step > 0
+
     def window(self, fed, client, state):
         return submodels.window(fed, client.architecture, rolled(state.t * self.roll_step))

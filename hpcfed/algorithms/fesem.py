@@ -1,8 +1,8 @@
 """FeSEM: several centres; each client trains on from the centre that its model is nearest to.
 
-Long et al., World Wide Web 26, 2023, arXiv:2108.08647, algorithm 1. Deviations: the first centres are found after
-the first round, among the models trained in it (all start from one model); a client that has not trained yet
-starts from centre k mod M. The authors' code has scope = "head" and leaves out clusters of one client.
+Long et al., World Wide Web 26, 2023, arXiv:2108.08647, algorithm 1. Deviations: as all start from one
+model, centres are sought among trained ones, after each round until M clients had trained before it; a client that has
+not trained yet starts from centre k mod M. The authors' code has scope = "head" and leaves out clusters of one.
 """
 
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class FeSEM(RoundBased):
             fed.up(client, self.local(fed, client, state, t).parts[0].value)
         known = {*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()}
         mine, centres = fed.mine(sorted(known)), state.centres
-        if (state.cluster < 0).all():
+        if state.cluster.ge(0).sum() < self.clusters:
             centres = clusters.seeds(fed, mine, centres, self.counts(fed), self.start == "k-means++")
         return self.moved(fed, mine, centres)
 

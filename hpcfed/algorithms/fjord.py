@@ -5,7 +5,7 @@ width of each step evenly from those of models.widths up to it; the narrower mod
 averaged over the clients whose widest model has them, by their numbers of examples. Each width has batch statistics
 of its own, which the clients that may draw it average (the whole model's stay as they start where no client has
 width 1). Deviations: with kd the soft target is compared by KL(teacher || student), whose gradient is that of the
-soft cross-entropy in public code; a width for a step, not for an example of it.
+soft cross-entropy in public code; a width for a step, not an example; virtual time takes each step for a widest one.
 """
 
 from functools import partial

@@ -2,7 +2,7 @@
 
 Diao et al., ICLR 2021, arXiv:2010.01264, algorithm 1. Each value is averaged over the clients whose slice has it;
 values that nobody has stay. The paper's scaler, static batch normalisation and masked cross-entropy are switches.
-Masking by zero logits, where an absent class still counts in the softmax, is the authors' code's; "-inf" is the
+Masking by zero logits, where an absent class still counts in the softmax, is the authors' code's; "drop" is the
 other reading. Rows of absent classes are not sent. Deviations: the clients' statistics of static batch normalisation
 are taken after every round instead of after the last, by the cohort, each batch counting the same; gradients are not
 clipped.

@@ -15,7 +15,6 @@ from hpcfed import rng
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.params import Params
 from hpcfed.training import clusters
-from hpcfed.training.infer import FORWARD
 from hpcfed.training.local import gradient, learning_rate, sgd
 
 
@@ -25,7 +24,7 @@ class IFCA(RoundBased):
     clusters: PositiveInt = 3
     """Number of clusters, M: every client of a cohort downloads all their models."""
     averaging: Literal["models", "gradients"] = "models"
-    """Clients train locally and send models, or take one step down the gradient over all their examples."""
+    """Clients train locally and send models, or take one step of local.lr down the gradient over all examples."""
     share_body: bool = False
     """Clusters differ in their heads alone; one body is averaged over all clients."""
     start: Literal["random", "perturbed"] = "random"
@@ -36,6 +35,9 @@ class IFCA(RoundBased):
     def traffic(self, fed, k):
         model, own = fed.initial(k=k), fed.initial(self.of_cluster, k)
         return model.nbytes + (self.clusters - 1) * own.nbytes, model.nbytes + 4  # 4: the cluster's number
+
+    def whole(self, fed):
+        return False
 
     def keeps(self, fed):
         return False
@@ -60,9 +62,7 @@ class IFCA(RoundBased):
         return clusters.row(state, clusters.fittest(fed, client, state))
 
     def local(self, fed, client, state, t):
-        m = clusters.fittest(fed, client, fed.down(client, state))
-        fed.tally[client.id].work += FORWARD * client.n * self.clusters
-        client.memory["cluster"] = m
+        m = clusters.choose(fed, client, fed.down(client, state), self.clusters)
         model = clusters.row(state, m)
         self.receive(client, model)
         loss = partial(self.loss, client, model)
@@ -72,7 +72,6 @@ class IFCA(RoundBased):
             gradient(fed, client, t, loss)
             step = Params(client.skeleton.layout.views(client.skeleton.grad)) * -learning_rate(fed, t)
             client.load(step + model)
-        fed.up(client, torch.tensor(m, dtype=torch.int32))
         return clusters.part(client.params(), self.weight(client), m, state)
 
     def round(self, fed, state, cohort, t):

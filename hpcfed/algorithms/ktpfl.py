@@ -2,8 +2,8 @@
 
 Zhang et al., NeurIPS 2021, arXiv:2111.02862, algorithm 1. share = "weights" is "+weight" of Jang et al., ICPP 2022,
 doi:10.1145/3545008.3545073, table 3. Deviations: a cohort mixes its own members alone, their rows scaled to sum 1;
-rows are projected onto the simplex; the penalty's step never overshoots; local.optimiser distils too. The authors'
-code has distance = "mse" (for the coefficients) and softmax = true.
+rows are projected onto the simplex; the penalty's step never overshoots; distil_lr is the objective's lambda. The
+authors' code has distance = "mse" for the coefficients alone, softmax = true, a step that adapts to the gradient.
 """
 
 from functools import partial
@@ -53,7 +53,7 @@ class KTpFL(RoundBased):
         return ("public",) if self.share == "predictions" else ()
 
     def shared(self, name):
-        return False  # the server has no model that a client would start from
+        return False
 
     def traffic(self, fed, k):
         predictions = min(self.public, len(fed.public)) * fed.classes * 4
@@ -65,7 +65,7 @@ class KTpFL(RoundBased):
         return Params(coeff=torch.full((fed.K, fed.K), 1 / fed.K, dtype=torch.float64, device=fed.device))
 
     def receive(self, client, state):
-        pass
+        """Nothing: clients keep their models."""
 
     def round(self, fed, state, cohort, t):
         for client in fed.mine(cohort):

@@ -2,7 +2,8 @@
 
 Fallah et al., NeurIPS 2020, arXiv:2002.07948, algorithm 1; approximations FO and HF of section 5. The outer
 step, beta in the paper, is the job's optimiser with local.lr. Deviations: the personal step that precedes
-evaluation takes all of a client's training examples; clients weigh alike, as the paper's clients do.
+evaluation takes all of a client's training examples; clients weigh alike, as the paper's clients do; running
+statistics of batch normalisation follow all of a step's forward passes.
 """
 
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Literal
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
+from hpcfed import rng
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.params import Mean
 from hpcfed.training.local import LocalSteps, gradient
@@ -40,6 +42,8 @@ class PerFedAvg(RoundBased):
                 if not self.alpha:
                     steps.backward(value)
                 steps.step(value)
+        further = {"fo": 1, "hf": 3}[self.variant] if self.alpha else 0  # gradients of a step, beside that of its batch
+        fed.tally[client.id].work += further * sum(steps.examples)
         return Mean.of(client.params(), self.weight(client))
 
     def outer(self, steps, loss, batch, second, third):
@@ -57,11 +61,12 @@ class PerFedAvg(RoundBased):
         return value
 
     def hessian_times(self, steps, loss, batch, w, g):
-        """The Hessian at w times g, from gradients at w + delta g and w - delta g (eq. 14)."""
-        ends = []
+        """The Hessian at w times g, from gradients at w + delta g and w - delta g (eq. 14), with one dropout mask."""
+        ends, fed = [], steps.fed
         for sign in (1, -1):
             steps.skeleton.flat[: len(w)] = w + sign * self.delta * g
-            steps.backward(loss(steps.model, *batch))
+            with rng.scoped(fed.seed, "hessian", steps.t, steps.client.id, len(steps.losses), device=fed.device):
+                steps.backward(loss(steps.model, *batch))
             ends.append(steps.skeleton.grad.clone())
         return (ends[0] - ends[1]) / (2 * self.delta)
 

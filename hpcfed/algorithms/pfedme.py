@@ -3,14 +3,14 @@
 Dinh et al., NeurIPS 2020, arXiv:2006.08848, algorithm 1. A batch of the job is one local round of the paper
 (R is local.steps), the step of the personal model is the job's optimiser with local.lr. Deviations: the
 authors' code adds a small L2 term to the personal objective (here local.weight_decay); personal models start
-from the received one in each round, as in that code.
+from the received one in each round, as in that code; beta > 1 is not for batch statistics.
 """
 
 from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.algorithms.base import RoundBased
 from hpcfed.params import Mean, Params
 from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import proximal
@@ -27,8 +27,8 @@ class PFedMe(RoundBased):
     """Steps of the personal model on each batch (K of the paper)."""
     eta: PositiveFloat = 0.005
     """Step of the common model towards the personal one, times lam."""
-    beta: Share = 1.0
-    """Share of the mean in the server's new model; the rest is its old one."""
+    beta: NonNegativeFloat = 1.0
+    """The server's step from its old model to the mean; 1 is the mean itself, and the paper goes up to 4."""
 
     @model_validator(mode="after")
     def contracts(self):
@@ -52,5 +52,9 @@ class PFedMe(RoundBased):
         buffers = client.params(lambda name: name not in anchor)
         return Mean.of(Params({**anchor, **buffers}), self.weight(client))
 
-    def server(self, state, mean):
-        return (1 - self.beta) * state + self.beta * mean if self.beta < 1 else mean
+    def round(self, fed, state, cohort, t):
+        mean, params = super().round(fed, state, cohort, t), fed.module(fed.architectures[0]).layout.params
+        if self.beta == 1:
+            return mean
+        step = {name: self.beta if name in params else min(self.beta, 1.0) for name in mean}  # a variance stays >= 0
+        return Params({name: (1 - step[name]) * state[name] + step[name] * v for name, v in mean.items()})

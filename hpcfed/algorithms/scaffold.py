@@ -1,7 +1,7 @@
 """SCAFFOLD: control variates correct each local step for the drift of the client from the others.
 
 Karimireddy et al., ICML 2020, arXiv:1910.06378, algorithm 1. Deviations: float buffers of batch normalisation
-are averaged like parameters and have no control variate.
+are averaged like parameters and have no control variate; eta_g is not for them, lest a variance become negative.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Scaffold(RoundBased):
     def receive(self, client, state):
         client.load(state.x)
 
-    def local(self, fed, client, state, t):
+    def local(self, fed, client, state, t, changes):
         client.load(fed.down(client, state.x))
         c, own = fed.down(client, state.c), Params(client.memory.get("control", state.c * 0))
         new = self.at_start(fed, client, state, t) if self.control == "gradient" else None
@@ -62,16 +62,19 @@ class Scaffold(RoundBased):
         change = client.params() - state.x
         if new is None:
             new = own - c - (1 / (len(steps) * steps.lr)) * change.pick(c.__contains__)
-        client.memory["control"] = new
-        return change, new - own
+        client.memory["control"], changes[client.id] = new, new - own
+        return Mean.of(change, self.weight(client))
 
     def at_start(self, fed, client, state, t):
-        """The mean gradient over the client's data at the received model."""
-        gradient(fed, client, t, lambda m, x, y: self.loss(client, state, m, x, y), phase="control")
+        """The mean gradient over the client's data at the received model, which stays as it is, statistics too."""
+        with client.borrowed():
+            gradient(fed, client, t, lambda m, x, y: self.loss(client, state, m, x, y), phase="control")
         return Params(client.skeleton.layout.views(client.skeleton.grad)).clone()
 
     def round(self, fed, state, cohort, t):
-        done = {c.id: (self.weight(c), *self.local(fed, c, state, t)) for c in fed.mine(cohort)}
-        dx = fed.mean(((k, Mean.of(dx, w)) for k, (w, dx, _) in done.items()), keep=state.x * 0)
-        dc = fed.mean(((k, Mean.of(dc)) for k, (_, _, dc) in done.items()), keep=state.c * 0)
-        return State(state.x + self.eta_g * dx, state.c + (len(cohort) / fed.K) * dc)
+        changes = {}  # of the control variates of this rank's clients
+        uploads = ((c.id, self.local(fed, c, state, t, changes)) for c in fed.mine(cohort))
+        dx = fed.mean(uploads, keep=state.x * 0)
+        dc = fed.mean(((k, Mean.of(dc)) for k, dc in changes.items()), keep=state.c * 0)
+        dx = Params({name: self.eta_g * v if name in state.c else v for name, v in dx.items()})
+        return State(state.x + dx, state.c + (len(cohort) / fed.K) * dc)

@@ -2,8 +2,9 @@
 
 Bornstein et al., ICLR 2023, arXiv:2210.14026, algorithm 1. A job is one step: it starts with sending x_i; its
 gradient is that at x_i; when it ends, x_i <- sum_j w_ij x_j + (local step), or in a local step (i1) without the sum.
-Deviations: a step is the job's local work, the papers' is local.steps = 1. Sending goes on beside the work, and a
-job lasts as long as the longer of the two; models arrive that much later. Batch statistics are averaged too.
+Models are counted as sent in every step, as received where they are averaged. Deviations: a step is the job's local
+work, the papers' is local.steps = 1. Sending goes on beside the work, and a job lasts as long as the longer of the two;
+models arrive that much later. Batch statistics are averaged too, a client's own as they are after its step.
 """
 
 from hpcfed.algorithms.events import EventBased
@@ -59,4 +60,5 @@ class SWIFT(Peers, EventBased):
         client.memory["merged"] = held
         row = mixing(self.weights, self.of(fed), self.rates(fed))[job.client]
         values = sorted({**fed.down(client, near), job.client: held}.items())
-        return stepped(mix({0: row}, values)[0], held, up) if near else up
+        norms = client.skeleton.layout.buffers
+        return stepped(mix({0: row}, values)[0], held, up, norms, row[job.client]) if near else up

@@ -26,6 +26,7 @@ class WindowBased(RoundBased):
     """The defaults: the leading units of each layer, with all classes."""
 
     accepts: ClassVar[str] = "widths"
+    moves: ClassVar[bool] = False  # a client's window is another one in each round
 
     scaler: bool = True
     """Multiply the outputs of hidden layers by 1 / width while training."""
@@ -43,6 +44,9 @@ class WindowBased(RoundBased):
     def measured(self, fed: Federation) -> list[str]:
         """The architectures that are evaluated, whose batch statistics are taken anew."""
         return [submodels.base(fed)]
+
+    def refuses(self, job):
+        return submodels.refused(job, self.assignment, self.moves)
 
     def traffic(self, fed, k):
         return submodels.announced(fed, k, self.mask, self.assignment)

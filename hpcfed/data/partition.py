@@ -71,11 +71,11 @@ def split(data: DataSet, settings: Settings, clients: int, seed: int) -> Partiti
     First the public examples are taken out of the training split, then train_limit of the others are kept,
     then the clients share these out; at last each client gets a test set that mirrors its training labels
     (`sampling.mirror`). The same on every rank for the same seed.
-    Raises DataError where a client gets no example or the data are too few, ConfigError for settings that
-    the data cannot meet.
+    Raises DataError where a client gets no example, the data are too few or the file holds another number of
+    public examples than are wanted, ConfigError for settings that the data cannot meet.
     """
     if settings.partition_file is not None:
-        return _from_file(settings.partition_file, data, clients)
+        return _from_file(settings.partition_file, data, clients, settings.public)
     apart = public(data.train.y, settings.public, stream(seed, "public"))
     pool = np.setdiff1d(np.arange(len(data.train.y)), apart)
     pool = pool[limit(data.train.y[pool], settings.train_limit, stream(seed, "limit"))]
@@ -103,10 +103,15 @@ def _draw(train: Split, pool: np.ndarray, settings: Settings, clients: int, seed
     return schemes.halve(parts, settings.halve, stream(seed, "halve"))
 
 
-def _from_file(path: Path, data: DataSet, clients: int) -> Partition:
+def _from_file(path: Path, data: DataSet, clients: int, public: int) -> Partition:
     partition = Partition.load(path)
     if len(partition.train) != clients:
         raise DataError(f"{path}: is for {len(partition.train)} clients, the job has {clients}; take as many")
+    if public and len(partition.public) != public:
+        raise DataError(
+            f"{path}: holds {len(partition.public)} public examples, but data.public is {public}; take a file with as "
+            "many, or public data from elsewhere (data.public_source)"
+        )
     for k, part in enumerate(partition.train):
         if not len(part):
             raise DataError(f"{path}: client {k} has no training example; give it one or leave it out")

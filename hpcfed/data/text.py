@@ -20,7 +20,7 @@ PADDING, UNKNOWN = 0, 1  # numbers that are no word's
 RULES = (  # what is replaced by what, one after the other
     (re.compile(r"https?://\S+|www\.\S+"), " <url> "),
     (re.compile(r"@\w+"), " <user> "),
-    (re.compile(r"(\S)\1{2,}"), r"\1\1"),  # sooooo, soooo: soo
+    (re.compile(r"([^\s\d])\1{2,}"), r"\1\1"),  # sooooo, soooo: soo
 )
 TOKEN = re.compile(r"<url>|<user>|\w+(?:['’]\w+)*|([^\w\s])\1*")  # a word, perhaps with an apostrophe, or a mark
 

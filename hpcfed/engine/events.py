@@ -8,6 +8,7 @@ nothing depends on how fast the machine is. What a job receives and sends counts
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,14 +38,27 @@ class Events(Rounds):
     version: int = 0  # merges of the server so far
     since: dict[int, int] = field(default_factory=dict)  # version at the start of each client's open job
     ended: list[Ended] = field(default_factory=list)  # of this round
+    waiting: list[Work] = field(default_factory=list)  # jobs of clients that the server cannot reach yet
 
     def __post_init__(self) -> None:
         super().__post_init__()
         seconds = partial(self.algorithm.seconds, self.fed)
         self.agenda = Agenda(self.fed.draws, self.algorithm.at_once(self.fed), seconds)
-        self.hand_out(self.agenda.fill())
+        self.hand_out(self.waits(self.agenda.fill(), self.agenda.now))
 
-    def hand_out(self, jobs: tuple[Work, ...]) -> None:
+    def waits(self, jobs: Iterable[Work], now: float) -> list[Work]:
+        """Of jobs begun now, those that start now; the others wait for their start, as their downloads do."""
+        later = [job for job in jobs if job.start > now and self.algorithm.target(job.client) == SERVER]
+        self.waiting += later
+        return [job for job in jobs if job not in later]
+
+    def due(self, ending: Work) -> list[Work]:
+        """The jobs that waited and started before this one ends, itself if it did; they wait no longer."""
+        late = [job for job in self.waiting if job.start < ending.finish or job == ending]
+        self.waiting = [job for job in self.waiting if job not in late]
+        return late
+
+    def hand_out(self, jobs: Iterable[Work]) -> None:
         """Give the clients of jobs that start what they need of the present state."""
         for job in jobs:
             self.since[job.client] = self.version
@@ -66,6 +80,7 @@ class Events(Rounds):
         self.worked: set[int] = set()  # clients, of all ranks, whose open job is computed
         self.staleness: list[int] = []
         for i, (job, started) in enumerate(self.pairs()):
+            self.hand_out(self.due(job))
             if job.reports:
                 if job.client not in self.worked:
                     self.compute([e.job for e in self.ended[i:]])
@@ -74,12 +89,12 @@ class Events(Rounds):
                 self.fed.lose(job.client, job.share * self.fed.draws.examples(job.client, job.amount))
             self.opened.pop(job.client)
             self.opened |= {new.client: new for new in started}
-            self.hand_out(started)
+            self.hand_out(self.waits(started, job.finish))
 
     def compute(self, jobs: list[Work]) -> None:
         """All of these jobs that have started and are not yet computed, each at its client's rank."""
         ready = [job for job in jobs if job.reports and self.opened.get(job.client) == job]
-        ready = [job for job in ready if job.client not in self.worked]
+        ready = [job for job in ready if job.client not in self.worked and job not in self.waiting]
         self.worked |= {job.client for job in ready}
         for job in sorted(ready, key=lambda job: job.client):
             for client in self.fed.mine([job.client]):
@@ -125,9 +140,11 @@ class Events(Rounds):
 
     def virtual(self) -> Row:
         since = [self.since.get(k, 0) for k in range(self.fed.K)]
-        return {"agenda": self.agenda.to_tree(), "version": self.version, "since": np.array(since)}
+        waiting = np.array([job.client for job in self.waiting], dtype=np.int64)
+        return {"agenda": self.agenda.to_tree(), "version": self.version, "since": np.array(since), "waiting": waiting}
 
     def go_on(self, kept: Row) -> None:
         self.agenda.from_tree(kept["agenda"])
         self.now, self.version = self.agenda.now, kept["version"]
         self.since = {k: int(v) for k, v in enumerate(kept["since"])}
+        self.waiting = [self.agenda.going[int(k)] for k in kept["waiting"]]

@@ -53,7 +53,7 @@ class Rounds:
         before = self.received(cohort) if due and fed.job.evaluate.before else {}
         if cohort:
             self.advance(cohort, t)
-        self.stale[cohort] = True
+        self.stale[[*cohort, *(k for k in fed.clients if fed.tally[k].examples)]] = True
         after = self.after(cohort) if due else {}
         received = self.received(list(fed.clients)) if due and fed.job.evaluate.received else {}
         whole = self.common() if due and fed.job.evaluate.common else {"rounds/accuracy_common": float("nan")}
@@ -121,7 +121,8 @@ class Rounds:
 
     def finish(self) -> Row:
         """What the method does after the last round, and all clients' scores then; nothing if it does nothing."""
-        state = self.algorithm.finish(self.fed, self.state, self.t)
+        self.fed.open(self.t - 1)  # a run that is resumed at its end has had no round
+        state = self.algorithm.finish(self.fed, self.state, self.t - 1)
         if state is None:
             return {}
         self.state = state
@@ -167,8 +168,8 @@ class Rounds:
         columns = dict(zip(COLUMNS, table.T, strict=True))
         fresh = np.isfinite(columns["accuracy"])
         self.scores[fresh] = table[fresh, -2:]
-        self.stale &= ~fresh
         trained = columns["examples"] > 0
+        self.stale = (self.stale | trained) & ~fresh
         self.seconds[trained] = columns["seconds"][trained] / columns["examples"][trained]
         if evaluated:
             columns["accuracy"], columns["loss"] = self.scores.T.copy()

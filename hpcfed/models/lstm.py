@@ -16,9 +16,9 @@ HIDDEN = 100  # units of an LSTM layer
 
 
 class Lstm(nn.Module):
-    """Tokens [n, L], int64, 0 for padding at the end -> representation [n, d], >= 0.
+    """Tokens [n, L], int64, 0 for padding -> representation [n, d], >= 0.
 
-    What is read is the state after the last token that is no padding, so padding changes nothing; a text
+    What is read is the state after the last token that is no padding, so padding at the end changes nothing; a text
     without any token is read as one of padding, whose vector is 0 and stays so.
     """
 
@@ -30,7 +30,8 @@ class Lstm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         states, _ = self.lstm(self.words(x))  # [n, L, HIDDEN]
-        last = (x > 0).sum(1).clamp(min=1) - 1
+        places = torch.arange(x.shape[1], device=x.device)
+        last = torch.where(x > 0, places, 0).amax(1)
         return self.first(states[torch.arange(len(x), device=x.device), last]).relu()
 
 

@@ -43,7 +43,7 @@ def parse(architecture: str) -> Named:
 
 def named(base: str, width: float) -> str:
     """The architecture's name of a model at this width."""
-    return base + (f"@{width:g}" if width < 1 else "")
+    return base + (f"@{width!r}" if width < 1 else "")
 
 
 def first(size: int, n: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from hpcfed import rng
 from hpcfed.params import At, Mean, Params
-from hpcfed.training.infer import outputs
+from hpcfed.training.infer import FORWARD, outputs
 from hpcfed.training.server import call
 
 if TYPE_CHECKING:
@@ -50,6 +50,15 @@ def fittest(fed: Federation, client: Client, state: Params) -> int:
     logits = (outputs(fed, partial(call, client.skeleton, model), client.train) for model in models)
     losses = [float(F.cross_entropy(z, y)) for z in logits]
     return losses.index(min(losses))
+
+
+def choose(fed: Federation, client: Client, state: Params, M: int) -> int:
+    """The fittest of M clusters, found by the client as its work, kept in its memory and told to the server."""
+    m = fittest(fed, client, state)
+    fed.tally[client.id].work += FORWARD * client.n * M
+    client.memory["cluster"] = m
+    fed.up(client, torch.tensor(m, dtype=torch.int32))
+    return m
 
 
 def squares(model: Params, state: Params, wanted: Callable[[str], bool]) -> list[float]:

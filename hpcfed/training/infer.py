@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -48,5 +49,5 @@ def class_sums(z: Tensor, labels: np.ndarray, classes: int) -> tuple[Tensor, Ten
     z: [n, ...].  labels: [n].
     """
     which = torch.from_numpy(labels).to(z.device)
-    sums = torch.zeros(classes, *z.shape[1:], dtype=torch.float64, device=z.device)
-    return sums.index_add_(0, which, z.double()), torch.bincount(which, minlength=classes)
+    member = F.one_hot(which, classes).double()  # a product, for scattered additions have no fixed order on a GPU
+    return torch.tensordot(member, z.double(), dims=([0], [0])), member.sum(0).long()

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from hpcfed.client import Client, Shard
     from hpcfed.federation import Federation
 
-STRIP = 256  # rows of the kernels that are averaged at a time
+STRIP = 256  # rows of the kernels that are averaged at a time, at most,
+MEMORY = 1 << 28  # and as few as fit into so many bytes for all clients together
 BYTES = 4  # of a float32
 
 
@@ -48,13 +49,17 @@ class Kernel:
 
     @classmethod
     def of(cls, z: Tensor, how: Settings) -> Kernel:
-        """The kernel of that kind, with kernel_norm = "frobenius" such that its centred form has length 1."""
+        """The kernel of that kind, with kernel_norm = "frobenius" such that its centred form has length 1.
+
+        One that is constant up to rounding becomes 0: scaled, that rounding would count as much as the others.
+        """
         rbf = how.kernel == "rbf"
         made = cls(z, similarity.precision(similarity.squared_distances(z, z), how.bandwidth) if rbf else None)
         if how.kernel_norm == "none":
             return made
-        length = torch.linalg.matrix_norm(similarity.centred(made.rows(0, len(z))))
-        return cls(z, made.precision, torch.where(length == 0, 1.0, 1 / length))
+        whole = made.rows(0, len(z))
+        length = similarity.length(similarity.centred(whole), whole).to(z.dtype)
+        return cls(z, made.precision, torch.where(length == 0, 0.0, 1 / length))
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Rows start..stop-1 from the diagonal on, [stop - start, L - start]."""
@@ -94,8 +99,9 @@ def mean(fed: Federation, kernels: Mapping[int, Kernel], weights: Mapping[int, f
     kernels, weights: of this rank's clients, by id.  size: L.
     """
     whole = torch.zeros(size, size, device=fed.device)
-    for start in range(0, size, STRIP):
-        stop = min(start + STRIP, size)
+    strip = max(1, min(STRIP, MEMORY // (BYTES * size * fed.K)))  # of all clients, so that all ranks agree
+    for start in range(0, size, strip):
+        stop = min(start + strip, size)
         parts = ((k, Mean.of(Params(kernel=v.rows(start, stop)), weights[k])) for k, v in kernels.items())
         keep = Params(kernel=whole[start:stop, start:])
         whole[start:stop, start:] = fed.mean(parts, keep=keep, counted=False)["kernel"]

@@ -102,4 +102,4 @@ def nearest(z: Tensor, proto: Tensor) -> Tensor:
     z: [n, d].  proto: [C, d]; a class without one (nan) is farther than any other.
     """
     squares = torch.cdist(z, proto.nan_to_num()).square()
-    return -squares.where(~proto.isnan().any(1), squares.max() + 1)
+    return -squares.where(~proto.isnan().any(1), squares.max(1, keepdim=True).values + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, Literal
 
@@ -87,7 +87,14 @@ def double(value: Params) -> Params:
     return value.map(lambda v: v.double())
 
 
-def stepped(mixed: Params, before: Params, after: Params) -> Params:
-    """The mixed models, float64, plus the local step from `before` to `after`; in the type of these."""
-    total = mixed + (double(after) - double(before))
+def stepped(
+    mixed: Params, before: Params, after: Params, statistics: Collection[str] = (), own: float = 1.0
+) -> Params:
+    """The mixed models, float64, plus the local step from `before` to `after`; in the type of these.
+
+    statistics: names of batch statistics. Theirs is the mean with `after` in place of `before`, for a variance that
+    the whole step were added to could become negative.  own: the client's own weight in the mean.
+    """
+    step = double(after) - double(before)
+    total = mixed + Params({name: v * float(own) if name in statistics else v for name, v in step.items()})
     return Params({name: value.to(before[name].dtype) for name, value in total.items()})

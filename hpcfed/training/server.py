@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from hpcfed import rng
+from hpcfed.errors import DivergedError
 from hpcfed.params import Params
+from hpcfed.payload import not_finite
 from hpcfed.training.infer import outputs
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ def fit(
     a forward pass changes, are none.  steps: so many, instead of epochs.  schedule: "cosine" lets the learning
     rate fall to 0 over the steps.  clip: largest norm of the gradient; 0: any.  watch: may end the training,
     and says which parameters are returned.  Call it inside `Federation.on_root`.
+    Raises DivergedError where a tensor ends as nan or infinite, naming it.
     """
     new = params.clone()
     leaves = [v.requires_grad_() for name, v in new.items() if trained(name)]
@@ -72,7 +75,13 @@ def fit(
             descent.step()
             if watch and watch.ends(new, done + 1, done + 1 == total):
                 break
-    return watch.best if watch else new.clone()
+    result = watch.best if watch else new.clone()
+    if name := not_finite(result):
+        raise DivergedError(
+            f"{fed.where(None)}: its {name} is nan or infinite after its training in round {fed.t + 1} (lr {lr:g}); "
+            f"{fed.last_checkpoint}\n  a smaller learning rate of the server may help"
+        )
+    return result
 
 
 def orders(fed: Federation, n: int, epochs: int, size: int, *key: str | int) -> Iterator[np.ndarray]:

@@ -28,9 +28,15 @@ def unit(centre: Tensor, whole: Tensor) -> Tensor:
 
     The factor has no gradient: what is made of the result must not depend on its scale.
     """
-    length = torch.linalg.vector_norm(centre.detach(), dtype=torch.float64)
+    size = length(centre, whole)
+    return centre * torch.where(size == 0, 0.0, 1 / size)
+
+
+def length(centre: Tensor, whole: Tensor) -> Tensor:
+    """The length of a centred matrix, float64; 0 where no more than rounding was left of the whole."""
+    size = torch.linalg.vector_norm(centre.detach(), dtype=torch.float64)
     least = ROUNDING * torch.finfo(whole.dtype).eps * torch.linalg.vector_norm(whole.detach(), dtype=torch.float64)
-    return centre * torch.where(length <= least, 0.0, 1 / length)
+    return torch.where(size <= least, 0.0, size)
 
 
 def features(a: Tensor) -> Tensor:
@@ -90,10 +96,15 @@ def rbf_kernel(a: Tensor, c: float = 1.0) -> Tensor:
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Squared Euclidean distances of the rows of a and b, [n, m]; both are shifted by the mean of b, for precision."""
+    """Squared Euclidean distances of the rows of a and b, [n, m]; both are shifted by the mean of b, for precision.
+
+    What is no more than rounding of the rows of b counts as 0.
+    """
     mean = b.detach().mean(0)
+    least = (ROUNDING * torch.finfo(b.dtype).eps) ** 2 * b.detach().square().sum(1).max()
     a, b = a - mean, b - mean
-    return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp(min=0)
+    squares = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T
+    return torch.where(squares <= least, 0.0, squares)
 
 
 def precision(squares: Tensor, c: float) -> Tensor:

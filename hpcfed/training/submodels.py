@@ -19,9 +19,10 @@ from hpcfed.training.infer import FORWARD, outputs
 
 if TYPE_CHECKING:
     from hpcfed.client import Client
+    from hpcfed.config.job import Job
     from hpcfed.federation import Federation
 
-Mask = Literal["zero", "-inf", "none"]
+Mask = Literal["zero", "drop", "none"]
 Assignment = Literal["fix", "dynamic"]
 HEAD = ("head.weight", "head.bias")
 
@@ -54,6 +55,16 @@ def level(fed: Federation, k: int, t: int, assignment: Assignment) -> str:
     if assignment == "fix":
         return fed.architectures[k]
     return named(base(fed), float(rng.stream(fed.seed, "level", t, k).choice(fed.job.models.widths)))
+
+
+def refused(job: Job, assignment: Assignment, moves: bool) -> str | None:
+    """Why a method whose windows move (or clients draw widths) cannot run the job: moments belong to their units."""
+    widths = set(job.models.widths)
+    changes = (assignment == "dynamic" and len(widths) > 1) or (moves and min(widths) < 1)
+    if changes and job.local.keep_optimiser:
+        return ("needs a new optimiser in each round, for a client's units are others then, but the optimiser's "
+                "moments are kept; set local.keep_optimiser = false")  # fmt: skip
+    return None
 
 
 def announced(fed: Federation, k: int, mask: Mask, assignment: Assignment) -> tuple[int, int]:
@@ -109,7 +120,8 @@ def held(client: Client, classes: int) -> np.ndarray:
 def masked(logits: Tensor, present: np.ndarray, mask: Mask) -> Tensor:
     """Logits [n, C], those of classes that are not present set to 0 or to minus infinity.
 
-    Diao et al. (HeteroFL), ICLR 2021, section 3: a class at 0 still counts in the softmax, one at -inf does not.
+    Diao et al. (HeteroFL), ICLR 2021, section 3: a class at 0 still counts in the softmax, one that is
+    dropped, at minus infinity, does not; a test example of such a class then has an infinite loss.
     """
     if mask == "none" or len(present) == logits.shape[1]:
         return logits

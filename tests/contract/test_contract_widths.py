@@ -162,6 +162,14 @@ def test_what_no_client_holds_stays_as_it_was(method: str):
     assert not changed[16:].any() or method == "feddropout"
 
 
+@pytest.mark.parametrize("variant", ["heterofl, dynamic", "fedrolex, dynamic", "fedrolex", "feddropout"])
+def test_moments_are_not_kept_for_units_that_change(variant: str):
+    keep = ("--local.keep_optimiser", "true")
+    with pytest.raises(ConfigError, match="needs a new optimiser in each round"):
+        job(variant, *keep)
+    job("heterofl", *keep), job("fjord", *keep), toy.job(VARIANTS[variant][0], *keep)  # theirs stay
+
+
 @each_method
 def test_a_model_that_cannot_be_cut_is_refused_at_the_start(method: str):
     made = toy.job(method, "--models.widths", "1,0.5", "--models.mix", "shufflenetv2")

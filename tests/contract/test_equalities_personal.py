@@ -70,6 +70,19 @@ def test_scaffolds_server_variate_is_the_mean_of_all_clients_variates(control: s
     assert near(c, mean, 1e-5) and any(v.abs().max() > 1e-3 for v in c.values())
 
 
+def test_scaffolds_gradient_at_the_received_model_leaves_that_model_as_it_is():
+    flags = (*SGD, "--models.mix", "small", "--rounds", "1")
+    ours = Params(run("scaffold", *flags, "--algorithm.control", "gradient").state["x"])
+    assert near(ours, run("fedavg", *flags, *UNIFORM).state, 1e-6)  # statistics of batch normalisation too
+
+
+def test_scaffolds_server_step_is_not_for_batch_statistics():
+    flags = (*SGD, "--models.mix", "small", "--rounds", "1", "--algorithm.eta_g")
+    one, three = (Params(run("scaffold", *flags, step).state["x"]) for step in ("1", "3"))
+    running = lambda name: "running" in name  # noqa: E731
+    assert near(one.pick(running), three.pick(running), 0) and not near(one, three, 1e-3)
+
+
 def test_scaffold_needs_plain_sgd():
     with pytest.raises(Exception, match=r"scaffold needs plain SGD.*\n  use .*local.optimiser = 'sgd'"):
         toy.job("scaffold", "--local.optimiser", "adam")
@@ -143,6 +156,36 @@ def test_perfedavgs_hessian_product_is_exact_for_a_quadratic():
         w, g = client.skeleton.flat.clone(), torch.linspace(-1, 1, len(client.skeleton.grad))
         product = rounds.algorithm.hessian_times(steps, quadratic, (None, None), w, g)
     assert torch.allclose(product, 3 * g, atol=1e-3)
+
+
+def test_perfedavgs_hessian_product_is_taken_with_one_dropout_mask():
+    rounds = toy.start(Serial(), toy.job("perfedavg", "--models.mix", "small"))
+    fed, client = rounds.fed, rounds.fed.clients[5]
+    fed.begin(0, [5], False)
+    loss = lambda model, x, y: F.cross_entropy(model(x), y)  # noqa: E731
+    with LocalSteps(fed, client, 0) as steps:
+        batch, w = next(iter(steps)), client.skeleton.flat[: len(client.skeleton.grad)].clone()
+        assert not rounds.algorithm.hessian_times(steps, loss, batch, w, torch.zeros_like(w)).any()
+
+
+@pytest.mark.parametrize("flags, passes", [(("fo",), 2), (("hf",), 4), (("hf", "--algorithm.alpha", "0"), 1)])
+def test_perfedavgs_work_is_that_of_all_its_gradients(flags: tuple[str, ...], passes: int):
+    outcome = run("perfedavg", "--algorithm.variant", *flags, "--models.mix", "mlp")
+    assert outcome.column("work").tolist() == (passes * outcome.column("examples")).tolist()
+
+
+def test_prototypes_that_are_taken_during_training_cost_nothing_further():
+    outcome = run("fedproto", "--algorithm.prototypes", "during", "--models.mix", "mlp")
+    assert outcome.column("work").tolist() == outcome.column("examples").tolist()
+
+
+def test_pfedmes_server_may_step_beyond_the_mean():
+    flags = ("--models.mix", "small", "--rounds", "1", "--algorithm.beta")
+    start = toy.start(Serial(), toy.job("pfedme", *flags, "1")).state
+    mean, beyond = (Params(run("pfedme", *flags, beta).state) for beta in ("1", "2"))
+    trained, running = (lambda name: "running" not in name), (lambda name: "running" in name)
+    assert near(beyond.pick(trained), (2 * mean - start).pick(trained), 1e-6) and not near(beyond, mean, 1e-4)
+    assert near(beyond.pick(running), mean.pick(running), 0)  # for a variance could become negative
 
 
 def test_pfedmes_common_model_stands_still_without_the_pull_or_without_the_mean():

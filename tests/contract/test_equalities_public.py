@@ -6,7 +6,7 @@ import torch
 
 from hpcfed.comm import Serial, spmd
 from hpcfed.engine.rounds import Rounds
-from hpcfed.errors import ConfigError, DataError
+from hpcfed.errors import ConfigError, DataError, DivergedError
 from hpcfed.evaluate import common
 from hpcfed.params import Params
 from hpcfed.training import fusion
@@ -119,6 +119,12 @@ def test_fedmd_refuses_public_labels_that_clients_do_not_have(tmp_path):
     with pytest.raises(DataError, match="one is 9, and the clients have 4 classes; set algorithm.transfer_epochs = 0"):
         begun("fedmd", *flags)
     assert begun("fedmd", *flags, *NO_TRANSFER).step()
+
+
+@pytest.mark.parametrize("method", ["ktpfl", "fedmd", "dsfl", "feddf", "fedhenn"])
+def test_a_partition_file_without_the_public_examples_is_refused(method: str):
+    with pytest.raises(DataError, match="holds 0 public examples, but data.public is 24"):
+        begun(method, *MINE)
 
 
 ALONE = ("--models.mix", "mlp", "--clients", "1", "--data.train_limit", "30", "--rounds", "1")
@@ -251,6 +257,15 @@ def test_dsfls_server_is_the_model_that_is_evaluated_as_common():
     fed = rounds.fed
     assert row["rounds/accuracy_common"] == common(fed, predictor(fed, "mlp", Params(rounds.state)))
     assert np.isnan(begun("dsfl", "--evaluate.common", "true").step()[0]["rounds/accuracy_common"])
+
+
+UNWATCHED = ("--algorithm.validation", "0", "--algorithm.clip", "0")
+
+
+@pytest.mark.parametrize("method, flags", [("dsfl", ("--models.server", "mlp")), ("feddf", UNWATCHED)])
+def test_a_servers_model_that_diverges_ends_the_run(method: str, flags: tuple[str, ...]):
+    with pytest.raises(DivergedError, match="server: its .* is nan or infinite after its training in round 1"):
+        begun(method, *flags, "--algorithm.server_lr", "1e30").step()
 
 
 def test_what_is_held_out_is_the_same_in_all_rounds_and_not_learnt_from():

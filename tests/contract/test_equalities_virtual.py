@@ -1,12 +1,14 @@
 """Asynchronous and decentralised methods that must become simpler ones: bit for bit unless a tolerance is named."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from hpcfed.algorithms.peers import consensus
 from hpcfed.comm import Serial
 from hpcfed.params import Params
-from hpcfed.algorithms.peers import consensus
 from tests.contract import toy
 from tests.contract.test_equalities import near, run
 
@@ -100,6 +102,22 @@ def test_averaging_keeps_the_mean_and_brings_models_together(method: str, monkey
         assert near(consensus(rounds.fed), before, 1e-5)
         assert row["rounds/consensus_distance"] < 0.7 * last  # second eigenvalue of a ring of six: 2 / 3
         last = row["rounds/consensus_distance"]
+
+
+@pytest.mark.parametrize("flags", [
+    ("dsgd", "--participation", "0.5"),
+    ("swift", "--participation", "1", "--system.distribution", "file"),
+])  # fmt: skip
+def test_no_variance_becomes_negative_where_some_have_worked_more_often(flags: tuple[str, ...], tmp_path: Path):
+    lines = [f"{k},{1e5 if k == 5 else 1e7},1e9,0.0,1" for k in range(6)]
+    (tmp_path / "p.csv").write_text("\n".join(["client,speed,bandwidth,latency,availability", *lines]))
+    file = ("--system.file", str(tmp_path / "p.csv")) if "file" in flags else ()
+    rounds = toy.start(Serial(), toy.job(*flags, *file, "--models.mix", "small", "--local.epochs", "10"))
+    for _ in range(6):
+        row, _ = rounds.step()
+        models = [client.params() for client in rounds.fed.clients.values()]
+        assert all((v > 0).all() for model in models for n, v in model.items() if n.endswith("running_var"))
+    assert np.isfinite(row["clients/loss"][:5]).sum() >= 4
 
 
 def test_the_common_score_is_that_of_the_mean_model():

@@ -216,6 +216,12 @@ def test_large_activations_do_not_outweigh_others_where_kernels_have_length_one(
         assert torch.linalg.matrix_norm(similarity.centred(small)).item() == pytest.approx(1, rel=1e-5)
 
 
+def test_rounding_alone_does_not_become_a_kernel_of_length_one():
+    how = begun("--algorithm.kernel_norm", "frobenius").algorithm
+    z = 3 + 1e-7 * torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
+    assert kernels.Kernel.of(z, how).rows(0, 10).count_nonzero() == 0
+
+
 @pytest.mark.parametrize("upload, members", [("model", 3), ("representations", 6), ("kernel", 6)])
 def test_what_is_sent_is_counted(upload: str, members: int):
     rounds = started("--algorithm.upload", upload, "--models.mix", "mlp,logistic")
@@ -262,7 +268,8 @@ def test_ranks_do_not_matter(how: tuple[str, ...]):
         assert toy.differences(got, want) == []
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits_and_the_same_final_model(tmp_path: Path):
+@pytest.mark.parametrize("done", [1, 3])  # 3: all rounds, and only the last mean is left
+def test_a_stopped_run_goes_on_to_the_same_bits_and_the_same_final_model(tmp_path: Path, done: int):
     job = toy.job("fedhenn", *SMALL, "--local.keep_optimiser", "true")
 
     def final(comm, resume: bool) -> Params:
@@ -274,7 +281,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_the_same_final_model(tmp_pat
         rounds.finish()
         return rounds.state
 
-    spmd(2, lambda comm: toy.run(comm, job, rounds=1, save=tmp_path))
+    spmd(2, lambda comm: toy.run(comm, job, rounds=done, save=tmp_path))
     want = final(Serial(), resume=False)
     assert all(toy.differences(got, want) == [] for got in spmd(3, lambda comm: final(comm, resume=True)))
 

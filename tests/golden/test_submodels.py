@@ -67,7 +67,7 @@ def test_a_masked_class_counts_as_zero_or_not_at_all():
     present = submodels.held(a_client(labels=(2, 0, 0)), 3)
     assert present.tolist() == [0, 2]
     assert submodels.masked(logits, present, "zero").tolist() == [[1.0, 0.0, 2.0]]
-    assert submodels.masked(logits, present, "-inf").tolist() == [[1.0, -torch.inf, 2.0]]
+    assert submodels.masked(logits, present, "drop").tolist() == [[1.0, -torch.inf, 2.0]]
     assert submodels.masked(logits, present, "none") is logits
     loss = F.cross_entropy(submodels.masked(logits, present, "zero"), torch.tensor([2]))
     assert loss.item() == pytest.approx(-np.log(np.e**2 / (np.e + 1 + np.e**2)))  # e^0 of the absent class stays

@@ -129,6 +129,26 @@ def test_a_client_that_is_faster_by_far_reports_several_times_in_a_round_and_is_
             assert toy.differences(got, want) == []
 
 
+def test_a_client_that_is_reached_late_gets_the_model_of_that_time(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    job = toy.job("fedasync", "--models.mix", "mlp", "--rounds", "10", "--system.availability", "0.3")
+    merges, seen, merge = [], [], Events.merge
+
+    def noted(self, work):
+        seen.append((work.staleness, sum(work.start < time for time in merges)))  # those after it had started
+        merges.append(work.finish)
+        merge(self, work)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Events, "merge", noted)
+        want = toy.run(Serial(), job)
+    assert all(staleness == after for staleness, after in seen) and len({after for _, after in seen}) > 1
+    for t in range(1, 10):
+        toy.run(Serial(), job, rounds=t, save=tmp_path / str(t))
+        assert toy.differences(toy.run(Serial(), job, resume=tmp_path / str(t)).state, want.state) == []
+    for got in spmd(3, lambda comm: toy.run(comm, job)):
+        assert toy.differences(got, want) == []
+
+
 def test_updates_that_are_too_stale_are_rejected_but_count_as_traffic():
     rounds = started("fedasync", "--algorithm.max_staleness", "0", "--rounds", "2")
     row = rounds.step()[0]

@@ -48,7 +48,11 @@ def test_each_table_is_complete_and_no_cell_is_there_twice():
 def test_a_job_is_the_papers_setting(name):
     made, (table, row, column, _) = job(name), cell(name)
     lr, rho = LOCAL[made.data.name]
-    assert (made.rounds, made.local.lr, made.local.batch, made.local.epochs) == (300, lr, 64, 1)
+    local = (lr, 64, "adam")
+    if made.algorithm.name == "ktpfl":
+        local = (0.01, 32, "sgd") if "+weight" in row else (0.02 if "CIFAR" in column else 0.01, 128, "sgd")
+    assert (made.local.lr, made.local.batch, made.local.optimiser) == local
+    assert (made.rounds, made.local.epochs) == (300, 1)
     assert (made.clients, made.participation) == ((100, 0.1) if "100 clients" in column else (20, 1.0))
     assert made.data.partition == ("classes" if "Skewed" in column else "dirichlet") and made.data.alpha == 0.5
     if made.algorithm.name == "fedclassavg":

@@ -55,6 +55,13 @@ def test_padding_and_what_stands_beside_a_text_change_nothing(name):
 
 
 @each_model
+def test_a_text_with_padding_before_it_or_in_it_is_read_to_its_end(name):
+    model, x = new(name).eval(), torch.tensor([[0, 0, 0, 0, 0, 3, 4, 5], [3, 0, 4, 0, 5, 0, 0, 0]])
+    ends = [model.body.lstm(model.body.words(text))[0][i] for text, i in zip(x, (7, 4), strict=True)]
+    assert torch.allclose(model.body(x), model.body.first(torch.stack(ends)).relu(), atol=1e-6)
+
+
+@each_model
 def test_an_empty_text_is_read_and_trains_all_but_the_padding(name):
     model = new(name)
     model(torch.zeros(1, LENGTH, dtype=torch.long)).sum().backward()

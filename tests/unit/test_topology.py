@@ -104,6 +104,13 @@ def test_mixing_by_hand_and_the_mean_stays():
     assert total["a"].tolist() == [1.5, 1.0] and total["a"].dtype == torch.float32
 
 
+def test_of_batch_statistics_the_mean_takes_the_own_ones_after_the_step():
+    before, after = (Params(w=torch.tensor([x]), var=torch.tensor([x])) for x in (1.0, 0.1))
+    mixed = Params(w=torch.tensor([0.4]).double(), var=torch.tensor([0.4]).double())  # a third of 1.0, 0.1 and 0.1
+    total = stepped(mixed, before, after, {"var"}, own=1 / 3)
+    assert total["w"].item() == pytest.approx(0.4 - 0.9) and total["var"].item() == pytest.approx(0.1)
+
+
 def test_disagreement_shrinks_by_the_second_eigenvalue():
     W, g = metropolis(graph("torus", 12)), np.random.Generator(np.random.Philox(0))
     x = g.normal(size=(12, 3))
