@@ -20,8 +20,9 @@ from typing import BinaryIO
 import h5py
 
 from hpcfed.errors import CheckpointError
+from hpcfed.storage import names
 
-VERSION = 1
+VERSIONS = {names.RESULTS: 1, names.CHECKPOINT: 2}  # checkpoints, 2: weights of convolutions with channels last
 BLOCK = 512  # bytes: the smallest user block that HDF5 allows
 SEAL = b"hpcfed sha256 "
 TEMPORARY = ".tmp"
@@ -40,7 +41,7 @@ def replacing(path: Path, form: str) -> Iterator[h5py.File]:
             _prepare(path.parent)
             with open(temporary, "x+b") as raw:
                 with h5py.File(raw, "w", userblock_size=BLOCK) as file:
-                    file.attrs.update({"format": form, "format_version": VERSION})
+                    file.attrs.update({"format": form, "format_version": VERSIONS.get(form, 1)})
                     yield file
                 _seal(raw)
             os.replace(temporary, path)
@@ -114,8 +115,8 @@ def _check_format(path: Path, file: h5py.File, form: str) -> None:
     found, version = file.attrs["format"], file.attrs["format_version"]
     if found != form:
         raise CheckpointError(f"{path}: holds {found}, not {form}; give a file of that kind")
-    if version != VERSION:
+    if version != (ours := VERSIONS.get(form, 1)):
         raise CheckpointError(
-            f"{path}: format version {version}, but this hpcfed reads version {VERSION}; "
+            f"{path}: format version {version}, but this hpcfed reads version {ours}; "
             "use the hpcfed that wrote it (results name its version)"
         )

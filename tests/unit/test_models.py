@@ -165,3 +165,10 @@ def test_cost_draws_nothing_and_ranks_the_paper_models_as_measured():
     assert torch.equal(before, torch.get_rng_state())
     assert sorted(costs, key=costs.__getitem__) == ["shufflenetv2", "googlenet", "resnet18", "alexnet"]
     assert 4 < costs["alexnet"] / costs["shufflenetv2"] < 16  # measured: 7 to 9
+
+
+@pytest.mark.parametrize("name, last", [("cnn", True), ("cnn@0.5", True), ("googlenet", True), ("resnet18", False)])
+def test_weights_of_convolutions_lie_with_their_channels_last_where_that_is_faster(name: str, last: bool):
+    convolutions = [p for p in build(name, (3, 32, 32), 10).parameters() if p.dim() == 4 and min(p.shape) > 1]
+    assert convolutions
+    assert all(p.is_contiguous(memory_format=torch.channels_last) == last for p in convolutions)

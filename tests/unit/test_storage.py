@@ -18,7 +18,7 @@ import hpcfed
 from hpcfed.errors import CheckpointError
 from hpcfed.params import Params
 from hpcfed.storage import tree
-from hpcfed.storage.atomic import BLOCK, opened, replacing
+from hpcfed.storage.atomic import BLOCK, VERSIONS, opened, replacing
 
 REPOSITORY = Path(hpcfed.__file__).parents[1]
 
@@ -149,7 +149,7 @@ def test_another_format_and_another_version_are_refused(tmp_path, monkeypatch):
     save(tmp_path / "a.h5", 1)
     with pytest.raises(CheckpointError, match="holds test, not other"), opened(tmp_path / "a.h5", "other"):
         pass
-    monkeypatch.setattr("hpcfed.storage.atomic.VERSION", 2)
+    monkeypatch.setitem(VERSIONS, "test", 2)
     with pytest.raises(CheckpointError, match="format version 1, but this hpcfed reads version 2; use"):
         value_of(tmp_path / "a.h5")
 
