@@ -66,12 +66,22 @@ def show(name: str, json: bool = False) -> Any:
     return facts if json else page(facts)
 
 
+ACCEPTS = {"widths": "one architecture, in several widths (models.widths)"}
+NEEDS = {  # what a method may need, in words
+    "public": "public examples (data.public)",
+    "proxy": "a model beside each client's own (models.proxy)",
+    "server": "a model of the server's own (models.server)",
+}
+
+
 def algorithm(name: str, entry: Entry) -> dict[str, Any]:
     """An algorithm's parameters, the models it accepts with their defaults, and the text of its file."""
     cls = entry.load()
     parameters = [parameter(n, field) for n, field in cls.model_fields.items()]
     text = import_module(cls.__module__).__doc__
-    return {"accepts": cls().accepts, "parameters": parameters, "text": text.strip()}
+    own = cls()
+    needs = [NEEDS[need] for need in own.needs]
+    return {"accepts": own.accepts, "needs": needs, "parameters": parameters, "text": text.strip()}
 
 
 def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
@@ -112,7 +122,9 @@ def page(facts: dict[str, Any]) -> Group:
     """The facts of one name for people."""
     parts: list[Any] = [Text(f"{facts['name']} ({facts['kind']}): {facts['line']}\n", "bold")]
     if "text" in facts:
-        parts += [Text(facts["text"] + "\n"), Text(f"accepts: {facts['accepts']}\n")]
+        accepts = ACCEPTS.get(facts["accepts"], facts["accepts"])
+        needs = f"\nneeds: {', '.join(facts['needs'])}" if facts["needs"] else ""
+        parts += [Text(facts["text"] + "\n"), Text(f"accepts: {accepts}{needs}\n")]
     if facts.get("parameters"):
         rows = [
             (f"algorithm.{p['name']}", p["type"], p["range"], written(p["default"]), p["meaning"])
