@@ -46,6 +46,7 @@ ONE_MODEL = {  # row: method and flags
 }
 FIVE_MODELS = {
     "local training": "local",
+    "local training, two views + CL": "local --algorithm.contrastive true",
     "LG-FedAvg": "lgfedavg",
     "FML": "fml --models.proxy fedhenn-2",
     "FedProto, prototypes": "fedproto --algorithm.lam 0.1",
@@ -80,7 +81,7 @@ def main() -> None:
         for group, (_, rows) in GROUPS.items()
         for row, words in rows.items()
         if not options.only or words.split()[0] in options.only
-        for seed in (options.own_seeds if words.split()[0] in OWN else options.seeds)
+        for seed in (options.own_seeds if words.split()[0] in OWN and "views" not in row else options.seeds)
         for data in options.data
     ]
     cells.sort(key=lambda cell: (cell[3], options.data.index(cell[0])))  # what all rows need comes first
