@@ -21,12 +21,20 @@ def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
     record = load(run)
     return {"run": str(run), **facts(record)} if json else Group(Text(f"{run}\n", "bold"), render(record))
 
+LATER = {  # rows that not every run has
+    "received": "with what all would receive next",
+    "final": "after the method's end, own models",
+    "final_received": "after the method's end, received",
+}
+
 
 def facts(record: Record) -> dict[str, Any]:
     """The numbers of a run, as JSON types; None for what was not recorded.
 
     accuracy: of the last evaluated round, 0..1, mean and population standard deviation over the clients that
-    have test data (as the papers' tables). before: the same before local training. best: the round with the
+    have test data (as the papers' tables). before: the same before local training.
+    received: all clients with what they would receive next. final, final_received: own models and what would be
+    received, after what the method does at its end. best: the round with the
     highest mean; as it is chosen by its test accuracy, it flatters. traffic: bytes. time: seconds; a phase's
     seconds are the mean over ranks, its share is of all phases together; virtual: what the clients' devices and
     network would have taken.
@@ -42,12 +50,20 @@ def facts(record: Record) -> dict[str, Any]:
 
 
 def accuracy(record: Record) -> dict[str, Any]:
+    """What `facts` says of accuracies."""
     values = last(record, "clients/accuracy")
     kinds = np.array(record.header["architectures"])
     shown = {kind: spread(values[kinds == kind]) for kind in dict.fromkeys(kinds.tolist())}
     by = {kind: {key: s[key] for key in ("mean", "std", "clients")} for kind, s in shown.items()}
-    before = spread(last(record, "clients/accuracy_before"))
-    return {**spread(values), "by_architecture": by, "before": {key: before[key] for key in ("mean", "std")}}
+    other = {
+        "before": last(record, "clients/accuracy_before"),
+        "received": last(record, "clients/accuracy_received"),
+        "final": record.arrays.get("final/accuracy", np.full(len(kinds), np.nan)),
+        "final_received": record.arrays.get("final/accuracy_received", np.full(len(kinds), np.nan)),
+    }
+    spreads = {name: spread(values) for name, values in other.items()}
+    brief = {name: {key: s[key] for key in ("mean", "std")} for name, s in spreads.items()}
+    return {**spread(values), "by_architecture": by, **brief}
 
 
 def last(record: Record, name: str) -> np.ndarray:
@@ -143,6 +159,7 @@ def accuracy_table(found: dict[str, Any]) -> Table:
     by = ((f"  {kind}", numbers) for kind, numbers in total["by_architecture"].items())
     rows = [("all clients, last round", total), *by]
     rows.append(("before local training", total["before"]))
+    rows += [(line, total[name]) for name, line in LATER.items() if total[name]["mean"] is not None]
     cells = [(name, share(s["mean"]), share(s["std"]), s.get("clients", "")) for name, s in rows]
     cells.append((f"best round: {top['round']}, selected on test data", share(top["mean"]), "", ""))
     return table("test accuracy,>mean,>std,>clients", cells)
