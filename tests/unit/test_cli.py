@@ -59,7 +59,8 @@ def test_summary_as_json_is_complete(run, capsys):
     assert set(found) == {"run", "algorithm", "rounds", "accuracy", "best", "traffic", "time"}
     assert (found["run"], found["algorithm"], found["rounds"]) == (str(run), "local", 1)
     accuracy = found["accuracy"]
-    assert set(accuracy) == {"mean", "std", "min", "max", "clients", "by_architecture", "before"}
+    later = {"before", "received", "final", "final_received"}
+    assert set(accuracy) == {"mean", "std", "min", "max", "clients", "by_architecture"} | later
     assert (accuracy["mean"], accuracy["std"], accuracy["before"]["mean"]) == (0.5, 0.25, None)
     assert set(found["traffic"]) == {"down_per_client_round", "up_per_client_round", "down_total", "up_total"}
 
