@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from hpcfed import rng
 from hpcfed.models import build
-from hpcfed.models.flat import Skeleton
+from hpcfed.models.flat import Layout, Skeleton
 from hpcfed.models.widths import Units, parse, structure
 from hpcfed.params import Params
 
@@ -37,8 +38,8 @@ class Shard:
 
     def pick(self, which: np.ndarray) -> Shard:
         """The examples at these positions."""
-        part = Shard(self.x, self.labels, np.zeros(0, np.int64), self.device)
-        part.rows, part.labels = self.rows[which], self.labels[which]
+        part = copy(self)
+        part.rows, part.labels, part._resident = self.rows[which], self.labels[which], None
         return part
 
     def targets(self, which: np.ndarray) -> Tensor:
@@ -129,6 +130,7 @@ class ClientStore:
         self.seed, self.device = seed, device
         self.build = lambda name, other=None: build(name, other or shape, classes, d, relu_head, vocabulary)
         self.form = (shape, classes, d)
+        self.layouts: dict[str, Layout] = {}
         self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
         self.active: dict[str, int] = {}  # architecture -> the client whose weights are in its module
         self.weights: dict[int, Tensor] = {}  # of all clients but the active ones
@@ -143,6 +145,13 @@ class ClientStore:
             with rng.scoped(self.seed, "module", architecture):
                 self.skeletons[architecture, owner] = Skeleton(self.build(architecture, shape), self.device)
         return self.skeletons[architecture, owner]
+
+    def layout(self, architecture: str) -> Layout:
+        """The names and shapes of an architecture's tensors; found once, without weights."""
+        if architecture not in self.layouts:
+            with torch.device("meta"):
+                self.layouts[architecture] = Layout.of(self.build(architecture))
+        return self.layouts[architecture]
 
     def units(self, architecture: str) -> Units:
         """What sub-models of this architecture's full width are cut from. ConfigError where it cannot be cut."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -58,7 +57,7 @@ def measure(fed: Federation, predict: Predict, test: Shard) -> Score:
     if not len(test):
         return NONE
     sums = torch.zeros(2, dtype=torch.float64, device=fed.device)  # correct answers, loss
-    for rows in np.array_split(np.arange(len(test)), -(-len(test) // fed.job.evaluate.batch)):
+    for rows in fed.chunks(len(test)):
         x, y = test.batch(rows)
         logits = predict(fed.prepare(x))
         sums[0] += (logits.argmax(1) == y).sum()

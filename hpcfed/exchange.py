@@ -88,9 +88,7 @@ class Exchange:
         """
         given = self.comm.gather(dict.fromkeys(by_client, 1))
         for k in given:
-            with self.clock("communicate"):
-                value = self.comm.bcast(by_client.get(k), root=self.placement[k])
-            yield k, on_device(value, self.device)
+            yield k, self.from_client(k, by_client.get(k))
 
     def from_client(self, k: int, value: T | None) -> T:
         """Client k's value, which its own rank gives, on all ranks; collective, not counted."""
@@ -102,16 +100,18 @@ class Exchange:
 
         by_client: this rank's own.
         """
-        with self.clock("communicate"):
-            moved = {j: self.comm.move(by_client.get(j), self.placement[j], self.placement[k]) for j in given}
-        return on_device(moved, self.device) if k in self.clients else {}
+        return self.moved(by_client, given, self.placement[k])
 
     def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """All clients' values on rank 0, which does the server's work, none elsewhere; collective, not counted."""
         given = self.comm.gather(dict.fromkeys(by_client, 1))
+        return self.moved(by_client, given, 0)
+
+    def moved(self, by_client: Mapping[int, T], given: Iterable[int], rank: int) -> dict[int, T]:
+        """The given clients' values, in that order, on one rank, none elsewhere; collective, not counted."""
         with self.clock("communicate"):
-            moved = {k: self.comm.move(by_client.get(k), self.placement[k], 0) for k in given}
-        return on_device(moved, self.device) if self.comm.rank == 0 else {}
+            moved = {k: self.comm.move(by_client.get(k), self.placement[k], rank) for k in given}
+        return on_device(moved, self.device) if self.comm.rank == rank else {}
 
     def from_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Values for clients from rank 0 to the ranks that hold them; collective, not counted."""

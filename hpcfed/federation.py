@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hpcfed import rng
@@ -70,7 +71,7 @@ class Federation(Exchange):
         """
         self.open(t)
         there = [k for k in cohort if self.draws.reachable(t, k)]
-        slow = stragglers(self.job, t, there)
+        slow = self.draws.stragglers(t, there)
         self.turnout = self.draws.turnout(t, there, slow, keep_stragglers, self.announced)
         self.partial = self.turnout.partial
         for k, examples in self.turnout.lost.items():
@@ -123,6 +124,24 @@ class Federation(Exchange):
         """
         model = self.store.initial(architecture or self.architectures[k], k, shape)
         return model.items(wanted).clone().map(lambda v: v.to(self.device))
+
+    def shapes(
+        self, wanted: Callable[[str], bool] = lambda name: True, k: int = 0, architecture: str = ""
+    ) -> Params:
+        """The tensors of `initial` without values: for their names, shapes and bytes, which cost nothing so."""
+        layout = self.store.layout(architecture or self.architectures[k])
+        named = zip(layout.names, layout.shapes, strict=True)
+        return Params({name: torch.empty(shape, device="meta") for name, shape in named if wanted(name)})
+
+    def start_alike(self) -> None:
+        """Give all clients the initial weights of client 0."""
+        first = self.initial()
+        for client in self.clients.values():
+            client.load(first)
+
+    def chunks(self, n: int) -> list[np.ndarray]:
+        """Positions 0..n-1 in parts of at most evaluate.batch, as many as pass a model at a time."""
+        return np.array_split(np.arange(n), max(1, -(-n // self.job.evaluate.batch)))
 
     def pooled(self) -> Client:
         """A client that holds all clients' data, for training without a federation; its id is K."""
@@ -179,10 +198,3 @@ class Federation(Exchange):
             tally.examples += sum(examples)
             tally.epochs += sum(examples) / client.n
         self.clock.add("train", seconds)
-
-
-def stragglers(job: Job, t: int, cohort: list[int]) -> dict[int, int]:
-    """The stragglers of round t and the epochs (or steps) they do: uniform in 1..all, as in FedProx, sec. 5.2."""
-    g, full = rng.stream(job.seed, "stragglers", t), job.local.steps or job.local.epochs
-    slow = g.choice(cohort, round(job.local.stragglers * len(cohort)), replace=False)
-    return {int(k): int(g.integers(1, full + 1)) for k in sorted(slow)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -38,7 +39,7 @@ class Method(Part):
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Bytes that client k receives and sends in one round, before anything is run."""
-        bytes_ = fed.initial(self.shared, k).nbytes
+        bytes_ = fed.shapes(self.shared, k).nbytes
         return bytes_, bytes_
 
     def architecture(self, fed: Federation, k: int, t: int) -> str:
@@ -55,7 +56,7 @@ class Method(Part):
 
     def whole(self, fed: Federation) -> bool:
         """Whether the server has a whole model, which a client would receive entire."""
-        return all(map(self.shared, fed.store.initial(fed.architectures[0], 0).layout.names))
+        return all(map(self.shared, fed.shapes()))
 
     def levels(self, fed: Federation) -> Sequence[str]:
         """Architectures of the whole model's sub-models, each of which is evaluated as it is."""
@@ -77,8 +78,9 @@ class Method(Part):
         """The local objective on one batch, a scalar."""
         return F.cross_entropy(model(x), y)
 
-    def adapt(self, fed: Federation, client: Client, state: State, t: int) -> None:
-        """What a client does with its model before it is evaluated, and evaluation undoes: a step of its own, say."""
+    def adapted(self, fed: Federation, client: Client, state: State, t: int) -> AbstractContextManager:
+        """Inside, the client's model is as it is evaluated, after a step of its own, say; afterwards as before."""
+        return nullcontext()
 
     def predict(self, fed: Federation, client: Client, state: State, x: Any) -> Tensor:
         """Logits [n, C], or other scores of the classes, of prepared inputs: what evaluation measures."""

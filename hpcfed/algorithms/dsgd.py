@@ -26,7 +26,7 @@ class DSGD(Peers, RoundBased):
     """The step is that at the old model, or at the averaged one, or stepped models are averaged."""
 
     def traffic(self, fed, k):
-        bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.initial().nbytes
+        bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.shapes().nbytes
         return bytes_, bytes_
 
     def rows(self, fed, cohort):

@@ -34,7 +34,7 @@ class FedGH(RoundBased):
         return name.startswith("head.")
 
     def traffic(self, fed, k):
-        head, held = fed.initial(self.shared, k), int((fed.label_counts[k] > 0).sum())
+        head, held = fed.shapes(self.shared, k), int((fed.label_counts[k] > 0).sum())
         return head.nbytes, held * (head["head.weight"].shape[1] + 1) * 4
 
     def round(self, fed, state, cohort, t):

@@ -41,7 +41,7 @@ class FedProto(RoundBased):
         return False
 
     def traffic(self, fed, k):
-        d, own = fed.initial()["head.weight"].shape[1], int((fed.label_counts[k] > 0).sum())
+        d, own = fed.shapes()["head.weight"].shape[1], int((fed.label_counts[k] > 0).sum())
         return 4 * fed.classes * d, 4 * own * (d + (self.weighting == "samples"))
 
     def init(self, fed):

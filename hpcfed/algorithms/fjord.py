@@ -31,8 +31,8 @@ class FjORD(RoundBased):
     """Each step trains the client's whole model too, and the narrower one learns from its soft predictions."""
 
     def traffic(self, fed, k):
-        inside = [fed.initial(submodels.buffers(fed), k, name) for name in self.inside(fed, fed.architectures[k])]
-        bytes_ = fed.initial(k=k).nbytes + sum(statistics.nbytes for statistics in inside)
+        inside = [fed.shapes(submodels.buffers(fed), k, name) for name in self.inside(fed, fed.architectures[k])]
+        bytes_ = fed.shapes(k=k).nbytes + sum(statistics.nbytes for statistics in inside)
         return bytes_, bytes_
 
     def levels(self, fed):

@@ -33,7 +33,7 @@ class IFCA(RoundBased):
     """Standard deviation of that noise."""
 
     def traffic(self, fed, k):
-        model, own = fed.initial(k=k), fed.initial(self.of_cluster, k)
+        model, own = fed.shapes(k=k), fed.shapes(self.of_cluster, k)
         return model.nbytes + (self.clusters - 1) * own.nbytes, model.nbytes + 4  # 4: the cluster's number
 
     def whole(self, fed):

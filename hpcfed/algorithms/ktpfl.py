@@ -57,11 +57,11 @@ class KTpFL(RoundBased):
 
     def traffic(self, fed, k):
         predictions = min(self.public, len(fed.public)) * fed.classes * 4
-        return (predictions if self.share == "predictions" else fed.initial(k=k).nbytes,) * 2
+        return (predictions if self.share == "predictions" else fed.shapes(k=k).nbytes,) * 2
 
     def init(self, fed):
-        for client in fed.mine(range(fed.K)) if self.share == "weights" else ():
-            client.load(fed.initial())  # models are mixed that began alike
+        if self.share == "weights":
+            fed.start_alike()  # models are mixed that began alike
         return Params(coeff=torch.full((fed.K, fed.K), 1 / fed.K, dtype=torch.float64, device=fed.device))
 
     def receive(self, client, state):

@@ -50,8 +50,7 @@ class Peers(Part):
 
     def init(self, fed: Federation) -> Params:
         """Give all clients the same initial weights, those of client 0. The server's state holds nothing."""
-        for client in fed.mine(range(fed.K)):
-            client.load(fed.initial())
+        fed.start_alike()
         return Params()
 
     def whole(self, fed: Federation) -> bool:

@@ -6,10 +6,10 @@ evaluation takes all of a client's training examples; clients weigh alike, as th
 statistics of batch normalisation follow all of a step's forward passes.
 """
 
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
-import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from hpcfed import rng
@@ -70,9 +70,11 @@ class PerFedAvg(RoundBased):
             ends.append(steps.skeleton.grad.clone())
         return (ends[0] - ends[1]) / (2 * self.delta)
 
-    def adapt(self, fed, client, state, t):
+    @contextmanager
+    def adapted(self, fed, client, state, t):
         skeleton = client.skeleton
-        for i in range(self.adapt_steps if self.alpha else 0):
-            gradient(fed, client, t, partial(self.loss, client, state), phase=f"adapt {i}", counted=False)
-            with torch.no_grad():
+        with client.borrowed():
+            for i in range(self.adapt_steps if self.alpha else 0):
+                gradient(fed, client, t, partial(self.loss, client, state), phase=f"adapt {i}", counted=False)
                 skeleton.flat[: len(skeleton.grad)] -= self.alpha * skeleton.grad
+            yield

@@ -39,11 +39,11 @@ class Scaffold(RoundBased):
         return "needs plain SGD, for its control variates are mean gradients; set local.optimiser = 'sgd', momentum 0"
 
     def traffic(self, fed, k):
-        state = self.init(fed)
-        return (state.x.nbytes + state.c.nbytes,) * 2
+        trained = fed.store.layout(fed.architectures[k]).params
+        return (fed.shapes(k=k).nbytes + fed.shapes(trained.__contains__, k).nbytes,) * 2
 
     def init(self, fed):
-        params = fed.store.initial(fed.architectures[0], 0).layout.params
+        params = fed.store.layout(fed.architectures[0]).params
         x = fed.initial()
         return State(x, Params({name: x[name] * 0 for name in params}))
 

@@ -22,7 +22,7 @@ class SWIFT(Peers, EventBased):
     """Weights of neighbours: SWIFT's for equal speeds (ccs) or the clients' (ccs-rates), metropolis, uniform."""
 
     def traffic(self, fed, k):
-        return (int(self.links(fed)[k].sum()) * fed.initial().nbytes,) * 2
+        return (int(self.links(fed)[k].sum()) * fed.shapes().nbytes,) * 2
 
     def at_once(self, fed):
         return fed.K

@@ -86,3 +86,9 @@ class Draws:
         """As many of these examples as the deadline leaves time for after the download."""
         deadline = self.system.deadline
         return examples if deadline is None else min(examples, self.profiles.fit(k, deadline, traffic(k)[0], 0))
+
+    def stragglers(self, t: int, cohort: list[int]) -> dict[int, int]:
+        """The stragglers of round t and the epochs (or steps) they do: uniform in 1..all, as in FedProx, sec. 5.2."""
+        g = rng.stream(self.seed, "stragglers", t)
+        slow = g.choice(cohort, round(self.local.stragglers * len(cohort)), replace=False)
+        return {int(k): int(g.integers(1, self.full + 1)) for k in sorted(slow)}

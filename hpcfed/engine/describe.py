@@ -85,7 +85,7 @@ def hardware(fed: Federation) -> dict[str, Any]:
 
 def memory(facts: World, fed: Federation) -> dict[int, float]:
     """Bytes of weights by rank: a flat vector per client, and a module, its gradient and moments per architecture."""
-    size = {name: fed.store.initial(name, 0).layout.size * 4 for name in set(facts.architectures)}
+    size = {name: fed.store.layout(name).size * 4 for name in set(facts.architectures)}
     held = {}
     for rank in range(fed.comm.size):
         mine = [facts.architectures[k] for k, r in enumerate(fed.placement) if r == rank]

@@ -115,8 +115,7 @@ class Rounds:
 
     def score(self, client: Client) -> Score:
         """The client's model as it is, on its test set; what adapting to it changes is undone."""
-        with client.borrowed():
-            self.algorithm.adapt(self.fed, client, self.state, self.t)
+        with self.algorithm.adapted(self.fed, client, self.state, self.t):
             return score(self.fed, client, partial(self.algorithm.predict, self.fed, client, self.state))
 
     def finish(self) -> Row:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hpcfed.training import similarity
-from hpcfed.training.infer import chunks, represent
+from hpcfed.training.infer import represent
 from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def represented(fed: Federation, client: Client, data: Shard) -> Tensor:
 
     fed.tally[client.id].work += len(data)
     again = partial(checkpoint, chunk, use_reentrant=False, preserve_rng_state=False)
-    return torch.cat([again(rows) for rows in chunks(fed, len(data))])
+    return torch.cat([again(rows) for rows in fed.chunks(len(data))])
 
 
 @contextmanager

@@ -23,12 +23,7 @@ def outputs(fed: Federation, of: Callable[[Tensor], Tensor], data: Shard) -> Ten
 
     of: takes prepared inputs [b, *shape]. Whoever calls puts the model into eval or train mode.
     """
-    return torch.cat([of(fed.prepare(data.batch(rows)[0])) for rows in chunks(fed, len(data))])
-
-
-def chunks(fed: Federation, n: int) -> list[np.ndarray]:
-    """Positions 0..n-1 in parts of at most evaluate.batch."""
-    return np.array_split(np.arange(n), max(1, -(-n // fed.job.evaluate.batch)))
+    return torch.cat([of(fed.prepare(data.batch(rows)[0])) for rows in fed.chunks(len(data))])
 
 
 def represent(fed: Federation, client: Client, data: Shard) -> Tensor:

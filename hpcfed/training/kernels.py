@@ -113,7 +113,7 @@ def traffic(fed: Federation, k: int, how: Settings) -> tuple[int, int]:
     if not how.eta0:
         return 0, 0
     size = min(how.rad_size, len(fed.public))
-    return BYTES * size**2, sent(fed.initial(k=k), size, how)
+    return BYTES * size**2, sent(fed.shapes(k=k), size, how)
 
 
 def sent(model: Params, size: int, how: Settings) -> int:

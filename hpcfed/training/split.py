@@ -16,7 +16,7 @@ from hpcfed.client import Paired
 from hpcfed.models import MODELS
 from hpcfed.models.model import stem
 from hpcfed.params import Params
-from hpcfed.training.infer import FORWARD, chunks, logits, outputs
+from hpcfed.training.infer import FORWARD, logits, outputs
 from hpcfed.training.server import call, fit, parameters
 
 if TYPE_CHECKING:
@@ -94,5 +94,5 @@ def answers(fed: Federation, state: Params, parcel: Parcel) -> Tensor:
     """The server's logits of one client's examples, [n, C], in eval mode."""
     skeleton = server(fed)
     skeleton.model.eval()
-    parts: list[np.ndarray] = chunks(fed, len(parcel["features"]))
+    parts: list[np.ndarray] = fed.chunks(len(parcel["features"]))
     return torch.cat([call(skeleton, state, parcel["features"][torch.from_numpy(rows)]) for rows in parts])

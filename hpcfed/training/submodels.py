@@ -70,7 +70,7 @@ def refused(job: Job, assignment: Assignment, moves: bool) -> str | None:
 def announced(fed: Federation, k: int, mask: Mask, assignment: Assignment) -> tuple[int, int]:
     """Bytes of client k's slice, down and up without the rows of classes that it lacks; dynamic: of the widest."""
     widest = "" if assignment == "fix" else named(base(fed), max(fed.job.models.widths))
-    values = fed.initial(k=k, architecture=widest)
+    values = fed.shapes(k=k, architecture=widest)
     return values.nbytes, values.nbytes - absent_bytes(fed, k, values, mask)
 
 
@@ -91,7 +91,7 @@ def start(fed: Federation, measured: Iterable[str] = ()) -> Wide:
 
 def buffers(fed: Federation) -> Callable[[str], bool]:
     """Whether a name is that of a batch statistic."""
-    return set(fed.store.skeleton(base(fed)).layout.buffers).__contains__
+    return set(fed.store.layout(base(fed)).buffers).__contains__
 
 
 def piece(client: Client, state: Wide, at: Window) -> Params:

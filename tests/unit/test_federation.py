@@ -6,7 +6,7 @@ import torch
 
 from hpcfed.comm import Serial, spmd
 from hpcfed.errors import DivergedError
-from hpcfed.federation import Federation, stragglers
+from hpcfed.federation import Federation
 from hpcfed.params import Mean, Params
 from hpcfed.payload import nbytes, on_device
 from tests.contract import toy
@@ -41,18 +41,16 @@ def test_clients_without_probability_are_never_drawn():
 
 
 def test_stragglers_are_a_share_of_the_cohort_and_do_at_least_one_epoch():
-    job = toy.job("fedavg", "--models.mix", "mlp", "--local.stragglers", "0.5", "--local.epochs", "3")
-    amounts = set()
+    draws, amounts = federation("--local.stragglers", "0.5", "--local.epochs", "3").draws, set()
     for t in range(30):
-        slow = stragglers(job, t, [0, 2, 3, 5])
+        slow = draws.stragglers(t, [0, 2, 3, 5])
         assert len(slow) == 2 and set(slow) <= {0, 2, 3, 5}
         amounts |= set(slow.values())
     assert amounts == {1, 2, 3}
 
 
 def test_with_one_epoch_a_straggler_does_it():
-    job = toy.job("fedavg", "--models.mix", "mlp", "--local.stragglers", "1")
-    assert set(stragglers(job, 0, [1, 2]).values()) == {1}
+    assert set(federation("--local.stragglers", "1").draws.stragglers(0, [1, 2]).values()) == {1}
 
 
 def test_stragglers_are_left_out_unless_the_method_keeps_them():
