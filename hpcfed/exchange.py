@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpcfed.averaging import mean_of
 from hpcfed.cluster.clock import Clock
 from hpcfed.comm import codec
 from hpcfed.errors import DivergedError
@@ -15,7 +18,7 @@ from hpcfed.payload import Tally, nbytes, not_finite, on_device
 if TYPE_CHECKING:
     import torch
 
-    from hpcfed.client import Client
+    from hpcfed.client import Client, Clients
     from hpcfed.comm import Comm
 
 T = TypeVar("T")
@@ -30,13 +33,20 @@ class Exchange:
     """
 
     comm: Comm
-    clients: dict[int, Client]
+    clients: Clients
     device: torch.device
     placement: list[int]  # the rank of each client
     clock: Clock = field(default_factory=Clock)
-    tally: dict[int, Tally] = field(default_factory=dict)
+    tally: defaultdict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))  # of who did something
+    said: set[str] = field(default_factory=set)
     t: int = 0
     last_checkpoint: str = "no checkpoint yet"
+
+    def say(self, message: str) -> None:
+        """Warn of something once, on rank 0."""
+        if self.comm.rank == 0 and message not in self.said:
+            print(f"hpcfed: {message}", file=sys.stderr, flush=True)
+        self.said.add(message)
 
     def down(self, client: Client, value: T, times: int = 1) -> T:
         """Send a value to a client, or so many of that size: its bytes are counted."""
@@ -63,15 +73,15 @@ class Exchange:
         false for what the server computes itself from earlier uploads.  Raises DivergedError for a value that
         is nan or infinite, naming client and tensor.
         """
-        rows = []
+        parts = []
         for k, part in uploads:
             self.upload(k, [p.value for p in part.parts], part.nbytes if counted else 0)
-            rows.extend(part.rows(keep, per))
+            parts.extend(part.parts)
         if not keep:
             return keep
         self.wait()
         with self.clock("communicate"):
-            return Mean.divide(self.comm.sum(rows, Mean.shapes(keep, per)), keep)
+            return mean_of(parts, keep, per, self.comm.sum)
 
     def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """All clients' values, by id, on all ranks; collective; bytes are counted as uploads."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 
@@ -71,7 +69,7 @@ class Mean:
     """A partial weighted mean: what is known of sum(weight * value) / sum(weight) so far.
 
     `Mean.of(value, weight)` is one client's part; `a + b` joins parts without adding them, so that the
-    one division at the end sees an exact sum, whatever the order and the ranks (`Federation.mean`).
+    one division at the end sees an exact sum, whatever the order and the ranks (`averaging`).
     Entries whose weights sum to 0 keep their old value. Weights are >= 0.
 
     at: where a value is a piece of the mean's tensor. {"w": (rows,)} fills these rows, {"w": (rows, columns)}
@@ -92,82 +90,3 @@ class Mean:
     def nbytes(self) -> int:
         """Bytes of the values; weights that are numbers travel as part of the header and are not counted."""
         return sum(p.value.nbytes + (p.weight.nbytes if isinstance(p.weight, Params) else 0) for p in self.parts)
-
-    def rows(self, keep: Params, per: Per = "mean") -> Iterator[Row]:
-        """The parts as what `Comm.sum` adds up, for a mean of the shapes of `keep`."""
-        return (Row(part, keep, per) for part in self.parts)
-
-    @staticmethod
-    def shapes(keep: Params, per: Per = "mean") -> list[tuple[int, ...]]:
-        """Shapes of a row's arrays: totals as `keep`, then the weights (one number, or one array a tensor)."""
-        totals = [tuple(v.shape) for v in keep.values()]
-        return totals + ([()] if per == "mean" else [weight_shape(shape, per) for shape in totals])
-
-    @staticmethod
-    def divide(sums: Sequence[np.ndarray], keep: Params) -> Params:
-        """The mean from exact float64 totals and weights; where the weight is 0, the value of `keep`."""
-        names = list(keep)
-        totals, weights = sums[: len(names)], list(sums[len(names) :])
-        weights = weights if len(weights) == len(names) else weights * len(names)
-        return Params({n: _divide(t, w, keep[n]) for n, t, w in zip(names, totals, weights, strict=True)})
-
-
-def weight_shape(shape: tuple[int, ...], per: Per) -> tuple[int, ...]:
-    """The shape of a tensor's weights: one, one a row, or one a value."""
-    return {"tensor": (), "row": (*shape[:1], *(1,) * (len(shape) - 1)), "value": shape}[per]
-
-
-def _divide(total: np.ndarray, weight: np.ndarray, keep: Tensor) -> Tensor:
-    seen = np.array(np.broadcast_to(weight > 0, total.shape))  # a copy: torch takes no read-only arrays
-    value = torch.from_numpy(np.divide(total, weight, out=np.zeros_like(total), where=seen)).to(keep.dtype)
-    return torch.where(torch.from_numpy(seen).to(keep.device), value.to(keep.device), keep)
-
-
-class Row(Sequence[np.ndarray]):
-    """One part as float64 arrays, made when asked for: weight * value by tensor, then the weights."""
-
-    def __init__(self, part: Part, keep: Params, per: Per):
-        self.value, self.weight, self.at = part
-        self.names, self.per = list(keep), per
-        self.shape = {name: tuple(v.shape) for name, v in keep.items()}
-        if unknown := [name for name in self.value if name not in keep]:
-            raise KeyError(f"mean: no tensor {unknown[0]!r} among {self.names}")
-        if per == "mean" and (self.at or len(self.value) < len(keep)):
-            raise ValueError("mean: a part that fills only pieces of the tensors needs per = tensor, row or value")
-
-    def __len__(self) -> int:
-        return len(self.names) + (1 if self.per == "mean" else len(self.names))
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        if i < len(self.names):
-            return self.total(self.names[i])
-        return np.asarray(float(self.weight)) if self.per == "mean" else self.weights(self.names[i - len(self.names)])
-
-    def total(self, name: str) -> np.ndarray:
-        """weight * value, in zeros of the mean's shape."""
-        if name not in self.value:
-            return np.zeros(self.shape[name])
-        factor = self.weight[name].double() if isinstance(self.weight, Params) else float(self.weight)
-        return spread(_float64(self.value[name].detach().double() * factor), self.shape[name], self.at.get(name, ()))
-
-    def weights(self, name: str) -> np.ndarray:
-        """The weights of what the value fills, in zeros: [] or [n, 1, ...] or the mean's shape."""
-        shape = weight_shape(self.shape[name], self.per)
-        if name not in self.value:
-            return np.zeros(shape)
-        given = _float64(self.weight[name]) if isinstance(self.weight, Params) else np.asarray(float(self.weight))
-        piece = np.broadcast_to(given, weight_shape(tuple(self.value[name].shape), self.per))
-        return spread(piece, shape, self.at.get(name, ())[: {"tensor": 0, "row": 1}.get(self.per)])
-
-
-def spread(piece: np.ndarray, shape: tuple[int, ...], axes: Sequence[Any]) -> np.ndarray:
-    """The piece at the given indices of the first dimensions, in zeros of this shape; without indices the piece."""
-    if not len(axes):
-        return piece
-    whole = np.zeros(shape)
-    whole[np.ix_(*map(np.asarray, axes))] = piece
-    return whole
-
-
-def _float64(value: Tensor) -> np.ndarray:
-    return value.detach().double().cpu().numpy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -50,4 +51,9 @@ def tensors(value: Any, name: str = "value") -> Iterator[tuple[str, Tensor | np.
 
 def not_finite(value: Any) -> str | None:
     """The name of the first tensor in a value that holds nan or infinity; None if all is well."""
-    return next((name for name, tensor in tensors(value) if not torch.isfinite(torch.as_tensor(tensor)).all()), None)
+    return next((name for name, tensor in tensors(value) if not finite(torch.as_tensor(tensor))), None)
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether no value is nan or infinite. By the extremes, which are nan where a value is: one pass, no copy."""
+    return not tensor.numel() or all(map(isfinite, torch.stack(tensor.aminmax()).tolist()))

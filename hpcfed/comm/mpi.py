@@ -13,8 +13,8 @@ import mpi4py
 import numpy as np
 
 from hpcfed.comm.codec import decode, encode
-from hpcfed.comm.exact import exact_sum
-from hpcfed.comm.protocol import Arrays, Row, read_only, union, valid_rank
+from hpcfed.comm.messages import Ways, exact_sum
+from hpcfed.comm.protocol import Arrays, Into, Row, read_only, union, valid_rank
 
 mpi4py.rc.thread_level = "funneled"  # only the main thread calls MPI; torch's threads never do
 # Windows serve ranks of one node alone; Open MPI's UCX component for them prints an error where it finds no fabric.
@@ -48,10 +48,12 @@ class Mpi:
         firsts = self._allgather(int(first[0]))
         return tuple(sorted(set(firsts)).index(leader) for leader in firsts)
 
-    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-        return exact_sum(rows, shapes, self.rank, self.size,
-                         highest=lambda x: self._allreduce(x, MPI.MAX),
-                         total=lambda x: self._allreduce(x, MPI.SUM))
+    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
+            into: Into | None = None) -> list[np.ndarray]:
+        ways = Ways(self.rank, self.size, highest=lambda x: self._allreduce(x, MPI.MAX),
+                    total=lambda x: self._allreduce(x, MPI.SUM),  # Reduce_scatter would add up the lines itself, and is
+                    lines=self._world.Alltoall, collect=self._world.Allgather)  # several times slower in Open MPI 5
+        return exact_sum(ways, rows, shapes, factors, into)
 
     def gather(self, items: dict[int, T]) -> dict[int, T]:
         mine = encode(items)

@@ -12,6 +12,23 @@ Row = Sequence[np.ndarray]  # one client's contribution to a sum: the same numbe
 Arrays = dict[str, np.ndarray]
 
 
+class Into(Protocol):
+    """Where a sum is written, and what becomes of its totals.
+
+    arrays: of the sum's shapes, float32 or float64, the last ones of one type.  first: so many of the arrays are
+    needed to finish the others; they are complete before any of those is finished.
+    """
+
+    arrays: list[np.ndarray]
+    first: int
+
+    def finish(self, i: int, start: int, total: np.ndarray) -> None:
+        """Make of a stretch of array i's totals, [m] float64, from its flat position `start`, what is to be stored.
+
+        In place, by value for value: some stretches are finished on one rank alone, and sent to the others.
+        """
+
+
 class Comm(Protocol):
     """Ranks that meet in collectives: each verb is called by all ranks, in the same order.
 
@@ -25,13 +42,15 @@ class Comm(Protocol):
     local_rank: int  # 0.. among the ranks of this node
     node_of: tuple[int, ...]  # [size], node index 0.. of every rank
 
-    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-        """Add the rows of all ranks, array by array, to float64 arrays of these shapes.
+    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
+            into: Into | None = None) -> list[np.ndarray]:
+        """Add the rows of all ranks, array by array, to arrays of these shapes: float64, or those of `into`.
 
         The same bits on all ranks, for any number of ranks and any placement of the rows; `exact` says how
-        and how near. No rows anywhere: zeros. A row may be lazy: each of its items is taken twice, and must
-        be the same both times. Raises DivergedError for a nan or infinite value (before any communication)
-        and for a total beyond float64; ValueError for a row of other shapes.
+        and how near. No rows anywhere: zeros. factors: each row's arrays are multiplied by its own, in float64;
+        1 by default. A row may be lazy: each of its items is taken twice, and must be the same both times.
+        Raises DivergedError for a nan or infinite value (before any communication) and, on one rank at least, for
+        a total beyond float64; ValueError for a row of other shapes.
         """
 
     def gather(self, items: dict[int, T]) -> dict[int, T]:

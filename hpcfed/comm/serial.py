@@ -6,8 +6,8 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from hpcfed.comm.codec import decode, encode
-from hpcfed.comm.exact import exact_sum
-from hpcfed.comm.protocol import Arrays, Row, read_only, union, valid_rank
+from hpcfed.comm.messages import Ways, exact_sum
+from hpcfed.comm.protocol import Arrays, Into, Row, read_only, union, valid_rank
 
 T = TypeVar("T")
 
@@ -18,8 +18,10 @@ class Serial:
     rank, size, local_rank = 0, 1, 0
     node_of: tuple[int, ...] = (0,)
 
-    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-        return exact_sum(rows, shapes, self.rank, self.size, highest=lambda x: x, total=lambda x: x)
+    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
+            into: Into | None = None) -> list[np.ndarray]:
+        ways = Ways(0, 1, highest=lambda x: x, total=lambda x: x, lines=np.copyto, collect=np.copyto)
+        return exact_sum(ways, rows, shapes, factors, into)
 
     def gather(self, items: dict[int, T]) -> dict[int, T]:
         return union([encode(items)])

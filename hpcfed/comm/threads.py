@@ -9,8 +9,8 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from hpcfed.comm.codec import decode, encode
-from hpcfed.comm.exact import exact_sum
-from hpcfed.comm.protocol import Arrays, Row, read_only, union, valid_rank
+from hpcfed.comm.messages import Ways, exact_sum
+from hpcfed.comm.protocol import Arrays, Into, Row, read_only, union, valid_rank
 
 T = TypeVar("T")
 
@@ -47,11 +47,16 @@ class Threads:
         self._turn += 1
         return self._meeting.exchange(self._turn, self.rank, call, value)
 
-    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-        call = f"sum of {list(map(tuple, shapes))}"
-        return exact_sum(rows, shapes, self.rank, self.size,
-                         highest=lambda x: reduce(np.maximum, self.exchange(call, x)),
-                         total=lambda x: np.sum(self.exchange(call, x), axis=0))
+    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
+            into: Into | None = None) -> list[np.ndarray]:
+        def all_ranks(x: np.ndarray) -> list[np.ndarray]:  # copies: a sender may be on its next message already
+            return self.exchange(f"sum of {list(map(tuple, shapes))}", x.copy())
+
+        ways = Ways(self.rank, self.size, highest=lambda x: reduce(np.maximum, all_ranks(x)),
+                    total=lambda x: np.sum(all_ranks(x), axis=0),
+                    lines=lambda x, out: np.stack([sent[self.rank] for sent in all_ranks(x)], out=out),
+                    collect=lambda x, out: np.stack(all_ranks(x), out=out))
+        return exact_sum(ways, rows, shapes, factors, into)
 
     def gather(self, items: dict[int, T]) -> dict[int, T]:
         return union(self.exchange("gather", encode(items)))

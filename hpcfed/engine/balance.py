@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from hpcfed.cluster.placement import makespan, place
 
-WORTH = 1.05  # clients are moved only where that shortens a round by more than this factor
+WORTH = 1.02  # clients are moved only where that shortens a round by more than this factor: of two ranks one
+# waits up to twice as much of it
 
 
 def better(costs: Sequence[float], placement: list[int], ranks: int) -> list[int]:

