@@ -1,25 +1,26 @@
-"""A client and the store that holds all clients of one rank."""
+"""A client, its examples, and all clients of one rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed import rng
-from hpcfed.models import build
-from hpcfed.models.flat import Layout, Skeleton
-from hpcfed.models.widths import Units, parse, structure
 from hpcfed.params import Params
 
 if TYPE_CHECKING:
     from hpcfed.models import Model
+    from hpcfed.models.flat import Skeleton
+    from hpcfed.store import ClientStore
+
+MADE = 1000  # clients that may be there between rounds; more are made anew when they are used
 
 
 class Shard:
@@ -35,6 +36,11 @@ class Shard:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def values(self) -> int:
+        """Values of one example."""
+        return math.prod(self.x.shape[1:])
 
     def pick(self, which: np.ndarray) -> Shard:
         """The examples at these positions."""
@@ -73,14 +79,22 @@ class Paired(Shard):
 
 @dataclass(eq=False)
 class Client:
-    """One data holder. `memory` is kept between rounds and saved: tensors and numbers by name."""
+    """One data holder."""
 
     id: int
     architecture: str
     train: Shard
     test: Shard
     store: ClientStore
-    memory: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """Kept between rounds and saved: tensors and numbers by name. Ask for it anew after using other clients."""
+        return self.store.own(self.id).memory
+
+    @memory.setter
+    def memory(self, values: dict[str, Any]) -> None:
+        self.store.own(self.id).memory = values
 
     @property
     def n(self) -> int:
@@ -116,84 +130,33 @@ class Client:
             skeleton.view(name).copy_(value)
 
 
-class ClientStore:
-    """The models of one rank's clients: one module per architecture, one flat vector of weights per client.
+class Clients(Mapping[int, Client]):
+    """One rank's clients by id, in id order, each made when it is asked for: what they keep is in the store.
 
-    Never two copies of a model where one serves: a client's vector is copied into the module of its
-    architecture when it is used, and back when another client of that architecture is.
+    placement: the rank of each client, shared with the federation.  make: client k.
     """
 
-    def __init__(
-        self, seed: int, shape: tuple[int, ...], classes: int, d: int, relu_head: bool, device: torch.device,
-        vocabulary: int = 0,
-    ):  # fmt: skip
-        self.seed, self.device = seed, device
-        self.build = lambda name, other=None: build(name, other or shape, classes, d, relu_head, vocabulary)
-        self.form = (shape, classes, d)
-        self.layouts: dict[str, Layout] = {}
-        self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
-        self.active: dict[str, int] = {}  # architecture -> the client whose weights are in its module
-        self.weights: dict[int, Tensor] = {}  # of all clients but the active ones
-        self.stateless = False  # every tensor is received anew each round: clients have no weights of their own
+    def __init__(self, placement: list[int], rank: int, make: Callable[[int], Client]):
+        self.placement, self.rank, self.make = placement, rank, make
+        self.made: dict[int, Client] = {}
 
-    def skeleton(self, architecture: str, owner: str = "clients", shape: tuple[int, ...] | None = None) -> Skeleton:
-        """The module of an architecture, whoever's weights it holds; other owners have modules of their own.
+    def __contains__(self, k: object) -> bool:
+        return 0 <= k < len(self.placement) and self.placement[k] == self.rank  # type: ignore[operator]
 
-        shape: of its inputs, where they are others than the examples.
-        """
-        if (architecture, owner) not in self.skeletons:
-            with rng.scoped(self.seed, "module", architecture):
-                self.skeletons[architecture, owner] = Skeleton(self.build(architecture, shape), self.device)
-        return self.skeletons[architecture, owner]
+    def __iter__(self) -> Iterator[int]:
+        return (k for k, rank in enumerate(self.placement) if rank == self.rank)
 
-    def layout(self, architecture: str) -> Layout:
-        """The names and shapes of an architecture's tensors; found once, without weights."""
-        if architecture not in self.layouts:
-            with torch.device("meta"):
-                self.layouts[architecture] = Layout.of(self.build(architecture))
-        return self.layouts[architecture]
+    def __len__(self) -> int:
+        return self.placement.count(self.rank)
 
-    def units(self, architecture: str) -> Units:
-        """What sub-models of this architecture's full width are cut from. ConfigError where it cannot be cut."""
-        return structure(parse(architecture).base, *self.form)
+    def __getitem__(self, k: int) -> Client:
+        if k not in self:
+            raise KeyError(k)
+        if k not in self.made:
+            self.made[k] = self.make(k)
+        return self.made[k]
 
-    def initial(self, architecture: str, k: int, shape: tuple[int, ...] | None = None) -> Skeleton:
-        """A new model, on the CPU, with the weights that client k starts from: the same on every rank."""
-        with rng.scoped(self.seed, "init", k):
-            return Skeleton(self.build(architecture, shape))
-
-    def activate(self, client: Client) -> Skeleton:
-        """The module of the client's architecture, with the client's weights in it."""
-        skeleton = self.skeleton(client.architecture)
-        if self.active.get(client.architecture) != client.id:
-            self.rest(client.architecture)
-            if (flat := self.weights.pop(client.id, None)) is not None:
-                skeleton.load(flat)
-            elif not self.stateless:
-                skeleton.load(self.initial(client.architecture, client.id).flat)
-            self.active[client.architecture] = client.id
-        return skeleton
-
-    def rest(self, architecture: str) -> None:
-        """Put the active client's weights back into its vector."""
-        k = self.active.pop(architecture, None)
-        if k is not None:
-            self.weights[k] = self.skeleton(architecture).flat.clone()
-
-    def flat(self, k: int) -> Tensor | None:
-        """Client k's weights, or None if it has none of its own yet."""
-        for architecture in [a for a, active in self.active.items() if active == k]:
-            self.rest(architecture)
-        return self.weights.get(k)
-
-    def put(self, k: int, flat: Tensor | None) -> None:
-        """Give client k these weights."""
-        self.drop(k)
-        if flat is not None:
-            self.weights[k] = flat.to(self.device)
-
-    def drop(self, *ks: int) -> None:
-        """Forget these clients' weights; they would start from their initial ones again."""
-        self.active = {a: active for a, active in self.active.items() if active not in ks}
-        for k in ks:
-            self.weights.pop(k, None)
+    def trim(self, keep: Collection[int] = ()) -> None:
+        """Forget the clients that were made, where they are many, but for these."""
+        if len(self.made) > MADE + len(keep):
+            self.made = {k: self.made[k] for k in keep if k in self.made}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from hpcfed.cluster.turnout import Draws, Turnout
 from hpcfed.data.augment import prepare
 from hpcfed.exchange import Exchange
 from hpcfed.params import Params
-from hpcfed.payload import Tally, on_device
+from hpcfed.payload import Tally
 
 if TYPE_CHECKING:
     from hpcfed.client import Client, ClientStore, Shard
@@ -32,8 +33,8 @@ class Federation(Exchange):
     job: Job
     store: ClientStore
     architectures: tuple[str, ...]  # of all clients, by id
-    sizes: tuple[int, ...]  # training examples of all clients, by id
-    label_counts: np.ndarray  # [K, C], training examples of each class that each client has
+    sizes: Sequence[int]  # training examples of all clients, by id
+    label_counts: Sequence[np.ndarray]  # [K, C], training examples of each class that each client has
     classes: int
     profiles: Profiles  # the clients' devices and network, in virtual time
     mean_pixel: tuple[float, ...]
@@ -41,7 +42,6 @@ class Federation(Exchange):
     public: Shard  # examples that no client holds; may be empty
     common: Shard  # this rank's part of the whole test split
     pool: Callable[[], Client] | None = None  # a client that holds all clients' data
-    make: Callable[[int], Client] | None = None  # client k, without weights
     turnout: Turnout = field(default_factory=Turnout)  # who reports in this round, and who is lost
     partial: dict[int, int] = field(default_factory=dict)  # of this round: epochs or steps of those who do not do all
 
@@ -80,7 +80,7 @@ class Federation(Exchange):
 
     def open(self, t: int) -> None:
         """Round t begins: nothing has been done or sent."""
-        self.t, self.tally, self.turnout, self.partial = t, {k: Tally() for k in self.clients}, Turnout(), {}
+        self.t, self.tally, self.turnout, self.partial = t, defaultdict(Tally), Turnout(), {}
 
     def lose(self, k: int, examples: float) -> None:
         """Count what a client that never reports received, and the examples that it worked through."""
@@ -104,7 +104,7 @@ class Federation(Exchange):
         p: probability of each client, [K]; uniform by default.
         """
         chosen = rng.stream(self.seed, "cohort", t).choice(self.K, self.cohort_size, replace=False, p=p)
-        return sorted(int(k) for k in chosen)
+        return sorted(chosen.tolist())
 
     def mine(self, cohort: Iterable[int]) -> list[Client]:
         """This rank's clients of the cohort, in id order."""
@@ -146,7 +146,6 @@ class Federation(Exchange):
     def pooled(self) -> Client:
         """A client that holds all clients' data, for training without a federation; its id is K."""
         assert self.pool is not None
-        self.tally.setdefault(self.K, Tally())
         return self.pool()
 
     def draw_public(self, t: int, n: int) -> np.ndarray:
@@ -163,19 +162,15 @@ class Federation(Exchange):
 
     def hand_over(self, k: int, src: int, dst: int) -> None:
         """Move client k, with weights and memory, from one rank to another; collective."""
-        rank, leaving = self.comm.rank, self.clients.pop(k, None)
-        parcel = {"weights": self.store.flat(k), "memory": leaving.memory} if leaving else None
-        parcel = self.comm.move(parcel, src, dst)
-        self.store.drop(k)
-        if rank == dst:
-            self.clients[k] = self.make(k)
+        parcel = self.comm.move(self.store.parcel(k) if k in self.clients else None, src, dst)
+        self.store.forget(k)
+        self.placement[k] = dst
+        if self.comm.rank == dst:
             self.restore(k, parcel)
-            self.clients = dict(sorted(self.clients.items()))
 
     def restore(self, k: int, saved: dict[str, Any]) -> None:
         """Give client k of this rank saved weights and memory."""
-        self.store.put(k, saved["weights"])
-        self.clients[k].memory = on_device(saved["memory"], self.device)
+        self.store.put(k, saved["weights"], saved["memory"])
 
     def work(self, client: Client, epochs: int | None = None) -> int:
         """Epochs (or steps, where the job counts in steps) that the client completes in this round."""

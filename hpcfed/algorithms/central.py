@@ -14,6 +14,11 @@ from hpcfed.training.local import sgd
 class Central(RoundBased):
     """One model for all clients, trained where the data are pooled."""
 
+    def refuses(self, job):
+        if job.data.name == "synthetic":
+            return "needs all examples in one place, but synthetic has none in store; take another data set"
+        return None
+
     def traffic(self, fed, k):
         return 0, 0
 

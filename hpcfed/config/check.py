@@ -27,6 +27,7 @@ def check(job: Job) -> None:
         if not Path(name).suffix:
             find("data set", name, DATASETS)
     listed(job)
+    population(job)
     accepted(job)
 
 
@@ -34,6 +35,24 @@ def listed(job: Job) -> None:
     n = len(job.models.mix)
     if job.models.assign == "listed" and n != job.clients:
         raise ConfigError(f"models.assign = 'listed' needs one architecture per client: {n} for {job.clients}")
+
+
+def population(job: Job) -> None:
+    """ConfigError for what a population cannot have, whose clients make their own examples."""
+    data = job.data
+    if data.public_source == "synthetic":
+        raise ConfigError("data.public_source: the examples of synthetic belong to its clients; name another data set")
+    if data.name != "synthetic":
+        return
+    wrong = {name: getattr(data, name) for name in ("partition_file", "train_limit", "halve") if getattr(data, name)}
+    for name, value in wrong.items():
+        raise ConfigError(f"data.{name} = {value}: there is nothing to share out in synthetic; leave {name} away")
+    if data.partition != "natural":
+        raise ConfigError(f"data.partition = {data.partition!r}: the clients of synthetic make their own examples; "
+                          "set data.partition = 'natural'")  # fmt: skip
+    if data.public and not data.public_source:
+        raise ConfigError(f"data.public = {data.public}: all examples of synthetic belong to clients; "
+                          "give data.public_source = FILE.npz with inputs of shape [1, 1, 60]")  # fmt: skip
 
 
 def accepted(job: Job) -> None:

@@ -19,12 +19,13 @@ from pydantic_settings import (
 )
 
 from hpcfed import algorithms
+from hpcfed.config.limits import describe_limits
 from hpcfed.config.messages import PREFIX
-from hpcfed.config.parts import Checkpoint, Data, Evaluate, Local, Models, Part, Run, System, describe_limits
+from hpcfed.config.parts import Checkpoint, Data, Evaluate, Local, Models, Part, Run, System, Training
 
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
 FREE = ("out", "resume", "overwrite", "dry_run", "quiet", "verbose", "rounds", "checkpoint", "data.root",
-        "data.download", "run.device", "run.rebalance")  # fmt: skip
+        "data.download", "run.device", "run.rebalance", "run.resident", "training")  # fmt: skip
 
 
 class Environment(EnvSettingsSource):
@@ -79,6 +80,7 @@ class Job(BaseSettings):
     models: Models = Models()
     data: Data = Data()
     local: Local = Local()
+    training: Training = Training()
     system: System = System()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()

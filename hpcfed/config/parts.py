@@ -1,16 +1,16 @@
 """The parts of a job, frozen and checked on entry. The text under a field is its line in `--help`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic import NonNegativeFloat as NonNegative
 from pydantic import NonNegativeInt as Count
-from pydantic.fields import FieldInfo
+
+from hpcfed.config.limits import describe_limits
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
-SIGNS = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}  # of annotated_types' classes, which pydantic uses
 
 
 class Part(BaseModel):
@@ -21,21 +21,6 @@ class Part(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         describe_limits(cls)
-
-
-def describe_limits(model: type[BaseModel]) -> None:
-    """Add the range of each field to its help."""
-    for field in model.model_fields.values():
-        bounds = limits(field)
-        if field.description and bounds and not field.description.endswith("]"):
-            field.description += f" [{bounds}]"
-
-
-def limits(field: FieldInfo) -> str:
-    """The range of a field, or of each of its values, in words: `> 0`, `>= 0, <= 1`."""
-    inner = [bound for part in get_args(field.annotation) for bound in getattr(part, "__metadata__", ())]
-    named = [(type(bound).__name__, bound) for bound in (*field.metadata, *inner)]
-    return ", ".join(dict.fromkeys(f"{SIGNS[n]} {getattr(bound, n.lower()):g}" for n, bound in named if n in SIGNS))
 
 
 class Data(Part):
@@ -59,6 +44,10 @@ class Data(Part):
     """Shards: how many label-sorted shards each client gets."""
     spread: NonNegative = 1.0
     """Quantity: standard deviation of the logarithm of the client sizes."""
+    synthetic: tuple[NonNegative, NonNegative] = (1.0, 1.0)
+    """Synthetic: alpha, how much the clients' models differ, and beta, how much their inputs do."""
+    examples: PositiveInt | None = None
+    """Synthetic: training examples of each client, instead of log-normal sizes."""
     halve: Share = 0.0
     """Share of the clients that keep only half of their examples."""
     partition_file: Path | None = None
@@ -129,6 +118,13 @@ class Local(Part):
     """Share of a cohort that completes only a random part of its epochs."""
 
 
+class Training(Part):
+    """How local steps are computed; no part of the result, for all engines give the same bits."""
+
+    engine: Literal["auto", "eager", "traced"] = "auto"
+    """Eager: autograd in Python. Traced: each step is recorded once and replayed; auto: where that pays."""
+
+
 class System(Part):
     """The clients' devices and network, in virtual time: a model of theirs, not of the machine that simulates."""
 
@@ -171,6 +167,8 @@ class Evaluate(Part):
     """Evaluate all clients with what they would receive now: a global model on each client's test set."""
     common: bool = False
     """Evaluate the server's model, where it is a whole one, on the whole test split."""
+    clients: Literal["auto", "all", "cohort"] | PositiveInt = "auto"
+    """Whom to evaluate after a round: all, the cohort, or so many drawn once; auto: all of up to 10,000."""
     batch: PositiveInt = 256
     """Examples in one forward pass."""
 
@@ -193,5 +191,7 @@ class Run(Part):
     """Torch threads of each rank; part of the result, for sums in another order give other bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Auto: GPU number (local rank modulo GPUs) where there is one, else the CPU."""
+    resident: NonNegative = 2.0
+    """GiB of clients' weights and memories that each rank keeps in memory; the rest waits on disk in the run folder."""
     rebalance: Count = 2
     """Move clients between ranks by measured cost after so many rounds; 0: never."""

@@ -37,6 +37,11 @@ DATASETS = {  # a target is called as function(name, root, download, text) and r
         "small scans of digits, 10 classes, 1,437 + 360, 1x16x16; no download",
         "alpaydin1998digits",
     ),
+    "synthetic": Entry(
+        "hpcfed.data.synthetic:load",
+        "Synthetic(alpha, beta): a population of any size, 10 classes, 60 features; no download",
+        "li2020",
+    ),
     "sentiment140": Entry(
         "hpcfed.data.sentiment140:load", "tweets, negative or positive, 1,600,000 + 359, tokens", "go2009"
     ),

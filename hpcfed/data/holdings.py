@@ -23,6 +23,16 @@ class Partition:
     test: tuple[np.ndarray, ...]
     public: np.ndarray
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Training examples of each client."""
+        return tuple(map(len, self.train))
+
+    @property
+    def everything(self) -> np.ndarray:
+        """All clients' training examples."""
+        return np.concatenate(self.train)
+
     def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """Training examples of each client and class, [K, C]; labels: [n] of the training split."""
         return np.stack([np.bincount(labels[part], minlength=classes) for part in self.train])

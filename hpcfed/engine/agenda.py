@@ -48,8 +48,10 @@ class Agenda:
         """Start jobs of free clients, drawn one by one, until as many are open as may be."""
         fresh = []
         while len(self.going) < self.at_once:
-            free = [k for k in range(len(self.counts)) if k not in self.going]
-            k = free[rng.stream(self.draws.seed, "check-in", self.started).integers(len(free))]
+            free = len(self.counts) - len(self.going)
+            k = int(rng.stream(self.draws.seed, "check-in", self.started).integers(free))  # the k-th of those
+            for busy in sorted(self.going):
+                k += busy <= k
             self.going[k] = self.begin(k)
             fresh.append(self.going[k])
         return tuple(fresh)

@@ -15,6 +15,7 @@ import torch
 from hpcfed import __version__
 from hpcfed.cluster import devices
 from hpcfed.cluster.placement import makespan
+from hpcfed.engine.record import SMALL
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -32,17 +33,24 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "algorithm": job.algorithm.name,
         "data": facts.data.name,
         "classes": list(facts.data.classes),
-        "architectures": list(facts.architectures),
+        "architectures": list(facts.architectures if job.clients <= SMALL else rounds.kinds),
         "ranks": rounds.fed.comm.size,
-        "placement": list(rounds.fed.placement),
+        "placement": placed(rounds),
         "versions": versions(),
         "commit": commit(),
         "hardware": hardware(rounds.fed),
     }
 
 
+def placed(rounds: Rounds) -> list[int]:
+    """The rank of each client; of very many clients nothing."""
+    return list(rounds.fed.placement) if rounds.fed.K <= SMALL else []
+
+
 def arrays(facts: World) -> dict[str, np.ndarray]:
     """The arrays of the result file that do not change: who holds how many examples of which class."""
+    if facts.many:
+        return {}  # the job says it all
     split = facts.partition
     return {
         "label_counts": split.counts(facts.data.train.y, len(facts.data.classes)),
@@ -99,5 +107,5 @@ def plan(job: Job, facts: World, fed: Federation) -> None:
     from hpcfed.report.plan import show
 
     balance = sum(facts.costs) / fed.comm.size / makespan(facts.costs, fed.placement)
-    traffic = [job.algorithm.traffic(fed, k) for k in range(fed.K)]
+    traffic = [job.algorithm.traffic(fed, k) for k in range(min(fed.K, SMALL))]
     show(job.plain(), facts, fed.placement, memory(facts, fed), traffic, balance, str(fed.device))

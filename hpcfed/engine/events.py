@@ -129,13 +129,15 @@ class Events(Rounds):
         """Whether what client k sent when its open job started has reached the others."""
         return now >= self.opened[k].start + self.algorithm.delay(self.fed, k)
 
-    def elapse(self, cohort: list[int], columns: Row) -> Row:
+    def upcoming(self) -> list[int]:
+        return [*self.agenda.going]
+
+    def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
         self.now = self.agenda.now
         counts = Counter(e.job.client for e in self.ended if e.job.reports)
         lost = {e.job.client for e in self.ended if not e.job.reports}
-        every = range(self.fed.K)
-        return {"clients/reports": np.array([counts[k] for k in every]),
-                "clients/lost": np.array([k in lost for k in every]),
+        return {"clients/reports": np.array([counts[k] for k in ids.tolist()]),
+                "clients/lost": np.isin(ids, list(lost)),
                 **({"rounds/staleness": float(np.mean(self.staleness))} if self.staleness else {})}  # fmt: skip
 
     def virtual(self) -> Row:

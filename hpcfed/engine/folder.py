@@ -43,6 +43,8 @@ def claim(job: Job, folder: Path) -> None:
             )
         names.results_file(folder).unlink(missing_ok=True)
         shutil.rmtree(names.checkpoint_folder(folder), ignore_errors=True)
+    for left in folder.glob(names.spill_folder(Path(), "*").name):  # by a run that was killed
+        shutil.rmtree(left, ignore_errors=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names.checkpoint_folder(folder).mkdir(exist_ok=True)

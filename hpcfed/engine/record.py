@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import astuple
+from dataclasses import fields
 from typing import Any
 
 from hpcfed.payload import Tally
@@ -11,13 +11,17 @@ from hpcfed.payload import Tally
 Row = dict[str, Any]
 COLUMNS = ("train_loss", "examples", "epochs", "seconds", "down", "up", "work", "accuracy_before", "loss_before",
            "accuracy_received", "loss_received", "accuracy", "loss")  # fmt: skip
+SMALL = 10_000  # up to so many clients each has a value in every round's record, beyond only who took part
 PHASES = ("train", "server", "communicate", "evaluate", "wait", "checkpoint")
 
 
 def cells(tally: Tally) -> tuple[float, ...]:
     """A tally as a row of the table: the mean loss first."""
-    loss, *rest = astuple(tally)
+    loss, *rest = (getattr(tally, f.name) for f in fields(tally))
     return (loss / tally.examples if tally.examples else float("nan"), *rest)
+
+
+NOTHING = (*cells(Tally()), *6 * [float("nan")])  # of a client that did nothing and was not evaluated
 
 
 def peak_bytes() -> int:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcfed.engine import balance
-from hpcfed.engine.record import COLUMNS, PHASES, Row, cells, peak_bytes
-from hpcfed.evaluate import NONE, Score, common, score
+from hpcfed.engine.evaluation import Evaluation
+from hpcfed.engine.record import COLUMNS, NOTHING, PHASES, SMALL, Row, cells, peak_bytes
+from hpcfed.evaluate import NONE
 from hpcfed.federation import Federation
+from hpcfed.payload import Tally
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import RoundBased, State
-    from hpcfed.client import Client
 
 
 @dataclass(eq=False)
-class Rounds:
+class Rounds(Evaluation):
     """The state of a run between rounds, the same on all ranks, and the step from one round to the next."""
 
     fed: Federation
@@ -32,11 +32,13 @@ class Rounds:
     scores: np.ndarray = field(init=False)  # [K, 2], last accuracy and loss of each client
     stale: np.ndarray = field(init=False)  # [K], trained since its last score
     seconds: np.ndarray = field(init=False)  # [K], training seconds per example, measured; nan: not yet
+    cohort: set[int] = field(default_factory=set, init=False)  # of this round, on this rank
 
     def __post_init__(self) -> None:
         K = self.fed.K
         self.scores, self.stale = np.full((K, 2), np.nan), np.ones(K, dtype=bool)
         self.seconds = np.full(K, np.nan)
+        self.kinds = {name: i for i, name in enumerate(sorted(set(self.fed.architectures)))}
         self.fed.store.stateless = not self.algorithm.keeps(self.fed)
 
     @property
@@ -47,20 +49,25 @@ class Rounds:
         """One round; collective. Returns its record and the flags that any rank raised, the same on all ranks."""
         start, fed, t = perf_counter(), self.fed, self.t
         cohort = self.begin(t)
-        for k, client in fed.clients.items():
-            client.architecture = self.algorithm.architecture(fed, k, t)
+        self.cohort = {c.id for c in self.mine(cohort)}
+        if fed.store.kept.away:
+            fed.store.prefetch(k for k in self.upcoming() if k in fed.clients)
         due = (t + 1) % fed.job.evaluate.every == 0 or t + 1 == fed.job.rounds
         before = self.received(cohort) if due and fed.job.evaluate.before else {}
         if cohort:
             self.advance(cohort, t)
-        self.stale[[*cohort, *(k for k in fed.clients if fed.tally[k].examples)]] = True
-        after = self.after(cohort) if due else {}
-        received = self.received(list(fed.clients)) if due and fed.job.evaluate.received else {}
+        changed = [*cohort, *(k for k, did in fed.tally.items() if did.examples and k in fed.clients)]
+        self.stale[slice(None) if cohort and fed.store.stateless else changed] = True
+        judged = self.judged(cohort) if due else []
+        after = self.after(judged)
+        received = self.received(judged) if fed.job.evaluate.received else {}
         whole = self.common() if due and fed.job.evaluate.common else {"rounds/accuracy_common": float("nan")}
         whole |= {f"rounds/{n}": x for n, x in (self.algorithm.columns(fed, self.state) if due else {}).items()}
-        self.forget(*fed.clients, fed.K)
+        self.forget(*fed.store)
+        fed.clients.trim()
         self.t += 1
-        scores = {k: (*before.get(k, NONE), *received.get(k, NONE), *after.get(k, NONE)) for k in fed.clients}
+        seen = {**before, **received, **after}
+        scores = {k: (*before.get(k, NONE), *received.get(k, NONE), *after.get(k, NONE)) for k in seen}
         row, raised = self.record(start, cohort, scores, due, flags)
         return row | whole, raised
 
@@ -68,17 +75,22 @@ class Rounds:
         """Open the round. Returns the clients that will report."""
         return self.fed.begin(t, self.algorithm.cohort(self.fed, t), self.algorithm.keeps_stragglers)
 
+    def upcoming(self) -> list[int]:
+        """The clients of the next round, as far as they are known."""
+        return self.algorithm.cohort(self.fed, self.t + 1) if self.t + 1 < self.fed.job.rounds else []
+
     def advance(self, cohort: list[int], t: int) -> None:
         """What the method does in the round."""
         self.state = self.algorithm.round(self.fed, self.state, cohort, t)
 
-    def elapse(self, cohort: list[int], columns: Row) -> Row:
+    def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
         """Let virtual time pass: until the slowest has reported, or the deadline for which a lost one is waited."""
         lost, profiles, deadline = self.fed.turnout.lost, self.fed.profiles, self.fed.job.system.deadline
-        done = zip(*(columns[name] for name in ("work", "down", "up")), strict=True)
-        took = [profiles.seconds(k, *cells) for k, cells in enumerate(done) if k in cohort or k in lost]
+        there = np.isin(ids, [*cohort, *lost])
+        done = zip(ids[there].tolist(), *(columns[name][there] for name in ("work", "down", "up")), strict=True)
+        took = [profiles.seconds(*cells) for cells in done]
         self.now += max([*took, deadline or 0.0] if lost else took, default=0.0)
-        return {"clients/reports": np.isin(np.arange(self.fed.K), cohort).astype(np.int64)}
+        return {"clients/reports": np.isin(ids, cohort).astype(np.int64)}
 
     def virtual(self) -> Row:
         """What a checkpoint keeps of virtual time."""
@@ -88,36 +100,6 @@ class Rounds:
         """Continue from what `virtual` gave."""
         self.now = kept["now"]
 
-    def received(self, cohort: list[int]) -> dict[int, Score]:
-        """These clients' models as they would start into a round with the state of now; leaves them as they are."""
-        scores = {}
-        for client in self.fed.mine(cohort):
-            with client.borrowed():
-                self.receive(client)
-                scores[client.id] = self.score(client)
-            self.forget(client.id)
-        return scores
-
-    def after(self, cohort: list[int]) -> dict[int, Score]:
-        """All clients whose model changed: the cohort's own, or where clients keep nothing the global model."""
-        scores, stateless = {}, self.fed.store.stateless
-        for k, client in self.fed.clients.items():
-            if stateless and k not in cohort:
-                self.receive(client)
-            if stateless or self.stale[k]:
-                scores[k] = self.score(client)
-                self.forget(k)
-        return scores
-
-    def receive(self, client: Client) -> None:
-        """Make the client's model the one that it would start into a round with now."""
-        self.algorithm.receive(client, self.algorithm.offer(self.fed, client, self.state))
-
-    def score(self, client: Client) -> Score:
-        """The client's model as it is, on its test set; what adapting to it changes is undone."""
-        with self.algorithm.adapted(self.fed, client, self.state, self.t):
-            return score(self.fed, client, partial(self.algorithm.predict, self.fed, client, self.state))
-
     def finish(self) -> Row:
         """What the method does after the last round, and all clients' scores then; nothing if it does nothing."""
         self.fed.open(self.t - 1)  # a run that is resumed at its end has had no round
@@ -125,63 +107,51 @@ class Rounds:
         if state is None:
             return {}
         self.state = state
-        mine = {c.id: (*self.score(c), *self.received([c.id])[c.id]) for c in self.fed.clients.values()}
-        table = np.array(list(self.fed.comm.gather(mine).values()), dtype=float)  # [K, 4]
+        judged = self.mine(self.judged(self.fed.sample(self.t - 1)))
+        mine = {c.id: (*self.score(c), *self.received([c.id])[c.id]) for c in judged}
+        table = np.array(list(self.fed.comm.gather(mine).values()), dtype=float)  # [K, 4], or fewer rows
         return dict(zip(("accuracy", "loss", "accuracy_received", "loss_received"), table.T, strict=True))
-
-    def forget(self, *ks: int) -> None:
-        """Where clients keep nothing between rounds, free what they hold."""
-        if self.fed.store.stateless:
-            self.fed.store.drop(*ks)
-
-    def common(self) -> Row:
-        """The server's model on the whole test split, and its sub-models; nan where the server has no whole model."""
-        pooled, row = self.fed.pooled(), {"rounds/accuracy_common": float("nan")}
-        whole = pooled.architecture
-        for architecture in (*self.algorithm.levels(self.fed), whole):
-            pooled.architecture = architecture
-            if not self.algorithm.common(self.fed, pooled, self.state):
-                break
-            right = common(self.fed, partial(self.algorithm.predict, self.fed, pooled, self.state))
-            row[f"rounds/accuracy_common{architecture.removeprefix(whole)}"] = right
-        return row
 
     def record(
         self, start: float, cohort: list[int], scores: dict[int, tuple[float, ...]], evaluated: bool, flags: Callable
     ) -> tuple[Row, dict[str, bool]]:
         """Gather what all clients and ranks did; collective."""
-        fed, tally = self.fed, self.fed.tally
-        mine: dict[int, Any] = {k: (*cells(tally[k]), *scores[k]) for k in fed.clients}
+        fed = self.fed
+        ours = {k for k in {**fed.tally, **scores} if k in fed.clients}
+        mine: dict[int, Any] = {k: (*cells(fed.tally.get(k, Tally())), *scores.get(k, 3 * NONE)) for k in ours}
         fed.wait()
         mine[fed.K + fed.comm.rank] = {"clock": fed.clock.reset(), "peak": peak_bytes(), "flags": flags()}
         every = fed.comm.gather(mine)
         ranks = [every[fed.K + r] for r in range(fed.comm.size)]
-        table = np.array([every[k] for k in range(fed.K)], dtype=float)  # [K, columns]
-        row = self.row(table, cohort, evaluated)
+        ids = np.arange(fed.K) if fed.K <= SMALL else np.array(sorted({*cohort, *(k for k in every if k < fed.K)}))
+        table = np.array([every.get(k, NOTHING) for k in ids.tolist()], dtype=float)  # [len(ids), columns]
+        row = self.row(ids, table, cohort, evaluated)
         row |= {f"ranks/{p}": np.array([r["clock"].get(p, 0.0) for r in ranks]) for p in PHASES}
         row |= {"ranks/peak_bytes": np.array([r["peak"] for r in ranks]), "rounds/seconds": perf_counter() - start}
         return row, {name: any(r["flags"].get(name, False) for r in ranks) for name in flags()}
 
-    def row(self, table: np.ndarray, cohort: list[int], evaluated: bool) -> Row:
-        """The clients' part of a round's record; keeps scores and measured costs up to date."""
+    def row(self, ids: np.ndarray, table: np.ndarray, cohort: list[int], evaluated: bool) -> Row:
+        """These clients' part of a round's record; keeps scores and measured costs up to date."""
         columns = dict(zip(COLUMNS, table.T, strict=True))
         fresh = np.isfinite(columns["accuracy"])
-        self.scores[fresh] = table[fresh, -2:]
+        self.scores[ids[fresh]] = table[fresh, -2:]
         trained = columns["examples"] > 0
-        self.stale = (self.stale | trained) & ~fresh
-        self.seconds[trained] = columns["seconds"][trained] / columns["examples"][trained]
+        self.stale[ids] = (self.stale[ids] | trained) & ~fresh
+        self.seconds[ids[trained]] = columns["seconds"][trained] / columns["examples"][trained]
         if evaluated:
-            columns["accuracy"], columns["loss"] = self.scores.T.copy()
+            columns["accuracy"], columns["loss"] = np.where(self.stale[ids], np.nan, self.scores[ids].T)
         for name in ("examples", "down", "up"):
             columns[name] = columns[name].astype(np.int64)
-        member, lost = (np.isin(np.arange(self.fed.K), list(ks)) for ks in (cohort, self.fed.turnout.lost))
+        member, lost = (np.isin(ids, list(ks)) for ks in (cohort, self.fed.turnout.lost))
         row = {f"clients/{n}": c for n, c in columns.items()} | {"clients/cohort": member, "clients/lost": lost}
-        return row | self.elapse(cohort, columns) | {"rounds/virtual_seconds": self.now}
+        if len(ids) < self.fed.K:
+            kinds = np.array([self.kinds[self.fed.architectures[k]] for k in ids.tolist()], dtype=np.int64)
+            row |= {"clients/id": ids, "clients/architecture": kinds}
+        return row | self.elapse(ids, cohort, columns) | {"rounds/virtual_seconds": self.now}
 
     def costs(self) -> list[float] | None:
         """Measured seconds of one epoch of each client; None until each has trained."""
-        whole = self.seconds * np.array(self.fed.sizes)
-        return whole.tolist() if np.isfinite(whole).all() else None
+        return (self.seconds * self.fed.sizes).tolist() if np.isfinite(self.seconds).all() else None
 
     def rebalance(self) -> int:
         """Move clients to ranks by measured cost where that pays; collective. Returns how many moved."""
@@ -192,5 +162,4 @@ class Rounds:
         moved = [k for k in range(fed.K) if better[k] != self.placement[k]]
         for k in moved:
             fed.hand_over(k, self.placement[k], better[k])
-        fed.placement = better
         return len(moved)

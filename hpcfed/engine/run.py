@@ -40,8 +40,11 @@ def run(job: Job, comm: Comm) -> int:
     if job.resume:
         saving.restore(rounds, job.resume)
     results = agreed(comm, lambda: open_results(job, folder, facts, rounds) if comm.rank == 0 else None)
-    with Progress(job, folder, facts, active=comm.rank == 0) as progress:
-        return Loop(rounds, folder, results, progress).run()
+    try:
+        with Progress(job, folder, facts, active=comm.rank == 0) as progress:
+            return Loop(rounds, folder, results, progress).run()
+    finally:
+        fed.store.kept.close()
 
 
 def warn(ranks: int, placement: list[int]) -> None:
@@ -101,7 +104,7 @@ class Loop:
         """Move clients by measured cost; collective."""
         self.progress.moved(self.rounds.rebalance())
         if self.results:
-            self.results.header["placement"] = list(self.rounds.fed.placement)
+            self.results.header["placement"] = describe.placed(self.rounds)
 
     def flags(self) -> dict[str, bool]:
         """What this rank wants: to stop; to save, because of the time (rank 0 decides that)."""

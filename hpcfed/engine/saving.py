@@ -38,12 +38,15 @@ def save(rounds: Rounds, run: Path) -> None:
 
 
 def parcels(rounds: Rounds):
-    """Each client's weights and memory, and those of the pooled client, one after the other on rank 0; collective."""
+    """What each client keeps, and the pooled client K, one after the other on rank 0; collective.
+
+    A client that keeps nothing is left out.
+    """
     fed = rounds.fed
-    for k, owner in enumerate([*fed.placement, 0]):
-        client = fed.clients.get(k) or (fed.pooled() if k == fed.K and fed.comm.rank == 0 else None)
-        mine = {"weights": fed.store.flat(k), "memory": client.memory} if client else None
-        yield k, fed.comm.move(mine, owner, 0)
+    mine = {k: 1 for k in fed.store if k in fed.clients or (k == fed.K and fed.comm.rank == 0)}
+    for k in fed.comm.gather(mine):
+        owner = 0 if k == fed.K else fed.placement[k]
+        yield k, fed.comm.move(fed.store.parcel(k) if k in mine else None, owner, 0)
 
 
 def restore(rounds: Rounds, path: Path) -> None:
@@ -64,10 +67,12 @@ def read(rounds: Rounds, path: Path) -> None:
         scores = file.get("scores")
         rounds.scores, rounds.stale, rounds.seconds = (np.array(scores[n]) for n in ("last", "stale", "seconds"))
         rounds.go_on(file.get("time"))
-        for k in fed.clients:
-            fed.restore(k, file.get(f"clients/{k}"))
-        if fed.comm.rank == 0:
-            fed.pooled().memory = on_device(file.get(f"clients/{fed.K}")["memory"], fed.device)
+        for name in file.names("clients/"):
+            k = int(name.removeprefix("clients/"))
+            if k in fed.clients:
+                fed.restore(k, file.get(name))
+            elif k == fed.K and fed.comm.rank == 0:
+                fed.pooled().memory = on_device(file.get(name)["memory"], fed.device)
         fed.last_checkpoint = f"last checkpoint: {file.path}"
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache, partial
+from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from hpcfed import models, rng
-from hpcfed.client import Client, ClientStore, Shard
+from hpcfed.client import Client, Clients, Shard
 from hpcfed.cluster import devices, profiles
 from hpcfed.cluster.placement import place
 from hpcfed.cluster.profiles import Profiles
@@ -18,32 +19,19 @@ from hpcfed.comm.agree import agreed
 from hpcfed.data import datasets
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split, Text, from_arrays, to_arrays
+from hpcfed.data.synthetic import Synthetic
+from hpcfed.engine import folder
+from hpcfed.engine.world import World
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.federation import Federation
 from hpcfed.models.cost import cost, work
 from hpcfed.models.widths import named, parse
+from hpcfed.storage import names
+from hpcfed.store import ClientStore
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
-
-
-@dataclass(frozen=True)
-class World:
-    """What is the same on all ranks and never changes: data, who holds which, who has which architecture."""
-
-    data: DataSet
-    partition: Partition
-    open: Split  # where the public examples are
-    public: np.ndarray  # rows of the public examples there
-    architectures: tuple[str, ...]
-    costs: tuple[float, ...]  # [K], estimated work of one epoch: multiply-adds times examples
-    profiles: Profiles  # the clients' devices and network, in virtual time
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one example."""
-        return self.data.train.x.shape[1:]
 
 
 def world(job: Job, comm: Comm) -> World:
@@ -51,13 +39,14 @@ def world(job: Job, comm: Comm) -> World:
     data, other = load(job, comm, job.data.name), load(job, comm, job.data.public_source)
     agreed(comm, lambda: views(job, data))
     partition = share_out(job, comm, data)
+    data = replace(data, test=partition.common()) if isinstance(partition, Synthetic) else data
     source, rows = agreed(comm, lambda: public(job, data, other, partition))
     architectures = assign(job)
     shape, classes = data.train.x.shape[1:], len(data.classes)
     kinds = sorted(set(architectures))
     agreed(comm, lambda: [models.check(name, shape, data.vocabulary) for name in (*kinds, *servers(job))])
     each = {name: cost(name, shape, classes, job.models.d, data.vocabulary) for name in kinds}
-    costs = tuple(each[a] * len(rows) for a, rows in zip(architectures, partition.train, strict=True))
+    costs = np.array([each[a] for a in architectures]) * partition.sizes
     adds = {name: work(name, shape, classes, job.models.d, data.vocabulary).multiply_adds for name in kinds}
     known = profiled(job, comm, np.array([3.0 * max(1, adds[a]) for a in architectures]))
     return World(data, partition, source, rows, architectures, costs, known)
@@ -115,11 +104,19 @@ def public(job: Job, data: DataSet, other: DataSet | None, partition: Partition)
 def profiled(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
     """The clients' profiles, drawn or read on rank 0 for all. example: [K], multiply-adds, forward and backward."""
     drawn = agreed(comm, lambda: profiles.draw(job.system, job.clients, job.seed) if comm.rank == 0 else None)
-    return Profiles(**comm.bcast(drawn), example=example)
+    given = comm.bcast(drawn) | {"example": example}
+    return Profiles(**{name: compact(values) for name, values in given.items()})
 
 
-def share_out(job: Job, comm: Comm, data: DataSet) -> Partition:
+def compact(values: np.ndarray) -> np.ndarray:
+    """The same values; where all are equal they take no memory."""
+    return values if np.ptp(values) else np.broadcast_to(values[0], values.shape)
+
+
+def share_out(job: Job, comm: Comm, data: DataSet) -> Partition | Synthetic:
     """The partition, drawn on rank 0 for all: its floating point must not depend on a rank's processor."""
+    if data.name == "synthetic":
+        return Synthetic(job.seed, job.clients, *job.data.synthetic, job.data.examples, job.data.test_share)
     settings = job.data.model_copy(update={"public": 0}) if job.data.public_source else job.data
     drawn = agreed(comm, lambda: split(data, settings, job.clients, job.seed) if comm.rank == 0 else None)
     return Partition(*comm.bcast((drawn.train, drawn.test, drawn.public) if drawn else None))
@@ -127,15 +124,13 @@ def share_out(job: Job, comm: Comm, data: DataSet) -> Partition:
 
 def assign(job: Job) -> tuple[str, ...]:
     """The architecture of each client, the same on any number of ranks."""
-    mix, widths, proxy = job.models.mix, job.models.widths, "proxy" in job.algorithm.needs
-    names = []
-    for k in range(job.clients):
-        own, width = mix[k % len(mix)], widths[k % len(widths)]
-        if job.models.assign == "random":
-            own = mix[rng.stream(job.seed, "models", k).integers(len(mix))]
-            width = widths[rng.stream(job.seed, "widths", k).integers(len(widths))]
-        names.append(named(own, width) + (f"+{job.models.proxy}" if proxy else ""))
-    return tuple(names)
+    mix, widths = job.models.mix, job.models.widths
+    proxy = f"+{job.models.proxy}" if "proxy" in job.algorithm.needs else ""
+    kinds = {(own, width): named(own, width) + proxy for own in mix for width in widths}  # one object for all clients
+    if job.models.assign == "random":
+        drawn = lambda k, name, ways: ways[rng.stream(job.seed, name, k).integers(len(ways))]  # noqa: E731
+        return tuple(kinds[drawn(k, "models", mix), drawn(k, "widths", widths)] for k in range(job.clients))
+    return tuple(kinds[pair] for pair in islice(zip(cycle(mix), cycle(widths), strict=False), job.clients))
 
 
 def federation(job: Job, comm: Comm, world: World) -> Federation:
@@ -143,17 +138,19 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
     device = agreed(comm, lambda: devices.choose(job.run.device, comm.local_rank))
     devices.prepare(device, job.run.threads)
     data, models_ = world.data, job.models
-    store = ClientStore(job.seed, world.shape, len(data.classes), models_.d, models_.relu_head, device, data.vocabulary)
-    placement = place(world.costs, comm.size)
-    make = partial(client, world, store, device)
+    store = ClientStore(
+        job.seed, world.shape, len(data.classes), models_.d, models_.relu_head, device, data.vocabulary,
+        job.run.resident * 2**30, names.spill_folder(agreed(comm, lambda: folder.of(job)), comm.rank),
+    )  # fmt: skip
+    placement = [k % comm.size for k in range(job.clients)] if world.many else place(world.costs.tolist(), comm.size)
     return Federation(
         job=job,
         comm=comm,
-        clients={k: make(k) for k in range(job.clients) if placement[k] == comm.rank},
+        clients=Clients(placement, comm.rank, partial(client, world, store, device)),
         store=store,
         architectures=world.architectures,
-        sizes=tuple(map(len, world.partition.train)),
-        label_counts=world.partition.counts(data.train.y, len(data.classes)),
+        sizes=world.partition.sizes,
+        label_counts=world.partition if world.many else world.partition.counts(data.train.y, len(data.classes)),
         placement=placement,
         profiles=world.profiles,
         classes=len(data.classes),
@@ -163,26 +160,18 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         public=Shard(world.open.x, world.open.y, world.public, device),
         common=Shard(data.test.x, data.test.y, np.arange(comm.rank, len(data.test.y), comm.size), device),
         pool=cache(partial(pooled, world, store, device, job)),
-        make=make,
     )
 
 
 def client(world: World, store: ClientStore, device: torch.device, k: int) -> Client:
     """Client k, without weights: the store makes or gets those."""
-    train, test, rows = world.data.train, world.data.test, world.partition
-    return Client(
-        k,
-        world.architectures[k],
-        Shard(train.x, train.y, rows.train[k], device),
-        Shard(test.x, test.y, rows.test[k], device),
-        store,
-    )
+    return Client(k, world.architectures[k], *world.held(k, device), store)
 
 
 def pooled(world: World, store: ClientStore, device: torch.device, job: Job) -> Client:
     """A client beyond the last that holds all clients' data; of sub-models it has the whole model."""
     own = world.architectures[0]
     architecture = parse(own).base if job.algorithm.accepts == "widths" else own
-    train, test, rows = world.data.train, world.data.test, np.concatenate(world.partition.train)
+    train, test, rows = world.data.train, world.data.test, world.partition.everything
     nothing = Shard(test.x, test.y, np.zeros(0, dtype=np.int64), device)
     return Client(job.clients, architecture, Shard(train.x, train.y, rows, device), nothing, store)

@@ -88,8 +88,8 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
     """One field of a part of a job as JSON."""
     from pydantic_core import to_jsonable_python
 
+    from hpcfed.config.limits import limits
     from hpcfed.config.messages import kind_of
-    from hpcfed.config.parts import limits
 
     bounds = limits(field)
     return {

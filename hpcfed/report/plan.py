@@ -12,6 +12,7 @@ from hpcfed.report.tables import console, size, table
 if TYPE_CHECKING:
     from hpcfed.engine.setup import World
 
+SHOWN = 1000  # clients of a rank
 WIDE = 26  # classes that fit a line
 
 
@@ -23,16 +24,22 @@ def show(
     out = console()
     out.print(table("job,value", flat(job)))
     held = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
-    rows = [(r, len(ks), ",".join(map(str, ks)) or "none", size(memory[r])) for r, ks in held.items()]
+    rows = [(r, len(ks), listed(ks), size(memory[r])) for r, ks in held.items()]
     out.print(f"\nrank 0 computes on {device}")
     out.print(table(">rank,>clients,ids,>weights", rows))
-    out.print(partition(facts, placement))
+    if not facts.many:
+        out.print(partition(facts, placement))
     out.print(f"load: {balance:.1%} of the heaviest rank's work on average, as estimated before measuring")
     down, up = (volume(list(column)) for column in zip(*traffic, strict=True))
     out.print(f"traffic per client and round: {down} down, {up} up")
     idle = [r for r, ks in held.items() if not ks]
     if idle:
         out.print(f"warning: {len(idle)} of {len(held)} ranks have no client")
+
+
+def listed(ks: list[int]) -> str:
+    """The ids, or as many as can be read."""
+    return ",".join(map(str, ks[:SHOWN])) + (",..." if len(ks) > SHOWN else "") or "none"
 
 
 def volume(bytes_: list[int]) -> str:

@@ -46,7 +46,8 @@ class Curve:
         accuracy = column(record, "clients/accuracy")  # [T, K]
         t = np.flatnonzero(np.isfinite(accuracy).any(1))
         columns = (column(record, f"clients/{name}") for name in ("epochs", "down", "up"))
-        epochs, down, up = (np.nan_to_num(values).cumsum(0)[t].mean(1) for values in columns)
+        K = record.header["job"]["clients"]
+        epochs, down, up = (np.nan_to_num(values).sum(1).cumsum()[t] / K for values in columns)
         now = record.columns.get("rounds/virtual_seconds", np.zeros(record.rounds))[t]
         return cls(t + 1, epochs, down + up, now, np.nanmean(accuracy[t], 1), np.nanstd(accuracy[t], 1))
 
@@ -63,7 +64,10 @@ def plot(runs: Sequence[Path], out: Path | None = None, format: str | None = Non
     path = path.with_suffix(f".{format}") if format else path
     beside = path.with_name(f"{path.stem}-labels{path.suffix}" if out else f"labels{path.suffix}")
     names = [folder.resolve().name for folder in folders]
-    return f"{curves(records, path, names)}\n{labels(records[0], beside)}"
+    drawn = [curves(records, path, names)]
+    if "label_counts" in records[0].arrays:  # a population has none
+        drawn.append(labels(records[0], beside))
+    return "\n".join(map(str, drawn))
 
 
 def curves(records: Sequence[Record], path: Path, names: Sequence[str] = ()) -> Path:

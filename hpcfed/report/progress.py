@@ -10,7 +10,7 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from hpcfed.report import plot, summary
+from hpcfed.report import summary
 from hpcfed.report.tables import console
 from hpcfed.storage import names
 from hpcfed.storage.results import load
@@ -71,10 +71,11 @@ class Progress:
         return f"  {summary.duration((self.job.rounds - t) * per_round)} left"
 
     def clients(self, t: int, row: dict[str, Any]) -> None:
-        for k in np.flatnonzero(row["clients/cohort"]):
+        for i in np.flatnonzero(row["clients/cohort"]):
+            k = row["clients/id"][i] if "clients/id" in row else i
             self.say(f"  round {t}  client {k} ({self.facts.architectures[k]})  "
-                     f"loss {row['clients/train_loss'][k]:.3f}  accuracy {row['clients/accuracy'][k]:.4f}  "
-                     f"{row['clients/seconds'][k]:.2f} s")  # fmt: skip
+                     f"loss {row['clients/train_loss'][i]:.3f}  accuracy {row['clients/accuracy'][i]:.4f}  "
+                     f"{row['clients/seconds'][i]:.2f} s")  # fmt: skip
 
     def moved(self, n: int) -> None:
         if n:
@@ -84,6 +85,8 @@ class Progress:
         """The table, and the files that were made."""
         if not self.active or results is None:
             return
+        from hpcfed.report import plot  # here: matplotlib takes 0.4 s, which no run should wait for at its start
+
         self.bar.stop()
         record = load(self.folder)
         self.console.print(summary.render(record))

@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from hpcfed.report.columns import architectures, column, last
 from hpcfed.report.tables import duration, size, table
 from hpcfed.storage.results import Record, load
 
@@ -20,6 +21,7 @@ def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
     """The command. Raises CheckpointError where there are no readable results."""
     record = load(run)
     return {"run": str(run), **facts(record)} if json else Group(Text(f"{run}\n", "bold"), render(record))
+
 
 LATER = {  # rows that not every run has
     "received": "with what all would receive next",
@@ -52,7 +54,7 @@ def facts(record: Record) -> dict[str, Any]:
 def accuracy(record: Record) -> dict[str, Any]:
     """What `facts` says of accuracies."""
     values = last(record, "clients/accuracy")
-    kinds = np.array(record.header["architectures"])
+    kinds = architectures(record)
     shown = {kind: spread(values[kinds == kind]) for kind in dict.fromkeys(kinds.tolist())}
     by = {kind: {key: s[key] for key in ("mean", "std", "clients")} for kind, s in shown.items()}
     other = {
@@ -64,18 +66,6 @@ def accuracy(record: Record) -> dict[str, Any]:
     spreads = {name: spread(values) for name, values in other.items()}
     brief = {name: {key: s[key] for key in ("mean", "std")} for name, s in spreads.items()}
     return {**spread(values), "by_architecture": by, **brief}
-
-
-def last(record: Record, name: str) -> np.ndarray:
-    """The last row of a column [T, K] in which some client was evaluated; all nan where none ever was."""
-    values = column(record, name)
-    rows = np.flatnonzero(np.isfinite(values).any(1))
-    return values[rows[-1]] if len(rows) else np.full(len(record.header["architectures"]), np.nan)
-
-
-def column(record: Record, name: str) -> np.ndarray:
-    """A column; nan for all rounds and clients where it was not recorded."""
-    return record.columns.get(name, np.full((record.rounds, len(record.header["architectures"])), np.nan))
 
 
 def spread(values: np.ndarray) -> dict[str, Any]:
@@ -128,7 +118,8 @@ def per_rank(seconds: np.ndarray) -> float:
 def render(record: Record) -> Group:
     """The facts as a table for people, for `rich.print`."""
     found = facts(record)
-    tables = (accuracy_table(found), traffic_table(found["traffic"]), time_table(found["time"]))
+    whose = "evaluated" if "clients/id" in record.columns else "all"
+    tables = (accuracy_table(found, whose), traffic_table(found["traffic"]), time_table(found["time"]))
     hardware = Text(f"hardware: {words(record.header.get('hardware', 'unknown'))}")
     return Group(*(piece for part in (Text(brief(record)), *tables) for piece in (part, Text())), hardware)
 
@@ -154,10 +145,10 @@ def words(item: Any) -> str:
     return ", ".join(map(words, item)) if isinstance(item, list) else str(item)
 
 
-def accuracy_table(found: dict[str, Any]) -> Table:
+def accuracy_table(found: dict[str, Any], whose: str) -> Table:
     total, top = found["accuracy"], found["best"]
     by = ((f"  {kind}", numbers) for kind, numbers in total["by_architecture"].items())
-    rows = [("all clients, last round", total), *by]
+    rows = [(f"{whose} clients, last round", total), *by]
     rows.append(("before local training", total["before"]))
     rows += [(line, total[name]) for name, line in LATER.items() if total[name]["mean"] is not None]
     cells = [(name, share(s["mean"]), share(s["std"]), s.get("clients", "")) for name, s in rows]

@@ -22,7 +22,7 @@ import h5py
 from hpcfed.errors import CheckpointError
 from hpcfed.storage import names
 
-VERSIONS = {names.RESULTS: 1, names.CHECKPOINT: 2}  # checkpoints, 2: weights of convolutions with channels last
+VERSIONS = {names.RESULTS: 1, names.CHECKPOINT: 3}  # checkpoints, 3: only of clients that keep something
 BLOCK = 512  # bytes: the smallest user block that HDF5 allows
 SEAL = b"hpcfed sha256 "
 TEMPORARY = ".tmp"

@@ -25,6 +25,11 @@ def partition_file(run: Path) -> Path:
     return run / "partition.h5"
 
 
+def spill_folder(run: Path, rank: int | str) -> Path:
+    """What does not fit in a rank's memory, while the run goes on."""
+    return run / f"spill-{rank}"
+
+
 def checkpoint_folder(run: Path) -> Path:
     return run / "checkpoints"
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.client import Client, ClientStore, Shard
+from hpcfed.client import Client, Shard
+from hpcfed.store import ClientStore
 
 SHAPE = (1, 8, 8)
 

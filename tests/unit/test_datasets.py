@@ -58,7 +58,7 @@ def changed(key: str, index, value) -> dict:
 
 def test_the_registry_names_a_source_for_every_data_set_and_imports_no_torch():
     assert all(entry.line and entry.cite for entry in DATASETS.values())
-    assert set(DATASETS) == set(vision.SOURCES) | {"digits", "sentiment140"}
+    assert set(DATASETS) == set(vision.SOURCES) | {"digits", "sentiment140", "synthetic"}
     code = "import sys, hpcfed.data.datasets; assert not {'torch', 'sklearn', 'h5py'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 

@@ -113,7 +113,7 @@ def test_a_client_that_moves_takes_weights_and_memory_along():
             fed.clients[k].memory = {"optimiser": {"step": torch.tensor(3.0)}}
         fed.hand_over(k, src, 1 - src)
         if comm.rank == src:
-            return k in fed.clients, fed.store.weights.get(k), list(fed.clients) == sorted(fed.clients)
+            return k in fed.clients, fed.store.flat(k), list(fed.clients) == sorted(fed.clients)
         client = fed.clients[k]
         return client.params()["head.bias"].tolist(), client.memory["optimiser"]["step"].item(), sorted(fed.clients)
 

@@ -1,0 +1,100 @@
+"""Which clients a round evaluates, and with which model; nothing here changes what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpcfed import rng
+from hpcfed.engine.record import SMALL, Row
+from hpcfed.evaluate import Score, common, score
+
+if TYPE_CHECKING:
+    from hpcfed.algorithms.base import RoundBased, State
+    from hpcfed.client import Client
+    from hpcfed.federation import Federation
+
+
+class Evaluation:
+    """The part of a run's rounds that evaluates."""
+
+    fed: Federation
+    algorithm: RoundBased
+    state: State
+    t: int
+    stale: np.ndarray
+    cohort: set[int]
+
+    def mine(self, ks: Iterable[int]) -> Iterator[Client]:
+        """This rank's clients among these, one after the other, with the architectures of this round."""
+        for client in (self.fed.clients[k] for k in ks if k in self.fed.clients):
+            client.architecture = self.algorithm.architecture(self.fed, client.id, self.t)
+            yield client
+            self.fed.clients.trim(keep=self.cohort)
+
+    def judged(self, cohort: list[int]) -> Iterable[int]:
+        """The clients that are evaluated after a round."""
+        K, wanted = self.fed.K, self.fed.job.evaluate.clients
+        if wanted == "all" or (wanted == "auto" and K <= SMALL):
+            return self.fed.clients
+        if isinstance(wanted, int):
+            return rng.stream(self.fed.seed, "evaluated").choice(K, min(wanted, K), replace=False).tolist()
+        return cohort
+
+    def received(self, ks: Iterable[int]) -> dict[int, Score]:
+        """These clients' models as they would start into a round with the state of now; leaves them as they are."""
+        scores = {}
+        for client in self.mine(ks):
+            with self.visit(client.id), client.borrowed():
+                self.receive(client)
+                scores[client.id] = self.score(client)
+        return scores
+
+    def after(self, ks: Iterable[int]) -> dict[int, Score]:
+        """Those of these whose model changed: the cohort's own, or where clients keep nothing the global model."""
+        scores, stateless = {}, self.fed.store.stateless
+        for client in self.mine(k for k in ks if stateless or self.stale[k]):
+            with self.visit(client.id):
+                if stateless and client.id not in self.cohort:
+                    self.receive(client)
+                scores[client.id] = self.score(client)
+        return scores
+
+    @contextmanager
+    def visit(self, k: int) -> Iterator[None]:
+        """Evaluation leaves no weights behind where there were none."""
+        store = self.fed.store
+        new = k not in store.weighted and k not in self.cohort
+        yield
+        if new or store.stateless:
+            store.drop(k)
+
+    def receive(self, client: Client) -> None:
+        """Make the client's model the one that it would start into a round with now."""
+        self.algorithm.receive(client, self.algorithm.offer(self.fed, client, self.state))
+
+    def score(self, client: Client) -> Score:
+        """The client's model as it is, on its test set; what adapting to it changes is undone."""
+        with self.algorithm.adapted(self.fed, client, self.state, self.t):
+            return score(self.fed, client, partial(self.algorithm.predict, self.fed, client, self.state))
+
+    def forget(self, *ks: int) -> None:
+        """Where clients keep nothing between rounds, free what they hold."""
+        if self.fed.store.stateless:
+            self.fed.store.drop(*ks)
+
+    def common(self) -> Row:
+        """The server's model on the whole test split, and its sub-models; nan where the server has no whole model."""
+        pooled, row = self.fed.pooled(), {"rounds/accuracy_common": float("nan")}
+        whole = pooled.architecture
+        for architecture in (*self.algorithm.levels(self.fed), whole):
+            pooled.architecture = architecture
+            if not self.algorithm.common(self.fed, pooled, self.state):
+                break
+            right = common(self.fed, partial(self.algorithm.predict, self.fed, pooled, self.state))
+            row[f"rounds/accuracy_common{architecture.removeprefix(whole)}"] = right
+        return row

@@ -1,0 +1,34 @@
+"""Columns of a result file as reports want them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hpcfed.storage.results import Record
+
+
+def last(record: Record, name: str) -> np.ndarray:
+    """The last row of a column [T, K] in which some client was evaluated; all nan where none ever was.
+
+    Of more than 10,000 clients each row has only those that took part or were evaluated, in the order of `clients/id`.
+    """
+    t = evaluated(record, name)
+    return column(record, name)[t] if t >= 0 else np.full(len(record.header["architectures"]), np.nan)
+
+
+def architectures(record: Record) -> np.ndarray:
+    """Those of the clients of the last evaluated round: all clients, or where they are many a row's own."""
+    kinds, t = np.array(record.header["architectures"]), evaluated(record, "clients/accuracy")
+    if t < 0 or "clients/architecture" not in record.columns:
+        return kinds
+    return kinds[np.nan_to_num(record.columns["clients/architecture"][t]).astype(int)]
+
+
+def evaluated(record: Record, name: str) -> int:
+    """The last round in which a column has a value, -1 if none has."""
+    return max(np.flatnonzero(np.isfinite(column(record, name)).any(1)), default=-1)
+
+
+def column(record: Record, name: str) -> np.ndarray:
+    """A column; nan for all rounds and clients where it was not recorded."""
+    return record.columns.get(name, np.full((record.rounds, len(record.header["architectures"])), np.nan))

@@ -1,0 +1,153 @@
+"""Values by client: as many in memory as fit, the least recently used on disk, one file each.
+
+One thread in the background writes what leaves memory and reads what will be wanted next. It takes its
+orders one after the other, so what is read is never older than what was written.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+from hpcfed.errors import HpcfedError
+
+T = TypeVar("T")
+BEHIND = 8  # values that may wait to be written: what bounds the memory that they still take
+
+
+class Shelf(Generic[T]):
+    """Values by number. limit: bytes in memory, beside those on their way to or from the disk.
+
+    folder: made when the first value leaves memory, and removed by `close`.  encode, decode: a value as bytes and
+    back, bit for bit, called in the background.  size: bytes of a value.  HpcfedError where the disk refuses.
+    """
+
+    def __init__(
+        self, folder: Path, limit: float, encode: Callable[[T], bytes], decode: Callable[[bytes], T],
+        size: Callable[[T], int],
+    ):  # fmt: skip
+        self.folder, self.limit, self.encode, self.decode, self.size = folder, limit, encode, decode, size
+        self.held: OrderedDict[int, T] = OrderedDict()  # in memory, the most recently used last
+        self.sizes: dict[int, int] = {}  # of those in memory, when last measured
+        self.total = 0  # their sum
+        self.used: set[int] = set()  # those that may have grown since
+        self.away: set[int] = set()  # on disk, or on their way there
+        self.reading: dict[int, Future] = {}
+        self.writing: deque[Future] = deque()
+        self.failed: HpcfedError | None = None
+        self.waited = 0.0  # seconds for which work stood still because of the disk
+        self.thread: ThreadPoolExecutor | None = None
+
+    def __contains__(self, k: int) -> bool:
+        return k in self.held or k in self.away
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted([*self.held, *self.away]))
+
+    def get(self, k: int) -> T | None:
+        """The value, in memory until others are used; None if there is none."""
+        if k in self.away:
+            self.held[k] = self.fetch(k)
+            self.away.remove(k)
+            self.reading.pop(k, None)
+        if k not in self.held:
+            return None
+        self.held.move_to_end(k)
+        self.used.add(k)
+        return self.held[k]
+
+    def put(self, k: int, value: T) -> None:
+        """Keep this value, in memory until others are used."""
+        self.drop(k)
+        self.held[k] = value
+        self.used.add(k)
+
+    def peek(self, k: int) -> T | None:
+        """The value, to be read only: what lies on disk stays there."""
+        return self.fetch(k) if k in self.away else self.held.get(k)
+
+    def drop(self, k: int) -> None:
+        """Forget the value."""
+        self.held.pop(k, None)
+        self.total -= self.sizes.pop(k, 0)
+        self.used.discard(k)
+        self.away.discard(k)
+        self.reading.pop(k, None)
+
+    def fit(self, keep: Collection[int]) -> None:
+        """Send the least recently used to the disk until the others fit; keep: those that stay in any case."""
+        for k in self.used:
+            size = self.size(self.held[k])
+            self.total += size - self.sizes.get(k, 0)
+            self.sizes[k] = size
+        self.used = set()
+        if self.total > self.limit:
+            for k in [k for k in self.held if k not in keep]:
+                self.send(k)
+                if self.total <= self.limit:
+                    return
+
+    def prefetch(self, ks: Iterable[int]) -> None:
+        """Read these in the background, as far as they are on disk; the others stay in memory if they can."""
+        for k in ks:
+            if k in self.held:
+                self.held.move_to_end(k)
+            if k in self.away and k not in self.reading:
+                self.reading[k] = self.order(self.read, k)
+
+    def close(self) -> None:
+        """Forget all, and remove the files."""
+        if self.thread:
+            self.thread.shutdown(cancel_futures=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def send(self, k: int) -> None:
+        """Let a value in memory go to the disk; waits where the disk is far behind."""
+        value = self.held[k]
+        self.drop(k)
+        self.away.add(k)
+        self.writing.append(self.order(self.write, k, value))
+        if len(self.writing) > BEHIND:
+            self.wait(self.writing.popleft())
+
+    def fetch(self, k: int) -> T:
+        """A value that is on disk, as soon as it is here."""
+        return self.wait(self.reading.get(k) or self.order(self.read, k))
+
+    def order(self, work: Callable[..., Any], *about: Any) -> Future:
+        """Have this done in the background, after all that was ordered before."""
+        self.thread = self.thread or ThreadPoolExecutor(1, "shelf")
+        return self.thread.submit(work, *about)
+
+    def wait(self, done: Future) -> Any:
+        start = perf_counter()
+        result = done.result()
+        self.waited += perf_counter() - start
+        return result
+
+    def path(self, k: int) -> Path:
+        return self.folder / f"{k}.bin"
+
+    def write(self, k: int, value: T) -> None:
+        """In the background. After a failure nothing is written, and who asks for anything is told."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.path(k).write_bytes(self.encode(value))
+        except OSError as error:
+            self.failed = self.failed or HpcfedError(
+                f"{self.path(k)}: clients that do not fit in run.resident cannot be written: {error.strerror}; "
+                "make room, choose another run folder (out), or let more stay in memory (run.resident)"
+            )
+        if self.failed:
+            raise self.failed
+
+    def read(self, k: int) -> T:
+        """In the background."""
+        if self.failed:
+            raise self.failed
+        return self.decode(self.path(k).read_bytes())

@@ -1,0 +1,111 @@
+"""Many clients: those that do not fit in memory wait on disk, and those of a population are made when used."""
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.comm import Serial, codec, spmd
+from hpcfed.engine import saving
+from hpcfed.errors import HpcfedError
+from hpcfed.payload import nbytes
+from hpcfed.storage.shelf import Shelf
+from tests.contract import toy
+
+FLAGS = ("--local.keep_optimiser", "true", "--local.optimiser", "adam", "--participation", "0.5", "--rounds", "6",
+         "--models.mix", "mlp,cnn")  # fmt: skip
+TINY = ("--run.resident", "1e-9")  # of a GiB: nothing but the client in use
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    found = Shelf(tmp_path / "spill", 100, codec.encode, codec.decode, nbytes)
+    yield found
+    found.close()
+
+
+def test_a_spilled_client_comes_back_bit_for_bit(shelf):
+    odd = torch.tensor([0.0, -0.0, float("nan"), 1e-45, float("inf")])
+    shelf.put(3, {"weights": odd, "memory": {"step": 7, "moments": (odd * 2).double()}})
+    shelf.put(4, {"weights": torch.ones(40)})
+    shelf.fit(keep=[])
+    assert shelf.away == {3, 4} and not shelf.held
+    back = shelf.get(3)
+    assert back["weights"].numpy().tobytes() == odd.numpy().tobytes()
+    assert back["memory"]["moments"].dtype == torch.float64 and back["memory"]["step"] == 7
+
+
+def test_the_least_recently_used_leave_first_and_those_in_use_stay(shelf):
+    for k in range(4):
+        shelf.put(k, torch.zeros(10))
+    shelf.get(0)
+    shelf.fit(keep=[1])
+    assert sorted(shelf.held) == [0, 1] and sorted(shelf) == [0, 1, 2, 3]
+
+
+def test_what_is_read_ahead_is_there_when_it_is_wanted_and_peeking_moves_nothing(shelf):
+    for k in range(5):
+        shelf.put(k, torch.full((10,), float(k)))
+    shelf.fit(keep=[])
+    shelf.prefetch(range(5))
+    assert shelf.peek(0).tolist() == [0.0] * 10 and 0 in shelf.away
+    assert shelf.get(0).tolist() == [0.0] * 10 and 0 not in shelf.away
+
+
+def test_a_disk_that_takes_nothing_is_one_clear_message(shelf):
+    shelf.folder.write_text("a file where the folder should be")
+    shelf.put(0, torch.zeros(100))
+    shelf.fit(keep=[])
+    with pytest.raises(HpcfedError, match=r"spill/0.bin: clients that do not fit in run.resident cannot be written"):
+        shelf.get(0)
+    shelf.folder.unlink()
+
+
+def test_files_go_when_the_run_ends(shelf):
+    shelf.put(0, torch.zeros(100))
+    shelf.fit(keep=[])
+    assert shelf.get(0) is not None and shelf.folder.exists()
+    shelf.close()
+    assert not shelf.folder.exists()
+
+
+def trained(tmp_path, name, *flags, comm=None, rounds=None, resume=None):
+    """What a run came to, and how many of its clients were on disk at most."""
+    away = []
+    job = toy.job("local", *FLAGS, "--out", str(tmp_path / name), *flags)
+
+    def watch(going):
+        away.append(len(going.fed.store.kept.away))
+
+    return toy.run(comm or Serial(), job, rounds, resume, tmp_path / name, watch), max(away)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bits_do_not_depend_on_what_stays_in_memory(tmp_path, ranks):
+    want, none = trained(tmp_path, "all")
+    runs = spmd(ranks, lambda comm: trained(tmp_path, "few", *TINY, comm=comm))
+    assert all(toy.differences(got, want) == [] for got, _ in runs)
+    assert none == 0 and max(away for _, away in runs) > 0
+
+
+def test_a_run_with_clients_on_disk_is_saved_and_resumed_on_other_ranks_to_the_bit(tmp_path):
+    want, path = trained(tmp_path, "whole")[0], tmp_path / "half"
+    trained(tmp_path, "half", *TINY, rounds=3)
+    for got, _ in spmd(2, lambda comm: trained(tmp_path, "rest", *TINY, comm=comm, resume=path)):
+        assert toy.differences([got.weights, got.memory, got.scores], [want.weights, want.memory, want.scores]) == []
+
+
+def test_saving_reads_what_is_on_disk_without_bringing_it_back(tmp_path):
+    job = toy.job("local", *FLAGS, *TINY, "--out", str(tmp_path / "run"))
+    rounds = toy.start(Serial(), job)
+    for _ in range(3):
+        rounds.step()
+    before = set(rounds.fed.store.kept.away)
+    saving.save(rounds, tmp_path / "run")
+    assert before and before <= rounds.fed.store.kept.away
+    rounds.fed.store.kept.close()
+
+
+def test_a_client_that_was_never_in_a_cohort_costs_nothing():
+    rounds = toy.start(Serial(), toy.job("local", "--participation", "0.2", "--models.mix", "mlp"))
+    rounds.step()
+    assert len(list(rounds.fed.store)) == 2 and np.isfinite(rounds.scores[:5, 0]).all()  # though all are evaluated
