@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import torch
@@ -19,8 +20,12 @@ _GLOBAL = threading.RLock()  # ranks that are threads of one process share torch
 
 def number(seed: int, *key: str | int) -> int:
     """A 128-bit integer that the seed and the key determine, the same on every machine."""
-    text = json.dumps([int(seed), *(k if isinstance(k, str) else int(k) for k in key)])
+    parts = (_quoted(k) if isinstance(k, str) else str(int(k)) for k in (int(seed), *key))
+    text = f"[{', '.join(parts)}]"  # as JSON writes it
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+
+
+_quoted = cache(json.dumps)  # of a part of a name; a run has few
 
 
 def stream(seed: int, *key: str | int) -> np.random.Generator:
@@ -40,11 +45,21 @@ def scoped(seed: int, *key: str | int, device: torch.device | str = "cpu") -> It
     For library code that takes no generator (dropout, torch.nn.init). No collective may run inside: where
     ranks are threads, they enter one after the other.
     """
-    device = torch.device(device)
-    devices = [device] if device.type == "cuda" else []
-    with _GLOBAL, torch.random.fork_rng(devices, device_type="cuda"):
-        torch.random.default_generator.manual_seed(number(seed, *key) % 2**63)
-        if devices:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(number(seed, *key) % 2**63)
-        yield
+    own, generators = number(seed, *key) % 2**63, [torch.random.default_generator, *_on(torch.device(device))]
+    with _GLOBAL:
+        before = [generator.get_state() for generator in generators]
+        for generator in generators:
+            generator.manual_seed(own)
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
+
+
+def _on(device: torch.device) -> list[torch.Generator]:
+    """The GPU's global generator, where the device is one."""
+    if device.type != "cuda":
+        return []
+    torch.cuda.init()
+    return [torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]]

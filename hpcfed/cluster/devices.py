@@ -2,6 +2,7 @@
 
 import torch
 
+from hpcfed.cluster.allocator import keep_memory
 from hpcfed.errors import ConfigError
 
 
@@ -16,6 +17,7 @@ def choose(wanted: str, local_rank: int) -> torch.device:
 def prepare(device: torch.device, threads: int) -> None:
     """Fix what changes the bits of a result: threads, and on a GPU the choice and precision of kernels."""
     torch.set_num_threads(threads)
+    keep_memory()
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False

@@ -55,8 +55,10 @@ class Draws:
 
     def dropout(self, t: int, k: int) -> float | None:
         """The share of its work after which the client is lost; None: it is not."""
+        if not self.system.dropout:
+            return None
         g = rng.stream(self.seed, "dropout", t, k)
-        return g.random() if self.system.dropout and g.random() < self.system.dropout else None
+        return g.random() if g.random() < self.system.dropout else None
 
     def turnout(self, t: int, cohort: Sequence[int], partial: dict[int, int], keep: bool, traffic: Traffic) -> Turnout:
         """What becomes of a cohort whose clients can all be reached.

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from hpcfed import rng
 from hpcfed.models import build
 
 VALUE = 16  # one value that a layer writes costs as much as so many multiply-adds,
@@ -23,7 +24,7 @@ class Work(NamedTuple):
 
 @cache
 def work(name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabulary: int = 0) -> Work:
-    """What one forward pass of one example takes; computes shapes only, draws nothing.
+    """What one forward pass of one example takes; random streams stay as they are.
 
     Raises ConfigError as `build`.
     """
@@ -31,12 +32,13 @@ def work(name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabula
         both = (work(part, shape, classes, d, vocabulary) for part in name.split("+"))
         return Work(*map(sum, zip(*both, strict=True)))
     parts: list[Work] = []
-    with torch.device("meta"):
+    # not on torch's meta device: its convolutions import sympy and its linear layers the compiler, a second each rank
+    with rng.scoped(0, "work"), torch.no_grad():
         model = build(name, shape, classes, d, vocabulary=vocabulary).eval()
         for module in model.modules():
             if not list(module.children()):
                 module.register_forward_hook(lambda m, _, y: parts.append(_work(m, y)))
-        model(torch.empty(1, *shape, dtype=torch.long if vocabulary else torch.float))
+        model(torch.zeros(1, *shape, dtype=torch.long if vocabulary else torch.float))
     return Work(*map(sum, zip(*parts, strict=True)))
 
 

@@ -4,11 +4,12 @@ A rank keeps one `Skeleton` per architecture and copies the flat vectors of its 
 optimiser step, one upload, one checkpoint record is then one operation on one vector, not one a tensor.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,18 +65,6 @@ class Layout:
         """Values in the flat gradient: those of the parameters, which come first."""
         return sum(map(prod, self.shapes[: len(self.params)]))
 
-    def stretch(self, wanted: Callable[[str], bool]) -> tuple[int, int]:
-        """Start and end of the parameters with wanted names in the flat vector.
-
-        Raises ValueError where they do not lie side by side, or there are none.
-        """
-        which = [wanted(name) for name in self.params]
-        names = [name for name, want in zip(self.params, which, strict=True) if want]
-        first = which.index(True) if names else 0
-        if not names or not all(which[first : first + len(names)]):
-            raise ValueError(f"the parameters to train do not lie side by side: {names}")
-        return self.slots[names[0]].start, self.slots[names[-1]].stop
-
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The tensors of a flat vector by name, as views; of a vector [n_params] the parameters alone."""
         names = self.names if len(flat) == self.size else self.params
@@ -105,12 +94,28 @@ class Skeleton:
         self.layout = Layout.of(model)
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.flat = self.layout.flatten(tensors).to(device)
-        self.grad = torch.zeros_like(self.flat[: self.layout.n_params])
+        self.tapes: dict[Hashable, Any] = {}  # recordings of local steps, see training.tape
         self._views = self.layout.views(self.flat)
         for name, view in self._views.items():
             tensors[name].data = view
-        for name, view in self.layout.views(self.grad).items():
-            tensors[name].grad = view
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The module's parameters by name."""
+        return dict(self.model.named_parameters())
+
+    @cached_property
+    def grad(self) -> Tensor:
+        """The flat gradient, [n_params], of which the parameters' gradients are views; made when first used."""
+        flat = torch.zeros_like(self.flat[: self.layout.n_params])
+        for name, view in self.layout.views(flat).items():
+            self.parameters[name].grad = view
+        return flat
+
+    @cached_property
+    def gradients(self) -> dict[str, Tensor]:
+        """The parts of the flat gradient by parameter, as views."""
+        return self.layout.views(self.grad)
 
     def view(self, name: str) -> Tensor:
         """The parameter or buffer of this name, without gradient; writing to it changes the model."""
@@ -130,16 +135,3 @@ class Skeleton:
     def zero_grad(self) -> None:
         """All gradients to 0, in place."""
         self.grad.zero_()
-
-    def leaf(self, start: int = 0, stop: int | None = None) -> list[nn.Parameter]:
-        """The parameters flat[start:stop] as one for the optimiser, its gradient attached.
-
-        `Adam(skeleton.leaf(), fused=True)` steps all of them in one kernel. The values are those of a step
-        tensor by tensor, bit for bit, but for fused kernels on the CPU: these round a vector's last few
-        values, fewer than 16, without fused multiply-add, and one vector has fewer such ends than many.
-        stop: at most n_params, which is the default.
-        """
-        stop = self.layout.n_params if stop is None else stop
-        leaf = nn.Parameter(self.flat[start:stop])
-        leaf.grad = self.grad[start:stop]
-        return [leaf]

@@ -3,7 +3,7 @@
 from torch import nn
 
 from hpcfed.compat import import_torchvision
-from hpcfed.models.layers import stem, tolerant
+from hpcfed.models.layers import for_small_images, stem
 
 
 def googlenet(shape: tuple[int, ...], d: int) -> nn.Module:
@@ -17,4 +17,4 @@ def googlenet(shape: tuple[int, ...], d: int) -> nn.Module:
     net = import_torchvision().models.GoogLeNet(aux_logits=False, init_weights=True)
     net.conv1.conv = stem(net.conv1.conv, shape[0])
     net.fc = nn.Linear(net.fc.in_features, d)
-    return tolerant(net)
+    return for_small_images(net)

@@ -3,7 +3,7 @@
 from torch import nn
 
 from hpcfed.compat import import_torchvision
-from hpcfed.models.layers import BatchNorm2d, stem
+from hpcfed.models.layers import for_small_images, stem
 
 
 def resnet18(shape: tuple[int, ...], d: int) -> nn.Module:
@@ -12,6 +12,6 @@ def resnet18(shape: tuple[int, ...], d: int) -> nn.Module:
     The stem for ImageNet (7x7, stride 2, then max-pooling) is kept for small images too, as FedClassAvg's
     authors do. Deviations: none.
     """
-    net = import_torchvision().models.resnet18(num_classes=d, norm_layer=BatchNorm2d)
+    net = import_torchvision().models.resnet18(num_classes=d)
     net.conv1 = stem(net.conv1, shape[0])
-    return net
+    return for_small_images(net)

@@ -3,7 +3,7 @@
 from torch import nn
 
 from hpcfed.compat import import_torchvision
-from hpcfed.models.layers import stem, tolerant
+from hpcfed.models.layers import for_small_images, stem
 
 
 def shufflenetv2(shape: tuple[int, ...], d: int) -> nn.Module:
@@ -13,4 +13,4 @@ def shufflenetv2(shape: tuple[int, ...], d: int) -> nn.Module:
     """
     net = import_torchvision().models.shufflenet_v2_x1_0(num_classes=d)
     net.conv1[0] = stem(net.conv1[0], shape[0])
-    return tolerant(net)
+    return for_small_images(net)

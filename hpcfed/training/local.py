@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed import rng
-from hpcfed.data.augment import views as augmented
 from hpcfed.errors import DivergedError
+from hpcfed.payload import finite
+from hpcfed.training import engines
+from hpcfed.training.batches import batches, inputs, prepared
 from hpcfed.training.optimisers import frozen, keep_moments, learning_rate, make_optimiser
 
 if TYPE_CHECKING:
     from hpcfed.client import Client, Shard
-    from hpcfed.config.parts import Local
     from hpcfed.federation import Federation
     from hpcfed.models.model import Model
 
@@ -36,9 +38,9 @@ class LocalSteps:
     views: augmented copies of a batch; x is [b, *shape], or with more than one view a list of them.
     epochs: passes over the data, instead of the job's.  amount: so many steps, instead of passes.
     data: other examples than the client's own (a `Shard`; a `Paired` one gives its targets as y).
-    only: names of the parameters that are trained; the others stay exactly as they are. They must lie side by
-    side in the model (its body, or its head).  phase: names the random streams; another phase of the same
-    round needs another name.  lr, size: learning rate and examples in a step, instead of the job's.
+    only: names of the parameters that are trained; the others stay exactly as they are.  phase: names the
+    random streams; another phase of the same round needs another name.  lr, size: learning rate and examples
+    in a step, instead of the job's.
     """
 
     def __init__(
@@ -49,13 +51,17 @@ class LocalSteps:
         self.fed, self.client, self.t, self.views, self.phase = fed, client, t, views, phase
         self.data, self.only, self.skeleton = data or client.train, only, client.skeleton
         self.settings = settings = fed.job.local
-        counted = settings.model_copy(update={"steps": amount} if epochs or amount else {})
-        counted = counted.model_copy(update={"batch": size or settings.batch})
+        self.size, in_steps = size or settings.batch, bool(amount if epochs or amount else settings.steps)
         order = rng.stream(fed.seed, phase, "batches", t, client.id)
-        self.plan = list(batches(len(self.data), counted, amount or fed.work(client, epochs), order))
+        self.plan = list(batches(len(self.data), self.size, amount or fed.work(client, epochs), in_steps, order))
         self.lr = lr or learning_rate(fed, t)
         self.losses: list[Tensor] = []  # of the steps done,
         self.examples: list[int] = []  # and the sizes of their batches
+
+    @cached_property
+    def draws(self) -> torch.Generator:
+        """What augmentation draws from."""
+        return rng.torch_stream(self.fed.seed, self.phase, "augment", self.t, self.client.id, device=self.fed.device)
 
     @property
     def model(self) -> Model:
@@ -65,8 +71,9 @@ class LocalSteps:
         fed, key = self.fed, (self.t, self.client.id)
         self.start = perf_counter()
         self.optimiser = make_optimiser(self.client, self.settings, self.lr, self.only, self.phase)
-        self.draws = rng.torch_stream(fed.seed, self.phase, "augment", *key, device=fed.device)
-        self.model.train()
+        self.leaves = [self.skeleton.parameters[name] for name in self.optimiser.names]
+        if not self.model.training:
+            self.model.train()
         self.stack = ExitStack()
         self.stack.enter_context(frozen(self.model, self.only))
         self.stack.enter_context(rng.scoped(fed.seed, self.phase, "dropout", *key, device=fed.device))
@@ -85,19 +92,17 @@ class LocalSteps:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for rows in self.plan:
+        for rows, x, y in prepared(self.fed, self.data, self.plan, self.views, lambda: self.draws):
             self.rows = rows
-            x, y = self.data.batch(rows)
-            yield inputs(self.fed, x, self.views, self.draws), y
+            yield x, y
 
     def others(self, name: str) -> Iterator[tuple[Any, Any]]:
         """Batches of the same data without end, in an order of their own: for steps that need a second batch."""
         key = self.fed.seed, self.phase, name
         order = rng.stream(*key, "batches", self.t, self.client.id)
         draws = rng.torch_stream(*key, "augment", self.t, self.client.id, device=self.fed.device)
-        epochs = self.settings.model_copy(update={"steps": None})
         while True:
-            for rows in batches(len(self.data), epochs, 1, order):
+            for rows in batches(len(self.data), self.size, 1, False, order):
                 x, y = self.data.batch(rows)
                 yield inputs(self.fed, x, self.views, draws), y
 
@@ -106,14 +111,22 @@ class LocalSteps:
         self.skeleton.zero_grad()
         value.backward()
 
+    def run(self, loss: Loss) -> None:
+        """All steps down this loss, by the job's engine."""
+        step = engines.engine(self, loss)
+        for x, y in self:
+            step(x, y)
+
     def descend(self, value: Tensor) -> None:
         """One step of the optimiser down this loss, which is recorded."""
-        self.backward(value)
-        self.step(value)
+        self.step(value, engines.gradient(value, self.leaves))
 
-    def step(self, value: Tensor) -> None:
-        """One step of the optimiser with the gradient as it is; value: the loss that is recorded."""
-        self.optimiser.step()
+    def step(self, value: Tensor, gradient: Sequence[Tensor] | None = None) -> None:
+        """One step of the optimiser; value: the loss that is recorded.
+
+        gradient: by trained parameter, in its memory layout; default: what `backward` left.
+        """
+        self.optimiser.step(gradient)
         self.losses.append(value.detach())
         self.examples.append(len(self.rows))
 
@@ -125,8 +138,7 @@ def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **h
     Raises DivergedError if a loss is nan or infinite, naming round, epoch and batch.
     """
     with LocalSteps(fed, client, t, views, **how) as steps:
-        for x, y in steps:
-            steps.descend(loss(steps.model, x, y))
+        steps.run(loss)
     return len(steps)
 
 
@@ -154,37 +166,13 @@ def gradient(
         fed.note(client, values, examples, perf_counter() - start)
 
 
-def inputs(fed: Federation, x: Tensor, views: int, draws: torch.Generator) -> Tensor | list[Tensor]:
-    """What the loss gets: one augmented, normalised copy of the batch, or a list of several."""
-    policy = fed.job.local.augment
-    if policy == "auto":
-        policy = "simclr" if views > 1 else "none"
-    if policy == "none" and views == 1:
-        return fed.prepare(x)
-    copies = augmented(x, views, policy, fed.mean_pixel, fed.std_pixel, draws)
-    return copies if views > 1 else copies[0]
-
-
-def batches(n: int, settings: Local, amount: int, g: np.random.Generator) -> Iterator[np.ndarray]:
-    """Rows of each batch: `amount` epochs, or with local.steps that many batches, each epoch in a new order."""
-    done = 0
-    while done < amount:
-        order = g.permutation(n)
-        for start in range(0, n, settings.batch):
-            yield order[start : start + settings.batch]
-            done += settings.steps is not None
-            if settings.steps is not None and done == amount:
-                return
-        done += settings.steps is None
-
-
 def checked(
     fed: Federation, client: Client, t: int, losses: list[Tensor], examples: list[int], lr: float, n: int
 ) -> np.ndarray:
     """The losses on the host, in one transfer. DivergedError if one, or a weight, is not finite; n: of an epoch."""
     values = torch.stack(losses).double().cpu().numpy() if losses else np.zeros(0)
     bad = np.flatnonzero(~np.isfinite(values))
-    if not len(bad) and not torch.isfinite(client.skeleton.flat).all():
+    if not len(bad) and not finite(client.skeleton.flat):
         raise DivergedError(
             f"{fed.where(client)}: its weights are nan or infinite after round {t + 1} (lr {lr:g}); "
             f"{fed.last_checkpoint}\n  a smaller local.lr, or other data, may help"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from hpcfed.client import Client
     from hpcfed.config.parts import Local
     from hpcfed.federation import Federation
+    from hpcfed.models.flat import Skeleton
+
+Wanted = Callable[[str], bool]  # by the name of a parameter
+Moments = dict[str, Tensor]  # flat vectors, by the names that torch.optim gives them, and Adam's number of steps
+EPS = 1e-8  # of Adam, torch's default
 
 
 def learning_rate(fed: Federation, t: int) -> float:
@@ -25,26 +30,85 @@ def learning_rate(fed: Federation, t: int) -> float:
     return settings.lr * settings.decay**passed
 
 
+class Optimiser:
+    """The job's optimiser on the parameters of one client that are trained, all in one kernel.
+
+    The steps are those of torch.optim.SGD and Adam with fused = true, bit for bit; called directly, for their
+    bookkeeping in Python takes several times as long as a step of a small model.
+    kept: moments of the last round, as `moments` gave them.
+    """
+
+    def __init__(self, skeleton: Skeleton, settings: Local, lr: float, only: Wanted | None, kept: Moments | None):
+        self.skeleton, self.settings, self.lr = skeleton, settings, lr
+        self.names = tuple(name for name in skeleton.layout.params if only is None or only(name))
+        self.params = [skeleton.view(name) for name in self.names]
+        self.moments = {name: v.clone() for name, v in kept.items()} if kept else self.fresh()
+        self.lists = {name: self.cut(v) for name, v in self.moments.items() if name != "step"}
+        self.first = not kept
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """The moments that there are, by the names that torch.optim gives them."""
+        if self.settings.optimiser == "adam":
+            return "exp_avg", "exp_avg_sq"
+        return ("momentum_buffer",) if self.settings.momentum else ()
+
+    def fresh(self) -> Moments:
+        """Moments before the first step: one flat vector each, as long as what is trained."""
+        size = sum(p.numel() for p in self.params)
+        flat = {name: torch.zeros(size, device=self.skeleton.flat.device) for name in self.buffers}
+        if self.settings.optimiser == "adam":
+            flat["step"] = torch.zeros((), device=self.skeleton.flat.device)
+        return flat
+
+    def cut(self, flat: Tensor) -> list[Tensor]:
+        """A flat vector of moments as one view a parameter, laid out as the parameter is."""
+        parts = zip(torch.split(flat, [p.numel() for p in self.params]), self.params, strict=True)
+        return [part.as_strided(p.shape, p.stride()) for part, p in parts]
+
+    @torch.no_grad()
+    def step(self, gradient: Sequence[Tensor] | None = None) -> None:
+        """One step. gradient: by parameter, in its memory layout; default: what is in the flat gradient."""
+        if gradient is None:
+            gradient = [self.skeleton.gradients[name] for name in self.names]
+        if self.settings.optimiser == "adam":
+            self.adam(gradient)
+        else:
+            self.sgd(gradient)
+        self.first = False
+
+    def adam(self, gradient: Sequence[Tensor]) -> None:
+        """Kingma and Ba, ICLR 2015, algorithm 1."""
+        how, (beta1, beta2) = self.settings, self.settings.betas
+        self.moments["step"] += 1
+        torch._fused_adam_(
+            self.params, gradient, self.lists["exp_avg"], self.lists["exp_avg_sq"], [],
+            [self.moments["step"]] * len(self.params), lr=self.lr, beta1=beta1, beta2=beta2,
+            weight_decay=how.weight_decay, eps=EPS, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    def sgd(self, gradient: Sequence[Tensor]) -> None:
+        """With momentum as torch has it: the buffer starts as the first gradient."""
+        how = self.settings
+        torch._fused_sgd_(
+            self.params, gradient, self.lists.get("momentum_buffer", []), weight_decay=how.weight_decay,
+            momentum=how.momentum, lr=self.lr, dampening=0.0, nesterov=False, maximize=False,
+            is_first_step=self.first,
+        )  # fmt: skip
+
+
 def make_optimiser(
-    client: Client, settings: Local, lr: float, only: Callable[[str], bool] | None = None, phase: str = "train"
-) -> torch.optim.Optimizer:
-    """The job's optimiser over the flat parameters, with the moments of the last round where they are kept."""
-    skeleton, decay = client.skeleton, settings.weight_decay
-    leaf = skeleton.leaf(*skeleton.layout.stretch(only)) if only else skeleton.leaf()
-    if settings.optimiser == "adam":
-        optimiser = torch.optim.Adam(leaf, lr, betas=settings.betas, weight_decay=decay, fused=True)
-    else:
-        optimiser = torch.optim.SGD(leaf, lr, momentum=settings.momentum, weight_decay=decay, fused=True)
-    if settings.keep_optimiser and (kept := client.memory.get(moments(phase))):
-        optimiser.state[leaf[0]] = {name: v.clone() for name, v in kept.items()}
-    return optimiser
+    client: Client, settings: Local, lr: float, only: Wanted | None = None, phase: str = "train"
+) -> Optimiser:
+    """The job's optimiser for a client's model, with the moments of its last round where they are kept."""
+    kept = client.memory.get(moments(phase)) if settings.keep_optimiser else None
+    return Optimiser(client.skeleton, settings, lr, only, kept)
 
 
-def keep_moments(client: Client, optimiser: torch.optim.Optimizer, settings: Local, phase: str = "train") -> None:
+def keep_moments(client: Client, optimiser: Optimiser, settings: Local, phase: str = "train") -> None:
     """With local.keep_optimiser, put the moments into the client's memory."""
-    if settings.keep_optimiser:
-        state = optimiser.state[optimiser.param_groups[0]["params"][0]]
-        client.memory[moments(phase)] = {name: v for name, v in state.items() if isinstance(v, Tensor)}
+    if settings.keep_optimiser and optimiser.moments:
+        client.memory[moments(phase)] = optimiser.moments
 
 
 def moments(phase: str) -> str:
@@ -53,9 +117,9 @@ def moments(phase: str) -> str:
 
 
 @contextmanager
-def frozen(model: nn.Module, only: Callable[[str], bool] | None) -> Iterator[None]:
+def frozen(model: nn.Module, only: Wanted | None) -> Iterator[None]:
     """No gradients are computed for parameters that are not trained, inside the block."""
-    rest = [p for name, p in model.named_parameters() if only is not None and not only(name)]
+    rest = [p for name, p in model.named_parameters() if not only(name)] if only else []
     for p in rest:
         p.requires_grad_(False)
     try:

@@ -48,6 +48,12 @@ def test_two_runs_are_the_same_and_other_seeds_differ(method: str):
 
 
 @each_algorithm
+def test_the_traced_engine_has_the_bits_of_the_eager_one(method: str):
+    eager, traced = (toy.run(Serial(), toy.job(method, "--training.engine", engine)) for engine in ("eager", "traced"))
+    assert toy.differences(eager, traced) == []
+
+
+@each_algorithm
 def test_the_loss_falls(method: str):
     job = toy.job(method, "--participation", "1", "--rounds", "6", "--local.epochs", "2", *FASTER.get(method, []))
     outcome = toy.run(Serial(), job)

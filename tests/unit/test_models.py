@@ -1,7 +1,9 @@
 """Every model: body + head, its shapes, its sizes against the papers, small images, one example alone."""
 
+import copy
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from hpcfed.errors import ConfigError
 from hpcfed.models import MODELS, build, check
 from hpcfed.models.cost import cost, work
-from hpcfed.models.layers import BatchNorm2d
+from hpcfed.models.layers import BatchNorm2d, Conv2d, met
 from hpcfed.rng import scoped
 
 each_model = pytest.mark.parametrize("name", [name for name, entry in MODELS.items() if not entry.text])
@@ -167,8 +169,27 @@ def test_cost_draws_nothing_and_ranks_the_paper_models_as_measured():
     assert 4 < costs["alexnet"] / costs["shufflenetv2"] < 16  # measured: 7 to 9
 
 
-@pytest.mark.parametrize("name, last", [("cnn", True), ("cnn@0.5", True), ("googlenet", True), ("resnet18", False)])
-def test_weights_of_convolutions_lie_with_their_channels_last_where_that_is_faster(name: str, last: bool):
+@pytest.mark.parametrize("name", ["cnn", "cnn@0.5", "googlenet", "resnet18"])
+def test_weights_of_convolutions_lie_with_their_channels_last(name: str):
     convolutions = [p for p in build(name, (3, 32, 32), 10).parameters() if p.dim() == 4 and min(p.shape) > 1]
     assert convolutions
-    assert all(p.is_contiguous(memory_format=torch.channels_last) == last for p in convolutions)
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in convolutions)
+
+
+@pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1), (5, 2), (7, 2), (1, 1)])
+def test_a_kernel_cut_to_the_places_that_meet_the_image_gives_the_same_maps_and_gradients(kernel: int, stride: int):
+    for size, padding in product(range(1, 9), range(kernel // 2 + 1)):
+        if size + 2 * padding >= kernel:
+            whole = nn.Conv2d(3, 4, kernel, stride, padding).double()
+            cut = copy.deepcopy(whole)
+            cut.__class__ = Conv2d
+            x = torch.linspace(-1, 1, 6 * size * (size + 1), dtype=torch.double).view(2, 3, size, size + 1)
+            for conv in (whole, cut):
+                conv(x).square().sum().backward()
+            torch.testing.assert_close(cut(x), whole(x))
+            torch.testing.assert_close(cut.weight.grad, whole.weight.grad)
+
+
+def test_of_a_3x3_kernel_only_the_middle_meets_one_pixel_and_all_of_it_meets_three():
+    assert [met(size, 3, 1, 1) for size in (1, 2, 3)] == [slice(1, 2), None, None]
+    assert met(2, 3, 1, 2) == slice(1, 3) and met(1, 5, 2, 1) == slice(2, 3) and met(2, 5, 2, 1) == slice(1, 4)

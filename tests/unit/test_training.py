@@ -8,14 +8,15 @@ from torch.nn import functional as F
 from hpcfed import rng
 from hpcfed.client import Client
 from hpcfed.comm import Serial
-from hpcfed.config.parts import Local
 from hpcfed.federation import Federation
-from hpcfed.training.local import batches, gradient, learning_rate, sgd
+from hpcfed.training.batches import batches
+from hpcfed.training.local import gradient, learning_rate, sgd
 from tests.contract import toy
 
 
 def plan(n: int, amount: int, **settings: int) -> list[list[int]]:
-    return [rows.tolist() for rows in batches(n, Local(**settings), amount, rng.stream(0, "test"))]
+    in_steps = "steps" in settings
+    return [rows.tolist() for rows in batches(n, settings["batch"], amount, in_steps, rng.stream(0, "test"))]
 
 
 def federation(*flags: str) -> Federation:
@@ -81,7 +82,7 @@ def test_training_is_the_textbook_loop(flags: tuple[str, ...], make):
     ours, theirs = federation(*flags, "--local.epochs", "2"), federation(*flags)
     sgd(ours, ours.clients[4], 0, cross_entropy)
     client = theirs.clients[4]
-    rows = list(batches(client.n, theirs.job.local, 2, rng.stream(0, "train", "batches", 0, 4)))
+    rows = list(batches(client.n, theirs.job.local.batch, 2, False, rng.stream(0, "train", "batches", 0, 4)))
     losses = by_hand(theirs, client, make(client.model.parameters()), rows)
     for name, value in ours.clients[4].params().items():
         assert torch.allclose(value, client.params()[name], atol=1e-6), name

@@ -1,0 +1,67 @@
+"""Which examples are in a batch, and what the loss gets of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.client import Paired, Shard
+from hpcfed.data.augment import views as augmented
+
+if TYPE_CHECKING:
+    from hpcfed.federation import Federation
+
+AHEAD = 1 << 18  # values that are gathered and normalised at once: 1 MiB stays in the cache
+
+Batch = tuple[np.ndarray, Any, Any]  # rows of the shard, inputs, targets
+
+
+def batches(n: int, size: int, amount: int, in_steps: bool, g: np.random.Generator) -> Iterator[np.ndarray]:
+    """Rows of each batch of so many epochs, or steps, each epoch in a new order."""
+    done = 0
+    while done < amount:
+        order = g.permutation(n)
+        for start in range(0, n, size):
+            yield order[start : start + size]
+            done += in_steps
+            if in_steps and done == amount:
+                return
+        done += not in_steps
+
+
+def policy(fed: Federation, views: int) -> str:
+    """The job's augmentation for a loss that gets so many views."""
+    wanted = fed.job.local.augment
+    if wanted == "auto":
+        return "simclr" if views > 1 else "none"
+    return wanted
+
+
+def inputs(fed: Federation, x: Tensor, views: int, draws: torch.Generator) -> Tensor | list[Tensor]:
+    """What the loss gets: one augmented, normalised copy of the batch, or a list of several."""
+    how = policy(fed, views)
+    if how == "none" and views == 1:
+        return fed.prepare(x)
+    copies = augmented(x, views, how, fed.mean_pixel, fed.std_pixel, draws)
+    return copies if views > 1 else copies[0]
+
+
+def prepared(
+    fed: Federation, data: Shard, plan: Sequence[np.ndarray], views: int, draws: Callable[[], torch.Generator]
+) -> Iterator[Batch]:
+    """The batches of a plan. Where nothing is drawn for a batch several are made at once, with the same values."""
+    plain = views == 1 and policy(fed, views) == "none"
+    at_once = plain and plan and not isinstance(data, Paired)
+    several = max(1, AHEAD // max(1, len(plan[0]) * data.values)) if at_once else 1
+    for i in range(0, len(plan), several):
+        parts = plan[i : i + several]
+        x, y = data.batch(np.concatenate(parts))
+        sizes = [len(rows) for rows in parts]
+        if several == 1:
+            yield parts[0], fed.prepare(x) if plain else inputs(fed, x, views, draws()), y
+        else:
+            yield from zip(parts, fed.prepare(x).split(sizes), y.split(sizes), strict=True)

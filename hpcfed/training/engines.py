@@ -1,0 +1,102 @@
+"""How a local step is computed: the engines behind the one training loop. All give the same bits.
+
+eager: the loss, then autograd, in Python. traced: the step is recorded once for each architecture and shape of a
+batch, and replayed (`hpcfed.training.tape`). auto: traced where a step is so short that Python is most of it, and
+there are enough of them to pay for the recording; eager elsewhere. An objective that cannot be recorded trains
+eagerly, and the run says so once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hpcfed.training.objective import Untraceable, flat, like, opened, title
+from hpcfed.training.tape import Tape, alike, signature
+
+if TYPE_CHECKING:
+    from hpcfed.training.local import LocalSteps, Loss
+
+SHORT = 2e7  # multiply-adds of a step, forward: about a millisecond, of which Python is a fifth
+MANY = 20_000  # steps of a rank, of which each is about 0.1 ms shorter: two seconds, as long as the first recording
+
+Step = Callable[[Any, Any], None]  # one local step on a batch
+
+
+def engine(steps: LocalSteps, loss: Loss) -> Step:
+    """The step of the job's engine for these local steps."""
+    wanted = steps.fed.job.training.engine
+    if wanted == "eager" or (wanted == "auto" and not worth(steps)):
+        return partial(eager, steps, loss)
+    return Traced(steps, loss)
+
+
+def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
+    """One step by autograd."""
+    steps.descend(loss(steps.model, x, y))
+
+
+def gradient(value: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of a loss by parameter, in their memory layouts; 0 where the loss does not reach one."""
+    found = torch.autograd.grad(value, params, materialize_grads=True)
+    return [alike(g, p) for g, p in zip(found, params, strict=True)]
+
+
+def worth(steps: LocalSteps) -> bool:
+    """Whether recording pays: a function of the job, not of how fast this machine is."""
+    fed = steps.fed
+    runs = (fed.job.rounds - fed.t) * fed.cohort_size / fed.comm.size
+    return runs * len(steps) >= MANY and fed.store.work(steps.client.architecture) * steps.size * steps.views <= SHORT
+
+
+class Traced:
+    """One step by replay of a recording, which all clients of an architecture share."""
+
+    def __init__(self, steps: LocalSteps, loss: Loss):
+        self.steps, self.loss, self.tapes = steps, loss, steps.skeleton.tapes
+        self.found: dict[int, Tape | None] = {}
+        try:
+            fixed, self.given, self.refill = opened(loss)
+            modes = tuple(module.training for module in steps.model.modules())
+            self.key = fixed, steps.optimiser.names, modes
+        except Untraceable as why:
+            self.key = None
+            self.give_up(why)
+
+    def __call__(self, x: Any, y: Any) -> None:
+        tape = self.tape(x, y) if self.key else None
+        if tape is None:
+            eager(self.steps, self.loss, x, y)
+        else:
+            self.steps.step(*tape([*self.given, *flat(x), *flat(y)]))
+
+    def tape(self, x: Any, y: Any) -> Tape | None:
+        """The recording for batches like this; None where there can be none."""
+        size = len(flat(x)[0])  # the one thing in which the batches of a client differ
+        if size not in self.found:
+            key = self.key, tuple(signature(v) for v in (*flat(x), *flat(y)))
+            if key not in self.tapes:
+                self.tapes[key] = self.record(x, y)
+            self.found[size] = self.tapes[key]
+        return self.found[size]
+
+    def record(self, x: Any, y: Any) -> Tape | None:
+        """A new recording; None where there can be none."""
+        n, m = len(self.given), len(flat(x))
+
+        def objective(model: Any, inputs: Sequence[Tensor]) -> Tensor:
+            return self.refill(inputs[:n])(model, like(x, inputs[n : n + m]), like(y, inputs[n + m :]))
+
+        try:
+            return Tape(self.steps.skeleton, objective, [*self.given, *flat(x), *flat(y)], self.steps.optimiser.names)
+        except Exception as why:  # torch raises many kinds; whatever it is, the eager engine needs no recording
+            return self.give_up(why)
+
+    def give_up(self, why: Exception) -> None:
+        """Say that the eager engine takes over."""
+        reason = (str(why).splitlines() or [type(why).__name__])[0]
+        self.steps.fed.say(f"{title(self.loss)} cannot be recorded ({reason}); it trains with the eager engine")

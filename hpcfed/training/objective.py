@@ -1,0 +1,107 @@
+"""A local objective taken apart: what of it is the same for all clients, and the tensors that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hpcfed.client import Client
+from hpcfed.config.parts import Part
+from hpcfed.training.tape import signature
+
+if TYPE_CHECKING:
+    from hpcfed.training.local import Loss
+
+PLAIN = (str, int, float, type(None))
+
+
+class Untraceable(Exception):
+    """Why a local objective cannot be recorded."""
+
+
+class Anyone:
+    """Stands for the client while an objective is recorded, for that is done for all: nothing can be asked of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Untraceable(f"it asks for the client's {name}")
+
+
+def opened(loss: Loss) -> tuple[Hashable, list[Tensor], Callable[[Sequence[Tensor]], Loss]]:
+    """A loss as what is the same for all clients, the tensors in its arguments, and how others are put in.
+
+    loss: a function, a method's own hook, or a partial of one. Raises Untraceable where it holds something else
+    than tensors, plain values and clients, for that could be another one next time.
+    """
+    fn, args = (loss.func, (loss.args, loss.keywords)) if isinstance(loss, partial) else (loss, ((), {}))
+    tensors: list[Tensor] = []
+    form = outline(args, tensors)
+
+    def refill(others: Sequence[Tensor]) -> Loss:
+        positional, named = filled(args, iter(others))
+        return partial(fn, *positional, **named)
+
+    return (identity(fn), form), tensors, refill
+
+
+def identity(fn: Any) -> Hashable:
+    """What makes two functions the same."""
+    if isinstance(fn, MethodType) and isinstance(fn.__self__, Part):
+        return fn.__func__, id(fn.__self__)  # the algorithm, a frozen record that lives as long as the run
+    if isinstance(fn, FunctionType) and not (fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__):
+        return fn.__code__
+    raise Untraceable("it is no hook of a method and no function without variables from around it")
+
+
+def outline(value: Any, tensors: list[Tensor]) -> Hashable:
+    """What of a value a recording depends on; its tensors are added to the list, in the order of `filled`."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return signature(value)
+    if isinstance(value, Client):
+        return Client
+    if isinstance(value, PLAIN):
+        return kind, value
+    if isinstance(value, Mapping):
+        return kind, tuple((name, outline(v, tensors)) for name, v in value.items())
+    if isinstance(value, tuple | list):
+        return kind, tuple(outline(v, tensors) for v in value)
+    if is_dataclass(value):
+        return kind, tuple(outline(getattr(value, f.name), tensors) for f in fields(value))
+    raise Untraceable(f"it holds a {kind.__name__}")
+
+
+def filled(value: Any, left: Iterator[Tensor]) -> Any:
+    """The same value with the next tensors in the place of its own, and nobody in the place of a client."""
+    if isinstance(value, Tensor):
+        return next(left)
+    if isinstance(value, Client):
+        return Anyone()
+    if isinstance(value, Mapping):
+        return type(value)({name: filled(v, left) for name, v in value.items()})
+    if isinstance(value, tuple | list):
+        return type(value)(filled(v, left) for v in value)
+    if is_dataclass(value):
+        return replace(value, **{f.name: filled(getattr(value, f.name), left) for f in fields(value)})
+    return value
+
+
+def flat(batch: Any) -> list[Tensor]:
+    """The tensors of a batch's inputs or targets: one, or several in a list or tuple."""
+    return [batch] if isinstance(batch, Tensor) else list(batch)
+
+
+def like(batch: Any, tensors: Sequence[Tensor]) -> Any:
+    """The inverse of `flat`: these tensors in the form of that batch."""
+    return tensors[0] if isinstance(batch, Tensor) else type(batch)(tensors)
+
+
+def title(loss: Loss) -> str:
+    """A loss's name, for messages."""
+    fn = loss.func if isinstance(loss, partial) else loss
+    return f"the local objective {getattr(fn, '__qualname__', type(fn).__name__)}"

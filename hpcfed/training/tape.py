@@ -1,0 +1,147 @@
+"""A local step as one list of tensor operations: recorded once, replayed without modules and without autograd.
+
+What is recorded is what eager training does, forward and backward, operation by operation, so a replay gives the
+same bits. It pays where a step is short, for then most of it is Python; and on a GPU a list of operations on
+fixed memory is what becomes one CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+if TYPE_CHECKING:
+    from torch.fx import Graph, GraphModule, Node
+
+    from hpcfed.models.flat import Skeleton
+
+Objective = Callable[[nn.Module, Sequence[Tensor]], Tensor]  # model, other inputs -> scalar
+VIEWS = {"aten::t", "aten::view", "aten::transpose.int", "aten::permute", "aten::unsqueeze", "aten::slice.Tensor",
+         "aten::select.int", "aten::expand", "aten::_unsafe_view", "aten::squeeze.dim"}  # fmt: skip
+SAME = {"aten::detach", "aten::alias"}  # of tensors without gradient: nothing
+
+
+class Tape:
+    """One recorded step of a skeleton's model: (other inputs) -> its loss, and the gradient by parameter.
+
+    objective: (model, inputs) -> scalar; it must depend on nothing else that changes: what it reads beside the
+    inputs is recorded as it is now. inputs: examples of what it will get, of which only shapes, types and
+    memory layouts count. trained: names of the parameters whose gradients are wanted.
+    Raises whatever torch raises where a step cannot be recorded: it reads values to decide, say.
+    """
+
+    def __init__(self, skeleton: Skeleton, objective: Objective, inputs: Sequence[Tensor], trained: Sequence[str]):
+        module = record(skeleton.model, objective, inputs, trained)
+        state = [*skeleton.model.parameters(), *skeleton.model.buffers()]
+        self.fixed = fold(module.graph, [t.detach() for t in state])
+        module.recompile()
+        self.forward = module.forward
+        self.params = [skeleton.view(name) for name in trained]
+        self.astray: list[int] | None = None  # gradients that come in another memory layout than their parameters
+
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The loss, and the gradient by parameter, each in its parameter's memory layout."""
+        with torch.inference_mode():
+            return self.replay(inputs)
+
+    def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """What a call does, where nothing is recorded for autograd."""
+        value, *gradient = self.forward(*self.fixed, *inputs)
+        if self.astray is None:
+            pairs = enumerate(zip(gradient, self.params, strict=True))
+            self.astray = [i for i, (g, p) in pairs if g.stride() != p.stride()]
+        for i in self.astray:
+            gradient[i] = alike(gradient[i], self.params[i])
+        return value, gradient
+
+
+def alike(gradient: Tensor, p: Tensor) -> Tensor:
+    """The gradient in its parameter's memory layout, which optimisers over whole buffers rely on."""
+    return gradient if gradient.stride() == p.stride() else torch.empty_like(p).copy_(gradient)
+
+
+def record(model: nn.Module, objective: Objective, inputs: Sequence[Tensor], trained: Sequence[str]) -> GraphModule:
+    """The step as a graph of (parameters, buffers, inputs) -> [loss, gradients]; computes nothing, draws nothing."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes half a second to import
+
+    names = [name for kind in (model.named_parameters(), model.named_buffers()) for name, _ in kind]
+    whole = Whole(model, objective)
+
+    def step(*given: Tensor) -> list[Tensor]:
+        state = dict(zip(names, given, strict=False))
+        leaves = {name: state[name].detach().requires_grad_() for name in trained}
+        every = {f"model.{name}": v for name, v in (state | leaves).items()}
+        value = functional_call(whole, every, given[len(names) :])
+        gradient = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+        return [value.detach(), *gradient]
+
+    state = [t.detach() for t in (*model.parameters(), *model.buffers())]
+    return make_fx(step, tracing_mode="fake")(*state, *inputs)
+
+
+class Whole(nn.Module):
+    """An objective as a module, so that other tensors can stand in for its model's."""
+
+    def __init__(self, model: nn.Module, objective: Objective):
+        super().__init__()
+        self.model, self.objective = model, objective
+        self.train(model.training) if model.training != self.training else None
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.objective(self.model, inputs)
+
+
+def fold(graph: Graph, state: list[Tensor]) -> list[Tensor]:
+    """Take out of a graph what need not be done in each step; returns the tensors that its first inputs now are.
+
+    state: the tensors that its first inputs were, whose memory stays. Copies of nothing go; views of the state are
+    made once, here, and become inputs, as does the gradient of the loss by itself, which is 1.
+    """
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    known = dict(zip(nodes, state, strict=False))
+    rest, last = nodes[len(state) :], nodes[len(state) - 1]
+    for node in list(graph.nodes):
+        if (same := repeated(node)) is None and (made := constant(node, known)) is not None:
+            with graph.inserting_after(last):
+                same = last = graph.placeholder(f"fixed_{len(known)}")  # no other node is called so
+            known[last] = made
+        if same is not None:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+    for node in [node for node in known if not node.users]:
+        graph.erase_node(node)
+        del known[node]
+    assert [n for n in graph.nodes if n.op == "placeholder"] == [*known, *rest]
+    return list(known.values())
+
+
+def repeated(node: Node) -> Node | None:
+    """The node whose values this one only repeats, if it is so."""
+    if name(node) in SAME:
+        return node.args[0]
+    twice = name(node) == "aten::t" and name(node.args[0]) == "aten::t"
+    return node.args[0].args[0] if twice else None
+
+
+def constant(node: Node, known: dict[Node, Tensor]) -> Tensor | None:
+    """What a node is in every step, if it is the same."""
+    if name(node) in VIEWS and node.args[0] in known:
+        return node.target(known[node.args[0]], *node.args[1:], **node.kwargs)
+    if name(node) == "aten::ones_like" and not any(user.target._schema.is_mutable for user in node.users):
+        like = node.meta["val"]
+        return torch.ones(like.shape, dtype=like.dtype, device=like.device)
+    return None
+
+
+def name(node: Node) -> str:
+    """The operation of a node; "" for inputs and the like."""
+    return node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def signature(value: Any) -> Any:
+    """What of a tensor a recording depends on."""
+    return value.shape, value.dtype, value.stride()

@@ -1,0 +1,85 @@
+"""The optimiser: torch's own steps, bit for bit, on flat moments that a client can keep."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hpcfed.config.parts import Local
+from hpcfed.models import build
+from hpcfed.models.flat import Skeleton
+from hpcfed.rng import scoped
+from hpcfed.training.engines import gradient
+from hpcfed.training.optimisers import Optimiser
+
+KINDS = {
+    "sgd": ({"optimiser": "sgd"}, lambda p: torch.optim.SGD(p, 0.1, fused=True)),
+    "momentum": (
+        {"optimiser": "sgd", "momentum": 0.9, "weight_decay": 0.01},
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01, fused=True),
+    ),
+    "adam": (
+        {"weight_decay": 0.01, "betas": (0.8, 0.99)},
+        lambda p: torch.optim.Adam(p, 0.1, betas=(0.8, 0.99), weight_decay=0.01, fused=True),
+    ),
+}
+
+
+def start() -> Skeleton:
+    with scoped(0, "test"):
+        return Skeleton(build("fedhenn-4", (3, 16, 16), 10, 24))
+
+
+def step(own: Skeleton, optimiser: Optimiser, i: int) -> None:
+    """One step on a batch of its own."""
+    x = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(i))
+    params = [own.parameters[name] for name in optimiser.names]
+    optimiser.step(gradient(F.cross_entropy(own.model(x), torch.arange(6)), params))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_those_of_torch(kind: str):
+    settings, theirs = KINDS[kind]
+    own = start()
+    plain = copy.deepcopy(own.model)
+    ours, descent = Optimiser(own, Local(**settings), 0.1, None, None), theirs(plain.parameters())
+    for i in range(4):
+        step(own, ours, i)
+        descent.zero_grad()
+        x = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(i))
+        F.cross_entropy(plain(x), torch.arange(6)).backward()
+        descent.step()
+    assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), own.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept_moments_go_on_where_they_were(kind: str):
+    whole, parts, settings = start(), start(), Local(**KINDS[kind][0])
+    one, kept = Optimiser(whole, settings, 0.1, None, None), None
+    for i in range(4):
+        step(whole, one, i)
+        each = Optimiser(parts, settings, 0.1, None, kept)
+        step(parts, each, i)
+        kept = each.moments
+    assert torch.equal(whole.flat, parts.flat)
+
+
+def test_only_the_wanted_parameters_have_moments_and_move():
+    own = start()
+    before = own.items(lambda name: True).clone()
+    optimiser = Optimiser(own, Local(), 0.1, lambda name: name.startswith("head."), None)
+    step(own, optimiser, 0)
+    moved = {name for name in own.layout.params if not torch.equal(own.view(name), before[name])}
+    assert moved == {"head.weight", "head.bias"} == set(optimiser.names)
+    assert optimiser.moments["exp_avg"].numel() == 24 * 10 + 10
+
+
+def test_without_a_gradient_given_it_steps_down_the_flat_one():
+    one, two = start(), start()
+    x = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    step(one, Optimiser(one, Local(), 0.1, None, None), 0)
+    two.zero_grad()
+    F.cross_entropy(two.model(x), torch.arange(6)).backward()
+    Optimiser(two, Local(), 0.1, None, None).step()
+    assert torch.equal(one.flat, two.flat)
