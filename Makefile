@@ -17,7 +17,9 @@ export OMP_NUM_THREADS := 1
 RUN := $(BIN)/mpirun -np 2 $(BIN)/python -m hpcfed.main
 ONE_LINE := 'import json, sys; print("{run}: {algorithm}, test accuracy {accuracy[mean]:.4f}".format(**json.load(sys.stdin)))'
 
-.PHONY: help setup demo test lint clean
+BENCH := overhead faster augment startup sums placement ranks clients
+
+.PHONY: help setup demo test lint bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -46,6 +48,10 @@ test: .venv/.tests ## install what the tests need, run all of them
 
 lint: .venv/.tests ## check style
 	$(BIN)/ruff check hpcfed tests benchmarks setup.py
+
+bench: .venv/.tests ## measure speed on this machine's cores, under 15 minutes: benchmarks/results/bench/table.md
+	@for name in $(BENCH); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@$(BIN)/python benchmarks/report.py > /dev/null
 
 clean: ## remove what was built, keep runs
 	rm -rf .venv build *.egg-info .pytest_cache .hypothesis

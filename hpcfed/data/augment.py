@@ -5,6 +5,7 @@ so what becomes of an example does not depend on its neighbours.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -37,10 +38,16 @@ def prepare(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
         raise DataError(
             f"images have {x.shape[1]} channels, but {len(mean)} means and {len(std)} stds; make them equal"
         )
-    shape = (1, -1, 1, 1)
-    centre = torch.tensor(mean, dtype=torch.float32, device=x.device).view(shape)
-    scale = torch.tensor(std, dtype=torch.float32, device=x.device).view(shape)
-    return (_floats(x) - centre).div_(scale)
+    centre, scale = _constants(tuple(mean), tuple(std), x.device)
+    return _floats(x).sub_(centre).div_(scale) if x.dtype == torch.uint8 else (x.float() - centre).div_(scale)
+
+
+@cache
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Means and deviations on the device, [1, C, 1, 1]; made once, for that takes longer than to normalise a batch."""
+    numbers = (torch.tensor(values, dtype=torch.float32, device=device) for values in (mean, std))
+    centre, scale = (v.view(1, -1, 1, 1) for v in numbers)
+    return centre, scale
 
 
 def views(
@@ -93,7 +100,7 @@ def unchanged(x: Tensor, g: torch.Generator) -> Tensor:
 
 
 def _floats(x: Tensor) -> Tensor:
-    return x.float() / 255 if x.dtype == torch.uint8 else x.float()
+    return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
 
 
 POLICIES: dict[str, Policy] = {

@@ -1,0 +1,58 @@
+"""One table of all rows of `make bench`, from the files that the benchmarks wrote.
+
+`python benchmarks/report.py` composes results/bench/table.md; nothing is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from paired import RESULTS, Ratio, Row, table
+
+CPU = ("overhead", "faster", "augment", "startup", "sums", "placement", "ranks", "clients")  # what `make bench` runs
+TITLES = {
+    "overhead": "Overhead over the raw loop",
+    "faster": "Faster than the raw loop",
+    "augment": "Augmentation",
+    "startup": "Start",
+    "sums": "Exact sums",
+    "placement": "Placement",
+    "ranks": "Two ranks",
+    "clients": "Many clients",
+}
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    text = compose(RESULTS)
+    (RESULTS / "table.md").write_text(text)
+    print(text)
+
+
+def compose(folder: Path) -> str:
+    """The table of the files in this folder, in Markdown; a benchmark that has none is left out."""
+    found = {name: json.loads(path.read_text()) for name in CPU if (path := folder / f"{name}.json").exists()}
+    return "\n".join(["# What was measured", ""] + [part(name, content) for name, content in found.items()])
+
+
+def part(name: str, content: dict[str, Any]) -> str:
+    return f"## {TITLES[name]}\n\n{table([row(values) for values in content['rows']])}\n\n{on(content['machine'])}\n"
+
+
+def row(values: dict[str, Any]) -> Row:
+    """A row as it was before it was written; whether it meets its goal is computed anew."""
+    kept = {name: v for name, v in values.items() if name != "met"}
+    return Row(**kept | {"ratio": Ratio(*values["ratio"])})
+
+
+def on(machine: dict[str, Any]) -> str:
+    """The machine in one line."""
+    versions = ", ".join(f"{library} {version}" for library, version in machine["versions"].items())
+    return f"{machine['processor']}, {machine['cores']} cores, load {machine['load']}; {versions}."
+
+
+if __name__ == "__main__":
+    main()

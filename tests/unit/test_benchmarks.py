@@ -1,0 +1,50 @@
+"""The benchmarks of `make bench`: each can be run, and the table says what their files say."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(FOLDER))
+
+import report  # noqa: E402
+from apart import Apart  # noqa: E402
+from paired import RESULTS, Ratio, Row  # noqa: E402
+
+
+def test_each_benchmark_can_be_imported_and_has_a_main():
+    code = "import importlib, sys; print([callable(importlib.import_module(name).main) for name in sys.argv[1:]])"
+    said = subprocess.run([sys.executable, "-c", code, *report.CPU], cwd=FOLDER, capture_output=True, text=True,
+                          timeout=120)  # fmt: skip
+    assert said.stdout.strip() == str([True] * len(report.CPU)), said.stderr
+
+
+def test_make_bench_runs_what_the_table_holds():
+    line = re.search(r"^BENCH := (.*)$", (FOLDER.parent / "Makefile").read_text(), re.MULTILINE)
+    assert line and tuple(line[1].split()) == report.CPU
+
+
+@pytest.mark.skipif(not (RESULTS / "table.md").exists(), reason="no benchmark has been run")
+def test_the_table_is_composed_of_the_files():
+    assert (RESULTS / "table.md").read_text() == report.compose(RESULTS)
+
+
+def test_a_row_comes_back_from_its_file():
+    row = Row("a over b", Ratio(1.5, 1.0, 2.0), most=1.4, details={"n": 3})
+    kept = {"what": "a over b", "ratio": [1.5, 1.0, 2.0], "most": 1.4, "least": None, "details": {"n": 3}, "met": False}
+    assert report.row(json.loads(json.dumps(kept))) == row and not row.met
+
+
+def test_what_runs_apart_leaves_this_process_as_it_is():
+    with Apart(changing) as other:
+        assert other() is True and "CHANGED" not in os.environ
+
+
+def changing():
+    os.environ["CHANGED"] = "yes"
+    return lambda: os.environ["CHANGED"]
