@@ -39,6 +39,7 @@ class Exchange:
     clock: Clock = field(default_factory=Clock)
     tally: defaultdict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))  # of who did something
     said: set[str] = field(default_factory=set)
+    meanwhile: Callable[[], object] = lambda: None  # what a rank does instead of waiting for slower ones
     t: int = 0
     last_checkpoint: str = "no checkpoint yet"
 
@@ -64,19 +65,23 @@ class Exchange:
         return value
 
     def mean(
-        self, uploads: Iterable[tuple[int, Mean]], keep: Params, per: Per = "mean", counted: bool = True
-    ) -> Params:
+        self, uploads: Iterable[tuple[int, Mean]], keep: Params, per: Per = "mean", counted: bool = True,
+        last: bool = False,
+    ) -> Params:  # fmt: skip
         """The exact weighted mean over all clients of all ranks; collective, the same bits for any ranks.
 
         uploads: (client id, its part), one after the other.  keep: values where the weights sum to 0, and the
         shapes.  per: what has a weight of its own (a whole part, a tensor, a row of it, a value).  counted:
-        false for what the server computes itself from earlier uploads.  Raises DivergedError for a value that
-        is nan or infinite, naming client and tensor.
+        false for what the server computes itself from earlier uploads.  last: no client's own model changes any
+        more in this round, so that it can be evaluated before the ranks wait for one another.
+        Raises DivergedError for a value that is nan or infinite, naming client and tensor.
         """
         parts = []
         for k, part in uploads:
             self.upload(k, [p.value for p in part.parts], part.nbytes if counted else 0)
             parts.extend(part.parts)
+        if last:
+            self.meanwhile()
         if not keep:
             return keep
         self.wait()

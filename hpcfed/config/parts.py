@@ -113,7 +113,7 @@ class Local(Part):
     keep_optimiser: bool = False
     """Keep the optimiser's moments from round to round instead of starting anew."""
     augment: Literal["auto", "none", "crop-flip", "simclr", "affine"] = "auto"
-    """Augmentation; auto: simclr where the algorithm wants two views, else none."""
+    """Augmentation; auto: affine for digits, simclr where the algorithm wants two views, else none."""
     stragglers: Share = 0.0
     """Share of a cohort that completes only a random part of its epochs."""
 

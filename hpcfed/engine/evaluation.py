@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfed import rng
+from hpcfed.algorithms.base import Method
 from hpcfed.engine.record import SMALL, Row
 from hpcfed.evaluate import Score, common, score
 
@@ -63,6 +64,16 @@ class Evaluation:
                     self.receive(client)
                 scores[client.id] = self.score(client)
         return scores
+
+    @property
+    def independent(self) -> bool:
+        """Whether a client's own score depends on its model alone, not on what the server makes of the round."""
+        method = type(self.algorithm)
+        return method.predict is Method.predict and method.adapted is Method.adapted
+
+    def own(self, ks: Iterable[int]) -> dict[int, Score]:
+        """The scores of those of these that are in the cohort, after their training."""
+        return {c.id: self.score(c) for c in self.mine(sorted(self.cohort.intersection(ks)))}
 
     @contextmanager
     def visit(self, k: int) -> Iterator[None]:

@@ -54,12 +54,15 @@ class Rounds(Evaluation):
             fed.store.prefetch(k for k in self.upcoming() if k in fed.clients)
         due = (t + 1) % fed.job.evaluate.every == 0 or t + 1 == fed.job.rounds
         before = self.received(cohort) if due and fed.job.evaluate.before else {}
+        judged, early = self.judged(cohort) if due else [], {}
+        if due and self.independent:
+            fed.meanwhile = lambda: early.update(self.own(judged))
         if cohort:
             self.advance(cohort, t)
+        fed.meanwhile = lambda: None
         changed = [*cohort, *(k for k, did in fed.tally.items() if did.examples and k in fed.clients)]
         self.stale[slice(None) if cohort and fed.store.stateless else changed] = True
-        judged = self.judged(cohort) if due else []
-        after = self.after(judged)
+        after = early | self.after(k for k in judged if k not in early)
         received = self.received(judged) if fed.job.evaluate.received else {}
         whole = self.common() if due and fed.job.evaluate.common else {"rounds/accuracy_common": float("nan")}
         whole |= {f"rounds/{n}": x for n, x in (self.algorithm.columns(fed, self.state) if due else {}).items()}

@@ -1,0 +1,111 @@
+"""The one task of all peers, and the one way of counting: needs only numpy and torch, for it runs in every environment.
+
+FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629) on its CNN: 100 clients with 60 grey images of 28x28 each,
+10 clients in a round, one local epoch in batches of 10, SGD with rate 0.1. Nobody is evaluated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import cache
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+CLIENTS, EXAMPLES, COHORT, BATCH, LR = 100, 60, 10, 10, 0.1
+IMAGES = COHORT * EXAMPLES  # trained in a round
+
+
+def arguments() -> argparse.Namespace:
+    """What every script takes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", help="the .npz file that run.py writes")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=10, help="rounds that are timed")
+    parser.add_argument("--warm", type=int, default=2, help="rounds before them")
+    parser.add_argument("--engine", default="", help="ours only: training.engine of the job")
+    parser.add_argument("--folder", default="", help="a folder for what the peer has to write")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    return given
+
+
+@cache
+def clients(path: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images [100, 60, 1, 28, 28], normalised floats, and labels [100, 60] of all clients."""
+    with np.load(path) as held:
+        x, y = normalised(held["x_train"]), torch.from_numpy(held["y_train"])
+    return x.reshape(CLIENTS, EXAMPLES, 1, 28, 28), y.reshape(CLIENTS, EXAMPLES)
+
+
+def normalised(images: np.ndarray) -> torch.Tensor:
+    """[n, 28, 28] bytes to [n, 1, 28, 28] floats, by Fashion-MNIST's mean and deviation."""
+    return (torch.from_numpy(images).float()[:, None] / 255 - 0.2860) / 0.3530
+
+
+def cohort(t: int) -> list[int]:
+    """The clients of round t, where the peer lets us choose: all have their turn."""
+    return [(t + i * CLIENTS // COHORT) % CLIENTS for i in range(COHORT)]
+
+
+def batches() -> tuple[torch.Tensor, ...]:
+    """Rows of a client's batches in one epoch, in a new order, where the loop is ours to write."""
+    return torch.randperm(EXAMPLES, generator=torch.default_generator).split(BATCH)
+
+
+def cnn() -> nn.Sequential:
+    """The CNN of the FedAvg paper: 1,663,370 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+class Watch:
+    """Counts rounds: `tick` after each one, `report` at the end."""
+
+    def __init__(self, given: argparse.Namespace):
+        self.warm, self.end, self.stamps = given.warm, given.warm + given.rounds, []
+
+    def tick(self) -> None:
+        self.stamps.append(time.perf_counter())
+
+    def report(self, accuracy: float) -> None:
+        """One line of JSON: images per second from the end of the last warm round to the end of the last timed one."""
+        timed = self.stamps[self.warm - 1 : self.end]
+        rate = (len(timed) - 1) * IMAGES / (timed[-1] - timed[0])
+        found = {"images_per_second": rate, "rounds": len(timed) - 1, "accuracy": accuracy}
+        print("\n" + json.dumps(found), flush=True)
+
+
+@torch.no_grad()
+def accuracy(path: str, model: nn.Module) -> float:
+    """Of the global model on the test images at the end: tells that a peer did train."""
+    with np.load(path) as held:
+        x, y = normalised(held["x_test"]), torch.from_numpy(held["y_test"])
+    return (model.eval()(x).argmax(1) == y).float().mean().item()
+
+
+def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    """One local step, where the loop is ours to write."""
+    optimiser.zero_grad()
+    cross_entropy(model(x), y).backward()
+    optimiser.step()
+
+
+def mend_torchvision() -> None:
+    """Let `import torchvision` work where its compiled part does not fit a torch for CPUs (see hpcfed/compat.py)."""
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library = torch.library.Library("torchvision", "FRAGMENT")
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _kept.append(library)
+
+
+_kept: list[torch.library.Library] = []  # an operator lives only as long as its library
+mend_torchvision()
