@@ -10,6 +10,7 @@ import torch
 
 from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.comm import Serial
+from hpcfed.engine.evaluation import Evaluation
 from tests.contract import toy
 
 each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
@@ -38,6 +39,13 @@ def test_evaluation_changes_nothing(method: str):
     often = toy.job(method, "--evaluate.common", "true", "--local.keep_optimiser", "true")
     never = toy.job(method, "--evaluate.every", "1000", "--evaluate.before", "false", "--local.keep_optimiser", "true")
     assert toy.differences(learned(toy.run(Serial(), often)), learned(toy.run(Serial(), never))) == []
+
+
+@each_algorithm
+def test_evaluating_a_cohort_before_the_ranks_wait_for_one_another_changes_nothing(method: str, monkeypatch):
+    early = toy.run(Serial(), toy.job(method))
+    monkeypatch.setattr(Evaluation, "independent", False)
+    assert toy.differences(early, toy.run(Serial(), toy.job(method))) == []
 
 
 @each_algorithm

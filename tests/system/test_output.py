@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.config.load import load
 from hpcfed.config.limits import limits
+from hpcfed.config.load import load
 from hpcfed.config.parts import Part
 from hpcfed.engine.rounds import COLUMNS, PHASES
 from hpcfed.storage import names, results

@@ -55,6 +55,16 @@ def test_before_is_the_received_model_and_after_the_clients_own():
         assert row["clients/loss"][k] != score(fed, client, client.model).loss
 
 
+def test_a_rank_scores_its_cohort_before_it_waits_for_the_sum(monkeypatch):
+    order, rounds = [], started()
+    monkeypatch.setattr("hpcfed.engine.evaluation.score", lambda *_: order.append("score") or NONE)
+    monkeypatch.setattr(rounds.fed.comm, "sum", lambda *_: order.append("sum") or rounds.fed.comm.barrier())
+    monkeypatch.setattr("hpcfed.averaging.Quotients.mean", lambda self: self.keep)
+    rounds.step()
+    before = len(rounds.cohort)  # the models that they received
+    assert order[before : 2 * before + 1] == ["score"] * before + ["sum"]
+
+
 def test_a_client_that_keeps_nothing_and_did_not_train_is_scored_with_the_new_global_model():
     rounds = started("fedavg")
     row, _ = rounds.step()
