@@ -34,6 +34,7 @@ class Federation(Exchange):
     store: ClientStore
     architectures: tuple[str, ...]  # of all clients, by id
     sizes: Sequence[int]  # training examples of all clients, by id
+    costs: Sequence[float]  # estimated work of one epoch of each client, by id
     label_counts: Sequence[np.ndarray]  # [K, C], training examples of each class that each client has
     classes: int
     profiles: Profiles  # the clients' devices and network, in virtual time

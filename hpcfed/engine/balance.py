@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from hpcfed.cluster.placement import makespan, place
 
 WORTH = 1.02  # clients are moved only where that shortens a round by more than this factor: of two ranks one
@@ -12,3 +14,23 @@ def better(costs: Sequence[float], placement: list[int], ranks: int) -> list[int
     """The placement for these costs, [K], or the present one where a new one would not pay."""
     new = place(costs, ranks)
     return new if makespan(costs, placement) >= WORTH * makespan(costs, new) else placement
+
+
+def level(costs: Sequence[float], placement: Sequence[int], ranks: int) -> list[int]:
+    """A placement in which no rank waits much for another, by few moves: each time one client of the most loaded
+    rank goes to the least loaded, that which halves the difference best.
+
+    costs, placement: of the clients of one round. Clients that hold nothing move for nothing, so that the ranks
+    of a round do not depend on who was drawn for it.
+    """
+    costs, placed = np.array(costs, dtype=float), np.array(placement, dtype=int)
+    loads = np.bincount(placed, costs, ranks)
+    while loads.max() > WORTH * loads.mean():
+        top, low = int(loads.argmax()), int(loads.argmin())
+        mine, gap = np.flatnonzero(placed == top), loads[top] - loads[low]
+        best = mine[np.abs(costs[mine] - gap / 2).argmin()]
+        if not 0 < costs[best] < gap:
+            break
+        placed[best] = low
+        loads[[top, low]] = [costs[placed == rank].sum() for rank in (top, low)]
+    return placed.tolist()

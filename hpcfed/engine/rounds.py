@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -33,6 +34,7 @@ class Rounds(Evaluation):
     stale: np.ndarray = field(init=False)  # [K], trained since its last score
     seconds: np.ndarray = field(init=False)  # [K], training seconds per example, measured; nan: not yet
     cohort: set[int] = field(default_factory=set, init=False)  # of this round, on this rank
+    rates: dict[str, float] = field(default_factory=dict, init=False)  # architecture -> seconds an example, the last
 
     def __post_init__(self) -> None:
         K = self.fed.K
@@ -76,7 +78,25 @@ class Rounds(Evaluation):
 
     def begin(self, t: int) -> list[int]:
         """Open the round. Returns the clients that will report."""
-        return self.fed.begin(t, self.algorithm.cohort(self.fed, t), self.algorithm.keeps_stragglers)
+        cohort = self.fed.begin(t, self.algorithm.cohort(self.fed, t), self.algorithm.keeps_stragglers)
+        if self.fed.store.stateless and self.fed.comm.size > 1:
+            self.deal(cohort)
+        return cohort
+
+    def deal(self, cohort: list[int]) -> None:
+        """Give each rank as much of the cohort as the others have; collective."""
+        held = [self.placement[k] for k in cohort]
+        new = balance.level(self.expected(cohort), held, self.fed.comm.size)
+        for k, src, dst in zip(cohort, held, new, strict=True):
+            if src != dst:
+                self.fed.hand_over(k, src, dst)
+
+    def expected(self, ks: list[int]) -> list[float]:
+        """Cost of these clients' next round: seconds as their architectures took last; before that, estimates."""
+        kinds, sizes = [self.fed.architectures[k] for k in ks], [self.fed.sizes[k] for k in ks]
+        if self.rates.keys() >= set(kinds):
+            return [self.rates[kind] * n for kind, n in zip(kinds, sizes, strict=True)]
+        return [self.fed.costs[k] for k in ks]
 
     def upcoming(self) -> list[int]:
         """The clients of the next round, as far as they are known."""
@@ -141,6 +161,10 @@ class Rounds(Evaluation):
         trained = columns["examples"] > 0
         self.stale[ids] = (self.stale[ids] | trained) & ~fresh
         self.seconds[ids[trained]] = columns["seconds"][trained] / columns["examples"][trained]
+        by_kind = defaultdict(list)
+        for k in ids[trained].tolist():
+            by_kind[self.fed.architectures[k]].append(self.seconds[k])
+        self.rates |= {kind: float(np.median(seconds)) for kind, seconds in by_kind.items()}
         if evaluated:
             columns["accuracy"], columns["loss"] = np.where(self.stale[ids], np.nan, self.scores[ids].T)
         for name in ("examples", "down", "up"):

@@ -135,8 +135,8 @@ def assign(job: Job) -> tuple[str, ...]:
 
 def federation(job: Job, comm: Comm, world: World) -> Federation:
     """This rank's federation; its clients are placed by estimated cost."""
-    device = agreed(comm, lambda: devices.choose(job.run.device, comm.local_rank))
-    devices.prepare(device, job.run.threads)
+    device = agreed(comm, lambda: devices.choose(job.run.device, comm.local_rank, job.run.precision))
+    devices.prepare(device, job.run.threads, job.run.precision)
     data, models_ = world.data, job.models
     store = ClientStore(
         job.seed, world.shape, len(data.classes), models_.d, models_.relu_head, device, data.vocabulary,
@@ -150,6 +150,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         store=store,
         architectures=world.architectures,
         sizes=world.partition.sizes,
+        costs=world.costs,
         label_counts=world.partition if world.many else world.partition.counts(data.train.y, len(data.classes)),
         placement=placement,
         profiles=world.profiles,

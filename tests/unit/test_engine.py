@@ -132,6 +132,18 @@ def test_clients_are_moved_only_where_it_pays():
     assert spmd(2, lambda comm: moved(comm, (np.nan, 1, 1, 1, 1, 1)))[0][0] == 0  # not all are measured yet
 
 
+@pytest.mark.parametrize(("method", "even"), [("fedavg", True), ("scaffold", True), ("fedrep", False)])
+def test_a_cohort_that_holds_no_weights_is_dealt_out_evenly(method: str, even: bool):
+    flags = ("--local.optimiser", "sgd", "--data.partition", "iid", "--clients", "12", "--participation", "0.5")
+
+    def loads(comm):
+        rounds = started(method, *flags, comm=comm)
+        return [len(rounds.cohort) for _ in range(6) if rounds.step()]
+
+    found = np.array(spmd(2, loads))  # [ranks, rounds]
+    assert (found.sum(0) == 6).all() and (found == 3).all() == even
+
+
 def test_architectures_are_dealt_out_drawn_or_listed():
     mix = ("--models.mix", "mlp,cnn")
     assert assign(toy.job("local", *mix)) == ("mlp", "cnn") * 3

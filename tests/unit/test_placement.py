@@ -4,6 +4,7 @@ import pytest
 
 from hpcfed import rng
 from hpcfed.cluster.placement import bound, makespan, place
+from hpcfed.engine.balance import level
 
 
 def test_the_heaviest_client_goes_first_and_the_rest_fill_up():
@@ -48,3 +49,12 @@ def test_clients_without_cost_are_placed_too():
 def test_the_makespan_is_within_a_twentieth_of_the_bound(ranks: int):
     costs = rng.stream(0, "costs", ranks).lognormal(size=40).tolist()
     assert bound(costs, ranks) <= makespan(costs, place(costs, ranks)) <= 1.05 * bound(costs, ranks)
+
+
+def test_a_round_is_levelled_by_few_moves():
+    assert level([1] * 4, [0, 0, 0, 0], 2) == [1, 1, 0, 0]
+    assert level([1] * 5, [0, 0, 1, 1, 1], 2) == [0, 0, 1, 1, 1]  # nothing to gain
+    assert level([4, 3, 1], [0, 0, 1], 2) == [0, 1, 1]  # of 7 and 1 the one nearest to half the difference
+    assert level([10, 1], [0, 0], 3) == [1, 0]
+    assert level([], [], 3) == []
+    assert level([0.0, 0.0], [1, 1], 2) == [1, 1]
