@@ -21,6 +21,7 @@ from paired import Row, interleaved, ratio, save
 
 from hpcfed import rng
 from hpcfed.averaging import mean_of
+from hpcfed.cluster.allocator import keep_memory
 from hpcfed.comm import connect
 from hpcfed.models import build
 from hpcfed.models.flat import Layout
@@ -53,6 +54,7 @@ def row(ranks: int, model: str, uploads: str, seconds: dict[str, list[float]]) -
 def rank() -> None:
     """What each rank does; rank 0 writes the seconds of one sum of each kind."""
     torch.set_num_threads(1)
+    keep_memory()  # as every hpcfed process does
     comm, measured = connect(), {}
     for model, (passes, times, _) in MODELS.items():
         for uploads in sorted({1, -(-CLIENTS // comm.size)}):

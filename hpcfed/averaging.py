@@ -50,10 +50,12 @@ class Quotients:
         whole = np.broadcast_to(weight, self.means[j].shape)
         weight = weight.reshape(()) if weight.size == 1 else whole.flat[start:stop]
         seen = weight > 0
+        if seen.all():  # as almost always: a division without exceptions takes a third of the time
+            np.divide(total, weight, out=total)
+            return
         np.divide(total, weight, out=total, where=seen)
-        if not seen.all():
-            old = list(self.keep.values())[j].detach().reshape(-1)[start:stop]
-            np.copyto(total, _numpy(old), where=~seen)
+        old = list(self.keep.values())[j].detach().reshape(-1)[start:stop]
+        np.copyto(total, _numpy(old), where=~seen)
 
     def mean(self) -> Params:
         """The means by name, each of the type and on the device of the value that it replaces."""
