@@ -43,15 +43,19 @@ class Case:
     lr: float
     flags: tuple[str, ...] = ("--algorithm.name", "fedavg")
 
-    def job(self, *more: str) -> Job:
-        """The job, flags over it."""
+    @property
+    def words(self) -> list[str]:
+        """The job as hpcfed takes it on the command line."""
         words = {
             "data.name": examples(self.shape, self.clients * self.n), "data.partition": "iid", "clients": self.clients,
             "models.mix": self.model, "local.optimiser": self.optimiser, "local.lr": self.lr, "local.batch": self.batch,
             "local.augment": "none",
         }  # fmt: skip
-        flags = [word for name, value in words.items() for word in (f"--{name}", str(value))]
-        return load([*flags, *self.flags, *more], environ={})
+        return [*(word for name, value in words.items() for word in (f"--{name}", str(value))), *self.flags]
+
+    def job(self, *more: str) -> Job:
+        """The job, flags over it."""
+        return load([*self.words, *more], environ={})
 
     def rounds(self, *more: str) -> Rounds:
         """hpcfed before its first round, one rank in this process, no evaluation, no files."""

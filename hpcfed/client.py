@@ -59,7 +59,7 @@ class Shard:
             return torch.from_numpy(self.x[self.rows[which]]), y
         if self._resident is None:
             self._resident = torch.from_numpy(self.x[self.rows]).to(self.device)
-        return self._resident[torch.from_numpy(which).to(self.device)], y
+        return self._resident[torch.from_numpy(which).to(self.device, non_blocking=True)], y
 
 
 class Paired(Shard):
@@ -73,7 +73,7 @@ class Paired(Shard):
         self.soft, self.with_labels = targets.to(shard.device), with_labels
 
     def targets(self, which: np.ndarray) -> Any:
-        soft = self.soft[torch.from_numpy(which).to(self.device)]
+        soft = self.soft[torch.from_numpy(which).to(self.device, non_blocking=True)]
         return (super().targets(which), soft) if self.with_labels else soft
 
 

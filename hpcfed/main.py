@@ -6,6 +6,7 @@ Exit status: 0 done, 2 a mistake in job, data or files (one message), 75 stopped
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -86,4 +87,5 @@ def stored(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what is imported lasts: not to look at it again saves 0.3 s a rank, most of it at the end
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -27,9 +27,14 @@ class Tally:
 
 def on_device(value: Any, device: torch.device) -> Any:
     """Nested dicts of tensors and other things, with the tensors on the device."""
+    return changed(value, lambda tensor: tensor.to(device))
+
+
+def changed(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
+    """Nested dicts of tensors and other things, with something done to each tensor."""
     if isinstance(value, dict):
-        return type(value)({name: on_device(v, device) for name, v in value.items()})
-    return value.to(device) if isinstance(value, Tensor) else value
+        return type(value)({name: changed(v, how) for name, v in value.items()})
+    return how(value) if isinstance(value, Tensor) else value
 
 
 def nbytes(value: Any) -> int:

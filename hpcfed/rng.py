@@ -38,6 +38,18 @@ def torch_stream(seed: int, *key: str | int, device: torch.device | str = "cpu")
     return torch.Generator(device).manual_seed(number(seed, *key) % 2**63)
 
 
+def shuffled(n: int, g: torch.Generator) -> list[int]:
+    """0..n-1 in an order that the generator's state determines, on the host.
+
+    Where it is a GPU's its seed and offset, which the host knows, name a stream: to read a draw of the GPU would be
+    to wait for all its work.
+    """
+    if g.device.type == "cpu":
+        return torch.randperm(n, generator=g).tolist()
+    state = bytes(g.get_state().tolist())
+    return stream(int.from_bytes(state, "little"), "shuffled").permutation(n).tolist()
+
+
 @contextmanager
 def scoped(seed: int, *key: str | int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Seed torch's global generator inside the block, restore it after.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,15 @@ import torch
 from torch import Tensor
 
 from hpcfed import rng
+from hpcfed.cluster.ferry import Ferry
 from hpcfed.comm import codec
 from hpcfed.models import build
 from hpcfed.models.cost import work
 from hpcfed.models.flat import Layout, Skeleton
 from hpcfed.models.widths import Units, parse, structure
-from hpcfed.payload import nbytes, on_device
+from hpcfed.payload import changed, nbytes, on_device
 from hpcfed.storage.shelf import Shelf
+from hpcfed.storage.tiers import Upper
 
 if TYPE_CHECKING:
     from hpcfed.client import Client
@@ -40,9 +41,24 @@ class Kept:
         return codec.encode([self.weights, self.memory])
 
     @classmethod
-    def decode(cls, data: bytes, device: torch.device) -> Kept:
-        weights, memory = codec.decode(data)
-        return cls(on_device(weights, device), on_device(memory, device))
+    def decode(cls, data: bytes) -> Kept:
+        return cls(*codec.decode(data))
+
+    def moved(self, how: Callable[[Tensor], Tensor]) -> Kept:
+        """The same, with all tensors moved so."""
+        return Kept(changed(self.weights, how), changed(self.memory, how))
+
+
+def shelf(folder: Path, resident: float, device: torch.device, room: float) -> Shelf[Kept]:
+    """What clients keep: in the device's memory, then in the host's where that is another one, then on the disk.
+
+    resident, room: bytes in the memory of the host and of a GPU.
+    """
+    host: Shelf[Kept] = Shelf(folder, resident, Kept.encode, Kept.decode, lambda kept: kept.nbytes)
+    if device.type == "cpu":
+        return host
+    ferry = Ferry(device)
+    return Upper(host, room, lambda kept: kept.moved(ferry.down), lambda kept: kept.moved(ferry.up), host.size)
 
 
 class ClientStore:
@@ -52,12 +68,13 @@ class ClientStore:
     architecture when it is used, and back when another client of that architecture is. A client that was never
     used has no weights yet, and costs nothing.
 
-    resident: bytes of weights and memories that stay in memory; the least recently used go to files in `folder`.
+    resident: bytes of weights and memories that stay in the host's memory, beside `room` bytes in that of a GPU; the
+    least recently used go to files in `folder`.
     """
 
     def __init__(
         self, seed: int, shape: tuple[int, ...], classes: int, d: int, relu_head: bool, device: torch.device,
-        vocabulary: int = 0, resident: float = math.inf, folder: Path = Path("spill"),
+        vocabulary: int = 0, resident: float = math.inf, folder: Path = Path("spill"), room: float = math.inf,
     ):  # fmt: skip
         self.seed, self.device = seed, device
         self.build = lambda name, other=None: build(name, other or shape, classes, d, relu_head, vocabulary)
@@ -65,8 +82,7 @@ class ClientStore:
         self.layouts: dict[str, Layout] = {}
         self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
         self.active: dict[str, int] = {}  # architecture -> the client whose weights are in its module
-        decode = partial(Kept.decode, device=device)
-        self.kept: Shelf[Kept] = Shelf(folder, resident, Kept.encode, decode, lambda kept: kept.nbytes)
+        self.kept = shelf(folder, resident, device, room)
         self.weighted: set[int] = set()  # clients that have weights of their own
         self.stateless = False  # every tensor is received anew each round: clients have no weights of their own
 

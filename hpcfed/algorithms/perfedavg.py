@@ -38,7 +38,7 @@ class PerFedAvg(RoundBased):
         with LocalSteps(fed, client, t) as steps:
             second, third = steps.others("second"), steps.others("third")
             for x, y in steps:
-                value = self.outer(steps, loss, (x, y), second, third) if self.alpha else loss(steps.model, x, y)
+                value = self.outer(steps, loss, (x, y), second, third) if self.alpha else steps.value(loss, x, y)
                 if not self.alpha:
                     steps.backward(value)
                 steps.step(value)
@@ -50,9 +50,9 @@ class PerFedAvg(RoundBased):
         """Leave the gradient of the loss after a personal step (eqs. 11 and 15) in the model; returns that loss."""
         skeleton, n = steps.skeleton, steps.skeleton.layout.n_params
         w = skeleton.flat[:n].clone()
-        steps.backward(loss(steps.model, *next(second)))
+        steps.backward(steps.value(loss, *next(second)))
         skeleton.flat[:n] -= self.alpha * skeleton.grad
-        value = loss(steps.model, *batch)
+        value = steps.value(loss, *batch)
         steps.backward(value)
         if self.variant == "hf":
             g, example = skeleton.grad.clone(), next(third)
@@ -66,7 +66,7 @@ class PerFedAvg(RoundBased):
         for sign in (1, -1):
             steps.skeleton.flat[: len(w)] = w + sign * self.delta * g
             with rng.scoped(fed.seed, "hessian", steps.t, steps.client.id, len(steps.losses), device=fed.device):
-                steps.backward(loss(steps.model, *batch))
+                steps.backward(steps.value(loss, *batch))
             ends.append(steps.skeleton.grad.clone())
         return (ends[0] - ends[1]) / (2 * self.delta)
 

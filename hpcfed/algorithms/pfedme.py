@@ -6,6 +6,7 @@ authors' code adds a small L2 term to the personal objective (here local.weight_
 from the received one in each round, as in that code; beta > 1 is not for batch statistics.
 """
 
+from functools import partial
 from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
@@ -43,11 +44,11 @@ class PFedMe(RoundBased):
         self.receive(client, fed.down(client, state))
         skeleton, n = client.skeleton, client.skeleton.layout.n_params
         w = skeleton.flat[:n].clone()
-        anchor = skeleton.layout.views(w)
+        anchor, loss = skeleton.layout.views(w), partial(self.loss, client, state)
         with LocalSteps(fed, client, t) as steps:
             for x, y in steps:
                 for _ in range(self.inner_steps):
-                    steps.descend(self.loss(client, state, steps.model, x, y) + proximal(steps.model, anchor, self.lam))
+                    steps.descend(steps.value(loss, x, y) + proximal(steps.model, anchor, self.lam))
                 w -= self.eta * self.lam * (w - skeleton.flat[:n])
         buffers = client.params(lambda name: name not in anchor)
         return Mean.of(Params({**anchor, **buffers}), self.weight(client))

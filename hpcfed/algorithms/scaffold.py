@@ -56,7 +56,7 @@ class Scaffold(RoundBased):
         new = self.at_start(fed, client, state, t) if self.control == "gradient" else None
         with LocalSteps(fed, client, t) as steps:
             for x, y in steps:
-                value = self.loss(client, state, steps.model, x, y)
+                value = steps.value(lambda m, x, y: self.loss(client, state, m, x, y), x, y)
                 steps.backward(value + inner_product(steps.model, c - own))
                 steps.step(value)
         change = client.params() - state.x

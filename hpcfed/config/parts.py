@@ -121,8 +121,8 @@ class Local(Part):
 class Training(Part):
     """How local steps are computed; no part of the result, for all engines give the same bits."""
 
-    engine: Literal["auto", "eager", "traced"] = "auto"
-    """Eager: autograd in Python. Traced: each step is recorded once and replayed; auto: where that pays."""
+    engine: Literal["auto", "eager", "traced", "graphed"] = "auto"
+    """Eager: autograd in Python. Traced: steps are recorded and replayed; graphed: as CUDA graphs. Auto: what pays."""
 
 
 class System(Part):
@@ -191,7 +191,9 @@ class Run(Part):
     """Torch threads of each rank; part of the result, for sums in another order give other bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Auto: GPU number (local rank modulo GPUs) where there is one, else the CPU."""
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    """Of products: tf32 in all that a GPU computes, bf16 in clients' objectives; weights and sums are float32."""
     resident: NonNegative = 2.0
-    """GiB of clients' weights and memories that each rank keeps in memory; the rest waits on disk in the run folder."""
+    """GiB of clients' weights and memories that each rank keeps in memory, beside a GPU's; the rest waits on disk."""
     rebalance: Count = 2
     """Move clients between ranks by measured cost after so many rounds; 0: never."""

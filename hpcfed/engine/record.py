@@ -6,6 +6,8 @@ import resource
 from dataclasses import fields
 from typing import Any
 
+import torch
+
 from hpcfed.payload import Tally
 
 Row = dict[str, Any]
@@ -27,3 +29,8 @@ NOTHING = (*cells(Tally()), *6 * [float("nan")])  # of a client that did nothing
 def peak_bytes() -> int:
     """Largest resident size of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def peak_device_bytes(device: torch.device) -> int:
+    """Most of a GPU's memory that torch has held for this process so far, graphs' included; 0 on a CPU."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0

@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcfed.engine import balance
 from hpcfed.engine.evaluation import Evaluation
-from hpcfed.engine.record import COLUMNS, NOTHING, PHASES, SMALL, Row, cells, peak_bytes
+from hpcfed.engine.record import COLUMNS, NOTHING, PHASES, SMALL, Row, cells, peak_bytes, peak_device_bytes
 from hpcfed.evaluate import NONE
 from hpcfed.federation import Federation
 from hpcfed.payload import Tally
@@ -143,14 +143,15 @@ class Rounds(Evaluation):
         ours = {k for k in {**fed.tally, **scores} if k in fed.clients}
         mine: dict[int, Any] = {k: (*cells(fed.tally.get(k, Tally())), *scores.get(k, 3 * NONE)) for k in ours}
         fed.wait()
-        mine[fed.K + fed.comm.rank] = {"clock": fed.clock.reset(), "peak": peak_bytes(), "flags": flags()}
+        peaks = {"peak_bytes": peak_bytes(), "peak_device_bytes": peak_device_bytes(fed.device)}
+        mine[fed.K + fed.comm.rank] = {"clock": fed.clock.reset() | peaks, "flags": flags()}
         every = fed.comm.gather(mine)
         ranks = [every[fed.K + r] for r in range(fed.comm.size)]
         ids = np.arange(fed.K) if fed.K <= SMALL else np.array(sorted({*cohort, *(k for k in every if k < fed.K)}))
         table = np.array([every.get(k, NOTHING) for k in ids.tolist()], dtype=float)  # [len(ids), columns]
         row = self.row(ids, table, cohort, evaluated)
-        row |= {f"ranks/{p}": np.array([r["clock"].get(p, 0.0) for r in ranks]) for p in PHASES}
-        row |= {"ranks/peak_bytes": np.array([r["peak"] for r in ranks]), "rounds/seconds": perf_counter() - start}
+        row |= {f"ranks/{p}": np.array([r["clock"].get(p, 0.0) for r in ranks]) for p in (*PHASES, *peaks)}
+        row |= {"rounds/seconds": perf_counter() - start}
         return row, {name: any(r["flags"].get(name, False) for r in ranks) for name in flags()}
 
     def row(self, ids: np.ndarray, table: np.ndarray, cohort: list[int], evaluated: bool) -> Row:

@@ -141,6 +141,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
     store = ClientStore(
         job.seed, world.shape, len(data.classes), models_.d, models_.relu_head, device, data.vocabulary,
         job.run.resident * 2**30, names.spill_folder(agreed(comm, lambda: folder.of(job)), comm.rank),
+        devices.room(device, comm.node_of.count(comm.node_of[comm.rank])),
     )  # fmt: skip
     placement = [k % comm.size for k in range(job.clients)] if world.many else place(world.costs.tolist(), comm.size)
     return Federation(

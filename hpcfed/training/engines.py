@@ -1,9 +1,10 @@
 """How a local step is computed: the engines behind the one training loop. All give the same bits.
 
 eager: the loss, then autograd, in Python. traced: the step is recorded once for each architecture and shape of a
-batch, and replayed (`hpcfed.training.tape`). auto: traced where a step is so short that Python is most of it, and
-there are enough of them to pay for the recording; eager elsewhere. An objective that cannot be recorded trains
-eagerly, and the run says so once.
+batch, and replayed (`hpcfed.training.tape`). graphed: what is recorded becomes one CUDA graph together with the
+optimiser (`hpcfed.training.graphs`). auto: on the CPU traced where a step is so short that Python is most of it, on
+a GPU graphed, each where there are enough steps to pay for the recording; eager elsewhere. An objective that cannot
+be recorded trains eagerly, a step that cannot be captured is replayed, and the run says so once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hpcfed.cluster.devices import lowered
+from hpcfed.training.graphs import Fixed, Graph
 from hpcfed.training.objective import Untraceable, flat, like, opened, title
 from hpcfed.training.tape import Tape, alike, signature
 
@@ -23,21 +26,22 @@ if TYPE_CHECKING:
 
 SHORT = 2e7  # multiply-adds of a step, forward: about a millisecond, of which Python is a fifth
 MANY = 20_000  # steps of a rank, of which each is about 0.1 ms shorter: two seconds, as long as the first recording
+MANY_ON_GPU = 1_000  # of which each is some ms shorter, for a GPU is faster than Python starts its kernels; an estimate
 
 Step = Callable[[Any, Any], None]  # one local step on a batch
 
 
 def engine(steps: LocalSteps, loss: Loss) -> Step:
     """The step of the job's engine for these local steps."""
-    wanted = steps.fed.job.training.engine
-    if wanted == "eager" or (wanted == "auto" and not worth(steps)):
+    wanted, gpu = steps.fed.job.training.engine, steps.fed.device.type == "cuda"
+    if wanted == "eager" or (wanted == "auto" and not worth(steps, gpu)):
         return partial(eager, steps, loss)
-    return Traced(steps, loss)
+    return Graphed(steps, loss) if wanted == "graphed" or (wanted == "auto" and gpu) else Traced(steps, loss)
 
 
 def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
     """One step by autograd."""
-    steps.descend(loss(steps.model, x, y))
+    steps.descend(steps.value(loss, x, y))
 
 
 def gradient(value: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
@@ -46,11 +50,12 @@ def gradient(value: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
     return [alike(g, p) for g, p in zip(found, params, strict=True)]
 
 
-def worth(steps: LocalSteps) -> bool:
+def worth(steps: LocalSteps, gpu: bool) -> bool:
     """Whether recording pays: a function of the job, not of how fast this machine is."""
     fed = steps.fed
-    runs = (fed.job.rounds - fed.t) * fed.cohort_size / fed.comm.size
-    return runs * len(steps) >= MANY and fed.store.work(steps.client.architecture) * steps.size * steps.views <= SHORT
+    n = (fed.job.rounds - fed.t) * fed.cohort_size / fed.comm.size * len(steps)
+    short = gpu or fed.store.work(steps.client.architecture) * steps.size * steps.views <= SHORT
+    return short and n >= (MANY_ON_GPU if gpu else MANY)
 
 
 class Traced:
@@ -86,17 +91,49 @@ class Traced:
 
     def record(self, x: Any, y: Any) -> Tape | None:
         """A new recording; None where there can be none."""
-        n, m = len(self.given), len(flat(x))
+        n, m, fed = len(self.given), len(flat(x)), self.steps.fed
 
         def objective(model: Any, inputs: Sequence[Tensor]) -> Tensor:
-            return self.refill(inputs[:n])(model, like(x, inputs[n : n + m]), like(y, inputs[n + m :]))
+            with lowered(fed.job.run.precision, fed.device):
+                return self.refill(inputs[:n])(model, like(x, inputs[n : n + m]), like(y, inputs[n + m :]))
 
         try:
             return Tape(self.steps.skeleton, objective, [*self.given, *flat(x), *flat(y)], self.steps.optimiser.names)
         except Exception as why:  # torch raises many kinds; whatever it is, the eager engine needs no recording
             return self.give_up(why)
 
-    def give_up(self, why: Exception) -> None:
-        """Say that the eager engine takes over."""
+    def give_up(self, why: Exception, what: str = "recorded", other: str = "eager") -> None:
+        """Say that another engine takes over."""
         reason = (str(why).splitlines() or [type(why).__name__])[0]
-        self.steps.fed.say(f"{title(self.loss)} cannot be recorded ({reason}); it trains with the eager engine")
+        self.steps.fed.say(f"{title(self.loss)} cannot be {what} ({reason}); it trains with the {other} engine")
+
+
+class Graphed(Traced):
+    """One step by one launch of a graph, which all clients of an architecture share.
+
+    The steps' optimiser is from then on the one that graphs use; any step may use it.
+    """
+
+    def __init__(self, steps: LocalSteps, loss: Loss):
+        super().__init__(steps, loss)
+        if self.key:
+            self.key = "graph", *self.key
+            steps.optimiser = Fixed.of(steps.skeleton, steps.optimiser)
+
+    def __call__(self, x: Any, y: Any) -> None:
+        new = self.key and len(flat(x)[0]) not in self.found
+        graph = self.tape(x, y) if self.key else None
+        if not isinstance(graph, Graph):
+            return super().__call__(x, y)
+        if new:
+            graph.give(self.given)
+        self.steps.done(graph([*flat(x), *flat(y)]))
+
+    def record(self, x: Any, y: Any) -> Graph | Tape | None:
+        """A graph, or a mere recording where it cannot be captured."""
+        tape = super().record(x, y)
+        try:
+            return Graph(tape, self.steps.optimiser, self.given, [*flat(x), *flat(y)]) if tape else None
+        except Exception as why:  # whatever it is, a recording needs no capture
+            self.give_up(why, "captured", "traced")
+            return tape

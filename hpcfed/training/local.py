@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed import rng
+from hpcfed.cluster.devices import lowered
 from hpcfed.errors import DivergedError
 from hpcfed.payload import finite
 from hpcfed.training import engines
@@ -106,6 +107,11 @@ class LocalSteps:
                 x, y = self.data.batch(rows)
                 yield inputs(self.fed, x, self.views, draws), y
 
+    def value(self, loss: Loss, x: Any, y: Any) -> Tensor:
+        """The loss of the model on a batch, in the run's precision."""
+        with lowered(self.fed.job.run.precision, self.fed.device):
+            return loss(self.model, x, y)
+
     def backward(self, value: Tensor) -> None:
         """Make the flat gradient that of this loss."""
         self.skeleton.zero_grad()
@@ -127,6 +133,10 @@ class LocalSteps:
         gradient: by trained parameter, in its memory layout; default: what `backward` left.
         """
         self.optimiser.step(gradient)
+        self.done(value)
+
+    def done(self, value: Tensor) -> None:
+        """Record the loss of a step that was made."""
         self.losses.append(value.detach())
         self.examples.append(len(self.rows))
 
@@ -157,7 +167,9 @@ def gradient(
     with rng.scoped(fed.seed, phase, "dropout", t, client.id, device=fed.device):
         for rows in plan:
             x, y = client.train.batch(rows)
-            value = loss(skeleton.model, inputs(fed, x, 1, draws), y)
+            x = inputs(fed, x, 1, draws)
+            with lowered(fed.job.run.precision, fed.device):
+                value = loss(skeleton.model, x, y)
             (value * (len(rows) / client.n)).backward()
             losses.append(value.detach())
     examples = [len(rows) for rows in plan]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Wanted = Callable[[str], bool]  # by the name of a parameter
 Moments = dict[str, Tensor]  # flat vectors, by the names that torch.optim gives them, and Adam's number of steps
 EPS = 1e-8  # of Adam, torch's default
+RATE = {"cpu": torch.float64, "cuda": torch.float32}  # of a learning rate, as the kernels read it from memory
 
 
 def learning_rate(fed: Federation, t: int) -> float:
@@ -34,17 +35,18 @@ class Optimiser:
     """The job's optimiser on the parameters of one client that are trained, all in one kernel.
 
     The steps are those of torch.optim.SGD and Adam with fused = true, bit for bit; called directly, for their
-    bookkeeping in Python takes several times as long as a step of a small model.
+    bookkeeping in Python takes several times as long as a step of a small model. The learning rate and Adam's count of
+    steps are in the device's memory, so that nothing of a step is decided in Python.
     kept: moments of the last round, as `moments` gave them.
     """
 
     def __init__(self, skeleton: Skeleton, settings: Local, lr: float, only: Wanted | None, kept: Moments | None):
-        self.skeleton, self.settings, self.lr = skeleton, settings, lr
+        self.skeleton, self.settings, device = skeleton, settings, skeleton.flat.device
+        self.lr = torch.full((), lr, dtype=RATE[device.type], device=device)
         self.names = tuple(name for name in skeleton.layout.params if only is None or only(name))
         self.params = [skeleton.view(name) for name in self.names]
         self.moments = {name: v.clone() for name, v in kept.items()} if kept else self.fresh()
         self.lists = {name: self.cut(v) for name, v in self.moments.items() if name != "step"}
-        self.first = not kept
 
     @property
     def buffers(self) -> tuple[str, ...]:
@@ -61,6 +63,10 @@ class Optimiser:
             flat["step"] = torch.zeros((), device=self.skeleton.flat.device)
         return flat
 
+    def kept(self) -> Moments:
+        """The moments, for the client to keep."""
+        return self.moments
+
     def cut(self, flat: Tensor) -> list[Tensor]:
         """A flat vector of moments as one view a parameter, laid out as the parameter is."""
         parts = zip(torch.split(flat, [p.numel() for p in self.params]), self.params, strict=True)
@@ -75,7 +81,6 @@ class Optimiser:
             self.adam(gradient)
         else:
             self.sgd(gradient)
-        self.first = False
 
     def adam(self, gradient: Sequence[Tensor]) -> None:
         """Kingma and Ba, ICLR 2015, algorithm 1."""
@@ -88,12 +93,12 @@ class Optimiser:
         )  # fmt: skip
 
     def sgd(self, gradient: Sequence[Tensor]) -> None:
-        """With momentum as torch has it: the buffer starts as the first gradient."""
+        """With momentum as torch has it: the buffer starts as the first gradient, which it is on top of 0."""
         how = self.settings
         torch._fused_sgd_(
             self.params, gradient, self.lists.get("momentum_buffer", []), weight_decay=how.weight_decay,
             momentum=how.momentum, lr=self.lr, dampening=0.0, nesterov=False, maximize=False,
-            is_first_step=self.first,
+            is_first_step=False,
         )  # fmt: skip
 
 
@@ -108,7 +113,7 @@ def make_optimiser(
 def keep_moments(client: Client, optimiser: Optimiser, settings: Local, phase: str = "train") -> None:
     """With local.keep_optimiser, put the moments into the client's memory."""
     if settings.keep_optimiser and optimiser.moments:
-        client.memory[moments(phase)] = optimiser.moments
+        client.memory[moments(phase)] = optimiser.kept()
 
 
 def moments(phase: str) -> str:

@@ -130,7 +130,7 @@ def test_results_hold_the_partition(desk, record):
 
 def test_results_hold_every_column_by_round_and_client_or_rank(record):
     shapes = {f"clients/{name}": (ROUNDS, K) for name in (*COLUMNS, "cohort", "lost", "reports")}
-    shapes |= {f"ranks/{name}": (ROUNDS, RANKS) for name in (*PHASES, "peak_bytes")}
+    shapes |= {f"ranks/{name}": (ROUNDS, RANKS) for name in (*PHASES, "peak_bytes", "peak_device_bytes")}
     shapes |= {"rounds/seconds": (ROUNDS,), "rounds/virtual_seconds": (ROUNDS,), "rounds/accuracy_common": (ROUNDS,)}
     assert {name: column.shape for name, column in record.columns.items()} == shapes
     assert set(record.column("clients/up").ravel().tolist()) == {4 * (16 * 10 + 10)}

@@ -1,0 +1,119 @@
+"""FedClassAvg as a researcher writes it for a GPU: modules, torch.optim, torchvision's transforms in a DataLoader.
+
+The loader's workers stay for the whole run and read ahead from one client to the next, which is more than most do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from augment import pipeline
+from cases import CLASSES, Case
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from hpcfed.compat import import_torchvision
+from hpcfed.models import build
+from hpcfed.rng import stream
+from hpcfed.training.losses import distance, supcon
+
+D = 512
+
+
+class Views(Dataset):
+    """Two views of a PIL image, and its label."""
+
+    def __init__(self, x: Tensor, y: Tensor):
+        from torchvision.transforms.functional import to_pil_image
+
+        self.pictures, self.y = [to_pil_image(image) for image in x], y
+        self.transform = pipeline(x.shape[1:])
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self.transform(self.pictures[i]), self.transform(self.pictures[i]), self.y[i]
+
+
+class Order:
+    """The rows of each batch of a round: client after client, each in a new order."""
+
+    def __init__(self, case: Case):
+        self.case, self.g = case, stream(0, "order")
+
+    def __iter__(self) -> Any:
+        for k in range(self.case.clients):
+            rows = k * self.case.n + self.g.permutation(self.case.n)
+            yield from (part.tolist() for part in torch.from_numpy(rows).split(self.case.batch))
+
+
+class Naive:
+    """All clients' models and optimisers on the device; float32, eager, every loss read when it is there."""
+
+    def __init__(self, case: Case, device: torch.device):
+        import_torchvision()
+        self.case, self.device = case, device
+        kinds = case.model.split(",")
+        self.models = [net(kinds[k % len(kinds)], case.shape).to(device) for k in range(case.clients)]
+        self.optimisers = [torch.optim.Adam(model.parameters(), lr=case.lr) for model in self.models]
+        x, y = (torch.cat(parts) for parts in zip(*case.tensors(), strict=True))
+        workers = 0 if device.type == "cpu" else max(1, len(os.sched_getaffinity(0)) - 1)
+        self.loader = DataLoader(Views(x.clamp(0, 1), y), batch_sampler=Order(case), num_workers=workers,
+                                 persistent_workers=workers > 0, pin_memory=device.type == "cuda")  # fmt: skip
+        self.head = self.mean()
+
+    def round(self) -> list[float]:
+        """One epoch of every client, then the mean of the heads. Returns the losses of all steps."""
+        as_installed()
+        losses, each = [], -(-self.case.n // self.case.batch)
+        for i, (*views, y) in enumerate(self.loader):
+            k = i // each
+            if i % each == 0:
+                self.models[k].head.load_state_dict(self.head)
+            losses.append(self.step(k, [v.to(self.device) for v in views], y.to(self.device)))
+        self.head = self.mean()
+        return losses
+
+    def step(self, k: int, views: Sequence[Tensor], y: Tensor) -> float:
+        model, optimiser = self.models[k], self.optimisers[k]
+        optimiser.zero_grad()
+        z = model.body(torch.cat(list(views)))
+        loss = F.cross_entropy(model.head(z[: len(y)]), y) + supcon(z, torch.cat([y, y]))
+        loss = loss + 0.1 * distance(model.head, self.head)
+        loss.backward()
+        optimiser.step()
+        return loss.item()
+
+    def mean(self) -> dict[str, Tensor]:
+        """The average of all heads."""
+        heads = [model.head.state_dict() for model in self.models]
+        return {name: torch.stack([head[name] for head in heads]).mean(0) for name in heads[0]}
+
+
+class Net(nn.Module):
+    """A body, and a linear layer on what it represents."""
+
+    def __init__(self, body: nn.Module):
+        super().__init__()
+        self.body, self.head = body, nn.Linear(D, CLASSES)
+
+
+def net(name: str, shape: tuple[int, ...]) -> Net:
+    """A network as torchvision has it, or as the authors' code where it has none."""
+    models = import_torchvision().models
+    plain = {
+        "resnet18": lambda: models.resnet18(num_classes=D),
+        "shufflenetv2": lambda: models.shufflenet_v2_x1_0(num_classes=D),
+        "googlenet": lambda: models.GoogLeNet(num_classes=D, aux_logits=False, init_weights=False),
+    }
+    own = plain.get(name, lambda: build(name, shape, CLASSES, D).body.to(memory_format=torch.contiguous_format))
+    return Net(own()).train()
+
+
+def as_installed() -> None:
+    """torch's settings as they are without hpcfed, but for products in float32, as the naive loop is meant."""
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.deterministic = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False

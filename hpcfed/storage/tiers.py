@@ -1,0 +1,46 @@
+"""A shelf over another: a GPU's memory over the host's, say, which lies over the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from hpcfed.storage.shelf import Shelf
+
+T = TypeVar("T")
+
+
+class Upper(Shelf[T]):
+    """Values by number, as many here as fit; the others lie on the shelf below, which only this one's thread uses.
+
+    limit, size: as `Shelf` has them.  down, up: a value as it lies below, and back, called in the background.
+    """
+
+    def __init__(
+        self, below: Shelf[T], limit: float, down: Callable[[T], T], up: Callable[[T], T], size: Callable[[T], int]
+    ):
+        super().__init__(below.folder, limit, below.encode, below.decode, size)
+        self.below, self.down, self.up = below, down, up
+
+    def get(self, k: int) -> T | None:
+        was_away = k in self.away
+        value = super().get(k)
+        if was_away:
+            self.order(self.below.drop, k)
+        return value
+
+    def drop(self, k: int) -> None:
+        if k in self.away:
+            self.order(self.below.drop, k)
+        super().drop(k)
+
+    def close(self) -> None:
+        super().close()
+        self.below.close()
+
+    def write(self, k: int, value: T) -> None:
+        self.below.put(k, self.down(value))
+        self.below.fit(keep=())
+
+    def read(self, k: int) -> T:
+        return self.up(self.below.peek(k))

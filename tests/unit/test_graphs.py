@@ -1,0 +1,194 @@
+"""The graphed engine on the CPU, where calling the step again stands for replaying its capture; and precision.
+
+So what is tested is what decides, keeps, copies in and copies out; that a CUDA graph does what the step did is torch's.
+"""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpcfed.algorithms import ALGORITHMS
+from hpcfed.cluster import devices
+from hpcfed.comm import Serial, spmd
+from hpcfed.errors import ConfigError
+from hpcfed.federation import Federation
+from hpcfed.params import Params
+from hpcfed.rng import shuffled, torch_stream
+from hpcfed.training import engines, graphs
+from hpcfed.training.graphs import Fixed, Graph
+from hpcfed.training.local import LocalSteps, sgd
+from hpcfed.training.losses import proximal
+from tests.contract import toy
+from tests.contract.conftest import small_model  # noqa: F401, a fixture
+
+GRAPHED, EAGER = ("--training.engine", "graphed"), ("--training.engine", "eager")
+DROPOUT = ("--models.mix", "small")
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list:
+    """Stands for the capture: makes the step for real some times, as the warm-up does; lists what was captured.
+
+    The loss lies where it lies, as in a graph: the next replay overwrites it.
+    """
+    made = []
+
+    def again(step, device):
+        for _ in range(graphs.WARM):
+            loss = step().clone()
+        made.append(step)
+        return lambda: loss.copy_(step())
+
+    monkeypatch.setattr(graphs, "capture", again)
+    return made
+
+
+def federation(*flags: str) -> Federation:
+    fed = toy.start(Serial(), toy.job("local", "--models.mix", "mlp", "--local.batch", "8", *flags)).fed
+    fed.begin(0, list(range(fed.K)), True)
+    return fed
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def anchored(there: Params, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model, x, y) + proximal(model, there, mu=1.0)
+
+
+HOW = {
+    "adam": (),
+    "kept moments": ("--local.keep_optimiser", "true"),
+    "momentum and a schedule": ("--local.optimiser", "sgd", "--local.momentum", "0.9", "--local.schedule", "cosine",
+                                "--local.keep_optimiser", "true"),
+    "steps instead of epochs": ("--local.steps", "5"),
+    "dropout and batch norm": DROPOUT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_graphs_have_the_bits_of_eager_steps_over_clients_rounds_and_batches_of_any_size(how: str, captures: list):
+    def run(*engine: str) -> toy.Outcome:
+        flags = ("--models.mix", "mlp", "--local.batch", "8", "--rounds", "3", *HOW[how], *engine)
+        return toy.run(Serial(), toy.job("fedprox", *flags))
+
+    assert toy.differences(run(*EAGER), run(*GRAPHED)) == []
+    assert captures
+
+
+@pytest.mark.parametrize("method", sorted(ALGORITHMS))
+def test_every_method_has_the_bits_of_the_eager_engine(method: str, captures: list):
+    eager, graphed = (toy.run(Serial(), toy.job(method, "--rounds", "2", *engine)) for engine in (EAGER, GRAPHED))
+    assert toy.differences(eager, graphed) == []
+
+
+def test_one_capture_serves_all_clients_of_an_architecture_and_each_size_of_batch_has_its_own(captures: list):
+    fed = federation(*GRAPHED)
+    for k in (3, 4, 5):  # 17, 21 and 32 examples: batches of 8, 1 and 5
+        sgd(fed, fed.clients[k], 0, cross_entropy)
+    kept = fed.store.skeletons["mlp", "clients"].tapes.values()
+    assert len(captures) == 3 == sum(isinstance(found, Graph) for found in kept)
+
+
+def test_a_capture_moves_no_weights_and_draws_nothing_of_a_clients_stream(captures: list):
+    """The warm-up makes steps, with dropout and batch statistics: they are undone."""
+    flags = (*DROPOUT, "--rounds", "1", "--evaluate.every", "1000")
+    once, again = (toy.run(Serial(), toy.job("local", *flags, *engine)) for engine in (EAGER, GRAPHED))
+    assert captures and toy.differences(once, again) == []
+
+
+def test_what_a_client_received_is_copied_into_the_graph(captures: list):
+    def run(*engine: str) -> Tensor:
+        fed = federation(*engine)
+        for k, anchor in ((4, 0.0), (5, 1.0), (4, 2.0)):
+            there = Params({"head.bias": torch.full((4,), anchor)})
+            sgd(fed, fed.clients[k], 0, partial(anchored, there))
+        return torch.cat([fed.clients[k].skeleton.flat.clone() for k in (4, 5)])
+
+    assert torch.equal(run(*GRAPHED), run(*EAGER))
+
+
+def test_kept_moments_are_the_clients_own_and_not_those_in_the_graph(captures: list):
+    fed = federation(*GRAPHED, "--local.keep_optimiser", "true")
+    sgd(fed, fed.clients[4], 0, cross_entropy)
+    before = {name: v.clone() for name, v in fed.clients[4].memory["optimiser"].items()}
+    sgd(fed, fed.clients[5], 0, cross_entropy)
+    after = fed.clients[4].memory["optimiser"]
+    assert all(torch.equal(before[name], after[name]) for name in after) and after["exp_avg"].any()
+
+
+def test_the_learning_rate_is_in_memory_so_that_a_schedule_needs_no_second_capture(captures: list):
+    fed = federation(*GRAPHED)
+    for lr in (0.1, 0.01):
+        sgd(fed, fed.clients[5], 0, cross_entropy, lr=lr)
+    fixed = [found for found in fed.store.skeletons["mlp", "clients"].tapes.values() if isinstance(found, Fixed)]
+    assert len(captures) == len(fixed) == 1 and fixed[0].lr.item() == 0.01
+
+
+def test_a_step_that_cannot_be_captured_is_replayed_and_the_run_says_so_once(capsys: pytest.CaptureFixture[str]):
+    def run(*engine: str) -> Tensor:
+        fed = federation(*engine)
+        for k in (4, 5):
+            sgd(fed, fed.clients[k], 0, cross_entropy)
+        return fed.clients[5].skeleton.flat.clone()
+
+    assert torch.equal(run(*GRAPHED), run(*EAGER))
+    said = capsys.readouterr().err
+    assert said.count("cross_entropy cannot be captured (the device is no GPU); it trains with the traced engine") == 1
+
+
+@pytest.mark.parametrize("rounds, wanted", [("1", False), ("500", True)])
+def test_on_a_gpu_auto_captures_where_there_are_enough_steps_of_any_length(rounds: str, wanted: bool):
+    fed = federation("--rounds", rounds)
+    steps = LocalSteps(fed, fed.clients[5], 0)
+    assert engines.worth(steps, gpu=True) == wanted and not engines.worth(steps, gpu=False)
+
+
+def test_ranks_do_not_matter(captures: list):
+    job = toy.job("fedclassavg", "--rounds", "2", *GRAPHED)
+    want = toy.run(Serial(), job)
+    assert all(toy.differences(want, got) == [] for got in spmd(2, lambda comm: toy.run(comm, job)))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedme", "perfedavg", "scaffold", "fedsgd"])
+def test_precision_reaches_every_way_to_train_and_float32_changes_nothing(method: str):
+    flags = ("--rounds", "1", "--models.mix", "mlp", "--local.optimiser", "sgd", *EAGER)
+    plain, same, other = (
+        toy.run(Serial(), toy.job(method, *flags, *("--run.precision", name) * bool(name)))
+        for name in ("", "float32", "bf16")
+    )
+    assert toy.differences(plain, same) == []
+    assert any("state" in name or "weights" in name for name in toy.differences(plain, other))
+    assert all(v.dtype != torch.bfloat16 for v in other.state.values() if isinstance(v, Tensor))
+
+
+@pytest.mark.parametrize("engine", ["traced", "graphed"])
+def test_bf16_has_the_same_bits_in_every_engine(engine: str, captures: list):
+    flags = ("--models.mix", "mlp,cnn", "--run.precision", "bf16", "--rounds", "2", "--training.engine")
+    eager, other = (toy.run(Serial(), toy.job("fedclassavg", *flags, name)) for name in ("eager", engine))
+    assert toy.differences(eager, other) == []
+
+
+def test_precision_is_part_of_a_jobs_identity_and_the_engine_is_not():
+    plain, bf16 = (toy.job("fedavg", "--run.precision", name).identity() for name in ("float32", "bf16"))
+    assert plain != bf16 and plain == toy.job("fedavg", *GRAPHED).identity()
+
+
+def test_tf32_without_a_gpu_is_refused():
+    with pytest.raises(ConfigError, match="run.precision = 'tf32' is of GPUs, but the device is a CPU"):
+        devices.choose("cpu", 0, "tf32")
+
+
+def test_an_order_from_a_gpus_generator_depends_on_its_state_and_takes_no_draw_from_it():
+    def gpu(seed: int, offset: int) -> SimpleNamespace:
+        state = torch.tensor([seed, offset], dtype=torch.int64).view(torch.uint8)
+        return SimpleNamespace(device=torch.device("cuda", 0), get_state=lambda: state)
+
+    orders = [shuffled(20, gpu(seed, offset)) for seed, offset in ((1, 0), (1, 0), (1, 4), (2, 0))]
+    assert orders[0] == orders[1] and len(set(map(tuple, orders))) == 3
+    assert all(sorted(order) == list(range(20)) for order in (*orders, shuffled(20, torch_stream(0, "test"))))

@@ -1,0 +1,113 @@
+"""A GPU's memory over the host's over the disk, with copies on the CPU standing for those between GPU and host."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from hpcfed.comm import Serial, codec
+from hpcfed.engine.rounds import Rounds
+from hpcfed.errors import HpcfedError
+from hpcfed.payload import changed, nbytes
+from hpcfed.storage.shelf import Shelf
+from hpcfed.storage.tiers import Upper
+from tests.contract import toy
+
+ONE = 40  # bytes of a value here
+
+
+def value(k: int) -> Tensor:
+    return torch.full((10,), float(k))
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    """Room for two values above and for two below."""
+    below = Shelf(tmp_path / "spill", 2 * ONE, codec.encode, codec.decode, nbytes)
+    found = Upper(below, 2 * ONE, Tensor.clone, Tensor.clone, nbytes)
+    yield found
+    found.close()
+
+
+def filled(shelf: Upper, n: int = 6) -> Upper:
+    for k in range(n):
+        shelf.put(k, value(k))
+        shelf.fit(keep=[])
+    shelf.order(lambda: None).result()  # all that was ordered before is done
+    return shelf
+
+
+def test_what_does_not_fit_above_lies_below_and_what_does_not_fit_there_on_disk(shelf):
+    filled(shelf)
+    assert sorted(shelf.held) == [4, 5] and sorted(shelf.below.held) == [2, 3] and shelf.below.away == {0, 1}
+    assert sorted(shelf) == list(range(6))
+
+
+def test_every_value_comes_back_bit_for_bit_from_wherever_it_is(shelf):
+    filled(shelf)
+    for k in (0, 3, 5, 1, 4, 2):
+        assert torch.equal(shelf.get(k), value(k))
+        shelf.fit(keep=[k])
+    shelf.prefetch(range(6))
+    assert all(torch.equal(shelf.peek(k), value(k)) for k in range(6))
+
+
+def test_a_value_is_never_on_two_shelves_once_it_is_used(shelf):
+    filled(shelf)
+    shelf.get(3)
+    shelf.get(0)
+    shelf.drop(1)
+    shelf.order(lambda: None).result()
+    assert sorted(shelf.below) == [2] and sorted(shelf) == [0, 2, 3, 4, 5]
+
+
+def test_a_value_that_is_replaced_while_it_lies_below_is_the_new_one(shelf):
+    filled(shelf)
+    shelf.put(0, value(70))
+    shelf.put(2, value(72))
+    for k in (1, 3, 4, 5):
+        shelf.get(k)
+    shelf.fit(keep=[])
+    assert torch.equal(shelf.get(0), value(70)) and torch.equal(shelf.get(2), value(72))
+
+
+def test_peeking_moves_nothing(shelf):
+    filled(shelf)
+    assert torch.equal(shelf.peek(0), value(0)) and torch.equal(shelf.peek(2), value(2))
+    assert sorted(shelf.held) == [4, 5] and 0 in shelf.away and 2 in shelf.away
+
+
+def test_a_disk_that_takes_nothing_is_told_by_the_upper_shelf_too(shelf):
+    shelf.folder.write_text("a file where the folder should be")
+    filled(shelf)
+    with pytest.raises(HpcfedError, match="cannot be written"):
+        shelf.get(0)
+    shelf.folder.unlink()
+
+
+def test_a_run_with_two_shelves_has_the_bits_of_one_with_all_in_memory(tmp_path):
+    flags = ("--models.mix", "mlp,cnn", "--local.keep_optimiser", "true", "--participation", "0.5", "--rounds", "5",
+             "--out", str(tmp_path / "run"))  # fmt: skip
+    job, low = toy.job("local", *flags), []
+
+    def layered() -> Rounds:
+        going = toy.start(Serial(), job)
+        store = going.fed.store
+        below, moved = store.kept, lambda kept: kept.moved(Tensor.clone)
+        below.limit = 1.0
+        store.kept = Upper(below, 1.0, moved, moved, below.size)
+        return going
+
+    going, rows = layered(), []
+    while going.t < job.rounds:
+        rows.append(going.step()[0])
+        low.append((len(going.fed.store.kept.away), len(going.fed.store.kept.below.away)))
+    assert toy.differences(toy.outcome(going, rows), toy.run(Serial(), job)) == []
+    assert max(low)[0] > 2 and max(low)[1] > 0
+    going.fed.store.kept.close()
+
+
+def test_nested_values_are_changed_tensor_by_tensor():
+    kept = {"a": torch.ones(2), "b": {"c": torch.ones(3), "n": 7}, "d": None}
+    twice = changed(kept, lambda v: 2 * v)
+    assert twice["a"].tolist() == [2, 2] and twice["b"]["c"].tolist() == [2, 2, 2]
+    assert twice["b"]["n"] == 7 and twice["d"] is None and kept["a"].tolist() == [1, 1]
