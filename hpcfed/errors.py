@@ -27,7 +27,15 @@ class DivergedError(HpcfedError):
 
 
 class CheckpointError(HpcfedError):
-    """A checkpoint or result file that is damaged, or belongs to another job."""
+    """A checkpoint or result file that cannot be used, or belongs to another job."""
+
+
+class DamagedError(CheckpointError):
+    """A file that is not as it was written, or cannot be read."""
+
+
+class WriteError(CheckpointError):
+    """A file that the disk does not take now: no room, no permission, no such file system."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

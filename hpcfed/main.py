@@ -82,7 +82,7 @@ def leave(comm: Comm, message: str, status: int) -> None:
 
 def stored(path: Path) -> dict[str, Any]:
     """The job of a run that is to be resumed."""
-    job = results.load(names.run_of(path)).header["job"]
+    job = results.recover(names.run_of(path)).header["job"]
     return {k: v for k, v in job.items() if k not in ("out", "resume", "overwrite", "dry_run", "quiet", "verbose")}
 
 

@@ -108,6 +108,13 @@ class Job(BaseSettings):
         """The job as nested dicts of JSON types."""
         return self.model_dump(mode="json")
 
+    def usual(self) -> dict[str, Any]:
+        """The identity of a job with this method and all fields at their defaults.
+
+        What a job from before a field was there did: so a new field's default is what was done without it.
+        """
+        return type(self).model_construct().identity()
+
     def identity(self) -> dict[str, Any]:
         """What the results depend on: all fields but those in FREE (rounds counts where the cosine uses it)."""
         plain = self.plain()

@@ -181,7 +181,9 @@ class Checkpoint(Part):
     minutes: NonNegative = 30.0
     """Save also when so many minutes have passed since the last save; 0: never for that reason."""
     keep: PositiveInt = 2
-    """How many of the newest checkpoints are kept."""
+    """How many of the newest checkpoints are kept; while one is written the disk holds one more."""
+    required: bool = False
+    """Stop when checkpoint or results cannot be written; else the run warns, goes on, and tries again next time."""
 
 
 class Run(Part):

@@ -12,7 +12,9 @@ from hpcfed.comm.agree import agreed
 from hpcfed.engine import describe, events, saving
 from hpcfed.engine.folder import prepare
 from hpcfed.engine.rounds import Rounds
+from hpcfed.engine.saver import Saver
 from hpcfed.engine.setup import World, federation, world
+from hpcfed.errors import WriteError
 from hpcfed.report.progress import Progress
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.results import FINAL, Results
@@ -51,7 +53,7 @@ def warn(ranks: int, placement: list[int]) -> None:
     """Say, also where the job is quiet, that ranks are left over: they compute nothing, and wait in each round."""
     idle = ranks - len(set(placement))
     if idle:
-        print(f"hpcfed: warning: {idle} of {ranks} ranks have no client and stay idle", file=sys.stderr)
+        say(f"{idle} of {ranks} ranks have no client and stay idle")
 
 
 def open_results(job: Job, folder: Path, facts: World, rounds: Rounds) -> Results:
@@ -59,7 +61,10 @@ def open_results(job: Job, folder: Path, facts: World, rounds: Rounds) -> Result
     header = describe.header(job, facts, rounds)
     if job.resume and rounds.t:
         checkpoint.drop_after(folder, rounds.t)
-        return Results.resume(folder, rounds.t, header)
+        results = Results.resume(folder, rounds.t, header)
+        if results.source != results.path:
+            say(f"{results.path}: damaged or missing; the run goes on with the copy in {results.source}")
+        return results
     facts.partition.save(names.partition_file(folder))
     return Results(folder, header, describe.arrays(facts))
 
@@ -72,26 +77,35 @@ class Loop:
         self.job, self.comm = rounds.fed.job, rounds.fed.comm
         self.stop, self.saved_at, self.saved_t = False, time.monotonic(), rounds.t
         self.first = rounds.t
+        self.saver = Saver(rounds, folder, results)
+        self.refused = False  # the disk did not take the last write of the results
 
     def run(self) -> int:
         """All rounds that are left; collective. Returns the exit status."""
-        with Signals(self):
+        with Signals(self), self.saver:
             while self.rounds.t < self.job.rounds:
                 row, flags = self.rounds.step(self.flags)
                 self.write(row)
+                if self.saver.pending and not flags["writing"]:
+                    self.settle()
                 if self.due(flags):
                     self.save()
                 if flags["stop"] and self.rounds.t < self.job.rounds:
-                    self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with "
-                                      f"--resume {self.folder}")  # fmt: skip
-                    return RESUME_ME
+                    return self.stopped()
                 if self.job.run.rebalance and self.rounds.t - self.first == self.job.run.rebalance:
                     self.rebalance()
-        if self.saved_t < self.rounds.t:
-            self.save()
+            if self.saved_t < self.rounds.t:
+                self.save()
+            self.settle(needed=True)
         self.conclude()
         self.progress.finish(self.results)
         return DONE
+
+    def stopped(self) -> int:
+        """Stop between two rounds; the run can go on from its last checkpoint. Returns the exit status."""
+        self.settle(needed=not self.saver.exists)
+        self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with --resume {self.folder}")
+        return RESUME_ME
 
     def conclude(self) -> None:
         """What the method does after the last round, recorded apart from the rounds: a run may be extended."""
@@ -107,28 +121,52 @@ class Loop:
             self.results.header["placement"] = describe.placed(self.rounds)
 
     def flags(self) -> dict[str, bool]:
-        """What this rank wants: to stop; to save, because of the time (rank 0 decides that)."""
+        """What this rank wants: to stop; to save, because of the time (rank 0 decides that); and whether it writes."""
         waited = (time.monotonic() - self.saved_at) / 60
         minutes = self.job.checkpoint.minutes
-        return {"stop": self.stop, "save": bool(minutes) and self.comm.rank == 0 and waited >= minutes}
+        save = bool(minutes) and self.comm.rank == 0 and waited >= minutes
+        return {"stop": self.stop, "save": save, "writing": self.saver.writing}
 
     def due(self, flags: dict[str, bool]) -> bool:
         every = self.job.checkpoint.every
         return flags["stop"] or flags["save"] or bool(every and self.rounds.t % every == 0)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Record a round, on rank 0."""
-        if self.results:
-            self.results.append(row)
+        """Record a round, on rank 0; what the disk refuses is written with a later round."""
+        if not self.results:
+            return
+        self.results.append(row)
+        try:
             self.results.write()
-            self.progress.round(self.rounds.t, row)
+            self.refused = self.refused and self.results.stored < self.results.rounds
+        except WriteError as error:
+            if self.job.checkpoint.required:
+                raise
+            if not self.refused:
+                say(f"{error}\n  results stay in memory, and are written as soon as that can be done")
+            self.refused = True
+        self.progress.round(self.rounds.t, row)
 
     def save(self) -> None:
-        """Results first, so that they are never behind the checkpoint."""
-        if self.results:
-            self.results.write(force=True)
-        saving.save(self.rounds, self.folder)
+        """Begin a checkpoint, after the one before."""
+        self.settle()
+        self.saver.start()
         self.saved_at, self.saved_t = time.monotonic(), self.rounds.t
+
+    def settle(self, needed: bool = False) -> None:
+        """Wait for the checkpoint that is on its way; WriteError where it fails, but is needed."""
+        error = self.saver.finish() if self.saver.pending else ""
+        if error and (needed or self.job.checkpoint.required):
+            raise saving.everywhere(f"{error}\n  {self.rounds.fed.last_checkpoint}")
+        if error and self.comm.rank == 0:
+            last = self.rounds.fed.last_checkpoint
+            say(f"no checkpoint of round {self.saver.about.rounds}: {error}\n"
+                f"  the run goes on, and tries again when the next is due; {last}")  # fmt: skip
+
+
+def say(text: str) -> None:
+    """A warning, also where the job is quiet."""
+    print(f"hpcfed: warning: {text}", file=sys.stderr, flush=True)
 
 
 class Signals:

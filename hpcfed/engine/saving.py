@@ -1,87 +1,90 @@
-"""A run to a checkpoint and back: the server's state, and each client's weights and memory, by client."""
+"""Saving a run and going on from what was saved."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import fields, is_dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, NoReturn
 
 from hpcfed.comm.agree import agreed
-from hpcfed.payload import on_device
-from hpcfed.storage import checkpoint
+from hpcfed.engine.saver import Saver
+from hpcfed.engine.snapshot import take_up
+from hpcfed.errors import CheckpointError, DamagedError, WriteError
+from hpcfed.storage import checkpoint, results
+from hpcfed.storage.names import index_of
+from hpcfed.storage.parts import adopt
 
 if TYPE_CHECKING:
-    from hpcfed.algorithms.base import State
     from hpcfed.engine.rounds import Rounds
     from hpcfed.federation import Federation
 
 
 def save(rounds: Rounds, run: Path) -> None:
-    """Write a checkpoint of all that the next round depends on; collective, rank 0 writes client after client."""
-    fed, root = rounds.fed, rounds.fed.comm.rank == 0
-    with fed.clock("checkpoint"):
-        header = {"job": fed.job.identity()}
-        with checkpoint.writer(run, rounds.t, header) if root else nullcontext() as file:
-            if root:
-                file.put("state", to_tree(rounds.state))
-                file.put("scores", {"last": rounds.scores, "stale": rounds.stale, "seconds": rounds.seconds})
-                file.put("time", rounds.virtual())
-            for k, parcel in parcels(rounds):
-                if root:
-                    file.put(f"clients/{k}", parcel)
-        if root:
-            checkpoint.prune(run, fed.job.checkpoint.keep)
-    fed.last_checkpoint = f"last checkpoint: {checkpoint.newest(run)}"
+    """Write a checkpoint of all that the next round depends on, and wait for it; collective.
 
-
-def parcels(rounds: Rounds):
-    """What each client keeps, and the pooled client K, one after the other on rank 0; collective.
-
-    A client that keeps nothing is left out.
+    Raises WriteError, on all ranks, where the disk refuses.
     """
-    fed = rounds.fed
-    mine = {k: 1 for k in fed.store if k in fed.clients or (k == fed.K and fed.comm.rank == 0)}
-    for k in fed.comm.gather(mine):
-        owner = 0 if k == fed.K else fed.placement[k]
-        yield k, fed.comm.move(fed.store.parcel(k) if k in mine else None, owner, 0)
+    with Saver(rounds, run) as saver:
+        saver.start()
+        if error := saver.finish():
+            raise everywhere(error)
+
+
+def everywhere(error: str) -> WriteError:
+    """An error that all ranks raise."""
+    raised = WriteError(error)
+    raised.everywhere = True
+    return raised
 
 
 def restore(rounds: Rounds, path: Path) -> None:
-    """Continue from a checkpoint: each rank reads its own clients. Raises CheckpointError on all ranks alike.
+    """Continue from a checkpoint; collective: each rank reads its own clients. CheckpointError on all ranks alike.
 
-    path: a run folder (its newest checkpoint) or one checkpoint file.
+    path: one checkpoint's index, or a run folder: its newest checkpoint that is whole, as far as the ranks need it.
+    Newer ones that are not are named on stderr.
     """
-    agreed(rounds.fed.comm, lambda: read(rounds, path))
+    fed, damage = rounds.fed, ""
+    for file in offered(fed, path):
+        if damage:
+            fed.say(f"warning: {damage}\n  so the run goes on from the checkpoint before it, {file}")
+        damage = damaged(rounds, file)
+        if not damage:
+            fed.last_checkpoint = f"last checkpoint: {file}"
+            return
+    agreed(fed.comm, lambda: refuse(damage, file) if fed.comm.rank == 0 else None)
 
 
-def read(rounds: Rounds, path: Path) -> None:
-    """What `restore` does on one rank."""
-    fed = rounds.fed
-    with checkpoint.open_checkpoint(path) as file:
-        checkpoint.same_job(fed.job.identity(), file.header["job"], ignore=set())
-        rounds.t = file.rounds
-        rounds.state = from_tree(rounds.state, file.get("state"), fed)
-        scores = file.get("scores")
-        rounds.scores, rounds.stale, rounds.seconds = (np.array(scores[n]) for n in ("last", "stale", "seconds"))
-        rounds.go_on(file.get("time"))
-        for name in file.names("clients/"):
-            k = int(name.removeprefix("clients/"))
-            if k in fed.clients:
-                fed.restore(k, file.get(name))
-            elif k == fed.K and fed.comm.rank == 0:
-                fed.pooled().memory = on_device(file.get(name)["memory"], fed.device)
-        fed.last_checkpoint = f"last checkpoint: {file.path}"
+def offered(fed: Federation, path: Path) -> list[Path]:
+    """The checkpoints to be tried, as rank 0 finds them: other nodes may see a folder late."""
+    found = agreed(fed.comm, lambda: candidates(fed, path) if fed.comm.rank == 0 else [])
+    return [Path(name) for name in fed.comm.bcast([str(file) for file in found])]
 
 
-def to_tree(state: State) -> Any:
-    """A state as nested dicts: Params as they are, a dataclass as a dict of its fields."""
-    return {f.name: getattr(state, f.name) for f in fields(state)} if is_dataclass(state) else state
+def candidates(fed: Federation, path: Path) -> list[Path]:
+    """The checkpoints at that path, those included of which only the index was not written when the run ended."""
+    for parts in checkpoint.unfinished(path):
+        with suppress(CheckpointError):  # it stays unfinished
+            if adopt(parts, most=results.recover(path).rounds):
+                fed.say(f"warning: {index_of(parts)}: was missing or damaged, and is made anew of its parts")
+    return checkpoint.candidates(path)
 
 
-def from_tree(like: State, tree: Any, fed: Federation) -> State:
-    """The inverse of `to_tree`; like: the algorithm's initial state, for its type."""
-    tree = on_device(tree, fed.device)
-    return type(like)(**tree) if is_dataclass(like) else type(like)(tree)
+def damaged(rounds: Rounds, file: Path) -> str:
+    """Try to continue from this checkpoint; collective. Returns what a rank found damaged, "" where none did."""
+    comm = rounds.fed.comm
+    texts = comm.gather({comm.rank: agreed(comm, lambda: tried(rounds, file))})
+    return next(filter(None, texts.values()), "")
+
+
+def tried(rounds: Rounds, file: Path) -> str:
+    """What `damaged` does on one rank."""
+    try:
+        with checkpoint.Reader(file) as source:
+            take_up(rounds, source)
+    except DamagedError as error:
+        return str(error)
+    return ""
+
+
+def refuse(damage: str, file: Path) -> NoReturn:
+    raise checkpoint.with_advice(DamagedError(damage), file)

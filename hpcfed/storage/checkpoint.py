@@ -1,94 +1,25 @@
 """Checkpoints: all that a run needs to go on, by client and never by rank.
 
-So a run saved on 3 ranks resumes on 4. Items are put and got one by one: no rank holds all clients at once.
+Each rank writes what it has into a part of its own; the index, written last, makes them one: its groups link to the
+items of all parts, so that any HDF5 tool that opens it finds every client. A checkpoint exists when its index does. A
+run saved on 3 ranks resumes on 4: each rank opens the parts, and reads of them the MiB, that it needs.
+
+    checkpoints/round-000040.h5                 the index
+    checkpoints/round-000040/rank-0003.h5       what rank 3 had
 """
 
-import json
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import shutil
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
 
-import h5py
-import numpy as np
-
-from hpcfed.errors import CheckpointError, unknown
-from hpcfed.storage import names, tree
-from hpcfed.storage.atomic import opened, replacing
+from hpcfed.errors import CheckpointError, DamagedError
+from hpcfed.storage import names
+from hpcfed.storage.atomic import TEMPORARY, writing
+from hpcfed.storage.reader import Reader
 
 NAME = re.compile(r"round-(\d{6,})\.h5")
-
-
-class Writer:
-    """Takes the items of one checkpoint, one after the other."""
-
-    def __init__(self, items: h5py.Group):
-        self._items = items
-        self.names: list[str] = []
-
-    def put(self, name: str, item: Any) -> None:
-        """Save an item (see `tree.write`) under a name such as "state" or "clients/3"; each name once."""
-        tree.write(self._items, name, item)
-        self.names.append(name)
-
-
-class Reader:
-    """One checkpoint, open for reading; closes at the end of a with block.
-
-    header: as it was written. rounds: how many rounds are done.
-    Raises CheckpointError, before anything is read, if the file is missing, cut short, altered or foreign.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._stack = ExitStack()
-        self._file = self._stack.enter_context(opened(path, names.CHECKPOINT))
-        self.header: dict[str, Any] = tree.read_json(self._file, "header")
-        self.rounds = int(self._file.attrs["rounds"])
-        self._names: list[str] = tree.read_json(self._file, "names")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._stack.close()
-
-    def names(self, prefix: str = "") -> list[str]:
-        """The names that begin with prefix, in the order in which they were put."""
-        return [name for name in self._names if name.startswith(prefix)]
-
-    def get(self, name: str) -> Any:
-        """The item of that name; CheckpointError if there is none."""
-        self._check(name)
-        return tree.read(self._file["items"], name)
-
-    def leaves(self, name: str) -> Iterator[tuple[str, str, np.ndarray]]:
-        """The item of that name as paths, kinds and arrays (see `tree.leaves`), without torch."""
-        self._check(name)
-        return tree.leaves(self._file["items"], name)
-
-    def _check(self, name: str) -> None:
-        if name not in self._names:
-            raise CheckpointError(f"{self.path}: {unknown('item', name, self._names)}")
-
-
-@contextmanager
-def writer(run: Path, rounds: int, header: dict[str, Any]) -> Iterator[Writer]:
-    """Write the checkpoint of a run after `rounds` rounds; it appears when the block ends without error.
-
-    header: JSON-able; "job" is what `same_job` compares. Raises CheckpointError if it cannot be written;
-    the checkpoints before it are as they were.
-    """
-    with replacing(names.checkpoint_file(run, rounds), names.CHECKPOINT) as file:
-        file.attrs["rounds"] = rounds
-        tree.write_json(file, "header", header)
-        items = Writer(file.create_group("items"))
-        yield items
-        tree.write_json(file, "names", items.names)
+PARTS = re.compile(r"round-\d{6,}(?:-(\d+))?")
 
 
 def rounds_of(path: Path) -> int:
@@ -104,57 +35,107 @@ def newest(run: Path) -> Path | None:
     return next(iter(_saved(names.checkpoint_folder(run))), None)
 
 
+def candidates(path: Path) -> list[Path]:
+    """The checkpoints of a run folder, the newest first, or the one at that path; CheckpointError if there is none."""
+    found = _saved(names.checkpoint_folder(path)) if path.is_dir() else [path]
+    if not found:
+        folder = names.checkpoint_folder(path)
+        raise CheckpointError(f"{folder}: no checkpoint here; check the path, or start anew without --resume")
+    return found
+
+
+def open_checkpoint(path: Path) -> Reader:
+    """The newest checkpoint of a run folder, or the one at that path.
+
+    Raises CheckpointError if it cannot be used; the message offers the newest other one that can.
+    """
+    file = candidates(path)[0]
+    try:
+        return Reader(file)
+    except DamagedError as error:
+        raise with_advice(error, file) from error
+
+
+def with_advice(error: CheckpointError, damaged: Path) -> CheckpointError:
+    """The error, with the newest checkpoint beside the damaged one that is whole."""
+    for path in _saved(damaged.parent):
+        try:
+            with Reader(path, whole=True) as file:
+                file.check()
+        except CheckpointError:
+            continue
+        return type(error)(f"{error}\n  this one is whole: resume from it with --resume {path}")
+    missing = f"there is no other valid checkpoint in {damaged.parent}; start anew without --resume"
+    return type(error)(f"{error}\n  {missing}")
+
+
+def fresh(index: Path) -> Path:
+    """A folder for the parts of a checkpoint that is to be written, in which nothing is."""
+    taken = [number_of(parts) for parts in _parts(index.parent) if names.index_of(parts) == index]
+    return names.parts_folder(index, 1 + max(taken, default=-1))
+
+
+def unfinished(run: Path) -> list[Path]:
+    """Folders of parts that are newer than the index that belongs to them, or have none that can be read."""
+    return [parts for parts in _parts(names.checkpoint_folder(run)) if number_of(parts) > used(names.index_of(parts))]
+
+
+def used(index: Path) -> int:
+    """The number of the folder that an index names; -1 if there is no index that can be read."""
+    try:
+        with Reader(index) as file:
+            return max((number_of(index.parent / part.split("/")[0]) for part in file.parts), default=-1)
+    except CheckpointError:
+        return -1
+
+
+def number_of(parts: Path) -> int:
+    return int(PARTS.fullmatch(parts.name)[1] or 0)
+
+
 def prune(run: Path, keep: int) -> None:
-    """Delete all but the `keep` newest checkpoints; keep >= 1."""
-    for path in _saved(names.checkpoint_folder(run))[keep:]:
-        path.unlink(missing_ok=True)
+    """Delete all but the `keep` newest checkpoints, and parts that no index names; keep >= 1.
+
+    For while no rank writes. What cannot be deleted stays, and so do the parts of an index that cannot be read.
+    """
+    folder = names.checkpoint_folder(run)
+    with suppress(OSError):
+        for index in _saved(folder)[keep:]:
+            remove(index)
+        for parts in _parts(folder):
+            index = names.index_of(parts)
+            if not index.exists() or number_of(parts) != used(index) >= 0:
+                shutil.rmtree(parts)
+        for left in folder.glob(f".*{TEMPORARY}"):
+            left.unlink()
+
+
+def remove(index: Path) -> None:
+    """Delete a checkpoint, the index first: it is there as a whole or not at all. OSError."""
+    index.unlink(missing_ok=True)
+    for parts in _parts(index.parent):
+        if names.index_of(parts) == index:
+            remove_parts(parts)
+
+
+def remove_parts(parts: Path) -> None:
+    """Delete a folder of parts, as far as that can be done."""
+    shutil.rmtree(parts, ignore_errors=True)
 
 
 def drop_after(run: Path, rounds: int) -> None:
-    """Delete the checkpoints of later rounds.
+    """Delete the checkpoints of later rounds, and unfinished ones; WriteError if that is refused.
 
     For a run that goes on from an earlier one and makes them anew; otherwise `newest` and `prune` would
     take those of the abandoned continuation for the newest.
     """
-    for path in _saved(names.checkpoint_folder(run)):
-        if rounds_of(path) > rounds:
-            path.unlink(missing_ok=True)
-
-
-def open_checkpoint(path: Path) -> Reader:
-    """The newest checkpoint of a run folder, or the one at that path, with its checksum verified.
-
-    Raises CheckpointError if it cannot be used; the message offers the newest other one that can.
-    """
-    file = newest(path) if path.is_dir() else path
-    if file is None:
-        folder = names.checkpoint_folder(path)
-        raise CheckpointError(f"{folder}: no checkpoint here; check the path, or start anew without --resume")
-    try:
-        return Reader(file)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}\n  {_instead_of(file)}") from error
-
-
-def same_job(ours: dict[str, Any], theirs: dict[str, Any], ignore: set[str]) -> None:
-    """Raise CheckpointError, with the fields that differ, unless both jobs are the same.
-
-    ignore: dotted names of fields or parts that may differ ("run" covers "run.threads").
-    """
-    ours = json.loads(json.dumps(ours))  # as theirs was written: tuples are lists
-    here, there = dict(_flat(ours)), dict(_flat(theirs))
-    absent = "absent"
-    differences = [
-        f"{name}: {here.get(name, absent)} here, {there.get(name, absent)} in the checkpoint"
-        for name in sorted(here.keys() | there.keys())
-        if here.get(name, absent) != there.get(name, absent) and not _parents(name) & ignore
-    ]
-    if differences:
-        raise CheckpointError(
-            "the checkpoint is of another job:\n  "
-            + "\n  ".join(differences)
-            + "\n  set these fields as they are in the checkpoint, or start anew without --resume"
-        )
+    for parts in unfinished(run):
+        with writing(parts):
+            shutil.rmtree(parts)
+    for index in _saved(names.checkpoint_folder(run)):
+        if rounds_of(index) > rounds:
+            with writing(index):
+                remove(index)
 
 
 def _saved(folder: Path) -> list[Path]:
@@ -163,26 +144,6 @@ def _saved(folder: Path) -> list[Path]:
     return sorted(found, key=rounds_of, reverse=True)
 
 
-def _instead_of(damaged: Path) -> str:
-    for path in _saved(damaged.parent):
-        try:
-            Reader(path).close()
-        except CheckpointError:
-            continue
-        return f"this one is whole: resume from it with --resume {path}"
-    return f"there is no other valid checkpoint in {damaged.parent}; start anew without --resume"
-
-
-def _flat(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of nested dicts."""
-    if isinstance(part, dict) and part:
-        for key, value in part.items():
-            yield from _flat(value, f"{name}.{key}" if name else key)
-    else:
-        yield name, part
-
-
-def _parents(name: str) -> set[str]:
-    """a.b.c: a, a.b and a.b.c."""
-    parts = name.split(".")
-    return {".".join(parts[:i]) for i in range(1, len(parts) + 1)}
+def _parts(folder: Path) -> list[Path]:
+    """Folders of parts in a folder."""
+    return [path for path in folder.glob("round-*") if path.is_dir() and PARTS.fullmatch(path.name)]

@@ -4,10 +4,11 @@ from pathlib import Path
 
 RESULTS = "hpcfed-results"  # the `format` attribute of a result file
 CHECKPOINT = "hpcfed-checkpoint"  # the `format` attribute of a checkpoint
+PART = "hpcfed-checkpoint-part"  # and of what one rank wrote of it
 
 
 def run_of(path: Path) -> Path:
-    """The run folder that a --resume path means: itself, or that of a checkpoint file."""
+    """The run folder that a --resume path means: itself, or that of a checkpoint's index."""
     return path.parent.parent if path.suffix == ".h5" else path
 
 
@@ -18,6 +19,11 @@ def job_file(run: Path) -> Path:
 
 def results_file(run: Path) -> Path:
     return run / "results.h5"
+
+
+def results_copy(parts: Path) -> Path:
+    """The results as they were when a checkpoint was made, beside its parts."""
+    return parts / "results.h5"
 
 
 def partition_file(run: Path) -> Path:
@@ -35,5 +41,23 @@ def checkpoint_folder(run: Path) -> Path:
 
 
 def checkpoint_file(run: Path, rounds: int) -> Path:
-    """The state of a run of which `rounds` rounds are done."""
+    """The state of a run of which `rounds` rounds are done: the index of its parts."""
     return checkpoint_folder(run) / f"round-{rounds:06d}.h5"
+
+
+def parts_folder(index: Path, number: int = 0) -> Path:
+    """Where the parts of the checkpoint with this index are.
+
+    number: from 1 where the same round is saved again, so that the parts that the index names stay as they are.
+    """
+    return index.with_name(f"{index.stem}-{number}" if number else index.stem)
+
+
+def index_of(parts: Path) -> Path:
+    """The index of the parts in this folder."""
+    return parts.with_name("-".join(parts.name.split("-")[:2]) + ".h5")
+
+
+def part_file(parts: Path, rank: int) -> Path:
+    """What one rank wrote of a checkpoint."""
+    return parts / f"rank-{rank:04d}.h5"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -10,9 +11,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.errors import CheckpointError, unknown
+from hpcfed.errors import CheckpointError, DamagedError, unknown
 from hpcfed.storage import names, tree
-from hpcfed.storage.atomic import opened, replacing
+from hpcfed.storage.atomic import opened, replacing, writing
 
 BUDGET = 0.02  # largest share of a run's time that goes into unforced writes
 FINAL = "final"  # arrays of what a method does after the last round
@@ -32,6 +33,8 @@ class Results:
     def __init__(self, run: Path, header: Header, arrays: dict[str, np.ndarray]):
         self.path, self.header, self.arrays = names.results_file(run), header, arrays
         self._rows: list[dict[str, np.ndarray]] = []
+        self.stored = 0  # of them on disk
+        self.source = self.path  # what was gone on from
         self._written, self._took = monotonic(), 0.0  # when the last write ended, and its seconds
 
     @classmethod
@@ -41,7 +44,7 @@ class Results:
         `header` replaces the old one, of which "history" keeps the versions, hardware and ranks, and up to
         which round they hold. Raises CheckpointError if the file has fewer rows, or as `load` does.
         """
-        old = load(run)
+        old = recover(run)
         if old.rounds < rounds:
             raise CheckpointError(
                 f"{names.results_file(run)}: holds {old.rounds} rounds, the checkpoint {rounds}; "
@@ -50,6 +53,7 @@ class Results:
         past = {"rounds": rounds} | {key: old.header[key] for key in PAST if key in old.header}
         arrays = {name: array for name, array in old.arrays.items() if not name.startswith(f"{FINAL}/")}
         results = cls(run, {**header, "history": [*old.header.get("history", []), past]}, arrays)
+        results.source = old.path
         for t in range(rounds):
             results.append({name: column[t] for name, column in old.columns.items()})
         return results
@@ -67,15 +71,28 @@ class Results:
         """Make the file on disk complete up to the last row.
 
         Without force, nothing happens while the last write took more than 2 % of the time since it: long
-        runs with large files write less often. Raises CheckpointError if the file cannot be written.
+        runs with large files write less often. Raises WriteError if the file cannot be written; rows stay in memory.
         """
         begin = monotonic()
         if not force and self._took > BUDGET * (begin - self._written):
             return
-        with replacing(self.path, names.RESULTS) as file:
-            self._fill(file)
-        self._written = monotonic()
-        self._took = self._written - begin
+        try:
+            with replacing(self.path, names.RESULTS) as file:
+                self._fill(file)
+            self.stored = self.rounds
+        finally:
+            self._written = monotonic()
+            self._took = self._written - begin
+
+    def secure(self, rounds: int) -> None:
+        """Make sure that so many rows are on disk; WriteError if that fails."""
+        if self.stored < rounds:
+            self.write(force=True)
+
+    def copy(self, path: Path) -> None:
+        """Copy the file as it is on disk; WriteError if that fails."""
+        with writing(path):
+            shutil.copyfile(self.path, path)
 
     def _fill(self, file: h5py.File) -> None:
         file.attrs["rounds"] = self.rounds
@@ -99,6 +116,7 @@ class Record:
     arrays: dict[str, np.ndarray]
     columns: dict[str, np.ndarray]
     rounds: int
+    path: Path = Path()
 
     def column(self, name: str) -> np.ndarray:
         """One column; CheckpointError for an unknown name."""
@@ -116,10 +134,28 @@ def load(run: Path) -> Record:
     try:
         with opened(path, names.RESULTS) as file:
             header, rounds = tree.read_json(file, "header"), int(file.attrs["rounds"])
-            return Record(header, _datasets(file["arrays"]), _datasets(file["columns"]), rounds)
+            return Record(header, _datasets(file["arrays"]), _datasets(file["columns"]), rounds, path)
     except CheckpointError as error:
         advice = "give the folder of a run that has begun, restore the file from a copy, or run the job again"
-        raise CheckpointError(f"{error}\n  {advice}") from error
+        raise type(error)(f"{error}\n  {advice}") from error
+
+
+def recover(run: Path) -> Record:
+    """The results in a run folder; if they are damaged or missing, the copy that belongs to its last checkpoint."""
+    try:
+        return load(run)
+    except DamagedError:
+        records = [copy for copy in map(_whole, names.checkpoint_folder(run).glob("round-*/results.h5")) if copy]
+        if not records:
+            raise
+        return max(records, key=lambda record: record.rounds)
+
+
+def _whole(path: Path) -> Record | None:
+    try:
+        return load(path)
+    except CheckpointError:
+        return None
 
 
 def _cell(name: str, value: Cell) -> np.ndarray:

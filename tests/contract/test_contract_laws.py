@@ -10,6 +10,7 @@ import torch
 
 from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.comm import Serial
+from hpcfed.engine import snapshot
 from hpcfed.engine.evaluation import Evaluation
 from tests.contract import toy
 
@@ -140,3 +141,14 @@ def test_the_file_says_what_the_method_is_and_from_where(method: str):
     assert text and text.split("\n")[0].endswith((".", ":", ","))
     if ALGORITHMS[method].cite:
         assert "Deviations" in text and ("arXiv:" in text or "doi:" in text)
+
+
+@each_algorithm
+def test_what_was_copied_for_a_checkpoint_is_not_changed_by_the_next_round(method: str):
+    """Weights are not copied but shared with the store, which therefore never writes into a vector that it keeps."""
+    rounds = toy.start(Serial(), toy.job(method, "--local.keep_optimiser", "true"))
+    rounds.step()
+    taken = snapshot.taken(rounds).items
+    before = dict(toy.leaves(taken))
+    rounds.step()
+    assert dict(toy.leaves(taken)) == before

@@ -23,7 +23,7 @@ from hpcfed.comm import Comm
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.data.holdings import Partition
-from hpcfed.engine import events, saving
+from hpcfed.engine import events, saving, snapshot
 from hpcfed.engine.rounds import Rounds, Row
 from hpcfed.engine.setup import federation, world
 from hpcfed.models.layers import BatchNorm2d
@@ -120,7 +120,7 @@ def outcome(going: Rounds, rows: list[Row]) -> Outcome:
     every = fed.comm.gather(mine)
     weights, memory = ({k: parcel[part] for k, parcel in every.items()} for part in ("weights", "memory"))
     computed = [{name: c for name, c in row.items() if not name.startswith(MEASURED)} for row in rows]
-    return Outcome(saving.to_tree(going.state), weights, memory, going.scores.copy(), computed)
+    return Outcome(snapshot.to_tree(going.state), weights, memory, going.scores.copy(), computed)
 
 
 def differences(a: Any, b: Any) -> list[str]:

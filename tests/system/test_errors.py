@@ -118,12 +118,12 @@ def test_a_loss_that_diverges_ends_all_ranks_and_names_the_place_and_the_last_ch
 
 
 def test_what_one_rank_meets_alone_ends_all_ranks_and_names_it(tmp_path):
-    """The folder for checkpoints becomes a file while the run goes on; only rank 0 writes there."""
-    words = [*SMALL, "--rounds", "90", "--checkpoint.every", "40", "--out", str(tmp_path)]
-    with started(2, *words) as job:
+    """The result file, which only rank 0 writes, becomes a folder while the run goes on."""
+    required = ["--rounds", "90", "--checkpoint.every", "0", "--checkpoint.required", "--out", str(tmp_path)]
+    with started(2, *SMALL, *required) as job:
         job.until("round 1/")
-        names.checkpoint_folder(tmp_path).rmdir()
-        names.checkpoint_folder(tmp_path).touch()
+        names.results_file(tmp_path).unlink()
+        names.results_file(tmp_path).mkdir()
         assert job.finish() == 2
     (said,) = ours(job.err)
-    assert said.startswith(f"hpcfed: rank 0 of 2: {names.checkpoint_file(tmp_path, 40)}: cannot be written")
+    assert said.startswith(f"hpcfed: rank 0 of 2: {names.results_file(tmp_path)}: cannot be written")

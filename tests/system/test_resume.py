@@ -12,7 +12,7 @@ from tests.system.several import LIMIT, SMALL, Outcome, together
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 DONE, LONGER = 4, 6  # rounds
 JOB = [*SMALL, "--checkpoint.every", "1", "--data.alpha", "0.6"]
-COPIES = ("more", "earlier", "other", "cut", "altered", "replaced", "bare")
+COPIES = ("more", "earlier", "other", "cut", "altered", "named", "torn", "bent", "lost", "hopeless", "replaced", "bare")
 
 
 @pytest.fixture(scope="module")
@@ -23,29 +23,52 @@ def desk(tmp_path_factory) -> Path:
     together(1, folder / "made", {n: [*JOB, "--rounds", str(r), "--out", str(folder / n)] for n, r in jobs.items()})
     for name in COPIES:
         shutil.copytree(folder / "done", folder / name)
-    cut, altered = (names.checkpoint_file(folder / n, DONE) for n in ("cut", "altered"))
-    cut.write_bytes(cut.read_bytes()[:-1000])
-    body = bytearray(altered.read_bytes())
-    body[len(body) // 2] ^= 1
-    altered.write_bytes(body)
+    last = {name: names.checkpoint_file(folder / name, DONE) for name in COPIES}
+    shorten(part(last["cut"]))
+    alter(part(last["altered"]))
+    alter(last["named"])
+    last["torn"].unlink()
+    shorten(last["bent"])
+    alter(names.results_file(folder / "lost"))
+    for path in names.checkpoint_folder(folder / "hopeless").glob("*.h5"):
+        shorten(part(path))
     shutil.rmtree(names.checkpoint_folder(folder / "bare"))
     (folder / "empty").mkdir()
     return folder
+
+
+def part(index: Path) -> Path:
+    """What the one rank wrote."""
+    return names.part_file(names.parts_folder(index), 0)
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def alter(path: Path) -> None:
+    body = bytearray(path.read_bytes())
+    body[len(body) // 2] ^= 1
+    path.write_bytes(body)
 
 
 @pytest.fixture(scope="module")
 def outcomes(desk) -> dict[str, Outcome]:
     """What rank 0 of two said to each command line; they run in this order."""
     run = {name: str(desk / name) for name in (*COPIES, "done", "empty")}
-    before = {name: str(names.checkpoint_file(desk / name, DONE - 1)) for name in ("cut", "earlier")}
+    before = str(names.checkpoint_file(desk / "earlier", DONE - 1))
     longer = ["--rounds", str(LONGER)]
     cases = {
         "more": ["--resume", run["more"], *longer],
-        "earlier": ["--resume", before["earlier"], *longer],
+        "earlier": ["--resume", before, *longer],
         "other": ["--resume", run["other"], "--data.alpha", "0.9", "--local.epochs", "2"],
-        "cut": ["--resume", run["cut"]],
-        "offered": ["--resume", before["cut"]],
+        "cut": ["--resume", run["cut"], "--quiet"],
         "altered": ["--resume", run["altered"]],
+        "named": ["--resume", str(names.checkpoint_file(desk / "named", DONE))],
+        "torn": ["--resume", run["torn"], *longer],
+        "bent": ["--resume", run["bent"], *longer],
+        "lost": ["--resume", run["lost"], *longer],
+        "hopeless": ["--resume", run["hopeless"]],
         "bare": ["--resume", run["bare"]],
         "empty": ["--resume", run["empty"]],
         "absent": ["--resume", run["empty"] + "/no/such/run"],
@@ -58,7 +81,7 @@ def outcomes(desk) -> dict[str, Outcome]:
 
 def refused(outcome: Outcome, *words: str) -> None:
     assert outcome.status == 2
-    assert outcome.err.count("hpcfed: ") == 1
+    assert outcome.err.replace("hpcfed: warning: ", "").count("hpcfed: ") == 1
     assert [word for word in words if word not in outcome.err] == [], outcome.err
 
 
@@ -79,14 +102,35 @@ def test_another_job_is_refused_with_the_fields_that_differ(desk, outcomes):
 
 
 @pytest.mark.parametrize("name", ["cut", "altered"])
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_is_offered(desk, outcomes, name):
-    before = names.checkpoint_file(desk / name, DONE - 1)
-    refused(outcomes[name], names.checkpoint_file(desk / name, DONE).name, "damaged", f"--resume {before}")
+def test_of_a_run_folder_the_newest_checkpoint_that_is_whole_is_taken_and_a_damaged_one_named(desk, outcomes, name):
+    assert outcomes[name].status == 0
+    newest, before = (names.checkpoint_file(desk / name, rounds) for rounds in (DONE, DONE - 1))
+    assert f"hpcfed: warning: {part(newest)}: damaged" in outcomes[name].err
+    assert f"goes on from the checkpoint before it, {before}\n" in outcomes[name].err
+    assert digest(desk / name) == digest(desk / "done")
 
 
-def test_the_offered_checkpoint_leads_to_the_same_bits(desk, outcomes):
-    assert outcomes["offered"].status == 0
-    assert digest(desk / "cut") == digest(desk / "done")
+def test_a_damaged_checkpoint_that_is_named_is_refused_and_the_one_before_it_is_offered(desk, outcomes):
+    newest, before = (names.checkpoint_file(desk / "named", rounds) for rounds in (DONE, DONE - 1))
+    refused(outcomes["named"], f"{newest}: damaged", f"--resume {before}")
+
+
+def test_without_a_checkpoint_that_is_whole_a_run_is_refused(desk, outcomes):
+    refused(outcomes["hopeless"], "no other valid checkpoint", "start anew without --resume")
+
+
+def test_damaged_results_are_replaced_by_the_copy_that_belongs_to_the_checkpoint(desk, outcomes):
+    assert outcomes["lost"].status == 0
+    assert f"{names.results_file(desk / 'lost')}: damaged or missing" in outcomes["lost"].err
+    assert digest(desk / "lost") == digest(desk / "longer")
+
+
+@pytest.mark.parametrize("name", ["torn", "bent"])
+def test_a_checkpoint_that_lacks_nothing_but_its_index_is_taken(desk, outcomes, name):
+    assert outcomes[name].status == 0
+    assert f"{names.checkpoint_file(desk / name, DONE)}: was missing or damaged" in outcomes[name].err
+    assert results.load(desk / name).header["history"][0]["rounds"] == DONE
+    assert digest(desk / name) == digest(desk / "longer")
 
 
 @pytest.mark.parametrize("name", ["bare", "empty", "absent"])

@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpcfed
-from hpcfed.errors import CheckpointError
+from hpcfed.errors import CheckpointError, DamagedError
 from hpcfed.params import Params
 from hpcfed.storage import tree
-from hpcfed.storage.atomic import BLOCK, VERSIONS, opened, replacing
+from hpcfed.storage.atomic import VERSIONS, opened, replacing
+from hpcfed.storage.same import same
+from hpcfed.storage.seal import BLOCK, CHUNK
 
 REPOSITORY = Path(hpcfed.__file__).parents[1]
 
@@ -125,10 +127,11 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 def test_leftovers_of_killed_writers_are_removed_at_the_next_write(tmp_path):
-    (tmp_path / ".b.h5.node7-123.tmp").write_bytes(b"half a file")
+    (tmp_path / ".a.h5.node7-123.tmp").write_bytes(b"half a file")
+    (tmp_path / ".b.h5.node7-123.tmp").write_bytes(b"of another rank, which may be writing it")
     (tmp_path / "notes.tmp").write_text("not ours")
     save(tmp_path / "a.h5", 1)
-    assert sorted(os.listdir(tmp_path)) == ["a.h5", "notes.tmp"]
+    assert sorted(os.listdir(tmp_path)) == [".b.h5.node7-123.tmp", "a.h5", "notes.tmp"]
 
 
 def test_a_file_that_is_replaced_stays_readable_as_it_was(tmp_path):
@@ -137,6 +140,30 @@ def test_a_file_that_is_replaced_stays_readable_as_it_was(tmp_path):
         save(tmp_path / "a.h5", 2)
         assert tree.read(file, "value") == 1
     assert value_of(tmp_path / "a.h5") == 2
+
+
+def test_damage_in_a_large_file_is_found_when_its_stretch_is_read_and_at_once_when_all_is_checked(tmp_path):
+    path, values = tmp_path / "a.h5", np.arange(CHUNK // 2)
+    with replacing(path, "test") as file:
+        file["first"], file["last"] = values, values
+    body = bytearray(path.read_bytes())
+    body[-CHUNK] ^= 1
+    path.write_bytes(body)
+    with opened(path, "test", whole=False) as file:
+        assert (file["first"][...] == values).all()
+        with pytest.raises(DamagedError, match="a.h5: damaged"):
+            file["last"][...]
+    with pytest.raises(DamagedError, match="a.h5: damaged"), opened(path, "test"):
+        pass
+
+
+ODD = [0.0, float("nan"), 3, "3", None, True, [1], {"a": torch.tensor(1)}, {"a": torch.tensor(1.0)}, np.arange(2),
+       torch.tensor([-0.0]), torch.tensor([0.0]), torch.tensor([[0.0]]), torch.tensor([float("nan")])]  # fmt: skip
+
+
+def test_values_are_the_same_only_bit_for_bit():
+    assert [[same(a, b) for b in ODD] for a in ODD] == np.eye(len(ODD), dtype=bool).tolist()
+    assert same(np.float32(0.5), 0.5) and same((torch.ones(2, 2).T,), [torch.ones(2, 2)])
 
 
 def test_plain_hdf5_tools_read_a_sealed_file(tmp_path):
@@ -149,8 +176,12 @@ def test_another_format_and_another_version_are_refused(tmp_path, monkeypatch):
     save(tmp_path / "a.h5", 1)
     with pytest.raises(CheckpointError, match="holds test, not other"), opened(tmp_path / "a.h5", "other"):
         pass
-    monkeypatch.setitem(VERSIONS, "test", 2)
-    with pytest.raises(CheckpointError, match="format version 1, but this hpcfed reads version 2; use"):
+    monkeypatch.setitem(VERSIONS, "test", (3, 2))
+    with pytest.raises(CheckpointError, match="version 1, but this hpcfed reads version 3 and 2; use the hpcfed that"):
+        value_of(tmp_path / "a.h5")
+    save(tmp_path / "a.h5", 1)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="version 3, but this hpcfed reads version 1; use a newer hpcfed"):
         value_of(tmp_path / "a.h5")
 
 
@@ -169,7 +200,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 FULL = """
 import resource, sys, pathlib, numpy as np
-from hpcfed.errors import CheckpointError
+from hpcfed.errors import CheckpointError, DamagedError
 from hpcfed.storage.atomic import replacing
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 try:

@@ -1,10 +1,11 @@
-"""Checkpoints by client: whole or refused, with the one to use instead."""
+"""Checkpoints by client: one whole of many parts, or refused, with the one to use instead."""
 
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -12,24 +13,51 @@ import torch
 import hpcfed
 from hpcfed.errors import CheckpointError
 from hpcfed.params import Params
-from hpcfed.storage import checkpoint
-from hpcfed.storage.checkpoint import newest, open_checkpoint, same_job
+from hpcfed.storage import checkpoint, names
+from hpcfed.storage.checkpoint import newest, open_checkpoint
+from hpcfed.storage.parts import About, adopt, compare, write_index, write_part
 from hpcfed.storage.results import Results
+from hpcfed.storage.same import same_job
 
 REPOSITORY = Path(hpcfed.__file__).parents[1]
-REFUSED = r"round-000020.h5: (damaged|not a file of hpcfed)"
+REFUSED = r"round-000020.*.h5: (damaged|not a file of hpcfed)"
 
 
-def save(run: Path, rounds: int, weight: float = 1.0, clients: int = 3, **header: object) -> Path:
-    with checkpoint.writer(run, rounds, header) as writer:
-        writer.put("state", Params({"head.weight": torch.full((2, 2), weight)}))
-        for k in range(clients):
-            writer.put(f"clients/{k}", {"model": Params({"body.weight": torch.full((3,), weight * k)})})
-    return newest(run)
+def save(run: Path, rounds: int, weight: float = 1.0, clients: int = 3, ranks: int = 2, **header: object) -> Path:
+    """A checkpoint of so many ranks; client k is on rank k modulo ranks."""
+    index, about = names.checkpoint_file(run, rounds), About(rounds, ranks, header)
+    folder = checkpoint.fresh(index)
+    parts = {r: write_part(folder, r, about, items(r, weight, clients, ranks).items) for r in range(ranks)}
+    write_index(folder, about, parts)
+    return index
+
+
+def part(index: Path, rank: int) -> Path:
+    return names.part_file(names.parts_folder(index), rank)
+
+
+def items(rank: int, weight: float = 1.0, clients: int = 3, ranks: int = 2) -> dict[str, object]:
+    shared = {} if rank else {"state": Params({"head.weight": torch.full((2, 2), weight)})}
+    mine = range(rank, clients, ranks)
+    return shared | {f"clients/{k}": {"model": Params({"body.weight": torch.full((3,), weight * k)})} for k in mine}
+
+
+def read(path: Path) -> None:
+    """Read all that a checkpoint holds."""
+    with open_checkpoint(path) as saved:
+        for name in saved.names():
+            saved.get(name)
+
+
+def files(index: Path) -> list[Path]:
+    return [index, *sorted(names.parts_folder(index).iterdir())]
 
 
 def rounds_kept(run: Path) -> list[int]:
-    return sorted(map(checkpoint.rounds_of, (run / "checkpoints").iterdir()))
+    """Of the checkpoints in a run folder; fails if there is anything else."""
+    found = sorted((run / "checkpoints").glob("*.h5"))
+    assert sorted((run / "checkpoints").iterdir()) == sorted([*found, *map(names.parts_folder, found)])
+    return [checkpoint.rounds_of(path) for path in found]
 
 
 def test_a_checkpoint_comes_back_item_by_item(tmp_path):
@@ -67,6 +95,7 @@ def test_prune_keeps_the_newest(tmp_path):
 def test_an_abandoned_continuation_can_be_dropped(tmp_path):
     for rounds in (10, 20, 30):
         save(tmp_path, rounds)
+    without_index(tmp_path, 5)
     checkpoint.drop_after(tmp_path, 10)
     assert rounds_kept(tmp_path) == [10]
 
@@ -87,27 +116,118 @@ def test_a_result_file_is_not_a_checkpoint(tmp_path):
         open_checkpoint(tmp_path / "results.h5")
 
 
-def test_every_truncation_is_refused(tmp_path):
-    path = save(tmp_path, 20)
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["index", "rank 0", "rank 1"])
+def test_every_truncation_is_refused(tmp_path, which):
+    index = save(tmp_path, 20)
+    path = files(index)[which]
     whole = path.read_bytes()
     for length in {0, 1, 511, 512, 513, *np.linspace(0, len(whole) - 1, 50).astype(int)}:
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=REFUSED):
-            open_checkpoint(path)
+            read(index)
 
 
-def test_every_flipped_byte_is_refused(tmp_path):
-    path = save(tmp_path, 20)
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["index", "rank 0", "rank 1"])
+def test_every_flipped_byte_is_refused(tmp_path, which):
+    index = save(tmp_path, 20)
+    path = files(index)[which]
     whole = path.read_bytes()
     for position in np.linspace(0, len(whole) - 1, 50).astype(int):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
         with pytest.raises(CheckpointError, match=REFUSED):
-            open_checkpoint(path)
+            read(index)
+
+
+def test_a_part_that_is_missing_or_of_another_checkpoint_is_refused(tmp_path):
+    index, other = save(tmp_path, 20), save(tmp_path, 30, weight=2.0)
+    second = part(index, 1)
+    second.write_bytes(part(other, 1).read_bytes())
+    with pytest.raises(CheckpointError, match="another part than the one that round-000020.h5 was written with"):
+        read(index)
+    second.unlink()
+    with pytest.raises(CheckpointError, match="rank-0001.h5: cannot be read: .*No such file"):
+        read(index)
+
+
+def test_who_needs_one_client_opens_its_part_alone(tmp_path):
+    index = save(tmp_path, 20, clients=4)
+    part(index, 0).unlink()
+    with open_checkpoint(index) as saved:
+        assert saved.get("clients/3")["model"]["body.weight"].tolist() == [3, 3, 3]
+        with pytest.raises(CheckpointError, match="rank-0000.h5: cannot be read"):
+            saved.get("clients/2")
+
+
+def test_any_hdf5_tool_finds_all_clients_in_the_index_wherever_the_run_folder_is(tmp_path):
+    save(tmp_path / "made", 20, clients=4)
+    (tmp_path / "made").rename(tmp_path / "moved")
+    with h5py.File(names.checkpoint_file(tmp_path / "moved", 20)) as file:
+        assert sorted(file["items/clients"]) == ["0", "1", "2", "3"]
+        assert file["items/clients/3/model/body.weight"][...].tolist() == [3, 3, 3]
+
+
+def test_what_is_read_back_is_compared_with_what_was_to_be_written(tmp_path):
+    index = save(tmp_path, 20)
+    compare(part(index, 0), items(0).items)
+    with pytest.raises(CheckpointError, match="rank-0000.h5: clients/2 is not what was to be written"):
+        compare(part(index, 0), (items(0) | {"clients/2": items(0, weight=2.0)["clients/2"]}).items)
+
+
+def without_index(run: Path, rounds: int) -> Path:
+    index = save(run, rounds, job={"seed": 1})
+    index.unlink()
+    return names.parts_folder(index)
+
+
+def test_a_checkpoint_that_lacks_only_its_index_gets_it(tmp_path):
+    folder = without_index(tmp_path, 20)
+    assert checkpoint.unfinished(tmp_path) == [folder]
+    adopt(folder, most=19)
+    assert newest(tmp_path) is None
+    adopt(folder, most=20)
+    read(newest(tmp_path))
+    with open_checkpoint(tmp_path) as saved:
+        assert (saved.rounds, saved.header) == (20, {"job": {"seed": 1}})
+        assert saved.names() == ["state", *(f"clients/{k}" for k in range(3))]
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda part: part.write_bytes(b"")], ids=["missing", "empty"])
+def test_a_checkpoint_that_lacks_a_part_stays_unfinished(tmp_path, harm: Callable[[Path], object]):
+    folder = without_index(tmp_path, 20)
+    harm(names.part_file(folder, 1))
+    with pytest.raises(CheckpointError, match=r"rank-0001.h5"):
+        adopt(folder, most=20)
+    assert newest(tmp_path) is None
+
+
+def test_a_round_that_is_saved_again_touches_no_part_of_its_checkpoint_until_the_new_one_is_whole(tmp_path):
+    index = save(tmp_path, 20)
+    before = index.read_bytes()
+    save(tmp_path, 20, weight=2.0)
+    again = names.parts_folder(index, 1)
+    with open_checkpoint(index) as saved:
+        assert saved.get("clients/1")["model"]["body.weight"][0] == 2
+    index.write_bytes(before)  # as if the second writer had been killed before its index
+    read(index)
+    assert checkpoint.unfinished(tmp_path) == [again]
+    adopt(again, most=20)
+    checkpoint.prune(tmp_path, keep=2)
+    assert not checkpoint.unfinished(tmp_path) and not names.parts_folder(index).exists() and again.exists()
+    read(index)
+
+
+def test_pruning_spares_the_parts_of_an_index_that_cannot_be_read(tmp_path):
+    index = save(tmp_path, 20)
+    index.write_bytes(b"")
+    checkpoint.prune(tmp_path, keep=1)
+    assert part(index, 1).exists()
+    adopt(names.parts_folder(index), most=20)
+    read(index)
 
 
 def test_a_damaged_checkpoint_offers_the_newest_valid_one(tmp_path):
     good, cut, damaged = (save(tmp_path, rounds) for rounds in (10, 20, 30))
-    for path in (cut, damaged):
+    for path in (part(cut, 1), damaged):
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(tmp_path)
@@ -124,11 +244,13 @@ def test_without_another_valid_checkpoint_the_message_says_start_anew(tmp_path):
 
 HALF = """
 import sys, pathlib, numpy as np
-from hpcfed.storage import checkpoint
-with checkpoint.writer(pathlib.Path(sys.argv[1]), 20, {}) as writer:
-    writer.put("state", np.zeros(100_000))
+from hpcfed.storage import names, parts
+def items():
+    yield "state", np.zeros(100_000)
     print("half", flush=True)
     sys.stdin.read()
+folder = names.parts_folder(names.checkpoint_file(pathlib.Path(sys.argv[1]), 20))
+parts.write_part(folder, 0, parts.About(20, 1, {}), items)
 """
 
 
@@ -140,8 +262,8 @@ def test_a_writer_killed_half_way_leaves_the_checkpoint_before(tmp_path):
         writer.kill()
     with open_checkpoint(tmp_path) as saved:
         assert saved.rounds == 10
-    assert len(os.listdir(tmp_path / "checkpoints")) == 2
     save(tmp_path, 30)
+    checkpoint.prune(tmp_path, keep=2)
     assert rounds_kept(tmp_path) == [10, 30]
 
 
@@ -159,3 +281,10 @@ def test_fields_of_another_job_are_listed():
         "  algorithm.name: fedprox here, fedavg in the checkpoint",
         "  local.lr: 0.1 here, 0.01 in the checkpoint",
     ]
+
+
+def test_a_field_that_is_newer_than_the_checkpoint_counts_as_its_default():
+    ours, theirs = {"seed": 1, "run": {"threads": 1, "new": 0}}, {"seed": 1, "run": {"threads": 1}}
+    same_job(ours, theirs, set(), defaults={"seed": 0, "run": {"threads": 4, "new": 0}})
+    with pytest.raises(CheckpointError, match="run.new: 0 here, 5 in the checkpoint"):
+        same_job(ours, theirs, set(), defaults={"run": {"new": 5}})

@@ -8,8 +8,9 @@ import torch
 
 from hpcfed.errors import CheckpointError
 from hpcfed.params import Params
-from hpcfed.storage import checkpoint
+from hpcfed.storage import names
 from hpcfed.storage.digest import digest
+from hpcfed.storage.parts import About, write_index, write_part
 from hpcfed.storage.results import Results
 
 
@@ -20,10 +21,15 @@ def digest_of(run: Path, accuracy: float = 0.5, weight: float = 1, seconds: floa
         accuracies = np.array([accuracy, np.nan, 0.0])
         made.append({"clients/accuracy": accuracies, "ranks/wait": np.full(ranks, seconds)})
     made.write()
-    with checkpoint.writer(run, 4, {"ranks": ranks}) as writer:
-        writer.put("state", Params({"head.weight": torch.full((2, 2), weight)}))
-        writer.put("clients/0", {"model": Params({"body.weight": torch.ones(3)})})
+    state = {"state": Params({"head.weight": torch.full((2, 2), weight)})}
+    save(run, state, {"clients/0": {"model": Params({"body.weight": torch.ones(3)})}})
     return digest(run)
+
+
+def save(run: Path, *items: dict[str, object]) -> None:
+    """A checkpoint of so many ranks, by what each has."""
+    folder, about = names.parts_folder(names.checkpoint_file(run, 4)), About(4, len(items), {})
+    write_index(folder, about, {r: write_part(folder, r, about, has.items) for r, has in enumerate(items)})
 
 
 def test_digests_are_equal_for_equal_results_whatever_the_ranks_times_and_folder(tmp_path):
@@ -50,9 +56,7 @@ def test_the_order_in_which_clients_were_saved_does_not_matter(tmp_path):
     digests = set()
     for name, order in {"a": (0, 1), "b": (1, 0)}.items():
         Results(tmp_path / name, {}, {}).write()
-        with checkpoint.writer(tmp_path / name, 0, {}) as writer:
-            for k in order:
-                writer.put(f"clients/{k}", torch.tensor([float(k)]))
+        save(tmp_path / name, *({f"clients/{k}": torch.tensor([float(k)])} for k in order))
         digests.add(digest(tmp_path / name))
     assert len(digests) == 1
 

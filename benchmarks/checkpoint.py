@@ -1,0 +1,132 @@
+"""What a checkpoint in the background costs the training: rounds with one under way over rounds without.
+
+`python benchmarks/checkpoint.py [--seconds 60] [--passes 3] [--check]`
+
+20 ResNet-18 clients that keep Adam's moments, 2.7 GB, on two ranks of one thread; a round of so many seconds, and so
+many pairs of rounds that take turns in one run. The round with a checkpoint is timed from before its snapshot is taken
+until after its index is there. --check: a small model, rounds of a moment, and nothing is written to results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import cases
+from launch import on_ranks
+from paired import Row, ratio, save, table
+
+from hpcfed.comm import Comm, connect
+from hpcfed.engine import events
+from hpcfed.engine.record import peak_bytes
+from hpcfed.engine.rounds import Rounds
+from hpcfed.engine.saver import Saver
+from hpcfed.engine.setup import federation, world
+from hpcfed.storage import names
+
+RANKS, LIMIT = 2, 3600  # seconds that the run may take
+KEEPING = ("--algorithm.name", "local", "--local.keep_optimiser", "true")
+LARGE = cases.Case("resnet18", cases.resnet18, cases.COLOUR, 20, 64, 64, "adam", 1e-3, KEEPING)
+SMALL = cases.Case("mlp", cases.mlp, cases.GREY, 4, 20, 20, "adam", 1e-3, KEEPING)
+
+
+def main() -> None:
+    options = arguments()
+    if options.inside:
+        return inside(options)
+    with TemporaryDirectory(prefix="hpcfed-benchmark-") as folder:
+        flags = ("--seconds", options.seconds, "--passes", options.passes, "--inside", folder)
+        argv = [str(Path(__file__).resolve()), *map(str, flags), *(["--check"] if options.check else [])]
+        on_ranks(RANKS, *argv, timeout=LIMIT)
+        found = json.loads((Path(folder) / "found.json").read_text())
+    rows = [row(found)]
+    if options.check:
+        print(table(rows), found)
+    else:
+        save("checkpoint", rows)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)  # what each rank does
+    return parser.parse_args()
+
+
+def row(found: dict[str, Any]) -> Row:
+    what = f"round with a checkpoint of {found['bytes'] / 1e9:.2g} GB in the background over one without"
+    return Row(what, ratio(found["with"], found["without"]), most=1.05, details=found)
+
+
+def inside(options: argparse.Namespace) -> None:
+    """All passes, on each of the ranks; rank 0 writes what was found."""
+    comm, case, run = connect(), SMALL if options.check else LARGE, options.inside
+    one = started(case, comm, 1)
+    timed(one)
+    steps = 1 if options.check else max(1, round(options.seconds / comm.bcast(timed(one))))
+    del one
+    rounds = started(case, comm, steps)
+    timed(rounds)
+    found: dict[str, Any] = {"steps": steps, "peak_without": peaks(comm), "with": [], "without": [], "parts": []}
+    with Saver(rounds, run) as saver:
+        for _ in range(options.passes):
+            found["without"].append(timed(rounds))
+            took, parts = with_checkpoint(rounds, saver)
+            found["with"].append(took)
+            found["parts"].append(parts)
+    found |= {"peak_with": peaks(comm), "bytes": written(run) // rounds.fed.job.checkpoint.keep}
+    if comm.rank == 0:
+        (run / "found.json").write_text(json.dumps(found))
+    comm.close()
+
+
+def started(case: cases.Case, comm: Comm, steps: int) -> Rounds:
+    job = case.job(*cases.QUIET, "--local.steps", str(steps), "--run.resident", "100")
+    return events.start(federation(job, comm, world(job, comm)))
+
+
+def timed(rounds: Rounds) -> float:
+    """Seconds of a round, on the slowest rank."""
+    start = perf_counter()
+    rounds.step()
+    rounds.fed.comm.barrier()
+    return perf_counter() - start
+
+
+def with_checkpoint(rounds: Rounds, saver: Saver) -> tuple[float, dict[str, list[float]]]:
+    """Seconds of a round with a checkpoint, and of its parts on each rank: snapshot, write (beside the round), end."""
+    comm, ended = rounds.fed.comm, []
+    begin = perf_counter()
+    saver.start()
+    taken = perf_counter()
+    assert saver.part is not None
+    saver.part.add_done_callback(lambda _: ended.append(perf_counter()))
+    rounds.step()
+    trained = perf_counter()
+    if error := saver.finish():
+        raise RuntimeError(error)
+    comm.barrier()
+    end = perf_counter()
+    mine = {"snapshot": taken - begin, "write": ended[0] - taken, "end": end - trained}
+    every = comm.gather({comm.rank: mine}).values()
+    return end - begin, {what: [ranks[what] for ranks in every] for what in mine}
+
+
+def peaks(comm: Comm) -> list[int]:
+    """Peak bytes of each rank so far."""
+    return list(comm.gather({comm.rank: peak_bytes()}).values())
+
+
+def written(run: Path) -> int:
+    """Bytes of all checkpoints that are kept."""
+    return sum(path.stat().st_size for path in names.checkpoint_folder(run).rglob("*.h5"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""How a checkpoint is written: a part by each rank, then the index over all parts by one."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from hpcfed.errors import DamagedError, WriteError
+from hpcfed.storage import names, tree
+from hpcfed.storage.atomic import opened, replacing
+from hpcfed.storage.same import same
+from hpcfed.storage.seal import identity
+
+Items = Callable[[], Iterable[tuple[str, Any]]]  # names such as "state" or "clients/3", and values (see `tree.write`)
+Part = dict[str, Any]  # identity of a part's file, and the names of its items
+
+
+@dataclass(frozen=True)
+class About:
+    """What all parts of a checkpoint say of it: rounds done, number of parts, and a header that JSON takes.
+
+    header: "job" is what `same_job` compares.
+    """
+
+    rounds: int
+    ranks: int
+    header: dict[str, Any]
+
+
+def write_part(folder: Path, rank: int, about: About, items: Items) -> Part:
+    """Write one rank's part of a checkpoint, and compare what is then in the file with what was to be written.
+
+    items: called twice.  The comparison reads the file as a resume would, through its checksums. It finds what was
+    lost between this process and the file: by HDF5, a short write, a disk that was full without saying so. The system
+    answers from its memory, so it does not find what the disk itself loses later; the checksums do.
+    Raises WriteError if the file cannot be written, or holds something else.
+    """
+    path, written = names.part_file(folder, rank), []
+    with replacing(path, names.PART) as file:
+        group = file.create_group("items")
+        for name, item in items():
+            tree.write(group, name, item)
+            written.append(name)
+        tree.write_json(file, "about", asdict(about))
+        tree.write_json(file, "names", written)
+    try:
+        compare(path, items)
+        return {"identity": identity(path), "names": written}
+    except (DamagedError, OSError) as error:
+        raise WriteError(f"{error}; it was just written: check the disk") from error
+
+
+def compare(path: Path, items: Items) -> None:
+    """Raise DamagedError unless the file holds these items."""
+    with opened(path, names.PART, whole=False) as file:
+        for name, item in items():
+            if not same(item, tree.read(file["items"], name)):
+                raise DamagedError(f"{path}: {name} is not what was to be written")
+
+
+def read_part(folder: Path, rank: int) -> tuple[About, Part]:
+    """What a part says of its checkpoint and of itself. Raises CheckpointError if it is missing or damaged."""
+    path = names.part_file(folder, rank)
+    with opened(path, names.PART, whole=False) as file:
+        about = About(**tree.read_json(file, "about"))
+        return about, {"identity": identity(path), "names": tree.read_json(file, "names")}
+
+
+def adopt(folder: Path, most: int) -> bool:
+    """Write the index of a checkpoint whose writers ended before that, if all its parts are there; whether they are.
+
+    most: rounds that it may have.  Raises CheckpointError if parts are missing or damaged, or the index is refused.
+    """
+    about, first = read_part(folder, 0)
+    if about.rounds > most:
+        return False
+    others = {rank: read_part(folder, rank) for rank in range(1, about.ranks)}
+    whole = all(other == about for other, _ in others.values())
+    if whole:
+        write_index(folder, about, {0: first} | {rank: part for rank, (_, part) in others.items()})
+    return whole
+
+
+def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:
+    """Make one checkpoint of the parts of all ranks in this folder: from now on it exists.
+
+    Raises WriteError; the checkpoints before it are as they were.
+    """
+    files = {rank: f"{folder.name}/{names.part_file(folder, rank).name}" for rank in parts}
+    where = {name: files[rank] for rank, part in parts.items() for name in part["names"]}
+    with replacing(names.index_of(folder), names.CHECKPOINT) as file:
+        file.attrs["rounds"] = about.rounds
+        tree.write_json(file, "header", about.header)
+        tree.write_json(file, "parts", {files[rank]: part["identity"] for rank, part in parts.items()})
+        tree.write_json(file, "names", ordered(where))
+        items = file.create_group("items")
+        for name, part in where.items():
+            items[name] = h5py.ExternalLink(part, f"/items/{name}")
+
+
+def ordered(items: Iterable[str]) -> list[str]:
+    """Shared items as they come, then the clients by number."""
+    return sorted(items, key=lambda name: int(name.removeprefix("clients/")) if name.startswith("clients/") else -1)

@@ -1,0 +1,88 @@
+"""One checkpoint, open for reading: its index, and the parts that are needed."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import h5py
+import numpy as np
+
+from hpcfed.errors import CheckpointError, DamagedError, unknown
+from hpcfed.storage import names, tree
+from hpcfed.storage.atomic import opened
+from hpcfed.storage.seal import identity
+
+OPEN = 64  # parts that are open at a time: systems allow about 1000 files
+
+
+class Reader:
+    """One checkpoint, open for reading; closes at the end of a with block.
+
+    header: as it was written. rounds: how many rounds are done.  whole: the parts too are checked when they are
+    opened, not each stretch when it is read.
+    Raises DamagedError if the index or a part is missing, cut short or altered, CheckpointError if it is foreign.
+    """
+
+    def __init__(self, path: Path, whole: bool = False):
+        self.path, self.whole = path, whole
+        self._stack, self._parts = ExitStack(), ExitStack()
+        self._open: dict[str, h5py.File] = {}
+        self._file = self._stack.enter_context(opened(path, names.CHECKPOINT))
+        self.header: dict[str, Any] = tree.read_json(self._file, "header")
+        self.rounds = int(self._file.attrs["rounds"])
+        self._names: list[str] = tree.read_json(self._file, "names")
+        self.parts: dict[str, str] = tree.read_json(self._file, "parts") if "parts" in self._file else {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._parts.close()
+        self._stack.close()
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The names that begin with prefix: shared items, then the clients by number."""
+        return [name for name in self._names if name.startswith(prefix)]
+
+    def get(self, name: str) -> Any:
+        """The item of that name; CheckpointError if there is none."""
+        return tree.read(self._items(name), name)
+
+    def leaves(self, name: str) -> Iterator[tuple[str, str, np.ndarray]]:
+        """The item of that name as paths, kinds and arrays (see `tree.leaves`), without torch."""
+        return tree.leaves(self._items(name), name)
+
+    def check(self) -> None:
+        """Read all parts, as far as they have not been read."""
+        for part in self.parts:
+            self._part(part)
+
+    def _items(self, name: str) -> h5py.Group:
+        """Where the item of that name is."""
+        if name not in self._names:
+            raise CheckpointError(f"{self.path}: {unknown('item', name, self._names)}")
+        link = self._file["items"].get(name, getlink=True)  # up to version 3 the items are in the file itself
+        return (self._part(link.filename) if isinstance(link, h5py.ExternalLink) else self._file)["items"]
+
+    def _part(self, name: str) -> h5py.File:
+        if name not in self._open:
+            if len(self._open) >= OPEN:
+                self._parts.close()
+                self._open = {}
+            self._open[name] = self._parts.enter_context(self._opened(name))
+        return self._open[name]
+
+    def _opened(self, name: str) -> AbstractContextManager[h5py.File]:
+        """A part, if it is the one that was written for this index."""
+        path = self.path.parent / name
+        try:
+            own = identity(path) == self.parts[name]
+        except OSError as error:
+            raise DamagedError(f"{path}: cannot be read: {error}") from error
+        if not own:
+            raise DamagedError(f"{path}: damaged: another part than the one that {self.path.name} was written with")
+        return opened(path, names.PART, self.whole)

@@ -1,0 +1,74 @@
+"""Whether two jobs are the same, and whether two values are, bit for bit."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hpcfed.errors import CheckpointError
+
+ABSENT = "absent"
+
+
+def same_job(
+    ours: dict[str, Any], theirs: dict[str, Any], ignore: set[str], defaults: dict[str, Any] | None = None
+) -> None:
+    """Raise CheckpointError, with the fields that differ, unless both jobs are the same.
+
+    ignore: dotted names of fields or parts that may differ ("run" covers "run.threads").  defaults: what a field means
+    that the checkpoint does not have, because hpcfed had no such field when it was written.
+    """
+    ours, defaults = (json.loads(json.dumps(job or {})) for job in (ours, defaults))  # tuples are lists, as in theirs
+    here, there = dict(_flat(ours)), dict(_flat(defaults)) | dict(_flat(theirs))
+    differences = [
+        f"{name}: {here.get(name, ABSENT)} here, {there.get(name, ABSENT)} in the checkpoint"
+        for name in sorted(here.keys() | there.keys())
+        if here.get(name, ABSENT) != there.get(name, ABSENT) and not _parents(name) & ignore
+    ]
+    if differences:
+        raise CheckpointError(
+            "the checkpoint is of another job:\n  "
+            + "\n  ".join(differences)
+            + "\n  set these fields as they are in the checkpoint, or start anew without --resume"
+        )
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values of those that `tree` saves are equal in shape and bits, nan included."""
+    match a:
+        case dict():
+            return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        case list() | tuple():
+            return isinstance(b, list | tuple) and len(a) == len(b) and all(map(same, a, b))
+        case np.generic():
+            return same(a.item(), b)
+        case None | bool() | int() | float() | str():
+            return repr(a) == repr(b)
+        case np.ndarray():
+            alike = isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape
+            return alike and np.array_equal(_bytes(a), _bytes(b))
+        case _:
+            import torch  # here, so that result files are read without torch
+
+            alike = isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape
+            return alike and torch.equal(*(t.detach().cpu().reshape(-1).view(torch.uint8) for t in (a, b)))
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _flat(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of nested dicts."""
+    if isinstance(part, dict) and (part or not name):
+        for key, value in part.items():
+            yield from _flat(value, f"{name}.{key}" if name else key)
+    else:
+        yield name, part
+
+
+def _parents(name: str) -> set[str]:
+    """a.b.c: a, a.b and a.b.c."""
+    parts = name.split(".")
+    return {".".join(parts[:i]) for i in range(1, len(parts) + 1)}

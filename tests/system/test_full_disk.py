@@ -1,0 +1,66 @@
+"""A disk that is really full: a small file system in memory, where this process may mount one."""
+
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcfed.storage import results
+from hpcfed.storage.digest import digest
+from tests.system.live import started
+from tests.system.several import LIMIT, together
+
+pytestmark = pytest.mark.timeout(2 * LIMIT)
+ROUNDS = 60
+JOB = shlex.split(
+    "--clients 4 --models.mix fedhenn-1 --models.d 16 --data.train_limit 80 --checkpoint.every 2 --evaluate.every 10 "
+    f"--rounds {ROUNDS}"
+)
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    tried = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", place], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Take all the room that is left; returns the file that has it."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+    return filler
+
+
+def test_a_disk_that_is_full_for_a_while_costs_warnings_and_no_round(disk, tmp_path):
+    with started(2, *JOB, "--out", str(disk / "run")) as job:
+        job.until("round 3/")
+        filler = fill(disk)
+        job.until("round 20/")
+        filler.unlink()
+        assert job.finish() == 0
+    assert "No space left on device" in job.err and "Traceback" not in job.err
+    assert "hpcfed: warning: no checkpoint of round" in job.err and "results stay in memory" in job.err
+    together(1, tmp_path, {"run": [*JOB, "--out", str(tmp_path / "clean")]})
+    assert (results.load(disk / "run").rounds, digest(disk / "run")) == (ROUNDS, digest(tmp_path / "clean"))
+
+
+def test_a_full_disk_ends_a_run_whose_checkpoints_are_required(disk):
+    with started(2, *JOB, "--out", str(disk / "run"), "--checkpoint.required") as job:
+        job.until("round 3/")
+        fill(disk)
+        assert job.finish() == 2
+    assert job.err.count("hpcfed: ") == 1 and "No space left on device" in job.err and "Traceback" not in job.err

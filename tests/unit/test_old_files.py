@@ -1,0 +1,64 @@
+"""Every version's files open, and a run goes on from them with every bit that they hold."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcfed.comm import Serial
+from hpcfed.config.load import load
+from hpcfed.engine import events, run, saving
+from hpcfed.engine.setup import federation, world
+from hpcfed.storage import names, results
+from hpcfed.storage.atomic import VERSIONS
+from hpcfed.storage.digest import digest
+from tests.data import make
+
+RUNS = sorted(path.parent for path in make.HERE.glob(f"*/*/{make.DIGEST}"))
+each_run = pytest.mark.parametrize("old", RUNS, ids=[f"{path.parent.name}-{path.name}" for path in RUNS])
+
+
+def recorded(old: Path) -> str:
+    return (old / make.DIGEST).read_text().strip()
+
+
+def job(folder: Path, *flags: str) -> Any:
+    """The job of the run in a folder, to be resumed."""
+    own = results.load(folder).header["job"]
+    kept = {name: value for name, value in own.items() if name not in ("out", "resume", "overwrite", "dry_run")}
+    return load(["--resume", str(folder), *flags], lambda _: kept, environ={})
+
+
+def test_there_are_files_of_the_versions_that_are_written():
+    checkpoint, record = (VERSIONS[form][0] for form in (names.CHECKPOINT, names.RESULTS))
+    assert {path.parent.name for path in RUNS} >= {f"checkpoint-{checkpoint}-results-{record}"}
+
+
+@each_run
+def test_a_file_of_every_version_opens_with_the_bits_that_were_written(old):
+    assert results.load(old).rounds == make.ROUNDS
+    assert digest(old) == recorded(old)
+
+
+@each_run
+def test_what_a_run_takes_up_from_an_old_checkpoint_is_all_that_it_holds(old, tmp_path):
+    """Taken up and saved again, in today's format, it has the same digest."""
+    given, comm = job(old), Serial()
+    rounds = events.start(federation(given, comm, world(given, comm)))
+    saving.restore(rounds, old)
+    saving.save(rounds, tmp_path)
+    shutil.copy(names.results_file(old), tmp_path)
+    assert digest(tmp_path) == recorded(old)
+
+
+@each_run
+def test_a_run_goes_on_from_an_old_folder(old, tmp_path):
+    folder = Path(shutil.copytree(old, tmp_path / "run"))
+    assert run.run(job(folder, "--rounds", str(make.ROUNDS + 1), "--quiet"), Serial()) == run.DONE
+    before, after = results.load(old), results.load(folder)
+    assert after.rounds == make.ROUNDS + 1
+    for name, column in before.columns.items():
+        if not name.startswith("ranks/"):  # two ranks before, one now
+            np.testing.assert_array_equal(after.column(name)[: make.ROUNDS], column)

@@ -1,0 +1,159 @@
+"""Checkpoints in the background: saved is what was; what the disk refuses is tried again, and the run goes on."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.engine import run as loop
+from hpcfed.engine import saving, snapshot
+from hpcfed.engine.saver import Saver
+from hpcfed.errors import WriteError
+from hpcfed.storage import atomic, checkpoint, names, parts, results
+from hpcfed.storage.digest import digest
+from tests.contract import toy
+
+FLAGS = ("--local.keep_optimiser", "true", "--local.optimiser", "adam", "--models.mix", "mlp,cnn", "--rounds", "6")
+REFUSALS = [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.ESTALE]
+
+
+def started(comm: Comm, rounds: int = 2, *flags: str):
+    going = toy.start(comm, toy.job("local", *FLAGS, *flags))
+    for _ in range(rounds):
+        going.step()
+    return going
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """All that a run's newest checkpoint holds but for measured times."""
+    with checkpoint.open_checkpoint(path) as saved:
+        held = {name: saved.get(name) for name in saved.names()}
+    del held["scores"]["seconds"]
+    return dict(toy.leaves(held))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_is_trained_while_a_checkpoint_is_written_is_not_in_it(tmp_path, ranks):
+    saving.save(started(Serial()), tmp_path / "at once")
+
+    def run(comm: Comm) -> str:
+        rounds, go_on = started(comm), Event()
+        with Saver(rounds, tmp_path / "later") as saver:
+            saver.thread.submit(go_on.wait)  # nothing is written before the next round has been trained
+            saver.start()
+            rounds.step()
+            assert saver.writing and saver.pending and checkpoint.newest(tmp_path / "later") is None
+            go_on.set()
+            return saver.finish()
+
+    assert spmd(ranks, run) == [""] * ranks
+    assert contents(tmp_path / "later") == contents(tmp_path / "at once")
+
+
+def test_ranks_without_clients_write_a_part_too(tmp_path):
+    spmd(8, lambda comm: saving.save(started(comm, 1), tmp_path))
+    with checkpoint.open_checkpoint(tmp_path) as saved:
+        assert len(saved.parts) == 8 and saved.names("clients/") == [f"clients/{k}" for k in range(6)]
+
+
+def test_a_part_that_one_rank_cannot_write_leaves_the_checkpoint_before_and_the_next_is_whole(tmp_path, monkeypatch):
+    write = parts.write_part
+
+    def refusing(folder: Path, rank: int, about: parts.About, items: parts.Items) -> parts.Part:
+        if rank == 1 and about.rounds == 2:
+            raise WriteError("no room on rank 1")
+        return write(folder, rank, about, items)
+
+    def run(comm: Comm) -> list[str]:
+        rounds, said = started(comm, 0), []
+        with Saver(rounds, tmp_path) as saver:
+            for _ in range(3):
+                rounds.step()
+                saver.start()
+                said.append(saver.finish())
+                said.append(rounds.fed.last_checkpoint[-5:])
+        return said
+
+    monkeypatch.setattr(parts, "write_part", refusing)
+    assert spmd(2, run) == 2 * [["", "01.h5", "no room on rank 1", "01.h5", "", "03.h5"]]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*")) == [
+        "round-000001", "round-000001.h5", "round-000003", "round-000003.h5"]  # fmt: skip
+
+
+def test_saving_and_waiting_raises_what_the_disk_refuses_on_all_ranks(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match="file/checkpoints.*cannot be written: .*Not a directory") as refusal:
+        spmd(2, lambda comm: saving.save(started(comm, 1), tmp_path / "file"))
+    assert refusal.value.everywhere
+
+
+def test_a_snapshot_is_a_source_to_go_on_from():
+    rounds, again = started(Serial()), started(Serial(), 0)
+    snapshot.take_up(again, snapshot.taken(rounds))
+    row, other = rounds.step()[0], again.step()[0]
+    assert toy.differences(row["clients/train_loss"], other["clients/train_loss"]) == []
+    assert toy.differences(dict(snapshot.items(again))["clients/4"], dict(snapshot.items(rounds))["clients/4"]) == []
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, number: int, when: Callable[[Path], bool]) -> None:
+    """Let the disk refuse files with this error, as long as that is so."""
+    sealed = atomic.seal
+
+    def seal(raw) -> None:
+        if when(Path(raw.name)):
+            raise OSError(number, os.strerror(number))
+        sealed(raw)
+
+    monkeypatch.setattr(atomic, "seal", seal)
+
+
+def whole_run(folder: Path, *flags: str) -> int:
+    always = ("--checkpoint.every", "1", "--quiet", "--out", str(folder))
+    return loop.run(toy.job("local", *FLAGS, *always, *flags), Serial())
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("clean")
+    whole_run(folder)
+    return digest(folder)
+
+
+@pytest.mark.parametrize("number", REFUSALS, ids=[errno.errorcode[n] for n in REFUSALS])
+def test_a_disk_that_refuses_for_some_rounds_costs_nothing_but_warnings(tmp_path, monkeypatch, capsys, clean, number):
+    """The parts of rounds 2 to 4, and the results three times; --quiet changes nothing."""
+    asked = []
+
+    def now_and_then(path: Path) -> bool:
+        asked.extend([path] if "results" in path.name else [])
+        return 3 <= len(asked) <= 5 if "results" in path.name else path.parent.name[-1] in "234"
+
+    monkeypatch.setattr(results, "BUDGET", 1e9)  # write in every round
+    refusing(monkeypatch, number, now_and_then)
+    assert whole_run(tmp_path) == loop.DONE
+    said = capsys.readouterr().err
+    assert said.count("no checkpoint of round") == 3 and os.strerror(number) in said
+    assert said.count("results stay in memory") == 1 and "Traceback" not in said
+    assert (results.load(tmp_path).rounds, digest(tmp_path)) == (6, clean)
+
+
+def test_a_required_checkpoint_that_is_refused_ends_the_run(tmp_path, monkeypatch):
+    refusing(monkeypatch, errno.ENOSPC, lambda path: "rank-" in path.name and "round-000002" in str(path))
+    with pytest.raises(WriteError, match="rank-0000.h5: cannot be written: .*last checkpoint: .*round-000001.h5"):
+        whole_run(tmp_path, "--checkpoint.required")
+    assert results.load(tmp_path).rounds >= 2
+
+
+@pytest.mark.parametrize("what", ["rank-", "results"])
+def test_a_run_whose_end_cannot_be_written_is_not_done_and_goes_on_when_it_can(tmp_path, monkeypatch, clean, what):
+    with monkeypatch.context() as patch:
+        late = lambda path: what in path.name and len(list(names.checkpoint_folder(tmp_path).glob("*.h5"))) >= 2  # noqa: E731
+        refusing(patch, errno.ENOSPC, late)
+        with pytest.raises(WriteError, match="cannot be written"):
+            whole_run(tmp_path)
+    assert loop.run(toy.job("local", *FLAGS, "--quiet", "--resume", str(tmp_path)), Serial()) == loop.DONE
+    assert digest(tmp_path) == clean
