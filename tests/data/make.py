@@ -4,18 +4,16 @@
 """
 
 import shutil
-from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hpcfed.comm import spmd
-from hpcfed.config.load import load
-from hpcfed.engine.run import run
 from hpcfed.storage import names
 from hpcfed.storage.atomic import VERSIONS
 from hpcfed.storage.digest import digest
+from tests.mpirun import mpirun
 
 HERE, ROUNDS, DIGEST = Path(__file__).parent, 3, "digest.txt"
+LIMIT = 300  # seconds
 JOBS = {  # one of rounds, with memories and a client that keeps nothing yet; one in virtual time
     "rounds": ("--algorithm.name", "fedproto", "--local.keep_optimiser", "--participation", "0.34"),
     "events": ("--algorithm.name", "fedasync"),
@@ -34,9 +32,9 @@ def main() -> None:
 
 def make(to: Path, flags: tuple[str, ...]) -> None:
     """One run, on two ranks, without what is not read again."""
-    with TemporaryDirectory() as place, chdir(place):
-        spmd(2, lambda comm: run(load([*TINY, *flags], environ={}), comm))
-        made = Path("run")
+    with TemporaryDirectory() as place:
+        mpirun(2, "-m", "hpcfed.main", *TINY, *flags, cwd=place, timeout=LIMIT)
+        made = Path(place) / "run"
         to.mkdir(parents=True)
         shutil.copy(names.results_file(made), to)
         shutil.copytree(names.checkpoint_folder(made), names.checkpoint_folder(to))

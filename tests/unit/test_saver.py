@@ -55,7 +55,7 @@ def test_what_is_trained_while_a_checkpoint_is_written_is_not_in_it(tmp_path, ra
 
 
 def test_ranks_without_clients_write_a_part_too(tmp_path):
-    spmd(8, lambda comm: saving.save(started(comm, 1), tmp_path))
+    spmd(8, lambda comm: saving.save(started(comm, 1, "--participation", "1"), tmp_path))
     with checkpoint.open_checkpoint(tmp_path) as saved:
         assert len(saved.parts) == 8 and saved.names("clients/") == [f"clients/{k}" for k in range(6)]
 
@@ -124,7 +124,15 @@ def clean(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize("number", REFUSALS, ids=[errno.errorcode[n] for n in REFUSALS])
-def test_a_disk_that_refuses_for_some_rounds_costs_nothing_but_warnings(tmp_path, monkeypatch, capsys, clean, number):
+def test_whatever_the_disk_says_is_one_kind_of_error(tmp_path, monkeypatch, number):
+    refusing(monkeypatch, number, lambda path: True)
+    refusal = pytest.raises(WriteError, match=f"a.h5: cannot be written: .*{os.strerror(number)}; make room")
+    with refusal, atomic.replacing(tmp_path / "a.h5", "test") as file:
+        file["value"] = 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_that_refuses_for_some_rounds_costs_nothing_but_warnings(tmp_path, monkeypatch, capsys, clean):
     """The parts of rounds 2 to 4, and the results three times; --quiet changes nothing."""
     asked = []
 
@@ -133,17 +141,17 @@ def test_a_disk_that_refuses_for_some_rounds_costs_nothing_but_warnings(tmp_path
         return 3 <= len(asked) <= 5 if "results" in path.name else path.parent.name[-1] in "234"
 
     monkeypatch.setattr(results, "BUDGET", 1e9)  # write in every round
-    refusing(monkeypatch, number, now_and_then)
+    refusing(monkeypatch, errno.EIO, now_and_then)
     assert whole_run(tmp_path) == loop.DONE
     said = capsys.readouterr().err
-    assert said.count("no checkpoint of round") == 3 and os.strerror(number) in said
+    assert said.count("no checkpoint of round") == 3 and os.strerror(errno.EIO) in said
     assert said.count("results stay in memory") == 1 and "Traceback" not in said
     assert (results.load(tmp_path).rounds, digest(tmp_path)) == (6, clean)
 
 
 def test_a_required_checkpoint_that_is_refused_ends_the_run(tmp_path, monkeypatch):
     refusing(monkeypatch, errno.ENOSPC, lambda path: "rank-" in path.name and "round-000002" in str(path))
-    with pytest.raises(WriteError, match="rank-0000.h5: cannot be written: .*last checkpoint: .*round-000001.h5"):
+    with pytest.raises(WriteError, match=r"rank-0000.h5: cannot be written: .*\n  last checkpoint: .*round-000001.h5"):
         whole_run(tmp_path, "--checkpoint.required")
     assert results.load(tmp_path).rounds >= 2
 
