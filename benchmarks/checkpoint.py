@@ -4,7 +4,9 @@
 
 20 ResNet-18 clients that keep Adam's moments, 2.7 GB, on two ranks of one thread; a round of so many seconds, and so
 many pairs of rounds that take turns in one run. The round with a checkpoint is timed from before its snapshot is taken
-until after its index is there. --check: a small model, rounds of a moment, and nothing is written to results/.
+until after its index is there. Second row, which other work on the machine blurs less: the processor's seconds that
+snapshot, writer and index take on a rank, over such a round; of the checkpoints after the first, which takes memory
+that the later ones have. --check: a small model, rounds of a moment, and nothing is written to results/.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import argparse
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import cases
@@ -43,7 +45,7 @@ def main() -> None:
         argv = [str(Path(__file__).resolve()), *map(str, flags), *(["--check"] if options.check else [])]
         on_ranks(RANKS, *argv, timeout=LIMIT)
         found = json.loads((Path(folder) / "found.json").read_text())
-    rows = [row(found)]
+    rows = [paired(found), processor(found, options.seconds)]
     if options.check:
         print(table(rows), found)
     else:
@@ -59,9 +61,16 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def row(found: dict[str, Any]) -> Row:
+def paired(found: dict[str, Any]) -> Row:
     what = f"round with a checkpoint of {found['bytes'] / 1e9:.2g} GB in the background over one without"
     return Row(what, ratio(found["with"], found["without"]), most=1.05, details=found)
+
+
+def processor(found: dict[str, Any], seconds: float) -> Row:
+    cost = [max(map(sum, parts["processor"])) for parts in found["parts"]]
+    what = f"processor's seconds of a checkpoint on a rank over a round of {seconds:g} s"
+    later = cost[1:] or cost
+    return Row(what, ratio(later, [seconds] * len(later)), most=0.05, details={"seconds": cost})
 
 
 def inside(options: argparse.Namespace) -> None:
@@ -99,23 +108,29 @@ def timed(rounds: Rounds) -> float:
     return perf_counter() - start
 
 
-def with_checkpoint(rounds: Rounds, saver: Saver) -> tuple[float, dict[str, list[float]]]:
-    """Seconds of a round with a checkpoint, and of its parts on each rank: snapshot, write (beside the round), end."""
+def with_checkpoint(rounds: Rounds, saver: Saver) -> tuple[float, dict[str, list[Any]]]:
+    """Seconds of a round with a checkpoint, and of its parts on each rank: snapshot, write (beside the round), end.
+
+    processor: the processor's seconds of the three.
+    """
     comm, ended = rounds.fed.comm, []
-    begin = perf_counter()
+    before = saver.thread.submit(thread_time).result()
+    begin, own = perf_counter(), thread_time()
     saver.start()
-    taken = perf_counter()
+    taken, snapshot = perf_counter(), thread_time() - own
     assert saver.part is not None
     saver.part.add_done_callback(lambda _: ended.append(perf_counter()))
     rounds.step()
-    trained = perf_counter()
+    trained, own = perf_counter(), thread_time()
     if error := saver.finish():
         raise RuntimeError(error)
+    last, end = thread_time() - own, perf_counter()
     comm.barrier()
-    end = perf_counter()
+    took = perf_counter() - begin
     mine = {"snapshot": taken - begin, "write": ended[0] - taken, "end": end - trained}
+    mine["processor"] = [snapshot, saver.thread.submit(thread_time).result() - before, last]
     every = comm.gather({comm.rank: mine}).values()
-    return end - begin, {what: [ranks[what] for ranks in every] for what in mine}
+    return took, {what: [ranks[what] for ranks in every] for what in mine}
 
 
 def peaks(comm: Comm) -> list[int]:

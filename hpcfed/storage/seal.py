@@ -102,20 +102,25 @@ class Checked(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:
         start = self.raw.tell()
-        for i in range(max(0, start - BLOCK) // CHUNK, -(-(start + len(buffer) - BLOCK) // CHUNK)):
-            self.check(i)
-        self.raw.seek(start)
-        return self.raw.readinto(buffer)
+        size = self.raw.readinto(buffer)
+        for i in range(max(0, start - BLOCK) // CHUNK, -(-(start + size - BLOCK) // CHUNK)):
+            if i < len(self.table) and i not in self.good:
+                self.check(i, start, memoryview(buffer)[:size])
+        self.raw.seek(start + size)
+        return size
 
-    def check(self, i: int) -> None:
-        """Read the i-th MiB of the data."""
-        if i in self.good or i >= len(self.table):
-            return
-        start = BLOCK + i * CHUNK
-        self.raw.seek(start)
-        if zlib.crc32(self.raw.read(min(CHUNK, self.end - start))) != self.table[i]:
+    def check(self, i: int, start: int, read: memoryview) -> None:
+        """Check the i-th MiB of the data. read: what was just read from position `start` on, all of it perhaps."""
+        first = BLOCK + i * CHUNK
+        last = min(first + CHUNK, self.end)
+        inside = start <= first and last <= start + len(read)
+        if zlib.crc32(read[first - start : last - start] if inside else self.stretch(first, last)) != self.table[i]:
             raise altered(self.path)
         self.good.add(i)
+
+    def stretch(self, first: int, last: int) -> bytes:
+        self.raw.seek(first)
+        return self.raw.read(last - first)
 
 
 def _checked_whole(path: Path, block: bytes, raw: BinaryIO) -> BinaryIO:
