@@ -19,13 +19,16 @@ from pydantic_settings import (
 )
 
 from hpcfed import algorithms
+from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.limits import describe_limits
 from hpcfed.config.messages import PREFIX
-from hpcfed.config.parts import Checkpoint, Data, Evaluate, Local, Models, Part, Run, System, Training
+from hpcfed.config.parts import Checkpoint, Data, Local, Models, Part, Run, System, Training
 
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
 FREE = ("out", "resume", "overwrite", "dry_run", "quiet", "verbose", "rounds", "checkpoint", "data.root",
         "data.download", "run.device", "run.rebalance", "run.resident", "training")  # fmt: skip
+
+EXACT = {"engine": "eager, traced or graphed"}  # what stands for the engines in a job's identity
 
 
 class Environment(EnvSettingsSource):
@@ -116,7 +119,10 @@ class Job(BaseSettings):
         return type(self).model_construct().identity()
 
     def identity(self) -> dict[str, Any]:
-        """What the results depend on: all fields but those in FREE (rounds counts where the cosine uses it)."""
+        """What the results depend on: all fields but those in FREE (rounds counts where the cosine uses it).
+
+        Of the engines only `stacked` has bits of its own, which depend on the size of a group.
+        """
         plain = self.plain()
         free = [name for name in FREE if name != "rounds" or self.local.schedule != "cosine"]
         for path in free:
@@ -125,7 +131,8 @@ class Job(BaseSettings):
             for part in parts:
                 table = table[part]
             table.pop(last)
-        return plain
+        own = self.training.engine == "stacked"
+        return plain | {"training": self.training.model_dump() if own else EXACT}
 
 
 @cache

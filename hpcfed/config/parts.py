@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
-from pydantic import NonNegativeFloat as NonNegative
 from pydantic import NonNegativeInt as Count
 
 from hpcfed.config.limits import describe_limits
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Share, NonNegative = Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0)]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
 
 
@@ -119,10 +118,12 @@ class Local(Part):
 
 
 class Training(Part):
-    """How local steps are computed; no part of the result, for all engines give the same bits."""
+    """How local steps are computed; all engines give the same bits, but for stacked, which rounds otherwise."""
 
-    engine: Literal["auto", "eager", "traced", "graphed"] = "auto"
-    """Eager: autograd in Python. Traced: steps are recorded and replayed; graphed: as CUDA graphs. Auto: what pays."""
+    engine: Literal["auto", "eager", "traced", "graphed", "stacked"] = "auto"
+    """Eager: autograd; traced: replayed; graphed: as CUDA graphs; stacked: alike clients at once; auto: what pays."""
+    stack: PositiveInt = 16
+    """Stacked: clients in a group, which trains on one rank."""
 
 
 class System(Part):
@@ -154,23 +155,6 @@ class System(Part):
         if self.distribution == "uniform" and self.spread >= 1:
             raise ValueError(f"distribution = 'uniform' needs spread < 1, but it is {self.spread:g}")
         return self
-
-
-class Evaluate(Part):
-    """When clients are evaluated on their test sets."""
-
-    every: PositiveInt = 1
-    """Evaluate after every so many rounds, and after the last."""
-    before: bool = True
-    """Evaluate the cohort before local training too."""
-    received: bool = False
-    """Evaluate all clients with what they would receive now: a global model on each client's test set."""
-    common: bool = False
-    """Evaluate the server's model, where it is a whole one, on the whole test split."""
-    clients: Literal["auto", "all", "cohort"] | PositiveInt = "auto"
-    """Whom to evaluate after a round: all, the cohort, or so many drawn once; auto: all of up to 10,000."""
-    batch: PositiveInt = 256
-    """Examples in one forward pass."""
 
 
 class Checkpoint(Part):

@@ -159,8 +159,8 @@ def test_a_required_checkpoint_that_is_refused_ends_the_run(tmp_path, monkeypatc
 @pytest.mark.parametrize("what", ["rank-", "results"])
 def test_a_run_whose_end_cannot_be_written_is_not_done_and_goes_on_when_it_can(tmp_path, monkeypatch, clean, what):
     with monkeypatch.context() as patch:
-        late = lambda path: what in path.name and len(list(names.checkpoint_folder(tmp_path).glob("*.h5"))) >= 2  # noqa: E731
-        refusing(patch, errno.ENOSPC, late)
+        saved = names.checkpoint_folder(tmp_path)
+        refusing(patch, errno.ENOSPC, lambda path: what in path.name and len(list(saved.glob("*.h5"))) >= 2)
         with pytest.raises(WriteError, match="cannot be written"):
             whole_run(tmp_path)
     assert loop.run(toy.job("local", *FLAGS, "--quiet", "--resume", str(tmp_path)), Serial()) == loop.DONE
