@@ -84,21 +84,27 @@ class Loop:
                 if flags["stop"] and self.rounds.t < self.job.rounds:
                     self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with "
                                       f"--resume {self.folder}")  # fmt: skip
+                    self.finish()
                     return RESUME_ME
                 if self.job.run.rebalance and self.rounds.t - self.first == self.job.run.rebalance:
                     self.rebalance()
         if self.saved_t < self.rounds.t:
             self.save()
         self.conclude()
+        self.finish()
         self.progress.finish(self.results)
         return DONE
+
+    def finish(self) -> None:
+        """One result file, without a journal beside it."""
+        if self.results:
+            self.results.finish()
 
     def conclude(self) -> None:
         """What the method does after the last round, recorded apart from the rounds: a run may be extended."""
         final = self.rounds.finish()
         if self.results and final:
             self.results.arrays |= {f"{FINAL}/{name}": column for name, column in final.items()}
-            self.results.write(force=True)
 
     def rebalance(self) -> None:
         """Move clients by measured cost; collective."""

@@ -20,6 +20,7 @@ from typing import BinaryIO
 import h5py
 
 from hpcfed.errors import CheckpointError
+from hpcfed.paths import regular
 from hpcfed.storage import names
 
 VERSIONS = {names.RESULTS: 1, names.CHECKPOINT: 3}  # checkpoints, 3: only of clients that keep something
@@ -37,7 +38,7 @@ def replacing(path: Path, form: str) -> Iterator[h5py.File]:
     """
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY}")
     try:
-        with _explained(path, "written", "make room or choose another run folder"):
+        with explained(path, "written", "make room or choose another run folder"):
             _prepare(path.parent)
             with open(temporary, "x+b") as raw:
                 with h5py.File(raw, "w", userblock_size=BLOCK) as file:
@@ -58,7 +59,7 @@ def opened(path: Path, form: str) -> Iterator[h5py.File]:
     Raises CheckpointError if it is missing, cut short, altered, foreign or of another version. A file that
     is replaced meanwhile stays readable as it was.
     """
-    with _explained(path, "read", "check the path"), open(path, "rb") as raw:
+    with explained(path, "read", "check the path"), open(regular(path), "rb") as raw:
         _check_seal(path, raw)
         with h5py.File(raw, "r") as file:
             _check_format(path, file, form)
@@ -66,7 +67,8 @@ def opened(path: Path, form: str) -> Iterator[h5py.File]:
 
 
 @contextmanager
-def _explained(path: Path, what: str, advice: str) -> Iterator[None]:
+def explained(path: Path, what: str, advice: str) -> Iterator[None]:
+    """What the system says of a file becomes a CheckpointError that names it."""
     try:
         yield
     except OSError as error:

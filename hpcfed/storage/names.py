@@ -20,6 +20,11 @@ def results_file(run: Path) -> Path:
     return run / "results.h5"
 
 
+def journal_file(results: Path) -> Path:
+    """The last rounds of a run that goes on, until the result file itself is written again."""
+    return results.with_name("results.journal")
+
+
 def partition_file(run: Path) -> Path:
     """Who holds which examples; another job can load it as data.partition_file."""
     return run / "partition.h5"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -13,8 +14,11 @@ import numpy as np
 from hpcfed.errors import CheckpointError, unknown
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import opened, replacing
+from hpcfed.storage.columns import Columns, joined, length, stacked
+from hpcfed.storage.journal import Journal, blocks
 
-BUDGET = 0.02  # largest share of a run's time that goes into unforced writes
+BUDGET = 0.02  # largest share of a run's time that goes into making the file anew
+MANY = 100  # rounds that wait in memory, where nothing asks for them on the disk
 FINAL = "final"  # arrays of what a method does after the last round
 PAST = ("versions", "commit", "hardware", "ranks")  # what a resumed run keeps of each header before its own
 
@@ -23,7 +27,10 @@ Cell = np.ndarray | np.generic | float | int
 
 
 class Results:
-    """The writer. Rows stay in memory; each write makes the whole file anew, so no kill can harm it.
+    """The writer. All rounds stay in memory, and writing the file makes the whole of it anew, so no kill can harm it.
+
+    That takes longer the more rounds there are. So where it would take too much of a run's time, the rounds since
+    are added to a journal beside the file instead, which `load` reads too; `finish` leaves the file alone.
 
     header: JSON-able (job, algorithm, versions, ranks, placement, names of architectures and classes ...).
     arrays: facts that do not change from round to round, such as label_counts [K, C].
@@ -31,8 +38,10 @@ class Results:
 
     def __init__(self, run: Path, header: Header, arrays: dict[str, np.ndarray]):
         self.path, self.header, self.arrays = names.results_file(run), header, arrays
-        self._rows: list[dict[str, np.ndarray]] = []
-        self._written, self._took = monotonic(), 0.0  # when the last write ended, and its seconds
+        self._blocks: list[Columns] = []  # rounds that are on disk
+        self._rows: list[dict[str, np.ndarray]] = []  # and those that are not
+        self._journal: Journal | None = None  # once there is a file that it can go on from
+        self._written, self._took = monotonic(), 0.0  # when the file was last written, and the seconds of a round in it
 
     @classmethod
     def resume(cls, run: Path, rounds: int, header: Header) -> Results:
@@ -50,41 +59,59 @@ class Results:
         past = {"rounds": rounds} | {key: old.header[key] for key in PAST if key in old.header}
         arrays = {name: array for name, array in old.arrays.items() if not name.startswith(f"{FINAL}/")}
         results = cls(run, {**header, "history": [*old.header.get("history", []), past]}, arrays)
-        for t in range(rounds):
-            results.append({name: column[t] for name, column in old.columns.items()})
+        results._blocks = [{name: column[:rounds] for name, column in old.columns.items()}] if rounds else []
         return results
 
     @property
     def rounds(self) -> int:
         """How many rows there are."""
-        return len(self._rows)
+        return sum(map(length, self._blocks)) + len(self._rows)
 
     def append(self, row: dict[str, Cell]) -> None:
         """Add one round: by name one value per client [K], per rank [R], or one number."""
         self._rows.append({name: _cell(name, value) for name, value in row.items()})
 
     def write(self, force: bool = False) -> None:
-        """Make the file on disk complete up to the last row.
+        """Bring what is new to the disk: into the file while that takes at most 2 % of the time, else the journal.
 
-        Without force, nothing happens while the last write took more than 2 % of the time since it: long
-        runs with large files write less often. Raises CheckpointError if the file cannot be written.
+        Without force, the journal waits for a hundred rounds. Raises CheckpointError if the disk refuses.
         """
-        begin = monotonic()
-        if not force and self._took > BUDGET * (begin - self._written):
-            return
-        with replacing(self.path, names.RESULTS) as file:
-            self._fill(file)
-        self._written = monotonic()
-        self._took = self._written - begin
+        if self._journal is None or self._expected() <= BUDGET * (monotonic() - self._written):
+            self.finish()
+        elif self._rows and (force or len(self._rows) >= MANY):
+            block = stacked(self._rows)
+            self._journal.append(self.rounds - len(self._rows), block)
+            self._blocks.append(block)
+            self._rows = []
 
-    def _fill(self, file: h5py.File) -> None:
+    def finish(self) -> None:
+        """Make the file complete up to the last row; then it needs no journal. Raises CheckpointError as `write`."""
+        begin = monotonic()
+        columns = self._columns()
+        with replacing(self.path, names.RESULTS) as file:
+            self._fill(file, columns)
+        self._blocks, self._rows = [columns] if columns else [], []
+        self._journal = Journal(names.journal_file(self.path), self.path)
+        self._journal.path.unlink(missing_ok=True)
+        self._written = monotonic()
+        self._took = (self._written - begin) / max(1, self.rounds)
+
+    def _expected(self) -> float:
+        """Seconds that it would take to write the file now."""
+        return self._took * self.rounds
+
+    def _columns(self) -> Columns:
+        """All rounds so far."""
+        return joined([*self._blocks, *([stacked(self._rows)] if self._rows else [])])
+
+    def _fill(self, file: h5py.File, columns: Columns) -> None:
         file.attrs["rounds"] = self.rounds
         tree.write_json(file, "header", self.header)
-        arrays, columns = file.create_group("arrays"), file.create_group("columns")
+        arrays, table = file.create_group("arrays"), file.create_group("columns")
         for name, array in self.arrays.items():
             arrays[name] = array
-        for name in dict.fromkeys(name for row in self._rows for name in row):
-            columns[name] = _column([row.get(name) for row in self._rows])
+        for name, column in columns.items():
+            table[name] = column
 
 
 @dataclass(frozen=True)
@@ -112,14 +139,37 @@ def load(run: Path) -> Record:
 
     Raises CheckpointError if there are none, or the file is damaged, foreign or of another version.
     """
-    path = names.results_file(run) if run.is_dir() else run
+    path = names.results_file(run) if os.path.isdir(run) else run
+    while True:  # again, if the file was made anew while it was read, for then the journal is not the one that it had
+        before = _stamp(path)
+        record = _read(path)
+        if _stamp(path) == before:
+            return record
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another of the same name."""
+    try:
+        return (found := os.stat(path)).st_ino, found.st_mtime_ns
+    except (OSError, ValueError):
+        return None
+
+
+def _read(path: Path) -> Record:
     try:
         with opened(path, names.RESULTS) as file:
             header, rounds = tree.read_json(file, "header"), int(file.attrs["rounds"])
-            return Record(header, _datasets(file["arrays"]), _datasets(file["columns"]), rounds)
+            arrays, columns = _datasets(file["arrays"]), _datasets(file["columns"])
     except CheckpointError as error:
         advice = "give the folder of a run that has begun, restore the file from a copy, or run the job again"
         raise CheckpointError(f"{error}\n  {advice}") from error
+    parts = [columns] if rounds else []
+    for first, block in blocks(names.journal_file(path), path):
+        if first != rounds:  # the file has been made anew meanwhile
+            break
+        parts.append(block)
+        rounds += length(block)
+    return Record(header, arrays, joined(parts), rounds)
 
 
 def _cell(name: str, value: Cell) -> np.ndarray:
@@ -129,18 +179,6 @@ def _cell(name: str, value: Cell) -> np.ndarray:
             f"results: column {name!r} got {cell.dtype} {list(cell.shape)}; give one number, [K] or [R]"
         )
     return cell
-
-
-def _column(cells: list[np.ndarray | None]) -> np.ndarray:
-    """Cells of one shape stacked as they are; otherwise float64, filled up with nan."""
-    known = [cell for cell in cells if cell is not None]
-    if len(known) == len(cells) and len({cell.shape for cell in known}) == 1:
-        return np.stack(known)
-    column = np.full((len(cells), *max(cell.shape for cell in known)), np.nan)
-    for t, cell in enumerate(cells):
-        if cell is not None:
-            column[(t, *map(slice, cell.shape))] = cell
-    return column
 
 
 def _datasets(group: h5py.Group) -> dict[str, np.ndarray]:
