@@ -6,8 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, create_model
-from pydantic import NonNegativeInt as Count
+from pydantic import Field, NonNegativeInt, create_model
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -19,7 +18,7 @@ from pydantic_settings import (
 )
 
 from hpcfed import algorithms
-from hpcfed.config.limits import describe_limits
+from hpcfed.config.limits import FileName, PositiveInt, describe_limits
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Checkpoint, Data, Evaluate, Local, Models, Part, Run, System, Training
 
@@ -59,11 +58,11 @@ class Job(BaseSettings):
     """Number of clients."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Cohort size over the number of clients."""
-    seed: Count = 0
+    seed: NonNegativeInt = 0
     """Every draw of the run comes from streams that this number names."""
-    out: Path | None = None
+    out: FileName | None = None
     """Output folder; default runs/ALGORITHM-DATA-PARTITION-seedSEED."""
-    resume: Path | None = None
+    resume: FileName | None = None
     """Continue this run folder, or from one checkpoint file of it, on any number of ranks."""
     overwrite: bool = False
     """Replace an output folder that exists."""

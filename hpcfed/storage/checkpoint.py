@@ -4,6 +4,7 @@ So a run saved on 3 ranks resumes on 4. Items are put and got one by one: no ran
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -126,7 +127,7 @@ def open_checkpoint(path: Path) -> Reader:
 
     Raises CheckpointError if it cannot be used; the message offers the newest other one that can.
     """
-    file = newest(path) if path.is_dir() else path
+    file = newest(path) if os.path.isdir(path) else path
     if file is None:
         folder = names.checkpoint_folder(path)
         raise CheckpointError(f"{folder}: no checkpoint here; check the path, or start anew without --resume")
