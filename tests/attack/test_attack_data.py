@@ -81,8 +81,10 @@ def test_what_is_only_unusual_runs(tmp_path):
     odd = {"column": {"y_train": Y[:, None]}, "gaps": {"y_train": Y * 9, **HALF}, "black": {"x_train": X * 0},
            "big": {"x_train": X.astype(">i4")}, "faint": {"x_train": X * 1e-320, **HALF}}  # fmt: skip
     for name, changed in odd.items():
-        path = saved(tmp_path / f"{name}.npz", **changed)
-        assert run(*TINY, "--data.name", str(path), "--out", str(tmp_path / name)).status == 0
+        data = files.read(saved(tmp_path / f"{name}.npz", **changed))
+        assert (len(data.train.y), data.train.x.shape[1:]) == (32 if "x_test" in changed else 40, (1, 8, 8))
+    words = [*TINY, "--data.name", str(tmp_path / "faint.npz"), "--out", str(tmp_path / "run")]
+    assert run(*words).status == 0
 
 
 def header(shape: str, dtype: str = "|u1") -> bytes:
