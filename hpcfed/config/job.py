@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Gt, Le
 from pydantic import Field, NonNegativeInt, create_model
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -54,7 +55,7 @@ class Job(BaseSettings):
 
     rounds: PositiveInt = 100
     """Rounds to run in all."""
-    clients: PositiveInt = 20
+    clients: Annotated[int, Gt(0), Le(10**8)] = 20
     """Number of clients."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Cohort size over the number of clients."""

@@ -25,6 +25,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", ":", "-.")  # the next seven runs
 FORMATS = (".png", ".svg", ".pdf")
 SMALL = 8  # points, of tick labels
+FAR = 1e30  # virtual seconds; more cannot be drawn, and mean nothing
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Curve:
         K = record.header["job"]["clients"]
         epochs, down, up = (np.nan_to_num(values).sum(1).cumsum()[t] / K for values in columns)
         now = record.columns.get("rounds/virtual_seconds", np.zeros(record.rounds))[t]
+        now = now if (now < FAR).all() else np.zeros(len(t))
         return cls(t + 1, epochs, down + up, now, np.nanmean(accuracy[t], 1), np.nanstd(accuracy[t], 1))
 
 

@@ -132,6 +132,13 @@ def test_a_picture_that_cannot_be_written_is_refused(made, tmp_path):
         refused(command("plot", str(made), *words), "is a folder, not a picture")
 
 
+def test_times_beyond_all_measure_are_not_drawn(tmp_path):
+    for name, value in (("latency", "1.7e308"), ("speed", "5e-324")):
+        words = [*TINY, "--overwrite", "--out", str(tmp_path / "run"), f"--system.{name}", value]
+        assert run(*words).status == 0
+    assert command("summary", "--json", str(tmp_path / "run")).status == 0
+
+
 LINES = st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=5), st.just("9" * 5000)), max_size=6)
 CSV = st.lists(LINES.map(lambda line: ",".join(map(str, line))), max_size=5).map("\n".join)
 
