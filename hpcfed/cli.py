@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed import __version__
-from hpcfed.errors import HpcfedError
+from hpcfed.errors import HpcfedError, escape_unprintable, told
 from hpcfed.registry import Entry
 
 Argument = tuple[tuple[str, ...], dict[str, Any]]  # what ArgumentParser.add_argument takes
@@ -59,12 +59,13 @@ COMMANDS = {
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0, 2 for a user's error, 1 if the reader has gone."""
+    escape_unprintable()
     options = vars(_parser().parse_args(words))
     try:
         _print(COMMANDS[options.pop("command")].load()(**options))
         sys.stdout.flush()
     except HpcfedError as error:
-        print(f"hpcfed: {error}", file=sys.stderr)
+        print(f"hpcfed: {told(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # e.g. `hpcfed list | head -1`; at exit Python flushes stdout once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,8 +4,11 @@
 status 2. Any other exception is a bug of hpcfed and shows its traceback.
 """
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+LINES, WIDTH = 60, 2000  # of a message; what is longer repeats what a user gave
 
 
 class HpcfedError(Exception):
@@ -36,6 +39,25 @@ class DamagedError(CheckpointError):
 
 class WriteError(CheckpointError):
     """A file that the disk does not take now: no room, no permission, no such file system."""
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether this says that memory cannot be had; torch has no exception of its own for a CPU's."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+def told(error: object) -> str:
+    """The message as it is printed: what a user gave at length is shortened, what cannot be printed escaped."""
+    lines = str(error).split("\n")
+    shown = lines if len(lines) <= LINES else [*lines[:LINES], f"... and {len(lines) - LINES} more lines"]
+    short = (line if len(line) <= WIDTH else f"{line[: WIDTH - 300]} ... {line[-200:]}" for line in shown)
+    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in short)
+
+
+def escape_unprintable() -> None:
+    """From now on what stdout's encoding lacks, such as bytes of a file's name, is printed as escapes."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

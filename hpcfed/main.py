@@ -20,20 +20,22 @@ from hpcfed.comm.agree import agreed
 from hpcfed.config.load import load
 from hpcfed.config.messages import PREFIX
 from hpcfed.engine.run import run
-from hpcfed.errors import HpcfedError
+from hpcfed.errors import CheckpointError, HpcfedError, escape_unprintable, out_of_memory, told
 from hpcfed.storage import names, results
 
 WRONG = 2
+ADVICE = "make models or data smaller, or give each rank more memory (fewer ranks a node, larger nodes)"
 GRACE = 1.0  # seconds; launchers pass on what ranks print a little later, and drop the rest when a rank aborts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job of a command line on all ranks; returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
+    escape_unprintable()
     try:
         comm = connect()
     except HpcfedError as error:
-        print(f"hpcfed: {error}", file=sys.stderr)
+        print(f"hpcfed: {told(error)}", file=sys.stderr)
         return WRONG
     if comm.rank:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  rank 0 speaks for all
@@ -47,11 +49,13 @@ def guarded(comm: Comm, words: Sequence[str]) -> int:
         status = run(agreed(comm, lambda: load(words, stored)), comm)
     except HpcfedError as error:
         if not error.everywhere:
-            leave(comm, f"hpcfed: {named(comm, error)}", WRONG)
+            leave(comm, f"hpcfed: {told(named(comm, error))}", WRONG)
         if comm.rank == 0:
-            print(f"hpcfed: {error}", file=sys.stderr)
+            print(f"hpcfed: {told(error)}", file=sys.stderr)
         status = WRONG
-    except Exception:
+    except Exception as error:
+        if out_of_memory(error):
+            leave(comm, f"hpcfed: {told(named(comm, MemoryError(f'out of memory: {error}; {ADVICE}')))}", WRONG)
         leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", 1)
     comm.close()
     return status
@@ -66,7 +70,7 @@ def share_environment(comm: Comm) -> None:
     os.environ.update(theirs)
 
 
-def named(comm: Comm, error: HpcfedError) -> str:
+def named(comm: Comm, error: Exception) -> str:
     """What one rank met alone, with its rank."""
     text = str(error)
     return text if comm.size == 1 or text.startswith("rank ") else f"rank {comm.rank} of {comm.size}: {text}"
@@ -82,6 +86,8 @@ def leave(comm: Comm, message: str, status: int) -> None:
 
 def stored(path: Path) -> dict[str, Any]:
     """The job of a run that is to be resumed."""
+    if path.suffix == ".h5" and not os.path.isfile(path):
+        raise CheckpointError(f"resume: {path} is no file; give a run folder, or one of its checkpoints")
     job = results.recover(names.run_of(path)).header["job"]
     return {k: v for k, v in job.items() if k not in ("out", "resume", "overwrite", "dry_run", "quiet", "verbose")}
 

@@ -12,6 +12,7 @@ import numpy as np
 from hpcfed import rng
 from hpcfed.config.parts import System
 from hpcfed.errors import DataError
+from hpcfed.paths import regular
 
 HEADER = ("client", "speed", "bandwidth", "latency", "availability")
 COLUMNS = HEADER[1:]
@@ -71,7 +72,7 @@ def factors(system: System, clients: int, seed: int, name: str) -> np.ndarray:
 def read(path: Path, clients: int) -> dict[str, np.ndarray]:
     """A file with one line for each client, in any order. DataError with the line that is wrong, and why."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with regular(path).open(newline="", encoding="utf-8") as file:
             header, *lines = [row for row in csv.reader(file) if row] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error

@@ -23,7 +23,8 @@ def connect() -> Comm:
     second, can end the process on a login node, and leaves variables that child processes would inherit. A
     job of one process is Serial too, and needs no MPI library. Call it once, on the main thread.
 
-    Raises ConfigError if MPI cannot be loaded, or sees another number of processes than the launcher started.
+    Raises ConfigError if MPI cannot be loaded, if it sees another number of processes than the launcher started,
+    or if the launcher's variable is no number.
     """
     name, size = launched(os.environ)
     if size == 1:
@@ -51,10 +52,20 @@ def launched(env: Mapping[str, str]) -> tuple[str, int | None]:
     """
     for name in SIZES:
         if name in env:
-            return name, int(env[name])
+            return name, count(name, env[name])
     if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:  # srun; a batch script itself is no step
-        return "SLURM_STEP_NUM_TASKS", int(env.get("SLURM_STEP_NUM_TASKS", 1))
+        return "SLURM_STEP_NUM_TASKS", count("SLURM_STEP_NUM_TASKS", env.get("SLURM_STEP_NUM_TASKS", "1"))
     for name in RANKS:
         if name in env:
             return name, None
     return "", 1
+
+
+def count(name: str, value: str) -> int:
+    """A launcher's variable as a number of processes; ConfigError for anything else."""
+    try:
+        return int(value)
+    except ValueError as error:
+        raise ConfigError(
+            f"environment variable {name}: {value!r} is no number of processes; unset it, or start with mpirun or srun"
+        ) from error

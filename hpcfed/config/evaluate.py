@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from pydantic import PositiveInt
-
+from hpcfed.config.limits import PositiveInt
 from hpcfed.config.parts import Part
 
 

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, create_model
-from pydantic import NonNegativeInt as Count
+from annotated_types import Gt, Le
+from pydantic import Field, NonNegativeInt, create_model
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -20,7 +20,7 @@ from pydantic_settings import (
 
 from hpcfed import algorithms
 from hpcfed.config.evaluate import Evaluate
-from hpcfed.config.limits import describe_limits
+from hpcfed.config.limits import FileName, PositiveInt, describe_limits
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Checkpoint, Data, Local, Models, Part, Run, System, Training
 
@@ -58,15 +58,15 @@ class Job(BaseSettings):
 
     rounds: PositiveInt = 100
     """Rounds to run in all."""
-    clients: PositiveInt = 20
+    clients: Annotated[int, Gt(0), Le(10**8)] = 20
     """Number of clients."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Cohort size over the number of clients."""
-    seed: Count = 0
+    seed: NonNegativeInt = 0
     """Every draw of the run comes from streams that this number names."""
-    out: Path | None = None
+    out: FileName | None = None
     """Output folder; default runs/ALGORITHM-DATA-PARTITION-seedSEED."""
-    resume: Path | None = None
+    resume: FileName | None = None
     """Continue this run folder, or from one checkpoint file of it, on any number of ranks."""
     overwrite: bool = False
     """Replace an output folder that exists."""

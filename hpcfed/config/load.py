@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -14,13 +13,12 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from hpcfed.config.check import check
+from hpcfed.config.files import EMBEDDED, merge, read, read_preset
 from hpcfed.config.job import Job, job_model
-from hpcfed.config.messages import PREFIX, Layer, explain, no_field, stray
+from hpcfed.config.messages import PREFIX, explain, no_field, section, stray
 from hpcfed.errors import ConfigError
 
 DEFAULT_ALGORITHM = "fedclassavg"
-PRESETS = Path(__file__).parent.parent / "presets"
-EMBEDDED = PRESETS / "default.toml"
 
 
 def load(
@@ -46,7 +44,7 @@ def load(
     known_environment(model, environ)
     try:
         job = model()
-    except (ValidationError, SettingsError) as error:
+    except (ValidationError, SettingsError, RecursionError) as error:
         places = [*layers[::-1], (f"the job stored in {resume}", old)]
         raise ConfigError(explain(error, model, places, flags)) from error
     check(job)
@@ -76,9 +74,10 @@ def switches(words: list[str]) -> list[str]:
     spread = [part for w in words for part in (w.split("=", 1) if w.lower().endswith(("=true", "=false")) else [w])]
     result: list[str] = []
     for word in spread:
-        if word.lower() == "false" and result:
+        value = word.lower() if result and result[-1].startswith("--") else ""
+        if value == "false":
             result[-1] = result[-1].replace("--", "--no-", 1)
-        elif word.lower() != "true":
+        elif value != "true":
             result.append(word)
     return result
 
@@ -95,62 +94,11 @@ def latest(words: list[str]) -> list[str]:
     return [word for group in given.values() for word in group]
 
 
-def read(path: Path, seen: tuple[Path, ...] = ()) -> list[Layer]:
-    """A job file after the files that it `extends` (paths relative to itself): later ones win."""
-    if path in seen:
-        raise ConfigError(f"{path}: extends itself through {' -> '.join(map(str, seen))}")
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        by = f" (which {seen[-1]} extends)" if seen else ""
-        raise ConfigError(f"{path}: cannot read the job file{by}: {error.strerror}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML file: {error}") from error
-    bases = values.pop("extends", [])
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ConfigError(f"{path}: extends must be a list of file names, got {bases!r}")
-    under = [layer for base in bases for layer in read(path.parent / base, (*seen, path))]
-    return [*replaced(under, values), (str(path), values)]
-
-
-def replaced(under: list[Layer], values: dict[str, Any]) -> list[Layer]:
-    """The layers under a file: where it names another algorithm than they do, without that one's fields."""
-    own, theirs = (table.get("algorithm") for table in (values, merge(*(layer for _, layer in under))))
-    if not (isinstance(own, dict) and isinstance(theirs, dict)) or own.get("name") in (None, theirs.get("name")):
-        return under
-    return [(name, {k: v for k, v in layer.items() if k != "algorithm"}) for name, layer in under]
-
-
-def merge(*tables: dict[str, Any]) -> dict[str, Any]:
-    """Nested tables laid over one another; later ones win."""
-    result: dict[str, Any] = {}
-    for table in tables:
-        for key, value in table.items():
-            both = isinstance(value, dict) and isinstance(result.get(key), dict)
-            result[key] = merge(result[key], value) if both else value
-    return result
-
-
 def about(name: str, table: dict[str, Any]) -> dict[str, Any]:
     """A job's table for this algorithm: where it names another, that one's own fields do not count."""
     theirs = table.get("algorithm")
     other = isinstance(theirs, dict) and theirs.get("name", DEFAULT_ALGORITHM) != name
     return {key: value for key, value in table.items() if not (other and key == "algorithm")}
-
-
-def read_preset(name: str, algorithm: str) -> dict[str, Any]:
-    """A preset's values for this algorithm; a wrong name is left to the job's own check.
-
-    [jobs.NAME] is the whole preset of that algorithm; the others have the rest, and [algorithms.NAME].
-    """
-    path = PRESETS / f"{name}.toml"
-    if not path.exists():
-        return {}
-    values = tomllib.loads(path.read_text())
-    if algorithm in (whole := values.pop("jobs", {})):
-        return whole[algorithm]
-    own = values.pop("algorithms", {}).get(algorithm)
-    return values | ({"algorithm": own} if own else {})
 
 
 def peek(field: str, flags: list[str], environ: Mapping[str, str], *files: dict[str, Any]) -> str | None:
@@ -175,10 +123,14 @@ def dig(values: dict[str, Any], field: str) -> str | None:
 
 def known_environment(model: type[Job], environ: Mapping[str, str]) -> None:
     """ConfigError for HPCFED_ variables that name no field, which pydantic-settings would pass over."""
-    for name in environ:
-        first = name.removeprefix(PREFIX).split("__")[0].lower()
-        if name.startswith(PREFIX) and first not in model.model_fields:
+    for name in (name for name in environ if name.upper().startswith(PREFIX)):
+        if name != name.upper():  # pydantic-settings would take it; other nodes would not get it
+            raise ConfigError(f"environment variable {name}: write it in capitals, {name.upper()}")
+        first, *others = name.removeprefix(PREFIX).lower().split("__")
+        if first not in model.model_fields:
             raise ConfigError(f"environment variable {name}: {no_field(first, model)}")
+        if others and not section(model, (first, *others[:-1])):
+            raise ConfigError(f"environment variable {name}: {first} has no fields of that kind; see --help")
 
 
 class Parser(argparse.ArgumentParser):
@@ -188,7 +140,7 @@ class Parser(argparse.ArgumentParser):
         unknown, _, words = message.partition("unrecognized arguments: ")
         if unknown or not words:
             raise ConfigError(f"command line: {message.removeprefix('argument ')}")
-        word = words.split()[0]
+        word = (words.split() or [words])[0]
         if not word.startswith("--"):
             raise ConfigError(stray(word))
         known = [o.removeprefix("--") for o in self._option_string_actions if not o.startswith("--no-")]

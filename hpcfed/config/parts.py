@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
-from pydantic import NonNegativeInt as Count
+from annotated_types import Gt, Le
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
+from pydantic import NonNegativeFloat as NonNegative
 
-from hpcfed.config.limits import describe_limits
-
-Share, NonNegative = Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0)]
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
+from hpcfed.config.limits import Count, FileName, Names, PositiveInt, Share, describe_limits
 
 
 class Part(BaseModel):
@@ -25,9 +23,9 @@ class Part(BaseModel):
 class Data(Part):
     """Which examples the clients hold."""
 
-    name: str = "digits"
+    name: Annotated[str, Field(min_length=1)] = "digits"
     """A known data set (`hpcfed list datasets`), or the path of an .h5 or .npz file."""
-    root: Path = Path("data")
+    root: FileName = Path("data")
     """The folder in which known data sets lie or are downloaded to."""
     download: bool = True
     """Download a known data set that is not in root."""
@@ -49,11 +47,11 @@ class Data(Part):
     """Synthetic: training examples of each client, instead of log-normal sizes."""
     halve: Share = 0.0
     """Share of the clients that keep only half of their examples."""
-    partition_file: Path | None = None
+    partition_file: FileName | None = None
     """Load the partition from this file instead of drawing it."""
     train_limit: PositiveInt | None = None
     """Use only so many training examples in all, drawn class by class."""
-    test_share: PositiveFloat = 0.3
+    test_share: Annotated[float, Gt(0), Le(1e6)] = 0.3
     """Size of a client's test set as a share of its training set."""
     public: Count = 0
     """Public examples, taken from the training set before it is partitioned, or from public_source."""
@@ -68,11 +66,11 @@ class Data(Part):
 class Models(Part):
     """Which client has which architecture."""
 
-    mix: Names = ("resnet18", "shufflenetv2", "googlenet", "alexnet")
+    mix: Annotated[Names, Field(min_length=1)] = ("resnet18", "shufflenetv2", "googlenet", "alexnet")
     """Architectures (`hpcfed list models`), separated by commas."""
     assign: Literal["round-robin", "random", "listed"] = "round-robin"
     """Client k gets mix[k modulo length], a random one, or (listed) the k-th of a list with one per client."""
-    widths: tuple[Annotated[float, Field(gt=0, le=1)], ...] = (1.0,)
+    widths: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)] = (1.0,)
     """Share of each layer's units that clients have (sub-models), assigned as the architectures are."""
     proxy: str = ""
     """A model that every client has beside its own, for methods that share that one."""
@@ -141,7 +139,7 @@ class System(Part):
     """Seconds of one exchange with the median client, beside its bytes."""
     availability: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the rounds or jobs for which a client can be reached."""
-    file: Path | None = None
+    file: FileName | None = None
     """CSV of all clients: client,speed,bandwidth,latency,availability."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a client is lost in the middle of its work and never reports."""
@@ -173,7 +171,7 @@ class Checkpoint(Part):
 class Run(Part):
     """How ranks use the machine."""
 
-    threads: PositiveInt = 1
+    threads: Annotated[int, Gt(0), Le(1024)] = 1
     """Torch threads of each rank; part of the result, for sums in another order give other bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Auto: GPU number (local rank modulo GPUs) where there is one, else the CPU."""

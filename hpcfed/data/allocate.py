@@ -1,5 +1,7 @@
 """How many examples of each class each client gets: whole numbers within what the classes have."""
 
+from itertools import chain
+
 import numpy as np
 
 EPS = 1e-6  # examples; smaller differences are rounding
@@ -32,7 +34,10 @@ def _fill(mix: np.ndarray, supply: np.ndarray, size: int, spill: bool) -> np.nda
         other = left / max(left.sum(), EPS) if spill else np.zeros_like(left)
         ask = np.where(total > 0, ask / np.where(total > 0, total, 1), other)
         ask *= (size - got.sum(1))[:, None]
-        got += ask * np.minimum(1, left / np.maximum(ask.sum(0), EPS * EPS))
+        more = got + ask * np.minimum(1, left / np.maximum(ask.sum(0), EPS * EPS))
+        if np.array_equal(more, got):
+            break
+        got = more
     return got
 
 
@@ -44,7 +49,9 @@ def _whole(
     left, missing = supply - whole.sum(0), size - whole.sum(1)
     for k in g.permutation(len(whole)):
         order = [c for c in np.argsort(whole[k] - got[k], kind="stable") if spill or mix[k, c] > 0]
-        for c, most in [(c, 1) for c in order] + [(c, size) for c in order]:  # one of each class before more
+        for c, most in chain(((c, 1) for c in order), ((c, size) for c in order)):  # one of each class before more
+            if not missing[k]:
+                break
             extra = min(missing[k], left[c], most)
             whole[k, c] += extra
             left[c] -= extra
@@ -57,9 +64,10 @@ def deal(labels: np.ndarray, counts: np.ndarray, g: np.random.Generator) -> list
 
     labels: [n].  counts: [K, C], column sums within what there is.  Returns K index arrays.
     """
-    parts: list[list[np.ndarray]] = [[] for _ in counts]
-    for c in range(counts.shape[1]):
-        members = g.permutation(np.flatnonzero(labels == c))
-        for k, piece in enumerate(np.split(members, np.cumsum(counts[:, c]))[:-1]):
-            parts[k].append(piece)
-    return [np.concatenate(part) for part in parts]
+    nobody, classes = counts.shape
+    supply = np.bincount(labels, minlength=classes)
+    by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(supply)[:-1])
+    shuffled = np.concatenate([g.permutation(members) for members in by_class])
+    shares = np.vstack([counts, supply - counts.sum(0)]).T  # [C, K + 1], the last of what nobody gets
+    owner = np.repeat(np.tile(np.arange(nobody + 1), classes), shares.ravel())  # of each of the shuffled
+    return [shuffled[owner == k] for k in range(nobody)]

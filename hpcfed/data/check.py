@@ -4,6 +4,8 @@ import numpy as np
 
 from hpcfed.errors import DataError
 
+MOST = 2**31  # of labels, tokens and indices: more would be no array that fits in memory
+
 
 def images(x: np.ndarray, where: str) -> np.ndarray:
     """Images as [n, channels, height, width], uint8 or float32.
@@ -39,10 +41,12 @@ def pixels(x: np.ndarray, where: str) -> np.ndarray:
 
 def texts(x: np.ndarray, where: str) -> np.ndarray:
     """Texts as [n], str; bytes must be UTF-8.  Raises DataError."""
-    if x.ndim != 1 or not len(x):
-        raise DataError(f"{where}: shape {list(x.shape)} holds no texts; store one string an example, [n]")
+    if x.ndim != 1 or not len(x) or not x.dtype.itemsize:
+        raise DataError(f"{where}: {x.dtype} {list(x.shape)} holds no texts; store one string an example, [n]")
     decoded = np.empty(len(x), object)
     for i, text in enumerate(x):
+        if not isinstance(text, bytes | str):
+            raise DataError(f"{where}: text {i} is a {type(text).__name__}; store strings")
         try:
             decoded[i] = text.decode() if isinstance(text, bytes) else str(text)
         except UnicodeDecodeError as error:
@@ -61,6 +65,14 @@ def tokens(x: np.ndarray, vocabulary: int, where: str) -> np.ndarray:
     return x.astype(np.int32)
 
 
+def vocabulary(given: object, where: str) -> int:
+    """How many different tokens a file says there are; 0 for images. Raises DataError for anything else."""
+    number = np.asarray(given)
+    if number.shape != () or number.dtype.kind not in "iu" or not 0 <= number <= MOST:
+        raise DataError(f"{where}: is {str(given)[:50]}; store one whole number, the number of different tokens")
+    return int(number)
+
+
 def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
     """Labels as [n], int64, not negative; [n, 1] and whole floats are accepted.  Raises DataError."""
     if y.shape == (n, 1):
@@ -71,7 +83,7 @@ def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
         raise DataError(f"{where}: dtype {y.dtype} is no label; store int64, 0..C-1")
     if y.dtype.kind == "f":
         first_bad(y, ~np.isfinite(y) | (y != np.round(y)), where, "a label is a whole number, 0..C-1")
-    first_bad(y, (y < 0) | (y > 2**31), where, "a label lies in 0..C-1")
+    first_bad(y, (y < 0) | (y > MOST), where, "a label lies in 0..C-1")
     return y.astype(np.int64)
 
 
@@ -95,7 +107,7 @@ def users(ids: np.ndarray, n: int, where: str) -> np.ndarray:
         raise DataError(
             f"{where}: {ids.dtype} {list(ids.shape)}; store one user an example, [{n}] integers or text"
         )
-    return ids
+    return ids if ids.dtype.kind in "iu" else texts(ids, where).astype(str)
 
 
 def first_bad(values: np.ndarray, bad: np.ndarray, where: str, help: str) -> None:

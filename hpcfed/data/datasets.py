@@ -1,5 +1,6 @@
 """A data set by its name; a path to an HDF5 or NPZ file is a name too."""
 
+import os
 from pathlib import Path
 
 from hpcfed.data import DATASETS
@@ -21,5 +22,5 @@ def load(name: str, root: Path, download: bool = True, text: Text = TEXT) -> Dat
         raise ConfigError(unknown("data set", name, DATASETS) + ", or a path that ends in .h5, .hdf5 or .npz")
     from hpcfed.data import files
 
-    path = Path(name).expanduser()
-    return files.read(path if path.exists() else Path(root) / path, text)
+    path = Path(os.path.expanduser(name))
+    return files.read(path if os.path.exists(path) else Path(root) / path, text)

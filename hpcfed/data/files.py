@@ -2,10 +2,7 @@
 
 import io
 import json
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,13 +13,14 @@ from PIL import Image
 
 from hpcfed.data import check
 from hpcfed.data.moments import moments
+from hpcfed.data.readable import fits, hdf5, named, readable, whole
 from hpcfed.data.record import TEXT, DataSet, Split, Text
 from hpcfed.data.sampling import apportion, take
 from hpcfed.data.text import encode
 from hpcfed.errors import DataError
 from hpcfed.rng import stream
 
-_DAMAGE = (OSError, KeyError, TypeError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
+ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"
 HELD_OUT = 0.2  # share of the training examples that serves as test split where a file has none
 
 
@@ -57,50 +55,40 @@ def read(path: Path, text: Text = TEXT) -> DataSet:
     and the vocabulary of texts, are those of the training split.  text: how texts become numbers.
     Raises DataError with file, array, index and value for whatever cannot be used.
     """
-    with _readable(path):
+    with readable(path, ADVICE):
         file = _read_npz(path) if path.suffix == ".npz" else _read_hdf5(path)
     return _assemble(path, file, text)
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn what the libraries raise over a missing, damaged or foreign file into a DataError."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; check --data.name") from error
-    except _DAMAGE as error:
-        raise DataError(
-            f"{path}: cannot be read: {error}; the file is damaged or not of its kind, make or copy it again "
-            "(pickled objects are never read)"
-        ) from error
 
 
 def _read_npz(path: Path) -> File:
     with np.load(path, allow_pickle=False) as file:
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise DataError(f"{path}: is one array; save x_train, y_train, x_test, y_test with numpy.savez")
+        fits(sum(member.file_size for member in file.zip.infolist()), str(path))
         train = _raw(path, file, "{}_train", x=("x", "text"), y=("y",))
-        tested = "x_test" in file or "text_test" in file
+        tested = any(name in file for name in ("x_test", "text_test", "y_test"))
         test = _raw(path, file, "{}_test", x=("x", "text"), y=("y",)) if tested else None
-        return File(train, test, vocabulary=int(file["vocabulary"]) if "vocabulary" in file else 0)
+        size = check.vocabulary(file["vocabulary"], f"{path}: vocabulary") if "vocabulary" in file else 0
+        return File(train, test, vocabulary=size)
 
 
 def _read_hdf5(path: Path) -> File:
-    with h5py.File(path) as file:
+    with hdf5(path) as file:
         if "train" not in file:
             held = ", ".join(file) or "nothing"
             raise DataError(f"{path}: holds {held}, but no group 'train'; store train/images, train/labels")
         train = _raw_group(path, file, "train")
         test = _raw_group(path, file, "test") if "test" in file else None
         names = json.loads(file.attrs["classes"]) if "classes" in file.attrs else None
-        vocabulary = int(file.attrs.get("vocabulary", 0))
+        vocabulary = check.vocabulary(file.attrs.get("vocabulary", 0), f"{path}: attribute vocabulary")
     if names is not None and not (isinstance(names, list) and names):
         raise DataError(f"{path}: attribute 'classes' is {names!r}; store a JSON list of class names")
     return File(train, test, names, vocabulary)
 
 
 def _raw_group(path: Path, file: h5py.File, part: str) -> Raw:
+    if not isinstance(file[part], h5py.Group):
+        raise DataError(f"{path}: {part} is no group; store {part}/images, {part}/labels")
     if "jpeg_body" not in file[part]:
         return _raw(path, file, part + "/{}", x=("images", "x", "text"), y=("labels", "y"))
     arrays = {f"{part}/{key}": file[part][key] for key in ("labels", "users") if key in file[part]}
@@ -115,23 +103,34 @@ def _raw(path: Path, arrays: Mapping, place: str, x: tuple[str, ...], y: tuple[s
         if found is None:
             raise DataError(f"{path}: has no {' or '.join(place.format(n) for n in wanted)}; store it there")
     users = next((u for u in map(place.format, ("users", "user_hash")) if u in arrays), place.format("users"))
-    ids = arrays[users][()] if users in arrays else None
-    return Raw(arrays[names[0]][()], arrays[names[1]][()], ids, (*names, users))
+    ids = _values(path, arrays, users) if users in arrays else None
+    return Raw(_values(path, arrays, names[0]), _values(path, arrays, names[1]), ids, (*names, users))
+
+
+def _values(path: Path, arrays: Mapping, name: str) -> np.ndarray:
+    found = arrays[name]
+    return found if isinstance(found, np.ndarray) else whole(found, f"{path}: {name}")
 
 
 def _decode_jpegs(path: Path, file: h5py.File, part: str) -> np.ndarray:
     """JPEG files that share a header: file i is the header and jpeg_body[offsets[i] : offsets[i + 1]]."""
-    header, body = file["jpeg_header"][:].tobytes(), file[part]["jpeg_body"][:].tobytes()
-    offsets = file[part]["jpeg_offsets"][:]
+    names = ("jpeg_header", f"{part}/jpeg_body", f"{part}/jpeg_offsets")
+    header, body, offsets = (_values(path, file, name) for name in names)
+    header, body = header.tobytes(), body.tobytes()
     wrong = np.diff(offsets, append=len(body)) < 0
     where = f"{path}: {part}/jpeg_offsets"
     check.first_bad(offsets, wrong | (offsets < 0), where, "offsets rise up to the body's size")
     decoded = []
     for i, (start, stop) in enumerate(pairwise(offsets)):
         try:
-            decoded.append(np.asarray(Image.open(io.BytesIO(header + body[start:stop])).convert("RGB")))
-        except OSError as error:
+            image = Image.open(io.BytesIO(header + body[start:stop]), formats=["JPEG"])
+            decoded.append(np.asarray(image.convert("RGB")))
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"{path}: {part}/jpeg_body: image {i}: {error}; make the file again") from error
+        if decoded[i].shape != decoded[0].shape:
+            raise DataError(f"{path}: {part}/jpeg_body: image {i} has shape {list(decoded[i].shape)}, image 0 "
+                            f"{list(decoded[0].shape)}; make them alike")  # fmt: skip
+        fits(decoded[0].nbytes * len(offsets), f"{path}: {part}/jpeg_body")
     return np.stack(decoded)
 
 
@@ -150,7 +149,8 @@ def _assemble(path: Path, file: File, text: Text) -> DataSet:
         splits = _hold_out(splits[0], path)
     vocabulary = file.vocabulary
     if splits[0].x.dtype == object:
-        splits, vocabulary = encode(splits, text)
+        with named(path):
+            splits, vocabulary = encode(splits, text)
     return DataSet(path.stem, *splits, classes, *(((), ()) if vocabulary else moments(splits[0].x)), vocabulary)
 
 

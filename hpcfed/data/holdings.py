@@ -7,6 +7,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from hpcfed.data import check
+from hpcfed.data.readable import hdf5, readable, whole
 from hpcfed.errors import DataError
 
 _NAMES = ("train", "train_sizes", "test", "test_sizes", "public")  # of the arrays in a partition file
@@ -56,13 +58,11 @@ class Partition:
 
         Raises DataError where it is damaged, or where an example is negative or belongs to two holders.
         """
-        try:
-            with h5py.File(path) as file:
-                arrays = {name: _integers(file[name][()], f"{path}: {name}") for name in _NAMES}
-            train, test = (_cut(arrays, name, path) for name in ("train", "test"))
-            partition = cls(train, test, arrays["public"])
-        except (OSError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: no partition can be read: {error}; use Partition.save") from error
+        with readable(path, "write it with Partition.save, or check data.partition_file"), hdf5(path) as file:
+            values = {name: whole(file[name], f"{path}: {name}") for name in _NAMES}
+        arrays = {name: _integers(array, f"{path}: {name}") for name, array in values.items()}
+        train, test = (_cut(arrays, name, path) for name in ("train", "test"))
+        partition = cls(train, test, arrays["public"])
         _disjoint(partition, path)
         return partition
 
@@ -70,8 +70,7 @@ class Partition:
 def _integers(values: np.ndarray, where: str) -> np.ndarray:
     if np.ndim(values) != 1 or (values.size and values.dtype.kind not in "iu"):
         raise DataError(f"{where}: is no row of whole numbers; write the file with Partition.save")
-    if values.size and values.min() < 0:
-        raise DataError(f"{where}: value {values.min()} at index {values.argmin()}; an index is 0 or more")
+    check.first_bad(values, (values < 0) | (values > check.MOST), where, f"an index lies in 0..{check.MOST}")
     return values.astype(np.int64)
 
 

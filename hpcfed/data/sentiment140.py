@@ -6,6 +6,7 @@ file is one as `hpcfed.data.files` reads, with `text`, `labels` and, for the nat
 
 import csv
 import hashlib
+import os
 import shutil
 import urllib.request
 import zipfile
@@ -19,6 +20,7 @@ from hpcfed.data import files
 from hpcfed.data.record import TEXT, DataSet, Split, Text
 from hpcfed.data.text import encode
 from hpcfed.errors import DataError
+from hpcfed.paths import regular
 
 URL = "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip"  # 81 MB; not to be had by https
 SHA256 = "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57"
@@ -34,8 +36,8 @@ def load(name: str, root: Path, download: bool, text: Text = TEXT) -> DataSet:
     1,600,000 tweets labelled by their emoticons, 359 by hand.  Raises DataError naming the files, the folder
     and the way out.
     """
-    present, hdf5 = all((root / file).exists() for file in FILES), root / "sentiment140.h5"
-    if hdf5.exists() and not present:
+    present, hdf5 = all(os.path.exists(root / file) for file in FILES), root / "sentiment140.h5"
+    if os.path.exists(hdf5) and not present:
         return replace(files.read(hdf5, text), name=name)
     if not present:
         if not download:
@@ -50,8 +52,11 @@ def read(path: Path) -> Split:
 
     Raises DataError with the line for what is no such row.
     """
-    with path.open(encoding="latin-1", newline="") as file:
-        kept = list(_rows(csv.reader(file), path))
+    try:
+        with regular(path).open(encoding="latin-1", newline="") as file:
+            kept = list(_rows(csv.reader(file), path))
+    except (OSError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read: {error}; copy or download it again") from error
     if not kept:
         raise DataError(f"{path}: holds no text of polarity 0 or 4; copy or download it again")
     y, users, x = zip(*kept, strict=True)

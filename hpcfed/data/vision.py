@@ -1,5 +1,6 @@
 """The known image sets: torchvision's classes with their real download, or an HDF5 file of the same name."""
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,8 +82,8 @@ def load(name: str, root: Path, download: bool, *_: object) -> DataSet:
     Raises DataError naming the files, the folder and the way out.
     """
     source, hdf5 = SOURCES[name], root / f"{name.replace('-', '_')}.h5"
-    present = all((root / file).exists() for file in source.files)
-    if hdf5.exists() and not present:
+    present = all(os.path.exists(root / file) for file in source.files)
+    if os.path.exists(hdf5) and not present:
         return _known(files.read(hdf5), name)
     if not present and not download:
         raise _missing(name, root, "downloading is switched off")
@@ -116,6 +117,8 @@ def _split(source: Source, root: Path, train: bool, download: bool) -> tuple[Spl
     y = np.asarray(data.labels if source.kind == "SVHN" else data.targets, np.int64)
     if source.emnist == "letters":
         y = y - 1  # the file counts from 1
+    if len(y) != len(data.data):
+        raise DataError(f"{len(data.data)} images, but {len(y)} labels")
     return Split(_upright(np.asarray(data.data), source), y), getattr(data, "classes", [])
 
 

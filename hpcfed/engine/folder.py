@@ -35,20 +35,26 @@ def of(job: Job) -> Path:
 
 def claim(job: Job, folder: Path) -> None:
     """Make the folder; refuse one that holds a run, unless that is to be resumed or overwritten."""
-    if not job.resume and (names.results_file(folder).exists() or checkpoint.newest(folder)):
+    make(folder)
+    if not job.resume and (os.path.exists(names.results_file(folder)) or checkpoint.newest(folder)):
         if not job.overwrite:
             raise ConfigError(
                 f"out: {folder} holds a run already; continue it with --resume {folder}, "
                 "replace it with --overwrite, or give another --out"
             )
-        names.results_file(folder).unlink(missing_ok=True)
+        for old in (names.results_file(folder), names.journal_file(names.results_file(folder))):
+            old.unlink(missing_ok=True)
         shutil.rmtree(names.checkpoint_folder(folder), ignore_errors=True)
     for left in folder.glob(names.spill_folder(Path(), "*").name):  # by a run that was killed
         shutil.rmtree(left, ignore_errors=True)
+    make(names.checkpoint_folder(folder))
+
+
+def make(folder: Path) -> None:
+    """A folder that can be written to; ConfigError where there can be none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        names.checkpoint_folder(folder).mkdir(exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"out: cannot make the folder {folder}: {error.strerror}") from error
+        raise ConfigError(f"out: cannot make the folder {folder}: {error.strerror}; give another --out") from error
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"out: {folder} is not writable; give another --out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,7 @@ class Loop:
                 self.save()
             self.settle(needed=True)
         self.conclude()
+        self.finish()
         self.progress.finish(self.results)
         return DONE
 
@@ -105,14 +107,20 @@ class Loop:
         """Stop between two rounds; the run can go on from its last checkpoint. Returns the exit status."""
         self.settle(needed=not self.saver.exists)
         self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with --resume {self.folder}")
+        with suppress(WriteError):  # what the checkpoint needs of them is on disk
+            self.finish()
         return RESUME_ME
+
+    def finish(self) -> None:
+        """One result file, without a journal beside it."""
+        if self.results:
+            self.results.finish()
 
     def conclude(self) -> None:
         """What the method does after the last round, recorded apart from the rounds: a run may be extended."""
         final = self.rounds.finish()
         if self.results and final:
             self.results.arrays |= {f"{FINAL}/{name}": column for name, column in final.items()}
-            self.results.write(force=True)
 
     def rebalance(self) -> None:
         """Move clients by measured cost; collective."""

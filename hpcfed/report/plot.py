@@ -5,6 +5,7 @@ Drawn through matplotlib's objects, without pyplot: no display is needed and not
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 
-from hpcfed.errors import ConfigError
+from hpcfed.errors import ConfigError, told
+from hpcfed.paths import regular
 from hpcfed.report.summary import column, title
 from hpcfed.storage.results import Record, load
 
@@ -23,6 +25,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", ":", "-.")  # the next seven runs
 FORMATS = (".png", ".svg", ".pdf")
 SMALL = 8  # points, of tick labels
+FAR = 1e30  # virtual seconds; more cannot be drawn, and mean nothing
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Curve:
         K = record.header["job"]["clients"]
         epochs, down, up = (np.nan_to_num(values).sum(1).cumsum()[t] / K for values in columns)
         now = record.columns.get("rounds/virtual_seconds", np.zeros(record.rounds))[t]
+        now = now if (now < FAR).all() else np.zeros(len(t))
         return cls(t + 1, epochs, down + up, now, np.nanmean(accuracy[t], 1), np.nanstd(accuracy[t], 1))
 
 
@@ -59,8 +63,10 @@ def plot(runs: Sequence[Path], out: Path | None = None, format: str | None = Non
     Raises CheckpointError for a run without results, ConfigError for a picture that cannot be written.
     """
     records = [load(run) for run in runs]
-    folders = [run if run.is_dir() else run.parent for run in runs]
+    folders = [run if os.path.isdir(run) else run.parent for run in runs]
     path = out or folders[0] / ("curves.png" if len(runs) == 1 else "comparison.png")
+    if not path.name:
+        raise ConfigError(f"{path}: is a folder, not a picture; end the name in {', '.join(FORMATS)}")
     path = path.with_suffix(f".{format}") if format else path
     beside = path.with_name(f"{path.stem}-labels{path.suffix}" if out else f"labels{path.suffix}")
     names = [folder.resolve().name for folder in folders]
@@ -133,12 +139,17 @@ def scale(ax: Axes, totals: Sequence[float], runs: int, unit: str = "B") -> None
 def explain(figure: Figure, records: Sequence[Record], names: Sequence[str]) -> None:
     """A title for one run, a legend below for several."""
     if len(records) == 1:
-        figure.suptitle(title(records[0]), fontsize=10)
+        figure.suptitle(plain(title(records[0])), fontsize=10)
         return
     methods = [record.header["job"]["algorithm"]["name"] for record in records]
-    texts = [f"{method} ({name})" for method, name in zip(methods, names, strict=True)] if names else methods
+    texts = [plain(f"{m} ({n})") for m, n in zip(methods, names, strict=True)] if names else methods
     lines = [Line2D([], [], **style(i)) for i in range(len(records))]
     figure.legend(lines, texts, loc="outside lower center", ncols=3, fontsize=SMALL, frameon=False)
+
+
+def plain(text: str) -> str:
+    """A user's words as they are: dollar signs would begin a formula, and no font has control characters."""
+    return told(text).replace("$", r"\$")
 
 
 def labels(record: Record, path: Path) -> Path:
@@ -153,7 +164,7 @@ def labels(record: Record, path: Path) -> Path:
     ax = figure.subplots()
     ax.set(xlim=(-0.6, K - 0.4), ylim=(C - 0.4, -0.6), xlabel="client", ylabel="class")
     ax.set_xticks(range(0, K, step(K)))
-    ax.set_yticks(range(0, C, step(C)), record.header["classes"][:: step(C)])
+    ax.set_yticks(range(0, C, step(C)), [plain(name) for name in record.header["classes"][:: step(C)]])
     ax.tick_params(labelsize=SMALL, length=2)
     ax.set_title(f"dot area: training examples (largest {counts.max():,})", fontsize=SMALL, loc="left")
     figure.draw_without_rendering()  # so that the panel has its final size
@@ -174,6 +185,8 @@ def save(figure: Figure, path: Path) -> Path:
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path}: no picture format {path.suffix!r}; end the name in {', '.join(FORMATS)}")
     try:
+        if os.path.exists(path):
+            regular(path)  # a pipe without a reader would never open
         figure.savefig(path, dpi=150)
     except OSError as error:
         advice = "choose another place with -o"

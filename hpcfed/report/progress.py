@@ -55,8 +55,9 @@ class Progress:
         accuracy, loss = mean(row["clients/accuracy"]), mean(row["clients/train_loss"])
         self.accuracy = self.accuracy if np.isnan(accuracy) else f"accuracy {accuracy:.4f}  "  # of the last evaluation
         line = f"{self.accuracy}loss {loss:.3f}  {row['rounds/seconds']:.1f} s/round"
-        self.bar.update(self.task, completed=t, line=line)
-        if not self.live:
+        if self.live:
+            self.bar.update(self.task, completed=t, line=line)
+        else:
             self.say(f"round {t}/{self.job.rounds}  {line}{self.left(t)}")
         if self.job.verbose:
             self.clients(t, row)

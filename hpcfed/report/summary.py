@@ -105,7 +105,7 @@ def time(record: Record) -> dict[str, Any]:
     together = sum(spent.values()) or 1.0
     phases = {phase: {"seconds": seconds, "share": seconds / together} for phase, seconds in spent.items()}
     each, ends = total / record.rounds if record.rounds else None, record.columns.get("rounds/virtual_seconds")
-    simulated = None if ends is None or not len(ends) else float(ends[-1])
+    simulated = float(ends[-1]) if ends is not None and len(ends) and np.isfinite(ends[-1]) else None
     return {"seconds": total, "seconds_per_round": each, "virtual_seconds": simulated, **phases}
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import h5py
 
 from hpcfed.errors import CheckpointError, DamagedError, WriteError
+from hpcfed.paths import regular
 from hpcfed.storage import names
 from hpcfed.storage.seal import BLOCK, checked, seal
 
@@ -63,7 +64,7 @@ def opened(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
     is replaced meanwhile stays readable as it was.
     """
     try:
-        with open(path, "rb") as raw, h5py.File(checked(path, raw, whole), "r") as file:
+        with open(regular(path), "rb") as raw, h5py.File(checked(path, raw, whole), "r") as file:
             _check_format(path, file, form)
             yield file
     except OSError as error:

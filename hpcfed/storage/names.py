@@ -24,6 +24,9 @@ def results_file(run: Path) -> Path:
 def results_copy(parts: Path) -> Path:
     """The results as they were when a checkpoint was made, beside its parts."""
     return parts / "results.h5"
+def journal_file(results: Path) -> Path:
+    """The last rounds of a run that goes on, until the result file itself is written again."""
+    return results.with_name("results.journal")
 
 
 def partition_file(run: Path) -> Path:

@@ -1,30 +1,36 @@
-"""The record of a run, round by round: written by rank 0, readable by anyone while the run goes on."""
+"""The record of a run, round by round: written by rank 0, readable by anyone while the run goes on (`record`)."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import h5py
 import numpy as np
 
-from hpcfed.errors import CheckpointError, DamagedError, unknown
+from hpcfed.errors import CheckpointError
 from hpcfed.storage import names, tree
-from hpcfed.storage.atomic import opened, replacing, writing
+from hpcfed.storage.atomic import replacing, writing
+from hpcfed.storage.columns import Columns, joined, length, stacked
+from hpcfed.storage.journal import Journal
+from hpcfed.storage.record import Header, Record, load, recover
 
-BUDGET = 0.02  # largest share of a run's time that goes into unforced writes
+__all__ = ["Record", "Results", "load", "recover"]
+
+BUDGET = 0.02  # largest share of a run's time that goes into making the file anew
+MANY = 100  # rounds that wait in memory, where nothing asks for them on the disk
 FINAL = "final"  # arrays of what a method does after the last round
 PAST = ("versions", "commit", "hardware", "ranks")  # what a resumed run keeps of each header before its own
 
-Header = dict[str, Any]
 Cell = np.ndarray | np.generic | float | int
 
 
 class Results:
-    """The writer. Rows stay in memory; each write makes the whole file anew, so no kill can harm it.
+    """The writer. All rounds stay in memory, and writing the file makes the whole of it anew, so no kill can harm it.
+
+    That takes longer the more rounds there are. So where it would take too much of a run's time, the rounds since
+    are added to a journal beside the file instead, which `load` reads too; `finish` leaves the file alone.
 
     header: JSON-able (job, algorithm, versions, ranks, placement, names of architectures and classes ...).
     arrays: facts that do not change from round to round, such as label_counts [K, C].
@@ -32,10 +38,11 @@ class Results:
 
     def __init__(self, run: Path, header: Header, arrays: dict[str, np.ndarray]):
         self.path, self.header, self.arrays = names.results_file(run), header, arrays
-        self._rows: list[dict[str, np.ndarray]] = []
-        self.stored = 0  # of them on disk
+        self._blocks: list[Columns] = []  # rounds that are on disk
+        self._rows: list[dict[str, np.ndarray]] = []  # and those that are not
+        self._journal: Journal | None = None  # once there is a file that it can go on from
         self.source = self.path  # what was gone on from
-        self._written, self._took = monotonic(), 0.0  # when the last write ended, and its seconds
+        self._written, self._took = monotonic(), 0.0  # when the file was last written, and the seconds of a round in it
 
     @classmethod
     def resume(cls, run: Path, rounds: int, header: Header) -> Results:
@@ -53,109 +60,80 @@ class Results:
         past = {"rounds": rounds} | {key: old.header[key] for key in PAST if key in old.header}
         arrays = {name: array for name, array in old.arrays.items() if not name.startswith(f"{FINAL}/")}
         results = cls(run, {**header, "history": [*old.header.get("history", []), past]}, arrays)
+        results._blocks = [{name: column[:rounds] for name, column in old.columns.items()}] if rounds else []
         results.source = old.path
-        for t in range(rounds):
-            results.append({name: column[t] for name, column in old.columns.items()})
         return results
 
     @property
     def rounds(self) -> int:
         """How many rows there are."""
-        return len(self._rows)
+        return sum(map(length, self._blocks)) + len(self._rows)
+
+    @property
+    def stored(self) -> int:
+        """How many of them are on disk."""
+        return sum(map(length, self._blocks)) if self._journal else 0
 
     def append(self, row: dict[str, Cell]) -> None:
         """Add one round: by name one value per client [K], per rank [R], or one number."""
         self._rows.append({name: _cell(name, value) for name, value in row.items()})
 
     def write(self, force: bool = False) -> None:
-        """Make the file on disk complete up to the last row.
+        """Bring what is new to the disk: into the file while that takes at most 2 % of the time, else the journal.
 
-        Without force, nothing happens while the last write took more than 2 % of the time since it: long
-        runs with large files write less often. Raises WriteError if the file cannot be written; rows stay in memory.
+        Without force, the journal waits for a hundred rounds. Raises WriteError if the disk refuses;
+        rows then stay in memory.
         """
+        if self._journal is None or self._expected() <= BUDGET * (monotonic() - self._written):
+            self.finish()
+        elif self._rows and (force or len(self._rows) >= MANY):
+            block = stacked(self._rows)
+            self._journal.append(self.rounds - len(self._rows), block)
+            self._blocks.append(block)
+            self._rows = []
+
+    def finish(self) -> None:
+        """Make the file complete up to the last row; then it needs no journal. Raises WriteError as `write`."""
         begin = monotonic()
-        if not force and self._took > BUDGET * (begin - self._written):
-            return
+        columns = self._columns()
         try:
             with replacing(self.path, names.RESULTS) as file:
-                self._fill(file)
-            self.stored = self.rounds
+                self._fill(file, columns)
         finally:
-            self._written = monotonic()
-            self._took = self._written - begin
+            self._written = monotonic()  # after a refusal too: the next try costs as much
+            self._took = (self._written - begin) / max(1, self.rounds)
+        self._blocks, self._rows = [columns] if columns else [], []
+        self._journal = Journal(names.journal_file(self.path), self.path)
+        self._journal.path.unlink(missing_ok=True)
 
     def secure(self, rounds: int) -> None:
-        """Make sure that so many rows are on disk; WriteError if that fails."""
+        """Make sure that so many rounds are on disk; WriteError if that fails."""
         if self.stored < rounds:
             self.write(force=True)
 
     def copy(self, path: Path) -> None:
-        """Copy the file as it is on disk; WriteError if that fails."""
-        with writing(path):
-            shutil.copyfile(self.path, path)
+        """Copy what is on disk; WriteError if that fails."""
+        for file, to in (self.path, path), (names.journal_file(self.path), names.journal_file(path)):
+            if file.exists():
+                with writing(to):
+                    shutil.copyfile(file, to)
 
-    def _fill(self, file: h5py.File) -> None:
+    def _expected(self) -> float:
+        """Seconds that it would take to write the file now."""
+        return self._took * self.rounds
+
+    def _columns(self) -> Columns:
+        """All rounds so far."""
+        return joined([*self._blocks, *([stacked(self._rows)] if self._rows else [])])
+
+    def _fill(self, file: h5py.File, columns: Columns) -> None:
         file.attrs["rounds"] = self.rounds
         tree.write_json(file, "header", self.header)
-        arrays, columns = file.create_group("arrays"), file.create_group("columns")
+        arrays, table = file.create_group("arrays"), file.create_group("columns")
         for name, array in self.arrays.items():
             arrays[name] = array
-        for name in dict.fromkeys(name for row in self._rows for name in row):
-            columns[name] = _column([row.get(name) for row in self._rows])
-
-
-@dataclass(frozen=True)
-class Record:
-    """A result file as it was when it was read.
-
-    `columns` has by name [T, K], [T, R] or [T], where T = rounds; nan where a round has no value, or has
-    fewer ranks than another. A column with such gaps is float64, whatever it was before.
-    """
-
-    header: Header
-    arrays: dict[str, np.ndarray]
-    columns: dict[str, np.ndarray]
-    rounds: int
-    path: Path = Path()
-
-    def column(self, name: str) -> np.ndarray:
-        """One column; CheckpointError for an unknown name."""
-        if name not in self.columns:
-            raise CheckpointError(f"results: {unknown('column', name, self.columns)}")
-        return self.columns[name]
-
-
-def load(run: Path) -> Record:
-    """The results in a run folder, or in the file at that path; the run may still be going on.
-
-    Raises CheckpointError if there are none, or the file is damaged, foreign or of another version.
-    """
-    path = names.results_file(run) if run.is_dir() else run
-    try:
-        with opened(path, names.RESULTS) as file:
-            header, rounds = tree.read_json(file, "header"), int(file.attrs["rounds"])
-            return Record(header, _datasets(file["arrays"]), _datasets(file["columns"]), rounds, path)
-    except CheckpointError as error:
-        advice = "give the folder of a run that has begun, restore the file from a copy, or run the job again"
-        raise type(error)(f"{error}\n  {advice}") from error
-
-
-def recover(run: Path) -> Record:
-    """The results in a run folder; if they are damaged or missing, the copy that belongs to its last checkpoint."""
-    try:
-        return load(run)
-    except DamagedError:
-        records = [copy for copy in map(_whole, names.checkpoint_folder(run).glob("round-*/results.h5")) if copy]
-        if not records:
-            raise
-        return max(records, key=lambda record: record.rounds)
-
-
-def _whole(path: Path) -> Record | None:
-    try:
-        return load(path)
-    except CheckpointError:
-        return None
+        for name, column in columns.items():
+            table[name] = column
 
 
 def _cell(name: str, value: Cell) -> np.ndarray:
@@ -165,22 +143,3 @@ def _cell(name: str, value: Cell) -> np.ndarray:
             f"results: column {name!r} got {cell.dtype} {list(cell.shape)}; give one number, [K] or [R]"
         )
     return cell
-
-
-def _column(cells: list[np.ndarray | None]) -> np.ndarray:
-    """Cells of one shape stacked as they are; otherwise float64, filled up with nan."""
-    known = [cell for cell in cells if cell is not None]
-    if len(known) == len(cells) and len({cell.shape for cell in known}) == 1:
-        return np.stack(known)
-    column = np.full((len(cells), *max(cell.shape for cell in known)), np.nan)
-    for t, cell in enumerate(cells):
-        if cell is not None:
-            column[(t, *map(slice, cell.shape))] = cell
-    return column
-
-
-def _datasets(group: h5py.Group) -> dict[str, np.ndarray]:
-    """All datasets under a group, by path."""
-    paths: list[str] = []
-    group.visit(paths.append)
-    return {path: group[path][...] for path in paths if isinstance(group[path], h5py.Dataset)}

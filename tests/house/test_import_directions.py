@@ -8,7 +8,8 @@ import pytest
 from tests.house.source import MODULES, PACKAGE, ROOT, imports, module, name
 
 LEVELS = (  # a part imports itself and parts of the lines above, never its neighbours or those below
-    "errors  config.limits",
+    "errors  paths",
+    "config.limits",
     "registry  compat  rng  params  config.parts",
     "comm  storage  averaging",
     "cluster  data  models  payload",

@@ -72,7 +72,8 @@ def test_a_users_texts_are_numbered_by_the_training_texts_alone(tmp_path):
 
 def test_held_out_texts_are_not_in_the_vocabulary(tmp_path):
     texts = np.array([f"word{i}" for i in range(20)])
-    data = load(save_npz(tmp_path, text_train=texts, y_train=np.arange(20) % 2, text_test=None, users_train=None),
+    data = load(save_npz(tmp_path, text_train=texts, y_train=np.arange(20) % 2, text_test=None,
+                         y_test=None, users_train=None),
                 tmp_path)  # fmt: skip
     assert len(data.train.y) == 16 and data.vocabulary == 18 and (data.test.x[:, 0] == 1).all()
 

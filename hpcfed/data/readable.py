@@ -1,0 +1,80 @@
+"""Users' files of arrays, opened with care: whatever a library makes of damaged bytes becomes one message."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from hpcfed.data import trial
+from hpcfed.errors import DataError, HpcfedError
+from hpcfed.paths import regular
+
+START, PACE = 60, 2**20  # seconds, and bytes a second, that the trial may take; a damaged file may never end
+
+
+@contextmanager
+def readable(path: Path, advice: str) -> Iterator[None]:
+    """Turn what the libraries raise inside, over a missing, damaged or foreign file, into a DataError."""
+    try:
+        regular(path)
+        yield
+    except HpcfedError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; {advice}") from error
+    except Exception as error:  # h5py, numpy, zipfile and Pillow raise every kind there is
+        raise DataError(f"{path}: cannot be read: {error or type(error).__name__}; {advice}") from error
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """A DataError that does not know the file gets its name."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+@contextmanager
+def hdf5(path: Path) -> Iterator[h5py.File]:
+    """An HDF5 file, after a process of its own has read it to the end and lived. Raises DataError or OSError."""
+    tried(path)
+    with h5py.File(path, "r") as file:
+        yield file
+
+
+def tried(path: Path) -> None:
+    """DataError for a file that HDF5 cannot read, crashes over, or does not come to the end of."""
+    limit = START + os.stat(path).st_size // PACE
+    env = os.environ | {"MPI4PY_RC_INITIALIZE": "0"}  # an h5py built for MPI would start it
+    command = [sys.executable, "-P", trial.__file__, str(path)]
+    try:
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              errors="replace", timeout=limit)  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"HDF5 does not come to its end within {limit} s") from error
+    if done.returncode < 0:
+        raise OSError(f"HDF5 crashes over it ({signal.Signals(-done.returncode).name})")
+    if done.returncode:
+        raise OSError(done.stderr.strip() or "HDF5 refuses it")
+
+
+def whole(node: h5py.Dataset, where: str) -> np.ndarray:
+    """All values of a dataset. DataError for what is none, or declares more than this machine has memory for."""
+    if not isinstance(node, h5py.Dataset) or node.shape is None:
+        raise DataError(f"{where}: is no array; store one there")
+    fits(node.nbytes, where)
+    return node[()]
+
+
+def fits(size: int, where: str) -> None:
+    """DataError where an array of so many bytes cannot be held; small files can declare it."""
+    if size > trial.memory():
+        raise DataError(f"{where}: declares {size / 2**30:.3g} GiB, more than this machine's memory; "
+                        "make the file again, or smaller")  # fmt: skip

@@ -1,0 +1,33 @@
+"""Paths from users' hands: what is read from the start to the end is a file, and nothing else."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+
+def regular(path: Path) -> Path:
+    """The path, if it is that of a file. A pipe would never open, a device such as /dev/zero never end.
+
+    Raises OSError with its reason: missing, a folder, a loop of links, too long, no name at all.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError as error:  # a NUL
+        raise OSError(errno.EINVAL, f"not the name of a file ({error})", str(path)) from error
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "a pipe, socket or device, not a file", str(path))
+    return path
+
+
+def named(value: Any) -> Any:
+    """A path as a job gives it, before it is checked: ValueError where it cannot name anything.
+
+    The empty one is refused too: it would mean the current folder, and comes from an unset variable of a shell.
+    """
+    if isinstance(value, str) and (not value or "\0" in value):
+        raise ValueError(f"a path has at least one character, and no NUL, got {value!r}")
+    return value

@@ -1,0 +1,49 @@
+"""Rounds as columns: by name one array whose first axis is the round, put together from rows and from parts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+Columns = dict[str, np.ndarray]
+
+
+def stacked(rows: list[dict[str, np.ndarray]]) -> Columns:
+    """Rows as columns."""
+    order = dict.fromkeys(name for row in rows for name in row)
+    return {name: _column([row.get(name) for row in rows]) for name in order}
+
+
+def _column(cells: list[np.ndarray | None]) -> np.ndarray:
+    """Cells of one shape stacked as they are; otherwise float64, filled up with nan."""
+    known = [cell for cell in cells if cell is not None]
+    if len(known) == len(cells) and len({cell.shape for cell in known}) == 1:
+        return np.stack(known)
+    return filled([(1, None if cell is None else cell[None]) for cell in cells])
+
+
+def joined(parts: list[Columns]) -> Columns:
+    """Columns of some rounds, and then of others, as if their rows had been stacked together."""
+    order = dict.fromkeys(name for part in parts for name in part)
+    return {name: _join([(length(part), part.get(name)) for part in parts]) for name in order}
+
+
+def _join(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
+    known = [piece for _, piece in pieces if piece is not None]
+    alike = len(known) == len(pieces) and len({piece.shape[1:] for piece in known}) == 1
+    return np.concatenate(known) if alike else filled(pieces)
+
+
+def filled(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
+    """Pieces of a column, by their rounds, one below the other in float64; nan where one is absent or narrower."""
+    shapes = [piece.shape[1:] for _, piece in pieces if piece is not None]
+    column, t = np.full((sum(n for n, _ in pieces), *max(shapes)), np.nan), 0
+    for n, piece in pieces:
+        if piece is not None:
+            column[(slice(t, t + n), *map(slice, piece.shape[1:]))] = piece
+        t += n
+    return column
+
+
+def length(columns: Columns) -> int:
+    """How many rounds these columns have."""
+    return len(next(iter(columns.values())))

@@ -1,0 +1,81 @@
+"""Blocks of rounds that are added to a file one after the other, each in time that does not grow with the file.
+
+The journal goes on where another one ends: its first line names that file's seal, so that nobody reads it after a
+newer file has taken the place of that one. A block is a line of JSON that names its arrays, and their bytes (an NPZ
+takes 40 times as long to read), behind its first round, length and SHA-256. What a killed writer
+left of a block is not read, and the next block is written over it.
+"""
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.storage.atomic import writing
+from hpcfed.storage.columns import Columns
+from hpcfed.storage.seal import BLOCK
+
+HEAD = struct.Struct("<QQ32s")  # the first round of a block, its bytes, and their SHA-256
+
+
+class Journal:
+    """Takes blocks. path: where; after: the file that it goes on from, as it is now."""
+
+    def __init__(self, path: Path, after: Path):
+        self.path, self.seal = path, seal(after)
+        self.end = 0  # of the last whole block
+
+    def append(self, first: int, block: Columns) -> None:
+        """Add a block, whose first round is `first`, and flush it to the disk; WriteError where that fails."""
+        data = pack(block)
+        head = b"" if self.end else self.seal
+        with writing(self.path), open(self.path, "r+b" if self.end else "wb") as file:
+            file.seek(self.end)
+            file.writelines([head, HEAD.pack(first, len(data), hashlib.sha256(data).digest()), data])
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+            self.end = file.tell()
+
+
+def blocks(path: Path, after: Path) -> Iterator[tuple[int, Columns]]:
+    """First round and columns of each whole block at that path, if there is a journal that goes on from `after`."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        if file.read(BLOCK) != seal(after):
+            return
+        while len(head := file.read(HEAD.size)) == HEAD.size:
+            first, size, digest = HEAD.unpack(head)
+            left = os.fstat(file.fileno()).st_size - file.tell()
+            data = file.read(size) if size <= left else b""
+            if hashlib.sha256(data).digest() != digest:
+                return
+            yield first, unpack(data)
+
+
+def pack(block: Columns) -> bytes:
+    """Arrays as bytes."""
+    about = [(name, array.dtype.str, array.shape) for name, array in block.items()]
+    return b"".join([json.dumps(about).encode(), b"\n", *(array.tobytes() for array in block.values())])
+
+
+def unpack(data: bytes) -> Columns:
+    """What `pack` packed."""
+    at, block = data.index(b"\n") + 1, {}
+    for name, kind, shape in json.loads(data[:at]):
+        size = math.prod(shape)
+        block[name] = np.frombuffer(data, kind, size, at).reshape(shape)
+        at += block[name].nbytes
+    return block
+
+
+def seal(path: Path) -> bytes:
+    """What names a sealed file as it is now: the block before its data, which has its checksum."""
+    with open(path, "rb") as file:
+        return file.read(BLOCK)

@@ -1,0 +1,103 @@
+"""The record of a run as anyone reads it, while the run goes on too."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfed.errors import CheckpointError, DamagedError, unknown
+from hpcfed.storage import names, tree
+from hpcfed.storage.atomic import opened
+from hpcfed.storage.columns import joined, length
+from hpcfed.storage.journal import blocks
+
+Header = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A result file as it was when it was read.
+
+    `columns` has by name [T, K], [T, R] or [T], where T = rounds; nan where a round has no value, or has
+    fewer ranks than another. A column with such gaps is float64, whatever it was before.
+    """
+
+    header: Header
+    arrays: dict[str, np.ndarray]
+    columns: dict[str, np.ndarray]
+    rounds: int
+    path: Path = Path()
+
+    def column(self, name: str) -> np.ndarray:
+        """One column; CheckpointError for an unknown name."""
+        if name not in self.columns:
+            raise CheckpointError(f"results: {unknown('column', name, self.columns)}")
+        return self.columns[name]
+
+
+def load(run: Path) -> Record:
+    """The results in a run folder, or in the file at that path; the run may still be going on.
+
+    Raises CheckpointError if there are none, or the file is damaged, foreign or of another version.
+    """
+    path = names.results_file(run) if os.path.isdir(run) else run
+    while True:  # again, if the file was made anew while it was read, for then the journal is not the one that it had
+        before = _stamp(path)
+        record = _read(path)
+        if _stamp(path) == before:
+            return record
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another of the same name."""
+    try:
+        return (found := os.stat(path)).st_ino, found.st_mtime_ns
+    except (OSError, ValueError):
+        return None
+
+
+def _read(path: Path) -> Record:
+    try:
+        with opened(path, names.RESULTS) as file:
+            header, rounds = tree.read_json(file, "header"), int(file.attrs["rounds"])
+            arrays, columns = _datasets(file["arrays"]), _datasets(file["columns"])
+    except CheckpointError as error:
+        advice = "give the folder of a run that has begun, restore the file from a copy, or run the job again"
+        raise type(error)(f"{error}\n  {advice}") from error
+    parts = [columns] if rounds else []
+    for first, block in blocks(names.journal_file(path), path):
+        if first != rounds:  # the file has been made anew meanwhile
+            break
+        parts.append(block)
+        rounds += length(block)
+    return Record(header, arrays, joined(parts), rounds, path)
+
+
+def recover(run: Path) -> Record:
+    """The results in a run folder; if they are damaged or missing, the copy that belongs to its last checkpoint."""
+    try:
+        return load(run)
+    except DamagedError:
+        records = [copy for copy in map(_whole, names.checkpoint_folder(run).glob("round-*/results.h5")) if copy]
+        if not records:
+            raise
+        return max(records, key=lambda record: record.rounds)
+
+
+def _whole(path: Path) -> Record | None:
+    try:
+        return load(path)
+    except CheckpointError:
+        return None
+
+
+def _datasets(group: h5py.Group) -> dict[str, np.ndarray]:
+    """All datasets under a group, by path."""
+    paths: list[str] = []
+    group.visit(paths.append)
+    return {path: group[path][...] for path in paths if isinstance(group[path], h5py.Dataset)}
