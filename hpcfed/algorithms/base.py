@@ -131,5 +131,5 @@ class RoundBased(Method):
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         """One round with a cohort of at least one; replaced only by methods with more than one exchange."""
-        uploads = ((c.id, self.local(fed, c, state, t)) for c in fed.mine(cohort))
+        uploads = fed.turns(cohort, lambda client: self.local(fed, client, state, t))
         return self.server(state, fed.mean(uploads, keep=state, last=True))

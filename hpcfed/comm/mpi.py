@@ -79,8 +79,8 @@ class Mpi:
             self._send(encode(item), dst)
         return decode(self._receive(src)) if self.rank == dst else None
 
-    def barrier(self) -> None:
-        self._world.Barrier()
+    def barrier(self, word: int = 0) -> int:
+        return int(self._allreduce(np.array([word], np.int64), MPI.MAX)[0])
 
     def share(self, build: Callable[[], Arrays]) -> Arrays:
         built = {name: np.asarray(array) for name, array in build().items()} if self.local_rank == 0 else {}

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcfed.cluster.pulse import Pulse, Stopped
 from hpcfed.comm.agree import agreed
 from hpcfed.engine import describe, events, saving
 from hpcfed.engine.folder import prepare
@@ -44,7 +45,7 @@ def run(job: Job, comm: Comm) -> int:
         with Progress(job, folder, facts, active=comm.rank == 0) as progress:
             return Loop(rounds, folder, results, progress).run()
     finally:
-        fed.store.kept.close()
+        fed.store.close()
 
 
 def warn(ranks: int, placement: list[int]) -> None:
@@ -70,28 +71,39 @@ class Loop:
     def __init__(self, rounds: Rounds, folder: Path, results: Results | None, progress: Progress):
         self.rounds, self.folder, self.results, self.progress = rounds, folder, results, progress
         self.job, self.comm = rounds.fed.job, rounds.fed.comm
-        self.stop, self.saved_at, self.saved_t = False, time.monotonic(), rounds.t
-        self.first = rounds.t
+        self.saved_at, self.saved_t, self.first = time.monotonic(), rounds.t, rounds.t
 
     def run(self) -> int:
         """All rounds that are left; collective. Returns the exit status."""
-        with Signals(self):
-            while self.rounds.t < self.job.rounds:
-                row, flags = self.rounds.step(self.flags)
-                self.write(row)
-                if self.due(flags):
+        with Signals(self.rounds.fed.pulse, self.job.run.grace / 2):
+            try:
+                return self.go_on()
+            except Stopped:
+                if self.rounds.t < self.job.rounds:
                     self.save()
-                if flags["stop"] and self.rounds.t < self.job.rounds:
-                    self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with "
-                                      f"--resume {self.folder}")  # fmt: skip
-                    return RESUME_ME
-                if self.job.run.rebalance and self.rounds.t - self.first == self.job.run.rebalance:
-                    self.rebalance()
+                return self.stopped()
+
+    def go_on(self) -> int:
+        """The rounds, and what follows the last; raises Stopped on all ranks where a signal ends that."""
+        while self.rounds.t < self.job.rounds:
+            row, flags = self.rounds.step(self.flags)
+            self.write(row)
+            if self.due(flags):
+                self.save()
+            if flags["stop"] and self.rounds.t < self.job.rounds:
+                return self.stopped()
+            if self.job.run.rebalance and self.rounds.t - self.first == self.job.run.rebalance:
+                self.rebalance()
         if self.saved_t < self.rounds.t:
             self.save()
         self.conclude()
         self.progress.finish(self.results)
         return DONE
+
+    def stopped(self) -> int:
+        """The run ends for a signal, with all saved that is done."""
+        self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with --resume {self.folder}")
+        return RESUME_ME
 
     def conclude(self) -> None:
         """What the method does after the last round, recorded apart from the rounds: a run may be extended."""
@@ -110,7 +122,8 @@ class Loop:
         """What this rank wants: to stop; to save, because of the time (rank 0 decides that)."""
         waited = (time.monotonic() - self.saved_at) / 60
         minutes = self.job.checkpoint.minutes
-        return {"stop": self.stop, "save": bool(minutes) and self.comm.rank == 0 and waited >= minutes}
+        save = bool(minutes) and self.comm.rank == 0 and waited >= minutes
+        return {"stop": self.rounds.fed.pulse.asked, "save": save}
 
     def due(self, flags: dict[str, bool]) -> bool:
         every = self.job.checkpoint.every
@@ -132,10 +145,10 @@ class Loop:
 
 
 class Signals:
-    """While active, SIGTERM, SIGUSR1 and SIGINT ask the loop to save and stop after this round."""
+    """While active, SIGTERM, SIGUSR1 and SIGINT ask this rank to stop: clients in hand have so many seconds."""
 
-    def __init__(self, loop: Loop):
-        self.loop = loop
+    def __init__(self, pulse: Pulse, seconds: float):
+        self.pulse, self.seconds = pulse, seconds
 
     def __enter__(self) -> None:
         self.before = {s: signal.signal(s, self.ask) for s in SIGNALS}
@@ -145,4 +158,4 @@ class Signals:
             signal.signal(s, handler)
 
     def ask(self, *_: object) -> None:
-        self.loop.stop = True
+        self.pulse.ask(self.seconds)

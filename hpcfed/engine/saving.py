@@ -40,13 +40,13 @@ def save(rounds: Rounds, run: Path) -> None:
 def parcels(rounds: Rounds):
     """What each client keeps, and the pooled client K, one after the other on rank 0; collective.
 
-    A client that keeps nothing is left out.
+    A client that keeps nothing is left out. With it goes what it has done of a round that was stopped.
     """
     fed = rounds.fed
-    mine = {k: 1 for k in fed.store if k in fed.clients or (k == fed.K and fed.comm.rank == 0)}
+    mine = {k: 1 for k in fed.keeping() if k in fed.clients or (k == fed.K and fed.comm.rank == 0)}
     for k in fed.comm.gather(mine):
         owner = 0 if k == fed.K else fed.placement[k]
-        yield k, fed.comm.move(fed.store.parcel(k) if k in mine else None, owner, 0)
+        yield k, fed.comm.move(fed.parcel(k) if k in mine else None, owner, 0)
 
 
 def restore(rounds: Rounds, path: Path) -> None:
@@ -55,6 +55,7 @@ def restore(rounds: Rounds, path: Path) -> None:
     path: a run folder (its newest checkpoint) or one checkpoint file.
     """
     agreed(rounds.fed.comm, lambda: read(rounds, path))
+    rounds.fed.spread()
 
 
 def read(rounds: Rounds, path: Path) -> None:

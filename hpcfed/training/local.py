@@ -136,9 +136,10 @@ class LocalSteps:
         self.done(value)
 
     def done(self, value: Tensor) -> None:
-        """Record the loss of a step that was made."""
+        """Record the loss of a step that was made; here a signal may end the client's turn."""
         self.losses.append(value.detach())
         self.examples.append(len(self.rows))
+        self.fed.pulse.step()
 
 
 def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **how: Any) -> int:
@@ -172,6 +173,7 @@ def gradient(
                 value = loss(skeleton.model, x, y)
             (value * (len(rows) / client.n)).backward()
             losses.append(value.detach())
+            fed.pulse.step()
     examples = [len(rows) for rows in plan]
     values = checked(fed, client, t, losses, examples, learning_rate(fed, t), client.n)
     if counted:
@@ -184,17 +186,14 @@ def checked(
     """The losses on the host, in one transfer. DivergedError if one, or a weight, is not finite; n: of an epoch."""
     values = torch.stack(losses).double().cpu().numpy() if losses else np.zeros(0)
     bad = np.flatnonzero(~np.isfinite(values))
+    hint = f"(lr {lr:g}); {fed.last_checkpoint}\n  a smaller local.lr, or other data, may help"
     if not len(bad) and not finite(client.skeleton.flat):
-        raise DivergedError(
-            f"{fed.where(client)}: its weights are nan or infinite after round {t + 1} (lr {lr:g}); "
-            f"{fed.last_checkpoint}\n  a smaller local.lr, or other data, may help"
-        )
+        raise DivergedError(f"{fed.where(client)}: its weights are nan or infinite after round {t + 1} {hint}")
     if len(bad):
         seen = sum(examples[: bad[0]])
         epoch, per_epoch = seen // n, math.ceil(n / examples[0])
         raise DivergedError(
             f"{fed.where(client)}: the loss is {values[bad[0]]} in round {t + 1}, epoch {epoch + 1}, "
-            f"batch {bad[0] - epoch * per_epoch + 1} (lr {lr:g}); {fed.last_checkpoint}\n"
-            "  a smaller local.lr, or other data, may help"
+            f"batch {bad[0] - epoch * per_epoch + 1} {hint}"
         )
     return values

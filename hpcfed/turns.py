@@ -1,0 +1,124 @@
+"""Turns: the clients of a round one after the other, each once, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import numpy as np
+
+from hpcfed.errors import DivergedError, HpcfedError
+from hpcfed.exchange import Exchange
+from hpcfed.faults import explained, kind
+from hpcfed.journal import Entry, Turn
+from hpcfed.payload import not_finite, on_device
+
+if TYPE_CHECKING:
+    from hpcfed.client import Client, ClientStore
+    from hpcfed.config.job import Job
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, kw_only=True)
+class Turns(Exchange):
+    """The part of a federation that lets clients work, and moves and restores them."""
+
+    job: Job
+    store: ClientStore
+    warned: set[int] = field(default_factory=set)  # clients of whose failures was spoken
+
+    def mine(self, cohort: Iterable[int]) -> list[Client]:
+        """This rank's clients of the cohort, in id order."""
+        return [self.clients[k] for k in cohort if k in self.clients]
+
+    def turns(self, cohort: Iterable[int], work: Callable[[Client], T], job: int = 0) -> Iterator[tuple[int, T]]:
+        """What each of this rank's clients of the cohort hands on after its turn, in id order, one after the other.
+
+        work: client -> its model and memory changed, and a value that can travel (`comm.codec`) and in which all is
+        that it leaves elsewhere: a turn that is done is not done again when the round is, it hands on what it did.
+        What a round does to clients outside of turns is undone then, and done again.
+        job: number of the client's, where it may have several in a round.
+        With run.on_client_fault = "drop" a client that fails is left out here; all ranks learn of it when they meet.
+        """
+        for client in self.mine(cohort):
+            k, done = client.id, self.journal.next(client.id)
+            if done:
+                self.tally |= {k: copy(done.tally)} if done.tally else {}
+                yield k, on_device(done.value, self.device)
+                continue
+            with suppress(Left):
+                yield k, self.turn(client, work, job)
+
+    def turn(self, client: Client, work: Callable[[Client], T], job: int) -> T:
+        """One turn; its end is written down where nothing else has changed the client in this round."""
+        k, past = client.id, self.store.past
+        self.pulse.visit(named(client))
+        drops = self.job.run.on_client_fault == "drop" and past.open
+        # A turn after an exchange hangs on who took part in that, which changes when somebody leaves the round.
+        whole = past.open and k not in past and not (drops and self.journal.exchanges)
+        try:
+            value = work(client)
+            if drops and (name := not_finite(value)):
+                raise DivergedError(f"{self.where(client)}: its {name} is nan or infinite in round {self.t + 1}")
+        except Exception as error:
+            if not kind(error):
+                raise
+            self.fails(client, error, job, drops)
+        if whole:
+            self.journal.of(k).turns.append(Turn(value, copy(self.tally.get(k))))
+            past.drop(k)
+        return value
+
+    def fails(self, client: Client, error: Exception, job: int, drops: bool) -> NoReturn:
+        """Let the client leave the round, or end the run; does not return."""
+        told = explained(error, self.where(client), self.job, self.device)
+        if not drops:
+            raise told from error
+        self.journal.fail(client.id, job, kind(error), str(told))
+        raise Left from error
+
+    def spread(self) -> None:
+        """All ranks learn who has left the round; collective. Each client's first failure is told."""
+        for k, failed in self.comm.gather(self.journal.failed()).items():
+            self.journal.left[k] = failed
+            if self.comm.rank == 0 and k not in self.warned:
+                message = next(iter(failed.values()))[1].splitlines()[0]
+                self.say(f"{message}\n  client {k} leaves the round, as run.on_client_fault = 'drop' has it")
+            self.warned.add(k)
+
+    def parcel(self, k: int) -> dict[str, Any]:
+        """All that goes with client k to another rank, or to a checkpoint."""
+        entry = {"round": self.journal.of(k).encode()} if k in self.journal else {}
+        return self.store.parcel(k) | entry
+
+    def keeping(self) -> set[int]:
+        """The clients of this rank with such a parcel."""
+        return {*self.store, *self.journal}
+
+    def hand_over(self, k: int, src: int, dst: int) -> None:
+        """Move client k, with weights and memory, from one rank to another; collective."""
+        parcel = self.comm.move(self.parcel(k) if k in self.clients else None, src, dst)
+        self.store.forget(k)
+        self.journal.entries.pop(k, None)
+        self.placement[k] = dst
+        if self.comm.rank == dst:
+            self.restore(k, parcel)
+
+    def restore(self, k: int, saved: dict[str, Any]) -> None:
+        """Give client k of this rank what its parcel holds."""
+        self.store.put(k, saved["weights"], saved["memory"])
+        if "round" in saved:
+            self.journal.entries[k] = Entry.decode(np.asarray(saved["round"]))
+
+
+class Left(HpcfedError):
+    """A client has failed and left the round."""
+
+
+def named(client: Client) -> str:
+    """A client as messages name it."""
+    return f"{client.id} ({client.architecture})"
