@@ -90,7 +90,7 @@ class Exchange:
             self.meanwhile()
         if not keep:
             return keep
-        self.wait("a mean")
+        self.wait("mean")
         with self.clock("communicate"):
             return mean_of(parts, keep, per, self.comm.sum)
 
@@ -98,7 +98,7 @@ class Exchange:
         """All clients' values, by id, on all ranks; collective; bytes are counted as uploads."""
         for k, value in by_client.items():
             self.upload(k, value, nbytes(value))
-        self.wait("a gathering")
+        self.wait("gather")
         with self.clock("communicate"):
             return on_device(self.comm.gather(dict(by_client)), self.device)
 
@@ -107,14 +107,14 @@ class Exchange:
 
         For what concerns pairs of clients. by_client: this rank's; a client that nobody gives is left out.
         """
-        self.wait("a gathering")
+        self.wait("gather")
         given = self.comm.gather(dict.fromkeys(by_client, 1))
         for k in given:
             yield k, self.from_client(k, by_client.get(k))
 
     def from_client(self, k: int, value: T | None) -> T:
         """Client k's value, which its own rank gives, on all ranks; collective, not counted."""
-        self.wait(f"client {k}'s value")
+        self.wait(f"from client {k}")
         with self.clock("communicate"):
             return on_device(self.comm.bcast(value, root=self.placement[k]), self.device)
 
@@ -123,12 +123,12 @@ class Exchange:
 
         by_client: this rank's own.
         """
-        self.wait(f"what client {k} receives")
+        self.wait(f"to client {k}")
         return self.moved(by_client, given, self.placement[k])
 
     def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """All clients' values on rank 0, which does the server's work, none elsewhere; collective, not counted."""
-        self.wait("uploads")
+        self.wait("at root")
         given = self.comm.gather(dict.fromkeys(by_client, 1))
         return self.moved(by_client, given, 0)
 
@@ -140,7 +140,7 @@ class Exchange:
 
     def from_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Values for clients from rank 0 to the ranks that hold them; collective, not counted."""
-        self.wait("downloads")
+        self.wait("from root")
         given = self.comm.bcast(list(by_client))
         with self.clock("communicate"):
             moved = {k: self.comm.move(by_client.get(k), 0, self.placement[k]) for k in given}
@@ -150,7 +150,7 @@ class Exchange:
         """The result of server-side work: done on rank 0, then sent to all ranks; collective."""
         with self.clock.rest("server"):
             value = fn() if self.comm.rank == 0 else None
-        self.wait("the server")
+        self.wait("on root")
         with self.clock("communicate"):
             return on_device(self.comm.bcast(value), self.device)
 
@@ -162,8 +162,8 @@ class Exchange:
         else Again where a client has failed.
         """
         word = STOP if self.pulse.asked and not over else AGAIN if self.journal.news else GO
+        self.pulse.exchange = what
         with self.clock("wait"):
-            self.pulse.enter(f"waiting for all ranks before {what}")
             word = self.comm.barrier(word)
         self.journal.exchanges += 1
         if word == STOP:

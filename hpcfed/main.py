@@ -1,7 +1,7 @@
 """`mpirun -np 15 python -m hpcfed.main [JOB.toml] [--field value ...]`: one run.
 
 Exit status: 0 done, 2 a mistake in job, data or files (one message), 75 stopped by a signal and saved
-(continue with --resume), 1 a bug of hpcfed (with a traceback).
+(continue with --resume), 70 ended by the watchdog (continue with --resume), 1 a bug of hpcfed (with a traceback).
 """
 
 from __future__ import annotations

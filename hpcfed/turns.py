@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -48,14 +47,18 @@ class Turns(Exchange):
             k, done = client.id, self.journal.next(client.id)
             if done:
                 self.tally |= {k: copy(done.tally)} if done.tally else {}
-                yield k, on_device(done.value, self.device)
-                continue
-            with suppress(Left):
-                yield k, self.turn(client, work, job)
+                value = on_device(done.value, self.device)
+            else:
+                try:
+                    value = self.turn(client, work, job)
+                except Left:
+                    continue
+            yield k, value
 
     def turn(self, client: Client, work: Callable[[Client], T], job: int) -> T:
         """One turn; its end is written down where nothing else has changed the client in this round."""
         k, past = client.id, self.store.past
+        self.pulse.enter("train")
         self.pulse.visit(named(client))
         drops = self.job.run.on_client_fault == "drop" and past.open
         # A turn after an exchange hangs on who took part in that, which changes when somebody leaves the round.
@@ -77,7 +80,7 @@ class Turns(Exchange):
         """Let the client leave the round, or end the run; does not return."""
         told = explained(error, self.where(client), self.job, self.device)
         if not drops:
-            raise told from error
+            raise told from (None if told is error else error)
         self.journal.fail(client.id, job, kind(error), str(told))
         raise Left from error
 

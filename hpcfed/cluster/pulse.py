@@ -18,6 +18,7 @@ class Pulse:
     def __init__(self) -> None:
         self.beats = 0
         self.t, self.phase, self.client = 0, "start", ""  # round, phase, the last client in words
+        self.exchange = ""  # the last one, in words
         self.latest = inf  # monotonic seconds until which a client in hand may be trained on
 
     @property
@@ -48,4 +49,5 @@ class Pulse:
             raise Stopped
 
     def __str__(self) -> str:
-        return f"round {self.t + 1}, {self.phase}{self.client and ', last client '}{self.client}"
+        last = {"client": self.client, "exchange": self.exchange}
+        return f"round {self.t + 1}, {self.phase}" + "".join(f", last {n} {v}" for n, v in last.items() if v)

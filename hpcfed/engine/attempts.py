@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from hpcfed.journal import STOP, Again
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import State
     from hpcfed.federation import Federation
+
+T = TypeVar("T")
 
 
 class Attempts:
@@ -45,15 +47,22 @@ class Attempts:
         start, before = perf_counter(), (self.state, self.virtual(), self.stale.copy())
         while True:
             try:
-                return self.attempt(start, flags)
+                return self.together(lambda: self.attempt(start, flags))
             except Again:
                 self.undo(*before)
                 self.fed.spread()
-            except Stopped as stop:
-                if not stop.everywhere:  # the others learn of it where they meet
-                    self.fed.comm.barrier(STOP)
+            except Stopped:
                 self.undo(*before)
                 raise
+
+    def together(self, fn: Callable[[], T]) -> T:
+        """fn(); where it raises Stopped on one rank, all ranks raise it, as soon as they would wait for this one."""
+        try:
+            return fn()
+        except Stopped as stop:
+            if not stop.everywhere:
+                self.fed.comm.barrier(STOP)
+            raise
 
     def undo(self, state: State, virtual: Row, stale: np.ndarray) -> None:
         """Make this rank's part of the run what it was before the round, turns that are done excepted."""

@@ -117,7 +117,7 @@ class Evaluation:
         self.state = state
         judged = self.mine(self.judged(self.fed.sample(self.t - 1)))
         mine = {c.id: (*self.score(c), *self.received([c.id])[c.id]) for c in judged}
-        self.fed.wait("the last scores")
+        self.fed.wait("last scores")
         table = np.array(list(self.fed.comm.gather(mine).values()), dtype=float)  # [K, 4], or fewer rows
         return dict(zip(("accuracy", "loss", "accuracy_received", "loss_received"), table.T, strict=True))
 

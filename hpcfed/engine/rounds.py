@@ -72,7 +72,7 @@ class Rounds(Attempts, Evaluation):
         received = self.received(judged) if fed.job.evaluate.received else {}
         whole = self.common() if due and fed.job.evaluate.common else {"rounds/accuracy_common": float("nan")}
         whole |= {f"rounds/{n}": x for n, x in (self.algorithm.columns(fed, self.state) if due else {}).items()}
-        fed.wait("the round's record", over=True)
+        fed.wait("record", over=True)
         self.left = fed.journal.left
         fed.journal.clear()
         fed.store.past.clear()

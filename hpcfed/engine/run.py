@@ -14,6 +14,7 @@ from hpcfed.engine import describe, events, saving
 from hpcfed.engine.folder import prepare
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
+from hpcfed.engine.watchdog import Watchdog
 from hpcfed.report.progress import Progress
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.results import FINAL, Results
@@ -75,7 +76,9 @@ class Loop:
 
     def run(self) -> int:
         """All rounds that are left; collective. Returns the exit status."""
-        with Signals(self.rounds.fed.pulse, self.job.run.grace / 2):
+        pulse, settings = self.rounds.fed.pulse, self.job.run
+        watchdog = Watchdog(pulse, self.comm.rank, self.comm.size, self.folder, settings.watchdog)
+        with Signals(pulse, settings.grace / 2), watchdog:
             try:
                 return self.go_on()
             except Stopped:
@@ -107,7 +110,7 @@ class Loop:
 
     def conclude(self) -> None:
         """What the method does after the last round, recorded apart from the rounds: a run may be extended."""
-        final = self.rounds.finish()
+        final = self.rounds.together(self.rounds.finish)
         if self.results and final:
             self.results.arrays |= {f"{FINAL}/{name}": column for name, column in final.items()}
             self.results.write(force=True)

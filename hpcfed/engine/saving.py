@@ -45,6 +45,7 @@ def parcels(rounds: Rounds):
     fed = rounds.fed
     mine = {k: 1 for k in fed.keeping() if k in fed.clients or (k == fed.K and fed.comm.rank == 0)}
     for k in fed.comm.gather(mine):
+        fed.pulse.beats += 1
         owner = 0 if k == fed.K else fed.placement[k]
         yield k, fed.comm.move(fed.parcel(k) if k in mine else None, owner, 0)
 

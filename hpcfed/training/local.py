@@ -175,8 +175,8 @@ def gradient(
             losses.append(value.detach())
             fed.pulse.step()
     examples = [len(rows) for rows in plan]
-    values = checked(fed, client, t, losses, examples, learning_rate(fed, t), client.n)
     if counted:
+        values = checked(fed, client, t, losses, examples, learning_rate(fed, t), client.n)
         fed.note(client, values, examples, perf_counter() - start)
 
 
