@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcfed.errors import DivergedError, HpcfedError
 from hpcfed.exchange import Exchange
-from hpcfed.faults import explained, kind
+from hpcfed.faults import explained, held, kind
 from hpcfed.journal import Entry, Turn
 from hpcfed.payload import not_finite, on_device
 
@@ -63,6 +63,7 @@ class Turns(Exchange):
         drops = self.job.run.on_client_fault == "drop" and past.open
         # A turn after an exchange hangs on who took part in that, which changes when somebody leaves the round.
         whole = past.open and k not in past and not (drops and self.journal.exchanges)
+        steady = held(self.device)
         try:
             value = work(client)
             if drops and (name := not_finite(value)):
@@ -70,15 +71,15 @@ class Turns(Exchange):
         except Exception as error:
             if not kind(error):
                 raise
-            self.fails(client, error, job, drops)
+            self.fails(client, error, job, drops, steady)
         if whole:
             self.journal.of(k).turns.append(Turn(value, copy(self.tally.get(k))))
             past.drop(k)
         return value
 
-    def fails(self, client: Client, error: Exception, job: int, drops: bool) -> NoReturn:
-        """Let the client leave the round, or end the run; does not return."""
-        told = explained(error, self.where(client), self.job, self.device)
+    def fails(self, client: Client, error: Exception, job: int, drops: bool, steady: int) -> NoReturn:
+        """Let the client leave the round, or end the run."""
+        told = explained(error, self.where(client), self.job, self.device, steady)
         if not drops:
             raise told from (None if told is error else error)
         self.journal.fail(client.id, job, kind(error), str(told))

@@ -139,9 +139,8 @@ def test_a_bug_is_no_failure_of_a_client():
 def test_what_would_fit_is_reckoned_from_the_peak_and_from_what_was_asked_for_in_vain(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=10 * 2**30))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 9 * 2**30)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 * 2**30)
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has ...")
-    told = faults.no_room(error, 128, torch.device("cuda"))  # 9 GiB for a step that took 24 or more
+    told = faults.no_room(error, 128, torch.device("cuda"), 2**30)  # 9 GiB for a step that took 24 or more
     assert "local.batch = 128" in told and "9.00 GiB of 10.00 GiB at its peak" in told
     assert "local.batch = 48 may fit (an estimate)" in told
-    assert "a smaller model is needed" in faults.no_room(error, 1, torch.device("cuda"))
+    assert "a smaller model is needed" in faults.no_room(error, 1, torch.device("cuda"), 2**30)
