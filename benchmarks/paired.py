@@ -74,7 +74,7 @@ def interleaved(candidates: Mapping[str, Callable[[], Any]], passes: int = 9, wa
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """above over below, pass by pass."""
-    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    ratios = [float(a) / float(b) for a, b in zip(above, below, strict=True)]  # of numpy numbers too
     low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return Ratio(median, low, high)
 

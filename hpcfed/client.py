@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -57,9 +57,26 @@ class Shard:
         y = self.targets(which)
         if self.device.type == "cpu":
             return torch.from_numpy(self.x[self.rows[which]]), y
+        return self.resident[torch.from_numpy(which).to(self.device, non_blocking=True)], y
+
+    @property
+    def resident(self) -> Tensor:
+        """All inputs [n, *shape] on the device; copied there at the first use."""
         if self._resident is None:
             self._resident = torch.from_numpy(self.x[self.rows]).to(self.device)
-        return self._resident[torch.from_numpy(which).to(self.device, non_blocking=True)], y
+        return self._resident
+
+
+def joined(shards: Sequence[Shard]) -> Shard:
+    """The examples of several shards, one after the other."""
+    first = copy(shards[0])
+    if any(s.x is not first.x for s in shards):  # a population's clients have memory of their own
+        first.x, first.rows = np.concatenate([s.x[s.rows] for s in shards]), np.arange(sum(map(len, shards)))
+    else:
+        first.rows = np.concatenate([s.rows for s in shards])
+    first.labels = np.concatenate([s.labels for s in shards])
+    first._resident = None if first.device.type == "cpu" else torch.cat([s.resident for s in shards])
+    return first
 
 
 class Paired(Shard):

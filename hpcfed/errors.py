@@ -23,7 +23,9 @@ class DataError(HpcfedError):
 
 
 class DivergedError(HpcfedError):
-    """A loss, weight or upload that is nan or infinite."""
+    """A loss, weight or upload that is nan or infinite. client: whose, where it is known."""
+
+    client: int | None = None
 
 
 class CheckpointError(HpcfedError):

@@ -26,10 +26,11 @@ class Again(Exception):
 
 @dataclass
 class Turn:
-    """A turn that is done: what it handed on, and the client's tally after it."""
+    """A turn that is done: what it handed on, the client's tally after it, and with whom it was, itself included."""
 
     value: Any
     tally: Tally | None
+    group: list[int]
 
 
 @dataclass
@@ -42,14 +43,14 @@ class Entry:
 
     def encode(self) -> np.ndarray:
         """As bytes, to be sent or saved."""
-        turns = [(turn.value, turn.tally and astuple(turn.tally)) for turn in self.turns]
+        turns = [(turn.value, turn.tally and astuple(turn.tally), turn.group) for turn in self.turns]
         before = None if self.before is None else tuple(self.before)
         return np.frombuffer(codec.encode([turns, before, self.failed]), np.uint8)
 
     @classmethod
     def decode(cls, data: np.ndarray) -> Entry:
         turns, before, failed = codec.decode(data.tobytes())
-        return cls([Turn(value, tally and Tally(*tally)) for value, tally in turns], before, failed)
+        return cls([Turn(v, tally and Tally(*tally), group) for v, tally, group in turns], before, failed)
 
 
 class Journal:
@@ -74,10 +75,12 @@ class Journal:
         """The round is done."""
         self.__init__()
 
-    def next(self, k: int) -> Turn | None:
-        """Client k's next turn, if it is done already."""
+    def next(self, k: int, group: list[int]) -> Turn | None:
+        """Client k's next turn, if it is done already. One with others than these is forgotten: they keep nothing."""
         turns, i = self.turns(k), self.given.get(k, 0)
         self.given[k] = i + 1
+        if i < len(turns) and turns[i].group != group:
+            del turns[i:]
         return turns[i] if i < len(turns) else None
 
     def turns(self, k: int) -> list[Turn]:

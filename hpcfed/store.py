@@ -152,6 +152,10 @@ class ClientStore:
         self.kept.drop(k)
         self.drop(k)
 
+    def __contains__(self, k: int) -> bool:
+        """Whether this client keeps something."""
+        return k in self.kept or k in self.weighted
+
     def __iter__(self) -> Iterator[int]:
         """The clients that keep something."""
         return iter(sorted({*self.kept, *self.weighted}))

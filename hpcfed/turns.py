@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -44,45 +44,68 @@ class Turns(Exchange):
         With run.on_client_fault = "drop" a client that fails is left out here; all ranks learn of it when they meet.
         """
         for client in self.mine(cohort):
-            k, done = client.id, self.journal.next(client.id)
-            if done:
-                self.tally |= {k: copy(done.tally)} if done.tally else {}
-                value = on_device(done.value, self.device)
-            else:
-                try:
-                    value = self.turn(client, work, job)
-                except Left:
-                    continue
-            yield k, value
+            yield from self.joint([client], lambda clients: [work(clients[0])], job)
 
-    def turn(self, client: Client, work: Callable[[Client], T], job: int) -> T:
-        """One turn; its end is written down where nothing else has changed the client in this round."""
-        k, past = client.id, self.store.past
+    def joint(
+        self, clients: Sequence[Client], work: Callable[[Sequence[Client]], list[T]], job: int = 0
+    ) -> Iterator[tuple[int, T]]:
+        """One turn of several clients, which is done, or begun again, as a whole; as `turns` has it for one.
+
+        work: clients -> what each hands on. Of several, none keeps anything from round to round.
+        """
+        group = [client.id for client in clients]
+        done = [self.journal.next(k, group) for k in group]
+        try:
+            values = self.again(group, done) if all(done) else self.turn(clients, work, job)
+        except Left:
+            return
+        yield from zip(group, values, strict=True)
+
+    def again(self, group: Sequence[int], done: Sequence[Turn]) -> list[Any]:
+        """What a turn that is done handed on; its tallies too are what they were."""
+        self.tally |= {k: copy(turn.tally) for k, turn in zip(group, done, strict=True) if turn.tally}
+        return [on_device(turn.value, self.device) for turn in done]
+
+    def turn(self, clients: Sequence[Client], work: Callable[[Sequence[Client]], list[T]], job: int) -> list[T]:
+        """One turn; its end is written down where nothing else has changed the clients in this round."""
+        group, past = [client.id for client in clients], self.store.past
         self.pulse.enter("train")
-        self.pulse.visit(named(client))
+        self.pulse.visit(", ".join(f"{client.id} ({client.architecture})" for client in clients))
         drops = self.job.run.on_client_fault == "drop" and past.open
         # A turn after an exchange hangs on who took part in that, which changes when somebody leaves the round.
-        whole = past.open and k not in past and not (drops and self.journal.exchanges)
+        whole = past.open and past.before.isdisjoint(group) and not (drops and self.journal.exchanges)
+        for k in group:
+            past.note(k)
         steady = held(self.device)
         try:
-            value = work(client)
-            if drops and (name := not_finite(value)):
-                raise DivergedError(f"{self.where(client)}: its {name} is nan or infinite in round {self.t + 1}")
+            values = work(clients)
+            self.check(clients, values if drops else ())
         except Exception as error:
             if not kind(error):
                 raise
-            self.fails(client, error, job, drops, steady)
-        if whole:
-            self.journal.of(k).turns.append(Turn(value, copy(self.tally.get(k))))
+            self.fails(clients, error, job, drops, steady)
+        for k, value in zip(group, values if whole else (), strict=whole):
+            self.journal.of(k).turns.append(Turn(value, copy(self.tally.get(k)), group))
             past.drop(k)
-        return value
+        return values
 
-    def fails(self, client: Client, error: Exception, job: int, drops: bool, steady: int) -> NoReturn:
-        """Let the client leave the round, or end the run."""
-        told = explained(error, self.where(client), self.job, self.device, steady)
+    def check(self, clients: Sequence[Client], values: Sequence[Any]) -> None:
+        """DivergedError where a client hands on what is not finite."""
+        for client, value in zip(clients, values, strict=False):
+            if name := not_finite(value):
+                error = DivergedError(f"{self.where(client)}: its {name} is nan or infinite in round {self.t + 1}")
+                error.client = client.id
+                raise error
+
+    def fails(self, clients: Sequence[Client], error: Exception, job: int, drops: bool, steady: int) -> NoReturn:
+        """Let the client that failed leave the round, all of a group where that is not known; or end the run."""
+        whose = getattr(error, "client", None)
+        failed = [client for client in clients if whose in (None, client.id)]
+        told = explained(error, self.where(failed[0]), self.job, self.device, steady)
         if not drops:
             raise told from (None if told is error else error)
-        self.journal.fail(client.id, job, kind(error), str(told))
+        for client in failed:
+            self.journal.fail(client.id, job, kind(error), str(told))
         raise Left from error
 
     def spread(self) -> None:
@@ -99,8 +122,12 @@ class Turns(Exchange):
         entry = {"round": self.journal.of(k).encode()} if k in self.journal else {}
         return self.store.parcel(k) | entry
 
+    def keeps(self, k: int) -> bool:
+        """Whether client k of this rank has such a parcel."""
+        return k in self.store or k in self.journal
+
     def keeping(self) -> set[int]:
-        """The clients of this rank with such a parcel."""
+        """The clients of this rank that have one."""
         return {*self.store, *self.journal}
 
     def hand_over(self, k: int, src: int, dst: int) -> None:
@@ -121,8 +148,3 @@ class Turns(Exchange):
 
 class Left(HpcfedError):
     """A client has failed and left the round."""
-
-
-def named(client: Client) -> str:
-    """A client as messages name it."""
-    return f"{client.id} ({client.architecture})"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hpcfed.config.parts import Part, Share  # noqa: F401, methods take Share from here
 from hpcfed.params import Mean, Params
+from hpcfed.training import stacked
 from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Method(Part):
     needs: ClassVar[tuple[str, ...]] = ()  # "public" data, a "proxy" model beside each client's, a "server" model
     views: ClassVar[int] = 1  # augmented copies of a batch that the loss gets
     keeps_stragglers: ClassVar[bool] = False  # partial work counts; else stragglers are left out of the round
+    usual: ClassVar[bool] = False  # clients do what stands in RoundBased: receive, train down `loss`, send
 
     def refuses(self, job: Job) -> str | None:
         """Why this method, so set, cannot run the job, beyond `accepts` and `needs`; None: it can.
@@ -125,11 +127,20 @@ class RoundBased(Method):
         sgd(fed, client, t, partial(self.loss, client, given), views=self.views)
         return Mean.of(client.params(self.shared), self.weight(client))
 
+    @property
+    def usual(self) -> bool:
+        """Whether no hook of what clients do was replaced but `loss`, `offer` and `weight`."""
+        return all(getattr(type(self), hook) is getattr(RoundBased, hook) for hook in ("receive", "local", "round"))
+
+    def groups(self, fed: Federation, cohort: list[int]) -> list[list[int]]:
+        """The cohort in parts, each of which trains on one rank; the same on all ranks."""
+        return stacked.groups(fed, self, cohort)
+
     def server(self, state: State, mean: Params) -> State:
         """The new state from the old one and the mean of the uploads."""
         return mean
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         """One round with a cohort of at least one; replaced only by methods with more than one exchange."""
-        uploads = fed.turns(cohort, lambda client: self.local(fed, client, state, t))
+        uploads = stacked.uploads(fed, self, state, self.groups(fed, cohort), t)
         return self.server(state, fed.mean(uploads, keep=state, last=True))

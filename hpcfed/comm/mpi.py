@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from time import sleep
 from typing import NoReturn, TypeVar
 
 import mpi4py
@@ -23,6 +24,7 @@ os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 from mpi4py import MPI  # noqa: E402  (reads the setting above)
 
 T = TypeVar("T")
+SHORT, LONG = 2e-5, 2e-4  # seconds between two looks whether the other ranks are there: at first, and later
 ALIGN = 64  # bytes; shared arrays start on a cache line
 
 
@@ -80,7 +82,13 @@ class Mpi:
         return decode(self._receive(src)) if self.rank == dst else None
 
     def barrier(self, word: int = 0) -> int:
-        return int(self._allreduce(np.array([word], np.int64), MPI.MAX)[0])
+        """Here ranks wait for one another's training: without keeping the core busy, which others may need."""
+        highest, pause = np.array([word], np.int64), SHORT
+        request = self._world.Iallreduce(MPI.IN_PLACE, highest, MPI.MAX)
+        while not request.Test():
+            sleep(pause)
+            pause = min(2 * pause, LONG)
+        return int(highest[0])
 
     def share(self, build: Callable[[], Arrays]) -> Arrays:
         built = {name: np.asarray(array) for name, array in build().items()} if self.local_rank == 0 else {}

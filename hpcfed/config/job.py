@@ -29,6 +29,8 @@ FREE = ("out", "resume", "overwrite", "dry_run", "quiet", "verbose", "rounds", "
         "data.download", "run.device", "run.rebalance", "run.resident", "run.on_client_fault", "run.grace",
         "run.watchdog", "training")  # fmt: skip
 
+EXACT = {"engine": "eager, traced or graphed"}  # what stands for the engines in a job's identity
+
 
 class Environment(EnvSettingsSource):
     """Variables of the environment; several values as on the command line: HPCFED_MODELS__MIX=mlp,cnn."""
@@ -111,7 +113,10 @@ class Job(BaseSettings):
         return self.model_dump(mode="json")
 
     def identity(self) -> dict[str, Any]:
-        """What the results depend on: all fields but those in FREE (rounds counts where the cosine uses it)."""
+        """What the results depend on: all fields but those in FREE (rounds counts where the cosine uses it).
+
+        Of the engines only `stacked` has bits of its own, which depend on the size of a group.
+        """
         plain = self.plain()
         free = [name for name in FREE if name != "rounds" or self.local.schedule != "cosine"]
         for path in free:
@@ -120,7 +125,8 @@ class Job(BaseSettings):
             for part in parts:
                 table = table[part]
             table.pop(last)
-        return plain
+        own = self.training.engine == "stacked"
+        return plain | {"training": self.training.model_dump() if own else EXACT}
 
 
 @cache

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt
-from pydantic import NonNegativeFloat as NonNegative
 from pydantic import NonNegativeInt as Count
 
 from hpcfed.config.limits import describe_limits
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Share, NonNegative = Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0)]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
 
 
@@ -119,10 +118,12 @@ class Local(Part):
 
 
 class Training(Part):
-    """How local steps are computed; no part of the result, for all engines give the same bits."""
+    """How local steps are computed; all engines give the same bits, but for stacked, which rounds otherwise."""
 
-    engine: Literal["auto", "eager", "traced", "graphed"] = "auto"
-    """Eager: autograd in Python. Traced: steps are recorded and replayed; graphed: as CUDA graphs. Auto: what pays."""
+    engine: Literal["auto", "eager", "traced", "graphed", "stacked"] = "auto"
+    """Eager: autograd; traced: replayed; graphed: as CUDA graphs; stacked: alike clients at once; auto: what pays."""
+    stack: PositiveInt = 16
+    """Stacked: clients in a group, which trains on one rank."""
 
 
 class Evaluate(Part):

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
-from pydantic import NonNegativeFloat as NonNegative
 
-from hpcfed.config.parts import Part
+from hpcfed.config.parts import NonNegative, Part
 
 
 class System(Part):

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hpcfed.data import colour
+from hpcfed.data import colour, crop
 from hpcfed.data.affine import affine
-from hpcfed.data.crop import resized_crop, uniform
+from hpcfed.data.crop import uniform
 from hpcfed.errors import ConfigError, DataError, unknown
+from hpcfed.rng import shuffled
 
 
 class Policy(NamedTuple):
-    """apply(x, g) -> one view, before normalisation; one line that describes it."""
+    """apply(x, g, V) -> V views of all images, [V * B, C, H, W], new, view by view, not normalised; a line about it."""
 
-    apply: Callable[[Tensor, torch.Generator], Tensor]
+    apply: Callable[[Tensor, torch.Generator, int], Tensor]
     about: str
 
 
@@ -32,6 +33,11 @@ def prepare(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     Without means, as text has none, x is tokens [B, L] and comes back as int64.
     Raises DataError where the number of channels differs.
     """
+    return _prepare_(x.clone() if x.dtype == torch.float32 else x, mean, std)
+
+
+def _prepare_(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """As prepare, but float32 is overwritten."""
     if not len(mean):
         return x.long()
     if not len(mean) == len(std) == x.shape[1]:
@@ -39,7 +45,7 @@ def prepare(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
             f"images have {x.shape[1]} channels, but {len(mean)} means and {len(std)} stds; make them equal"
         )
     centre, scale = _constants(tuple(mean), tuple(std), x.device)
-    return _floats(x).sub_(centre).div_(scale) if x.dtype == torch.uint8 else (x.float() - centre).div_(scale)
+    return _floats(x).sub_(centre).div_(scale)
 
 
 @cache
@@ -60,43 +66,45 @@ def views(
     """
     if policy not in POLICIES:
         raise ConfigError(unknown("augmentation", policy, POLICIES))
-    return [prepare(POLICIES[policy].apply(x, g), mean, std) for _ in range(n_views)]
+    made = POLICIES[policy].apply(x, g, n_views)
+    return list(_prepare_(made, mean, std).chunk(n_views))
 
 
-def simclr(x: Tensor, g: torch.Generator, flip: float = 0.5) -> Tensor:
+def simclr(x: Tensor, g: torch.Generator, n_views: int = 1, flip: float = 0.5) -> Tensor:
     """Crop and resize, flip, change colours with probability 0.8, make grey with probability 0.2.
 
-    x: [B, C, H, W].  Returns [B, C, H, W], float32 in 0..1.  Other than three channels: brightness and
+    x: [B, C, H, W].  Returns [n_views * B, C, H, W], float32 in 0..1.  Other than three channels: brightness and
     contrast only.  flip: probability of a horizontal flip; the authors flip digits and letters too.
 
     Chen et al. (SimCLR), ICML 2020, appendix A; settings of FedClassAvg's code (supcon_utils.py).
-    Deviations: the four changes of colour come in one random order a batch instead of one an image; no
+    Deviations: the four changes of colour come in one random order a batch instead of one an image and view; no
     rounding to 256 levels between the steps.
     """
-    order = torch.randperm(4, generator=g, device=g.device).tolist()
-    x = resized_crop(_floats(x), g, flip=flip)
-    return colour.jitter(x, order, uniform(g, len(x), 6, x.device))
+    order = shuffled(4, g)
+    boxes = uniform(g, n_views * len(x), crop.DRAWS, x.device)
+    made = crop.resized_crop(_floats(x), boxes, flip)
+    return colour.jitter_(made, order, uniform(g, len(made), colour.DRAWS, x.device))
 
 
-def crop_flip(x: Tensor, g: torch.Generator, flip: float = 0.5, padding: int = 4) -> Tensor:
+def crop_flip(x: Tensor, g: torch.Generator, n_views: int = 1, flip: float = 0.5, padding: int = 4) -> Tensor:
     """Pad with black, crop at random to the old size, flip with probability `flip`.
 
-    x: [B, C, H, W], any type.  Returns the same shape and type.  He et al., CVPR 2016, section 4.2.
+    x: [B, C, H, W], any type.  Returns [n_views * B, C, H, W], same type.  He et al., CVPR 2016, section 4.2.
     """
-    n, channels, height, width = x.shape
-    draws = uniform(g, n, 3, x.device)  # [B, 3]
+    n, _, height, width = x.shape
+    draws = uniform(g, n_views * n, 3, x.device)  # [V * B, 3]
     top, left = (draws[:, :2] * (2 * padding + 1)).long().unbind(1)
-    rows = top[:, None] + torch.arange(height, device=x.device)  # [B, H]
-    columns = left[:, None] + torch.arange(width, device=x.device)  # [B, W]
-    columns = torch.where(draws[:, 2:] < flip, columns.flip(1), columns)
-    example = torch.arange(n, device=x.device).view(n, 1, 1, 1)
-    channel = torch.arange(channels, device=x.device).view(1, channels, 1, 1)
-    return pad(x, [padding] * 4)[example, channel, rows[:, None, :, None], columns[:, None, None, :]]
+    mirrored = draws[:, 2] < flip
+    left = torch.where(mirrored, 2 * padding - left, left)  # of the same window in the flipped image
+    # whole windows are copied: to look up each pixel by its row and column takes four times as long
+    both = pad(torch.stack([x, x.flip(3)]), [padding] * 4)
+    windows = both.unfold(3, height, 1).unfold(4, width, 1)  # [2, B, C, top, left, H, W], not copied
+    return windows[mirrored.long(), torch.arange(n, device=x.device).repeat(n_views), :, top, left]
 
 
-def unchanged(x: Tensor, g: torch.Generator) -> Tensor:
+def unchanged(x: Tensor, g: torch.Generator, n_views: int = 1) -> Tensor:
     """The images as they are; nothing is drawn."""
-    return x
+    return x.repeat(n_views, *[1] * (x.dim() - 1))
 
 
 def _floats(x: Tensor) -> Tensor:
@@ -106,6 +114,6 @@ def _floats(x: Tensor) -> Tensor:
 POLICIES: dict[str, Policy] = {
     "simclr": Policy(simclr, "resized crop, flip, colour jitter, grey (FedClassAvg)"),
     "crop-flip": Policy(crop_flip, "shift by up to 4 pixels, flip"),
-    "affine": Policy(lambda x, g: affine(_floats(x), g), "small rotation, shift and zoom; for digits, letters"),
+    "affine": Policy(lambda x, g, n: affine(_floats(x), g, n), "small rotation, shift and zoom; for digits, letters"),
     "none": Policy(unchanged, "images as they are"),
 }

@@ -1,65 +1,67 @@
-"""Changes of colour for a batch of images in 0..1, each image with its own factor.
+"""Changes of colour for a batch of images in 0..1, each image with its own factor, in place.
 
-x: [B, C, H, W], float32, 0..1; factor: [B].  All return [B, C, H, W] in 0..1, as the functions of the same
-names in torchvision.transforms.v2.functional do for one factor.
+x: [B, C, H, W], float32, 0..1, overwritten; factor: [B].  All but grey return x, as the functions of the same
+names (without the underscore) in torchvision.transforms.v2.functional do for one factor.
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
 GREY = (0.2989, 0.587, 0.114)  # weights of red, green, blue; ITU-R BT.601 as torchvision rounds them
 STRENGTH = (0.4, 0.4, 0.4, 0.1)  # of brightness, contrast, saturation, hue
+NEUTRAL = (1, 1, 1, 0)  # the factors that change nothing
 JITTERED, GREYED = 0.8, 0.2  # probabilities
+DRAWS = 6  # one a change, whether to change, whether to grey
+PRIMARIES = (0, 2, -2)  # hues of red, green, blue in sixths of the circle
 TINY = 1e-30  # a chroma to divide by where there is none
 
 
-def jitter(x: Tensor, order: Sequence[int], draws: Tensor) -> Tensor:
+def jitter_(x: Tensor, order: Sequence[int], draws: Tensor) -> Tensor:
     """Brightness, contrast, saturation and hue in the given order with probability 0.8, then grey with 0.2.
 
-    order: a permutation of 0..3.  draws: [B, 6], uniform: one a change, whether to change, whether to grey.
+    order: a permutation of 0..3.  draws: [B, DRAWS], uniform.
     Saturation, hue and grey exist for three channels alone.  Sources: see `hpcfed.data.augment.simclr`.
     """
-    strength = torch.tensor(STRENGTH, device=x.device)
-    amount = strength * (2 * draws[:, :4] - 1) * (draws[:, 4:5] < JITTERED)  # [B, 4]; 0: unchanged
-    changes = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
-    neutral = (1, 1, 1, 0)
+    changed = draws[:, 4:5] < JITTERED
+    amount = (2 * draws[:, :4] - 1) * changed * _numbers(STRENGTH, x.device)  # [B, 4]
+    factors = amount.add_(_numbers(NEUTRAL, x.device)).unbind(1)
+    changes = (adjust_brightness_, adjust_contrast_, adjust_saturation_, adjust_hue_)
     colour = x.shape[1] == 3
     for i in order:
         if colour or i < 2:
-            x = changes[i](x, neutral[i] + amount[:, i])
-    return torch.lerp(x, grey(x), _each((draws[:, 5] < GREYED).float())) if colour else x
+            changes[i](x, factors[i])
+    return x.lerp_(grey(x), _each((draws[:, 5] < GREYED).float())) if colour else x
 
 
-def adjust_brightness(x: Tensor, factor: Tensor) -> Tensor:
+def adjust_brightness_(x: Tensor, factor: Tensor) -> Tensor:
     """factor * x."""
-    return (x * _each(factor)).clamp_(0, 1)
+    return x.mul_(_each(factor)).clamp_(0, 1)
 
 
-def adjust_contrast(x: Tensor, factor: Tensor) -> Tensor:
+def adjust_contrast_(x: Tensor, factor: Tensor) -> Tensor:
     """Away from (factor > 1) or towards the image's mean grey level."""
     level = grey(x.mean((2, 3), keepdim=True))
-    return (x * _each(factor)).add_((1 - _each(factor)) * level).clamp_(0, 1)
+    return x.mul_(_each(factor)).add_(level.mul_(1 - _each(factor))).clamp_(0, 1)  # lerp_ takes seven times as long
 
 
-def adjust_saturation(x: Tensor, factor: Tensor) -> Tensor:
+def adjust_saturation_(x: Tensor, factor: Tensor) -> Tensor:
     """Away from (factor > 1) or towards the grey image; three channels."""
-    return _blend(x, grey(x), factor)
+    return x.lerp_(grey(x), 1 - _each(factor)).clamp_(0, 1)
 
 
-def adjust_hue(x: Tensor, factor: Tensor) -> Tensor:
-    """Turn the hue by factor, -0.5..0.5 of the full circle; three channels.
+def adjust_hue_(x: Tensor, factor: Tensor) -> Tensor:
+    """Turn the hue by factor, -1/3..1/3 of the full circle; three channels.
 
-    A channel is the least of the three plus the chroma times a trapezium of the hue h (in sixths, 0..6): that of
-    red is clamp(|h - 3| - 1), of green clamp(2 - |h - 2|), of blue clamp(2 - |h - 4|), clamped to 0..1.
-    Smith, SIGGRAPH 1978.
+    A channel is the least of the three plus the chroma times 2 - d, clamped to 0..1, where d, 0..3, is the distance
+    on the circle, in sixths, from the hue to the channel's own.  Smith, SIGGRAPH 1978.
     """
-    least, chroma, hue = _least_chroma_hue(x)
-    hue.add_(_each(6 * factor))
-    hue.sub_((hue / 6).floor_().mul_(6))  # remainder() takes ten times as long
-    shares = ((hue - 3).abs_().sub_(1), (hue - 2).abs_().neg_().add_(2), (hue - 4).abs_().neg_().add_(2))
-    return torch.cat([share.clamp_(0, 1).mul_(chroma).add_(least) for share in shares], 1)
+    hue, chroma, least = _hue_chroma_least(x)
+    away = 6 * _each(factor) - _numbers(PRIMARIES, x.device).view(3, 1, 1)  # [B, 3, 1, 1]
+    torch.add(hue, away, out=x)  # how far it has turned from each primary, -7..7: | |x| - 3 | is 3 - d
+    return x.abs_().sub_(3).abs_().clamp_(1, 2).mul_(chroma).add_(least.sub_(chroma))
 
 
 def grey(x: Tensor) -> Tensor:
@@ -70,22 +72,24 @@ def grey(x: Tensor) -> Tensor:
     return (GREY[0] * red).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2])
 
 
-def _least_chroma_hue(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Smallest channel, chroma and hue (-1..5, in sixths of the circle; 0 where grey), [B, 1, H, W] each."""
+def _hue_chroma_least(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Hue (in sixths of the circle, -3..3; any where grey), chroma and smallest channel, [B, 1, H, W] each.
+
+    The usual three cases in one: 1 + (green + blue - red - least) / chroma sixths from red, towards green where there
+    is no less of it than of blue, else towards blue.
+    """
     red, green, blue = x.split(1, 1)
-    value = torch.maximum(torch.maximum(red, green), blue)
-    least = torch.minimum(torch.minimum(red, green), blue)
-    chroma = value - least
-    # 0 for the largest channel and else 1, as numbers: torch.where takes ten times as long as this lerp, which is exact
-    not_red, not_green = (value - red).sign_(), (value - green).sign_()
-    ahead = torch.lerp(green - blue, torch.lerp(blue - red, red - green, not_green), not_red)
-    sixth = (2 + 2 * not_green) * not_red
-    return least, chroma, sixth.addcdiv_(ahead, chroma.clamp(min=TINY))
-
-
-def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    return torch.lerp(other, x, _each(factor)).clamp_(0, 1)
+    least, most = torch.minimum(red, green), torch.maximum(red, green)
+    chroma = torch.maximum(most, blue, out=most).sub_(torch.minimum(least, blue, out=least))
+    hue = (green + blue).sub_(red).sub_(least).div_(chroma.clamp(min=TINY)).add_(1)
+    return hue.copysign_(green - blue), chroma, least
 
 
 def _each(factor: Tensor) -> Tensor:
     return factor.view(-1, 1, 1, 1)
+
+
+@cache
+def _numbers(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """On the device; made once, for each time costs as much as a change of a small batch."""
+    return torch.tensor(values, dtype=torch.float32, device=device)

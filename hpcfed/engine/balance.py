@@ -1,10 +1,11 @@
-"""Whether clients should move to other ranks."""
+"""Whether clients should move to other ranks, and how they do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hpcfed.cluster.placement import makespan, place
+from hpcfed.federation import Federation
 
 WORTH = 1.02  # clients are moved only where that shortens a round by more than this factor: of two ranks one
 # waits up to twice as much of it
@@ -29,8 +30,18 @@ def level(costs: Sequence[float], placement: Sequence[int], ranks: int) -> list[
         top, low = int(loads.argmax()), int(loads.argmin())
         mine, gap = np.flatnonzero(placed == top), loads[top] - loads[low]
         best = mine[np.abs(costs[mine] - gap / 2).argmin()]
-        if not 0 < costs[best] < gap:
+        if not 0 < costs[best] < 0.999 * gap:  # where the gap is a client but for rounding it would go to and fro
             break
         placed[best] = low
         loads[[top, low]] = [costs[placed == rank].sum() for rank in (top, low)]
     return placed.tolist()
+
+
+def move(fed: Federation, to: Mapping[int, int]) -> None:
+    """Give these clients their ranks; collective. Those that keep nothing move without a message."""
+    moves = {k: rank for k, rank in to.items() if rank != fed.placement[k]}
+    keeping = fed.comm.gather({k: 1 for k in moves if k in fed.clients and fed.keeps(k)}) if moves else {}
+    for k, rank in moves.items():
+        if k in keeping:
+            fed.hand_over(k, fed.placement[k], rank)
+        fed.placement[k] = rank

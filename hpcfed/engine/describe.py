@@ -50,7 +50,11 @@ def placed(rounds: Rounds) -> list[int]:
 
 
 def arrays(facts: World) -> dict[str, np.ndarray]:
-    """The arrays of the result file that do not change: who holds how many examples of which class."""
+    """The arrays of the result file that do not change: who holds which examples, and how many of which class.
+
+    partition: rows of the training split, client after client, `train_sizes` of each. One array, not one a client,
+    for the file is written anew each time.
+    """
     if facts.many:
         return {}  # the job says it all
     split = facts.partition
@@ -58,7 +62,8 @@ def arrays(facts: World) -> dict[str, np.ndarray]:
         "label_counts": split.counts(facts.data.train.y, len(facts.data.classes)),
         "train_sizes": np.array([len(rows) for rows in split.train]),
         "test_sizes": np.array([len(rows) for rows in split.test]),
-    } | {f"partition/{k}": rows for k, rows in enumerate(split.train)}
+        "partition": split.everything,
+    }
 
 
 def versions() -> dict[str, str]:

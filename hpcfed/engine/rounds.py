@@ -18,6 +18,7 @@ from hpcfed.evaluate import NONE
 from hpcfed.federation import Federation
 from hpcfed.journal import WHY
 from hpcfed.payload import Tally
+from hpcfed.training import stacked
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import RoundBased, State
@@ -45,6 +46,7 @@ class Rounds(Attempts, Evaluation):
         self.seconds = np.full(K, np.nan)
         self.kinds = {name: i for i, name in enumerate(sorted(set(self.fed.architectures)))}
         self.fed.store.stateless = not self.algorithm.keeps(self.fed)
+        self.fed.job = stacked.settled(self.fed, self.algorithm)
 
     @property
     def placement(self) -> list[int]:
@@ -93,12 +95,11 @@ class Rounds(Attempts, Evaluation):
         return cohort
 
     def deal(self, cohort: list[int]) -> None:
-        """Give each rank as much of the cohort as the others have; collective."""
-        held = [self.placement[k] for k in cohort]
-        new = balance.level(self.expected(cohort), held, self.fed.comm.size)
-        for k, src, dst in zip(cohort, held, new, strict=True):
-            if src != dst:
-                self.fed.hand_over(k, src, dst)
+        """Give each rank as much of the cohort as the others have, in whole groups; collective."""
+        groups = self.algorithm.groups(self.fed, cohort)
+        costs, held = [sum(self.expected(ks)) for ks in groups], [self.placement[ks[0]] for ks in groups]
+        new = balance.level(costs, held, self.fed.comm.size)
+        balance.move(self.fed, {k: rank for ks, rank in zip(groups, new, strict=True) for k in ks})
 
     def expected(self, ks: list[int]) -> list[float]:
         """Cost of these clients' next round: seconds as their architectures took last; before that, estimates."""
@@ -190,6 +191,5 @@ class Rounds(Attempts, Evaluation):
             return 0
         better = balance.better(costs, self.placement, fed.comm.size)
         moved = [k for k in range(fed.K) if better[k] != self.placement[k]]
-        for k in moved:
-            fed.hand_over(k, self.placement[k], better[k])
+        balance.move(fed, {k: better[k] for k in moved})
         return len(moved)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.comm.agree import agreed
+from hpcfed.config.job import EXACT
 from hpcfed.payload import on_device
 from hpcfed.storage import checkpoint
 
@@ -63,7 +64,8 @@ def read(rounds: Rounds, path: Path) -> None:
     """What `restore` does on one rank."""
     fed = rounds.fed
     with checkpoint.open_checkpoint(path) as file:
-        checkpoint.same_job(fed.job.identity(), file.header["job"], ignore=set())
+        saved = {"training": EXACT} | file.header["job"]  # older ones do not say so, and were all exact
+        checkpoint.same_job(fed.job.identity(), saved, ignore=set())
         rounds.t = file.rounds
         rounds.state = from_tree(rounds.state, file.get("state"), fed)
         scores = file.get("scores")

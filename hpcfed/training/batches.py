@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed import rng
 from hpcfed.client import Paired, Shard
 from hpcfed.data.augment import views as augmented
 
 if TYPE_CHECKING:
+    from hpcfed.client import Client
     from hpcfed.federation import Federation
 
 SUITED = {"digits": "affine"}  # sets of so few images that any loss gains by it; they must not be flipped
@@ -34,6 +36,13 @@ def batches(n: int, size: int, amount: int, in_steps: bool, g: np.random.Generat
         done += not in_steps
 
 
+def planned(
+    fed: Federation, client: Client, t: int, n: int, size: int, amount: int, in_steps: bool, phase: str = "train"
+) -> list[np.ndarray]:
+    """Rows of each batch of a client's local training on n examples, in the order of its own stream."""
+    return list(batches(n, size, amount, in_steps, rng.stream(fed.seed, phase, "batches", t, client.id)))
+
+
 def policy(fed: Federation, views: int) -> str:
     """The job's augmentation for a loss that gets so many views."""
     wanted = fed.job.local.augment
@@ -52,7 +61,7 @@ def inputs(fed: Federation, x: Tensor, views: int, draws: torch.Generator) -> Te
 
 
 def prepared(
-    fed: Federation, data: Shard, plan: Sequence[np.ndarray], views: int, draws: Callable[[], torch.Generator]
+    fed: Federation, data: Shard, plan: Sequence[np.ndarray], views: int, draws: Callable[[], torch.Generator] | None
 ) -> Iterator[Batch]:
     """The batches of a plan. Where nothing is drawn for a batch several are made at once, with the same values."""
     plain = views == 1 and policy(fed, views) == "none"

@@ -1,10 +1,11 @@
-"""How a local step is computed: the engines behind the one training loop. All give the same bits.
+"""How a client's local step is computed: the engines behind the one training loop. All give the same bits.
 
 eager: the loss, then autograd, in Python. traced: the step is recorded once for each architecture and shape of a
 batch, and replayed (`hpcfed.training.tape`). graphed: what is recorded becomes one CUDA graph together with the
 optimiser (`hpcfed.training.graphs`). auto: on the CPU traced where a step is so short that Python is most of it, on
 a GPU graphed, each where there are enough steps to pay for the recording; eager elsewhere. An objective that cannot
-be recorded trains eagerly, a step that cannot be captured is replayed, and the run says so once.
+be recorded trains eagerly, a step that cannot be captured is replayed, and the run says so once. stacked: several
+clients train as one (`hpcfed.training.stacked`, with bits of its own); those that cannot are traced.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from torch import Tensor
 from hpcfed.cluster.devices import lowered
 from hpcfed.training.graphs import Fixed, Graph
 from hpcfed.training.objective import Untraceable, flat, like, opened, title
-from hpcfed.training.tape import Tape, alike, signature
+from hpcfed.training.tape import Objective, Tape, alike, signature
 
 if TYPE_CHECKING:
+    from hpcfed.federation import Federation
     from hpcfed.training.local import LocalSteps, Loss
 
 SHORT = 2e7  # multiply-adds of a step, forward: about a millisecond, of which Python is a fifth
@@ -58,6 +60,17 @@ def worth(steps: LocalSteps, gpu: bool) -> bool:
     return short and n >= (MANY_ON_GPU if gpu else MANY)
 
 
+def recordable(fed: Federation, refill: Callable[[Sequence[Tensor]], Loss], n: int, x: Any, y: Any) -> Objective:
+    """An opened loss as one of the model and all tensors: its own n, then those of a batch like this one."""
+    m = len(flat(x))
+
+    def objective(model: Any, inputs: Sequence[Tensor]) -> Tensor:
+        with lowered(fed.job.run.precision, fed.device):
+            return refill(inputs[:n])(model, like(x, inputs[n : n + m]), like(y, inputs[n + m :]))
+
+    return objective
+
+
 class Traced:
     """One step by replay of a recording, which all clients of an architecture share."""
 
@@ -91,12 +104,7 @@ class Traced:
 
     def record(self, x: Any, y: Any) -> Tape | None:
         """A new recording; None where there can be none."""
-        n, m, fed = len(self.given), len(flat(x)), self.steps.fed
-
-        def objective(model: Any, inputs: Sequence[Tensor]) -> Tensor:
-            with lowered(fed.job.run.precision, fed.device):
-                return self.refill(inputs[:n])(model, like(x, inputs[n : n + m]), like(y, inputs[n + m :]))
-
+        objective = recordable(self.steps.fed, self.refill, len(self.given), x, y)
         try:
             return Tape(self.steps.skeleton, objective, [*self.given, *flat(x), *flat(y)], self.steps.optimiser.names)
         except Exception as why:  # torch raises many kinds; whatever it is, the eager engine needs no recording

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from hpcfed import rng
 from hpcfed.cluster.devices import lowered
-from hpcfed.errors import DivergedError
-from hpcfed.payload import finite
 from hpcfed.training import engines
-from hpcfed.training.batches import batches, inputs, prepared
+from hpcfed.training.batches import batches, inputs, planned, prepared
+from hpcfed.training.checks import checked, on_host
 from hpcfed.training.optimisers import frozen, keep_moments, learning_rate, make_optimiser
 
 if TYPE_CHECKING:
@@ -53,8 +52,8 @@ class LocalSteps:
         self.data, self.only, self.skeleton = data or client.train, only, client.skeleton
         self.settings = settings = fed.job.local
         self.size, in_steps = size or settings.batch, bool(amount if epochs or amount else settings.steps)
-        order = rng.stream(fed.seed, phase, "batches", t, client.id)
-        self.plan = list(batches(len(self.data), self.size, amount or fed.work(client, epochs), in_steps, order))
+        amount = amount or fed.work(client, epochs)
+        self.plan = planned(fed, client, t, len(self.data), self.size, amount, in_steps, phase)
         self.lr = lr or learning_rate(fed, t)
         self.losses: list[Tensor] = []  # of the steps done,
         self.examples: list[int] = []  # and the sizes of their batches
@@ -85,7 +84,8 @@ class LocalSteps:
         if kind:
             return
         keep_moments(self.client, self.optimiser, self.settings, self.phase)
-        values = checked(self.fed, self.client, self.t, self.losses, self.examples, self.lr, len(self.data))
+        values, weights = on_host(self.losses), self.skeleton.flat
+        checked(self.fed, self.client, self.t, values, weights, self.examples, self.lr, len(self.data))
         own = self.data.rows is self.client.train.rows
         self.fed.note(self.client, values, self.examples, perf_counter() - self.start, own, self.views)
 
@@ -176,24 +176,6 @@ def gradient(
             fed.pulse.step()
     examples = [len(rows) for rows in plan]
     if counted:
-        values = checked(fed, client, t, losses, examples, learning_rate(fed, t), client.n)
+        values = on_host(losses)
+        checked(fed, client, t, values, skeleton.flat, examples, learning_rate(fed, t), client.n)
         fed.note(client, values, examples, perf_counter() - start)
-
-
-def checked(
-    fed: Federation, client: Client, t: int, losses: list[Tensor], examples: list[int], lr: float, n: int
-) -> np.ndarray:
-    """The losses on the host, in one transfer. DivergedError if one, or a weight, is not finite; n: of an epoch."""
-    values = torch.stack(losses).double().cpu().numpy() if losses else np.zeros(0)
-    bad = np.flatnonzero(~np.isfinite(values))
-    hint = f"(lr {lr:g}); {fed.last_checkpoint}\n  a smaller local.lr, or other data, may help"
-    if not len(bad) and not finite(client.skeleton.flat):
-        raise DivergedError(f"{fed.where(client)}: its weights are nan or infinite after round {t + 1} {hint}")
-    if len(bad):
-        seen = sum(examples[: bad[0]])
-        epoch, per_epoch = seen // n, math.ceil(n / examples[0])
-        raise DivergedError(
-            f"{fed.where(client)}: the loss is {values[bad[0]]} in round {t + 1}, epoch {epoch + 1}, "
-            f"batch {bad[0] - epoch * per_epoch + 1} {hint}"
-        )
-    return values

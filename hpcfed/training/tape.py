@@ -7,6 +7,7 @@ fixed memory is what becomes one CUDA graph.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 Objective = Callable[[nn.Module, Sequence[Tensor]], Tensor]  # model, other inputs -> scalar
 VIEWS = {"aten::t", "aten::view", "aten::transpose.int", "aten::permute", "aten::unsqueeze", "aten::slice.Tensor",
          "aten::select.int", "aten::expand", "aten::_unsafe_view", "aten::squeeze.dim"}  # fmt: skip
+UNFIT = {"aten::mkldnn_rnn_layer"}  # without autograd it leaves nothing for its backward pass
+ALONE = threading.Lock()  # ranks may be threads of one process, and while torch records it changes its own functions
 SAME = {"aten::detach", "aten::alias"}  # of tensors without gradient: nothing
 
 
@@ -37,10 +40,13 @@ class Tape:
     def __init__(self, skeleton: Skeleton, objective: Objective, inputs: Sequence[Tensor], trained: Sequence[str]):
         module = record(skeleton.model, objective, inputs, trained)
         state = [*skeleton.model.parameters(), *skeleton.model.buffers()]
-        self.fixed = fold(module.graph, [t.detach() for t in state])
+        self.keep(module, [t.detach() for t in state], [skeleton.view(name) for name in trained])
+
+    def keep(self, module: GraphModule, state: list[Tensor], params: list[Tensor]) -> None:
+        """Replay this from now on; state: the tensors that stay for its first inputs, params: what is trained."""
+        self.fixed = fold(module.graph, state)
         module.recompile()
-        self.forward = module.forward
-        self.params = [skeleton.view(name) for name in trained]
+        self.forward, self.params = module.forward, params
         self.astray: list[int] | None = None  # gradients that come in another memory layout than their parameters
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -66,8 +72,6 @@ def alike(gradient: Tensor, p: Tensor) -> Tensor:
 
 def record(model: nn.Module, objective: Objective, inputs: Sequence[Tensor], trained: Sequence[str]) -> GraphModule:
     """The step as a graph of (parameters, buffers, inputs) -> [loss, gradients]; computes nothing, draws nothing."""
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes half a second to import
-
     names = [name for kind in (model.named_parameters(), model.named_buffers()) for name, _ in kind]
     whole = Whole(model, objective)
 
@@ -80,7 +84,18 @@ def record(model: nn.Module, objective: Objective, inputs: Sequence[Tensor], tra
         return [value.detach(), *gradient]
 
     state = [t.detach() for t in (*model.parameters(), *model.buffers())]
-    return make_fx(step, tracing_mode="fake")(*state, *inputs)
+    return graph(step, [*state, *inputs])
+
+
+def graph(step: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
+    """What a function does to tensors like these, as a graph; computes nothing. RuntimeError where it would not do."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes half a second to import
+
+    with ALONE:
+        module = make_fx(step, tracing_mode="fake")(*inputs)
+    if unfit := sorted(UNFIT.intersection(map(name, module.graph.nodes))):
+        raise RuntimeError(f"{unfit[0]} cannot be replayed")
+    return module
 
 
 class Whole(nn.Module):
@@ -108,7 +123,7 @@ def fold(graph: Graph, state: list[Tensor]) -> list[Tensor]:
         if (same := repeated(node)) is None and (made := constant(node, known)) is not None:
             with graph.inserting_after(last):
                 same = last = graph.placeholder(f"fixed_{len(known)}")  # no other node is called so
-            known[last] = made
+            known[last] = last.meta["val"] = made
         if same is not None:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
@@ -121,7 +136,7 @@ def fold(graph: Graph, state: list[Tensor]) -> list[Tensor]:
 
 def repeated(node: Node) -> Node | None:
     """The node whose values this one only repeats, if it is so."""
-    if name(node) in SAME:
+    if name(node) in SAME or (name(node) in VIEWS and form(node) == form(node.args[0])):
         return node.args[0]
     twice = name(node) == "aten::t" and name(node.args[0]) == "aten::t"
     return node.args[0].args[0] if twice else None
@@ -131,6 +146,8 @@ def constant(node: Node, known: dict[Node, Tensor]) -> Tensor | None:
     """What a node is in every step, if it is the same."""
     if name(node) in VIEWS and node.args[0] in known:
         return node.target(known[node.args[0]], *node.args[1:], **node.kwargs)
+    if name(node) == "aten::scalar_tensor":
+        return node.target(*node.args, **node.kwargs)
     if name(node) == "aten::ones_like" and not any(user.target._schema.is_mutable for user in node.users):
         like = node.meta["val"]
         return torch.ones(like.shape, dtype=like.dtype, device=like.device)
@@ -140,6 +157,11 @@ def constant(node: Node, known: dict[Node, Tensor]) -> Tensor | None:
 def name(node: Node) -> str:
     """The operation of a node; "" for inputs and the like."""
     return node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def form(node: Node) -> Any:
+    """The shape and memory layout of a node's tensor."""
+    return node.meta["val"].shape, node.meta["val"].stride()
 
 
 def signature(value: Any) -> Any:

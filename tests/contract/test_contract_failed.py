@@ -8,8 +8,9 @@ from hpcfed.algorithms.events import EventBased
 from hpcfed.cluster.turnout import Draws
 from hpcfed.comm import Serial, spmd
 from hpcfed.errors import DivergedError
-from hpcfed.training import local
+from hpcfed.training import local, stacked
 from tests.contract import toy
+from tests.contract.test_contract_ranks import STACKED
 
 VICTIM, ROUND = 3, 1
 each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
@@ -23,10 +24,14 @@ def failing(monkeypatch) -> pytest.MonkeyPatch:
 
     def checked(fed, client, t, *rest):
         if (client.id, t) == (VICTIM, ROUND):
-            raise DivergedError(f"{fed.where(client)}: the loss is nan")
+            error = DivergedError(f"{fed.where(client)}: the loss is nan")
+            error.client = client.id
+            raise error
         return whole(fed, client, t, *rest)
 
     monkeypatch.setattr(local, "checked", checked)
+    monkeypatch.setattr(stacked, "checked", checked)
+    monkeypatch.setattr(stacked, "finite", lambda rows: False)  # so that it looks at each client
     return monkeypatch
 
 
@@ -57,6 +62,16 @@ def test_a_client_that_fails_is_one_that_drops_out(method: str, failing, capsys)
     assert capsys.readouterr().err.count("client 3 leaves the round") == 1 + events  # once a run
     if events:
         return
+    dropping_out(failing)
+    dropped = toy.run(Serial(), job)
+    told_apart(dropped)
+    assert toy.differences(failed, dropped) == []
+
+
+def test_a_client_of_a_group_that_fails_is_one_that_drops_out(failing):
+    job = toy.job("fedavg", *STACKED, *FLAGS)
+    failed = spmd(2, lambda comm: toy.run(comm, job))[0]
+    assert np.argwhere(told_apart(failed)).tolist() == [[ROUND, VICTIM]]
     dropping_out(failing)
     dropped = toy.run(Serial(), job)
     told_apart(dropped)

@@ -12,6 +12,9 @@ from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
 
 each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
+SERVED = "fedavg", "fedprox"  # methods whose clients can be stacked
+STACKED = ("--training.engine", "stacked", "--training.stack", "3", "--models.mix", "mlp", "--clients", "8",
+           "--data.partition", "iid", "--participation", "0.8", "--local.batch", "6")  # fmt: skip
 
 
 def equal_on(ranks: int, job: Job, want: toy.Outcome, **how: object) -> None:
@@ -46,6 +49,24 @@ def test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter(method: str):
             assert rounds.rebalance() > 0
 
     equal_on(3, job, toy.run(Serial(), job), between=shuffle)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("method", SERVED)
+def test_ranks_do_not_matter_to_stacked_clients(method: str, ranks: int):
+    job = toy.job(method, *STACKED)
+    equal_on(ranks, job, toy.run(Serial(), job))
+
+
+@pytest.mark.parametrize("before, after", [(3, 2), (1, 3), (2, 1)])
+@pytest.mark.parametrize("method", SERVED)
+def test_stacked_clients_go_on_to_the_same_bits_on_other_ranks(method: str, before: int, after: int, tmp_path: Path):
+    job = toy.job(method, *STACKED)
+    want = toy.run(Serial(), job)
+    spmd(before, lambda comm: toy.run(comm, job, rounds=1, save=tmp_path))
+    for got in spmd(after, lambda comm: toy.run(comm, job, resume=tmp_path)):
+        assert toy.differences(got.rows, want.rows[1:]) == []
+        assert toy.differences([got.state, got.scores], [want.state, want.scores]) == []
 
 
 @pytest.mark.parametrize("before, after", [(3, 2), (1, 3), (2, 1)])

@@ -10,8 +10,9 @@ from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.config.job import Job
 from hpcfed.engine import saving
 from tests.contract import toy
+from tests.contract.test_contract_ranks import STACKED
 
-each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
+each_algorithm = pytest.mark.parametrize("method", [*ALGORITHMS, "stacked"])
 FLAGS = ("--rounds", "2", "--participation", "1", "--local.epochs", "2")
 REPEATED = ("central",)  # one training on the server, which is begun anew
 
@@ -31,6 +32,8 @@ class Impatient(Pulse):
 
 
 def job(method: str) -> Job:
+    if method == "stacked":
+        return toy.job("fedavg", *STACKED, *FLAGS)
     same = ("--models.mix", "small") if method == "feddf" else ()  # else its server has many students to train
     return toy.job(method, *FLAGS, *same)
 

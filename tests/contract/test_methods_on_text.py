@@ -68,6 +68,13 @@ def test_a_stopped_run_goes_on_to_the_same_bits(method: str, tmp_path: Path):
         assert toy.differences([got.rows, got.state, got.weights], [want.rows[1:], want.state, want.weights]) == []
 
 
+@pytest.mark.parametrize("engine", ["traced", "stacked"])
+def test_an_lstm_is_not_replayed_and_trains_eagerly(engine: str):
+    flags = ("--data.partition", "iid", "--local.optimiser", "sgd", "--training.engine")
+    got, want = (toy.run(Serial(), job("fedavg", *flags, name)) for name in (engine, "eager"))
+    assert toy.differences(got, want) == []
+
+
 @each_method
 def test_the_loss_falls(method: str):
     trained = toy.run(Serial(), job(method, "--participation", "1", "--rounds", "8", "--local.epochs", "3"))

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch.nn.functional import affine_grid, grid_sample
 
 from hpcfed.compat import import_torchvision
 from hpcfed.data import colour
+from hpcfed.data.affine import moved
 from hpcfed.data.augment import POLICIES, crop_flip, prepare, simclr, views
-from hpcfed.data.crop import RATIO, SCALE, _boxes, crop, resized_crop, uniform
+from hpcfed.data.crop import DRAWS, RATIO, SCALE, _boxes, crop, resized_crop, uniform
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.rng import torch_stream
 
@@ -40,13 +42,14 @@ def test_prepare_refuses_another_number_of_channels():
 
 @pytest.mark.parametrize("name, factors", [
     ("adjust_brightness", [0.6, 1.0, 1.4]), ("adjust_contrast", [0.6, 1.0, 1.4]),
-    ("adjust_saturation", [0.6, 1.0, 1.4]), ("adjust_hue", [-0.1, 0.0, 0.1, 0.5, -0.37]),
+    ("adjust_saturation", [0.6, 1.0, 1.4]), ("adjust_hue", [-0.1, 0.0, 0.1, 0.33, -0.33]),
 ])  # fmt: skip
 def test_changes_of_colour_are_torchvisions(name, factors):
     x = images(len(factors))
     x[:, :, 0, :3] = torch.tensor([0.0, 0.5, 1.0])  # black, grey, white
     x[:, :2, 1] = 0.7  # two equal largest channels
-    got = getattr(colour, name)(x, torch.tensor(factors))
+    x[:, 1:, 2], x[:, 0, 2] = 0.7, 0.2  # cyan, where green and blue are equal and red is less
+    got = getattr(colour, f"{name}_")(x.clone(), torch.tensor(factors))
     want = torch.stack([getattr(reference, name)(x[i], f) for i, f in enumerate(factors)])
     torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
 
@@ -54,22 +57,22 @@ def test_changes_of_colour_are_torchvisions(name, factors):
 def test_contrast_of_one_channel_is_torchvisions():
     x = images(2, 1)
     want = torch.stack([reference.adjust_contrast(x[i], f) for i, f in enumerate((0.6, 1.4))])
-    torch.testing.assert_close(colour.adjust_contrast(x, torch.tensor([0.6, 1.4])), want)
+    torch.testing.assert_close(colour.adjust_contrast_(x.clone(), torch.tensor([0.6, 1.4])), want)
 
 
 def test_jitter_draws_of_one_half_change_nothing_and_grey_is_torchvisions():
     draws = torch.full((6, 6), 0.5)
-    torch.testing.assert_close(colour.jitter(images(), [3, 1, 0, 2], draws), images(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(colour.jitter_(images(), [3, 1, 0, 2], draws), images(), atol=1e-6, rtol=0)
     draws[:, 5] = 0.1
-    grey = colour.jitter(images(), [0, 1, 2, 3], draws)
+    grey = colour.jitter_(images(), [0, 1, 2, 3], draws)
     torch.testing.assert_close(grey, reference.rgb_to_grayscale(images(), 3), atol=1e-6, rtol=0)
 
 
 def test_jitter_leaves_one_image_in_five_alone_and_greys_one_in_five():
     draws = uniform(torch_stream(1, "d"), 4000, 6, torch.device("cpu"))
     x = images(1, height=2, width=2).expand(4000, -1, -1, -1)
-    same = (colour.jitter(x, [0, 1, 2, 3], draws) - x).abs().amax((1, 2, 3)) < 1e-5
-    grey = colour.jitter(x, [0, 1, 2, 3], draws).std(1).amax((1, 2)) < 1e-5
+    same = (colour.jitter_(x.clone(), [0, 1, 2, 3], draws) - x).abs().amax((1, 2, 3)) < 1e-5
+    grey = colour.jitter_(x.clone(), [0, 1, 2, 3], draws).std(1).amax((1, 2)) < 1e-5
     assert abs(same.float().mean() - 0.2 * 0.8) < 0.03 and abs(grey.float().mean() - 0.2) < 0.03
 
 
@@ -110,9 +113,15 @@ def test_crop_flip_shifts_whole_pixels_and_pads_with_black():
     assert torch.equal(crop_flip(x, torch_stream(3, "f"), flip=1.0), shifted.flip(3))
 
 
+def test_an_affine_change_is_affine_grids():
+    x, matrix = images(height=12, width=20), torch.randn(6, 2, 3, generator=torch_stream(11, "m"))
+    want = grid_sample(x, affine_grid(matrix, list(x.shape), align_corners=False), align_corners=False)
+    torch.testing.assert_close(moved(x, matrix), want, atol=1e-5, rtol=0)
+
+
 def test_the_probability_of_a_flip_is_a_parameter():
-    x = images(200)
-    plain, flipped, half = (resized_crop(x, torch_stream(4, "f"), flip=p) for p in (0.0, 1.0, 0.5))
+    x, draws = images(200), uniform(torch_stream(4, "f"), 200, DRAWS, torch.device("cpu"))
+    plain, flipped, half = (resized_crop(x, draws, flip=p) for p in (0.0, 1.0, 0.5))
     torch.testing.assert_close(flipped, plain.flip(3))
     mirrored = (half - flipped).abs().amax((1, 2, 3)) < 1e-6
     assert 70 < mirrored.sum() < 130
@@ -129,6 +138,14 @@ def test_every_policy_serves_every_size_of_batch_image_and_channel(policy, shape
     for view in out:
         assert view.shape == x.shape and view.dtype == torch.float32
         assert view.min() >= -2 - 1e-4 and view.max() <= 2 + 1e-4  # 0..1 normalised by 0.5 and 0.25
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("n_views", [1, 2, 3])
+def test_row_i_of_each_view_is_image_i(policy, n_views):
+    x = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.5]).view(5, 1, 1, 1).expand(5, 3, 8, 8).contiguous()
+    for view in views(x, n_views, policy, [0.0] * 3, [1.0] * 3, torch_stream(10, "v")):
+        assert (view.amax((1, 2, 3)) > 0).tolist() == [False, True, False, True, True]  # black stays black
 
 
 @pytest.mark.parametrize("policy", ["simclr", "crop-flip"])

@@ -9,9 +9,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from hpcfed.compat import import_torchvision
-from hpcfed.data import DATASETS, vision
+from hpcfed.data import DATASETS, digits, vision
 from hpcfed.data.datasets import load
 from hpcfed.data.moments import moments
 from hpcfed.data.record import from_arrays, to_arrays
@@ -75,6 +76,19 @@ def test_digits_are_1437_and_360_upright_scans_of_all_classes(tmp_path):
     assert np.bincount(data.test.y).tolist() == [36, 37, 35, 37, 36, 36, 36, 36, 35, 36]
     assert np.array_equal(load("digits", tmp_path).train.x, data.train.x)
     assert np.isclose((data.train.x / 255).std(), data.std[0])
+
+
+def test_digits_are_scikit_learns(tmp_path):
+    scans, y = load_digits(return_X_y=True)
+    data = load("digits", tmp_path)
+    got = zip(np.concatenate([data.train.x, data.test.x]), np.concatenate([data.train.y, data.test.y]), strict=True)
+    want = zip(digits._resized(scans.reshape(-1, 1, 8, 8)), y, strict=True)
+    assert sorted((x.tobytes(), int(y)) for x, y in got) == sorted((x.tobytes(), int(y)) for x, y in want)
+
+
+def test_digits_do_not_import_scikit_learn():
+    code = "import sys, hpcfed.data.digits as d; d.load(); assert 'sklearn' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_a_data_set_survives_the_way_through_arrays(tmp_path):

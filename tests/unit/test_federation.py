@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from hpcfed.comm import Serial, spmd
+from hpcfed.engine import balance
 from hpcfed.errors import DivergedError
 from hpcfed.federation import Federation
 from hpcfed.params import Mean, Params
@@ -120,6 +121,22 @@ def test_a_client_that_moves_takes_weights_and_memory_along():
     left, arrived = sorted(spmd(2, move), key=lambda seen: not isinstance(seen[0], bool))
     assert left == (False, None, True)
     assert arrived[:2] == ([0.0, 1.0, 2.0, 3.0], 3.0) and 5 in arrived[2]
+
+
+def test_clients_that_keep_nothing_move_without_a_message_and_the_others_with_all_they_keep(monkeypatch):
+    moved = []
+
+    def move(comm):
+        fed = toy.start(comm, toy.job("local", "--models.mix", "mlp")).fed
+        if 5 in fed.clients:
+            fed.clients[5].load({"head.bias": torch.arange(4.0)})
+        hand_over = fed.hand_over
+        monkeypatch.setattr(fed, "hand_over", lambda k, *ranks: moved.append(k) or hand_over(k, *ranks))
+        balance.move(fed, {k: 1 - fed.placement[k] for k in (2, 4, 5)})
+        return [k for k in (2, 4, 5) if k in fed.clients], 5 in fed.store and fed.store.flat(5)[-4:].tolist()
+
+    (a, first), (b, second) = spmd(2, move)
+    assert sorted(a + b) == [2, 4, 5] and moved == [5, 5] and sorted([first, second], key=bool) == [False, [0, 1, 2, 3]]
 
 
 def test_the_pooled_client_holds_all_training_examples_once():

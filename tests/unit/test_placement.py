@@ -1,5 +1,6 @@
 """Clients on ranks: heaviest first, each to the rank with the least load, then exchanges that help."""
 
+import numpy as np
 import pytest
 
 from hpcfed import rng
@@ -58,3 +59,11 @@ def test_a_round_is_levelled_by_few_moves():
     assert level([10, 1], [0, 0], 3) == [1, 0]
     assert level([], [], 3) == []
     assert level([0.0, 0.0], [1, 1], 2) == [1, 1]
+
+
+@pytest.mark.parametrize("cost", [0.1, 0.3, 1 / 3, 6e-4])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_clients_of_equal_cost_do_not_go_to_and_fro_for_ever(cost: float, ranks: int):
+    for n in range(2, 40):  # 5 clients at 0.1 on 2 ranks: 0.1 + 0.1 + 0.1 - (0.1 + 0.1) is a little more than 0.1
+        counts = np.bincount(level([cost] * n, [0] * n, ranks), minlength=ranks)
+        assert counts.max() - counts.min() <= 1

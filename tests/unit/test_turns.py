@@ -24,18 +24,18 @@ def started(*flags: str, comm=None, method: str = "local") -> Rounds:
 
 def failing(rounds: Rounds, error: Exception, *victims: int) -> Rounds:
     """The turns of these clients end in the error, when their models have changed."""
-    fed, turns = rounds.fed, rounds.fed.turns
+    fed, joint = rounds.fed, rounds.fed.joint
 
-    def working(cohort, work, job=0):
-        def broken(client):
-            value = work(client)
-            if client.id in victims:
+    def working(clients, work, job=0):
+        def broken(clients):
+            values = work(clients)
+            if clients[0].id in victims:
                 raise error
-            return value
+            return values
 
-        return turns(cohort, broken, job)
+        return joint(clients, broken, job)
 
-    fed.turns = working
+    fed.joint = working
     return rounds
 
 
@@ -83,7 +83,7 @@ def test_an_entry_travels_with_its_client():
         return part and (part.value["a"].tolist(), part.weight, part.at["a"][0].tolist())
 
     assert [1.0, 1.0] in [found and found[0] for found in spmd(2, moved)]
-    entry = Entry([Turn(None, Tally(up=3)), Turn([1.5], None)], (0.5, 1.0), {2: ("data", "why")})
+    entry = Entry([Turn(None, Tally(up=3), [4]), Turn([1.5], None, [4, 7])], (0.5, 1.0), {2: ("data", "why")})
     assert Entry.decode(entry.encode()) == entry
 
 
@@ -108,12 +108,12 @@ def test_a_client_that_fails_keeps_its_model_and_the_row_says_why(error: Excepti
 
 def test_an_upload_that_is_not_finite_is_a_failure_too():
     rounds = started(*DROP, method="fedavg")
-    turns, nan = rounds.fed.turns, float("nan")
+    joint, nan = rounds.fed.joint, float("nan")
 
-    def broken(cohort, work, job=0):
-        return turns(cohort, lambda c: Mean.of(work(c).parts[0].value * (nan if c.id == 4 else 1.0)), job)
+    def broken(clients, work, job=0):
+        return joint(clients, lambda c: [Mean.of(m.parts[0].value * (nan if c[0].id == 4 else 1)) for m in work(c)])
 
-    rounds.fed.turns = broken
+    rounds.fed.joint = broken
     assert rounds.step()[0]["clients/fault"].tolist() == [0, 0, 0, 0, 1, 0]
 
 

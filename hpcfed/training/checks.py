@@ -1,0 +1,40 @@
+"""What local training left, looked at once it is done: a step waits for no transfer."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.errors import DivergedError
+from hpcfed.payload import finite
+
+if TYPE_CHECKING:
+    from hpcfed.client import Client
+    from hpcfed.federation import Federation
+
+
+def on_host(losses: list[Tensor]) -> np.ndarray:
+    """The losses of all steps, float64, in one transfer."""
+    return torch.stack(losses).double().cpu().numpy() if losses else np.zeros(0)
+
+
+def checked(
+    fed: Federation, client: Client, t: int, values: np.ndarray, weights: Tensor, examples: list[int], lr: float, n: int
+) -> None:
+    """DivergedError if a loss, or a weight, is not finite; n: examples of an epoch."""
+    bad = np.flatnonzero(~np.isfinite(values))
+    if not len(bad) and finite(weights):
+        return
+    what = f"its weights are nan or infinite after round {t + 1}"
+    if len(bad):
+        epoch = sum(examples[: bad[0]]) // n
+        batch = bad[0] - epoch * math.ceil(n / examples[0])
+        what = f"the loss is {values[bad[0]]} in round {t + 1}, epoch {epoch + 1}, batch {batch + 1}"
+    error = DivergedError(f"{fed.where(client)}: {what} (lr {lr:g}); {fed.last_checkpoint}\n"
+                          "  a smaller local.lr, or other data, may help")  # fmt: skip
+    error.client = client.id
+    raise error

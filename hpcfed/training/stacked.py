@@ -1,0 +1,174 @@
+"""Several clients of one architecture trained as one: weights in one buffer, each operation of a step in one call.
+
+It pays where a model is so small that a step is mostly the calls. A batched product may round otherwise than a single
+one, and otherwise for another number of clients, so the group is what is placed: groups are formed from the cohort
+alone and each trains on one rank, which gives the same bits for any ranks. They differ from the other engines' in the
+last places. Only methods whose clients keep nothing can do so, for their clients may be on any rank.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.client import joined
+from hpcfed.params import Mean, Params
+from hpcfed.payload import finite
+from hpcfed.training.batches import planned, policy, prepared
+from hpcfed.training.checks import checked, on_host
+from hpcfed.training.engines import recordable
+from hpcfed.training.objective import Untraceable, opened, title
+from hpcfed.training.optimisers import Optimiser, learning_rate
+from hpcfed.training.stack import Stack, Stacked
+from hpcfed.training.tape import Tape, signature
+
+if TYPE_CHECKING:
+    from hpcfed.algorithms.base import Method, RoundBased, State
+    from hpcfed.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation import Federation
+
+TINY = 5e5  # multiply-adds of a step, forward, up to which a stacked step takes at most 2/3 of the time of a traced one
+
+Uploads = Iterator[tuple[int, Mean]]  # client id, what it sends
+
+def settled(fed: Federation, method: Method) -> Job:
+    """The job, in which `auto` is `stacked` where that pays for all clients.
+
+    That depends on nothing that may differ when a run goes on: neither on ranks and rounds, nor on the device.
+    """
+    job, kinds = fed.job, sorted(set(fed.architectures))
+    short = all(fed.store.work(kind) * job.local.batch <= TINY for kind in kinds)
+    whole = fed.cohort_size >= 2 * job.training.stack and np.ptp(fed.sizes) == 0  # there are at least two full groups
+    if job.training.engine != "auto" or not (short and whole) or any(against(fed, method, kind) for kind in kinds):
+        return job
+    return job.model_copy(update={"training": job.training.model_copy(update={"engine": "stacked"})})
+
+
+def against(fed: Federation, method: Method, architecture: str) -> str:
+    """Why clients of an architecture cannot be trained together; "": they can."""
+    layout = fed.store.layout(architecture)
+    reasons = {
+        "the method trains clients in a way of its own": not method.usual,
+        "clients keep weights": not fed.store.stateless,
+        "local.keep_optimiser is set": fed.job.local.keep_optimiser,
+        "batches are augmented": method.views > 1 or policy(fed, 1) != "none",
+        f"{architecture} has buffers": bool(layout.buffers or layout.integers),
+    }
+    return next((words for words, holds in reasons.items() if holds), "")
+
+
+def groups(fed: Federation, method: RoundBased, cohort: Sequence[int]) -> list[list[int]]:
+    """The cohort in parts that train together, of one where nobody does; the same on all ranks.
+
+    Clients of one architecture with equal batches, in id order, at most training.stack in a group.
+    """
+    settings = fed.job.training
+    if settings.engine != "stacked":
+        return [[k] for k in cohort]
+    reasons = {kind: against(fed, method, kind) for kind in sorted({fed.architectures[k] for k in cohort})}
+    for reason in filter(None, reasons.values()):
+        fed.say(f"clients cannot be stacked ({reason}); they train with the traced engine")
+    alike = defaultdict(list)
+    for k in cohort:
+        kind = fed.architectures[k]
+        alike[k if reasons[kind] else (kind, fed.sizes[k], fed.partial.get(k))].append(k)
+    return sorted(ks[i : i + settings.stack] for ks in alike.values() for i in range(0, len(ks), settings.stack))
+
+
+def uploads(fed: Federation, method: RoundBased, state: State, parts: Sequence[Sequence[int]], t: int) -> Uploads:
+    """What this rank's clients send after their training, group by group."""
+    for ks in parts:
+        yield from fed.joint(fed.mine(ks), partial(sent, fed, method, state, t))
+
+
+def sent(fed: Federation, method: RoundBased, state: State, t: int, clients: list[Client]) -> list[Mean]:
+    """What each client of a group sends."""
+    group = trained(fed, method, clients, state, t) if len(clients) > 1 else None
+    return list(group.uploads()) if group else [method.local(fed, client, state, t) for client in clients]
+
+
+def trained(fed: Federation, method: RoundBased, clients: list[Client], state: State, t: int) -> Group | None:
+    """A group after its training; None where its objective cannot be recorded, which is said once."""
+    try:
+        group = Group(fed, method, clients, state, t)
+        group.train()
+    except Untraceable as why:
+        fed.say(f"{title(method.loss)} cannot be stacked ({why}); its clients train with the traced engine")
+        return None
+    return group
+
+
+class Group:
+    """The local training of several clients with equal batches in one round."""
+
+    def __init__(self, fed: Federation, method: RoundBased, clients: list[Client], state: State, t: int):
+        self.start, self.fed, self.method, self.clients, self.t = perf_counter(), fed, method, clients, t
+        self.given = [method.offer(fed, client, state) for client in clients]
+        common = all(given is self.given[0] for given in self.given)  # then one stands for all
+        pairs = list(zip(clients, self.given, strict=True))[: 1 if common else None]
+        skeleton, key = fed.store.skeleton(clients[0].architecture), ("stack", len(clients))
+        self.stack = skeleton.tapes.get(key) or skeleton.tapes.setdefault(key, Stack(skeleton, len(clients)))
+        self.stack.load([given for _, given in pairs])
+        self.opened = [opened(partial(method.loss, client, given)) for client, given in pairs]
+        self.dims = None if common else 0
+        self.own = [torch.stack(v) if self.dims == 0 else v[0] for v in zip(*(o[1] for o in self.opened), strict=True)]
+        how, n = fed.job.local, clients[0].n
+        self.plans = [planned(fed, c, t, n, how.batch, fed.work(c), bool(how.steps)) for c in clients]
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs [G, b, ...] and targets [G, b] of each step."""
+        data, n, G = joined([client.train for client in self.clients]), self.clients[0].n, len(self.clients)
+        first = n * np.arange(G)[:, None]  # where each client's examples begin
+        plan = [(np.stack(rows) + first).ravel() for rows in zip(*self.plans, strict=True)]
+        for _, x, y in prepared(self.fed, data, plan, 1, None):
+            yield x.unflatten(0, (G, -1)), y.unflatten(0, (G, -1))
+
+    def train(self) -> None:
+        """All steps. Raises Untraceable where they cannot be recorded."""
+        self.stack.model.train()
+        optimiser = Optimiser(self.stack, self.fed.job.local, learning_rate(self.fed, self.t), None, None)
+        self.losses: list[Tensor] = []
+        for x, y in self.batches():
+            values, gradient = self.tape(x, y)([*self.own, x, y])
+            optimiser.step(gradient)
+            self.losses.append(values)
+            self.fed.pulse.step()
+
+    def tape(self, x: Tensor, y: Tensor) -> Tape:
+        """The recording for batches like this."""
+        fixed, _, refill = self.opened[0]
+        inputs = [*self.own, x, y]
+        key = fixed, self.dims, tuple(map(signature, inputs))
+        if key not in self.stack.tapes:
+            objective = recordable(self.fed, refill, len(self.own), x, y)
+            try:
+                self.stack.tapes[key] = Stacked(self.stack, objective, inputs, (*(self.dims for _ in self.own), 0, 0))
+            except Exception as why:  # torch raises many kinds; whatever it is, other engines need no stack
+                self.stack.tapes[key] = (str(why).splitlines() or [type(why).__name__])[0]
+        if isinstance(tape := self.stack.tapes[key], str):
+            raise Untraceable(tape)
+        return tape
+
+    def uploads(self) -> Iterator[Mean]:
+        """What each client sends; enters its work, and leaves it its weights for evaluation."""
+        fed, G, examples = self.fed, len(self.clients), [len(rows) for rows in self.plans[0]]
+        rows, losses = self.stack.rows(), on_host(self.losses).reshape(len(examples), G).T
+        if not (np.isfinite(losses).all() and finite(rows)):
+            lr, n = learning_rate(fed, self.t), self.clients[0].n
+            for client, row, values in zip(self.clients, rows, losses, strict=True):
+                checked(fed, client, self.t, values, row, examples, lr, n)
+        seconds = (perf_counter() - self.start) / G
+        for client, given, row, values in zip(self.clients, self.given, rows, losses, strict=True):
+            fed.down(client, given)
+            fed.note(client, values, examples, seconds)
+            fed.store.put(client.id, row)
+            sent = Params(self.stack.layout.views(row)).pick(self.method.shared)
+            yield Mean.of(sent, self.method.weight(client))
