@@ -62,6 +62,7 @@ class Watchdog:
 
     def __enter__(self) -> Watchdog:
         if self.seconds:
+            self.leave(time())  # so that a rank that stops at once is known too
             self.thread.start()
         return self
 
@@ -122,6 +123,8 @@ class Watchdog:
             print(self.verdict(silent), file=sys.stderr, flush=True)
             sleep(LAST)
             kill(silent)
+        else:  # who ends first ends all: that is to be the rank that speaks, perhaps a look later than this one
+            sleep(self.every + 2 * LAST)
         self.end(HUNG)
 
     def verdict(self, silent: list[Sign]) -> str:
