@@ -122,9 +122,9 @@ class Watchdog:
         if self.rank == min((s.rank for s in signs if s not in silent), default=self.rank):
             print(self.verdict(silent), file=sys.stderr, flush=True)
             sleep(LAST)
-            kill(silent)
-        else:  # who ends first ends all: that is to be the rank that speaks, perhaps a look later than this one
+        else:  # who ends first ends all, with its status: the rank that speaks, perhaps a look later than this one
             sleep(self.every + 2 * LAST)
+            kill(silent)  # in case that the launcher goes on
         self.end(HUNG)
 
     def verdict(self, silent: list[Sign]) -> str:
@@ -135,7 +135,7 @@ class Watchdog:
 
 
 def kill(silent: list[Sign]) -> None:
-    """End the silent processes of this machine: a launcher may wait for a stopped one for ever."""
+    """End the silent processes of this machine: a launcher for which a dead rank is no end would wait for them."""
     for sign in silent:
         if sign.host == socket.gethostname() and sign.process != os.getpid():
             with suppress(ProcessLookupError, PermissionError):
