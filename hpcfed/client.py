@@ -136,8 +136,10 @@ class Client:
     def borrowed(self) -> Iterator[Client]:
         """The client, whose weights are after the block as they were before it."""
         before = self.skeleton.flat.clone()
-        yield self
-        self.skeleton.load(before)
+        try:
+            yield self
+        finally:
+            self.skeleton.load(before)
 
     @torch.no_grad()
     def load(self, values: Mapping[str, Tensor]) -> None:

@@ -26,7 +26,9 @@ class DataError(HpcfedError):
 
 
 class DivergedError(HpcfedError):
-    """A loss, weight or upload that is nan or infinite."""
+    """A loss, weight or upload that is nan or infinite. client: whose, where it is known."""
+
+    client: int | None = None
 
 
 class CheckpointError(HpcfedError):
@@ -39,11 +41,6 @@ class DamagedError(CheckpointError):
 
 class WriteError(CheckpointError):
     """A file that the disk does not take now: no room, no permission, no such file system."""
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether this says that memory cannot be had; torch has no exception of its own for a CPU's."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def told(error: object) -> str:

@@ -47,6 +47,7 @@ def common(fed: Federation, predict: Predict) -> float:
     with fed.clock("evaluate"):
         fed.pooled().model.eval()
         right = round(measure(fed, predict, fed.common).accuracy * len(fed.common)) if len(fed.common) else 0
+    fed.wait("common accuracy")
     counts = fed.comm.gather({fed.comm.rank: (right, len(fed.common))})
     return sum(c for c, _ in counts.values()) / sum(n for _, n in counts.values())
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcfed.averaging import mean_of
 from hpcfed.cluster.clock import Clock
-from hpcfed.comm import codec
+from hpcfed.cluster.pulse import Pulse, Stopped
 from hpcfed.errors import DivergedError
+from hpcfed.journal import AGAIN, GO, STOP, Again, Journal
 from hpcfed.params import Mean, Params, Per
 from hpcfed.payload import Tally, nbytes, not_finite, on_device
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from hpcfed.comm import Comm
 
 T = TypeVar("T")
-codec.register(Params, "params", dict, Params)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -38,10 +38,16 @@ class Exchange:
     placement: list[int]  # the rank of each client
     clock: Clock = field(default_factory=Clock)
     tally: defaultdict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))  # of who did something
+    journal: Journal = field(default_factory=Journal)
     said: set[str] = field(default_factory=set)
     meanwhile: Callable[[], object] = lambda: None  # what a rank does instead of waiting for slower ones
     t: int = 0
     last_checkpoint: str = "no checkpoint yet"
+
+    @property
+    def pulse(self) -> Pulse:
+        """What this rank is doing."""
+        return self.clock.pulse
 
     def say(self, message: str) -> None:
         """Warn of something once, on rank 0."""
@@ -84,7 +90,7 @@ class Exchange:
             self.meanwhile()
         if not keep:
             return keep
-        self.wait()
+        self.wait("mean")
         with self.clock("communicate"):
             return mean_of(parts, keep, per, self.comm.sum)
 
@@ -92,7 +98,7 @@ class Exchange:
         """All clients' values, by id, on all ranks; collective; bytes are counted as uploads."""
         for k, value in by_client.items():
             self.upload(k, value, nbytes(value))
-        self.wait()
+        self.wait("gather")
         with self.clock("communicate"):
             return on_device(self.comm.gather(dict(by_client)), self.device)
 
@@ -101,12 +107,14 @@ class Exchange:
 
         For what concerns pairs of clients. by_client: this rank's; a client that nobody gives is left out.
         """
+        self.wait("gather")
         given = self.comm.gather(dict.fromkeys(by_client, 1))
         for k in given:
             yield k, self.from_client(k, by_client.get(k))
 
     def from_client(self, k: int, value: T | None) -> T:
         """Client k's value, which its own rank gives, on all ranks; collective, not counted."""
+        self.wait(f"from client {k}")
         with self.clock("communicate"):
             return on_device(self.comm.bcast(value, root=self.placement[k]), self.device)
 
@@ -115,10 +123,12 @@ class Exchange:
 
         by_client: this rank's own.
         """
+        self.wait(f"to client {k}")
         return self.moved(by_client, given, self.placement[k])
 
     def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """All clients' values on rank 0, which does the server's work, none elsewhere; collective, not counted."""
+        self.wait("at root")
         given = self.comm.gather(dict.fromkeys(by_client, 1))
         return self.moved(by_client, given, 0)
 
@@ -130,6 +140,7 @@ class Exchange:
 
     def from_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
         """Values for clients from rank 0 to the ranks that hold them; collective, not counted."""
+        self.wait("from root")
         given = self.comm.bcast(list(by_client))
         with self.clock("communicate"):
             moved = {k: self.comm.move(by_client.get(k), 0, self.placement[k]) for k in given}
@@ -139,14 +150,28 @@ class Exchange:
         """The result of server-side work: done on rank 0, then sent to all ranks; collective."""
         with self.clock.rest("server"):
             value = fn() if self.comm.rank == 0 else None
-        self.wait()
+        self.wait("on root")
         with self.clock("communicate"):
             return on_device(self.comm.bcast(value), self.device)
 
-    def wait(self) -> None:
-        """Until all ranks are here; what the slowest rank costs the others is timed apart."""
+    def wait(self, what: str, over: bool = False) -> None:
+        """Until all ranks are here, before an exchange; what the slowest rank costs the others is timed apart.
+
+        what: the exchange, in words.  over: this rank has done all of the round, and need not stop in it.
+        Here a round ends that cannot go on: raises Stopped on all ranks where a signal asked one of them to stop, and
+        else Again where a client has failed.
+        """
+        word = STOP if self.pulse.asked and not over else AGAIN if self.journal.news else GO
+        self.pulse.exchange = what
         with self.clock("wait"):
-            self.comm.barrier()
+            word = self.comm.barrier(word)
+        self.journal.exchanges += 1
+        if word == STOP:
+            stopped = Stopped()
+            stopped.everywhere = True
+            raise stopped
+        if word == AGAIN:
+            raise Again
 
     def upload(self, k: int, value: Any, size: int) -> None:
         """What client k sends: counted, and refused with a DivergedError where it is not finite."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,23 +15,20 @@ from torch import Tensor
 from hpcfed import rng
 from hpcfed.cluster.turnout import Draws, Turnout
 from hpcfed.data.augment import prepare
-from hpcfed.exchange import Exchange
 from hpcfed.params import Params
 from hpcfed.payload import Tally
+from hpcfed.turns import Turns
 
 if TYPE_CHECKING:
-    from hpcfed.client import Client, ClientStore, Shard
+    from hpcfed.client import Client, Shard
     from hpcfed.cluster.profiles import Profiles
-    from hpcfed.config.job import Job
     from hpcfed.models.flat import Skeleton
 
 
 @dataclass(eq=False, kw_only=True)
-class Federation(Exchange):
+class Federation(Turns):
     """One per rank, the same on all but for `clients`, which are this rank's own."""
 
-    job: Job
-    store: ClientStore
     architectures: tuple[str, ...]  # of all clients, by id
     sizes: Sequence[int]  # training examples of all clients, by id
     costs: Sequence[float]  # estimated work of one epoch of each client, by id
@@ -68,12 +65,14 @@ class Federation(Exchange):
     def begin(self, t: int, cohort: list[int], keep_stragglers: bool) -> list[int]:
         """Open round t: new tallies; absent clients, stragglers and drop-outs drawn. Returns who will report.
 
-        Who is lost received what the method announces, and worked, but sends nothing: that is counted.
+        Who is lost received what the method announces, and worked, but sends nothing: that is counted. So is who
+        has failed in the round (`journal`).
         """
         self.open(t)
         there = [k for k in cohort if self.draws.reachable(t, k)]
         slow = self.draws.stragglers(t, there)
-        self.turnout = self.draws.turnout(t, there, slow, keep_stragglers, self.announced)
+        turnout = self.draws.turnout(t, there, slow, keep_stragglers, self.announced)
+        self.turnout = turnout.without(self.journal.left, self.draws)
         self.partial = self.turnout.partial
         for k, examples in self.turnout.lost.items():
             self.lose(k, examples)
@@ -107,12 +106,9 @@ class Federation(Exchange):
         chosen = rng.stream(self.seed, "cohort", t).choice(self.K, self.cohort_size, replace=False, p=p)
         return sorted(chosen.tolist())
 
-    def mine(self, cohort: Iterable[int]) -> list[Client]:
-        """This rank's clients of the cohort, in id order."""
-        return [self.clients[k] for k in cohort if k in self.clients]
-
     def prepare(self, x: Tensor) -> Tensor:
         """A batch as it is stored, [n, *shape], to what models take: images normalised, tokens as they are."""
+        self.pulse.beats += 1
         return prepare(x, self.mean_pixel, self.std_pixel)
 
     def initial(
@@ -160,18 +156,6 @@ class Federation(Exchange):
         shape: of its inputs, where they are no examples but a client's feature maps, say.
         """
         return self.store.skeleton(architecture, f"server {shape}" if shape else "server", shape)
-
-    def hand_over(self, k: int, src: int, dst: int) -> None:
-        """Move client k, with weights and memory, from one rank to another; collective."""
-        parcel = self.comm.move(self.store.parcel(k) if k in self.clients else None, src, dst)
-        self.store.forget(k)
-        self.placement[k] = dst
-        if self.comm.rank == dst:
-            self.restore(k, parcel)
-
-    def restore(self, k: int, saved: dict[str, Any]) -> None:
-        """Give client k of this rank saved weights and memory."""
-        self.store.put(k, saved["weights"], saved["memory"])
 
     def work(self, client: Client, epochs: int | None = None) -> int:
         """Epochs (or steps, where the job counts in steps) that the client completes in this round."""

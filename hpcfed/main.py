@@ -1,7 +1,7 @@
 """`mpirun -np 15 python -m hpcfed.main [JOB.toml] [--field value ...]`: one run.
 
 Exit status: 0 done, 2 a mistake in job, data or files (one message), 75 stopped by a signal and saved
-(continue with --resume), 1 a bug of hpcfed (with a traceback).
+(continue with --resume), 70 ended by the watchdog (continue with --resume), 1 a bug of hpcfed (with a traceback).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from hpcfed.comm.agree import agreed
 from hpcfed.config.load import load
 from hpcfed.config.messages import PREFIX
 from hpcfed.engine.run import run
-from hpcfed.errors import CheckpointError, HpcfedError, escape_unprintable, out_of_memory, told
+from hpcfed.errors import CheckpointError, HpcfedError, escape_unprintable, told
+from hpcfed.faults import out_of_memory
 from hpcfed.storage import names, results
 
 WRONG = 2

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.params import Mean
+
 
 @dataclass
 class Tally:
@@ -26,14 +28,18 @@ class Tally:
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """Nested dicts of tensors and other things, with the tensors on the device."""
+    """Nested dicts, lists and means of tensors and other things, with the tensors on the device."""
     return changed(value, lambda tensor: tensor.to(device))
 
 
 def changed(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
-    """Nested dicts of tensors and other things, with something done to each tensor."""
+    """Nested dicts, lists and means of tensors and other things, with something done to each tensor."""
     if isinstance(value, dict):
         return type(value)({name: changed(v, how) for name, v in value.items()})
+    if isinstance(value, Mean):  # where a part belongs stays on the host
+        return Mean(tuple(p._replace(value=changed(p.value, how), weight=changed(p.weight, how)) for p in value.parts))
+    if type(value) in (list, tuple):
+        return type(value)(changed(v, how) for v in value)
     return how(value) if isinstance(value, Tensor) else value
 
 
@@ -52,6 +58,8 @@ def tensors(value: Any, name: str = "value") -> Iterator[tuple[str, Tensor | np.
     elif isinstance(value, list | tuple):
         for part in value:
             yield from tensors(part, name)
+    elif isinstance(value, Mean):
+        yield from tensors([part.value for part in value.parts], name)
 
 
 def not_finite(value: Any) -> str | None:

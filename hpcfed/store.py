@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,53 +11,15 @@ import torch
 from torch import Tensor
 
 from hpcfed import rng
-from hpcfed.cluster.ferry import Ferry
-from hpcfed.comm import codec
+from hpcfed.kept import Kept, Past, shelf
 from hpcfed.models import build
 from hpcfed.models.cost import work
 from hpcfed.models.flat import Layout, Skeleton
 from hpcfed.models.widths import Units, parse, structure
-from hpcfed.payload import changed, nbytes, on_device
-from hpcfed.storage.shelf import Shelf
-from hpcfed.storage.tiers import Upper
+from hpcfed.payload import on_device
 
 if TYPE_CHECKING:
     from hpcfed.client import Client
-
-
-@dataclass
-class Kept:
-    """What one client keeps from round to round: its weights, unless they are in a module, and its memory."""
-
-    weights: Tensor | None = None
-    memory: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes([self.weights, self.memory])
-
-    def encode(self) -> bytes:
-        return codec.encode([self.weights, self.memory])
-
-    @classmethod
-    def decode(cls, data: bytes) -> Kept:
-        return cls(*codec.decode(data))
-
-    def moved(self, how: Callable[[Tensor], Tensor]) -> Kept:
-        """The same, with all tensors moved so."""
-        return Kept(changed(self.weights, how), changed(self.memory, how))
-
-
-def shelf(folder: Path, resident: float, device: torch.device, room: float) -> Shelf[Kept]:
-    """What clients keep: in the device's memory, then in the host's where that is another one, then on the disk.
-
-    resident, room: bytes in the memory of the host and of a GPU.
-    """
-    host: Shelf[Kept] = Shelf(folder, resident, Kept.encode, Kept.decode, lambda kept: kept.nbytes)
-    if device.type == "cpu":
-        return host
-    ferry = Ferry(device)
-    return Upper(host, room, lambda kept: kept.moved(ferry.down), lambda kept: kept.moved(ferry.up), host.size)
 
 
 class ClientStore:
@@ -83,6 +44,7 @@ class ClientStore:
         self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
         self.active: dict[str, int] = {}  # architecture -> the client whose weights are in its module
         self.kept = shelf(folder, resident, device, room)
+        self.past = Past(self, shelf(folder / "before", resident, device, 0.0))
         self.weighted: set[int] = set()  # clients that have weights of their own
         self.stateless = False  # every tensor is received anew each round: clients have no weights of their own
 
@@ -118,6 +80,7 @@ class ClientStore:
 
     def activate(self, client: Client) -> Skeleton:
         """The module of the client's architecture, with the client's weights in it."""
+        self.past.note(client.id)
         skeleton = self.skeleton(client.architecture)
         if self.active.get(client.architecture) != client.id:
             self.rest(client.architecture)
@@ -135,11 +98,15 @@ class ClientStore:
         """Put the active client's weights back into its vector."""
         k = self.active.pop(architecture, None)
         if k is not None:
-            self.own(k).weights = self.skeleton(architecture).flat.clone()
+            self.held(k).weights = self.skeleton(architecture).flat.clone()
             self.kept.fit(keep=self.active.values())
 
     def own(self, k: int) -> Kept:
         """What client k keeps, to be changed."""
+        self.past.note(k)
+        return self.held(k)
+
+    def held(self, k: int) -> Kept:
         kept = self.kept.get(k)
         if kept is None:
             self.kept.put(k, kept := Kept())
@@ -147,10 +114,14 @@ class ClientStore:
 
     def parcel(self, k: int) -> dict[str, Any]:
         """Client k's weights, None if it has none of its own yet, and memory: to be read, sent or saved."""
-        for architecture in [a for a, active in self.active.items() if active == k]:
-            self.rest(architecture)
+        self.settle(k)
         kept = self.kept.peek(k) or Kept()
         return {"weights": kept.weights, "memory": kept.memory}
+
+    def settle(self, k: int) -> None:
+        """Let client k's weights be in its vector, not in a module."""
+        for architecture in [a for a, active in self.active.items() if active == k]:
+            self.rest(architecture)
 
     def flat(self, k: int) -> Tensor | None:
         """Client k's weights, or None if it has none of its own yet."""
@@ -159,7 +130,7 @@ class ClientStore:
     def put(self, k: int, flat: Tensor | None, memory: dict[str, Any] | None = None) -> None:
         """Give client k these weights, and this memory if there is one."""
         self.drop(k)
-        kept = self.own(k)
+        kept = self.held(k)
         if flat is not None:
             kept.weights = flat.to(self.device)
             self.weighted.add(k)
@@ -171,7 +142,7 @@ class ClientStore:
         self.active = {a: active for a, active in self.active.items() if active not in ks}
         self.weighted.difference_update(ks)
         for k in [k for k in ks if k in self.kept]:
-            kept = self.own(k)
+            kept = self.held(k)
             kept.weights = None
             if not kept.memory:
                 self.kept.drop(k)
@@ -192,3 +163,8 @@ class ClientStore:
     def prefetch(self, ks: Iterable[int]) -> None:
         """Bring these clients into memory in the background."""
         self.kept.prefetch(ks)
+
+    def close(self) -> None:
+        """Forget all, and remove the files."""
+        self.past.shelf.close()
+        self.kept.close()

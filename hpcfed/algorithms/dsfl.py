@@ -23,10 +23,8 @@ from hpcfed.training.server import taught
 
 class DSFL(RoundBased):
     """distil_epochs = 0 is local training, bit for bit."""
-
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
-
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: 1, or its number of training examples."""
     aggregation: Literal["era", "sa"] = "era"
@@ -60,21 +58,23 @@ class DSFL(RoundBased):
             client.load(state)
         return bool(state)
 
+    def local(self, fed, client, state, t, public):
+        sgd(fed, client, t, partial(self.loss, client, state))
+        return Mean.of(Params(soft=soften(logits(fed, client, public))), self.weight(client))
+
+    def learn(self, fed, client, t, data):
+        fed.down(client, data.soft)
+        if self.distil_epochs:
+            how = {"epochs": self.distil_epochs, "lr": self.distil_lr, "phase": "distil"}
+            sgd(fed, client, t, lambda model, x, y: F.cross_entropy(model(x), y), data=data, **how)
+
     def round(self, fed, state, cohort, t):
-        public, soft = fed.public.pick(fed.draw_public(t, self.subset)), {}
-        for client in fed.mine(cohort):
-            sgd(fed, client, t, partial(self.loss, client, state))
-            soft[client.id] = Mean.of(Params(soft=soften(logits(fed, client, public))), self.weight(client))
-        keep = Params(soft=torch.zeros(len(public), fed.classes, device=fed.device))
-        mean = fed.mean(soft.items(), keep=keep)["soft"]
+        public = fed.public.pick(fed.draw_public(t, self.subset))
+        soft = fed.turns(cohort, lambda client: self.local(fed, client, state, t, public))
+        mean = fed.mean(soft, keep=Params(soft=torch.zeros(len(public), fed.classes, device=fed.device)))["soft"]
         data = Paired(public, soften(mean, self.tau) if self.aggregation == "era" else mean)
-        learning = {"epochs": self.distil_epochs, "lr": self.distil_lr, "phase": "distil"}
-        for client in fed.mine(cohort):
-            fed.down(client, data.soft)
-            if self.distil_epochs:
-                sgd(fed, client, t, lambda model, x, y: F.cross_entropy(model(x), y), data=data, **learning)
+        list(fed.turns(cohort, lambda client: self.learn(fed, client, t, data)))
         if not (state and self.distil_epochs):
             return state
         how = {"epochs": self.distil_epochs, "size": fed.job.local.batch, "lr": self.server_lr}
-        server = fed.job.models.server
-        return fed.on_root(lambda: taught(fed, server, state, data, F.cross_entropy, "server", t, **how))
+        return fed.on_root(lambda: taught(fed, fed.job.models.server, state, data, F.cross_entropy, "server", t, **how))

@@ -36,7 +36,7 @@ class DSGD(Peers, RoundBased):
     def average(self, fed, cohort):
         """The cohort's models, each averaged with its neighbours', of this rank's clients; collective."""
         links, rows = among(self.links(fed), cohort), self.rows(fed, cohort)
-        mine = {client.id: client.params() for client in fed.mine(cohort)}
+        mine = dict(fed.turns(cohort, lambda client: client.params()))
         for client in fed.mine(cohort):
             fed.up(client, fed.down(client, mine[client.id], times=links[client.id].sum()), links[client.id].sum())
         return mix({k: rows[k] for k in mine}, fed.each(mine))
@@ -45,7 +45,8 @@ class DSGD(Peers, RoundBased):
         averages, mixed, own = self.averages(t), {}, self.rows(fed, cohort).diagonal()
         if averages and self.order != "step-first":
             mixed = self.average(fed, cohort)
-        for client in fed.mine(cohort):
+
+        def step(client):
             if self.order == "average-first":
                 client.load(mixed.get(client.id, {}))
             before = client.params()
@@ -53,6 +54,8 @@ class DSGD(Peers, RoundBased):
             if self.order == "together" and averages:
                 norms = client.skeleton.layout.buffers
                 client.load(stepped(mixed.pop(client.id), before, client.params(), norms, own[client.id]))
+
+        list(fed.turns(cohort, step))
         if averages and self.order == "step-first":
             for k, value in self.average(fed, cohort).items():
                 fed.clients[k].load(value)

@@ -32,6 +32,7 @@ class Work:
 
     amount: epochs, or steps where the job counts in steps.  share: of the work that is done before the client
     is lost, and with it the job; 1.0: all, and the client reports.  staleness: the server's merges since the start.
+    failed: the client fails at the end of the job, and with it the job.
     """
 
     client: int
@@ -41,10 +42,11 @@ class Work:
     amount: int
     share: float = 1.0
     staleness: int = 0
+    failed: bool = False
 
     @property
     def reports(self) -> bool:
-        return self.share == 1.0
+        return self.share == 1.0 and not self.failed
 
 
 class EventBased(Method):

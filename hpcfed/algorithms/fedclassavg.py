@@ -70,7 +70,7 @@ class FedClassAvg(RoundBased):
 
     def round(self, fed, state, cohort, t):
         if t == 0 and self.pretrain_epochs and not fed.store.stateless:  # else nothing of it would remain
-            for client in fed.mine(range(fed.K)):
-                loss = partial(self.loss, client, state.pick(lambda name: False))
-                sgd(fed, client, t, loss, self.views, epochs=self.pretrain_epochs, phase="pretrain")
+            how = {"views": self.views, "epochs": self.pretrain_epochs, "phase": "pretrain"}
+            alone = state.pick(lambda name: False)
+            list(fed.turns(range(fed.K), lambda c: sgd(fed, c, t, partial(self.loss, c, alone), **how)))
         return super().round(fed, state, cohort, t)

@@ -60,18 +60,17 @@ class FedDF(RoundBased):
     def columns(self, fed, state):
         return fusion.accuracies(fed, state) if fed.job.evaluate.common else {}
 
-    def uploads(self, fed, state, cohort, t, answers):
-        """Each client's model; what it answers to the public data, which the server works out, goes into answers."""
-        for client in fed.mine(cohort):
-            (sent,) = self.local(fed, client, state, t).parts
-            answers[client.id], good = fusion.answer(fed, client, self.validation, self.drop_worst)
-            yield client.id, Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight * good)
+    def uploads(self, fed, client, state, t):
+        """The client's model, and its answers to the public data, which the server works out."""
+        (sent,) = self.local(fed, client, state, t).parts
+        answer, good = fusion.answer(fed, client, self.validation, self.drop_worst)
+        return Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight * good), answer
 
     def round(self, fed, state, cohort, t):
-        answers = {}
-        new = fed.mean(self.uploads(fed, state, cohort, t, answers), keep=state, per="tensor")
+        sent = dict(fed.turns(cohort, lambda client: self.uploads(fed, client, state, t)))
+        new = fed.mean(((k, model) for k, (model, _) in sent.items()), keep=state, per="tensor")
         nobody = Params(logits=torch.full((len(fed.public), fed.classes), torch.nan, device=fed.device))
-        teacher = fed.mean(answers.items(), keep=nobody, counted=False)["logits"]
+        teacher = fed.mean(((k, answer) for k, (_, answer) in sent.items()), keep=nobody, counted=False)["logits"]
         if not self.steps or teacher.isnan().any():
             return new
         how = {"steps": self.steps, "size": self.server_batch, "lr": self.server_lr, "schedule": self.schedule,

@@ -37,11 +37,13 @@ class FedGH(RoundBased):
         head, held = fed.shapes(self.shared, k), int((fed.label_counts[k] > 0).sum())
         return head.nbytes, held * (head["head.weight"].shape[1] + 1) * 4
 
+    def local(self, fed, client, state, t):
+        self.receive(client, fed.down(client, state))
+        sgd(fed, client, t, partial(self.loss, client, state))
+        return fed.up(client, self.means(fed, client))
+
     def round(self, fed, state, cohort, t):
-        for client in fed.mine(cohort):
-            self.receive(client, fed.down(client, state))
-            sgd(fed, client, t, partial(self.loss, client, state))
-        sent = fed.at_root({c.id: fed.up(c, self.means(fed, c)) for c in fed.mine(cohort)})
+        sent = fed.at_root(dict(fed.turns(cohort, lambda client: self.local(fed, client, state, t))))
         return fed.on_root(lambda: self.train(fed, state, list(sent.values()), t))
 
     def means(self, fed, client):

@@ -20,7 +20,6 @@ from hpcfed.training.losses import distil, soften
 
 class FedGKT(RoundBased):
     """The client's loss is CE + alpha KL, the server's KL + alpha CE. weighting has no effect."""
-
     needs: ClassVar[tuple[str, ...]] = ("server",)
 
     alpha: NonNegativeFloat = 0.5
@@ -63,10 +62,12 @@ class FedGKT(RoundBased):
     def predict(self, fed, client, state, x):
         return split.predict(fed, client, state, x) if self.evaluate == "server" else client.model(x)
 
+    def local(self, fed, client, state, t):
+        sgd(fed, client, t, partial(self.loss, client, state), data=split.taught(client, "server"))
+        return fed.up(client, split.features(fed, client))
+
     def round(self, fed, state, cohort, t):
-        for client in fed.mine(cohort):
-            sgd(fed, client, t, partial(self.loss, client, state), data=split.taught(client, "server"))
-        sent = fed.at_root({c.id: fed.up(c, split.features(fed, c)) for c in fed.mine(cohort)})
+        sent = fed.at_root(dict(fed.turns(cohort, lambda client: self.local(fed, client, state, t))))
         how = {"epochs": self.server_epochs, "size": self.server_batch, "optimiser": self.server_optimiser}
         server = fed.on_root(lambda: split.learn(fed, state, sent, self.server_loss, t, lr=self.server_lr, **how))
         answers = fed.from_root({k: split.answers(fed, server, parcel) for k, parcel in sent.items()})

@@ -62,7 +62,7 @@ class FedHeNN(RoundBased):
     def round(self, fed, state, cohort, t):
         rad = fed.public.pick(fed.draw_public(t, self.rad_size))
         mean = kernels.mean_of_clients(fed, rad, cohort, self)
-        uploads = ((c.id, self.train(fed, c, state, t, rad, mean)) for c in fed.mine(cohort))
+        uploads = fed.turns(cohort, lambda client: self.train(fed, client, state, t, rad, mean))
         return self.server(state, fed.mean(uploads, keep=state))
 
     def train(self, fed, client, state, t, rad, mean):

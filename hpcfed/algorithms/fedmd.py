@@ -24,10 +24,8 @@ from hpcfed.training.losses import distil, soften
 
 class FedMD(RoundBased):
     """digest_epochs = 0 without transfer is local training, bit for bit."""
-
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
-
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the consensus: 1, or its number of training examples."""
     transfer_epochs: NonNegativeInt = 5
@@ -56,25 +54,27 @@ class FedMD(RoundBased):
 
     def transfer(self, fed, client, state, t):
         """What comes before a client's first round, once; its memory says that it is done."""
-        for data, phase in ((fed.public, "transfer"), (client.train, "transfer to own")):
-            sgd(fed, client, t, partial(self.loss, client, state), data=data, epochs=self.transfer_epochs, phase=phase)
-        client.memory["transferred"] = 1
+        if self.transfer_epochs and "transferred" not in client.memory:
+            loss, how = partial(self.loss, client, state), {"epochs": self.transfer_epochs}
+            sgd(fed, client, t, loss, data=fed.public, phase="transfer", **how)
+            sgd(fed, client, t, loss, data=client.train, phase="transfer to own", **how)
+            client.memory["transferred"] = 1
 
     def approach(self, model, x, consensus):
         return F.l1_loss(model(x), consensus) if self.digest == "mae" else distil(soften(consensus), model(x))
 
+    def learn(self, fed, client, state, t, data):
+        fed.down(client, data.soft)
+        if self.digest_epochs:
+            how = {"epochs": self.digest_epochs, "size": self.digest_batch, "phase": "digest"}
+            sgd(fed, client, t, self.approach, data=data, **how)
+        sgd(fed, client, t, partial(self.loss, client, state))
+
     def round(self, fed, state, cohort, t):
-        for client in fed.mine(range(fed.K)):
-            if self.transfer_epochs and "transferred" not in client.memory:
-                self.transfer(fed, client, state, t)
+        list(fed.turns(range(fed.K), lambda client: self.transfer(fed, client, state, t)))
         public = fed.public.pick(fed.draw_public(t, self.subset))
-        uploads = ((c.id, Mean.of(Params(logits=logits(fed, c, public)), self.weight(c))) for c in fed.mine(cohort))
+        uploads = fed.turns(cohort, lambda c: Mean.of(Params(logits=logits(fed, c, public)), self.weight(c)))
         keep = Params(logits=torch.zeros(len(public), fed.classes, device=fed.device))
         consensus = fed.mean(uploads, keep=keep)["logits"]
-        how = {"epochs": self.digest_epochs, "size": self.digest_batch, "phase": "digest"}
-        for client in fed.mine(cohort):
-            data = Paired(public, fed.down(client, consensus))
-            if self.digest_epochs:
-                sgd(fed, client, t, self.approach, data=data, **how)
-            sgd(fed, client, t, partial(self.loss, client, state))
+        list(fed.turns(cohort, lambda client: self.learn(fed, client, state, t, Paired(public, consensus))))
         return state

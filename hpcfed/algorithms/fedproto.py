@@ -76,5 +76,5 @@ class FedProto(RoundBased):
         return Mean.of(means, weight, at={"proto": (own.cpu(),)})
 
     def round(self, fed, state, cohort, t):
-        uploads = ((c.id, self.local(fed, c, state, t)) for c in fed.mine(cohort))
+        uploads = fed.turns(cohort, lambda client: self.local(fed, client, state, t))
         return fed.mean(uploads, keep=state, per="row")

@@ -21,14 +21,12 @@ from hpcfed.training.losses import proximal
 @dataclass(frozen=True)
 class State:
     """The centres, each tensor [M, *shape], and the cluster of each client, [K]; -1: it has not trained yet."""
-
     centres: Params
     cluster: Tensor
 
 
 class FeSEM(RoundBased):
     """With one cluster and all clients in each round it is FedAvg of equal weights, bit for bit."""
-
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in its centre: its number of training examples, or 1."""
     clusters: PositiveInt = 3
@@ -62,9 +60,11 @@ class FeSEM(RoundBased):
         value = super().loss(client, state, model, x, y)
         return value + proximal(model, anchor=state, mu=2 * self.lam) if self.lam else value
 
+    def send(self, fed, client, state, t):
+        fed.up(client, self.local(fed, client, state, t).parts[0].value)  # what its model then holds: not kept twice
+
     def round(self, fed, state, cohort, t):
-        for client in fed.mine(cohort):
-            fed.up(client, self.local(fed, client, state, t).parts[0].value)
+        list(fed.turns(cohort, lambda client: self.send(fed, client, state, t)))
         known = {*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()}
         mine, centres = fed.mine(sorted(known)), state.centres
         if state.cluster.ge(0).sum() < self.clusters:

@@ -75,6 +75,6 @@ class FjORD(RoundBased):
         return Mean.of(nested.tensors(fed, client, names), self.weight(client), at)
 
     def round(self, fed, state, cohort, t):
-        uploads = ((c.id, self.local(fed, c, state, t)) for c in fed.mine(cohort))
+        uploads = fed.turns(cohort, lambda client: self.local(fed, client, state, t))
         mean = fed.mean(uploads, keep=Params({**state.weights, **state.statistics}), per="value")
         return nested.parted(mean, state.t + 1)

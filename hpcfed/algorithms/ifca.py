@@ -75,5 +75,5 @@ class IFCA(RoundBased):
         return clusters.part(client.params(), self.weight(client), m, state)
 
     def round(self, fed, state, cohort, t):
-        uploads = ((c.id, self.local(fed, c, state, t)) for c in fed.mine(cohort))
+        uploads = fed.turns(cohort, lambda client: self.local(fed, client, state, t))
         return fed.mean(uploads, keep=state, per="row")

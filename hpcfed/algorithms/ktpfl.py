@@ -68,8 +68,8 @@ class KTpFL(RoundBased):
         """Nothing: clients keep their models."""
 
     def round(self, fed, state, cohort, t):
-        for client in fed.mine(cohort):
-            sgd(fed, client, t, partial(self.loss, client, state), epochs=min(t + 1, self.ramp) or None)
+        epochs = min(t + 1, self.ramp) or None
+        list(fed.turns(cohort, lambda c: sgd(fed, c, t, partial(self.loss, c, state), epochs=epochs)))
         rows, mass = personal.among(state["coeff"], cohort)
         if self.share == "predictions":
             how = {"public": self.public, "tau": self.tau, "distance": self.distance, "size": self.distil_batch}

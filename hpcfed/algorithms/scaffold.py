@@ -50,7 +50,7 @@ class Scaffold(RoundBased):
     def receive(self, client, state):
         client.load(state.x)
 
-    def local(self, fed, client, state, t, changes):
+    def local(self, fed, client, state, t):
         client.load(fed.down(client, state.x))
         c, own = fed.down(client, state.c), Params(client.memory.get("control", state.c * 0))
         new = self.at_start(fed, client, state, t) if self.control == "gradient" else None
@@ -62,8 +62,8 @@ class Scaffold(RoundBased):
         change = client.params() - state.x
         if new is None:
             new = own - c - (1 / (len(steps) * steps.lr)) * change.pick(c.__contains__)
-        client.memory["control"], changes[client.id] = new, new - own
-        return Mean.of(change, self.weight(client))
+        client.memory["control"] = new
+        return Mean.of(change, self.weight(client)), new - own
 
     def at_start(self, fed, client, state, t):
         """The mean gradient over the client's data at the received model, which stays as it is, statistics too."""
@@ -72,9 +72,9 @@ class Scaffold(RoundBased):
         return Params(client.skeleton.layout.views(client.skeleton.grad)).clone()
 
     def round(self, fed, state, cohort, t):
-        changes = {}  # of the control variates of this rank's clients
-        uploads = ((c.id, self.local(fed, c, state, t, changes)) for c in fed.mine(cohort))
-        dx = fed.mean(uploads, keep=state.x * 0)
+        done = dict(fed.turns(cohort, lambda client: self.local(fed, client, state, t)))
+        changes = {k: dc for k, (_, dc) in done.items()}  # of the control variates of this rank's clients
+        dx = fed.mean(((k, dx) for k, (dx, _) in done.items()), keep=state.x * 0)
         dc = fed.mean(((k, Mean.of(dc)) for k, dc in changes.items()), keep=state.c * 0)
         dx = Params({name: self.eta_g * v if name in state.c else v for name, v in dx.items()})
         return State(state.x + dx, state.c + (len(cohort) / fed.K) * dc)

@@ -76,5 +76,5 @@ class WindowBased(RoundBased):
         return submodels.upload(client, self.window(fed, client, state), self.weight(client), rows)
 
     def round(self, fed, state, cohort, t):
-        uploads = ((c.id, self.local(fed, c, state, t)) for c in fed.mine(cohort))
+        uploads = fed.turns(cohort, lambda client: self.local(fed, client, state, t))
         return submodels.aggregate(fed, state, uploads, cohort)

@@ -5,20 +5,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
+from hpcfed.cluster.pulse import Pulse
+
 
 class Clock:
     """Seconds of this rank by phase: train, server, wait, communicate, evaluate, checkpoint."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.pulse = Pulse()
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        start = perf_counter()
+        start, before = perf_counter(), self.pulse.phase
+        self.pulse.enter(phase)
         try:
             yield
         finally:
             self.seconds[phase] += perf_counter() - start
+            self.pulse.enter(before)
 
     @contextmanager
     def rest(self, phase: str) -> Iterator[None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed import rng
-from hpcfed.config.parts import System
+from hpcfed.config.system import System
 from hpcfed.errors import DataError
 from hpcfed.paths import regular
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hpcfed import rng
 
 if TYPE_CHECKING:
     from hpcfed.cluster.profiles import Profiles
-    from hpcfed.config.parts import Local, System
+    from hpcfed.config.parts import Local
+    from hpcfed.config.system import System
 
 Traffic = Callable[[int], tuple[int, int]]  # client -> bytes down and up of one round
 
@@ -19,11 +20,17 @@ Traffic = Callable[[int], tuple[int, int]]  # client -> bytes down and up of one
 @dataclass(frozen=True)
 class Turnout:
     """reports: clients in id order.  partial: epochs (or steps) of those that do not do all.  lost: clients that
-    received and worked, by the examples that they worked through, but dropped out or would have been too late."""
+    received and worked, by the examples that they worked through, but dropped out, failed or would be too late."""
 
     reports: list[int] = field(default_factory=list)
     partial: dict[int, int] = field(default_factory=dict)
     lost: dict[int, float] = field(default_factory=dict)
+
+    def without(self, failed: Container[int], draws: Draws) -> Turnout:
+        """The same, where these clients fail when all their work is done: they are lost too."""
+        gone = {k: self.partial.get(k, draws.full) for k in self.reports if k in failed}
+        lost = {k: float(draws.examples(k, amount)) for k, amount in gone.items()}
+        return replace(self, reports=[k for k in self.reports if k not in gone], lost=self.lost | lost)
 
 
 @dataclass(frozen=True)

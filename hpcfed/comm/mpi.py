@@ -81,12 +81,14 @@ class Mpi:
             self._send(encode(item), dst)
         return decode(self._receive(src)) if self.rank == dst else None
 
-    def barrier(self) -> None:
+    def barrier(self, word: int = 0) -> int:
         """Here ranks wait for one another's training: without keeping the core busy, which others may need."""
-        request, pause = self._world.Ibarrier(), SHORT
+        highest, pause = np.array([word], np.int64), SHORT
+        request = self._world.Iallreduce(MPI.IN_PLACE, highest, MPI.MAX)
         while not request.Test():
             sleep(pause)
             pause = min(2 * pause, LONG)
+        return int(highest[0])
 
     def share(self, build: Callable[[], Arrays]) -> Arrays:
         built = {name: np.asarray(array) for name, array in build().items()} if self.local_rank == 0 else {}

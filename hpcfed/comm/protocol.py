@@ -65,8 +65,8 @@ class Comm(Protocol):
     def move(self, item: T | None, src: int, dst: int) -> T | None:
         """Rank src's item on rank dst, None on all other ranks."""
 
-    def barrier(self) -> None:
-        """Return when all ranks have called."""
+    def barrier(self, word: int = 0) -> int:
+        """Return when all ranks have called: the highest word that one gave."""
 
     def share(self, build: Callable[[], Arrays]) -> Arrays:
         """Arrays that one rank of each node builds and all ranks of that node read from the same memory.

@@ -71,8 +71,8 @@ class Threads:
         sent = self.exchange(f"move {src} to {dst}", encode(item) if self.rank == src else None)[src]
         return decode(sent) if self.rank == dst else None
 
-    def barrier(self) -> None:
-        self.exchange("barrier")
+    def barrier(self, word: int = 0) -> int:
+        return max(self.exchange("barrier", word))
 
     def share(self, build: Callable[[], Arrays]) -> Arrays:
         built = read_only(build()) if self.local_rank == 0 else None

@@ -22,11 +22,13 @@ from hpcfed import algorithms
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits
 from hpcfed.config.messages import PREFIX
-from hpcfed.config.parts import Checkpoint, Data, Local, Models, Part, Run, System, Training
+from hpcfed.config.parts import Checkpoint, Data, Local, Models, Part, Run, Training
+from hpcfed.config.system import System
 
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
 FREE = ("out", "resume", "overwrite", "dry_run", "quiet", "verbose", "rounds", "checkpoint", "data.root",
-        "data.download", "run.device", "run.rebalance", "run.resident", "training")  # fmt: skip
+        "data.download", "run.device", "run.rebalance", "run.resident", "run.on_client_fault", "run.grace",
+        "run.watchdog", "training")  # fmt: skip
 
 EXACT = {"engine": "eager, traced or graphed"}  # what stands for the engines in a job's identity
 

@@ -1,10 +1,10 @@
 """The parts of a job, frozen and checked on entry. The text under a field is its line in `--help`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 from pydantic import NonNegativeFloat as NonNegative
 
 from hpcfed.config.limits import Count, FileName, Names, PositiveInt, Share, describe_limits
@@ -124,37 +124,6 @@ class Training(Part):
     """Stacked: clients in a group, which trains on one rank."""
 
 
-class System(Part):
-    """The clients' devices and network, in virtual time: a model of theirs, not of the machine that simulates."""
-
-    distribution: Literal["equal", "uniform", "lognormal", "file"] = "equal"
-    """How speed, bandwidth and latency differ between clients; file: as it says."""
-    spread: NonNegative = 0.5
-    """Uniform: factors from 1 - spread to 1 + spread; lognormal: standard deviation of their logarithms."""
-    speed: PositiveFloat = 1e10
-    """Multiply-adds per second of the median device."""
-    bandwidth: PositiveFloat = 1e6
-    """Bytes per second of the median client, up and down."""
-    latency: NonNegative = 0.1
-    """Seconds of one exchange with the median client, beside its bytes."""
-    availability: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the rounds or jobs for which a client can be reached."""
-    file: FileName | None = None
-    """CSV of all clients: client,speed,bandwidth,latency,availability."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability that a client is lost in the middle of its work and never reports."""
-    deadline: PositiveFloat | None = None
-    """Virtual seconds after which a round closes; who would be later is left out, or does what fits."""
-
-    @model_validator(mode="after")
-    def agrees(self) -> Self:
-        if (self.distribution == "file") != (self.file is not None):
-            raise ValueError("distribution = 'file' and file go together: set both or none")
-        if self.distribution == "uniform" and self.spread >= 1:
-            raise ValueError(f"distribution = 'uniform' needs spread < 1, but it is {self.spread:g}")
-        return self
-
-
 class Checkpoint(Part):
     """When the run is saved."""
 
@@ -181,3 +150,9 @@ class Run(Part):
     """GiB of clients' weights and memories that each rank keeps in memory, beside a GPU's; the rest waits on disk."""
     rebalance: Count = 2
     """Move clients between ranks by measured cost after so many rounds; 0: never."""
+    on_client_fault: Literal["stop", "drop"] = "stop"
+    """A client that diverges, runs out of memory or has bad data ends the run, or leaves the round."""
+    grace: PositiveFloat = 10.0
+    """Seconds from a signal to the end of the run: half for the clients in hand, half to save."""
+    watchdog: NonNegative = 1800.0
+    """Seconds in which no rank gets on, after which the run ends; 0: never."""

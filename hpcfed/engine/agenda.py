@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,12 +75,16 @@ class Agenda:
         slow = local.stragglers and g.random() < local.stragglers
         return int(g.integers(1, self.draws.full + 1)) if slow else self.draws.full
 
-    def advance(self, reports: int) -> list[Ended]:
-        """Let time pass until so many jobs have reported. Jobs end in the order (time, client)."""
+    def advance(self, reports: int, failed: Collection[tuple[int, int]] = ()) -> list[Ended]:
+        """Let time pass until so many jobs have reported. Jobs end in the order (time, client).
+
+        failed: client and number of those that do not report, for their client fails.
+        """
         ended = []
         while reports:
             job = min(self.going.values(), key=lambda job: (job.finish, job.client))
             del self.going[job.client]
+            job = replace(job, failed=(job.client, job.number) in failed)
             self.now, reports = job.finish, reports - job.reports
             ended.append(Ended(job, self.fill()))
         return ended
@@ -88,7 +92,7 @@ class Agenda:
     def to_tree(self) -> dict[str, Any]:
         """All that it needs to go on."""
         going = [asdict(job) for job in self.going.values()]
-        return {"now": self.now, "started": self.started, "counts": self.counts, "going": going}
+        return {"now": self.now, "started": self.started, "counts": self.counts.copy(), "going": going}
 
     def from_tree(self, tree: dict[str, Any]) -> None:
         """Continue from what `to_tree` gave."""

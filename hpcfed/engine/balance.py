@@ -40,7 +40,7 @@ def level(costs: Sequence[float], placement: Sequence[int], ranks: int) -> list[
 def move(fed: Federation, to: Mapping[int, int]) -> None:
     """Give these clients their ranks; collective. Those that keep nothing move without a message."""
     moves = {k: rank for k, rank in to.items() if rank != fed.placement[k]}
-    keeping = fed.comm.gather({k: 1 for k in moves if k in fed.clients and k in fed.store}) if moves else {}
+    keeping = fed.comm.gather({k: 1 for k in moves if k in fed.clients and fed.keeps(k)}) if moves else {}
     for k, rank in moves.items():
         if k in keeping:
             fed.hand_over(k, fed.placement[k], rank)

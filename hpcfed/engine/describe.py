@@ -16,6 +16,7 @@ from hpcfed import __version__
 from hpcfed.cluster import devices
 from hpcfed.cluster.placement import makespan
 from hpcfed.engine.record import SMALL
+from hpcfed.journal import WHY
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -34,6 +35,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "data": facts.data.name,
         "classes": list(facts.data.classes),
         "architectures": list(facts.architectures if job.clients <= SMALL else rounds.kinds),
+        "faults": list(WHY),  # what the numbers of clients/fault mean
         "ranks": rounds.fed.comm.size,
         "placement": placed(rounds),
         "versions": versions(),

@@ -12,7 +12,7 @@ import numpy as np
 from hpcfed import rng
 from hpcfed.algorithms.base import Method
 from hpcfed.engine.record import SMALL, Row
-from hpcfed.evaluate import Score, common, score
+from hpcfed.evaluate import NONE, Score, common, score
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import RoundBased, State
@@ -34,6 +34,7 @@ class Evaluation:
         """This rank's clients among these, one after the other, with the architectures of this round."""
         for client in (self.fed.clients[k] for k in ks if k in self.fed.clients):
             client.architecture = self.algorithm.architecture(self.fed, client.id, self.t)
+            self.fed.pulse.visit(str(client.id))
             yield client
             self.fed.clients.trim(keep=self.cohort)
 
@@ -55,6 +56,14 @@ class Evaluation:
                 scores[client.id] = self.score(client)
         return scores
 
+    def before(self, cohort: Iterable[int]) -> dict[int, Score]:
+        """What `received` gives for a cohort that has not been trained; of a client that has, what it gave then."""
+        journal = self.fed.journal
+        new = self.received(k for k in cohort if not journal.turns(k) and journal.of(k).before is None)
+        for k, found in new.items():
+            journal.of(k).before = found
+        return {k: Score(*journal.of(k).before or NONE) for k in sorted(self.cohort)}
+
     def after(self, ks: Iterable[int]) -> dict[int, Score]:
         """Those of these whose model changed: the cohort's own, or where clients keep nothing the global model."""
         scores, stateless = {}, self.fed.store.stateless
@@ -73,7 +82,8 @@ class Evaluation:
 
     def own(self, ks: Iterable[int]) -> dict[int, Score]:
         """The scores of those of these that are in the cohort, after their training."""
-        return {c.id: self.score(c) for c in self.mine(sorted(self.cohort.intersection(ks)))}
+        with self.fed.store.past.opened(False):
+            return {c.id: self.score(c) for c in self.mine(sorted(self.cohort.intersection(ks)))}
 
     @contextmanager
     def visit(self, k: int) -> Iterator[None]:
@@ -81,7 +91,7 @@ class Evaluation:
         store = self.fed.store
         new = k not in store.weighted and k not in self.cohort
         yield
-        if new or store.stateless:
+        if new or (store.stateless and not self.fed.journal.turns(k)):  # a round begun again needs those of a turn
             store.drop(k)
 
     def receive(self, client: Client) -> None:
@@ -97,6 +107,19 @@ class Evaluation:
         """Where clients keep nothing between rounds, free what they hold."""
         if self.fed.store.stateless:
             self.fed.store.drop(*ks)
+
+    def finish(self) -> Row:
+        """What the method does after the last round, and all clients' scores then; nothing if it does nothing."""
+        self.fed.open(self.t - 1)  # a run that is resumed at its end has had no round
+        state = self.algorithm.finish(self.fed, self.state, self.t - 1)
+        if state is None:
+            return {}
+        self.state = state
+        judged = self.mine(self.judged(self.fed.sample(self.t - 1)))
+        mine = {c.id: (*self.score(c), *self.received([c.id])[c.id]) for c in judged}
+        self.fed.wait("last scores")
+        table = np.array(list(self.fed.comm.gather(mine).values()), dtype=float)  # [K, 4], or fewer rows
+        return dict(zip(("accuracy", "loss", "accuracy_received", "loss_received"), table.T, strict=True))
 
     def common(self) -> Row:
         """The server's model on the whole test split, and its sub-models; nan where the server has no whole model."""

@@ -54,7 +54,7 @@ class Events(Rounds):
 
     def due(self, ending: Work) -> list[Work]:
         """The jobs that waited and started before this one ends, itself if it did; they wait no longer."""
-        late = [job for job in self.waiting if job.start < ending.finish or job == ending]
+        late = [job for job in self.waiting if job.start < ending.finish or job.client == ending.client]
         self.waiting = [job for job in self.waiting if job not in late]
         return late
 
@@ -67,8 +67,10 @@ class Events(Rounds):
 
     def begin(self, t: int) -> list[int]:
         self.fed.open(t)
+        self.fed.journal.begin()
         self.opened = {job.client: job for job in self.agenda.going.values()}
-        self.ended = self.agenda.advance(self.algorithm.merges or self.fed.cohort_size)
+        failed = {(k, number) for k, jobs in self.fed.journal.left.items() for number in jobs}
+        self.ended = self.agenda.advance(self.algorithm.merges or self.fed.cohort_size, failed)
         return sorted({job.client for job, _ in self.pairs() if job.reports})
 
     def pairs(self) -> list[tuple[Work, tuple[Work, ...]]]:
@@ -97,9 +99,9 @@ class Events(Rounds):
         ready = [job for job in ready if job.client not in self.worked and job not in self.waiting]
         self.worked |= {job.client for job in ready}
         for job in sorted(ready, key=lambda job: job.client):
-            for client in self.fed.mine([job.client]):
-                self.fed.partial[job.client] = job.amount
-                self.results[job.client] = self.algorithm.work(self.fed, client, job)
+            self.fed.partial[job.client] = job.amount
+            work = lambda client, job=job: self.algorithm.work(self.fed, client, job)  # noqa: E731
+            self.results |= dict(self.fed.turns([job.client], work, job.number))
 
     def merge(self, job: Work) -> None:
         """A job's result into what its target holds; collective."""

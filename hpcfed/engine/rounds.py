@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.engine import balance
+from hpcfed.engine.attempts import Attempts
 from hpcfed.engine.evaluation import Evaluation
 from hpcfed.engine.record import COLUMNS, NOTHING, PHASES, SMALL, Row, cells, peak_bytes, peak_device_bytes
 from hpcfed.evaluate import NONE
 from hpcfed.federation import Federation
+from hpcfed.journal import WHY
 from hpcfed.payload import Tally
 from hpcfed.training import stacked
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Rounds(Evaluation):
+class Rounds(Attempts, Evaluation):
     """The state of a run between rounds, the same on all ranks, and the step from one round to the next."""
 
     fed: Federation
@@ -35,6 +37,7 @@ class Rounds(Evaluation):
     stale: np.ndarray = field(init=False)  # [K], trained since its last score
     seconds: np.ndarray = field(init=False)  # [K], training seconds per example, measured; nan: not yet
     cohort: set[int] = field(default_factory=set, init=False)  # of this round, on this rank
+    left: dict[int, dict] = field(default_factory=dict, init=False)  # the clients that failed in it
     rates: dict[str, float] = field(default_factory=dict, init=False)  # architecture -> seconds an example, the last
 
     def __post_init__(self) -> None:
@@ -49,20 +52,21 @@ class Rounds(Evaluation):
     def placement(self) -> list[int]:
         return self.fed.placement
 
-    def step(self, flags: Callable[[], dict[str, bool]] = dict) -> tuple[Row, dict[str, bool]]:
-        """One round; collective. Returns its record and the flags that any rank raised, the same on all ranks."""
-        start, fed, t = perf_counter(), self.fed, self.t
+    def attempt(self, start: float, flags: Callable) -> tuple[Row, dict[str, bool]]:
+        """One round, to its end or to an exception; collective."""
+        fed, t = self.fed, self.t
         cohort = self.begin(t)
         self.cohort = {c.id for c in self.mine(cohort)}
         if fed.store.kept.away:
             fed.store.prefetch(k for k in self.upcoming() if k in fed.clients)
         due = (t + 1) % fed.job.evaluate.every == 0 or t + 1 == fed.job.rounds
-        before = self.received(cohort) if due and fed.job.evaluate.before else {}
+        before = self.before(cohort) if due and fed.job.evaluate.before else {}
         judged, early = self.judged(cohort) if due else [], {}
         if due and self.independent:
             fed.meanwhile = lambda: early.update(self.own(judged))
         if cohort:
-            self.advance(cohort, t)
+            with fed.store.past.opened():
+                self.advance(cohort, t)
         fed.meanwhile = lambda: None
         changed = [*cohort, *(k for k, did in fed.tally.items() if did.examples and k in fed.clients)]
         self.stale[slice(None) if cohort and fed.store.stateless else changed] = True
@@ -70,6 +74,10 @@ class Rounds(Evaluation):
         received = self.received(judged) if fed.job.evaluate.received else {}
         whole = self.common() if due and fed.job.evaluate.common else {"rounds/accuracy_common": float("nan")}
         whole |= {f"rounds/{n}": x for n, x in (self.algorithm.columns(fed, self.state) if due else {}).items()}
+        fed.wait("record", over=True)
+        self.left = fed.journal.left
+        fed.journal.clear()
+        fed.store.past.clear()
         self.forget(*fed.store)
         fed.clients.trim()
         self.t += 1
@@ -79,7 +87,8 @@ class Rounds(Evaluation):
         return row | whole, raised
 
     def begin(self, t: int) -> list[int]:
-        """Open the round. Returns the clients that will report."""
+        """Open the round, also again. Returns the clients that will report."""
+        self.fed.journal.begin()
         cohort = self.fed.begin(t, self.algorithm.cohort(self.fed, t), self.algorithm.keeps_stragglers)
         if self.fed.store.stateless and self.fed.comm.size > 1:
             self.deal(cohort)
@@ -124,18 +133,6 @@ class Rounds(Evaluation):
         """Continue from what `virtual` gave."""
         self.now = kept["now"]
 
-    def finish(self) -> Row:
-        """What the method does after the last round, and all clients' scores then; nothing if it does nothing."""
-        self.fed.open(self.t - 1)  # a run that is resumed at its end has had no round
-        state = self.algorithm.finish(self.fed, self.state, self.t - 1)
-        if state is None:
-            return {}
-        self.state = state
-        judged = self.mine(self.judged(self.fed.sample(self.t - 1)))
-        mine = {c.id: (*self.score(c), *self.received([c.id])[c.id]) for c in judged}
-        table = np.array(list(self.fed.comm.gather(mine).values()), dtype=float)  # [K, 4], or fewer rows
-        return dict(zip(("accuracy", "loss", "accuracy_received", "loss_received"), table.T, strict=True))
-
     def record(
         self, start: float, cohort: list[int], scores: dict[int, tuple[float, ...]], evaluated: bool, flags: Callable
     ) -> tuple[Row, dict[str, bool]]:
@@ -143,7 +140,6 @@ class Rounds(Evaluation):
         fed = self.fed
         ours = {k for k in {**fed.tally, **scores} if k in fed.clients}
         mine: dict[int, Any] = {k: (*cells(fed.tally.get(k, Tally())), *scores.get(k, 3 * NONE)) for k in ours}
-        fed.wait()
         peaks = {"peak_bytes": peak_bytes(), "peak_device_bytes": peak_device_bytes(fed.device)}
         mine[fed.K + fed.comm.rank] = {"clock": fed.clock.reset() | peaks, "flags": flags()}
         every = fed.comm.gather(mine)
@@ -173,10 +169,16 @@ class Rounds(Evaluation):
             columns[name] = columns[name].astype(np.int64)
         member, lost = (np.isin(ids, list(ks)) for ks in (cohort, self.fed.turnout.lost))
         row = {f"clients/{n}": c for n, c in columns.items()} | {"clients/cohort": member, "clients/lost": lost}
+        if self.fed.job.run.on_client_fault == "drop":
+            row |= {"clients/fault": np.array([self.why(k) for k in ids.tolist()])}
         if len(ids) < self.fed.K:
             kinds = np.array([self.kinds[self.fed.architectures[k]] for k in ids.tolist()], dtype=np.int64)
             row |= {"clients/id": ids, "clients/architecture": kinds}
         return row | self.elapse(ids, cohort, columns) | {"rounds/virtual_seconds": self.now}
+
+    def why(self, k: int) -> int:
+        """Why client k failed in this round, as the position in WHY; 0: it did not."""
+        return max((WHY.index(kind) for kind, _ in self.left.get(k, {}).values()), default=0)
 
     def costs(self) -> list[float] | None:
         """Measured seconds of one epoch of each client; None until each has trained."""

@@ -50,7 +50,7 @@ def restore(rounds: Rounds, path: Path) -> None:
         damage = damaged(rounds, file)
         if not damage:
             fed.last_checkpoint = f"last checkpoint: {file}"
-            return
+            return fed.spread()
     agreed(fed.comm, lambda: refuse(damage, file) if fed.comm.rank == 0 else None)
 
 

@@ -58,17 +58,18 @@ def header(rounds: Rounds) -> dict[str, Any]:
 def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
     """This rank's part of a checkpoint, by name: its clients' weights and memories; on rank 0 what all ranks share too.
 
-    The run's own tensors, to be read before it goes on. A client that keeps nothing is left out. The pooled client is
-    number K.
+    The run's own tensors, to be read before it goes on. A client that keeps nothing is left out; what it has done of a
+    round that was stopped goes with it. The pooled client is number K.
     """
     fed = rounds.fed
     if fed.comm.rank == 0:
         yield "state", to_tree(rounds.state)
         yield "scores", {"last": rounds.scores, "stale": rounds.stale, "seconds": rounds.seconds}
         yield "time", rounds.virtual()
-    for k in fed.store:
+    for k in sorted(fed.keeping()):
         if k in fed.clients or (k == fed.K and fed.comm.rank == 0):
-            yield f"clients/{k}", fed.store.parcel(k)
+            fed.pulse.beats += 1
+            yield f"clients/{k}", fed.parcel(k)
 
 
 def taken(rounds: Rounds) -> Snapshot:
@@ -121,6 +122,7 @@ def take_up(rounds: Rounds, source: Source) -> None:
     rounds.go_on(source.get("time"))
     for k in [*fed.store]:  # what the method gave them at its start, and what a damaged source gave
         fed.store.forget(k)
+    fed.journal.clear()
     for name in source.names("clients/"):
         k = int(name.removeprefix("clients/"))
         if k in fed.clients:

@@ -39,6 +39,15 @@ def spill_folder(run: Path, rank: int | str) -> Path:
     return run / f"spill-{rank}"
 
 
+def watch_folder(run: Path) -> Path:
+    """Where ranks say that they get on, while the run goes on."""
+    return run / "watch"
+
+
+def watch_file(run: Path, rank: int) -> Path:
+    return watch_folder(run) / f"rank-{rank}.json"
+
+
 def checkpoint_folder(run: Path) -> Path:
     return run / "checkpoints"
 

@@ -27,16 +27,14 @@ def checked(
 ) -> None:
     """DivergedError if a loss, or a weight, is not finite; n: examples of an epoch."""
     bad = np.flatnonzero(~np.isfinite(values))
-    if not len(bad) and not finite(weights):
-        raise DivergedError(
-            f"{fed.where(client)}: its weights are nan or infinite after round {t + 1} (lr {lr:g}); "
-            f"{fed.last_checkpoint}\n  a smaller local.lr, or other data, may help"
-        )
+    if not len(bad) and finite(weights):
+        return
+    what = f"its weights are nan or infinite after round {t + 1}"
     if len(bad):
-        seen = sum(examples[: bad[0]])
-        epoch, per_epoch = seen // n, math.ceil(n / examples[0])
-        raise DivergedError(
-            f"{fed.where(client)}: the loss is {values[bad[0]]} in round {t + 1}, epoch {epoch + 1}, "
-            f"batch {bad[0] - epoch * per_epoch + 1} (lr {lr:g}); {fed.last_checkpoint}\n"
-            "  a smaller local.lr, or other data, may help"
-        )
+        epoch = sum(examples[: bad[0]]) // n
+        batch = bad[0] - epoch * math.ceil(n / examples[0])
+        what = f"the loss is {values[bad[0]]} in round {t + 1}, epoch {epoch + 1}, batch {batch + 1}"
+    error = DivergedError(f"{fed.where(client)}: {what} (lr {lr:g}); {fed.last_checkpoint}\n"
+                          "  a smaller local.lr, or other data, may help")  # fmt: skip
+    error.client = client.id
+    raise error

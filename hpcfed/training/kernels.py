@@ -79,11 +79,15 @@ def mean_of_clients(fed: Federation, rad: Shard, cohort: list[int], how: Setting
         return None
     at_server = how.upload == "model"  # which then computes what else clients do: no work of theirs
     counted, kernels, weights = cohort if at_server else range(fed.K), {}, {}
-    for client in fed.mine(range(fed.K) if how.mean_over == "all" else cohort):
+
+    def represented(client: Client) -> tuple[Tensor, float, int]:
         z = outputs(fed, client.model.eval().body, rad) if at_server else represent(fed, client, rad)
-        kernels[client.id], weights[client.id] = Kernel.of(z, how), weight(client, how)
-        if client.id in counted:
-            fed.upload(client.id, {"representation": z}, sent(client.skeleton.items(lambda name: True), len(rad), how))
+        return z, weight(client, how), sent(client.skeleton.items(lambda name: True), len(rad), how)
+
+    for k, (z, own, size) in fed.turns(range(fed.K) if how.mean_over == "all" else cohort, represented):
+        kernels[k], weights[k] = Kernel.of(z, how), own
+        if k in counted:
+            fed.upload(k, {"representation": z}, size)
     return similarity.fixed(mean(fed, kernels, weights, len(rad)))
 
 

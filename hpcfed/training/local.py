@@ -136,9 +136,10 @@ class LocalSteps:
         self.done(value)
 
     def done(self, value: Tensor) -> None:
-        """Record the loss of a step that was made."""
+        """Record the loss of a step that was made; here a signal may end the client's turn."""
         self.losses.append(value.detach())
         self.examples.append(len(self.rows))
+        self.fed.pulse.step()
 
 
 def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **how: Any) -> int:
@@ -172,8 +173,9 @@ def gradient(
                 value = loss(skeleton.model, x, y)
             (value * (len(rows) / client.n)).backward()
             losses.append(value.detach())
+            fed.pulse.step()
     examples = [len(rows) for rows in plan]
-    values = on_host(losses)
-    checked(fed, client, t, values, skeleton.flat, examples, learning_rate(fed, t), client.n)
     if counted:
+        values = on_host(losses)
+        checked(fed, client, t, values, skeleton.flat, examples, learning_rate(fed, t), client.n)
         fed.note(client, values, examples, perf_counter() - start)

@@ -18,6 +18,7 @@ from hpcfed.training.losses import distil, soften
 from hpcfed.training.optimisers import learning_rate
 
 if TYPE_CHECKING:
+    from hpcfed.client import Client
     from hpcfed.federation import Federation
 
 TINY = 1e-30  # a soft prediction that has underflowed to 0 still has a logarithm
@@ -33,13 +34,16 @@ def by_predictions(
     rows: [m, m], a row for each of the cohort.  public: examples drawn for the round.  size, lr: of a step.
     """
     data = fed.public.pick(fed.draw_public(t, public))
-    gathered = fed.gather({c.id: soften(logits(fed, c, data), tau) for c in fed.mine(cohort)})
+    gathered = fed.gather(dict(fed.turns(cohort, lambda client: soften(logits(fed, client, data), tau))))
     soft = torch.stack(list(gathered.values())).double()  # [m, U, C], in the order of the cohort
-    for client in fed.mine(cohort):
+
+    def learn(client: Client) -> None:
         target = fed.down(client, torch.tensordot(rows[cohort.index(client.id)], soft, 1).float())
         if passes:
             loss = lambda model, x, soft: apart(soft, model(x), tau, distance)  # noqa: E731
             sgd(fed, client, t, loss, data=Paired(data, target), epochs=passes, size=size, lr=lr, phase="distil")
+
+    list(fed.turns(cohort, learn))
     return fed.on_root(lambda: of_predictions(rows, soft, distance))
 
 

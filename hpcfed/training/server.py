@@ -73,6 +73,7 @@ def fit(
             if clip:
                 torch.nn.utils.clip_grad_norm_(leaves, clip)
             descent.step()
+            fed.pulse.step()
             if watch and watch.ends(new, done + 1, done + 1 == total):
                 break
     result = watch.best if watch else new.clone()

@@ -39,7 +39,6 @@ TINY = 5e5  # multiply-adds of a step, forward, up to which a stacked step takes
 
 Uploads = Iterator[tuple[int, Mean]]  # client id, what it sends
 
-
 def settled(fed: Federation, method: Method) -> Job:
     """The job, in which `auto` is `stacked` where that pays for all clients.
 
@@ -86,9 +85,14 @@ def groups(fed: Federation, method: RoundBased, cohort: Sequence[int]) -> list[l
 
 def uploads(fed: Federation, method: RoundBased, state: State, parts: Sequence[Sequence[int]], t: int) -> Uploads:
     """What this rank's clients send after their training, group by group."""
-    for clients in map(fed.mine, parts):
-        group = trained(fed, method, clients, state, t) if len(clients) > 1 else None
-        yield from group.uploads() if group else ((c.id, method.local(fed, c, state, t)) for c in clients)
+    for ks in parts:
+        yield from fed.joint(fed.mine(ks), partial(sent, fed, method, state, t))
+
+
+def sent(fed: Federation, method: RoundBased, state: State, t: int, clients: list[Client]) -> list[Mean]:
+    """What each client of a group sends."""
+    group = trained(fed, method, clients, state, t) if len(clients) > 1 else None
+    return list(group.uploads()) if group else [method.local(fed, client, state, t) for client in clients]
 
 
 def trained(fed: Federation, method: RoundBased, clients: list[Client], state: State, t: int) -> Group | None:
@@ -136,6 +140,7 @@ class Group:
             values, gradient = self.tape(x, y)([*self.own, x, y])
             optimiser.step(gradient)
             self.losses.append(values)
+            self.fed.pulse.step()
 
     def tape(self, x: Tensor, y: Tensor) -> Tape:
         """The recording for batches like this."""
@@ -152,7 +157,7 @@ class Group:
             raise Untraceable(tape)
         return tape
 
-    def uploads(self) -> Uploads:
+    def uploads(self) -> Iterator[Mean]:
         """What each client sends; enters its work, and leaves it its weights for evaluation."""
         fed, G, examples = self.fed, len(self.clients), [len(rows) for rows in self.plans[0]]
         rows, losses = self.stack.rows(), on_host(self.losses).reshape(len(examples), G).T
@@ -166,4 +171,4 @@ class Group:
             fed.note(client, values, examples, seconds)
             fed.store.put(client.id, row)
             sent = Params(self.stack.layout.views(row)).pick(self.method.shared)
-            yield client.id, Mean.of(sent, self.method.weight(client))
+            yield Mean.of(sent, self.method.weight(client))

@@ -33,6 +33,14 @@ class Live:
             if not self._more(deadline):
                 self._fail(f"no {text!r} within {seconds} s")
 
+    def until_file(self, path: Path, text: str, seconds: float = LIMIT) -> None:
+        """Until this file holds the text; fails when it does not within so many seconds."""
+        deadline = monotonic() + seconds
+        while not (path.exists() and text in path.read_text()):
+            if monotonic() > deadline or self.job.poll() is not None:
+                self._fail(f"no {text!r} in {path} within {seconds} s")
+            self._more(monotonic() + 0.05)
+
     def finish(self, seconds: float = LIMIT) -> int:
         """Read on to the end of the job; its exit status. Fails when it does not end within so many seconds."""
         deadline = monotonic() + seconds

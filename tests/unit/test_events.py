@@ -13,7 +13,8 @@ from hpcfed.algorithms.swift import SWIFT
 from hpcfed.cluster.profiles import Profiles
 from hpcfed.cluster.turnout import Draws
 from hpcfed.comm import Serial, spmd
-from hpcfed.config.parts import Local, System
+from hpcfed.config.parts import Local
+from hpcfed.config.system import System
 from hpcfed.engine import events
 from hpcfed.engine.agenda import Agenda
 from hpcfed.engine.events import Events

@@ -7,7 +7,7 @@ import pytest
 
 from hpcfed.cluster.profiles import Profiles, draw, factors, read
 from hpcfed.comm import Serial, spmd
-from hpcfed.config.parts import System
+from hpcfed.config.system import System
 from hpcfed.engine.setup import world
 from hpcfed.errors import ConfigError, DataError, HpcfedError
 from hpcfed.models.cost import work

@@ -9,8 +9,7 @@ from threading import Event
 import pytest
 
 from hpcfed.comm import Comm, Serial, spmd
-from hpcfed.engine import run as loop
-from hpcfed.engine import saving, snapshot
+from hpcfed.engine import loop, run, saving, snapshot
 from hpcfed.engine.saver import Saver
 from hpcfed.errors import WriteError
 from hpcfed.storage import atomic, checkpoint, names, parts, results
@@ -113,7 +112,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, number: int, when: Callable[[Path]
 
 def whole_run(folder: Path, *flags: str) -> int:
     always = ("--checkpoint.every", "1", "--quiet", "--out", str(folder))
-    return loop.run(toy.job("local", *FLAGS, *always, *flags), Serial())
+    return run.run(toy.job("local", *FLAGS, *always, *flags), Serial())
 
 
 @pytest.fixture(scope="module")
@@ -163,5 +162,5 @@ def test_a_run_whose_end_cannot_be_written_is_not_done_and_goes_on_when_it_can(t
         refusing(patch, errno.ENOSPC, lambda path: what in path.name and len(list(saved.glob("*.h5"))) >= 2)
         with pytest.raises(WriteError, match="cannot be written"):
             whole_run(tmp_path)
-    assert loop.run(toy.job("local", *FLAGS, "--quiet", "--resume", str(tmp_path)), Serial()) == loop.DONE
+    assert run.run(toy.job("local", *FLAGS, "--quiet", "--resume", str(tmp_path)), Serial()) == loop.DONE
     assert digest(tmp_path) == clean

@@ -6,7 +6,8 @@ import pytest
 from hpcfed.cluster.profiles import Profiles
 from hpcfed.cluster.turnout import Draws
 from hpcfed.comm import Serial, spmd
-from hpcfed.config.parts import Local, System
+from hpcfed.config.parts import Local
+from hpcfed.config.system import System
 from hpcfed.engine import saving
 from hpcfed.engine.rounds import Rounds
 from tests.contract import toy

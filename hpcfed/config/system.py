@@ -1,0 +1,39 @@
+"""The part of a job that models the clients' devices and network."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from hpcfed.config.limits import FileName
+from hpcfed.config.parts import NonNegative, Part
+
+
+class System(Part):
+    """The clients' devices and network, in virtual time: a model of theirs, not of the machine that simulates."""
+
+    distribution: Literal["equal", "uniform", "lognormal", "file"] = "equal"
+    """How speed, bandwidth and latency differ between clients; file: as it says."""
+    spread: NonNegative = 0.5
+    """Uniform: factors from 1 - spread to 1 + spread; lognormal: standard deviation of their logarithms."""
+    speed: PositiveFloat = 1e10
+    """Multiply-adds per second of the median device."""
+    bandwidth: PositiveFloat = 1e6
+    """Bytes per second of the median client, up and down."""
+    latency: NonNegative = 0.1
+    """Seconds of one exchange with the median client, beside its bytes."""
+    availability: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the rounds or jobs for which a client can be reached."""
+    file: FileName | None = None
+    """CSV of all clients: client,speed,bandwidth,latency,availability."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability that a client is lost in the middle of its work and never reports."""
+    deadline: PositiveFloat | None = None
+    """Virtual seconds after which a round closes; who would be later is left out, or does what fits."""
+
+    @model_validator(mode="after")
+    def agrees(self) -> Self:
+        if (self.distribution == "file") != (self.file is not None):
+            raise ValueError("distribution = 'file' and file go together: set both or none")
+        if self.distribution == "uniform" and self.spread >= 1:
+            raise ValueError(f"distribution = 'uniform' needs spread < 1, but it is {self.spread:g}")
+        return self

@@ -1,0 +1,142 @@
+"""A watchdog on every rank: where no rank gets on any more, all say where they are, and the run ends.
+
+The ranks know of one another by small files in the run folder, one a rank: a rank that is stopped, or whose node is
+gone, cannot speak, but its file tells the others who it is and where it was.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import localtime, sleep, strftime, time
+
+from hpcfed.cluster.pulse import Pulse
+from hpcfed.storage import names
+
+HUNG = 70  # exit status
+LOOKS = 40  # times that a rank looks in the seconds allowed; but at least every
+OFTEN = 30.0  # seconds
+SILENT = 3  # looks after which a rank whose file is not renewed cannot speak
+LAST = 2.0  # seconds: launchers pass on what ranks print a little later
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a rank says of itself: when it last did, since when it has not got on, and where it is; Unix seconds."""
+
+    rank: int
+    process: int
+    host: str
+    seen: float
+    since: float
+    where: str
+
+    def __str__(self) -> str:
+        last = strftime("%H:%M:%S", localtime(self.seen))
+        return f"process {self.process} on {self.host}, last heard of at {last}; it was at {self.where}"
+
+
+class Watchdog:
+    """A thread beside the run, on each rank; inside a with block it watches.
+
+    seconds: in which no rank gets on, after which the run ends; 0: it does not watch.  end: ends this process.
+    """
+
+    def __init__(
+        self, pulse: Pulse, rank: int, size: int, run: Path, seconds: float, end: Callable[[int], object] = os._exit
+    ):
+        self.pulse, self.rank, self.size, self.run, self.seconds, self.end = pulse, rank, size, run, seconds, end
+        self.every = min(seconds / LOOKS, OFTEN)
+        self.beats, self.since, self.seen = -1, time(), time()
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True, name="watchdog")
+
+    def __enter__(self) -> Watchdog:
+        if self.seconds:
+            self.leave(time())  # so that a rank that stops at once is known too
+            self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        if self.seconds:
+            self.thread.join()
+        with suppress(OSError):
+            names.watch_file(self.run, self.rank).unlink(missing_ok=True)
+            names.watch_folder(self.run).rmdir()  # by the last one
+
+    def watch(self) -> None:
+        """Look again and again, until the block ends or nothing goes on."""
+        while not self.over.wait(self.every):
+            if self.stuck(time()):
+                self.bark()
+                return
+
+    def stuck(self, now: float) -> bool:
+        """Leave this rank's sign; whether no rank has got on for too long."""
+        paused = now - self.seen > SILENT * self.every + LAST  # this process itself was stopped, or the machine
+        if paused or self.beats != self.pulse.beats:
+            self.beats, self.since = self.pulse.beats, now
+        self.seen = now
+        self.leave(now)
+        if now - self.since <= self.seconds:
+            return False
+        return all(now - sign.since > self.seconds for sign in self.signs())
+
+    def leave(self, now: float) -> None:
+        """Renew this rank's file. A file system that fails ends nothing here."""
+        path = names.watch_file(self.run, self.rank)
+        sign = Sign(self.rank, os.getpid(), socket.gethostname(), now, self.since, str(self.pulse))
+        with suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            new = path.with_suffix(".new")
+            new.write_text(json.dumps(asdict(sign)))
+            new.replace(path)
+
+    def signs(self) -> list[Sign]:
+        """The last signs of all ranks that left one."""
+        found = []
+        for rank in range(self.size):
+            with suppress(OSError, ValueError, TypeError):
+                found.append(Sign(**json.loads(names.watch_file(self.run, rank).read_text())))
+        return found
+
+    def bark(self) -> None:
+        """Say where this rank is, give the others time to do so, and end the run."""
+        print(f"hpcfed: rank {self.rank} of {self.size}: no progress for {self.seconds:g} s, at {self.pulse}",
+              file=sys.stderr, flush=True)  # fmt: skip
+        with suppress(ValueError, OSError, AttributeError):  # where stderr is no file
+            faulthandler.dump_traceback(file=sys.__stderr__)
+        sleep(self.every + LAST)
+        now, signs = time(), self.signs()
+        silent = [sign for sign in signs if now - sign.seen > SILENT * self.every + LAST]
+        if self.rank == min((s.rank for s in signs if s not in silent), default=self.rank):
+            print(self.verdict(silent), file=sys.stderr, flush=True)
+            sleep(LAST)
+        else:  # who ends first ends all, with its status: the rank that speaks, perhaps a look later than this one
+            sleep(self.every + 2 * LAST)
+            kill(silent)  # in case that the launcher goes on
+        self.end(HUNG)
+
+    def verdict(self, silent: list[Sign]) -> str:
+        """Why the run ends, and what to do."""
+        lines = [f"hpcfed: no rank got on for {self.seconds:g} s (run.watchdog): the run ends with status {HUNG}"]
+        lines += [f"  rank {sign.rank} of {self.size} is silent, as a stopped process is: {sign}" for sign in silent]
+        return "\n".join([*lines, f"  continue from the last checkpoint with --resume {self.run}"])
+
+
+def kill(silent: list[Sign]) -> None:
+    """End the silent processes of this machine: a launcher for which a dead rank is no end would wait for them."""
+    for sign in silent:
+        if sign.host == socket.gethostname() and sign.process != os.getpid():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(sign.process, signal.SIGKILL)

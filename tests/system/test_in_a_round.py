@@ -1,0 +1,73 @@
+"""What happens in the middle of a round: a signal, a client that fails, a rank that stands still."""
+
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+
+from hpcfed.storage import checkpoint, names, results
+from hpcfed.storage.digest import digest
+from tests.system.live import started
+from tests.system.several import LIMIT, SMALL, together
+
+pytestmark = pytest.mark.timeout(3 * LIMIT)
+RESUME_ME, HUNG = 75, 70
+JOB = shlex.split("--clients 6 --models.mix mlp --models.d 16 --data.train_limit 180 --participation 1 "
+                  "--algorithm.name lgfedavg --rounds 1 --local.keep_optimiser")  # fmt: skip
+LONG = [*JOB, "--local.steps", "1000"]
+ENDLESS = [*JOB, "--local.steps", "200000", "--run.grace", "2"]
+
+
+def turns(run: Path) -> dict[int, int]:
+    """Bytes of what each client has done in the round that was stopped."""
+    with checkpoint.open_checkpoint(run) as file:
+        parcels = {int(name.removeprefix("clients/")): file.get(name) for name in file.names("clients/")}
+    return {k: len(parcel["round"]) for k, parcel in parcels.items() if "round" in parcel}
+
+
+def test_a_round_that_a_signal_ends_is_gone_on_with_by_client(tmp_path):
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    with started(3, *LONG, "--out", str(run), "--run.watchdog", "12") as job:
+        job.until_file(names.watch_file(run, 0), "round 1, train")
+        os.kill(job.ranks()[1], signal.SIGTERM)
+        assert job.finish() == RESUME_ME
+    assert results.load(run).rounds == 0 and turns(run)
+    together(2, tmp_path, {"again": ["--resume", str(run)], "whole": [*LONG, "--out", str(whole)]})
+    assert digest(run) == digest(whole)
+
+
+def test_a_client_in_hand_is_given_up_where_it_would_take_too_long(tmp_path):
+    run = tmp_path / "run"
+    with started(2, *ENDLESS, "--out", str(run), "--run.watchdog", "12") as job:
+        job.until_file(names.watch_file(run, 1), "round 1, train")
+        os.kill(job.job.pid, signal.SIGUSR1)  # mpirun hands it on
+        assert job.finish() == RESUME_ME
+    assert f"stopped by a signal after round 0; continue with --resume {run}" in job.out
+    assert checkpoint.rounds_of(checkpoint.newest(run)) == 0
+
+
+def test_a_rank_that_stands_still_is_named_and_the_run_ends(tmp_path):
+    flags = ("--rounds", "100000", "--training.engine", "eager", "--run.watchdog", "6")
+    with started(3, *JOB, *flags, "--out", str(tmp_path / "run")) as job:
+        job.until("round 1/")
+        os.kill(job.ranks()[2], signal.SIGSTOP)
+        assert job.finish() == HUNG
+    for rank in (0, 1):
+        assert f"hpcfed: rank {rank} of 3: no progress for 6 s, at round " in job.err
+    assert "rank 2 of 3 is silent, as a stopped process is: process " in job.err
+    assert "last client" in job.err and "Current thread" in job.err and "File " in job.err
+
+
+def test_a_client_that_fails_leaves_every_round_on_one_rank_and_on_three(tmp_path):
+    job = [*SMALL, "--models.mix", "mlp", "--algorithm.name", "tests.system.faulty:Faulty"]
+    flags = ["--run.on_client_fault", "drop", "--participation", "1"]
+    for ranks in (1, 3):
+        done = together(ranks, tmp_path / str(ranks), {"run": [*job, *flags, "--out", str(tmp_path / f"run-{ranks}")]})
+        told = [outcome.err for outcome in done["run"]]
+        assert "client 2 (mlp): the loss is nan in round 1, epoch 1, batch 1" in told[0] and not any(told[1:])
+        assert told[0].count("client 2 leaves the round, as run.on_client_fault = 'drop' has it") == 1
+    assert digest(tmp_path / "run-1") == digest(tmp_path / "run-3")
+    record = results.load(tmp_path / "run-1")
+    assert record.column("clients/fault").tolist() == record.column("clients/lost").tolist() == [[0, 0, 1, 0]] * 2

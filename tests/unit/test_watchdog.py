@@ -1,0 +1,95 @@
+"""The watchdog: what counts as getting on, who is named as silent, and how the run ends."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcfed.cluster.pulse import Pulse, Stopped
+from hpcfed.engine import watchdog
+from hpcfed.engine.watchdog import HUNG, Watchdog
+from hpcfed.storage import names
+
+START = 1000.0
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """The time, which passes where somebody sleeps."""
+    now = [START]
+    monkeypatch.setattr(watchdog, "time", lambda: now[0])
+    monkeypatch.setattr(watchdog, "sleep", lambda seconds: now.append(now.pop() + seconds))
+    return now
+
+
+def dogs(folder: Path, ranks: int, ended: list[int]) -> list[Watchdog]:
+    return [Watchdog(Pulse(), rank, ranks, folder, 400.0, ended.append) for rank in range(ranks)]
+
+
+def look(these: list[Watchdog], times: int, beating: tuple[int, ...] = ()) -> list[bool]:
+    """So many looks, 10 s apart; whether each found the run stuck at the last."""
+    for _ in range(times):
+        for dog in these:
+            dog.pulse.beats += dog.rank in beating
+        now = dog_time(these) + 10
+        stuck = [dog.stuck(now) for dog in these]
+    return stuck
+
+
+def dog_time(these: list[Watchdog]) -> float:
+    return max(dog.seen for dog in these)
+
+
+def test_a_run_is_stuck_where_no_rank_gets_on(clock, tmp_path):
+    three = dogs(tmp_path, 3, [])
+    assert look(three, 41) == [False] * 3
+    assert look(three, 1) == [True] * 3
+
+
+def test_a_rank_that_waits_for_one_that_works_is_not_stuck(clock, tmp_path):
+    assert look(dogs(tmp_path, 3, []), 99, beating=(2,)) == [False] * 3
+
+
+def test_a_process_that_was_stopped_itself_begins_anew(clock, tmp_path):
+    (alone,) = dogs(tmp_path, 1, [])
+    assert not alone.stuck(START + 10) and not alone.stuck(START + 5000) and not alone.stuck(START + 5010)
+
+
+def test_all_say_where_they_are_and_the_silent_one_is_named(clock, tmp_path, capfd, monkeypatch):
+    ended, killed = [], []
+    three = dogs(tmp_path, 3, ended)
+    three[1].pulse.t, three[1].pulse.phase, three[1].pulse.client = 4, "train", "7 (mlp)"
+    look(three, 1)
+    assert look(three[::2], 41) == [True] * 2
+    clock[0] = dog_time(three)
+    monkeypatch.setattr(watchdog, "kill", lambda silent: killed.extend(sign.rank for sign in silent))
+    for dog in three[::2]:
+        dog.bark()
+    err = capfd.readouterr().err
+    assert (ended, killed) == ([HUNG] * 2, [1])
+    assert "rank 0 of 3: no progress for 400 s, at round 1, start" in err and "rank 2 of 3: no progress" in err
+    assert f"rank 1 of 3 is silent, as a stopped process is: process {os.getpid()}" in err
+    assert "it was at round 5, train, last client 7 (mlp)" in err and err.count("the run ends with status 70") == 1
+
+
+def test_its_files_go_when_the_run_is_over(tmp_path):
+    with Watchdog(Pulse(), 0, 1, tmp_path, 100.0) as dog:
+        dog.leave(START)
+        assert names.watch_file(tmp_path, 0).exists()
+    assert not names.watch_folder(tmp_path).exists()
+
+
+def test_a_folder_that_is_gone_stops_nobody(tmp_path):
+    dog = Watchdog(Pulse(), 0, 1, tmp_path / "gone", 100.0)
+    assert not dog.stuck(START + 1)
+
+
+def test_a_rank_that_is_asked_to_stop_ends_the_client_in_hand_if_there_is_time():
+    pulse = Pulse()
+    pulse.ask(1000.0)
+    pulse.step()
+    with pytest.raises(Stopped):
+        pulse.visit("0")
+    pulse.ask(-1.0)
+    with pytest.raises(Stopped):
+        pulse.step()
