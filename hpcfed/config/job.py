@@ -19,13 +19,15 @@ from pydantic_settings import (
 )
 
 from hpcfed import algorithms
+from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.limits import describe_limits
 from hpcfed.config.messages import PREFIX
-from hpcfed.config.parts import Checkpoint, Data, Evaluate, Local, Models, Part, Run, System, Training
+from hpcfed.config.parts import Checkpoint, Data, Local, Models, Part, Run, System, Training
 
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
 FREE = ("out", "resume", "overwrite", "dry_run", "quiet", "verbose", "rounds", "checkpoint", "data.root",
-        "data.download", "run.device", "run.rebalance", "run.resident", "training")  # fmt: skip
+        "data.download", "run.device", "run.rebalance", "run.resident", "run.on_fault", "run.max_restarts",
+        "training")  # fmt: skip
 
 
 class Environment(EnvSettingsSource):

@@ -156,23 +156,6 @@ class System(Part):
         return self
 
 
-class Evaluate(Part):
-    """When clients are evaluated on their test sets."""
-
-    every: PositiveInt = 1
-    """Evaluate after every so many rounds, and after the last."""
-    before: bool = True
-    """Evaluate the cohort before local training too."""
-    received: bool = False
-    """Evaluate all clients with what they would receive now: a global model on each client's test set."""
-    common: bool = False
-    """Evaluate the server's model, where it is a whole one, on the whole test split."""
-    clients: Literal["auto", "all", "cohort"] | PositiveInt = "auto"
-    """Whom to evaluate after a round: all, the cohort, or so many drawn once; auto: all of up to 10,000."""
-    batch: PositiveInt = 256
-    """Examples in one forward pass."""
-
-
 class Checkpoint(Part):
     """When the run is saved."""
 
@@ -182,6 +165,8 @@ class Checkpoint(Part):
     """Save also when so many minutes have passed since the last save; 0: never for that reason."""
     keep: PositiveInt = 2
     """How many of the newest checkpoints are kept."""
+    mirror: bool = False
+    """Each rank keeps a copy of its part and of another rank's in memory: no round is repeated when a rank dies."""
 
 
 class Run(Part):
@@ -197,3 +182,7 @@ class Run(Part):
     """GiB of clients' weights and memories that each rank keeps in memory, beside a GPU's; the rest waits on disk."""
     rebalance: Count = 2
     """Move clients between ranks by measured cost after so many rounds; 0: never."""
+    on_fault: Literal["shrink", "restart", "stop"] = "shrink"
+    """A rank dies. Shrink: the others go on, under `mpirun --with-ft ulfm`, else as restart. Restart: end with 75."""
+    max_restarts: Count = 10
+    """`hpcfed supervise` starts the run again at most so many times."""

@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm.agree import agreed
 from hpcfed.errors import ConfigError
-from hpcfed.storage import checkpoint, names
+from hpcfed.storage import checkpoint, names, results
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
 
 
-def prepare(job: Job, comm: Comm) -> Path:
-    """The folder that the run writes to; collective. ConfigError on all ranks if it cannot be used."""
+def prepare(job: Job, comm: Comm, ours: bool = False) -> Path:
+    """The folder that the run writes to; collective. ConfigError on all ranks if it cannot be used.
+
+    ours: it has been this run's already.
+    """
     folder = agreed(comm, lambda: of(job))
-    agreed(comm, lambda: claim(job, folder) if comm.rank == 0 else None)
+    agreed(comm, lambda: (sweep(folder) if ours else claim(job, folder)) if comm.rank == 0 else None)
     return folder
 
 
@@ -43,8 +46,7 @@ def claim(job: Job, folder: Path) -> None:
             )
         names.results_file(folder).unlink(missing_ok=True)
         shutil.rmtree(names.checkpoint_folder(folder), ignore_errors=True)
-    for left in folder.glob(names.spill_folder(Path(), "*").name):  # by a run that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    sweep(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names.checkpoint_folder(folder).mkdir(exist_ok=True)
@@ -52,3 +54,15 @@ def claim(job: Job, folder: Path) -> None:
         raise ConfigError(f"out: cannot make the folder {folder}: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"out: {folder} is not writable; give another --out")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed ranks had on disk because it did not fit in their memory."""
+    for left in folder.glob(names.spill_folder(Path(), "*").name):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """The job of a run that is to be resumed."""
+    job = results.load(names.run_of(path)).header["job"]
+    return {k: v for k, v in job.items() if k not in ("out", "resume", "overwrite", "dry_run", "quiet", "verbose")}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.comm.agree import agreed
 from hpcfed.engine import describe, events, saving
 from hpcfed.engine.folder import prepare
+from hpcfed.engine.recover import RESUME_ME, Course, surviving
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
 from hpcfed.report.progress import Progress
@@ -21,13 +22,19 @@ if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
 
-DONE, RESUME_ME = 0, 75  # exit statuses; 75 is EX_TEMPFAIL: saved, start again with --resume
+DONE = 0  # exit status; recover.RESUME_ME is EX_TEMPFAIL: saved, start again with --resume
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def run(job: Job, comm: Comm) -> int:
-    """Run a job on these ranks; collective. Returns the exit status, DONE or RESUME_ME."""
-    facts = world(job, comm)
+    """Run a job on these ranks; collective. Returns the exit status."""
+    return surviving(Course(job), comm, attempt)
+
+
+def attempt(course: Course, comm: Comm) -> int:
+    """The run from where it stands to its end, on these ranks; collective. Returns the exit status."""
+    job = course.job
+    facts = course.facts = course.facts or world(job, comm)
     fed = federation(job, comm, facts)
     if job.dry_run:
         if comm.rank == 0:
@@ -35,14 +42,15 @@ def run(job: Job, comm: Comm) -> int:
         return DONE
     if comm.rank == 0:
         warn(comm.size, fed.placement)
-    folder = prepare(job, comm)
+    folder = prepare(job, comm, ours=course.begun)
     rounds = events.start(fed)
-    if job.resume:
-        saving.restore(rounds, job.resume)
-    results = agreed(comm, lambda: open_results(job, folder, facts, rounds) if comm.rank == 0 else None)
     try:
+        course.restore(rounds, folder)
+        known = course.rows
+        results = agreed(comm, lambda: open_results(job, folder, facts, rounds, known) if comm.rank == 0 else None)
+        course.begun = True
         with Progress(job, folder, facts, active=comm.rank == 0) as progress:
-            return Loop(rounds, folder, results, progress).run()
+            return Loop(rounds, folder, results, progress, course).run()
     finally:
         fed.store.kept.close()
 
@@ -54,12 +62,17 @@ def warn(ranks: int, placement: list[int]) -> None:
         print(f"hpcfed: warning: {idle} of {ranks} ranks have no client and stay idle", file=sys.stderr)
 
 
-def open_results(job: Job, folder: Path, facts: World, rounds: Rounds) -> Results:
-    """The result file: new, or that of the run that goes on, cut to the checkpoint's round."""
+def open_results(
+    job: Job, folder: Path, facts: World, rounds: Rounds, known: dict[str, Any] | None = None
+) -> Results:  # fmt: skip
+    """The result file: new, or that of the run that goes on, cut to the round after which it does.
+
+    known: rows that may not be on disk.
+    """
     header = describe.header(job, facts, rounds)
-    if job.resume and rounds.t:
+    if rounds.t:
         checkpoint.drop_after(folder, rounds.t)
-        return Results.resume(folder, rounds.t, header)
+        return Results.resume(folder, rounds.t, header, known)
     facts.partition.save(names.partition_file(folder))
     return Results(folder, header, describe.arrays(facts))
 
@@ -67,26 +80,36 @@ def open_results(job: Job, folder: Path, facts: World, rounds: Rounds) -> Result
 class Loop:
     """Round after round until the job's last, or until a signal asks to stop."""
 
-    def __init__(self, rounds: Rounds, folder: Path, results: Results | None, progress: Progress):
+    def __init__(self, rounds: Rounds, folder: Path, results: Results | None, progress: Progress, course: Course):
         self.rounds, self.folder, self.results, self.progress = rounds, folder, results, progress
         self.job, self.comm = rounds.fed.job, rounds.fed.comm
-        self.stop, self.saved_at, self.saved_t = False, time.monotonic(), rounds.t
+        self.stop, self.saved_at, self.saved_t = False, time.monotonic(), course.saved
+        self.course = course
         self.first = rounds.t
 
     def run(self) -> int:
-        """All rounds that are left; collective. Returns the exit status."""
+        """All rounds that are left; collective. Returns the exit status, when all ranks are through."""
         with Signals(self):
-            while self.rounds.t < self.job.rounds:
-                row, flags = self.rounds.step(self.flags)
-                self.write(row)
-                if self.due(flags):
-                    self.save()
-                if flags["stop"] and self.rounds.t < self.job.rounds:
-                    self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with "
-                                      f"--resume {self.folder}")  # fmt: skip
-                    return RESUME_ME
-                if self.job.run.rebalance and self.rounds.t - self.first == self.job.run.rebalance:
-                    self.rebalance()
+            self.copy()
+            status = self.rest()
+            self.comm.barrier()  # rank 0 writes to the end: were it to die there, the others are still here to go on
+        return status
+
+    def rest(self) -> int:
+        """What `run` does but for the beginning and the end."""
+        while self.rounds.t < self.job.rounds:
+            row, flags = self.rounds.step(self.flags)
+            self.write(row)
+            self.course.reached = self.rounds.t
+            self.copy()
+            if self.due(flags):
+                self.save()
+            if flags["stop"] and self.rounds.t < self.job.rounds:
+                self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with "
+                                  f"--resume {self.folder}")  # fmt: skip
+                return RESUME_ME
+            if self.job.run.rebalance and self.rounds.t - self.first == self.job.run.rebalance:
+                self.rebalance()
         if self.saved_t < self.rounds.t:
             self.save()
         self.conclude()
@@ -122,6 +145,11 @@ class Loop:
             self.results.append(row)
             self.results.write()
             self.progress.round(self.rounds.t, row)
+
+    def copy(self) -> None:
+        """Let the ranks copy what they hold into one another's memory, where they do."""
+        if self.course.mirror:
+            self.course.mirror.take(self.rounds, self.results.unwritten() if self.results else {})
 
     def save(self) -> None:
         """Results first, so that they are never behind the checkpoint."""

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from hpcfed.comm.agree import agreed
-from hpcfed.payload import on_device
+from hpcfed.engine.snapshot import header, take_up, to_tree
 from hpcfed.storage import checkpoint
 
 if TYPE_CHECKING:
-    from hpcfed.algorithms.base import State
     from hpcfed.engine.rounds import Rounds
-    from hpcfed.federation import Federation
 
 
 def save(rounds: Rounds, run: Path) -> None:
     """Write a checkpoint of all that the next round depends on; collective, rank 0 writes client after client."""
     fed, root = rounds.fed, rounds.fed.comm.rank == 0
     with fed.clock("checkpoint"):
-        header = {"job": fed.job.identity()}
-        with checkpoint.writer(run, rounds.t, header) if root else nullcontext() as file:
+        with checkpoint.writer(run, rounds.t, header(rounds)) if root else nullcontext() as file:
             if root:
                 file.put("state", to_tree(rounds.state))
                 file.put("scores", {"last": rounds.scores, "stale": rounds.stale, "seconds": rounds.seconds})
@@ -59,29 +53,6 @@ def restore(rounds: Rounds, path: Path) -> None:
 
 def read(rounds: Rounds, path: Path) -> None:
     """What `restore` does on one rank."""
-    fed = rounds.fed
     with checkpoint.open_checkpoint(path) as file:
-        checkpoint.same_job(fed.job.identity(), file.header["job"], ignore=set())
-        rounds.t = file.rounds
-        rounds.state = from_tree(rounds.state, file.get("state"), fed)
-        scores = file.get("scores")
-        rounds.scores, rounds.stale, rounds.seconds = (np.array(scores[n]) for n in ("last", "stale", "seconds"))
-        rounds.go_on(file.get("time"))
-        for name in file.names("clients/"):
-            k = int(name.removeprefix("clients/"))
-            if k in fed.clients:
-                fed.restore(k, file.get(name))
-            elif k == fed.K and fed.comm.rank == 0:
-                fed.pooled().memory = on_device(file.get(name)["memory"], fed.device)
-        fed.last_checkpoint = f"last checkpoint: {file.path}"
-
-
-def to_tree(state: State) -> Any:
-    """A state as nested dicts: Params as they are, a dataclass as a dict of its fields."""
-    return {f.name: getattr(state, f.name) for f in fields(state)} if is_dataclass(state) else state
-
-
-def from_tree(like: State, tree: Any, fed: Federation) -> State:
-    """The inverse of `to_tree`; like: the algorithm's initial state, for its type."""
-    tree = on_device(tree, fed.device)
-    return type(like)(**tree) if is_dataclass(like) else type(like)(tree)
+        take_up(rounds, file)
+        rounds.fed.last_checkpoint = f"last checkpoint: {file.path}"

@@ -32,17 +32,19 @@ class Results:
     def __init__(self, run: Path, header: Header, arrays: dict[str, np.ndarray]):
         self.path, self.header, self.arrays = names.results_file(run), header, arrays
         self._rows: list[dict[str, np.ndarray]] = []
+        self.stored = 0  # of them on disk
         self._written, self._took = monotonic(), 0.0  # when the last write ended, and its seconds
 
     @classmethod
-    def resume(cls, run: Path, rounds: int, header: Header) -> Results:
+    def resume(cls, run: Path, rounds: int, header: Header, known: dict[str, dict[str, Cell]] | None = None) -> Results:
         """Go on after the first `rounds` rounds of the run's result file; later rows are dropped.
 
-        `header` replaces the old one, of which "history" keeps the versions, hardware and ranks, and up to
-        which round they hold. Raises CheckpointError if the file has fewer rows, or as `load` does.
+        known: rows that the file may lack, as `unwritten` gave them.  `header` replaces the old one, of which "history"
+        keeps the versions, hardware and ranks, and up to which round they hold. Raises CheckpointError if rows are
+        missing, or as `load` does.
         """
-        old = load(run)
-        if old.rounds < rounds:
+        old, known = load(run), known or {}
+        if any(str(t) not in known for t in range(old.rounds, rounds)):
             raise CheckpointError(
                 f"{names.results_file(run)}: holds {old.rounds} rounds, the checkpoint {rounds}; "
                 "resume from an earlier checkpoint, or restore the result file that belongs to this one"
@@ -51,8 +53,13 @@ class Results:
         arrays = {name: array for name, array in old.arrays.items() if not name.startswith(f"{FINAL}/")}
         results = cls(run, {**header, "history": [*old.header.get("history", []), past]}, arrays)
         for t in range(rounds):
-            results.append({name: column[t] for name, column in old.columns.items()})
+            written = t < old.rounds
+            results.append({name: column[t] for name, column in old.columns.items()} if written else known[str(t)])
         return results
+
+    def unwritten(self) -> dict[str, dict[str, Cell]]:
+        """The rows that are not on disk yet, by number."""
+        return {str(t): self._rows[t] for t in range(self.stored, self.rounds)}
 
     @property
     def rounds(self) -> int:
@@ -74,6 +81,7 @@ class Results:
             return
         with replacing(self.path, names.RESULTS) as file:
             self._fill(file)
+        self.stored = self.rounds
         self._written = monotonic()
         self._took = self._written - begin
 

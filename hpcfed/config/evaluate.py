@@ -1,0 +1,24 @@
+"""The part of a job that says what is evaluated."""
+
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from hpcfed.config.parts import Part
+
+
+class Evaluate(Part):
+    """When clients are evaluated on their test sets."""
+
+    every: PositiveInt = 1
+    """Evaluate after every so many rounds, and after the last."""
+    before: bool = True
+    """Evaluate the cohort before local training too."""
+    received: bool = False
+    """Evaluate all clients with what they would receive now: a global model on each client's test set."""
+    common: bool = False
+    """Evaluate the server's model, where it is a whole one, on the whole test split."""
+    clients: Literal["auto", "all", "cohort"] | PositiveInt = "auto"
+    """Whom to evaluate after a round: all, the cohort, or so many drawn once; auto: all of up to 10,000."""
+    batch: PositiveInt = 256
+    """Examples in one forward pass."""

@@ -1,0 +1,100 @@
+"""What a checkpoint holds: the server's state, and each client's weights and memory, by client.
+
+It comes from one function, `items`, and goes back through one, `take_up`, wherever it was meanwhile: in files
+(`storage.checkpoint.Reader`) or in memory (`Snapshot`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from hpcfed.payload import on_device
+from hpcfed.storage import checkpoint
+
+if TYPE_CHECKING:
+    from hpcfed.algorithms.base import State
+    from hpcfed.engine.rounds import Rounds
+    from hpcfed.federation import Federation
+
+
+class Source(Protocol):
+    """What a run can go on from."""
+
+    header: dict[str, Any]
+    rounds: int
+
+    def names(self, prefix: str = "") -> list[str]: ...
+
+    def get(self, name: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Items of a checkpoint in the host's memory, which nothing that the run does later changes."""
+
+    header: dict[str, Any]
+    rounds: int
+    items: dict[str, Any]
+
+    def names(self, prefix: str = "") -> list[str]:
+        return [name for name in self.items if name.startswith(prefix)]
+
+    def get(self, name: str) -> Any:
+        return self.items[name]
+
+
+def header(rounds: Rounds) -> dict[str, Any]:
+    return {"job": rounds.fed.job.identity()}
+
+
+def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
+    """This rank's part of a checkpoint, by name: its clients' weights and memories; on rank 0 what all ranks share too.
+
+    The run's own tensors, to be read before it goes on. A client that keeps nothing is left out. The pooled client is
+    number K.
+    """
+    fed = rounds.fed
+    if fed.comm.rank == 0:
+        yield "state", to_tree(rounds.state)
+        yield "scores", {"last": rounds.scores, "stale": rounds.stale, "seconds": rounds.seconds}
+        yield "time", rounds.virtual()
+    for k in fed.store:
+        if k in fed.clients or (k == fed.K and fed.comm.rank == 0):
+            yield f"clients/{k}", fed.store.parcel(k)
+
+
+def take_up(rounds: Rounds, source: Source) -> None:
+    """Continue from a source that has the items of all ranks; this rank takes what is shared, and its own clients.
+
+    Raises CheckpointError if it is of another job.
+    """
+    fed = rounds.fed
+    checkpoint.same_job(fed.job.identity(), source.header["job"], ignore=set())
+    rounds.t = source.rounds
+    rounds.state = from_tree(rounds.state, source.get("state"), fed)
+    scores = source.get("scores")
+    rounds.scores, rounds.stale, rounds.seconds = (np.array(scores[n]) for n in ("last", "stale", "seconds"))
+    rounds.go_on(source.get("time"))
+    for k in [*fed.store]:  # what the method gave them at its start
+        fed.store.forget(k)
+    for name in source.names("clients/"):
+        k = int(name.removeprefix("clients/"))
+        if k in fed.clients:
+            fed.restore(k, source.get(name))
+        elif k == fed.K and fed.comm.rank == 0:
+            fed.pooled().memory = on_device(source.get(name)["memory"], fed.device)
+
+
+def to_tree(state: State) -> Any:
+    """A state as nested dicts: Params as they are, a dataclass as a dict of its fields."""
+    return {f.name: getattr(state, f.name) for f in fields(state)} if is_dataclass(state) else state
+
+
+def from_tree(like: State, tree: Any, fed: Federation) -> State:
+    """The inverse of `to_tree`; like: the algorithm's initial state, for its type."""
+    tree = on_device(tree, fed.device)
+    return type(like)(**tree) if is_dataclass(like) else type(like)(tree)
