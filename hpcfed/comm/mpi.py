@@ -1,57 +1,31 @@
 """Comm over MPI: buffers only, one call where the count allows it, never a pickle.
 
-`connect` imports this file; importing it starts MPI, and MPI ends by itself when Python does.
+`connect` imports this file; importing it starts MPI.
 """
 
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
-import mpi4py
 import numpy as np
 
-from hpcfed.comm import memory, ulfm
+from hpcfed.comm import memory
 from hpcfed.comm.codec import decode, encode
 from hpcfed.comm.messages import Ways, exact_sum
+from hpcfed.comm.mortal import Mortal, watched
 from hpcfed.comm.protocol import Arrays, Into, Row, union, valid_rank
-from hpcfed.errors import RankLost
-
-mpi4py.rc.thread_level = "funneled"  # only the main thread calls MPI; torch's threads never do
-if ulfm.available():
-    ulfm.prepare(os.environ)
-
-from mpi4py import MPI  # noqa: E402  (reads the settings above)
+from hpcfed.comm.start import MPI
 
 T = TypeVar("T")
-LOST = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED} if ulfm.available() else set()
 
 
-def watched(verb: Callable[..., T]) -> Callable[..., T]:
-    """A verb that raises RankLost where a rank has died, on this rank now and on each other one in its next verb."""
-
-    @wraps(verb)
-    def told(self: "Mpi", *args: Any, **kwargs: Any) -> T:
-        try:
-            return verb(self, *args, **kwargs)
-        except MPI.Exception as error:
-            if error.Get_error_class() not in LOST:
-                raise
-            self._revoke()
-            raise RankLost("a rank died, or this one was cut off") from error
-
-    return told
-
-
-class Mpi:
+class Mpi(Mortal):
     """One MPI process of COMM_WORLD; the verbs are those of `Comm`.
 
     limit: the largest count in one MPI call, as the C interface before MPI 4 has it; larger buffers go in
     pieces. Tests make it small.
     """
-
-    lost = 0
 
     def __init__(self, limit: int = 2**31 - 1) -> None:
         self.limit = limit
@@ -124,26 +98,6 @@ class Mpi:
         finally:
             if first and path:
                 os.unlink(path)
-
-    def shrink(self) -> list[int]:
-        before, size, was = self.rank, self.size, list[int]()
-        while not was:
-            self._revoke()
-            self._world = self._world.Shrink()
-            try:
-                self._join(self._world)
-                was = self._allgather(before)
-            except MPI.Exception as error:  # one more death, while the ranks were meeting
-                if error.Get_error_class() not in LOST:
-                    raise
-        self.lost += size - len(was)
-        return sorted(set(range(size)) - set(was))
-
-    def _revoke(self) -> None:
-        """Let no rank wait in a call that others will not make; what has begun fails there as well."""
-        for comm in (self._world, self._node):
-            if comm != MPI.COMM_NULL:
-                comm.Revoke()
 
     def abort(self, status: int) -> NoReturn:
         sys.stdout.flush()

@@ -37,7 +37,8 @@ class Comm(Protocol):
     accident, and a type that cannot travel is found on the first laptop run.
 
     Where the MPI runtime allows it (`ulfm`), a rank's death raises RankLost on every other rank, in the verb that
-    it is in or calls next; then nothing but `shrink` and `abort` can be called.
+    it is in, or in a later one; then nothing but `shrink` and `abort` can be called. What verbs gave in between may be
+    wrong, without an error: Open MPI's collectives do that. So nothing counts before `confirm` has returned.
     """
 
     rank: int  # 0..size-1
@@ -78,6 +79,15 @@ class Comm(Protocol):
         They are read-only, and stay valid. An error of build() is raised on the building rank only;
         its caller must abort the run, for the other ranks wait.
         """
+
+    def confirm(self) -> None:
+        """Return when all ranks have called and none has died: all that verbs gave so far is right.
+
+        Else RankLost, on all ranks alike.
+        """
+
+    def broken(self) -> bool:
+        """Whether a rank has died, for who meets an error that may come of that; not collective."""
 
     def shrink(self) -> list[int]:
         """After RankLost: go on without the dead ranks, which are returned by their numbers of before.

@@ -80,6 +80,12 @@ class Threads:
         built = read_only(build()) if self.local_rank == 0 else None
         return dict(self.exchange("share", built)[self.node_of.index(self.node_of[self.rank])])
 
+    def confirm(self) -> None:
+        self.exchange("confirm")
+
+    def broken(self) -> bool:
+        return False
+
     def shrink(self) -> list[int]:
         """Nobody dies alone."""
         return []

@@ -49,7 +49,7 @@ class Mirror:
             return  # nobody to outlive it
         with rounds.fed.clock("checkpoint"):
             self.kept.append(self.copied(rounds, rows))
-            comm.barrier()  # nobody returns to a copy before this one from now on
+            comm.confirm()  # nobody returns to a copy before this one from now on
         self.kept = self.kept[-1:]
 
     def copied(self, rounds: Rounds, rows: dict[str, Any]) -> Copy:
@@ -69,20 +69,23 @@ class Mirror:
         None where it is not whole: two that had one another's died, or nothing was copied yet.
         """
         newest = fed.comm.gather({fed.comm.rank: self.kept[-1].number if self.kept else -1})
+        fed.comm.confirm()
         self.kept = [copy for copy in self.kept if copy.number == min(newest.values())]
-        held = self.remaining(fed.comm) if self.kept else None
-        if held is None:
+        held = remaining(fed.comm, self.kept[0]) if self.kept else None
+        items = None if held is None else dealt(fed, held)
+        fed.comm.confirm()
+        if items is None:
             self.kept = []
             return None
-        return snapshot.Snapshot({"job": fed.job.identity()}, self.kept[0].rounds, dealt(fed, held))
+        return snapshot.Snapshot({"job": fed.job.identity()}, self.kept[0].rounds, items)
 
-    def remaining(self, comm: Comm) -> Items | None:
-        """What this rank has to give: its own part, and that of its ward if that died; None if a part is lost."""
-        copy = self.kept[0]
-        dead = set(range(copy.size)) - set(comm.gather({comm.rank: copy.rank}).values())
-        if any((rank + copy.step) % copy.size in dead for rank in dead):
-            return None
-        return copy.own | (copy.ward if (copy.rank - copy.step) % copy.size in dead else {})
+
+def remaining(comm: Comm, copy: Copy) -> Items | None:
+    """What this rank has to give: its own part, and that of its ward if that died; None if a part is lost."""
+    dead = set(range(copy.size)) - set(comm.gather({comm.rank: copy.rank}).values())
+    if any((rank + copy.step) % copy.size in dead for rank in dead):
+        return None
+    return copy.own | (copy.ward if (copy.rank - copy.step) % copy.size in dead else {})
 
 
 def stride(node_of: Sequence[int]) -> int:

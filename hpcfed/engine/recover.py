@@ -46,6 +46,7 @@ class Course:
     def agree(self, comm: Comm) -> None:
         """What all ranks that are left can build on; collective. The death may have hit them at different moments."""
         told = comm.gather({comm.rank: [self.facts is not None, self.begun, self.reached]})
+        comm.confirm()
         known, begun, reached = zip(*told.values(), strict=True)
         self.facts = self.facts if all(known) else None
         self.begun, self.reached, self.rows = any(begun), max(reached), {}
@@ -60,6 +61,7 @@ class Course:
             saving.restore(rounds, run)
         elif self.job.resume:
             saving.restore(rounds, self.job.resume)
+        comm.confirm()
         self.saved = 0 if copy else rounds.t
         self.tell(rounds, copy is not None)
 
@@ -85,6 +87,9 @@ def surviving(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]
             return attempt(course, comm)
         except RankLost:
             pass  # what follows is outside: the error holds all that the attempt made
+        except Exception:
+            if not comm.broken():  # what comes from a dead rank may be anything, and give any error
+                raise
         gc.collect()
         shrink(course, comm)
         if course.job.run.on_fault != "shrink":

@@ -34,7 +34,9 @@ def run(job: Job, comm: Comm) -> int:
 def attempt(course: Course, comm: Comm) -> int:
     """The run from where it stands to its end, on these ranks; collective. Returns the exit status."""
     job = course.job
-    facts = course.facts = course.facts or world(job, comm)
+    facts = course.facts or world(job, comm)
+    comm.confirm()
+    course.facts = facts
     fed = federation(job, comm, facts)
     if job.dry_run:
         if comm.rank == 0:
@@ -92,13 +94,14 @@ class Loop:
         with Signals(self):
             self.copy()
             status = self.rest()
-            self.comm.barrier()  # rank 0 writes to the end: were it to die there, the others are still here to go on
+            self.comm.confirm()  # rank 0 writes to the end: were it to die there, the others are still here to go on
         return status
 
     def rest(self) -> int:
         """What `run` does but for the beginning and the end."""
         while self.rounds.t < self.job.rounds:
             row, flags = self.rounds.step(self.flags)
+            self.comm.confirm()
             self.write(row)
             self.course.reached = self.rounds.t
             self.copy()

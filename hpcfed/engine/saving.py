@@ -26,6 +26,7 @@ def save(rounds: Rounds, run: Path) -> None:
             for k, parcel in parcels(rounds):
                 if root:
                     file.put(f"clients/{k}", parcel)
+            fed.comm.confirm()
         if root:
             checkpoint.prune(run, fed.job.checkpoint.keep)
     fed.last_checkpoint = f"last checkpoint: {checkpoint.newest(run)}"

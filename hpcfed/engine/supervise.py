@@ -83,6 +83,8 @@ class Process:
         before = {number: signal.signal(number, self.ask) for number in SIGNALS}
         try:
             with subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0) as self.child:
+                if self.asked:  # before there was a child to be told
+                    self.child.send_signal(signal.SIGUSR1)
                 status = self.child.wait()
         except OSError as error:
             raise ConfigError(f"supervise: cannot start {words[0]}: {error.strerror}") from error

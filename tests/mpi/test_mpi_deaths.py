@@ -23,12 +23,14 @@ verbs = {
 }
 for verb, call in verbs.items():
     dead = (0, 2) if verb == "barrier" else (0,) if verb in ("bcast", "move", "share") else (1,)
+    comm.confirm()
     if comm.rank in dead:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        while True:
-            call()
-    except RankLost:
+        call()
+        comm.confirm()
+    except Exception as error:
+        assert isinstance(error, RankLost) or comm.broken()
         gone = comm.shrink()
     total = comm.sum([[np.ones(2)]], [(2,)])[0].tolist()
     order = [*comm.gather({comm.rank: me}).values()]
