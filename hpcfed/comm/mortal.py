@@ -61,6 +61,7 @@ class Mortal:
     def broken(self) -> bool:
         end = time.monotonic() + NEWS
         while ulfm.available() and time.monotonic() < end:
+            MPI.COMM_SELF.Iprobe()  # news come in while MPI is called
             if self._failed():
                 return True
             time.sleep(0.01)
