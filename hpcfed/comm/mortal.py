@@ -68,6 +68,7 @@ class Mortal:
         return False
 
     def shrink(self) -> list[int]:
+        """Go on with those that are left, as `Comm` has it: until a meeting of all of them has seen no more deaths."""
         before, size, was = self.rank, self.size, list[int]()
         if not self._agreed:
             self._revoke()

@@ -102,9 +102,9 @@ class Loop:
         while self.rounds.t < self.job.rounds:
             row, flags = self.rounds.step(self.flags)
             self.comm.confirm()
+            self.copy(row)  # first: from here on the round is finished, whoever dies
             self.write(row)
             self.course.reached = self.rounds.t
-            self.copy()
             if self.due(flags):
                 self.save()
             if flags["stop"] and self.rounds.t < self.job.rounds:
@@ -149,10 +149,11 @@ class Loop:
             self.results.write()
             self.progress.round(self.rounds.t, row)
 
-    def copy(self) -> None:
-        """Let the ranks copy what they hold into one another's memory, where they do."""
+    def copy(self, row: dict[str, Any] | None = None) -> None:
+        """Let the ranks copy what they hold into one another's memory, where they do. row: that of the last round."""
         if self.course.mirror:
-            self.course.mirror.take(self.rounds, self.results.unwritten() if self.results else {})
+            rows = self.results.unwritten() if self.results else {}
+            self.course.mirror.take(self.rounds, rows | ({str(self.rounds.t - 1): row} if row and self.results else {}))
 
     def save(self) -> None:
         """Results first, so that they are never behind the checkpoint."""

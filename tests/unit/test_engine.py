@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpcfed.comm import Serial, spmd
-from hpcfed.engine import saving
+from hpcfed.engine import saving, snapshot
 from hpcfed.engine.rounds import PHASES, Rounds, cells
 from hpcfed.engine.setup import assign, world
 from hpcfed.errors import CheckpointError, ConfigError
@@ -210,7 +210,7 @@ class State:
 
 def test_a_state_of_several_parts_comes_back_as_itself():
     fed, state = started().fed, State(Params(a=torch.ones(2)), 3)
-    tree = saving.to_tree(state)
+    tree = snapshot.to_tree(state)
     assert tree == {"model": state.model, "count": 3}
-    back = saving.from_tree(State(Params(), 0), tree, fed)
+    back = snapshot.from_tree(State(Params(), 0), tree, fed)
     assert isinstance(back, State) and back.count == 3 and type(back.model) is Params
