@@ -23,6 +23,7 @@ from rawloop import RawLoop
 from hpcfed.comm.serial import Serial
 from hpcfed.engine import events
 from hpcfed.engine.folder import prepare
+from hpcfed.engine.recover import Course
 from hpcfed.engine.run import Loop, open_results
 from hpcfed.engine.setup import federation, world
 from hpcfed.report.progress import Progress
@@ -81,7 +82,8 @@ def whole(case: Case) -> Callable[[], object]:
     facts = world(job, comm)
     rounds = events.start(federation(job, comm, facts))
     place = prepare(job, comm)
-    loop = Loop(rounds, place, open_results(job, place, facts, rounds), Progress(job, place, facts, active=False))
+    loop = Loop(rounds, place, open_results(job, place, facts, rounds), Progress(job, place, facts, active=False),
+                Course(job))
     return lambda: one_round(loop)
 
 

@@ -1,8 +1,8 @@
 """The console command `hpcfed`: looks things up and reads result files; never needs MPI.
 
 A command is one function and one line in COMMANDS, which names its arguments. The function returns what is
-printed: text, a list or dict (as JSON), or a table of rich. Its module is imported only when the command is
-called, so that `hpcfed list` and `hpcfed --help` answer at once.
+printed: text, a list or dict (as JSON), or a table of rich; a number is the exit status. Its module is imported only
+when the command is called, so that `hpcfed list` and `hpcfed --help` answer at once.
 """
 
 import json
@@ -40,6 +40,7 @@ NAME = argument("name", metavar="NAME", help="an algorithm, data set, partition 
 KINDS = ("algorithms", "datasets", "partitions", "models")
 KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all four")
 OUT = argument("-o", "--out", type=Path, metavar="FILE", help="picture to write; default: in RUN")
+WORDS = argument("words", nargs="+", metavar="COMMAND", help="-- mpirun -np 4 python -m hpcfed.main JOB.toml ...")
 FORMAT = argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png")
 
 
@@ -53,16 +54,20 @@ COMMANDS = {
     "summary": command("hpcfed.report.summary:summary", "accuracy, traffic and time of a run", RUN, JSON),
     "plot": command("hpcfed.report.plot:plot", "learning curves and label distribution", RUNS, OUT, FORMAT),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
+    "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", WORDS),
     "digest": command("hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN),
 }
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0, 2 for a user's error, 1 if the reader has gone."""
+    """Run one command. The exit status: 0 or its own, 2 for a user's error, 1 if the reader has gone."""
     escape_unprintable()
     options = vars(_parser().parse_args(words))
     try:
-        _print(COMMANDS[options.pop("command")].load()(**options))
+        answer = COMMANDS[options.pop("command")].load()(**options)
+        if isinstance(answer, int):
+            return answer
+        _print(answer)
         sys.stdout.flush()
     except HpcfedError as error:
         print(f"hpcfed: {told(error)}", file=sys.stderr)

@@ -1,7 +1,8 @@
 """What can go wrong for a user: each error is one message that says what, where, which value, what to do.
 
 `hpcfed.main` and `hpcfed.cli` print the message of an `HpcfedError` without a traceback and exit with
-status 2. Any other exception is a bug of hpcfed and shows its traceback.
+status 2. A `RankLost` is met by going on without that rank. Any other exception is a bug of hpcfed and shows its
+traceback.
 """
 
 import sys
@@ -55,6 +56,10 @@ def escape_unprintable() -> None:
     """From now on what stdout's encoding lacks, such as bytes of a file's name, is printed as escapes."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+class RankLost(Exception):
+    """A rank has died. Every other rank raises this, each in its next collective; see engine/recover.py."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

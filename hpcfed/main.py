@@ -1,7 +1,7 @@
 """`mpirun -np 15 python -m hpcfed.main [JOB.toml] [--field value ...]`: one run.
 
-Exit status: 0 done, 2 a mistake in job, data or files (one message), 75 stopped by a signal and saved
-(continue with --resume), 70 ended by the watchdog (continue with --resume), 1 a bug of hpcfed (with a traceback).
+Exit statuses are those of `hpcfed.status`. Without ULFM a rank's death ends the launcher itself, with a status of its
+own: mpirun's is 128 + the signal, 137 after SIGKILL.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
+from typing import NoReturn
 
 from hpcfed.comm import Comm, connect
 from hpcfed.comm.agree import agreed
 from hpcfed.config.load import load
 from hpcfed.config.messages import PREFIX
+from hpcfed.engine.folder import stored
 from hpcfed.engine.run import run
-from hpcfed.errors import CheckpointError, HpcfedError, escape_unprintable, told
+from hpcfed.errors import HpcfedError, RankLost, escape_unprintable, told
 from hpcfed.faults import out_of_memory
-from hpcfed.storage import names, results
+from hpcfed.status import FAULT, RESUME_ME, WRONG
 
-WRONG = 2
 ADVICE = "make models or data smaller, or give each rank more memory (fewer ranks a node, larger nodes)"
 GRACE = 1.0  # seconds; launchers pass on what ranks print a little later, and drop the rest when a rank aborts
 
@@ -54,12 +54,24 @@ def guarded(comm: Comm, words: Sequence[str]) -> int:
         if comm.rank == 0:
             print(f"hpcfed: {told(error)}", file=sys.stderr)
         status = WRONG
+    except RankLost:
+        leave(comm, "hpcfed: a rank died before the run began; start it again", RESUME_ME)
     except Exception as error:
         if out_of_memory(error):
             leave(comm, f"hpcfed: {told(named(comm, MemoryError(f'out of memory: {error}; {ADVICE}')))}", WRONG)
-        leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", 1)
-    comm.close()
+        leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", FAULT)
+    with suppress(RankLost):  # all is done
+        comm.close()
+    if comm.lost:
+        depart(status)
     return status
+
+
+def depart(status: int) -> NoReturn:
+    """End this process, without MPI's own end, which may wait for the dead."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def share_environment(comm: Comm) -> None:
@@ -83,14 +95,6 @@ def leave(comm: Comm, message: str, status: int) -> None:
     if comm.size > 1:
         time.sleep(GRACE)
     comm.abort(status)
-
-
-def stored(path: Path) -> dict[str, Any]:
-    """The job of a run that is to be resumed."""
-    if path.suffix == ".h5" and not os.path.isfile(path):
-        raise CheckpointError(f"resume: {path} is no file; give a run folder, or one of its checkpoints")
-    job = results.recover(names.run_of(path)).header["job"]
-    return {k: v for k, v in job.items() if k not in ("out", "resume", "overwrite", "dry_run", "quiet", "verbose")}
 
 
 if __name__ == "__main__":

@@ -23,6 +23,14 @@ def regular(path: Path) -> Path:
     return path
 
 
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """What is in a folder under such names; nothing where there is no such folder, or it may not be read."""
+    try:
+        return list(folder.glob(pattern))
+    except (OSError, ValueError):
+        return []
+
+
 def named(value: Any) -> Any:
     """A path as a job gives it, before it is checked: ValueError where it cannot name anything.
 

@@ -12,22 +12,25 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.comm.ulfm import SWITCH
+
 ROOT = Path(__file__).resolve().parents[1]
 GRACE = 5.0  # seconds that mpirun gets to end its ranks itself
 
 
 def mpirun(ranks: int, *argv: str, timeout: float = 120, env: Mapping[str, str] | None = None,
-           check: bool = True, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+           check: bool = True, cwd: Path | None = None, options: tuple[str, ...] = (),
+           ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run a command on so many ranks and return its status, stdout and stderr (text).
 
     argv: a whole command, or Python's arguments alone (the first one starts with "-" or ends in ".py"), which
     then run with this Python. env: added to the environment of the tests. check: fail unless the status is 0.
     Fails the test (it never skips) where there is no mpirun, and when the job does not end within `timeout`
-    seconds; then the job's processes are ended, all of them.
+    seconds; then the job's processes are ended, all of them.  options: of mpirun.
     """
     if argv[0].startswith("-") or argv[0].endswith(".py"):
         argv = (sys.executable, *argv)
-    command = [*launcher(), "-np", str(ranks), *argv]
+    command = [*launcher(), *options, "-np", str(ranks), *argv]
     job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                            text=True, errors="replace", env=environment(env or {}), cwd=cwd,
                            start_new_session=True)
@@ -58,6 +61,17 @@ def launcher() -> tuple[str, ...]:
         return (found,)  # MPICH and its kin bind nothing and oversubscribe by themselves
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return (found, *root, "--oversubscribe", "--bind-to", "none")
+
+
+@cache
+def ulfm() -> tuple[str, ...]:
+    """The options with which a run outlives its ranks; skips the test where the MPI runtime cannot do that."""
+    options = ("--with-ft", "ulfm")
+    asked = subprocess.run([*launcher(), *options, "-np", "1", "printenv", SWITCH], capture_output=True, text=True,
+                           env=environment({}), timeout=60)  # fmt: skip
+    if asked.stdout.strip() != "1":
+        pytest.skip("this MPI runtime has no ULFM (Open MPI 5 has): a rank's death ends the run")
+    return options
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -1,34 +1,28 @@
 """Comm over MPI: buffers only, one call where the count allows it, never a pickle.
 
-`connect` imports this file; importing it starts MPI, and MPI ends by itself when Python does.
+`connect` imports this file; importing it starts MPI.
 """
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from time import sleep
 from typing import NoReturn, TypeVar
 
-import mpi4py
 import numpy as np
 
+from hpcfed.comm import memory
 from hpcfed.comm.codec import decode, encode
 from hpcfed.comm.messages import Ways, exact_sum
-from hpcfed.comm.protocol import Arrays, Into, Row, read_only, union, valid_rank
-
-mpi4py.rc.thread_level = "funneled"  # only the main thread calls MPI; torch's threads never do
-# Windows serve ranks of one node alone; Open MPI's UCX component for them prints an error where it finds no fabric.
-os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-
-from mpi4py import MPI  # noqa: E402  (reads the setting above)
+from hpcfed.comm.mortal import Mortal, watched
+from hpcfed.comm.protocol import Arrays, Into, Row, union, valid_rank
+from hpcfed.comm.start import MPI
 
 T = TypeVar("T")
 SHORT, LONG = 2e-5, 2e-4  # seconds between two looks whether the other ranks are there: at first, and later
-ALIGN = 64  # bytes; shared arrays start on a cache line
 
 
-class Mpi:
+class Mpi(Mortal):
     """One MPI process of COMM_WORLD; the verbs are those of `Comm`.
 
     limit: the largest count in one MPI call, as the C interface before MPI 4 has it; larger buffers go in
@@ -36,11 +30,14 @@ class Mpi:
     """
 
     def __init__(self, limit: int = 2**31 - 1) -> None:
-        self._world = MPI.COMM_WORLD.Dup()  # so that a library's own messages never meet ours
-        self._node = self._world.Split_type(MPI.COMM_TYPE_SHARED)
-        self._windows: list[MPI.Win] = []
         self.limit = limit
-        self.rank, self.size = self._world.rank, self._world.size
+        self._join(MPI.COMM_WORLD.Dup())  # so that a library's own messages never meet ours
+
+    def _join(self, world: MPI.Comm) -> None:
+        """Be one of these ranks from now on."""
+        self._world, self._node = world, MPI.COMM_NULL
+        self._node = world.Split_type(MPI.COMM_TYPE_SHARED)
+        self.rank, self.size = world.rank, world.size
         self.local_rank = self._node.rank
         self.node_of = self._nodes()
 
@@ -50,6 +47,7 @@ class Mpi:
         firsts = self._allgather(int(first[0]))
         return tuple(sorted(set(firsts)).index(leader) for leader in firsts)
 
+    @watched
     def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
             into: Into | None = None) -> list[np.ndarray]:
         ways = Ways(self.rank, self.size, highest=lambda x: self._allreduce(x, MPI.MAX),
@@ -57,6 +55,7 @@ class Mpi:
                     lines=self._world.Alltoall, collect=self._world.Allgather)  # several times slower in Open MPI 5
         return exact_sum(ways, rows, shapes, factors, into)
 
+    @watched
     def gather(self, items: dict[int, T]) -> dict[int, T]:
         mine = encode(items)
         sizes = self._allgather(len(mine))
@@ -68,10 +67,12 @@ class Mpi:
         self._world.Allgatherv([np.frombuffer(mine, np.uint8), MPI.BYTE], [every, (sizes, starts), MPI.BYTE])
         return union(part.tobytes() for part in np.split(every, starts[1:]))
 
+    @watched
     def bcast(self, item: T, root: int = 0) -> T:
         valid_rank("root", root, self.size)
         return decode(self._bcast(self._world, encode(item) if self.rank == root else None, root))
 
+    @watched
     def move(self, item: T | None, src: int, dst: int) -> T | None:
         valid_rank("src", src, self.size)
         valid_rank("dst", dst, self.size)
@@ -81,6 +82,7 @@ class Mpi:
             self._send(encode(item), dst)
         return decode(self._receive(src)) if self.rank == dst else None
 
+    @watched
     def barrier(self, word: int = 0) -> int:
         """Here ranks wait for one another's training: without keeping the core busy, which others may need."""
         highest, pause = np.array([word], np.int64), SHORT
@@ -90,14 +92,20 @@ class Mpi:
             pause = min(2 * pause, LONG)
         return int(highest[0])
 
+    @watched
     def share(self, build: Callable[[], Arrays]) -> Arrays:
-        built = {name: np.asarray(array) for name, array in build().items()} if self.local_rank == 0 else {}
-        plan = encode([(name, array.dtype.str, array.shape) for name, array in built.items()])
-        views = self._window(decode(self._bcast(self._node, plan if self.local_rank == 0 else None, 0)))
-        for name, array in built.items():
-            views[name][...] = array
-        self._windows[-1].Fence()  # all ranks of the node see what the first one wrote
-        return read_only(views)
+        first, path, plan = self.local_rank == 0, "", []
+        try:
+            if first:
+                built = {name: np.asarray(array) for name, array in build().items()}
+                path, plan = memory.write(built), memory.plan_of(built)
+            path, plan = decode(self._bcast(self._node, encode((path, plan)) if first else None, 0))
+            arrays = memory.read(path, plan)
+            self._node.Barrier()  # all have it
+            return arrays
+        finally:
+            if first and path:
+                os.unlink(path)
 
     def abort(self, status: int) -> NoReturn:
         sys.stdout.flush()
@@ -105,10 +113,11 @@ class Mpi:
         MPI.COMM_WORLD.Abort(status)
         raise SystemExit(status)  # not reached: Abort does not return
 
+    @watched
     def close(self) -> None:
-        for window in self._windows:
-            window.Free()
-        self._windows.clear()
+        self._world.Barrier()
+        if self.lost:
+            return  # to free, or to end MPI, may wait for the dead: the process ends without
         self._node.Free()
         self._world.Free()
 
@@ -146,14 +155,3 @@ class Mpi:
         for piece in self._pieces(flat):
             self._world.Recv(piece, src)
         return flat.tobytes()
-
-    def _window(self, plan: Sequence[tuple[str, str, tuple[int, ...]]]) -> Arrays:
-        """Arrays by name, dtype and shape in new memory of this node, which the first rank provides."""
-        sizes = [math.prod(shape) * np.dtype(dtype).itemsize for _, dtype, shape in plan]
-        starts = np.cumsum([0, *(-(-size // ALIGN) * ALIGN for size in sizes)]).tolist()
-        provided = max(starts[-1], ALIGN) if self.local_rank == 0 else 0
-        self._windows.append(MPI.Win.Allocate_shared(provided, 1, comm=self._node))
-        memory = np.frombuffer(self._windows[-1].Shared_query(0)[0], np.uint8)
-        self._windows[-1].Fence()  # opens it for writing
-        return {name: memory[start:start + size].view(dtype).reshape(shape)
-                for (name, dtype, shape), size, start in zip(plan, sizes, starts, strict=False)}

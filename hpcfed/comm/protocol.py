@@ -35,12 +35,17 @@ class Comm(Protocol):
     A rank with nothing to give calls as well, with no rows, no items or None. What `gather`, `bcast` and
     `move` return is always a copy that came through `codec`, on one rank too: nobody shares memory by
     accident, and a type that cannot travel is found on the first laptop run.
+
+    Where the MPI runtime allows it (`ulfm`), a rank's death raises RankLost on every other rank, in the verb that
+    it is in, or in a later one; then nothing but `shrink` and `abort` can be called. What verbs gave in between may be
+    wrong, without an error: Open MPI's collectives do that. So nothing counts before `confirm` has returned.
     """
 
     rank: int  # 0..size-1
     size: int
     local_rank: int  # 0.. among the ranks of this node
     node_of: tuple[int, ...]  # [size], node index 0.. of every rank
+    lost: int  # ranks that died so far, and without which this one goes on
 
     def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
             into: Into | None = None) -> list[np.ndarray]:
@@ -71,15 +76,34 @@ class Comm(Protocol):
     def share(self, build: Callable[[], Arrays]) -> Arrays:
         """Arrays that one rank of each node builds and all ranks of that node read from the same memory.
 
-        They are read-only and valid until `close`. An error of build() is raised on the building rank only;
+        They are read-only, and stay valid. An error of build() is raised on the building rank only;
         its caller must abort the run, for the other ranks wait.
+        """
+
+    def confirm(self) -> None:
+        """Return when all ranks have called and none has died: all that verbs gave so far is right.
+
+        Else RankLost, on all ranks alike.
+        """
+
+    def broken(self) -> bool:
+        """Whether a rank has died, for who meets an error that may come of that; not collective."""
+
+    def shrink(self) -> list[int]:
+        """After RankLost: go on without the dead ranks, which are returned by their numbers of before.
+
+        Collective among those that are left. They are numbered anew, in the same order. What `share` gave stays
+        valid. Deaths meanwhile are dealt with.
         """
 
     def abort(self, status: int) -> NoReturn:
         """End all ranks at once, wherever they are, with this exit status."""
 
     def close(self) -> None:
-        """End in order, all ranks together: arrays of `share` are invalid afterwards."""
+        """End in order, all ranks together.
+
+        Where ranks were lost, the process must end by os._exit then: MPI would wait for them at Python's exit.
+        """
 
 
 def valid_rank(name: str, rank: int, size: int) -> None:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 class Serial:
     """One rank, which is alone; the verbs are those of `Comm`."""
 
-    rank, size, local_rank = 0, 1, 0
+    rank, size, local_rank, lost = 0, 1, 0, 0
     node_of: tuple[int, ...] = (0,)
 
     def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
@@ -40,6 +40,16 @@ class Serial:
 
     def share(self, build: Callable[[], Arrays]) -> Arrays:
         return read_only(build())
+
+    def confirm(self) -> None:
+        """Nobody to die."""
+
+    def broken(self) -> bool:
+        return False
+
+    def shrink(self) -> list[int]:
+        """Nobody dies alone."""
+        return []
 
     def abort(self, status: int) -> NoReturn:
         raise SystemExit(status)

@@ -38,6 +38,8 @@ class Meeting:
 class Threads:
     """One rank of `spmd`; the verbs are those of `Comm`."""
 
+    lost = 0
+
     def __init__(self, meeting: Meeting, rank: int, node_of: tuple[int, ...]) -> None:
         self.rank, self.size, self.node_of = rank, len(node_of), node_of
         self.local_rank = node_of[:rank].count(node_of[rank])
@@ -77,6 +79,16 @@ class Threads:
     def share(self, build: Callable[[], Arrays]) -> Arrays:
         built = read_only(build()) if self.local_rank == 0 else None
         return dict(self.exchange("share", built)[self.node_of.index(self.node_of[self.rank])])
+
+    def confirm(self) -> None:
+        self.exchange("confirm")
+
+    def broken(self) -> bool:
+        return False
+
+    def shrink(self) -> list[int]:
+        """Nobody dies alone."""
+        return []
 
     def abort(self, status: int) -> NoReturn:
         raise SystemExit(status)  # spmd releases the others

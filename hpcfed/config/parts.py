@@ -135,6 +135,8 @@ class Checkpoint(Part):
     """How many of the newest checkpoints are kept; while one is written the disk holds one more."""
     required: bool = False
     """Stop when checkpoint or results cannot be written; else the run warns, goes on, and tries again next time."""
+    mirror: bool = False
+    """Each rank keeps a copy of its part and of another rank's in memory: no round is repeated when a rank dies."""
 
 
 class Run(Part):
@@ -156,3 +158,7 @@ class Run(Part):
     """Seconds from a signal to the end of the run: half for the clients in hand, half to save."""
     watchdog: NonNegative = 1800.0
     """Seconds in which no rank gets on, after which the run ends; 0: never."""
+    on_fault: Literal["shrink", "restart", "stop"] = "shrink"
+    """A rank dies. Shrink: the others go on, under `mpirun --with-ft ulfm`, else as restart. Restart: end with 75."""
+    max_restarts: Count = 10
+    """`hpcfed supervise` starts the run again at most so many times."""

@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm.agree import agreed
-from hpcfed.errors import ConfigError
-from hpcfed.storage import checkpoint, names
+from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.storage import checkpoint, names, results
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
 
 
-def prepare(job: Job, comm: Comm) -> Path:
-    """The folder that the run writes to; collective. ConfigError on all ranks if it cannot be used."""
+def prepare(job: Job, comm: Comm, ours: bool = False) -> Path:
+    """The folder that the run writes to; collective. ConfigError on all ranks if it cannot be used.
+
+    ours: it has been this run's already.
+    """
     folder = agreed(comm, lambda: of(job))
-    agreed(comm, lambda: claim(job, folder) if comm.rank == 0 else None)
+    agreed(comm, lambda: (sweep(folder) if ours else claim(job, folder)) if comm.rank == 0 else None)
     return folder
 
 
@@ -45,8 +48,7 @@ def claim(job: Job, folder: Path) -> None:
         for old in (names.results_file(folder), names.journal_file(names.results_file(folder))):
             old.unlink(missing_ok=True)
         shutil.rmtree(names.checkpoint_folder(folder), ignore_errors=True)
-    for left in folder.glob(names.spill_folder(Path(), "*").name):  # by a run that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    sweep(folder)
     make(names.checkpoint_folder(folder))
 
 
@@ -58,3 +60,17 @@ def make(folder: Path) -> None:
         raise ConfigError(f"out: cannot make the folder {folder}: {error.strerror}; give another --out") from error
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"out: {folder} is not writable; give another --out")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed ranks had on disk: what did not fit in their memory, and the signs for their watchdogs."""
+    for left in (*folder.glob(names.spill_folder(Path(), "*").name), names.watch_folder(folder)):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """The job of a run that is to be resumed."""
+    if path.suffix == ".h5" and not os.path.isfile(path):
+        raise CheckpointError(f"resume: {path} is no file; give a run folder, or one of its checkpoints")
+    job = results.recover(names.run_of(path)).header["job"]
+    return {k: v for k, v in job.items() if k not in ("out", "resume", "overwrite", "dry_run", "quiet", "verbose")}

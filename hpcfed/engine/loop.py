@@ -1,54 +1,60 @@
-"""The loop around the rounds: results, checkpoints, signals."""
+"""The loop around the rounds: results, checkpoints, and what ends it."""
 
 from __future__ import annotations
 
-import signal
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcfed.cluster.pulse import Pulse, Stopped
+from hpcfed.cluster.pulse import Stopped
 from hpcfed.engine import describe, saving
 from hpcfed.engine.saver import Saver
 from hpcfed.engine.watchdog import Watchdog
 from hpcfed.errors import WriteError
+from hpcfed.status import DONE, RESUME_ME
 from hpcfed.storage.results import FINAL, Results
 
 if TYPE_CHECKING:
+    from hpcfed.engine.recover import Course
     from hpcfed.engine.rounds import Rounds
     from hpcfed.report.progress import Progress
-
-DONE, RESUME_ME = 0, 75  # exit statuses; 75 is EX_TEMPFAIL: saved, start again with --resume
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Loop:
     """Round after round until the job's last, or until a signal asks to stop."""
 
-    def __init__(self, rounds: Rounds, folder: Path, results: Results | None, progress: Progress):
+    def __init__(self, rounds: Rounds, folder: Path, results: Results | None, progress: Progress, course: Course):
         self.rounds, self.folder, self.results, self.progress = rounds, folder, results, progress
-        self.job, self.comm = rounds.fed.job, rounds.fed.comm
-        self.saved_at, self.saved_t, self.first = time.monotonic(), rounds.t, rounds.t
+        self.job, self.comm, self.course = rounds.fed.job, rounds.fed.comm, course
+        self.saved_at, self.saved_t, self.first = time.monotonic(), course.saved, rounds.t
         self.saver = Saver(rounds, folder, results)
+        self.saver.exists = course.saved > 0
 
     def run(self) -> int:
-        """All rounds that are left; collective. Returns the exit status."""
-        pulse, settings = self.rounds.fed.pulse, self.job.run
-        watchdog = Watchdog(pulse, self.comm.rank, self.comm.size, self.folder, settings.watchdog)
-        with Signals(pulse, settings.grace / 2), watchdog, self.saver:
+        """All rounds that are left; collective. Returns the exit status, when all ranks are through."""
+        pulse = self.rounds.fed.pulse
+        self.course.signals.watch(pulse)
+        with Watchdog(pulse, self.comm.rank, self.comm.size, self.folder, self.job.run.watchdog), self.saver:
+            self.copy()
             try:
-                return self.go_on()
+                status = self.go_on()
             except Stopped:
+                self.comm.confirm()
                 if self.rounds.t < self.job.rounds:
                     self.save()
-                return self.stopped()
+                status = self.stopped()
+            self.comm.confirm()  # rank 0 writes to the end: were it to die there, the others are still here to go on
+        return status
 
     def go_on(self) -> int:
         """The rounds, and what follows the last; raises Stopped on all ranks where a signal ends that."""
         while self.rounds.t < self.job.rounds:
             row, flags = self.rounds.step(self.flags)
+            self.comm.confirm()
+            self.copy(row)  # first: from here on the round is finished, whoever dies
             self.write(row)
+            self.course.reached = self.rounds.t
             if self.saver.pending and not flags["writing"]:
                 self.settle()
             if self.due(flags):
@@ -114,6 +120,12 @@ class Loop:
             self.warn(f"{error}\n  results stay in memory, and are written as soon as that can be done")
         self.progress.round(self.rounds.t, row)
 
+    def copy(self, row: dict[str, Any] | None = None) -> None:
+        """Let the ranks copy what they hold into one another's memory, where they do. row: that of the last round."""
+        if self.course.mirror:
+            rows = self.results.unwritten() if self.results else {}
+            self.course.mirror.take(self.rounds, rows | ({str(self.rounds.t - 1): row} if row and self.results else {}))
+
     def save(self) -> None:
         """Begin a checkpoint, after the one before."""
         self.settle()
@@ -133,20 +145,3 @@ class Loop:
     def warn(self, text: str) -> None:
         """Say it, also where the job is quiet."""
         self.rounds.fed.say(f"warning: {text}")
-
-
-class Signals:
-    """While active, SIGTERM, SIGUSR1 and SIGINT ask this rank to stop: clients in hand have so many seconds."""
-
-    def __init__(self, pulse: Pulse, seconds: float):
-        self.pulse, self.seconds = pulse, seconds
-
-    def __enter__(self) -> None:
-        self.before = {s: signal.signal(s, self.ask) for s in SIGNALS}
-
-    def __exit__(self, *_: object) -> None:
-        for s, handler in self.before.items():
-            signal.signal(s, handler)
-
-    def ask(self, *_: object) -> None:
-        self.pulse.ask(self.seconds)

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfed.comm.agree import agreed
-from hpcfed.engine import describe, events, saving
+from hpcfed.engine import describe, events
 from hpcfed.engine.folder import prepare
-from hpcfed.engine.loop import DONE, Loop
+from hpcfed.engine.loop import Loop
+from hpcfed.engine.recover import Course, surviving
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
 from hpcfed.report.progress import Progress
+from hpcfed.status import DONE
 from hpcfed.storage import checkpoint, names
-from hpcfed.storage.results import Results
+from hpcfed.storage.results import Results, Rows
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
@@ -22,22 +24,31 @@ if TYPE_CHECKING:
 
 
 def run(job: Job, comm: Comm) -> int:
-    """Run a job on these ranks; collective. Returns the exit status, loop.DONE or loop.RESUME_ME."""
-    facts = world(job, comm)
+    """Run a job on these ranks; collective. Returns the exit status, of `hpcfed.status`."""
+    return surviving(Course(job), comm, attempt)
+
+
+def attempt(course: Course, comm: Comm) -> int:
+    """The run from where it stands to its end, on these ranks; collective. Returns the exit status."""
+    job = course.job
+    facts = course.facts or world(job, comm)
+    comm.confirm()
+    course.facts = facts
     fed = federation(job, comm, facts)
     if job.dry_run:
         if comm.rank == 0:
             describe.plan(job, facts, fed)
         return DONE
     warn(fed)
-    folder = prepare(job, comm)
+    folder = prepare(job, comm, ours=course.begun)
     rounds = events.start(fed)
-    if job.resume:
-        saving.restore(rounds, job.resume)
-    results = agreed(comm, lambda: open_results(job, folder, facts, rounds) if comm.rank == 0 else None)
     try:
+        course.restore(rounds, folder)
+        known = course.rows
+        results = agreed(comm, lambda: open_results(job, folder, facts, rounds, known) if comm.rank == 0 else None)
+        course.begun = True
         with Progress(job, folder, facts, active=comm.rank == 0) as progress:
-            return Loop(rounds, folder, results, progress).run()
+            return Loop(rounds, folder, results, progress, course).run()
     finally:
         fed.store.close()
 
@@ -49,15 +60,21 @@ def warn(fed: Federation) -> None:
         fed.say(f"warning: {idle} of {fed.comm.size} ranks have no client and stay idle")
 
 
-def open_results(job: Job, folder: Path, facts: World, rounds: Rounds) -> Results:
-    """The result file: new, or that of the run that goes on, cut to the checkpoint's round."""
-    header = describe.header(job, facts, rounds)
-    if job.resume and rounds.t:
+def open_results(job: Job, folder: Path, facts: World, rounds: Rounds, known: Rows | None = None) -> Results:
+    """The result file: new, or that of the run that goes on, cut to the round after which it does.
+
+    known: rows that may not be on disk.
+    """
+    header, known = describe.header(job, facts, rounds), known or {}
+    if rounds.t > len(known):
         checkpoint.drop_after(folder, rounds.t)
-        results = Results.resume(folder, rounds.t, header)
+        results = Results.resume(folder, rounds.t, header, known)
         if results.source != results.path:
             rounds.fed.say(f"warning: {results.path}: damaged or missing; the run goes on with the copy in "
                            f"{results.source}")  # fmt: skip
         return results
     facts.partition.save(names.partition_file(folder))
-    return Results(folder, header, describe.arrays(facts))
+    results = Results(folder, header, describe.arrays(facts))
+    for t in range(rounds.t):  # a rank died before any of them was on disk
+        results.append(known[str(t)])
+    return results

@@ -54,6 +54,18 @@ def restore(rounds: Rounds, path: Path) -> None:
     agreed(fed.comm, lambda: refuse(damage, file) if fed.comm.rank == 0 else None)
 
 
+def exists(fed: Federation, run: Path) -> bool:
+    """Whether there is a checkpoint in a run folder; collective."""
+
+    def found() -> bool:
+        try:
+            return bool(candidates(fed, run))
+        except CheckpointError:
+            return False
+
+    return fed.comm.bcast(agreed(fed.comm, lambda: found() if fed.comm.rank == 0 else False))
+
+
 def offered(fed: Federation, path: Path) -> list[Path]:
     """The checkpoints to be tried, as rank 0 finds them: other nodes may see a folder late."""
     found = agreed(fed.comm, lambda: candidates(fed, path) if fed.comm.rank == 0 else [])

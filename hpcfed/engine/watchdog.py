@@ -20,9 +20,9 @@ from pathlib import Path
 from time import localtime, sleep, strftime, time
 
 from hpcfed.cluster.pulse import Pulse
+from hpcfed.status import HUNG
 from hpcfed.storage import names
 
-HUNG = 70  # exit status
 LOOKS = 40  # times that a rank looks in the seconds allowed; but at least every
 OFTEN = 30.0  # seconds
 SILENT = 3  # looks after which a rank whose file is not renewed cannot speak

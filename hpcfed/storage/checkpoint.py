@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcfed.errors import CheckpointError, DamagedError
+from hpcfed.paths import matching
 from hpcfed.storage import names
 from hpcfed.storage.atomic import TEMPORARY, writing
 from hpcfed.storage.reader import Reader
@@ -140,10 +141,10 @@ def drop_after(run: Path, rounds: int) -> None:
 
 def _saved(folder: Path) -> list[Path]:
     """Checkpoints in a folder, the newest first; empty if there is no such folder."""
-    found = [path for path in folder.glob("round-*.h5") if NAME.fullmatch(path.name)]
+    found = [path for path in matching(folder, "round-*.h5") if NAME.fullmatch(path.name)]
     return sorted(found, key=rounds_of, reverse=True)
 
 
 def _parts(folder: Path) -> list[Path]:
     """Folders of parts in a folder."""
-    return [path for path in folder.glob("round-*") if path.is_dir() and PARTS.fullmatch(path.name)]
+    return [path for path in matching(folder, "round-*") if path.is_dir() and PARTS.fullmatch(path.name)]

@@ -27,8 +27,15 @@ class Journal:
     """Takes blocks. path: where; after: the file that it goes on from, as it is now."""
 
     def __init__(self, path: Path, after: Path):
-        self.path, self.seal = path, seal(after)
+        self.path, self.after, self.seal = path, after, seal(after)
         self.end = 0  # of the last whole block
+
+    def fits(self) -> bool:
+        """Whether the file that it goes on from is still there."""
+        try:
+            return seal(self.after) == self.seal
+        except OSError:
+            return False
 
     def append(self, first: int, block: Columns) -> None:
         """Add a block, whose first round is `first`, and flush it to the disk; WriteError where that fails."""

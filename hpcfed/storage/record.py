@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from hpcfed.errors import CheckpointError, DamagedError, unknown
+from hpcfed.paths import matching
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import opened
 from hpcfed.storage.columns import joined, length
@@ -83,7 +84,7 @@ def recover(run: Path) -> Record:
     try:
         return load(run)
     except DamagedError:
-        records = [copy for copy in map(_whole, names.checkpoint_folder(run).glob("round-*/results.h5")) if copy]
+        records = [copy for copy in map(_whole, matching(names.checkpoint_folder(run), "round-*/results.h5")) if copy]
         if not records:
             raise
         return max(records, key=lambda record: record.rounds)

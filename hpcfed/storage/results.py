@@ -24,6 +24,7 @@ FINAL = "final"  # arrays of what a method does after the last round
 PAST = ("versions", "commit", "hardware", "ranks")  # what a resumed run keeps of each header before its own
 
 Cell = np.ndarray | np.generic | float | int
+Rows = dict[str, dict[str, Cell]]  # by the round's number, from 0
 
 
 class Results:
@@ -45,14 +46,15 @@ class Results:
         self._written, self._took = monotonic(), 0.0  # when the file was last written, and the seconds of a round in it
 
     @classmethod
-    def resume(cls, run: Path, rounds: int, header: Header) -> Results:
+    def resume(cls, run: Path, rounds: int, header: Header, known: Rows | None = None) -> Results:
         """Go on after the first `rounds` rounds of the run's result file; later rows are dropped.
 
-        `header` replaces the old one, of which "history" keeps the versions, hardware and ranks, and up to
-        which round they hold. Raises CheckpointError if the file has fewer rows, or as `load` does.
+        known: rows that the file may lack, as `unwritten` gave them.  `header` replaces the old one, of which "history"
+        keeps the versions, hardware and ranks, and up to which round they hold. Raises CheckpointError if rows are
+        missing, or as `load` does.
         """
-        old = recover(run)
-        if old.rounds < rounds:
+        old, known = recover(run), known or {}
+        if any(str(t) not in known for t in range(old.rounds, rounds)):
             raise CheckpointError(
                 f"{names.results_file(run)}: holds {old.rounds} rounds, the checkpoint {rounds}; "
                 "resume from an earlier checkpoint, or restore the result file that belongs to this one"
@@ -60,7 +62,10 @@ class Results:
         past = {"rounds": rounds} | {key: old.header[key] for key in PAST if key in old.header}
         arrays = {name: array for name, array in old.arrays.items() if not name.startswith(f"{FINAL}/")}
         results = cls(run, {**header, "history": [*old.header.get("history", []), past]}, arrays)
-        results._blocks = [{name: column[:rounds] for name, column in old.columns.items()}] if rounds else []
+        written = min(rounds, old.rounds)
+        results._blocks = [{name: column[:written] for name, column in old.columns.items()}] if written else []
+        for t in range(written, rounds):
+            results.append(known[str(t)])
         results.source = old.path
         return results
 
@@ -73,6 +78,11 @@ class Results:
     def stored(self) -> int:
         """How many of them are on disk."""
         return sum(map(length, self._blocks)) if self._journal else 0
+
+    def unwritten(self) -> Rows:
+        """The rows that are not on disk yet."""
+        first = self.rounds - len(self._rows)
+        return {str(first + i): row for i, row in enumerate(self._rows)}
 
     def append(self, row: dict[str, Cell]) -> None:
         """Add one round: by name one value per client [K], per rank [R], or one number."""
@@ -87,8 +97,15 @@ class Results:
         if self._journal is None or self._expected() <= BUDGET * (monotonic() - self._written):
             self.finish()
         elif self._rows and (force or len(self._rows) >= MANY):
+            self._extend(self._journal)
+
+    def _extend(self, journal: Journal) -> None:
+        """Add what is new to the journal; the file that it belongs to may have been removed meanwhile."""
+        if not journal.fits():
+            self.finish()
+        else:
             block = stacked(self._rows)
-            self._journal.append(self.rounds - len(self._rows), block)
+            journal.append(self.rounds - len(self._rows), block)
             self._blocks.append(block)
             self._rows = []
 
@@ -108,7 +125,9 @@ class Results:
 
     def secure(self, rounds: int) -> None:
         """Make sure that so many rounds are on disk; WriteError if that fails."""
-        if self.stored < rounds:
+        if not (self._journal and self._journal.fits()):
+            self.finish()
+        elif self.stored < rounds:
             self.write(force=True)
 
     def copy(self, path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hpcfed.cluster import profiles
 from hpcfed.data.holdings import Partition
 from hpcfed.errors import DataError
-from hpcfed.storage import names
+from hpcfed.storage import names, results
 from tests.attack.claims import TINY, command, damaged, refused, run
 
 pytestmark = pytest.mark.timeout(120)
@@ -47,12 +47,23 @@ def versions(whole: bytes, n: int, g: Random) -> Iterator[bytes]:
             yield version
 
 
-def test_a_damaged_result_file_is_refused_by_every_command_and_by_resume(copy):
+def test_a_damaged_result_file_is_refused_by_every_command_and_by_resume_where_its_copies_are_too(copy):
     path = names.results_file(copy)
+    first, spare = (names.results_copy(names.parts_folder(names.checkpoint_file(copy, t))) for t in (1, 2))
+    first.unlink()
     for i, version in enumerate(versions(path.read_bytes(), 40, Random(1))):
         path.write_bytes(version)
+        spare.write_bytes(version)
         refused(command(COMMANDS[i % 4], str(copy)), str(path), "run the job again")
         refused(run("--resume", str(copy), "--rounds", "3"), str(path))
+
+
+def test_a_damaged_result_file_is_made_anew_from_its_copy_by_resume(copy):
+    path = names.results_file(copy)
+    path.write_bytes(path.read_bytes()[:-1])
+    done = run("--resume", str(copy), "--rounds", "3", "--quiet")
+    assert done.status == 0 and f"{path}: damaged or missing; the run goes on with the copy" in done.err
+    assert results.load(copy).rounds == 3
 
 
 def test_a_damaged_checkpoint_is_never_resumed_from(copy):
@@ -63,13 +74,15 @@ def test_a_damaged_checkpoint_is_never_resumed_from(copy):
 
 
 def test_files_in_each_others_place_are_refused(copy, tmp_path):
-    results, saved = names.results_file(copy), names.checkpoint_file(copy, 2)
+    own, saved = names.results_file(copy), names.checkpoint_file(copy, 2)
     refused(command("summary", str(saved)), "holds hpcfed-checkpoint, not hpcfed-results")
     refused(command("summary", str(names.partition_file(copy))), "not a file of hpcfed")
-    shutil.copy(results, saved)
+    shutil.copy(own, saved)
     refused(run("--resume", str(saved)), "holds hpcfed-results, not hpcfed-checkpoint")
-    with h5py.File(results, "w") as file:
+    with h5py.File(own, "w") as file:
         file["columns"] = np.zeros(3)
+    for parts in (1, 2):
+        names.results_copy(names.parts_folder(names.checkpoint_file(copy, parts))).unlink()
     refused(run("--resume", str(copy)), "not a file of hpcfed")
 
 

@@ -10,7 +10,7 @@ from tests.house.source import MODULES, PACKAGE, ROOT, imports, module, name
 LEVELS = (  # a part imports itself and parts of the lines above, never its neighbours or those below
     "errors  paths",
     "config.limits",
-    "registry  compat  rng  params  config.parts",
+    "registry  compat  rng  params  status  config.parts",
     "config.system",
     "comm  storage  averaging",
     "cluster  data  models  payload",

@@ -9,10 +9,10 @@ from hpcfed.comm import Serial, spmd
 from hpcfed.config.load import load
 from hpcfed.data.synthetic import SPREAD, Synthetic
 from hpcfed.engine import describe
+from hpcfed.engine.folder import stored
 from hpcfed.engine.run import run
 from hpcfed.engine.setup import world
 from hpcfed.errors import ConfigError
-from hpcfed.main import stored
 from hpcfed.report import summary
 from hpcfed.report.plot import plot
 from hpcfed.storage.digest import digest

@@ -1,0 +1,121 @@
+"""What becomes of MPI ranks when one of them dies: the others are told, agree, and go on without it.
+
+By ULFM: Bland et al., 2013, doi:10.1177/1094342013488238. A collective that has met a death may fail on some ranks
+only, and in Open MPI 5 return wrong data on others, without an error. The one call that gives all ranks the same
+answer is the agreement, and all ranks must make it: each makes one for each `confirm`, or in place of it where it
+has met a death before.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hpcfed.comm import ulfm
+from hpcfed.comm.start import MPI
+from hpcfed.errors import RankLost
+
+T = TypeVar("T")
+LOST = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED} if ulfm.available() else set()
+NEWS = 1.0  # seconds in which a rank learns of a death; tens of milliseconds were seen
+
+
+def watched(verb: Callable[..., T]) -> Callable[..., T]:
+    """A verb that raises RankLost where a rank has died; the others do so soon."""
+
+    @wraps(verb)
+    def told(self: "Mortal", *args: Any, **kwargs: Any) -> T:
+        try:
+            return verb(self, *args, **kwargs)
+        except MPI.Exception as error:
+            if error.Get_error_class() not in LOST:
+                raise
+            self._revoke()
+            raise RankLost("a rank died") from error
+
+    return told
+
+
+class Mortal:
+    """The part of `Mpi` that deals with deaths."""
+
+    rank: int
+    size: int
+    lost = 0
+    _world: MPI.Intracomm
+    _node: MPI.Intracomm
+    _agreed = False  # whether the agreement has told of a death: `shrink` needs no other one
+
+    def _join(self, world: MPI.Intracomm) -> None:
+        """Be one of these ranks from now on."""
+        raise NotImplementedError
+
+    def confirm(self) -> None:
+        if ulfm.available() and not self._agree(True):
+            self._agreed = True
+            raise RankLost("a rank died")
+
+    def broken(self) -> bool:
+        end = time.monotonic() + NEWS
+        while ulfm.available() and time.monotonic() < end:
+            MPI.COMM_SELF.Iprobe()  # news come in while MPI is called
+            if self._failed():
+                return True
+            time.sleep(0.01)
+        return False
+
+    def shrink(self) -> list[int]:
+        """Go on with those that are left, as `Comm` has it: until a meeting of all of them has seen no more deaths."""
+        before, size, was = self.rank, self.size, list[int]()
+        if not self._agreed:
+            self._revoke()
+            self._agree(False)
+        while not was or not self._agree(True):
+            self._revoke()
+            self._world, was = self._world.Shrink(), [before]
+            with suppress(RankLost):  # one more death, while the ranks meet: the agreement will tell
+                was = self._meet(before)
+        self.lost, self._agreed = self.lost + size - len(was), False
+        return sorted(set(range(size)) - set(was))
+
+    @watched
+    def _meet(self, before: int) -> list[int]:
+        """Be one of the ranks that are left; returns who they were."""
+        self._join(self._world)
+        was = np.empty(self._world.size, np.int64)
+        self._world.Allgather(np.array([before], np.int64), was)
+        return was.tolist()
+
+    def _agree(self, fine: bool) -> bool:
+        """Whether all ranks find all fine, and none has died: the same answer on all ranks."""
+        answer = np.array([fine], np.int32)
+        try:
+            asked = self._world.Iagree(answer)
+            while not asked.Test():
+                if self._failed():
+                    self._revoke()  # a rank may wait in a collective for one that is here already
+                time.sleep(0)
+        except MPI.Exception as error:
+            if error.Get_error_class() not in LOST:
+                raise
+            return False
+        return bool(answer[0])
+
+    def _failed(self) -> bool:
+        """Whether this rank knows of a death."""
+        if self._world.Is_revoked():
+            return True
+        dead = self._world.Get_failed()
+        try:
+            return dead.size > 0
+        finally:
+            dead.Free()
+
+    def _revoke(self) -> None:
+        """Let no rank wait in a call that others will not make; what has begun fails there as well."""
+        for comm in (self._world, self._node):
+            if comm != MPI.COMM_NULL and not comm.Is_revoked():
+                comm.Revoke()

@@ -1,0 +1,100 @@
+"""`hpcfed supervise -- mpirun -np 4 python -m hpcfed.main JOB.toml`: a run that is started again when it is cut short.
+
+For machines without a batch system that does it. A run has ended for good with status 0, done, and 2, a mistake in
+job, data or files. All other ends are of the machine or by chance: 75, mpirun's 128 + signal after a rank was killed,
+what launchers return where a node is gone, even a bug. They end here too when a restart gains no round.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcfed.config.load import load
+from hpcfed.engine import folder
+from hpcfed.errors import ConfigError
+from hpcfed.status import DONE, WRONG
+from hpcfed.storage import checkpoint
+
+MAIN = "hpcfed.main"
+GAVE_UP = 1
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+def supervise(words: Sequence[str]) -> int:
+    """Run this command, again with --resume as long as that helps; returns the exit status.
+
+    words: the command, the launcher first; no shell reads it. A run folder that holds a checkpoint is gone on with,
+    unless the job says overwrite. Raises ConfigError for a command that does not start a run.
+    """
+    if MAIN not in words:
+        raise ConfigError(f"supervise: the command does not start {MAIN}; give all of it, as in\n"
+                          f"  hpcfed supervise -- mpirun -np 4 python -m {MAIN} JOB.toml --rounds 100")  # fmt: skip
+    job = load(words[list(words).index(MAIN) + 1 :], folder.stored)
+    run, gained, process = folder.of(job), -1, Process()
+    more = [] if job.overwrite or job.resume or not saved(run) else again(run)
+    for restarts in range(job.run.max_restarts + 1):
+        status = process.run([*words, *more])
+        if status in (DONE, WRONG) or job.run.on_fault == "stop" or process.asked:
+            return status
+        if saved(run) <= gained:
+            return give_up(status, f"no round was gained since the last start: {gained} saved, as before")
+        gained, more = saved(run), again(run)
+        if restarts < job.run.max_restarts:
+            say(f"ended with status {status}, {gained} rounds are saved; restart {restarts + 1}: {' '.join(more)}")
+    return give_up(status, f"run.max_restarts = {job.run.max_restarts}")
+
+
+def saved(run: Path) -> int:
+    """Rounds of the newest checkpoint; 0 if there is none."""
+    newest = checkpoint.newest(run)
+    return checkpoint.rounds_of(newest) if newest else 0
+
+
+def again(run: Path) -> list[str]:
+    """The flags, after all others, with which a run goes on; one that had saved nothing begins anew."""
+    return ["--resume", str(run)] if saved(run) else ["--overwrite"]
+
+
+def give_up(status: int, why: str) -> int:
+    say(f"ended with status {status}, and is not started again: {why}")
+    return GAVE_UP
+
+
+def say(text: str) -> None:
+    print(f"hpcfed supervise: {text}", file=sys.stderr, flush=True)
+
+
+class Process:
+    """The process that is watched, one after the other. Who asks this one to stop asks that one to save and stop.
+
+    It is asked by SIGUSR1: mpirun hands that on to the ranks, while on SIGTERM it ends them at once. It has a process
+    group of its own, so that Ctrl-C in a terminal does not. Who asks twice is in a hurry: that signal goes as it is.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.child: subprocess.Popen[bytes] | None = None
+
+    def run(self, words: Sequence[str]) -> int:
+        """The exit status of a command, as shells count: 128 + signal for one that was killed."""
+        before = {number: signal.signal(number, self.ask) for number in SIGNALS}
+        try:
+            with subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0) as self.child:
+                if self.asked:  # before there was a child to be told
+                    self.child.send_signal(signal.SIGUSR1)
+                status = self.child.wait()
+        except OSError as error:
+            raise ConfigError(f"supervise: cannot start {words[0]}: {error.strerror}") from error
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return status if status >= 0 else 128 - status
+
+    def ask(self, number: int, _: object) -> None:
+        if self.child:
+            self.child.send_signal(number if self.asked else signal.SIGUSR1)
+        self.asked = True

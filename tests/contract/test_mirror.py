@@ -1,0 +1,99 @@
+"""Copies in other ranks' memory: what the ranks that are left have together is the whole run."""
+
+import numpy as np
+import pytest
+
+from hpcfed.comm import Comm, spmd
+from hpcfed.engine.mirror import Mirror, stride
+from hpcfed.engine.snapshot import take_up
+from tests.contract import toy
+
+ROUNDS = 3
+FLAGS = ("--local.keep_optimiser", "true", "--local.optimiser", "adam", "--rounds", str(ROUNDS + 2))
+ROWS = {"4": {"rounds/seconds": np.array(0.5)}}
+
+
+def job(method: str):
+    return toy.job(method, *FLAGS, *(("--participation", "0.5") if method != "swift" else ()))
+
+
+def interrupted(comm: Comm, method: str) -> Mirror:
+    """The copies of a run that is cut off in its fourth round; every rank has them of all rounds before."""
+    mirror, rounds = Mirror(), toy.start(comm, job(method))
+    mirror.take(rounds, {})
+    for _ in range(ROUNDS):
+        rounds.step()
+        mirror.take(rounds, ROWS)
+    rounds.step()
+    return mirror
+
+
+def resumed(comm: Comm, method: str, mirrors: list[Mirror]) -> tuple[int, toy.Outcome | None]:
+    """From what is left to the end, and the round from which it went on; -1 where the copies are not whole."""
+    rounds = toy.start(comm, job(method))
+    copy = mirrors[comm.rank].restored(rounds.fed)
+    if copy is None:
+        return -1, None
+    assert copy.get("rows")["4"]["rounds/seconds"] == 0.5
+    take_up(rounds, copy)
+    went_on = rounds.t
+    while rounds.t < rounds.fed.job.rounds:
+        row = rounds.step()[0]
+    return went_on, toy.outcome(rounds, [row])
+
+
+@pytest.mark.parametrize("method", ["fedclassavg", "central", "swift"])
+def test_any_rank_or_two_apart_can_die_and_the_run_ends_with_the_same_bits(method):
+    mirrors = spmd(4, lambda comm: interrupted(comm, method))
+    whole = spmd(1, lambda comm: toy.run(comm, job(method)))[0]
+    for dead in ({0}, {2}, {1, 3}):
+        left = [mirror for rank, mirror in enumerate(mirrors) if rank not in dead]
+        t, ended = spmd(len(left), lambda comm, left=left: resumed(comm, method, left))[0]
+        assert t == ROUNDS
+        assert dict(toy.leaves([ended.state, ended.weights, ended.memory])) == \
+            dict(toy.leaves([whole.state, whole.weights, whole.memory]))  # fmt: skip
+
+
+def test_a_rank_that_dies_with_the_one_that_kept_its_copy_is_lost():
+    mirrors = spmd(4, lambda comm: interrupted(comm, "fedclassavg"))
+    assert spmd(2, lambda comm: resumed(comm, "fedclassavg", mirrors[2:])) == [(-1, None)] * 2
+    assert not mirrors[2].kept and not mirrors[3].kept
+
+
+def test_all_go_back_to_the_newest_copy_that_everyone_has():
+    def behind(comm: Comm) -> Mirror:
+        mirror, rounds = Mirror(), toy.start(comm, job("fedclassavg"))
+        mirror.take(rounds, ROWS)
+        rounds.step()
+        if comm.rank == 1:
+            mirror.copied(rounds, ROWS)  # makes the calls, and is cut off before it has the copy
+        else:
+            mirror.kept.append(mirror.copied(rounds, ROWS))
+        return mirror
+
+    mirrors = spmd(3, behind)
+    assert spmd(2, lambda comm: resumed(comm, "fedclassavg", mirrors[:2]))[0][0] == 0
+
+
+def test_only_what_a_round_has_changed_travels():
+    def moved(comm: Comm) -> list[int]:
+        mirror, rounds = Mirror(), toy.start(comm, toy.job("local", *FLAGS, "--participation", "0.2"))
+        mirror.take(rounds, {})
+        rounds.step()
+        mirror.take(rounds, {})
+        before, sent, move = mirror.kept[0], [], comm.move
+        rounds.step()
+        comm.move = lambda item, src, dst: sent.append(item is not None) or move(item, src, dst)
+        mirror.take(rounds, {})
+        cohort = len(rounds.fed.sample(1))
+        same = [name for name, item in mirror.kept[0].own.items() if item is before.own.get(name)]
+        return [sum(sent), cohort, len(same), sum(name.startswith("clients/") for name in before.own)]
+
+    sent, cohorts, same, held = map(sum, zip(*spmd(2, moved), strict=True))
+    assert sent <= cohorts / 2 + 4 and same >= held - cohorts / 2
+
+
+@pytest.mark.parametrize(("node_of", "step"), [((0, 0, 0), 1), ((0, 0, 1, 1), 2), ((0, 1, 2), 1), ((0, 0, 0, 1), 1),
+                                               ((0,) * 4 + (1,) * 4 + (2,) * 4, 4)])  # fmt: skip
+def test_a_copy_goes_to_another_node_where_that_serves_all(node_of, step):
+    assert stride(node_of) == step

@@ -1,0 +1,78 @@
+"""`python fatal.py [JOB.toml] [--field value ...]` is hpcfed.main in which ranks kill themselves at given moments.
+
+FATAL="2:train:3 0+1:collective:5" kills rank 2 in round 3 while a client trains, ranks 0 and 1 in round 5 where the
+ranks meet. Ranks are numbered as the launcher did; rounds count from 1.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hpcfed.comm.mpi import Mpi
+from hpcfed.engine import loop, recover, run
+from hpcfed.engine.mirror import Mirror
+from hpcfed.engine.rounds import Rounds
+from hpcfed.engine.saver import Saver
+from hpcfed.federation import Federation
+from hpcfed.main import main
+from hpcfed.storage import parts
+from hpcfed.storage.results import Results
+
+ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
+WHERE: dict[str, tuple[Any, str]] = {
+    "setup": (run, "world"),
+    "train": (Federation, "note"),
+    "collective": (Mpi, "sum"),
+    "merge": (Mpi, "bcast"),
+    "send": (Mpi, "move"),
+    "evaluate": (Rounds, "score"),
+    "record": (Rounds, "record"),
+    "results": (Results, "write"),
+    "copy": (Mirror, "copied"),
+    "save": (Saver, "start"),
+    "part": (parts, "write_part"),
+    "index": (parts, "write_index"),
+    "recover": (recover.Course, "restore"),
+    "finish": (loop.Loop, "conclude"),
+}
+STATE = {"round": 0}  # that is going on, from 1
+
+
+def moments() -> dict[str, set[int]]:
+    """The rounds in which this rank dies, by place; 0 where the round does not matter."""
+    mine: dict[str, set[int]] = {}
+    for fault in os.environ.get("FATAL", "").split():
+        ranks, place, t = fault.split(":")
+        if str(ME) in ranks.split("+"):
+            mine.setdefault(place, set()).add(int(t))
+    return mine
+
+
+def deadly(work: Callable, when: set[int]) -> Callable:
+    def wrapped(*args, **kwargs):
+        saved = next((what.rounds for what in args if isinstance(what, parts.About)), None)  # in the background
+        if (STATE["round"] if saved is None else saved) in when:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return work(*args, **kwargs)
+
+    return wrapped
+
+
+def noting(step: Callable) -> Callable:
+    """A round, of which STATE knows the number."""
+
+    def wrapped(rounds, *args):
+        STATE["round"] = rounds.t + 1
+        return step(rounds, *args)
+
+    return wrapped
+
+
+if __name__ == "__main__":
+    Rounds.step = noting(Rounds.step)
+    for place, when in moments().items():
+        owner, name = WHERE[place]
+        setattr(owner, name, deadly(getattr(owner, name), when))
+    sys.exit(main())

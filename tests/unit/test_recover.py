@@ -1,0 +1,67 @@
+"""What is done when a rank dies, on ranks that do not really die."""
+
+import pytest
+
+from hpcfed.comm import Serial, ulfm
+from hpcfed.config.load import load
+from hpcfed.engine.recover import Course, surviving
+from hpcfed.errors import DivergedError, RankLost
+
+
+class Bereft(Serial):
+    """The rank that is left of three, when a death has come up."""
+
+    def shrink(self) -> list[int]:
+        self.lost += 1
+        return [self.lost]
+
+    def broken(self) -> bool:
+        return self.lost > 0
+
+
+def job(*flags: str):
+    return load(["--clients", "2", "--models.mix", "mlp", *flags], environ={})
+
+
+def attempts(*outcomes):
+    """An attempt that comes to these outcomes, one after the other: an exit status, or an error that is raised."""
+    left = list(outcomes)
+
+    def attempt(course, comm):
+        if isinstance(left[0], BaseException):
+            raise left.pop(0)
+        return left.pop(0)
+
+    return attempt
+
+
+def test_an_attempt_is_made_again_after_every_death():
+    course = Course(job())
+    assert surviving(course, Bereft(), attempts(RankLost(), RankLost(), 0)) == 0
+    assert course.deaths == ["rank 1 of 1 died", "rank 2 of 1 died"]
+
+
+@pytest.mark.parametrize(("on_fault", "status"), [("restart", 75), ("stop", 1)])
+def test_a_job_may_ask_to_end_instead(on_fault, status, capfd):
+    course = Course(job("--run.on_fault", on_fault, "--out", "runs/a"))
+    assert surviving(course, Bereft(), attempts(RankLost())) == status
+    assert "continue with --resume runs/a" in capfd.readouterr().err
+
+
+def test_an_error_that_may_come_of_a_death_is_no_error():
+    assert surviving(Course(job()), Bereft(), attempts(RankLost(), DivergedError("nan"), ValueError("damaged"), 0)) == 0
+
+
+def test_an_error_without_a_death_is_one():
+    with pytest.raises(DivergedError):
+        surviving(Course(job()), Bereft(), attempts(DivergedError("nan")))
+
+
+def test_a_mirror_that_cannot_serve_is_said(monkeypatch, capfd):
+    monkeypatch.delenv(ulfm.SWITCH, raising=False)
+    comm = Bereft()
+    comm.size = 3
+    course = Course(job("--checkpoint.mirror", "true"))
+    assert surviving(course, comm, attempts(0)) == 0
+    assert course.mirror is None
+    assert "checkpoint.mirror is of no use: the run needs mpirun --with-ft ulfm" in capfd.readouterr().err

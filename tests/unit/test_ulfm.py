@@ -1,0 +1,30 @@
+"""What is asked of Open MPI where a run is to outlive its ranks."""
+
+import pytest
+
+from hpcfed.comm import ulfm
+
+
+@pytest.mark.parametrize(("given", "taken"), [
+    ("", "^han,adapt,hcoll,portals4"),
+    ("^ucc", "^ucc,han,adapt,hcoll,portals4"),
+    ("^han", "^han,adapt,hcoll,portals4"),
+    ("tuned,basic,libnbc", "tuned,basic,libnbc"),
+    ("han,tuned,basic", "tuned,basic"),
+])  # fmt: skip
+def test_collectives_that_return_wrong_sums_after_a_death_are_switched_off(given, taken):
+    assert ulfm.fit(given) == taken
+
+
+def test_what_else_the_user_has_set_stays():
+    env = {"OMPI_MCA_coll": "^ucc", "OMPI_MCA_pml": "ucx", "OMPI_MCA_btl": "tcp,self"}
+    ulfm.prepare(env)
+    assert env["OMPI_MCA_pml"] == "ob1" and env["OMPI_MCA_btl"] == "tcp,self"
+
+
+@pytest.mark.parametrize(("value", "on"), [("1", True), ("true", True), ("0", False), (None, False)])
+def test_the_launcher_says_whether_a_run_outlives_its_ranks(monkeypatch, value, on):
+    monkeypatch.delenv(ulfm.SWITCH, raising=False)
+    if value is not None:
+        monkeypatch.setenv(ulfm.SWITCH, value)
+    assert ulfm.available() is on
