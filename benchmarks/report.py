@@ -1,4 +1,4 @@
-"""One table of all rows of `make bench`, from the files that the benchmarks wrote.
+"""One table of all rows, of `make bench` and the longer ones, from the files that the benchmarks wrote.
 
 `python benchmarks/report.py` composes results/bench/table.md; nothing is measured.
 """
@@ -22,6 +22,9 @@ TITLES = {
     "placement": "Placement",
     "ranks": "Two ranks",
     "clients": "Many clients",
+    "safety": "What it costs that nothing is lost",
+    "checkpoint": "Checkpoints",
+    "longrun": "Long runs",
 }
 
 
@@ -34,7 +37,7 @@ def main() -> None:
 
 def compose(folder: Path) -> str:
     """The table of the files in this folder, in Markdown; a benchmark that has none is left out."""
-    found = {name: json.loads(path.read_text()) for name in CPU if (path := folder / f"{name}.json").exists()}
+    found = {name: json.loads(path.read_text()) for name in TITLES if (path := folder / f"{name}.json").exists()}
     return "\n".join(["# What was measured", ""] + [part(name, content) for name, content in found.items()])
 
 
