@@ -175,7 +175,8 @@ def gradient(
             losses.append(value.detach())
             fed.pulse.step()
     examples = [len(rows) for rows in plan]
-    if counted:
-        values = on_host(losses)
+    values = on_host(losses)
+    if counted or fed.job.run.on_client_fault == "stop":  # who fails in an evaluation has no round to leave
         checked(fed, client, t, values, skeleton.flat, examples, learning_rate(fed, t), client.n)
+    if counted:
         fed.note(client, values, examples, perf_counter() - start)
