@@ -19,11 +19,27 @@ MESSAGE = 1 << 18  # values of a large message: 2 MiB
 PART = 1 << 13  # values of a rank's part, at least; fewer do not repay numpy's calls
 
 
+class Room(NamedTuple):
+    """The buffers of a message of R lines, m columns each: a line of values that each rank finishes, and the counts."""
+
+    sent: np.ndarray  # [R, m] float64: what this rank gives
+    got: np.ndarray  # [R, m] float64: what each rank gives for this rank's line
+    line: np.ndarray  # [m]: this rank's line, finished
+    done: np.ndarray  # [R, m]: all of them
+
+
+def apart(lines: int, columns: int, dtype: np.dtype) -> Room:
+    """Buffers of this rank alone: what others are to have is sent to them."""
+    sent = np.zeros((lines, columns))
+    return Room(sent, np.empty_like(sent), np.empty(columns, dtype), np.empty((lines, columns), dtype))
+
+
 class Ways(NamedTuple):
     """How these ranks add up. Sums are of integers within 2**53, so that their order does not matter."""
 
     rank: int
     size: int
+    room: Callable[[int, int, np.dtype], Room]
     highest: Callable[[np.ndarray], np.ndarray]  # maximum over all ranks, elementwise; may work in place
     total: Callable[[np.ndarray], np.ndarray]  # sum over all ranks, elementwise; may work in place
     lines: Callable[[np.ndarray, np.ndarray], None]  # from [R, m] on each rank: this rank's line of all, to [R, m]
@@ -83,9 +99,9 @@ class Message:
         self.ways, self.n, self.scales, self.into = ways, n, scales, into
         self.lines = 1 if size <= SMALL else ways.size
         self.width = min(size, max(MESSAGE // self.lines, PART))
-        self.sent = np.zeros((self.lines, self.width + 1))
-        self.got, self.buffer = np.empty_like(self.sent), np.empty(self.width)  # made once: new memory is slow
-        self.line, self.done = np.empty(self.width + 1, dtype), np.empty(self.sent.shape, dtype)
+        room = ways.room if self.lines > 1 else apart
+        self.sent, self.got, self.line, self.done = room(self.lines, self.width + 1, dtype)
+        self.total, self.buffer = np.empty(self.width + 1), np.empty(self.width)  # made once: new memory is slow
         self.rows, self.used, self.pieces = rows, 0, list[Piece]()
 
     def add(self, i: int, values: Sequence[np.ndarray], factors: Sequence[float]) -> None:
@@ -113,24 +129,24 @@ class Message:
         """All of it is added up and finished here, as on every rank."""
         total = self.checked(self.ways.total(self.sent))
         for piece in self.pieces:
-            self.finish(total, piece)
+            self.finish(total[0], piece)
             self.store(total, piece)
 
     def shared(self) -> None:
         """This rank's line is added up and finished here, each other one by its rank."""
-        rank, own = self.ways.rank, self.sent[self.ways.rank]
         self.ways.lines(self.sent, self.got)
-        self.checked(np.add.reduce(self.got, axis=0, out=own))
+        self.checked(np.add.reduce(self.got, axis=0, out=self.total))
         for piece in self.pieces:
-            if piece.line == rank:
-                self.finish(self.sent, piece)
-        self.line[:] = own
+            if piece.line == self.ways.rank:
+                self.finish(self.total, piece)
+        self.line[:] = self.total
         self.ways.collect(self.line, self.done)
         for piece in self.pieces:
             self.store(self.done, piece)
 
     def finish(self, total: np.ndarray, piece: Piece) -> None:
-        values = self.place(total, piece)
+        """Make values of a piece's total; total: its line."""
+        values = total[piece.at:piece.at + piece.stop - piece.start]
         restore(values, self.scales[piece.i], piece.i)
         self.into.finish(piece.i, piece.start, values)
 

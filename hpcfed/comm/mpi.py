@@ -6,14 +6,15 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from time import sleep
 from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from hpcfed.comm import memory
+from hpcfed.comm import board, memory
 from hpcfed.comm.codec import decode, encode
-from hpcfed.comm.messages import Ways, exact_sum
+from hpcfed.comm.messages import Ways, apart, exact_sum
 from hpcfed.comm.mortal import Mortal, watched
 from hpcfed.comm.protocol import Arrays, Into, Row, union, valid_rank
 from hpcfed.comm.start import MPI
@@ -36,6 +37,7 @@ class Mpi(Mortal):
     def _join(self, world: MPI.Comm) -> None:
         """Be one of these ranks from now on."""
         self._world, self._node = world, MPI.COMM_NULL
+        self.__dict__.pop("_ways", None)  # of the ranks before
         self._node = world.Split_type(MPI.COMM_TYPE_SHARED)
         self.rank, self.size = world.rank, world.size
         self.local_rank = self._node.rank
@@ -50,10 +52,27 @@ class Mpi(Mortal):
     @watched
     def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
             into: Into | None = None) -> list[np.ndarray]:
-        ways = Ways(self.rank, self.size, highest=lambda x: self._allreduce(x, MPI.MAX),
-                    total=lambda x: self._allreduce(x, MPI.SUM),  # Reduce_scatter would add up the lines itself, and is
-                    lines=self._world.Alltoall, collect=self._world.Allgather)  # several times slower in Open MPI 5
-        return exact_sum(ways, rows, shapes, factors, into)
+        return exact_sum(self._ways, rows, shapes, factors, into)
+
+    @cached_property
+    def _ways(self) -> Ways:
+        """How these ranks add up; made by all of them in the same call."""
+        common = self._board() if self._node.size == self.size > 1 else None
+        meet = lambda *_: self._world.Barrier()  # noqa: E731
+        return Ways(self.rank, self.size, common.room if common else apart,
+                    highest=lambda x: self._allreduce(x, MPI.MAX), total=lambda x: self._allreduce(x, MPI.SUM),
+                    lines=meet if common else self._world.Alltoall,  # Reduce_scatter would add up the lines itself, and
+                    collect=meet if common else self._world.Allgather)  # is several times slower in Open MPI 5
+
+    def _board(self) -> board.Board | None:
+        """Common memory, where there is room for it, and all ranks see it."""
+        path = decode(self._bcast(self._node, encode(board.make(self.size)) if self.local_rank == 0 else None, 0))
+        try:
+            found = board.look(path, self.rank, self.size)
+            return found if min(self._allgather(found is not None)) else None
+        finally:
+            if path and self.local_rank == 0:
+                os.unlink(path)
 
     @watched
     def gather(self, items: dict[int, T]) -> dict[int, T]:

@@ -6,7 +6,7 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from hpcfed.comm.codec import decode, encode
-from hpcfed.comm.messages import Ways, exact_sum
+from hpcfed.comm.messages import Ways, apart, exact_sum
 from hpcfed.comm.protocol import Arrays, Into, Row, read_only, union, valid_rank
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ class Serial:
 
     def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
             into: Into | None = None) -> list[np.ndarray]:
-        ways = Ways(0, 1, highest=lambda x: x, total=lambda x: x, lines=np.copyto, collect=np.copyto)
+        ways = Ways(0, 1, apart, highest=lambda x: x, total=lambda x: x, lines=np.copyto, collect=np.copyto)
         return exact_sum(ways, rows, shapes, factors, into)
 
     def gather(self, items: dict[int, T]) -> dict[int, T]:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from hpcfed.comm.codec import decode, encode
-from hpcfed.comm.messages import Ways, exact_sum
+from hpcfed.comm.messages import Ways, apart, exact_sum
 from hpcfed.comm.protocol import Arrays, Into, Row, read_only, union, valid_rank
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Threads:
         def all_ranks(x: np.ndarray) -> list[np.ndarray]:  # copies: a sender may be on its next message already
             return self.exchange(f"sum of {list(map(tuple, shapes))}", x.copy())
 
-        ways = Ways(self.rank, self.size, highest=lambda x: reduce(np.maximum, all_ranks(x)),
+        ways = Ways(self.rank, self.size, apart, highest=lambda x: reduce(np.maximum, all_ranks(x)),
                     total=lambda x: np.sum(all_ranks(x), axis=0),
                     lines=lambda x, out: np.stack([sent[self.rank] for sent in all_ranks(x)], out=out),
                     collect=lambda x, out: np.stack(all_ranks(x), out=out))

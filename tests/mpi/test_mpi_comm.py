@@ -33,7 +33,7 @@ def test_mpi_keeps_the_law(law, ranks):
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_mpi_keeps_the_law_when_all_goes_in_pieces(law):
+def test_mpi_keeps_the_law_when_all_goes_in_pieces_and_over_a_network(law):
     lines = output(3, "5").splitlines()
     assert {f"{rank} {law} ok" for rank in range(3)} <= set(lines), output(3, "5")
 
