@@ -159,6 +159,6 @@ class Run(Part):
     watchdog: NonNegative = 1800.0
     """Seconds in which no rank gets on, after which the run ends; 0: never."""
     on_fault: Literal["shrink", "restart", "stop"] = "shrink"
-    """A rank dies. Shrink: the others go on, under `mpirun --with-ft ulfm`, else as restart. Restart: end with 75."""
+    """A rank dies. Shrink: the others go on, where MPI has ULFM, else as restart. Restart: end with status 75."""
     max_restarts: Count = 10
     """`hpcfed supervise` starts the run again at most so many times."""
