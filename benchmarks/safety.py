@@ -4,8 +4,8 @@
 
 Whole runs on two ranks take turns: without checkpoints and watchdog (off); with a checkpoint after ten rounds, which is
 usual, the watchdog, and failing clients dropped (on); and on, with copies in one another's memory after each round,
-where ranks may die (`mpirun --with-ft ulfm`). A time is that between the lines that two rounds print, so all is in it that a round costs.
---against: a checkout of an earlier hpcfed, whose run without checkpoints is timed too.
+where ranks may die (`mpirun --with-ft ulfm`). A time is that between the lines that two rounds print, so all is in it
+that a round costs.  --against: a checkout of an earlier hpcfed, whose run without checkpoints is timed too.
 """
 
 from __future__ import annotations

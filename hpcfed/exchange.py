@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,7 +53,8 @@ class Exchange:
     def say(self, message: str) -> None:
         """Warn of something once, on rank 0."""
         if self.comm.rank == 0 and message not in self.said:
-            print(f"hpcfed: {message}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # where the disk of a log is full the run goes on
+                print(f"hpcfed: {message}", file=sys.stderr, flush=True)
         self.said.add(message)
 
     def down(self, client: Client, value: T, times: int = 1) -> T:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from hpcfed.comm import Comm, connect
+from hpcfed.comm import Comm, connect, ulfm
 from hpcfed.comm.agree import agreed
 from hpcfed.config.load import load
 from hpcfed.config.messages import PREFIX
@@ -62,13 +62,13 @@ def guarded(comm: Comm, words: Sequence[str]) -> int:
         leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", FAULT)
     with suppress(RankLost):  # all is done
         comm.close()
-    if comm.lost:
+    if comm.lost or ulfm.available():
         depart(status)
     return status
 
 
 def depart(status: int) -> NoReturn:
-    """End this process, without MPI's own end, which may wait for the dead."""
+    """End this process, without MPI's own end, which may wait for the dead, also for one that dies just now."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -10,6 +10,7 @@ import numpy as np
 from hpcfed.data import check
 from hpcfed.data.readable import hdf5, readable, whole
 from hpcfed.errors import DataError
+from hpcfed.storage.atomic import writing
 
 _NAMES = ("train", "train_sizes", "test", "test_sizes", "public")  # of the arrays in a partition file
 
@@ -42,15 +43,16 @@ class Partition:
     def save(self, path: Path) -> None:
         """Write HDF5: `train` and `test`, all indices in a row; `train_sizes`, `test_sizes`, [K]; `public`.
 
-        Written beside the file and renamed, so that no half file is ever seen.
+        Written beside the file and renamed, so that no half file is ever seen. WriteError where the disk refuses.
         """
         new = path.with_name(path.name + ".new")
-        with h5py.File(new, "w") as file:
-            for name, parts in (("train", self.train), ("test", self.test)):
-                file[name] = np.concatenate(parts)
-                file[f"{name}_sizes"] = np.array([len(part) for part in parts])
-            file["public"] = self.public
-        os.replace(new, path)
+        with writing(path), open(new, "w+b") as raw:  # through Python's file: HDF5's own way crashes on a full disk
+            with h5py.File(raw, "w") as file:
+                for name, parts in (("train", self.train), ("test", self.test)):
+                    file[name] = np.concatenate(parts)
+                    file[f"{name}_sizes"] = np.array([len(part) for part in parts])
+                file["public"] = self.public
+            os.replace(new, path)
 
     @classmethod
     def load(cls, path: Path) -> "Partition":

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.cluster.pulse import Stopped
 from hpcfed.engine import describe, saving
 from hpcfed.engine.saver import Saver
-from hpcfed.engine.watchdog import Watchdog
 from hpcfed.errors import WriteError
 from hpcfed.status import DONE, RESUME_ME
 from hpcfed.storage.results import FINAL, Results
@@ -33,9 +31,8 @@ class Loop:
 
     def run(self) -> int:
         """All rounds that are left; collective. Returns the exit status, when all ranks are through."""
-        pulse = self.rounds.fed.pulse
-        self.course.signals.watch(pulse)
-        with Watchdog(pulse, self.comm.rank, self.comm.size, self.folder, self.job.run.watchdog), self.saver:
+        self.course.signals.heed()
+        with self.saver:
             self.copy()
             try:
                 status = self.go_on()
@@ -65,24 +62,38 @@ class Loop:
                 self.rebalance()
         if self.saved_t < self.rounds.t:
             self.save()
-        self.settle(needed=True)
+        unsaved = self.settle()
         self.conclude()
-        self.finish()
-        self.progress.finish(self.results)
-        return DONE
+        return self.ended(self.finish() or unsaved)
 
     def stopped(self) -> int:
         """The run ends for a signal, with all saved that is done. Returns the exit status."""
         self.settle(needed=not self.saver.exists)
         self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with --resume {self.folder}")
-        with suppress(WriteError):  # what the checkpoint needs of them is on disk
-            self.finish()
+        self.finish()  # where that is refused: what the checkpoint needs of them is on disk
         return RESUME_ME
 
-    def finish(self) -> None:
-        """One result file, without a journal beside it."""
-        if self.results:
-            self.results.finish()
+    def finish(self) -> str:
+        """One result file, without a journal beside it; collective. Returns why the disk refused that, "" if not."""
+
+        def refused() -> str:
+            try:
+                self.results.finish()
+            except WriteError as error:
+                return str(error)
+            return ""
+
+        return self.comm.bcast(refused() if self.results else "")
+
+    def ended(self, refused: str) -> int:
+        """The run is through; refused: why results or last checkpoint are not on disk. Returns the exit status."""
+        if not refused:
+            self.progress.finish(self.results)
+            return DONE
+        if not self.saver.exists:
+            raise saving.everywhere(refused)
+        self.warn(f"{refused}\n  the end is not on disk; make room, and go on with --resume {self.folder}")
+        return RESUME_ME
 
     def conclude(self) -> None:
         """What the method does after the last round, recorded apart from the rounds: a run may be extended."""
@@ -132,8 +143,8 @@ class Loop:
         self.saver.start()
         self.saved_at, self.saved_t = time.monotonic(), self.rounds.t
 
-    def settle(self, needed: bool = False) -> None:
-        """Wait for the checkpoint that is on its way; WriteError where it fails, but is needed."""
+    def settle(self, needed: bool = False) -> str:
+        """Wait for the checkpoint that is on its way; why it failed, "" if not. WriteError where it is needed."""
         error = self.saver.finish() if self.saver.pending else ""
         if error and (needed or self.job.checkpoint.required):
             raise saving.everywhere(f"{error}\n  {self.rounds.fed.last_checkpoint}")
@@ -141,6 +152,7 @@ class Loop:
             last = self.rounds.fed.last_checkpoint
             self.warn(f"no checkpoint of round {self.saver.about.rounds}: {error}\n"
                       f"  the run goes on, and tries again when the next is due; {last}")  # fmt: skip
+        return error
 
     def warn(self, text: str) -> None:
         """Say it, also where the job is quiet."""

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcfed.cluster.pulse import Pulse
 from hpcfed.comm import ulfm
 from hpcfed.comm.agree import agreed
 from hpcfed.engine import folder, saving, snapshot
 from hpcfed.engine.mirror import Mirror
 from hpcfed.engine.signals import Signals
+from hpcfed.engine.watchdog import Watchdog
 from hpcfed.errors import RankLost
 from hpcfed.status import FAULT, RESUME_ME
 
@@ -43,7 +45,22 @@ class Course:
     saved: int = 0  # rounds of the checkpoint that the run goes on from
 
     def __post_init__(self) -> None:
-        self.signals = Signals(self.job.run.grace / 2)
+        self.pulse = Pulse()
+        self.signals = Signals(self.pulse, self.job.run.grace / 2)
+        self.watchdog: Watchdog | None = None
+
+    def watch(self, comm: Comm, run: Path) -> None:
+        """Let a watchdog look after these ranks; the one of the ranks before was there until now."""
+        if self.watchdog:
+            self.watchdog.stop()
+        self.watchdog = Watchdog(self.pulse, comm.rank, comm.size, run, self.job.run.watchdog)
+        self.watchdog.start()
+
+    def close(self) -> None:
+        """Neither watchdog nor signals any more."""
+        self.signals.close()
+        if self.watchdog:
+            self.watchdog.stop()
 
     def agree(self, comm: Comm) -> None:
         """What all ranks that are left can build on; collective. The death may have hit them at different moments."""
@@ -58,6 +75,7 @@ class Course:
         comm, copy = rounds.fed.comm, self.mirror.restored(rounds.fed) if self.mirror and self.begun else None
         if copy:
             agreed(comm, lambda: snapshot.take_up(rounds, copy))
+            rounds.fed.spread()
             self.rows = copy.get("rows")
         elif self.begun and saving.exists(rounds.fed, run):
             saving.restore(rounds, run)
@@ -83,7 +101,7 @@ def surviving(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]
     try:
         return going_on(course, comm, attempt)
     finally:
-        course.signals.close()
+        course.close()
 
 
 def going_on(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:

@@ -35,15 +35,19 @@ def attempt(course: Course, comm: Comm) -> int:
     comm.confirm()
     course.facts = facts
     fed = federation(job, comm, facts)
+    fed.clock.pulse = course.pulse
     if job.dry_run:
         if comm.rank == 0:
             describe.plan(job, facts, fed)
         return DONE
     warn(fed)
     folder = prepare(job, comm, ours=course.begun)
+    course.watch(comm, folder)
     rounds = events.start(fed)
     try:
         course.restore(rounds, folder)
+        if not course.begun and not rounds.t:
+            agreed(comm, lambda: facts.partition.save(names.partition_file(folder)) if comm.rank == 0 else None)
         known = course.rows
         results = agreed(comm, lambda: open_results(job, folder, facts, rounds, known) if comm.rank == 0 else None)
         course.begun = True
@@ -66,14 +70,13 @@ def open_results(job: Job, folder: Path, facts: World, rounds: Rounds, known: Ro
     known: rows that may not be on disk.
     """
     header, known = describe.header(job, facts, rounds), known or {}
+    checkpoint.drop_after(folder, rounds.t)
     if rounds.t > len(known):
-        checkpoint.drop_after(folder, rounds.t)
         results = Results.resume(folder, rounds.t, header, known)
         if results.source != results.path:
             rounds.fed.say(f"warning: {results.path}: damaged or missing; the run goes on with the copy in "
                            f"{results.source}")  # fmt: skip
         return results
-    facts.partition.save(names.partition_file(folder))
     results = Results(folder, header, describe.arrays(facts))
     for t in range(rounds.t):  # a rank died before any of them was on disk
         results.append(known[str(t)])

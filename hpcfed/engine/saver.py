@@ -10,10 +10,11 @@ Disk: checkpoint.keep checkpoints and one more, for the oldest is deleted after 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hpcfed.comm.agree import agreed
 from hpcfed.engine import snapshot
@@ -69,9 +70,16 @@ class Saver:
             self.secure()
             on_disk = bool(self.rounds.fed.store.kept.away)
             held = partial(snapshot.items, self.rounds) if on_disk else snapshot.taken(self.rounds).items.items
-            self.part = self.thread.submit(parts.write_part, self.folder, self.comm.rank, self.about, held)
+            items = partial(self.beating, held)
+            self.part = self.thread.submit(parts.write_part, self.folder, self.comm.rank, self.about, items)
             if on_disk:
                 wait([self.part])
+
+    def beating(self, held: parts.Items) -> Iterator[tuple[str, Any]]:
+        """The items; each one is a sign of life, for all ranks may wait for a disk that is slow."""
+        for item in held():
+            self.rounds.fed.pulse.beats += 1
+            yield item
 
     def finish(self) -> str:
         """Wait for all parts, then let the checkpoint exist; collective.

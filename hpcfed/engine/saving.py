@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -10,9 +9,8 @@ from hpcfed.comm.agree import agreed
 from hpcfed.engine.saver import Saver
 from hpcfed.engine.snapshot import take_up
 from hpcfed.errors import CheckpointError, DamagedError, WriteError
-from hpcfed.storage import checkpoint, results
-from hpcfed.storage.names import index_of
-from hpcfed.storage.parts import adopt
+from hpcfed.storage import checkpoint
+from hpcfed.storage.parts import adopted
 
 if TYPE_CHECKING:
     from hpcfed.engine.rounds import Rounds
@@ -74,10 +72,8 @@ def offered(fed: Federation, path: Path) -> list[Path]:
 
 def candidates(fed: Federation, path: Path) -> list[Path]:
     """The checkpoints at that path, those included of which only the index was not written when the run ended."""
-    for parts in checkpoint.unfinished(path):
-        with suppress(CheckpointError):  # it stays unfinished
-            if adopt(parts, most=results.recover(path).rounds):
-                fed.say(f"warning: {index_of(parts)}: was missing or damaged, and is made anew of its parts")
+    for index in adopted(path):
+        fed.say(f"warning: {index}: was missing or damaged, and is made anew of its parts")
     return checkpoint.candidates(path)
 
 

@@ -68,7 +68,6 @@ def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
         yield "time", rounds.virtual()
     for k in sorted(fed.keeping()):
         if k in fed.clients or (k == fed.K and fed.comm.rank == 0):
-            fed.pulse.beats += 1
             yield f"clients/{k}", fed.parcel(k)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from hpcfed.config.load import load
 from hpcfed.engine import folder
 from hpcfed.errors import ConfigError
 from hpcfed.status import DONE, WRONG
-from hpcfed.storage import checkpoint
+from hpcfed.storage import checkpoint, names
+from hpcfed.storage.parts import adopted
 
 MAIN = "hpcfed.main"
 GAVE_UP = 1
@@ -34,29 +36,37 @@ def supervise(words: Sequence[str]) -> int:
         raise ConfigError(f"supervise: the command does not start {MAIN}; give all of it, as in\n"
                           f"  hpcfed supervise -- mpirun -np 4 python -m {MAIN} JOB.toml --rounds 100")  # fmt: skip
     job = load(words[list(words).index(MAIN) + 1 :], folder.stored)
-    run, gained, process = folder.of(job), -1, Process()
-    more = [] if job.overwrite or job.resume or not saved(run) else again(run)
+    run, gained, process, since = folder.of(job), -1, Process(), time.time()
+    more = [] if job.overwrite or job.resume else again(run, since)
     for restarts in range(job.run.max_restarts + 1):
         status = process.run([*words, *more])
         if status in (DONE, WRONG) or job.run.on_fault == "stop" or process.asked:
             return status
         if saved(run) <= gained:
             return give_up(status, f"no round was gained since the last start: {gained} saved, as before")
-        gained, more = saved(run), again(run)
+        gained, more = saved(run), again(run, since)
         if restarts < job.run.max_restarts:
             say(f"ended with status {status}, {gained} rounds are saved; restart {restarts + 1}: {' '.join(more)}")
     return give_up(status, f"run.max_restarts = {job.run.max_restarts}")
 
 
 def saved(run: Path) -> int:
-    """Rounds of the newest checkpoint; 0 if there is none."""
+    """Rounds of the newest checkpoint, one of which only the index was not written included; 0 if there is none."""
+    adopted(run)
     newest = checkpoint.newest(run)
     return checkpoint.rounds_of(newest) if newest else 0
 
 
-def again(run: Path) -> list[str]:
-    """The flags, after all others, with which a run goes on; one that had saved nothing begins anew."""
-    return ["--resume", str(run)] if saved(run) else ["--overwrite"]
+def again(run: Path, since: float) -> list[str]:
+    """The flags, after all others, with which a run goes on; one that had saved nothing begins anew.
+
+    since: when it was started, Unix seconds. Nothing older is overwritten, and nothing where the ranks may write
+    elsewhere than it seems from here: then they start as before, and refuse a folder that holds a run.
+    """
+    if saved(run):
+        return ["--resume", str(run)]
+    results = names.results_file(run)
+    return ["--overwrite"] if results.is_file() and results.stat().st_mtime >= since else []
 
 
 def give_up(status: int, why: str) -> int:

@@ -57,16 +57,24 @@ class Watchdog:
         self.pulse, self.rank, self.size, self.run, self.seconds, self.end = pulse, rank, size, run, seconds, end
         self.every = min(seconds / LOOKS, OFTEN)
         self.beats, self.since, self.seen = -1, time(), time()
+        self.known = 0  # signs that were seen at once, at most
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.watch, daemon=True, name="watchdog")
 
     def __enter__(self) -> Watchdog:
-        if self.seconds:
-            self.leave(time())  # so that a rank that stops at once is known too
-            self.thread.start()
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        if self.seconds:
+            self.leave(time())  # so that a rank that stops at once is known too
+            self.thread.start()
+
+    def stop(self) -> None:
+        """No more looks; this rank's file is removed."""
         self.over.set()
         if self.seconds:
             self.thread.join()
@@ -87,13 +95,14 @@ class Watchdog:
         if paused or self.beats != self.pulse.beats:
             self.beats, self.since = self.pulse.beats, now
         self.seen = now
-        self.leave(now)
-        if now - self.since <= self.seconds:
-            return False
-        return all(now - sign.since > self.seconds for sign in self.signs())
+        told, signs = self.leave(now), self.signs()
+        if not told or len(signs) < self.known:  # the disk is full or gone: who is silent now may only be unheard
+            self.since = now
+        self.known = max(self.known, len(signs))
+        return now - self.since > self.seconds and all(now - sign.since > self.seconds for sign in signs)
 
-    def leave(self, now: float) -> None:
-        """Renew this rank's file. A file system that fails ends nothing here."""
+    def leave(self, now: float) -> bool:
+        """Renew this rank's file; whether that worked. A file system that fails ends nothing here."""
         path = names.watch_file(self.run, self.rank)
         sign = Sign(self.rank, os.getpid(), socket.gethostname(), now, self.since, str(self.pulse))
         with suppress(OSError):
@@ -101,6 +110,8 @@ class Watchdog:
             new = path.with_suffix(".new")
             new.write_text(json.dumps(asdict(sign)))
             new.replace(path)
+            return True
+        return False
 
     def signs(self) -> list[Sign]:
         """The last signs of all ranks that left one."""

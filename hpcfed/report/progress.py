@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
@@ -10,6 +12,7 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from hpcfed.errors import HpcfedError
 from hpcfed.report import summary
 from hpcfed.report.tables import console
 from hpcfed.storage import names
@@ -48,7 +51,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         if self.active and not self.job.quiet:
-            self.bar.console.print(text)
+            with suppress(OSError):  # where the disk of a log is full the run goes on
+                self.bar.console.print(text)
 
     def round(self, t: int, row: dict[str, Any]) -> None:
         """One more round is done: t of them."""
@@ -90,9 +94,13 @@ class Progress:
 
         self.bar.stop()
         record = load(self.folder)
-        self.console.print(summary.render(record))
-        curves = plot.curves([record], self.folder / "curves.png")
-        self.console.print(f"results: {names.results_file(self.folder)}\npicture: {curves}")
+        try:
+            self.console.print(summary.render(record))
+            curves = plot.curves([record], self.folder / "curves.png")
+            self.console.print(f"results: {names.results_file(self.folder)}\npicture: {curves}")
+        except (OSError, HpcfedError) as error:  # the run is done, and its results are there
+            with suppress(OSError):
+                print(f"hpcfed: warning: no picture or table: {error}", file=sys.stderr, flush=True)
 
 
 def mean(values: np.ndarray) -> float:

@@ -9,7 +9,7 @@ disk is full, and locks files, which some parallel file systems refuse.
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -33,8 +33,12 @@ def versions(form: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def replacing(path: Path, form: str) -> Iterator[h5py.File]:
+def replacing(
+    path: Path, form: str, check: Callable[[Path], object] = lambda new: None
+) -> Iterator[h5py.File]:  # fmt: skip
     """A new HDF5 file of the given format that takes the place of `path` when the block ends without error.
+
+    check: is given the new file before it does; where it raises, `path` stays as it was.
 
     Makes the folder where it is missing, and removes what killed writers of the same file left in it. Raises
     WriteError if the file cannot be written (no space, no permission, no disk); `path` is then as before.
@@ -48,6 +52,7 @@ def replacing(path: Path, form: str) -> Iterator[h5py.File]:
                     file.attrs.update({"format": form, "format_version": versions(form)[0]})
                     yield file
                 seal(raw)
+            check(temporary)
             os.replace(temporary, path)
     finally:
         with suppress(OSError):  # gone after the rename; on a read-only disk it never was

@@ -31,9 +31,9 @@ class Journal:
         self.end = 0  # of the last whole block
 
     def fits(self) -> bool:
-        """Whether the file that it goes on from is still there."""
+        """Whether the file that it goes on from is still there, and what was added."""
         try:
-            return seal(self.after) == self.seal
+            return seal(self.after) == self.seal and (not self.end or self.path.stat().st_size >= self.end)
         except OSError:
             return False
 

@@ -1,14 +1,15 @@
 """How a checkpoint is written: a part by each rank, then the index over all parts by one."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import h5py
 
-from hpcfed.errors import DamagedError, WriteError
-from hpcfed.storage import names, tree
+from hpcfed.errors import CheckpointError, DamagedError, WriteError
+from hpcfed.storage import checkpoint, names, record, tree
 from hpcfed.storage.atomic import opened, replacing
 from hpcfed.storage.same import same
 from hpcfed.storage.seal import identity
@@ -35,21 +36,21 @@ def write_part(folder: Path, rank: int, about: About, items: Items) -> Part:
     items: called twice.  The comparison reads the file as a resume would, through its checksums. It finds what was
     lost between this process and the file: by HDF5, a short write, a disk that was full without saying so. The system
     answers from its memory, so it does not find what the disk itself loses later; the checksums do.
-    Raises WriteError if the file cannot be written, or holds something else.
+    Raises WriteError if the file cannot be written, or holds something else; then there is no such file: who finds the
+    parts of a checkpoint without an index (`adopt`) takes none that was not compared.
     """
     path, written = names.part_file(folder, rank), []
-    with replacing(path, names.PART) as file:
-        group = file.create_group("items")
-        for name, item in items():
-            tree.write(group, name, item)
-            written.append(name)
-        tree.write_json(file, "about", asdict(about))
-        tree.write_json(file, "names", written)
     try:
-        compare(path, items)
+        with replacing(path, names.PART, lambda new: compare(new, items)) as file:
+            group = file.create_group("items")
+            for name, item in items():
+                tree.write(group, name, item)
+                written.append(name)
+            tree.write_json(file, "about", asdict(about))
+            tree.write_json(file, "names", written)
         return {"identity": identity(path), "names": written}
     except (DamagedError, OSError) as error:
-        raise WriteError(f"{error}; it was just written: check the disk") from error
+        raise WriteError(f"{path}: {error}; it was just written: check the disk") from error
 
 
 def compare(path: Path, items: Items) -> None:
@@ -57,7 +58,7 @@ def compare(path: Path, items: Items) -> None:
     with opened(path, names.PART, whole=False) as file:
         for name, item in items():
             if not same(item, tree.read(file["items"], name)):
-                raise DamagedError(f"{path}: {name} is not what was to be written")
+                raise DamagedError(f"{name} is not what was to be written")
 
 
 def read_part(folder: Path, rank: int) -> tuple[About, Part]:
@@ -81,6 +82,16 @@ def adopt(folder: Path, most: int) -> bool:
     if whole:
         write_index(folder, about, {0: first} | {rank: part for rank, (_, part) in others.items()})
     return whole
+
+
+def adopted(run: Path) -> list[Path]:
+    """Make each checkpoint whole of which only the index is missing or damaged; returns those."""
+    made = []
+    for folder in checkpoint.unfinished(run):
+        with suppress(CheckpointError):  # it stays unfinished
+            if adopt(folder, most=record.recover(run).rounds):
+                made.append(names.index_of(folder))
+    return made
 
 
 def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:

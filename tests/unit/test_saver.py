@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -9,9 +10,10 @@ from threading import Event
 import pytest
 
 from hpcfed.comm import Comm, Serial, spmd
-from hpcfed.engine import loop, run, saving, snapshot
+from hpcfed.engine import run, saving, snapshot
 from hpcfed.engine.saver import Saver
 from hpcfed.errors import WriteError
+from hpcfed.status import DONE, RESUME_ME
 from hpcfed.storage import atomic, checkpoint, names, parts, results
 from hpcfed.storage.digest import digest
 from tests.contract import toy
@@ -141,7 +143,7 @@ def test_a_disk_that_refuses_for_some_rounds_costs_nothing_but_warnings(tmp_path
 
     monkeypatch.setattr(results, "BUDGET", 1e9)  # write in every round
     refusing(monkeypatch, errno.EIO, now_and_then)
-    assert whole_run(tmp_path) == loop.DONE
+    assert whole_run(tmp_path) == DONE
     said = capsys.readouterr().err
     assert said.count("no checkpoint of round") == 3 and os.strerror(errno.EIO) in said
     assert said.count("results stay in memory") == 1 and "Traceback" not in said
@@ -160,7 +162,42 @@ def test_a_run_whose_end_cannot_be_written_is_not_done_and_goes_on_when_it_can(t
     with monkeypatch.context() as patch:
         saved = names.checkpoint_folder(tmp_path)
         refusing(patch, errno.ENOSPC, lambda path: what in path.name and len(list(saved.glob("*.h5"))) >= 2)
-        with pytest.raises(WriteError, match="cannot be written"):
-            whole_run(tmp_path)
-    assert run.run(toy.job("local", *FLAGS, "--quiet", "--resume", str(tmp_path)), Serial()) == loop.DONE
+        assert whole_run(tmp_path) == RESUME_ME
+    assert run.run(toy.job("local", *FLAGS, "--quiet", "--resume", str(tmp_path)), Serial()) == DONE
     assert digest(tmp_path) == clean
+
+
+def test_a_part_that_is_not_what_was_to_be_written_never_comes_to_be(tmp_path, monkeypatch):
+    """Who looks for parts without an index would take it for whole: its checksum fits."""
+    monkeypatch.setattr(parts, "same", lambda item, found: False)
+    with pytest.raises(WriteError, match="state is not what was to be written; it was just written: check the disk"):
+        saving.save(started(Serial()), tmp_path)
+    assert list(tmp_path.rglob("*.h5")) == []
+
+
+def test_a_slow_disk_is_a_sign_of_life(tmp_path):
+    rounds = started(Serial())
+    with Saver(rounds, tmp_path) as saver:
+        saver.start()
+        beats = rounds.fed.pulse.beats
+        assert [*saver.beating(lambda: [("a", 1), ("b", 2)])] == [("a", 1), ("b", 2)]
+        assert rounds.fed.pulse.beats >= beats + 2
+        assert saver.finish() == ""
+
+
+def test_who_goes_on_from_an_early_checkpoint_leaves_none_of_the_later_ones(tmp_path):
+    whole_run(tmp_path, "--checkpoint.keep", "9")
+    saving.save(started(Serial(), 0, "--checkpoint.keep", "9"), tmp_path)  # as a signal in the first round does
+    first = names.checkpoint_file(tmp_path, 0)
+    going = toy.job("local", *FLAGS, "--quiet", "--resume", str(first), "--rounds", "2", "--checkpoint.every", "0")
+    assert run.run(going, Serial()) == DONE
+    assert [checkpoint.rounds_of(path) for path in checkpoint.candidates(tmp_path)] == [2, 0]
+
+
+def test_a_log_on_a_full_disk_ends_no_run(tmp_path, monkeypatch):
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        patch.setattr(sys, "stderr", full)
+        assert run.run(toy.job("local", *FLAGS, "--out", str(tmp_path)), Serial()) == DONE
+        full.close = lambda: None
+    assert results.load(tmp_path).rounds == 6

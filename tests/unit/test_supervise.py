@@ -1,6 +1,7 @@
 """A supervised run is started again as long as that helps, and is left alone when it is done, wrong or told to stop."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from hpcfed.cli import main
+from hpcfed.comm import Serial
+from hpcfed.engine import run
+from hpcfed.status import DONE
 from hpcfed.storage import names
+from tests.contract import toy
 from tests.mpirun import environment
 
 # A run that ends as a plan says: each start takes the next [status, checkpoint file or null], and notes its arguments.
@@ -36,13 +41,19 @@ sys.exit(status)
 
 
 class Case:
-    """A plan, [status, rounds saved or None] for each start, and what comes of it."""
+    """A plan, [status, rounds saved, or 0: none but results, or None] for each start, and what comes of it."""
 
     def __init__(self, folder: Path, *steps: list):
         self.run, self.plan, self.fake = folder / "run", folder / "plan.json", folder / "fake.py"
-        saved = [[status, rounds and str(names.checkpoint_file(self.run, rounds))] for status, rounds in steps]
+        saved = [[status, self.file(rounds)] for status, rounds in steps]
         self.plan.write_text(json.dumps(saved))
         self.fake.write_text(FAKE)
+
+    def file(self, rounds: int | None) -> str | None:
+        """What a start leaves."""
+        if rounds is None:
+            return None
+        return str(names.checkpoint_file(self.run, rounds) if rounds else names.results_file(self.run))
 
     def words(self, *flags: str) -> list[str]:
         job = ["--clients", "2", "--models.mix", "mlp", "--out", str(self.run), *flags]
@@ -62,9 +73,28 @@ def test_a_run_that_is_cut_short_goes_on_from_its_checkpoint(tmp_path, status):
 
 
 def test_a_run_that_had_saved_nothing_begins_anew(tmp_path):
-    case = Case(tmp_path, [137, None], [0, 6])
+    case = Case(tmp_path, [137, 0], [0, 6])
     assert main(case.words()) == 0
     assert case.starts() == ["--out", "--overwrite"]
+
+
+def test_results_that_the_run_did_not_make_are_never_overwritten(tmp_path):
+    case = Case(tmp_path, [137, None], [2, None])
+    results = Path(case.file(0))
+    results.parent.mkdir(parents=True)
+    results.touch()
+    os.utime(results, (0, 0))
+    assert main(case.words()) == 2
+    assert case.starts() == ["--out", "--out"]
+
+
+def test_a_checkpoint_of_which_only_the_index_is_missing_is_gone_on_with(tmp_path):
+    case = Case(tmp_path, [0, 6])
+    job = toy.job("local", "--models.mix", "mlp", "--rounds", "1", "--quiet", "--out", str(case.run))
+    assert run.run(job, Serial()) == DONE
+    names.checkpoint_file(case.run, 1).unlink()
+    assert main(case.words()) == 0
+    assert case.starts() == ["--resume"] and names.checkpoint_file(case.run, 1).exists()
 
 
 @pytest.mark.parametrize("status", [0, 2])

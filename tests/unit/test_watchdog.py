@@ -1,6 +1,7 @@
 """The watchdog: what counts as getting on, who is named as silent, and how the run ends."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,18 @@ def test_a_run_is_stuck_where_no_rank_gets_on(clock, tmp_path):
 
 def test_a_rank_that_waits_for_one_that_works_is_not_stuck(clock, tmp_path):
     assert look(dogs(tmp_path, 3, []), 99, beating=(2,)) == [False] * 3
+
+
+def test_where_the_disk_is_full_or_gone_nobody_is_taken_for_silent(clock, tmp_path, monkeypatch):
+    """A sign that cannot be renewed, or is gone with its folder, says nothing of the rank."""
+    full = dogs(tmp_path, 2, [])
+    look(full, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", lambda *_: os.write(os.open("/dev/full", os.O_WRONLY), b"full"))
+        assert look(full, 99, beating=(1,)) == [False, False]
+    shutil.rmtree(names.watch_folder(tmp_path))
+    names.watch_folder(tmp_path).touch()
+    assert look(full, 99, beating=(1,)) == [False, False]
 
 
 def test_a_process_that_was_stopped_itself_begins_anew(clock, tmp_path):
