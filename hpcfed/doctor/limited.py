@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 GRACE = 5.0  # seconds in which a launcher that is told to stop ends its ranks itself
-JOB = ("OMPI_COMM_", "PMIX_", "PMI_", "MV2_COMM_", "PRTE_LAUNCHED", "OMPI_MCA_orte_")  # variables of an MPI job
+JOB = ("OMPI_COMM_", "PMIX_", "PMI_", "MV2_COMM_", "PRTE_LAUNCHED", "PALS_", "FLUX_TASK_")  # variables of an MPI job
 
 
 @dataclass(frozen=True)

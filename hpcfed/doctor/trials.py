@@ -20,6 +20,7 @@ HINTS = (  # what launchers and libraries write when they fail, and what helps
     ("Unable to allocate|immediate|Requested nodes are busy", "no nodes are free now: run `hpcfed doctor` inside an "
                                                               "allocation (salloc), or give --limit more seconds"),
     ("More processors requested|count specification", "ask for at least so many --ntasks, or set --ranks"),
+    ("not load PMIx library", "Slurm has this plugin without its library, libpmix: use another --mpi, or mpirun"),
     ("nvalid MPI type|Couldn't find the specified plugin", "srun has no such plugin: use another --mpi, or mpirun"),
     ("PMI|PMIx|pmix", "the MPI library does not speak this plugin's protocol: use another --mpi, or mpirun"),
     ("No module named", "hpcfed must be installed where ranks run: the same Python on all nodes, on a shared disk"),
