@@ -59,5 +59,6 @@ def one_world(tried: Sequence[Trial]) -> Finding:
     working = [trial.launcher.name for trial in tried if trial.works]
     if working:
         return ok("launcher", f"use {working[0]}" + (f"; {', '.join(working[1:])} too" if working[1:] else ""))
-    found = "none that works" if tried else "no mpirun, mpiexec or srun"
-    return wrong("launcher", found, f"hpcfed runs on one rank alone, without a launcher; for more: {INSTALL}")
+    if tried:
+        return wrong("launcher", "none works", "the next lines say why; without one, hpcfed runs on one rank")
+    return wrong("launcher", "no mpirun, mpiexec or srun", f"{INSTALL}; without one, hpcfed runs on one rank")
