@@ -37,10 +37,11 @@ def doctor(
     job: whose fields count.  ranks: of the probe; Slurm's number of tasks by default, else 2.  out: folder of runs.
     slurm: options of srun and salloc.  limit: seconds for each probe.
     """
-    if (ranks or 1) < 1 or limit <= 0:
-        raise ConfigError(f"--ranks {ranks} --limit {limit:g}: give at least one rank, and some seconds")
+    n = tasks() if ranks is None else ranks
+    if n < 1 or not limit > 0:
+        raise ConfigError(f"--ranks {n} --limit {limit:g}: give at least one rank, and some seconds")
     settings = load([str(job)] if job else [])
-    found = examine(settings, ranks or tasks(), out or (settings.folder if job else Path("runs")), slurm, limit)
+    found = examine(settings, n, out or (settings.folder if job else Path("runs")), slurm, limit)
     show(found, json)
     return ILL if is_wrong(found) else FINE
 
