@@ -37,7 +37,7 @@ def doctor(
     job: whose fields count.  ranks: of the probe; Slurm's number of tasks by default, else 2.  out: folder of runs.
     slurm: options of srun and salloc.  limit: seconds for each probe.
     """
-    n = tasks() if ranks is None else ranks
+    n = number("SLURM_NTASKS", launchers.RANKS) if ranks is None else ranks
     if n < 1 or not limit > 0:
         raise ConfigError(f"--ranks {n} --limit {limit:g}: give at least one rank, and some seconds")
     settings = load([str(job)] if job else [])
@@ -46,10 +46,10 @@ def doctor(
     return ILL if is_wrong(found) else FINE
 
 
-def tasks() -> int:
-    """Ranks of the probe."""
-    given = os.environ.get("SLURM_NTASKS", "")
-    return int(given) if given.isdigit() else launchers.RANKS
+def number(variable: str, otherwise: int) -> int:
+    """What Slurm says of the allocation that this process is in."""
+    given = os.environ.get(variable, "")
+    return int(given) if given.isdigit() else otherwise
 
 
 def examine(job: Job, n: int, out: Path, options: str, limit: float) -> list[Finding]:
@@ -84,6 +84,7 @@ def seen_by_ranks(tried: Sequence[Trial], job: Job) -> list[Finding]:
     if world is None:
         return []
     return [
+        *ranks.nodes(world, number("SLURM_JOB_NUM_NODES", 0)),
         ranks.binding(world, job.run.threads),
         ranks.threads(world, job.run.threads),
         *ranks.gpus(world, job.run.ranks_per_gpu),

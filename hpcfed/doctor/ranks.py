@@ -12,6 +12,15 @@ from hpcfed.report.tables import size
 Seen = Sequence[dict[str, Any]]  # by rank, as `probe.seen` makes it
 
 
+def nodes(ranks: Seen, held: int) -> list[Finding]:
+    """Whether the ranks use all nodes of the allocation. held: its nodes; 0 outside of one."""
+    used = len({rank["node"] for rank in ranks})
+    if used >= min(held, len(ranks)):
+        return []
+    return [warning("nodes", f"{len(ranks)} ranks are on {used} of {held} nodes", "srun --ntasks-per-node=N, or mpirun "
+                    "--map-by ppr:N:node; a mapping policy in the environment (PRTE_MCA_rmaps_...) may crowd them")]
+
+
 def binding(ranks: Seen, threads: int) -> Finding:
     """Whether each rank has cores of its own, as many as it has threads. threads: run.threads."""
     few = [i for i, rank in enumerate(ranks) if len(rank["cores"]) < threads]

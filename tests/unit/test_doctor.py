@@ -41,6 +41,12 @@ def test_a_rank_bound_to_fewer_cores_than_it_has_threads_is_found():
     assert "rank 0 is bound to 1" in found.found and "--cpus-per-task=2" in found.advice
 
 
+def test_nodes_of_an_allocation_that_have_no_rank_are_found():
+    found = ranks.nodes([rank(), rank(), rank()], 2)
+    assert found[0].status == "warning" and "3 ranks are on 1 of 2 nodes" in found[0].found
+    assert ranks.nodes([rank(), rank(node=1)], 2) == ranks.nodes([rank()], 4) == ranks.nodes([rank(), rank()], 0) == []
+
+
 @pytest.mark.parametrize(("given", "status"), [("1", "ok"), ("", "warning"), ("16", "warning")])
 def test_omp_num_threads_is_held_against_run_threads(given, status):
     found = ranks.threads([rank(threads=given)], 1)
