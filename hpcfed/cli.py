@@ -43,6 +43,12 @@ OUT = argument("-o", "--out", type=Path, metavar="FILE", help="picture to write;
 WORDS = argument("words", nargs="+", metavar="COMMAND", help="-- mpirun -np 4 python -m hpcfed.main JOB.toml ...")
 FORMAT = argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png")
 
+JOB = argument("job", nargs="?", type=Path, metavar="JOB.toml", help="whose fields count; default: the embedded job")
+RANKS = argument("--ranks", type=int, metavar="N", help="of the probe; default: Slurm's number of tasks, or 2")
+FOLDER = argument("-o", "--out", type=Path, metavar="FOLDER", help="of runs; default: that of JOB, or runs")
+SLURM = argument("--slurm", default="", metavar="OPTIONS", help="of srun and salloc, as in --slurm='--partition=gpu'")
+LIMIT = argument("--limit", type=float, default=60.0, metavar="SECONDS", help="for each probe; default 60")
+
 
 def command(target: str, line: str, *arguments: Argument) -> Command:
     return Command(target, line, arguments=arguments)
@@ -55,6 +61,8 @@ COMMANDS = {
     "plot": command("hpcfed.report.plot:plot", "learning curves and label distribution", RUNS, OUT, FORMAT),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", WORDS),
+    "doctor": command("hpcfed.doctor.main:doctor", "what runs meet on this machine, and what to change", JOB, RANKS,
+                      FOLDER, SLURM, LIMIT, JSON),
     "digest": command("hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN),
 }
 

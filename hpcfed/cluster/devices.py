@@ -1,6 +1,5 @@
 """The device of a rank, and the settings that make its results repeatable."""
 
-import math
 import os
 from contextlib import AbstractContextManager, nullcontext
 
@@ -10,17 +9,16 @@ from hpcfed.cluster.allocator import keep_memory
 from hpcfed.errors import ConfigError
 
 
-def choose(wanted: str, local_rank: int, precision: str = "float32") -> torch.device:
-    """GPU number (local rank modulo GPUs) for "auto" or "cuda", else the CPU.
+def choose(wanted: str, gpu: int | None, precision: str = "float32") -> torch.device:
+    """The GPU of this number, as `sharing.take` gave it out, for "auto" or "cuda"; the CPU where it is None.
 
     Raises ConfigError for cuda without a GPU, and for a precision that the device does not have.
     """
-    gpus = torch.cuda.device_count() if wanted != "cpu" else 0
-    if wanted == "cuda" and not gpus:
+    if wanted == "cuda" and gpu is None:
         raise ConfigError("run.device = 'cuda', but torch sees no GPU here; use run.device = 'auto' or 'cpu'")
-    if precision == "tf32" and not gpus:
+    if precision == "tf32" and gpu is None:
         raise ConfigError("run.precision = 'tf32' is of GPUs, but the device is a CPU; use 'float32' or 'bf16'")
-    return torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
+    return torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
 
 
 def prepare(device: torch.device, threads: int, precision: str = "float32") -> None:
@@ -45,12 +43,9 @@ def lowered(precision: str, device: torch.device) -> AbstractContextManager:
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
-def room(device: torch.device, ranks: int) -> float:
-    """Bytes of a GPU's memory in which this rank's clients may rest: half of its share. ranks: of this node."""
-    if device.type == "cpu":
-        return 0.0
-    sharing = math.ceil(ranks / torch.cuda.device_count())
-    return torch.cuda.get_device_properties(device).total_memory / sharing / 2
+def share(device: torch.device, ranks: int) -> float:
+    """Bytes of a GPU's memory for each of the ranks that compute on it; 0 on a CPU."""
+    return torch.cuda.get_device_properties(device).total_memory / ranks if device.type == "cuda" else 0.0
 
 
 def describe(device: torch.device) -> str:

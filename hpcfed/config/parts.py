@@ -146,6 +146,8 @@ class Run(Part):
     """Torch threads of each rank; part of the result, for sums in another order give other bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Auto: GPU number (local rank modulo GPUs) where there is one, else the CPU."""
+    ranks_per_gpu: PositiveInt | None = None
+    """Most ranks that may share a GPU; none: any number, with a warning where several do."""
     precision: Literal["float32", "tf32", "bf16"] = "float32"
     """Of products: tf32 in all that a GPU computes, bf16 in clients' objectives; weights and sums are float32."""
     resident: NonNegative = 2.0

@@ -15,8 +15,10 @@ import torch
 from hpcfed import __version__
 from hpcfed.cluster import devices
 from hpcfed.cluster.placement import makespan
+from hpcfed.engine.memory import need
 from hpcfed.engine.record import SMALL
 from hpcfed.journal import WHY
+from hpcfed.report.tables import size
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -115,4 +117,13 @@ def plan(job: Job, facts: World, fed: Federation) -> None:
 
     balance = sum(facts.costs) / fed.comm.size / makespan(facts.costs, fed.placement)
     traffic = [job.algorithm.traffic(fed, k) for k in range(min(fed.K, SMALL))]
-    show(job.plain(), facts, fed.placement, memory(facts, fed), traffic, balance, str(fed.device))
+    device = f"{fed.device}; {on_gpu(facts, fed)}"
+    show(job.plain(), facts, fed.placement, memory(facts, fed), traffic, balance, device)
+
+
+def on_gpu(facts: World, fed: Federation) -> str:
+    """What rank 0 takes of a GPU, in words."""
+    takes = size(need(facts, fed).total)
+    if fed.share:
+        return f"it takes at least {takes} of its {size(fed.share)} of the GPU's memory"
+    return f"on a GPU it would take about {takes} (an estimate)"

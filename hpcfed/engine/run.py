@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfed.comm.agree import agreed
-from hpcfed.engine import describe, events
+from hpcfed.engine import describe, events, memory
 from hpcfed.engine.folder import prepare
 from hpcfed.engine.loop import Loop
 from hpcfed.engine.recover import Course, surviving
@@ -41,6 +41,8 @@ def attempt(course: Course, comm: Comm) -> int:
             describe.plan(job, facts, fed)
         return DONE
     warn(fed)
+    if not course.begun:
+        memory.check(facts, fed)
     folder = prepare(job, comm, ours=course.begun)
     course.watch(comm, folder)
     rounds = events.start(fed)

@@ -12,7 +12,7 @@ import torch
 
 from hpcfed import models, rng
 from hpcfed.client import Client, Clients, Shard
-from hpcfed.cluster import devices, profiles
+from hpcfed.cluster import profiles
 from hpcfed.cluster.placement import place
 from hpcfed.cluster.profiles import Profiles
 from hpcfed.comm.agree import agreed
@@ -21,6 +21,7 @@ from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split, Text, from_arrays, to_arrays
 from hpcfed.data.synthetic import Synthetic
 from hpcfed.engine import folder
+from hpcfed.engine.seat import seat
 from hpcfed.engine.world import World
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.federation import Federation
@@ -135,16 +136,15 @@ def assign(job: Job) -> tuple[str, ...]:
 
 def federation(job: Job, comm: Comm, world: World) -> Federation:
     """This rank's federation; its clients are placed by estimated cost."""
-    device = agreed(comm, lambda: devices.choose(job.run.device, comm.local_rank, job.run.precision))
-    devices.prepare(device, job.run.threads, job.run.precision)
-    data, models_ = world.data, job.models
+    own = seat(job, comm)
+    device, data, models_ = own.device, world.data, job.models
     store = ClientStore(
         job.seed, world.shape, len(data.classes), models_.d, models_.relu_head, device, data.vocabulary,
         job.run.resident * 2**30, names.spill_folder(agreed(comm, lambda: folder.of(job)), comm.rank),
-        devices.room(device, comm.node_of.count(comm.node_of[comm.rank])),
+        own.share / 2,
     )  # fmt: skip
     placement = [k % comm.size for k in range(job.clients)] if world.many else place(world.costs.tolist(), comm.size)
-    return Federation(
+    fed = Federation(
         job=job,
         comm=comm,
         clients=Clients(placement, comm.rank, partial(client, world, store, device)),
@@ -159,10 +159,14 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         mean_pixel=data.mean,
         std_pixel=data.std,
         device=device,
+        share=own.share,
         public=Shard(world.open.x, world.open.y, world.public, device),
         common=Shard(data.test.x, data.test.y, np.arange(comm.rank, len(data.test.y), comm.size), device),
         pool=cache(partial(pooled, world, store, device, job)),
     )
+    if own.warning:
+        fed.say(own.warning)
+    return fed
 
 
 def client(world: World, store: ClientStore, device: torch.device, k: int) -> Client:

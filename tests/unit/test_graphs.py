@@ -181,7 +181,7 @@ def test_precision_is_part_of_a_jobs_identity_and_the_engine_is_not():
 
 def test_tf32_without_a_gpu_is_refused():
     with pytest.raises(ConfigError, match="run.precision = 'tf32' is of GPUs, but the device is a CPU"):
-        devices.choose("cpu", 0, "tf32")
+        devices.choose("cpu", None, "tf32")
 
 
 def test_an_order_from_a_gpus_generator_depends_on_its_state_and_takes_no_draw_from_it():

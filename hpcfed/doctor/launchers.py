@@ -1,0 +1,96 @@
+"""Which launcher starts ranks that form one world: each that is here starts a small probe, with a time limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+
+from hpcfed.doctor.limited import limited, outside
+from hpcfed.doctor.trials import Launcher, Trial, explained
+from hpcfed.errors import ConfigError
+
+PLUGINS = ("pmix", "pmi2", "cray_shasta")  # of srun --mpi, in the order in which they are tried
+STARTERS = ("mpirun", "mpiexec")
+PROBE = (sys.executable, "-m", "hpcfed.doctor.probe")
+LIMIT = 60.0  # seconds for each probe
+RANKS = 2
+
+
+def launcher(tried: Sequence[Trial]) -> str:
+    """The first launcher that works, as a batch script starts ranks: "srun --mpi=pmix", "mpirun".
+
+    Raises ConfigError where none does, with what each of them said.
+    """
+    for trial in tried:
+        if trial.works:
+            return trial.launcher.name
+    said = [f"{trial.launcher.name}: {explained(trial)[0]}" for trial in tried]
+    raise ConfigError("\n  ".join(["no launcher starts ranks that form one world; `hpcfed doctor` says more",
+                                   *(said or ["there is no mpirun, mpiexec or srun on the PATH"])]))  # fmt: skip
+
+
+def working(ranks: int = RANKS, slurm: Sequence[str] = (), limit: float = LIMIT) -> str:
+    """Try the launchers of this machine one after the other until one works; `launcher` says what is returned.
+
+    slurm: options of srun and salloc that the site wants, such as --partition or --account.
+    """
+    tried: list[Trial] = []
+    for candidate in here(ranks, slurm, limit):
+        tried.append(trial(candidate, ranks, limit))
+        if tried[-1].works:
+            break
+    return launcher(tried)
+
+
+def here(ranks: int, slurm: Sequence[str] = (), limit: float = LIMIT) -> list[Launcher]:
+    """The launchers of this machine."""
+    return candidates(ranks, starters(), plugins(), slurm, "SLURM_JOB_ID" in os.environ, limit)
+
+
+def candidates(
+    ranks: int, mpiruns: Sequence[str], plugins: Sequence[str], slurm: Sequence[str], inside: bool, limit: float
+) -> list[Launcher]:
+    """Ways to start so many ranks, the best first: srun places and counts ranks, and signals reach them.
+
+    inside: a Slurm allocation, in which mpirun uses its nodes; outside of one the probe asks for nodes of its own, and
+    gives up where none is free in time.
+    """
+    ask = [] if inside else [f"--immediate={max(1, int(limit))}"]
+    many = ["-n", str(ranks)]
+    found = [
+        Launcher(f"srun --mpi={name}", ("srun", f"--mpi={name}", *ask, *many, *slurm)) for name in PLUGINS
+        if name in plugins
+    ]
+    hold = ("salloc", "--quiet", *ask, *many, *slurm) if plugins and not inside else ()
+    return found + [Launcher(path, (*hold, path, "-np", str(ranks))) for path in mpiruns]
+
+
+def starters(python: str = sys.executable, path: str | None = None) -> list[str]:
+    """mpirun, or mpiexec, beside this Python and the first on the PATH: by its short name where that is the same."""
+    found: dict[str, str] = {}
+    for folder in (path, str(Path(python).parent)):
+        name = next((n for n in STARTERS if shutil.which(n, path=folder)), "")
+        full = shutil.which(name, path=folder) if name else None
+        if full:
+            found.setdefault(os.path.realpath(full), name if folder == path else full)
+    return list(found.values())
+
+
+def plugins() -> list[str]:
+    """The MPI plugins of srun; none where there is no Slurm, or its controller does not answer."""
+    if not shutil.which("srun") or limited(["sinfo", "-h", "-o", "%P"], 10).status != 0:
+        return []
+    listed = limited(["srun", "--mpi=list"], 10)
+    return re.findall(r"^(?:srun:)?\s*([a-z]\w*)\s*$", listed.out + listed.err, re.M)
+
+
+def trial(launcher: Launcher, ranks: int, limit: float, env: Mapping[str, str] = os.environ) -> Trial:
+    """Start the probe."""
+    start = monotonic()
+    outcome = limited([*launcher.words, *PROBE], limit, outside(env))
+    return Trial(launcher, ranks, outcome, monotonic() - start)

@@ -1,0 +1,98 @@
+"""What does not fit a rank's share of a GPU is refused before it trains; no GPU is needed to test that."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from hpcfed import models
+from hpcfed.comm import Serial, spmd
+from hpcfed.engine import memory, run, setup
+from hpcfed.engine.memory import CONTEXT, GIB, Need, estimated, measured, need, refuse
+from hpcfed.engine.rounds import Rounds
+from hpcfed.engine.setup import world
+from hpcfed.errors import ConfigError
+from hpcfed.faults import MemoryFault
+from hpcfed.models import MODELS
+from tests.contract import toy
+
+LARGE = Need(modules=2 * GIB, examples=GIB, resting=GIB, steps={"resnet18": 4 * GIB, "cnn": GIB})
+
+
+def start(kind: str = "mlp") -> Rounds:
+    return toy.start(Serial(), toy.job("fedavg", "--models.mix", kind))
+
+
+def test_a_rank_needs_what_is_always_there_and_its_largest_step():
+    assert LARGE.total == CONTEXT + 8 * GIB
+    refuse(LARGE, LARGE.total, 64)
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers_and_a_batch_that_may_fit():
+    with pytest.raises(ConfigError) as error:
+        refuse(LARGE, 6.5 * GIB, 64)  # 2 GiB are left for a step of 4
+    assert "at least 8.50 GiB, its share of the GPU is 6.50 GiB" in str(error.value)
+    assert "4.00 for a step of resnet18 at local.batch = 64" in str(error.value)
+    assert "local.batch = 32 may fit" in str(error.value)
+
+
+def test_where_no_batch_is_small_enough_none_is_named():
+    with pytest.raises(ConfigError) as error:
+        refuse(LARGE, 4 * GIB, 64)
+    assert "may fit" not in str(error.value) and "fewer ranks on a GPU" in str(error.value)
+
+
+def test_the_estimate_is_what_autograd_keeps():
+    model = nn.Sequential(nn.Linear(8, 4), nn.Sigmoid(), nn.Linear(4, 2))
+    found = estimated(lambda n: model(torch.zeros(n, 8)).sum(), model.parameters(), 2, 10)
+    assert found == 10 * (8 + 4) * 4  # the input and the sigmoid's output, float32; weights are not counted
+
+
+def test_a_step_is_measured_by_the_allocator_from_its_start_to_its_peak(monkeypatch):
+    fed = start().fed
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5000)
+    assert measured(fed, lambda: None, "small") == 4000
+
+    def fail() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with pytest.raises(MemoryFault, match="a first step of small: out of memory"):
+        measured(fed, fail, "small")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_takes_a_first_step(name):
+    shape, vocabulary = ((4,), 9) if MODELS[name].text else ((3, 32, 32), 0)
+    shape = (16, 16, 16) if name.endswith("-server") else shape
+    fed = start().fed
+    fed.store.form, fed.store.vocabulary = (shape, 4, 16), vocabulary
+    fed.store.build = lambda kind: models.build(kind, shape, 4, 16, False, vocabulary)
+    assert memory.peak(fed, name) > 0
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedclassavg", "fml", "heterofl"])
+def test_a_run_is_refused_on_all_ranks_before_it_makes_a_folder(method, monkeypatch, tmp_path):
+    job = toy.job(method, "--models.mix", "mlp", "--out", str(tmp_path / "run"))
+    real = setup.seat
+    monkeypatch.setattr(setup, "seat", lambda job, comm: replace(real(job, comm), share=1e6))
+
+    def refused(comm) -> str:
+        with pytest.raises(ConfigError, match="not enough GPU memory") as error:
+            run.run(job, comm)
+        return str(error.value)
+
+    first, second = spmd(2, refused)
+    assert first == second and not (tmp_path / "run").exists()
+
+
+def test_measuring_changes_no_weights_and_no_draws():
+    def outcome(measure: bool) -> toy.Outcome:
+        going = start("alexnet")  # which has dropout
+        if measure:
+            assert need(world(going.fed.job, Serial()), going.fed).total > CONTEXT
+        return toy.outcome(going, [going.step()[0]])
+
+    assert toy.differences(outcome(True), outcome(False)) == []
