@@ -28,9 +28,13 @@ def argument(*names: str, **options: Any) -> Argument:
 
 @dataclass(frozen=True)
 class Command(Entry):
-    """One command: its target is called with the values of its arguments, by name."""
+    """One command: its target is called with the values of its arguments, by name.
+
+    fields: whether it takes a job's command line too, all words that are not its own; they are its `words`.
+    """
 
     arguments: tuple[Argument, ...] = ()
+    fields: bool = False
 
 
 RUN = argument("run", type=Path, metavar="RUN", help="folder of a run, or its results.h5")
@@ -44,8 +48,16 @@ WORDS = argument("words", nargs="+", metavar="COMMAND", help="-- mpirun -np 4 py
 FORMAT = argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png")
 
 
-def command(target: str, line: str, *arguments: Argument) -> Command:
-    return Command(target, line, arguments=arguments)
+SWEEP_OUT = argument("-o", "--out", type=Path, metavar="FOLDER", help="of the sweep; default: runs/sweep-JOB")
+AT_ONCE = argument("--at-once", type=int, metavar="N", help="runs side by side; default: as many as cores allow")
+RANKS = argument("--ranks", type=int, metavar="R", help="MPI ranks of each run; default: 1, without mpirun")
+LAUNCHER = argument("--launcher", metavar="COMMAND", help="what starts the ranks; default: mpirun")
+TASK = argument("--task", type=int, metavar="I", help="only run number I, from 0, as an array job's task does")
+DRY_RUN = argument("--dry-run", action="store_true", help="check and list the runs, start nothing")
+
+
+def command(target: str, line: str, *arguments: Argument, fields: bool = False) -> Command:
+    return Command(target, line, arguments=arguments, fields=fields)
 
 
 COMMANDS = {
@@ -55,6 +67,10 @@ COMMANDS = {
     "plot": command("hpcfed.report.plot:plot", "learning curves and label distribution", RUNS, OUT, FORMAT),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", WORDS),
+    "sweep": command(
+        "hpcfed.sweep.command:sweep", "runs of all combinations of values: JOB.toml --seed 0,1,2 ..., or FOLDER",
+        SWEEP_OUT, AT_ONCE, RANKS, LAUNCHER, TASK, DRY_RUN, fields=True,
+    ),
     "digest": command("hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN),
 }
 
@@ -62,7 +78,7 @@ COMMANDS = {
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command. The exit status: 0 or its own, 2 for a user's error, 1 if the reader has gone."""
     escape_unprintable()
-    options = vars(_parser().parse_args(words))
+    options = _options(words)
     try:
         answer = COMMANDS[options.pop("command")].load()(**options)
         if isinstance(answer, int):
@@ -78,12 +94,24 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _options(words: Sequence[str] | None) -> dict[str, Any]:
+    """The command and the values of its arguments."""
+    parser = _parser()
+    known, others = parser.parse_known_args(words)
+    if COMMANDS[known.command].fields:
+        return {**vars(known), "words": others}
+    if others:
+        parser.error(f"{known.command}: unrecognized arguments: {' '.join(others)}")
+    return vars(known)
+
+
 def _parser() -> ArgumentParser:
     parser = ArgumentParser("hpcfed", description="Look up what a job can name; read what runs have written.")
     parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        sub = commands.add_parser(name, help=command.line, description=command.line)
+        usage = f"hpcfed {name} [JOB.toml] [--field value ...] [options]" if command.fields else None
+        sub = commands.add_parser(name, help=command.line, description=command.line, usage=usage, allow_abbrev=False)
         for names, options in command.arguments:
             sub.add_argument(*names, **options)
     return parser
