@@ -45,6 +45,17 @@ KINDS = ("algorithms", "datasets", "partitions", "models")
 KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all four")
 OUT = argument("-o", "--out", type=Path, metavar="FILE", help="picture to write; default: in RUN")
 WORDS = argument("words", nargs="+", metavar="COMMAND", help="-- mpirun -np 4 python -m hpcfed.main JOB.toml ...")
+PLACES = argument("runs", type=Path, metavar="RUN", nargs="+", help="folder of a run or sweep, or a results.h5")
+LINES = argument("-n", "--lines", type=int, default=10, metavar="N", help="how many rounds; default: 10")
+FOLLOW = argument("-f", "--follow", action="store_true", help="print those that come too, until the run is finished")
+ROWS = argument("--rows", metavar="FIELDS", help="of the job, separated by commas; default: method and its parameters")
+COLUMNS = argument("--columns", metavar="FIELDS", help="default: all other fields in which the runs differ, but the seed")
+VALUE = argument("--value", default="accuracy", metavar="NAME", help="accuracy (of the last round, the default), last:10 "
+                 "(mean of the last ten), best, before, received, final, final_received, down, up, seconds")  # fmt: skip
+DEVIATION = argument("--deviation", choices=("seeds", "clients"), default="seeds", help="over what; default: seeds")
+PERCENT = argument("--percent", action="store_true", help="accuracies in percent")
+LAYOUT = argument("--format", choices=("text", "markdown", "latex", "csv"), default="text", help="default: text")
+TABLE = argument("-o", "--out", type=Path, metavar="FILE", help="file to write; default: print it")
 FORMAT = argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png")
 
 
@@ -64,11 +75,17 @@ COMMANDS = {
     "list": command("hpcfed.report.catalogue:listing", "what a job can name, a line each", KIND, JSON),
     "show": command("hpcfed.report.catalogue:show", "one name: its parameters and its source", NAME, JSON),
     "summary": command("hpcfed.report.summary:summary", "accuracy, traffic and time of a run", RUN, JSON),
+    "status": command("hpcfed.report.status:status", "how far runs are, and whether they go on", PLACES, JSON),
+    "tail": command("hpcfed.report.tail:tail", "the last rounds of a run, and those that come", RUN, LINES, FOLLOW),
+    "table": command(
+        "hpcfed.report.compare:compare", "methods against data sets over seeds, as in papers",
+        PLACES, ROWS, COLUMNS, VALUE, DEVIATION, PERCENT, LAYOUT, TABLE,
+    ),
     "plot": command("hpcfed.report.plot:plot", "learning curves and label distribution", RUNS, OUT, FORMAT),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", WORDS),
     "sweep": command(
-        "hpcfed.sweep.command:sweep", "runs of all combinations of values: JOB.toml --seed 0,1,2 ..., or FOLDER",
+        "hpcfed.sweep.command:sweep", "run all combinations of values of fields",
         SWEEP_OUT, AT_ONCE, RANKS, LAUNCHER, TASK, DRY_RUN, fields=True,
     ),
     "digest": command("hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN),

@@ -80,6 +80,12 @@ def _read(path: Path) -> Record:
     return Record(header, arrays, joined(parts), rounds, path)
 
 
+def stamp(run: Path) -> tuple[Any, ...]:
+    """What tells the results of a run from those of another moment, without reading them."""
+    path = names.results_file(run) if os.path.isdir(run) else run
+    return _stamp(path), _stamp(names.journal_file(path))
+
+
 def recover(run: Path) -> Record:
     """The results in a run folder; if they are damaged or missing, the copy that belongs to its last checkpoint."""
     try:
