@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from time import monotonic
 
@@ -20,6 +20,7 @@ from hpcfed.storage.record import load
 from hpcfed.storage.sweep import Member, Sweep
 from hpcfed.sweep.launch import finished, held, reason, start
 
+LOOK = 0.5  # seconds; a signal may reach another thread, and is not seen before this one wakes up
 BUSY = -1  # instead of an exit status: another process runs it
 LEFT = -2  # and: not begun, for a signal came before
 
@@ -53,7 +54,10 @@ class Pool:
         before = {number: signal.signal(number, self.ask) for number in SIGNALS}
         try:
             with ThreadPoolExecutor(self.at_once) as threads:
-                return [done.result() for done in [threads.submit(self.one, i) for i in numbers]]
+                tasks = [threads.submit(self.one, i) for i in numbers]
+                while wait(tasks, LOOK).not_done:
+                    continue
+                return [task.result() for task in tasks]
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -77,10 +81,10 @@ class Pool:
             store.note(self.sweep, run.name, None)
             begun = monotonic()
             process = start(self.sweep, run, log)
-        status = self.wait(process)
+        status = self.through(process)
         return self.said(self.outcome(run, status, monotonic() - begun), i)
 
-    def wait(self, process: subprocess.Popen[bytes]) -> int:
+    def through(self, process: subprocess.Popen[bytes]) -> int:
         """The exit status of a run, as shells count: 128 + signal for one that was killed."""
         self.going.append(process)
         if self.asked:  # before it could be told
