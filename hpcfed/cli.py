@@ -49,9 +49,9 @@ PLACES = argument("runs", type=Path, metavar="RUN", nargs="+", help="folder of a
 LINES = argument("-n", "--lines", type=int, default=10, metavar="N", help="how many rounds; default: 10")
 FOLLOW = argument("-f", "--follow", action="store_true", help="print those that come too, until the run is finished")
 ROWS = argument("--rows", metavar="FIELDS", help="of the job, separated by commas; default: method and its parameters")
-COLUMNS = argument("--columns", metavar="FIELDS", help="default: all other fields in which the runs differ, but the seed")
-VALUE = argument("--value", default="accuracy", metavar="NAME", help="accuracy (of the last round, the default), last:10 "
-                 "(mean of the last ten), best, before, received, final, final_received, down, up, seconds")  # fmt: skip
+COLUMNS = argument("--columns", metavar="FIELDS", help="default: all other fields in which runs differ, but the seed")
+VALUES = "accuracy (last round; default), last:10, best, before, received, final, final_received, up, down, or seconds"
+VALUE = argument("--value", default="accuracy", metavar="NAME", help=VALUES)
 DEVIATION = argument("--deviation", choices=("seeds", "clients"), default="seeds", help="over what; default: seeds")
 PERCENT = argument("--percent", action="store_true", help="accuracies in percent")
 LAYOUT = argument("--format", choices=("text", "markdown", "latex", "csv"), default="text", help="default: text")

@@ -112,10 +112,10 @@ def axes(found: list[Case], rows: list[str] | None, columns: list[str] | None) -
     Those that are not given are chosen: rows by method and its own parameters, columns by all else that differs.
     Raises ConfigError where runs of a cell would differ in a field that neither axis may take, or have one seed.
     """
-    known = {name for case in found for name in case.fields}
-    for name in (name for axis in (rows, columns) for name in axis or [] if name not in known):
-        raise ConfigError(f"table: no field {name!r} in the jobs of these runs; it is written as in --{FIRST[0]}")
     down, across = list(rows or ["algorithm.name"]), list(columns or [])
+    known = {name for case in found for name in case.fields}
+    for name in (name for name in (*down, *across) if name not in known):
+        raise ConfigError(f"table: no field {name!r} in the jobs of these runs; it is written as in --{FIRST[0]}")
     for name in sorted(known - {SEED}, key=order):
         cell = differing(found, [*down, *across], name)
         if not cell:

@@ -35,7 +35,8 @@ class View:
 
 
 def compare(runs: Sequence[Path], rows: str | None = None, columns: str | None = None, value: str = "accuracy",
-            deviation: str = "seeds", percent: bool = False, format: str = "text", out: Path | None = None) -> str:  # fmt: skip
+            deviation: str = "seeds", percent: bool = False, format: str = "text", out: Path | None = None,
+            ) -> str:  # fmt: skip
     """The command. rows, columns: fields of the job, separated by commas; what is not given is chosen.
 
     Returns the table, or the path of the file that it was written to.
@@ -56,9 +57,9 @@ def compare(runs: Sequence[Path], rows: str | None = None, columns: str | None =
 def grid(found: list[Case], down: list[str], across: list[str], view: View) -> Grid:
     """The cells, row by row, and what is to be said about them."""
     lines, heads = ordered(found, down), ordered(found, across)
-    cells = {(r, c): [case for case in found if (case.at(down), case.at(across)) == (r, c)] for r in lines for c in heads}
-    seeds = max(len(group) for group in cells.values())
-    table = [[cell(cells[r, c], view, seeds) for c in heads] for r in lines]
+    cells = [[[case for case in found if (case.at(down), case.at(across)) == (r, c)] for c in heads] for r in lines]
+    seeds = max(len(group) for row in cells for group in row)
+    table = [[cell(group, view, seeds) for group in row] for row in cells]
     notes = [f"{case.name}: {case.why}" for case in found if case.why]
     return Grid(caption(view, seeds), view.value, down, across, lines, heads, marked(table, view.measure.high), notes)
 
@@ -83,7 +84,8 @@ def cell(group: list[Case], view: View, seeds: int) -> Shown:
         return Shown("", "", ", ".join(dict.fromkeys(absent)) if group else "no run", seeds=0, runs=len(group))
     mean, std = np.mean([numbers[0] for numbers in known]), spread(known, view.deviation)
     note = told(absent, len(known), len(group)) if absent else f"n = {len(known)}" if len(group) < seeds else ""
-    return Shown(view.number(mean), "" if std is None else view.number(std), note, float(mean), std, len(known), len(group))
+    shown = "" if std is None else view.number(std)
+    return Shown(view.number(mean), shown, note, float(mean), std, len(known), len(group))
 
 
 def told(absent: list[str], n: int, runs: int) -> str:
@@ -100,7 +102,7 @@ def spread(known: list[tuple[float | None, float | None]], deviation: str) -> fl
 
 
 def marked(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
-    """The table with the best of each column marked, where there are several to choose from; equal ones as shown, all."""
+    """The table with the best of each column marked, where there are several; all that are equal as they are shown."""
     for column in zip(*table, strict=True):
         known = [cell for cell in column if cell.mean is not None]
         if len(known) > 1:

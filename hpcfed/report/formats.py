@@ -73,7 +73,9 @@ class Grid:
 def named(field: str, value: str) -> str:
     """A value, with the name of its field where it does not speak for itself."""
     short = field.rpartition(".")[2]
-    return value if short in ("name", "partition", "mix") else f"{value} clients" if field == "clients" else f"{short}={value}"
+    if short in ("name", "partition", "mix"):
+        return value
+    return f"{value} clients" if field == "clients" else f"{short}={value}"
 
 
 def text(grid: Grid) -> str:
@@ -100,7 +102,8 @@ def markdown(grid: Grid) -> str:
     for label, row in zip(grid.labels(), grid.cells, strict=True):
         lines.append([label, *(cell.noted(f"**{cell.number()}**" if cell.best else cell.number()) for cell in row)])
     rows = ["| " + " | ".join(word.replace("|", r"\|") for word in line) + " |" for line in lines]
-    return "\n".join([grid.told("Bold"), "", *rows, *(["", *(f"- {note}" for note in grid.notes)] if grid.notes else [])])
+    notes = ["", *(f"- {note}" for note in grid.notes)] if grid.notes else []
+    return "\n".join([grid.told("Bold"), "", *rows, *notes])
 
 
 def latex(grid: Grid) -> str:

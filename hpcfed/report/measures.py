@@ -47,8 +47,10 @@ def lately(n: int) -> Callable[[Record], Numbers]:
     """Mean over the last n evaluated rounds, and of their deviations."""
     def numbers(record: Record) -> Numbers:
         rows = column(record, "clients/accuracy")
-        rows = [spread(row) for row in rows[np.isfinite(rows).any(1)][-n:]]
-        return (mean_of([s["mean"] for s in rows]), mean_of([s["std"] for s in rows])) if len(rows) == n else (None, None)
+        found = [spread(row) for row in rows[np.isfinite(rows).any(1)][-n:]]
+        if len(found) < n:
+            return None, None
+        return mean_of([s["mean"] for s in found]), mean_of([s["std"] for s in found])
 
     return numbers
 
@@ -70,10 +72,9 @@ MEASURES = {
     "accuracy": Measure(f"Test accuracy after the last round, {OVER}", last()),
     "best": Measure(f"Test accuracy, {OVER}, of each run's best round, chosen by it (so it flatters)", best),
     "before": Measure(f"Test accuracy in the last round before local training, {OVER}", last("before")),
-    "received": Measure(f"Test accuracy of what clients receive after the last round, {OVER}", last("received")),
-    "final": Measure(f"Test accuracy of own models after the method's end, {OVER}", last("final")),
-    "final_received": Measure(f"Test accuracy of what clients receive after the method's end, {OVER}",
-                              last("final_received")),  # fmt: skip
+    "received": Measure(f"Test accuracy of models received after the last round, {OVER}", last("received")),
+    "final": Measure(f"Test accuracy of own models after the end, {OVER}", last("final")),
+    "final_received": Measure(f"Test accuracy of models received after the end, {OVER}", last("final_received")),
     "down": Measure("Bytes that a client receives in a round", traffic("down"), share=False, high=False),
     "up": Measure("Bytes that a client sends in a round", traffic("up"), share=False, high=False),
     "seconds": Measure("Seconds of a round", seconds, share=False, high=False),

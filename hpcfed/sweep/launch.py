@@ -15,13 +15,12 @@ from typing import BinaryIO
 
 from hpcfed.engine.supervise import MAIN, again
 from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.storage import names
 from hpcfed.storage.atomic import writing
 from hpcfed.storage.record import FINISHED, load
 from hpcfed.storage.sweep import Member, Sweep
 
 TAIL = 20_000  # bytes of a log in which the reason for an end is looked for
-UNBOUND = {  # Open MPI 5 and 4 bind the ranks of each run to the first cores, so that runs side by side would share them
+UNBOUND = {  # Open MPI 5 and 4 bind the ranks of each run to the first cores; runs side by side would share those
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # as many ranks as were asked for
@@ -41,7 +40,8 @@ def finished(sweep: Sweep, run: Member) -> bool:
 def command(sweep: Sweep, run: Member) -> list[str]:
     """The command line of a run, on from its last checkpoint where it has one."""
     folder = (sweep.folder / run.name).resolve()
-    return [*launcher(sweep), sys.executable, "-m", MAIN, *sweep.words, *run.words, "--out", str(folder), *again(folder)]
+    job = [*sweep.words, *run.words, "--out", str(folder), *again(folder)]
+    return [*launcher(sweep), sys.executable, "-m", MAIN, *job]
 
 
 def launcher(sweep: Sweep) -> list[str]:
@@ -77,7 +77,7 @@ def held(path: Path) -> Iterator[BinaryIO | None]:
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        log = open(path, "ab")
+        log = open(path, "ab")  # noqa: SIM115  closed below
     with log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -36,8 +36,8 @@ def own_data(path: Path) -> None:
 
 @pytest.mark.timeout(LIMIT)
 def test_a_failed_run_ends_no_other_and_is_all_that_is_run_again(desk, capsys):
-    words = ["sweep", *SMALL, "--algorithm.name", "local", "--data.name", "digits,own.npz", "--out", "s", "--at-once", "2"]
-    assert cli.main(words) == 1
+    words = [*SMALL, "--algorithm.name", "local", "--data.name", "digits,own.npz"]
+    assert cli.main(["sweep", *words, "--out", "s", "--at-once", "2"]) == 1
     out = capsys.readouterr().out
     assert "0: digits: done, accuracy 0." in out
     assert "1 failed; their output is in s/logs\n  own.npz: failed with status 2: hpcfed: data/own.npz: no" in out
