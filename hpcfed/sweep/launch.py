@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from hpcfed.engine.supervise import MAIN, again
+from hpcfed.engine.supervise import MAIN, saved
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.storage.atomic import writing
 from hpcfed.storage.record import FINISHED, load
@@ -40,8 +40,8 @@ def finished(sweep: Sweep, run: Member) -> bool:
 def command(sweep: Sweep, run: Member) -> list[str]:
     """The command line of a run, on from its last checkpoint where it has one."""
     folder = (sweep.folder / run.name).resolve()
-    job = [*sweep.words, *run.words, "--out", str(folder), *again(folder)]
-    return [*launcher(sweep), sys.executable, "-m", MAIN, *job]
+    more = ["--resume", str(folder)] if saved(folder) else ["--overwrite"]
+    return [*launcher(sweep), sys.executable, "-m", MAIN, *sweep.words, *run.words, "--out", str(folder), *more]
 
 
 def launcher(sweep: Sweep) -> list[str]:
