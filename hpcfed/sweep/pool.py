@@ -95,12 +95,12 @@ class Pool:
 
     def outcome(self, run: Member, status: int, seconds: float) -> Outcome:
         """What an exit status means; all but success is noted beside the log."""
-        if status == DONE:
+        if status == DONE and finished(self.sweep, run):
             mean = accuracy(load(self.sweep.folder / run.name))["mean"]
             return Outcome(run, DONE, f"done, accuracy {share(mean)}, {duration(seconds)}")
-        if self.asked and status != WRONG:  # one that was only starting dies of the signal; nothing is lost
-            status = RESUME_ME
         why = reason(names.log_file(self.sweep.folder, run.name))
+        if status == DONE or (self.asked and status != WRONG):  # Open MPI's mpirun may lose a node, and return 0;
+            status = RESUME_ME  # one that was only starting dies of the signal; nothing is lost
         store.note(self.sweep, run.name, store.now_ended(status, why))
         line = "stopped" if status == RESUME_ME else f"failed with status {status}: {why}"
         return Outcome(run, status, line)

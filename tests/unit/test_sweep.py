@@ -131,8 +131,10 @@ def sweep(tmp_path: Path) -> Sweep:
 
 
 def plays(monkeypatch, **scripts: str) -> None:
-    """Each run is a script of the shell."""
-    monkeypatch.setattr(launch, "command", lambda sweep, run: ["sh", "-c", scripts.get(run.name, "exit 0")])
+    """Each run is a script of the shell. It has finished when it has made its folder, as those not given do."""
+    commands = {name: f"mkdir s/{name}" for name in "abc"} | scripts
+    monkeypatch.setattr(launch, "command", lambda sweep, run: ["sh", "-c", commands[run.name]])
+    monkeypatch.setattr(pool, "finished", lambda sweep, run: (sweep.folder / run.name).exists())
     monkeypatch.setattr(pool, "load", lambda path: None)
     monkeypatch.setattr(pool, "accuracy", lambda record: {"mean": 0.5})
 
@@ -143,6 +145,12 @@ def test_a_failing_run_ends_no_other_and_its_reason_is_told(sweep, monkeypatch, 
     assert [one.status for one in outcomes] == [2, 137, 0] and [one.failed for one in outcomes] == [True, True, False]
     assert "a: failed with status 2: hpcfed: no data\n" in capsys.readouterr().out
     assert store.ended(sweep, "a").line == "hpcfed: no data" and store.ended(sweep, "c") is None
+
+
+def test_a_launcher_that_returns_0_before_all_is_done_is_not_believed(sweep, monkeypatch):
+    plays(monkeypatch, a="exit 0")
+    assert [one.status for one in Pool(sweep, 1).run([0, 1])] == [75, 0]
+    assert [one.line for one in Pool(sweep, 1).run([1])] == ["finished before"]
 
 
 def test_a_signal_stops_the_runs_that_go_on_and_begins_no_more(sweep, monkeypatch):
@@ -193,7 +201,7 @@ def test_a_run_is_one_process_or_ranks_of_a_launcher(sweep, monkeypatch):
     assert alone[1:3] == ["-m", "hpcfed.main"] and alone[-2:] == [str(sweep.folder / "a"), "--overwrite"]
     assert launch.command(replace(sweep, ranks=3), sweep.runs[0])[:3] == ["/bin/mpirun", "-n", "3"]
     srun = replace(sweep, ranks=2, launcher="srun --mpi=pmix")
-    assert launch.command(srun, sweep.runs[0])[:4] == ["/bin/srun", "--mpi=pmix", "-n", "2"]
+    assert launch.command(srun, sweep.runs[0])[:4] == ["/bin/srun", "-n", "2", "--mpi=pmix"]
 
 
 def test_runs_side_by_side_share_the_cores(sweep, monkeypatch):
