@@ -13,6 +13,7 @@ from hpcfed.engine.saver import Saver
 from hpcfed.engine.watchdog import Watchdog
 from hpcfed.errors import WriteError
 from hpcfed.status import DONE, RESUME_ME
+from hpcfed.storage.record import FINISHED, STOPPED
 from hpcfed.storage.results import FINAL, Results
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Loop:
             self.save()
         self.settle(needed=True)
         self.conclude()
-        self.finish()
+        self.finish(FINISHED)
         self.progress.finish(self.results)
         return DONE
 
@@ -76,12 +77,13 @@ class Loop:
         self.settle(needed=not self.saver.exists)
         self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with --resume {self.folder}")
         with suppress(WriteError):  # what the checkpoint needs of them is on disk
-            self.finish()
+            self.finish(STOPPED)
         return RESUME_ME
 
-    def finish(self) -> None:
-        """One result file, without a journal beside it."""
+    def finish(self, ended: str) -> None:
+        """One result file, without a journal beside it, that says how the run ended."""
         if self.results:
+            self.results.header["ended"] = ended
             self.results.finish()
 
     def conclude(self) -> None:
