@@ -34,7 +34,7 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=100000
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-PreemptParameters=send_user_signal
+{send_user_signal}
 DebugFlags=NO_CONF_HASH
 ReturnToService=2
 SlurmUser={user}
@@ -46,11 +46,10 @@ StateSaveLocation={folder}/state
 SlurmdParameters=config_overrides
 GresTypes=gpu
 KillWait=5
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=8 RealMemory=4000 State=UNKNOWN
-NodeName=old[1-10] Gres=gpu:1 Feature=1080ti CPUs=8 RealMemory=32000 NodeAddr=127.0.0.1 Port=1 State=DOWN
-NodeName=new[1-5] Gres=gpu:1 Feature=2080ti CPUs=8 RealMemory=32000 NodeAddr=127.0.0.1 Port=1 State=DOWN
-NodeName=big[1-4] Gres=gpu:4 CPUs=64 RealMemory=256000 NodeAddr=127.0.0.1 Port=1 State=DOWN
-PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=10
+NodeName=DEFAULT CPUs=8 RealMemory=4000 Gres=gpu:4 State=UNKNOWN
+NodeName=n[1-{most}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{before}] Feature=1080ti
+NodeName=n{nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={last} Feature=2080ti
+PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=2
 """
 
@@ -94,11 +93,15 @@ class Cluster:
     def files(self) -> dict[str, str]:
         """What the daemons read, by name."""
         port = free_ports(self.nodes + 1)
-        text = CONFIG.format(host=socket.gethostname().split(".")[0], user=getpass.getuser(), folder=self.folder,
-                             port=port, nodes=self.nodes, first=port + 1, last=port + self.nodes)
-        plugin = "cgroup/v1" if " 22." in self.call("slurmd", "-V").stdout else "disabled"  # 22.05: v1 is not touched
-        return {"munge.key": secrets.token_hex(64), "slurm.conf": text, "cgroup.conf": f"CgroupPlugin={plugin}\n",
-                "gres.conf": "NodeName=old[1-10],new[1-5] Name=gpu File=/dev/null\n"}
+        old = " 22." in self.call("slurmd", "-V").stdout  # Debian 12's; it touches no cgroup with the plugin for v1
+        preempt = "SlurmctldParameters=preempt_send_user_signal" if old else "PreemptParameters=send_user_signal"
+        text = CONFIG.format(send_user_signal=preempt, host=socket.gethostname().split(".")[0], user=getpass.getuser(), folder=self.folder,
+                             port=port, nodes=self.nodes, most=self.nodes - 1,
+                             first=port + 1, before=port + self.nodes - 1, last=port + self.nodes)
+        gpus = "".join(f"Name=gpu File=/dev/{file}\n" for file in ("null", "zero", "full", "random"))  # none is opened
+        cgroup = f"CgroupPlugin={'cgroup/v1' if old else 'disabled'}\n"
+        return {"munge.key": secrets.token_hex(64), "slurm.conf": text, "cgroup.conf": cgroup,
+                "gres.conf": gpus}
 
     def start(self, *words: str) -> None:
         """Start a daemon that ends with this process, or with the cluster."""
