@@ -57,14 +57,32 @@ PERCENT = argument("--percent", action="store_true", help="accuracies in percent
 LAYOUT = argument("--format", choices=("text", "markdown", "latex", "csv"), default="text", help="default: text")
 TABLE = argument("-o", "--out", type=Path, metavar="FILE", help="file to write; default: print it")
 FORMAT = argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png")
-
-
 SWEEP_OUT = argument("-o", "--out", type=Path, metavar="FOLDER", help="of the sweep; default: runs/sweep-JOB")
 AT_ONCE = argument("--at-once", type=int, metavar="N", help="runs side by side; default: as many as cores allow")
 RANKS = argument("--ranks", type=int, metavar="R", help="MPI ranks of each run; default: 1, without mpirun")
 LAUNCHER = argument("--launcher", metavar="COMMAND", help="what starts the ranks; default: mpirun")
+AS_ARRAY = argument("--submit", action="store_true", help="as an array job of Slurm, a task for each run; with:")
 TASK = argument("--task", type=int, metavar="I", help="only run number I, from 0, as an array job's task does")
 DRY_RUN = argument("--dry-run", action="store_true", help="check and list the runs, start nothing")
+AGAIN = argument("--again", action="store_true", help="go on, whatever --overwrite says, as after a first start")
+BATCH = (
+    argument("--nodes", type=int, default=1, metavar="N"),
+    argument("--ntasks-per-node", type=int, metavar="N", help="ranks of a node; default: one for each GPU, or one"),
+    argument("--gpus-per-node", metavar="[TYPE:]N"),
+    argument("--cpus-per-task", type=int, metavar="N", help="cores of a rank; run.threads says how many it uses"),
+    *(argument(f"--{name}", help="as sbatch has it") for name in
+      ("mem", "time", "partition", "account", "qos", "constraint")),
+    argument("--env", action="append", metavar="LINE", help="line of shell to begin with, as 'module load openmpi'"),
+)  # fmt: skip
+SUBMIT = (
+    *BATCH,
+    argument("--container", metavar="IMAGE", help="of apptainer, in which the ranks run"),
+    argument("--launcher", default="auto", metavar="auto|mpirun|srun", help="what starts the ranks"),
+    argument("--chain", type=int, default=1, metavar="N", help="jobs, each to go on where the one before stopped"),
+    argument("--each", action="append", metavar="FIELDS", help="a run with these fields too, as task of an array job"),
+    argument("--ranks", metavar="1,2,4", help="a run on each of these numbers of ranks, one after the other"),
+    argument("--dry-run", action="store_true", help="print the script, submit nothing"),
+)
 
 
 def command(target: str, line: str, *arguments: Argument, fields: bool = False) -> Command:
@@ -83,10 +101,11 @@ COMMANDS = {
     ),
     "plot": command("hpcfed.report.plot:plot", "learning curves and label distribution", RUNS, OUT, FORMAT),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
-    "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", WORDS),
+    "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", AGAIN, WORDS),
+    "submit": command("hpcfed.slurm.submit:submit", "a run as a batch job of Slurm", *SUBMIT, fields=True),
     "sweep": command(
         "hpcfed.sweep.command:sweep", "run all combinations of values of fields",
-        SWEEP_OUT, AT_ONCE, RANKS, LAUNCHER, TASK, DRY_RUN, fields=True,
+        SWEEP_OUT, AT_ONCE, RANKS, LAUNCHER, TASK, DRY_RUN, AS_ARRAY, *BATCH, fields=True,
     ),
     "digest": command("hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN),
 }

@@ -2,7 +2,8 @@
 
 For machines without a batch system that does it. A run has ended for good with status 0, done, and 2, a mistake in
 job, data or files. All other ends are of the machine or by chance: 75, mpirun's 128 + signal after a rank was killed,
-what launchers return where a node is gone, even a bug. They end here too when a restart gains no round.
+what launchers return where a node is gone, even a bug. They end here too when a restart gains no round. A batch script
+has `--again` before the `--` where it is not the first that works on this run, and so goes on in any case.
 """
 
 from __future__ import annotations
@@ -15,34 +16,42 @@ from pathlib import Path
 
 from hpcfed.config.load import load
 from hpcfed.engine import folder
-from hpcfed.errors import ConfigError
-from hpcfed.status import DONE, WRONG
+from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.status import DONE, RESUME_ME, WRONG
 from hpcfed.storage import checkpoint
+from hpcfed.storage.record import FINISHED
+from hpcfed.storage.record import load as load_results
 
 MAIN = "hpcfed.main"
 GAVE_UP = 1
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
-def supervise(words: Sequence[str]) -> int:
+def supervise(words: Sequence[str], again: bool = False) -> int:
     """Run this command, again with --resume as long as that helps; returns the exit status.
 
     words: the command, the launcher first; no shell reads it. A run folder that holds a checkpoint is gone on with,
-    unless the job says overwrite. Raises ConfigError for a command that does not start a run.
+    unless the job says overwrite; with `again` whatever it says. Nothing is started for a run that is finished.
+    Raises ConfigError for a command that does not start a run.
     """
     if MAIN not in words:
         raise ConfigError(f"supervise: the command does not start {MAIN}; give all of it, as in\n"
                           f"  hpcfed supervise -- mpirun -np 4 python -m {MAIN} JOB.toml --rounds 100")  # fmt: skip
     job = load(words[list(words).index(MAIN) + 1 :], folder.stored)
     run, gained, process = folder.of(job), -1, Process()
-    more = [] if job.overwrite or job.resume or not saved(run) else again(run)
+    if (again or not job.overwrite) and finished(run, job.rounds):
+        say(f"{run}: all {job.rounds} rounds are done")
+        return DONE
+    more = onward(run) if again or (saved(run) and not (job.overwrite or job.resume)) else []
     for restarts in range(job.run.max_restarts + 1):
         status = process.run([*words, *more])
+        if status == DONE and saved(run) < job.rounds and not job.dry_run:
+            status = RESUME_ME  # Open MPI's mpirun returns 0 too where it has lost its daemon on a node
         if status in (DONE, WRONG) or job.run.on_fault == "stop" or process.asked:
             return status
         if saved(run) <= gained:
             return give_up(status, f"no round was gained since the last start: {gained} saved, as before")
-        gained, more = saved(run), again(run)
+        gained, more = saved(run), onward(run)
         if restarts < job.run.max_restarts:
             say(f"ended with status {status}, {gained} rounds are saved; restart {restarts + 1}: {' '.join(more)}")
     return give_up(status, f"run.max_restarts = {job.run.max_restarts}")
@@ -54,7 +63,16 @@ def saved(run: Path) -> int:
     return checkpoint.rounds_of(newest) if newest else 0
 
 
-def again(run: Path) -> list[str]:
+def finished(run: Path, rounds: int) -> bool:
+    """Whether so many rounds are done, and what follows the last."""
+    try:
+        record = load_results(run)
+    except CheckpointError:
+        return False
+    return record.header.get("ended") == FINISHED and record.rounds >= rounds
+
+
+def onward(run: Path) -> list[str]:
     """The flags, after all others, with which a run goes on; one that had saved nothing begins anew."""
     return ["--resume", str(run)] if saved(run) else ["--overwrite"]
 

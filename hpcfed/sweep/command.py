@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hpcfed.engine.folder import make
 from hpcfed.errors import ConfigError
@@ -23,14 +24,18 @@ from hpcfed.sweep.pool import LEFT, Outcome, Pool, room
 
 
 def sweep(words: Sequence[str], out: Path | None = None, at_once: int | None = None, ranks: int | None = None,
-          launcher: str | None = None, task: int | None = None, dry_run: bool = False) -> int:  # fmt: skip
+          launcher: str | None = None, task: int | None = None, dry_run: bool = False, submit: bool = False,
+          **batch: Any) -> int | str:  # fmt: skip
     """The command. words: `[JOB.toml] --field value,value ...`, or the folder of a sweep to go on with.
 
-    Returns the exit status: 0 all done, 1 some failed, 75 stopped and saved; with a task that of its run.
+    batch: what an array job asks for.  Returns the exit status: 0 all done, 1 some failed, 75 stopped and saved; with a
+    task that of its run. With submit, what is printed.
     """
     found = known(words, out, ranks, launcher) if goes_on(words) else asked(words, out, ranks or 1, launcher or "")
     if min(ranks or 1, at_once or 1) < 1:
         raise ConfigError(f"sweep: --ranks {ranks}, --at-once {at_once}: give at least 1")
+    if submit:
+        return submitted(found, dry_run, ranks=ranks, launcher=launcher, **batch)
     places = at_once or room(found)
     if dry_run:
         return preview(found, places)
@@ -78,6 +83,18 @@ def start(found: Sweep) -> None:
     make(found.folder)
     if not exists(found.folder) or read(found.folder) != found:
         write(found)
+
+
+def submitted(found: Sweep, dry_run: bool, **asked: Any) -> str:
+    """Submit an array job, or with dry_run return its script."""
+    from hpcfed.sweep import batch
+
+    found, text = batch.arranged(found, **asked)
+    if dry_run:
+        return text.rstrip("\n")
+    make(found.folder)
+    write(found)
+    return batch.submit(found, text)
 
 
 def one(found: Sweep, task: int) -> int:

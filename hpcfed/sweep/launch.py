@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from hpcfed.engine.supervise import MAIN, saved
-from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.engine.supervise import MAIN, onward
+from hpcfed.engine.supervise import finished as all_done
+from hpcfed.errors import ConfigError
 from hpcfed.storage.atomic import writing
-from hpcfed.storage.record import FINISHED, load
 from hpcfed.storage.sweep import Member, Sweep
 
 TAIL = 20_000  # bytes of a log in which the reason for an end is looked for
@@ -30,18 +30,14 @@ UNBOUND = {  # Open MPI 5 and 4 bind the ranks of each run to the first cores; r
 
 def finished(sweep: Sweep, run: Member) -> bool:
     """Whether all rounds of a run are done, and what follows the last."""
-    try:
-        record = load(sweep.folder / run.name)
-    except CheckpointError:
-        return False
-    return record.header.get("ended") == FINISHED and record.rounds >= run.fields["rounds"]
+    return all_done(sweep.folder / run.name, run.fields["rounds"])
 
 
 def command(sweep: Sweep, run: Member) -> list[str]:
     """The command line of a run, on from its last checkpoint where it has one."""
     folder = (sweep.folder / run.name).resolve()
-    more = ["--resume", str(folder)] if saved(folder) else ["--overwrite"]
-    return [*launcher(sweep), sys.executable, "-m", MAIN, *sweep.words, *run.words, "--out", str(folder), *more]
+    job = [*sweep.words, *run.words, "--out", str(folder), *onward(folder)]
+    return [*launcher(sweep), sys.executable, "-m", MAIN, *job]
 
 
 def launcher(sweep: Sweep) -> list[str]:

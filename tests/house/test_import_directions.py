@@ -25,6 +25,7 @@ LEVELS = (  # a part imports itself and parts of the lines above, never its neig
     "config",
     "report",
     "engine",
+    "slurm",
     "sweep",
     "main  cli",
 )

@@ -209,3 +209,22 @@ def test_runs_side_by_side_share_the_cores(sweep, monkeypatch):
     assert [pool.room(replace(sweep, ranks=ranks)) for ranks in (1, 2, 4, 16)] == [3, 3, 2, 1]
     threads = tuple(replace(run, fields={"run.threads": 4}) for run in sweep.runs)
     assert pool.room(replace(sweep, runs=threads)) == 2
+
+
+def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", *HOMOGENEOUS, "--seed", "0,1,2", "--out", "s", "--submit", "--launcher", "mpirun"]
+    asked = ["--nodes", "2", "--ntasks-per-node", "4", "--cpus-per-task", "2"]
+    assert main([*words, *asked, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "#SBATCH --array=0-2\n" in text
+    assert f"\nwatch hpcfed sweep --task $SLURM_ARRAY_TASK_ID {tmp_path}/s\n" in text
+    assert not (tmp_path / "s").exists()
+
+    monkeypatch.setattr("hpcfed.sweep.batch.sbatch", lambda text: "7")
+    assert main([*words, *asked]) == 0
+    assert capsys.readouterr().out.startswith("submitted job 7, 3 tasks; hpcfed status s tells")
+    found = store.read(tmp_path / "s")
+    assert (found.ranks, found.launcher) == (8, "mpirun --bind-to none")
+    assert main([*words]) == 0  # one rank needs no launcher
+    assert (store.read(tmp_path / "s").ranks, store.read(tmp_path / "s").launcher) == (1, "")
