@@ -116,7 +116,7 @@ def axes(found: list[Case], rows: list[str] | None, columns: list[str] | None) -
     known = {name for case in found for name in case.fields}
     for name in (name for name in (*down, *across) if name not in known):
         raise ConfigError(f"table: no field {name!r} in the jobs of these runs; it is written as in --{FIRST[0]}")
-    for name in sorted(known - {SEED}, key=order):
+    for name in sorted(known - {SEED}, key=lambda name: order(found, name)):
         cell = differing(found, [*down, *across], name)
         if not cell:
             continue
@@ -125,12 +125,24 @@ def axes(found: list[Case], rows: list[str] | None, columns: list[str] | None) -
             raise ConfigError(f"table: runs that would share a cell differ in {name}: {' and '.join(sorted(cell))}; "
                               "add it to --rows or --columns, or give fewer runs")  # fmt: skip
         axis.append(name)
-    return down, across
+    given = {*(rows or ["algorithm.name"]), *(columns or []), *FIRST}
+    return needed(found, down, across, given, known), needed(found, across, down, given, known)
 
 
-def order(name: str) -> tuple[bool, int, str]:
-    """Which field is looked at first: those of the columns, for they may decide a method's own."""
-    return name.startswith("algorithm."), FIRST.index(name) if name in FIRST else len(FIRST), name
+def needed(found: list[Case], axis: list[str], other: list[str], given: set[str], known: set[str]) -> list[str]:
+    """An axis without the fields that those chosen after them decide too; given: those that stay."""
+    kept = list(axis)
+    for name in (name for name in axis if name not in given):
+        rest = [field for field in kept if field != name]
+        if not any(differing(found, [*rest, *other], field) for field in known - {SEED}):
+            kept = rest
+    return kept
+
+
+def order(found: list[Case], name: str) -> tuple[int, int, str]:
+    """Which field is looked at first: data and clients may decide a method's own, these the others, few values many."""
+    place = FIRST.index(name) if name in FIRST else len(FIRST) + (not name.startswith("algorithm."))
+    return place, len({case.at([name]) for case in found}), name
 
 
 def differing(found: list[Case], axes: list[str], name: str) -> set[str]:

@@ -15,7 +15,7 @@ from hpcfed.report.measures import Measure, measure
 
 PLUS_MINUS = {
     "seeds": "sample standard deviation (n - 1) over seeds",
-    "clients": "each run's standard deviation over clients, mean over seeds",
+    "clients": "standard deviation over clients",
 }
 
 
@@ -117,4 +117,5 @@ def caption(view: View, seeds: int) -> str:
     unit = ", in percent" if view.percent and view.measure.share else ""
     over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
     told = view.deviation == "clients" or seeds > 1
-    return f"{view.measure.what}{unit}; {over}" + (f" ± {PLUS_MINUS[view.deviation]}" if told else "")
+    each = " of each run, mean over seeds" if view.deviation == "clients" and seeds > 1 else ""
+    return f"{view.measure.what}{unit}; {over}" + (f" ± {PLUS_MINUS[view.deviation]}{each}" if told else "")

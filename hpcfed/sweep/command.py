@@ -31,16 +31,20 @@ def sweep(words: Sequence[str], out: Path | None = None, at_once: int | None = N
     batch: what an array job asks for.  Returns the exit status: 0 all done, 1 some failed, 75 stopped and saved; with a
     task that of its run. With submit, what is printed.
     """
+    for name, number in {"--ranks": ranks, "--at-once": at_once}.items():
+        if number is not None and number < 1:
+            raise ConfigError(f"sweep: {name} {number}: give at least 1")
     found = known(words, out, ranks, launcher) if goes_on(words) else asked(words, out, ranks or 1, launcher or "")
-    if min(ranks or 1, at_once or 1) < 1:
-        raise ConfigError(f"sweep: --ranks {ranks}, --at-once {at_once}: give at least 1")
+    tasks = chosen(found, task)
+    if goes_on(words):
+        as_defined(found, tasks)
     if submit:
         return submitted(found, dry_run, ranks=ranks, launcher=launcher, **batch)
     places = at_once or room(found)
     if dry_run:
         return preview(found, places)
     start(found)
-    return one(found, task) if task is not None else all_of(found, places)
+    return one(found, tasks[0]) if task is not None else all_of(found, places)
 
 
 def goes_on(words: Sequence[str]) -> bool:
@@ -97,13 +101,23 @@ def submitted(found: Sweep, dry_run: bool, **asked: Any) -> str:
     return batch.submit(found, text)
 
 
+def chosen(found: Sweep, task: int | None) -> Sequence[int]:
+    """The numbers of the runs to be done: all, or one."""
+    n = store.array_size(found)
+    if task is not None and not 0 <= task < n:
+        raise ConfigError(f"sweep: --task {task}, but {found.folder} has the tasks 0 to {n - 1}")
+    return range(n) if task is None else [task]
+
+
+def as_defined(found: Sweep, tasks: Sequence[int]) -> None:
+    """ConfigError where the job file, or the environment, makes other jobs now of runs that are not finished."""
+    for run in (found.runs[i] for i in tasks):
+        if not finished(found, run):
+            unchanged(run, job_of([*found.words, *run.words]), found.folder)
+
+
 def one(found: Sweep, task: int) -> int:
     """One run, as a task of an array job; its exit status."""
-    n = store.array_size(found)
-    if not 0 <= task < n:
-        raise ConfigError(f"sweep: --task {task}, but {found.folder} has the tasks 0 to {n - 1}")
-    run = found.runs[task]
-    unchanged(run, job_of([*found.words, *run.words]), found.folder)
     status = Pool(found, 1).run([task])[0].status
     return status if status >= 0 else RESUME_ME
 

@@ -117,10 +117,13 @@ def test_a_task_whose_job_file_was_changed_is_refused(tmp_path, capsys):
     job.write_text("rounds = 1\n")
     store.write(define([str(job), "--seed", "0,1"], tmp_path / "s", 1, ""))
     job.write_text("rounds = 1\nclients = 3\n")
-    assert main(["sweep", "--task", "1", str(tmp_path / "s")]) == 2
-    assert "seed=1 was defined with clients = 20, and now has 3" in capsys.readouterr().err
+    for words, seed in [(["--task", "1"], 1), ([], 0)]:
+        assert main(["sweep", *words, str(tmp_path / "s")]) == 2
+        assert f"seed={seed} was defined with clients = 20, and now has 3" in capsys.readouterr().err
     assert main(["sweep", "--task", "2", str(tmp_path / "s")]) == 2
     assert "has the tasks 0 to 1" in capsys.readouterr().err
+    assert main(["sweep", "--at-once", "0", str(tmp_path / "s")]) == 2
+    assert "--at-once 0: give at least 1" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_a_table_shows_the_number_that_is_asked_for(tmp_path, value, cell):
 def test_accuracies_may_be_in_percent_and_deviate_over_clients_as_in_the_papers(tmp_path):
     text = compare([run(tmp_path / "a", to_end(0.6))], deviation="clients", percent=True)
     assert "60.00 ± 10.00" in text
-    assert "in percent; one seed ± each run's standard deviation over clients" in text
+    assert "in percent; one seed ± standard deviation over clients." in text
 
 
 def test_of_bytes_and_seconds_less_is_better(tmp_path):
@@ -130,6 +130,25 @@ def test_a_methods_own_parameters_make_rows(tmp_path):
     runs = [run(tmp_path / f"p{mu}", to_end(0.5), method="fedprox", algorithm_mu=mu) for mu in (0.1, 1.0)]
     text = compare([*runs, run(tmp_path / "a", to_end(0.5))])
     assert [line.split("  ")[0] for line in lines(text)[3:]] == ["fedprox, mu=0.1", "fedprox, mu=1", "fedavg"]
+
+
+def test_what_a_row_or_column_decides_is_no_column_of_its_own(tmp_path):
+    """As in FedClassAvg's table 3: one form of KT-pFL needs public data, and its rates depend on form and data."""
+    rates = {("digits", "weights"): 0.005, ("digits", "predictions"): 0.01, ("cifar10", "weights"): 0.01,
+             ("cifar10", "predictions"): 0.02}  # fmt: skip
+    runs = [run(tmp_path / f"{data}{share}", to_end(0.5), data=data, method="ktpfl", algorithm_share=share,
+                algorithm_rate=rate, data_public=3000 * (share == "predictions"))
+            for (data, share), rate in rates.items()]  # fmt: skip
+    heads, *rows = lines(compare(runs))[2:]
+    assert heads.split() == ["method", "digits", "cifar10"]
+    assert [row.split("  ")[0] for row in rows] == ["ktpfl, share=weights", "ktpfl, share=predictions"]
+
+
+def test_parameters_that_a_column_decides_make_no_rows(tmp_path):
+    runs = [run(tmp_path / f"{i}", to_end(0.5), method="fedprox", clients=2 + i, algorithm_a=i, algorithm_b=i % 2)
+            for i in range(4)]  # fmt: skip
+    for text in (compare(runs), compare(runs, columns="clients")):
+        assert [row.split("  ")[0] for row in lines(text)[3:]] == ["fedprox"]
 
 
 def test_runs_that_differ_are_never_averaged(sweep):
