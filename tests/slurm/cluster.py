@@ -92,12 +92,11 @@ class Cluster:
 
     def files(self) -> dict[str, str]:
         """What the daemons read, by name."""
-        port = free_ports(self.nodes + 1)
+        host, port, n = socket.gethostname().split(".")[0], free_ports(self.nodes + 1), self.nodes
         old = " 22." in self.call("slurmd", "-V").stdout  # Debian 12's; it touches no cgroup with the plugin for v1
         preempt = "SlurmctldParameters=preempt_send_user_signal" if old else "PreemptParameters=send_user_signal"
-        text = CONFIG.format(send_user_signal=preempt, host=socket.gethostname().split(".")[0], user=getpass.getuser(), folder=self.folder,
-                             port=port, nodes=self.nodes, most=self.nodes - 1,
-                             first=port + 1, before=port + self.nodes - 1, last=port + self.nodes)
+        text = CONFIG.format(send_user_signal=preempt, host=host, user=getpass.getuser(), folder=self.folder, port=port,
+                             nodes=n, most=n - 1, first=port + 1, before=port + n - 1, last=port + n)
         gpus = "".join(f"Name=gpu File=/dev/{file}\n" for file in ("null", "zero", "full", "random"))  # none is opened
         cgroup = f"CgroupPlugin={'cgroup/v1' if old else 'disabled'}\n"
         return {"munge.key": secrets.token_hex(64), "slurm.conf": text, "cgroup.conf": cgroup,
