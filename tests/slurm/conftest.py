@@ -13,13 +13,15 @@ from hpcfed.storage.digest import digest
 from tests.mpirun import ROOT, environment, mpirun
 from tests.slurm import gated
 from tests.slurm.cluster import Cluster, install, missing
-from tests.system.test_readme import SMALL_MACHINE
+from tests.system.test_readme import SMALL_MACHINE, blocks
 
 LIMIT = 300  # seconds for anything to happen: a crowded machine may need minutes
 JOB = shlex.split(
     "--algorithm.name tests.slurm.gated:Gated --clients 6 --models.mix mlp --models.d 16 --data.train_limit 180 "
     "--rounds 3 --checkpoint.every 1 --local.keep_optimiser"
 )
+COMMANDS = [shlex.split(line) for line in blocks("bash")[0].splitlines()]  # of the README
+QUEUED, CHAIN, ARRAY, LARGE, STOP = COMMANDS
 OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
 

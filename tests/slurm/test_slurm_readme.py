@@ -1,4 +1,4 @@
-"""What the README and `slurm/` say of Slurm is what happens on one."""
+"""The scripts of the README and of `slurm/`, on a real Slurm. The README's other commands: test_slurm_queue.py."""
 
 import re
 import shlex
@@ -7,28 +7,18 @@ import pytest
 
 from hpcfed.storage import results
 from tests.mpirun import ROOT
-from tests.slurm.conftest import LIMIT, Desk
-from tests.system.test_readme import blocks
+from tests.slurm.conftest import LARGE, LIMIT
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 TINY = shlex.split("--clients 4 --models.mix mlp --models.d 16 --data.train_limit 120")
 READY = sorted((ROOT / "slurm").glob("*.sbatch"))
-COMMANDS = [shlex.split(line) for line in blocks("bash")[0].splitlines()]
 
 
-def test_every_command_of_the_readme_works(desk: Desk):
-    ids = []
-    for _, _, *words in (command for command in COMMANDS if command[:2] == ["hpcfed", "submit"]):
-        if "--dry-run" in words:
-            assert "module load openmpi" in desk.call("hpcfed", "submit", *words)
-        else:
-            ids += desk.submit(*words, *TINY)
-    for job in ids:
-        desk.done(job)
-    runs = {path.parent.name: results.load(path).rounds for path in (desk.folder / "runs").glob("*/results.h5")}
-    seeds = {f"fedclassavg-digits-dirichlet-seed{seed}": 2 for seed in (1, 2)}
-    assert runs == {"queued": 4, "long": 4} | seeds
-    assert COMMANDS[-1] == ["scancel", "--batch", "--signal=TERM", "JOB"]  # test_slurm_queue.py does it
+def test_the_script_of_the_readmes_large_job_is_printed_and_taken(desk):
+    script = desk.folder / "script"
+    script.write_text(desk.call(*LARGE))
+    assert "\nmodule load openmpi\n" in script.read_text()
+    desk.call("sbatch", "--test-only", "--nodes=3", str(script))
 
 
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
