@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -113,7 +114,7 @@ class Cluster:
         """One of Slurm's commands; see its returncode."""
         return subprocess.run(words, env=os.environ | self.env, capture_output=True, text=True, timeout=60)
 
-    def until(self, true, complaint: str, seconds: float = 60) -> None:
+    def until(self, true: Callable[[], bool], complaint: str, seconds: float = 60) -> None:
         """Wait for something, at most so many seconds; then RuntimeError, with the daemons' last words."""
         deadline = time.monotonic() + seconds
         while not true():
@@ -153,11 +154,11 @@ def missing() -> list[str]:
 
 def install() -> str:
     """Install what is missing, where this user may; returns why it is still missing, or nothing."""
-    apt = ["apt-get", "-y", "-q", "-o", "DPkg::Lock::Timeout=60"]
+    apt = ["apt-get", "-y", "-q", "-o", "DPkg::Lock::Timeout=50"]
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for words in ([*apt, "update"], [*apt, "install", "--no-install-recommends", *PACKAGES]):
         try:
-            done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110)
+            done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
         if done.returncode:

@@ -7,7 +7,7 @@ import pytest
 
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
-from tests.slurm.conftest import ARRAY, CHAIN, JOB, LIMIT, QUEUED, STOP, Desk
+from tests.slurm.desk import ARRAY, CHAIN, JOB, LIMIT, QUEUED, STOP, Desk
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 RUN = [*JOB, "--out", "run"]

@@ -7,7 +7,7 @@ import pytest
 
 from hpcfed.storage import results
 from tests.mpirun import ROOT
-from tests.slurm.conftest import LARGE, LIMIT
+from tests.slurm.desk import LARGE, LIMIT
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 TINY = shlex.split("--clients 4 --models.mix mlp --models.d 16 --data.train_limit 120")

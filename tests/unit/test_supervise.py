@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -122,14 +123,19 @@ def test_again_goes_on_with_what_there_is_whatever_the_job_says(tmp_path, saved,
     assert case.starts() == [flag]
 
 
-@pytest.mark.parametrize(("ended", "rounds", "starts"), [(FINISHED, 6, 0), (STOPPED, 6, 1), (FINISHED, 5, 1)])
-def test_nothing_is_started_for_a_run_that_is_finished(tmp_path, capfd, ended, rounds, starts):
-    case = Case(tmp_path, [0, 6])
-    case.run.mkdir()
-    results = Results(case.run, {"ended": ended}, {})
+def write(run: Path, rounds: int, ended: str) -> None:
+    """Results of so many rounds."""
+    run.mkdir(exist_ok=True)
+    results = Results(run, {"ended": ended}, {})
     for _ in range(rounds):
         results.append({"clients/accuracy": np.ones(2)})
     results.finish()
+
+
+@pytest.mark.parametrize(("ended", "rounds", "starts"), [(FINISHED, 6, 0), (STOPPED, 6, 1), (FINISHED, 5, 1)])
+def test_nothing_is_started_for_a_run_that_is_finished(tmp_path, capfd, ended, rounds, starts):
+    case = Case(tmp_path, [0, 6])
+    write(case.run, rounds, ended)
     assert main(case.words()) == 0
     assert case.plan.with_suffix(".told").exists() is bool(starts)
     assert ("all 6 rounds are done" in capfd.readouterr().err) is (starts == 0)
@@ -148,9 +154,21 @@ def test_a_command_that_is_no_run_is_refused_with_one_message(words, said, capfd
 @pytest.mark.timeout(120)
 def test_who_asks_the_supervisor_to_stop_asks_the_run_to_save_and_stop(tmp_path):
     case = Case(tmp_path, ["wait", 2], [0, 6])
+    assert stop(case) == 75
+    assert len(case.starts()) == 1
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_was_done_when_it_was_asked_to_stop_is_done(tmp_path):
+    case = Case(tmp_path, ["wait", 6])
+    assert stop(case, lambda: write(case.run, 6, FINISHED)) == 0
+
+
+def stop(case: Case, before: Callable[[], None] = lambda: None) -> int:
+    """Ask the supervisor of a run that waits to stop; its exit status."""
     command = [sys.executable, "-m", "hpcfed.cli", *case.words()]
     with subprocess.Popen(command, env=environment({}), stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout.readline() == "waiting\n"
+        before()
         supervisor.terminate()
-        assert supervisor.wait(60) == 75
-    assert len(case.starts()) == 1
+        return supervisor.wait(60)
