@@ -39,7 +39,8 @@ def supervise(words: Sequence[str], again: bool = False) -> int:
                           f"  hpcfed supervise -- mpirun -np 4 python -m {MAIN} JOB.toml --rounds 100")  # fmt: skip
     job = load(words[list(words).index(MAIN) + 1 :], folder.stored)
     run, gained, process = folder.of(job), -1, Process()
-    if (again or not job.overwrite) and finished(run, job.rounds):
+    before = finished(run, job.rounds)
+    if before and (again or not job.overwrite):
         say(f"{run}: all {job.rounds} rounds are done")
         return DONE
     more = onward(run) if again or (saved(run) and not (job.overwrite or job.resume)) else []
@@ -47,6 +48,8 @@ def supervise(words: Sequence[str], again: bool = False) -> int:
         status = process.run([*words, *more])
         if status == DONE and saved(run) < job.rounds and not job.dry_run:
             status = RESUME_ME  # Open MPI's mpirun returns 0 too where it has lost its daemon on a node
+        elif status != WRONG and not before and finished(run, job.rounds):
+            status = DONE  # a signal may come when all is done, and end processes that are about to end
         if status in (DONE, WRONG) or job.run.on_fault == "stop" or process.asked:
             return status
         if saved(run) <= gained:

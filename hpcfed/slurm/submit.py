@@ -29,11 +29,11 @@ def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each:
     each: more fields, for one task of an array job each.  ranks: "1,2,4", a run for each number of ranks.
     asked: of Batch.  Raises ConfigError for a job that is wrong, or that Slurm refuses.
     """
-    tasks = [shlex.split(fields) for fields in each or []]
+    tasks = [fields_of(text) for text in each or []]
     if (chain > 1) + bool(each) + bool(ranks) > 1 or chain < 1:
         raise ConfigError(f"submit: --chain {chain}, --each and --ranks: one of the three, and a chain of 1 or more")
     jobs = checked(words, tasks)
-    batch = batch_of(jobs[0], launcher, chain > 1, made_by(), **asked)
+    batch = batch_of(jobs, launcher, chain > 1, **asked)
     texts = [script.run(batch, words), *[script.run(batch, words, again=True)] * (chain - 1)]
     if tasks:
         texts = [script.array(batch, words, tasks)]
@@ -44,6 +44,14 @@ def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each:
     for job in jobs:
         free(job)
     return told(sbatch_all(texts), jobs)
+
+
+def fields_of(text: str) -> list[str]:
+    """The words of one --each."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"submit: --each {text}: {str(error).lower()}") from error
 
 
 def checked(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]:
@@ -57,13 +65,14 @@ def checked(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]:
     return jobs
 
 
-def batch_of(job: Job, wanted: str, chain: bool, made_by: str, **asked: Any) -> Batch:
+def batch_of(jobs: Sequence[Job], wanted: str, chain: bool, **asked: Any) -> Batch:
     """What is asked for, with what follows from the job and from this Python's place."""
     env = [*python_first(), *(asked.pop("env") or [])]
     gpus = (asked["gpus_per_node"] or "1").rpartition(":")[2]  # a number, or TYPE:NUMBER
     asked["ntasks_per_node"] = asked["ntasks_per_node"] or (int(gpus) if gpus.isdigit() else 1)
-    return Batch(name=folder.of(job).name, env=tuple(env), launcher=launcher(wanted), chain=chain,
-                 restarts=job.run.max_restarts, made_by=made_by, **asked)  # fmt: skip
+    name = folder.of(jobs[0]).name if len(jobs) == 1 else "hpcfed"
+    return Batch(name, env=tuple(env), launcher=launcher(wanted), chain=chain, restarts=jobs[0].run.max_restarts,
+                 made_by=made_by(), **asked)  # fmt: skip
 
 
 def python_first() -> list[str]:

@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -92,12 +93,11 @@ class Cluster:
 
     def files(self) -> dict[str, str]:
         """What the daemons read, by name."""
-        port = free_ports(self.nodes + 1)
+        host, port, n = socket.gethostname().split(".")[0], free_ports(self.nodes + 1), self.nodes
         old = " 22." in self.call("slurmd", "-V").stdout  # Debian 12's; it touches no cgroup with the plugin for v1
         preempt = "SlurmctldParameters=preempt_send_user_signal" if old else "PreemptParameters=send_user_signal"
-        text = CONFIG.format(send_user_signal=preempt, host=socket.gethostname().split(".")[0], user=getpass.getuser(), folder=self.folder,
-                             port=port, nodes=self.nodes, most=self.nodes - 1,
-                             first=port + 1, before=port + self.nodes - 1, last=port + self.nodes)
+        text = CONFIG.format(send_user_signal=preempt, host=host, user=getpass.getuser(), folder=self.folder, port=port,
+                             nodes=n, most=n - 1, first=port + 1, before=port + n - 1, last=port + n)
         gpus = "".join(f"Name=gpu File=/dev/{file}\n" for file in ("null", "zero", "full", "random"))  # none is opened
         cgroup = f"CgroupPlugin={'cgroup/v1' if old else 'disabled'}\n"
         return {"munge.key": secrets.token_hex(64), "slurm.conf": text, "cgroup.conf": cgroup,
@@ -114,7 +114,7 @@ class Cluster:
         """One of Slurm's commands; see its returncode."""
         return subprocess.run(words, env=os.environ | self.env, capture_output=True, text=True, timeout=60)
 
-    def until(self, true, complaint: str, seconds: float = 60) -> None:
+    def until(self, true: Callable[[], bool], complaint: str, seconds: float = 60) -> None:
         """Wait for something, at most so many seconds; then RuntimeError, with the daemons' last words."""
         deadline = time.monotonic() + seconds
         while not true():
@@ -154,11 +154,11 @@ def missing() -> list[str]:
 
 def install() -> str:
     """Install what is missing, where this user may; returns why it is still missing, or nothing."""
-    apt = ["apt-get", "-y", "-q", "-o", "DPkg::Lock::Timeout=60"]
+    apt = ["apt-get", "-y", "-q", "-o", "DPkg::Lock::Timeout=50"]
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for words in ([*apt, "update"], [*apt, "install", "--no-install-recommends", *PACKAGES]):
         try:
-            done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110)
+            done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
         if done.returncode:

@@ -1,10 +1,13 @@
-"""Runs in the queue of a real Slurm: whatever it does with them, they end with the bits of an unbroken run."""
+"""Runs in the queue of a real Slurm: whatever it does with them, they end with the bits of an unbroken run.
+
+Where the README has a command for it, that is the one that is called, with the fields of a tiny job added.
+"""
 
 import pytest
 
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
-from tests.slurm.conftest import JOB, LIMIT, Desk
+from tests.slurm.desk import ARRAY, CHAIN, JOB, LIMIT, QUEUED, STOP, Desk
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 RUN = [*JOB, "--out", "run"]
@@ -14,7 +17,7 @@ RUN = [*JOB, "--out", "run"]
 def chain(cluster, tmp_path_factory) -> tuple[Desk, list[str]]:
     """Three links, of which the first stands in round 2 until its time is up: Slurm looks twice a minute."""
     desk = Desk(cluster, tmp_path_factory.mktemp("chain") / "desk")
-    ids = desk.submit(*RUN, "--nodes", "2", "--time", "10", "--chain", "3", "--partition", "urgent")
+    ids = desk.submit(*CHAIN[2:], *RUN, "--partition", "urgent")
     desk.waiting(ids[0])
     desk.call("scontrol", "update", f"JobId={ids[0]}", "TimeLimit=2")
     return desk, ids
@@ -23,7 +26,7 @@ def chain(cluster, tmp_path_factory) -> tuple[Desk, list[str]]:
 @pytest.mark.usefixtures("chain")  # which waits meanwhile
 def test_three_nodes_give_the_bits_of_mpirun_and_of_one_rank(desk, wanted):
     desk.open()
-    (job,) = desk.submit(*RUN, "--nodes", "3", "--time", "10")
+    (job,) = desk.submit(*QUEUED[2:], *RUN)
     assert desk.done(job)["NumNodes"] == "3"
     record = results.load(desk.folder / "run")
     assert (record.header["ranks"], digest(desk.folder / "run")) == (3, wanted)
@@ -31,19 +34,19 @@ def test_three_nodes_give_the_bits_of_mpirun_and_of_one_rank(desk, wanted):
 
 def test_a_task_that_fails_leaves_the_others_of_its_array_alone(desk):
     desk.open()
-    each = ("--seed 0", "--seed 1", "--algorithm.name tests.system.faulty:Faulty", "--seed 2")
-    asked = [word for i, fields in enumerate(each) for word in ("--each", f"{fields} --out run-{i}")]
-    (array,) = desk.submit(*JOB, *asked, "--time", "10")
+    more = ("--each", "--algorithm.name tests.system.faulty:Faulty", "--each", "--seed 3")
+    (array,) = desk.submit(*ARRAY[2:], *more, *JOB)
     ends = [desk.ended(f"{array}_{i}")["ExitCode"] for i in range(4)]
     assert ends == ["0:0", "0:0", "2:0", "0:0"]
     assert "client 2 (mlp): the loss is nan in round 1" in desk.printed()
-    assert len({digest(desk.folder / f"run-{i}") for i in (0, 1, 3)}) == 3
+    digests = {digest(run) for run in (desk.folder / "runs").glob("*Gated*")}
+    assert len(digests) == 3
 
 
 def test_a_run_that_is_told_to_stop_saves_and_goes_on_when_it_is_submitted_again(desk, wanted):
     (job,) = desk.submit(*RUN, "--time", "10")
     desk.waiting(job)
-    desk.call("scancel", "--batch", "--signal=TERM", job)
+    desk.call(*STOP[:-1], job)
     assert desk.ended(job)["ExitCode"] == "75:0"
     desk.open()
     (second,) = desk.submit(*RUN, "--nodes", "2", "--time", "10")
