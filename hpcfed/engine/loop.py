@@ -11,6 +11,7 @@ from hpcfed.engine import describe, saving
 from hpcfed.engine.saver import Saver
 from hpcfed.errors import WriteError
 from hpcfed.status import DONE, RESUME_ME
+from hpcfed.storage.record import FINISHED, STOPPED
 from hpcfed.storage.results import FINAL, Results
 
 if TYPE_CHECKING:
@@ -64,19 +65,23 @@ class Loop:
             self.save()
         unsaved = self.settle()
         self.conclude()
-        return self.ended(self.finish() or unsaved)
+        return self.ended(self.finish(STOPPED if unsaved else FINISHED) or unsaved)
 
     def stopped(self) -> int:
         """The run ends for a signal, with all saved that is done. Returns the exit status."""
         self.settle(needed=not self.saver.exists)
         self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with --resume {self.folder}")
-        self.finish()  # where that is refused: what the checkpoint needs of them is on disk
+        self.finish(STOPPED)  # where that is refused: what the checkpoint needs of them is on disk
         return RESUME_ME
 
-    def finish(self) -> str:
-        """One result file, without a journal beside it; collective. Returns why the disk refused that, "" if not."""
+    def finish(self, ended: str) -> str:
+        """One result file, without a journal beside it, that says how the run ended; collective.
+
+        Returns why the disk refused that, "" if not.
+        """
 
         def refused() -> str:
+            self.results.header["ended"] = ended
             try:
                 self.results.finish()
             except WriteError as error:

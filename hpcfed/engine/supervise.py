@@ -2,7 +2,8 @@
 
 For machines without a batch system that does it. A run has ended for good with status 0, done, and 2, a mistake in
 job, data or files. All other ends are of the machine or by chance: 75, mpirun's 128 + signal after a rank was killed,
-what launchers return where a node is gone, even a bug. They end here too when a restart gains no round.
+what launchers return where a node is gone, even a bug. They end here too when a restart gains no round. A batch script
+has `--again` before the `--` where it is not the first that works on this run, and so goes on in any case.
 """
 
 from __future__ import annotations
@@ -16,35 +17,46 @@ from pathlib import Path
 
 from hpcfed.config.load import load
 from hpcfed.engine import folder
-from hpcfed.errors import ConfigError
-from hpcfed.status import DONE, WRONG
+from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.status import DONE, RESUME_ME, WRONG
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.parts import adopted
+from hpcfed.storage.record import FINISHED
+from hpcfed.storage.record import load as load_results
 
 MAIN = "hpcfed.main"
 GAVE_UP = 1
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
-def supervise(words: Sequence[str]) -> int:
+def supervise(words: Sequence[str], again: bool = False) -> int:
     """Run this command, again with --resume as long as that helps; returns the exit status.
 
     words: the command, the launcher first; no shell reads it. A run folder that holds a checkpoint is gone on with,
-    unless the job says overwrite. Raises ConfigError for a command that does not start a run.
+    unless the job says overwrite; with `again` whatever it says. Nothing is started for a run that is finished.
+    Raises ConfigError for a command that does not start a run.
     """
     if MAIN not in words:
         raise ConfigError(f"supervise: the command does not start {MAIN}; give all of it, as in\n"
                           f"  hpcfed supervise -- mpirun -np 4 python -m {MAIN} JOB.toml --rounds 100")  # fmt: skip
     job = load(words[list(words).index(MAIN) + 1 :], folder.stored)
-    run, gained, process, since = folder.of(job), -1, Process(), time.time()
-    more = [] if job.overwrite or job.resume else again(run, since)
+    run, gained, process, since = folder.of(job), -1, Process(), 0.0 if again else time.time()
+    before = finished(run, job.rounds)
+    if before and (again or not job.overwrite):
+        say(f"{run}: all {job.rounds} rounds are done")
+        return DONE
+    more = onward(run, since) if again or (saved(run) and not (job.overwrite or job.resume)) else []
     for restarts in range(job.run.max_restarts + 1):
         status = process.run([*words, *more])
+        if status == DONE and saved(run) < job.rounds and not job.dry_run:
+            status = RESUME_ME  # Open MPI's mpirun returns 0 too where it has lost its daemon on a node
+        elif status != WRONG and not before and finished(run, job.rounds):
+            status = DONE  # a signal may come when all is done, and end processes that are about to end
         if status in (DONE, WRONG) or job.run.on_fault == "stop" or process.asked:
             return status
         if saved(run) <= gained:
             return give_up(status, f"no round was gained since the last start: {gained} saved, as before")
-        gained, more = saved(run), again(run, since)
+        gained, more = saved(run), onward(run, since)
         if restarts < job.run.max_restarts:
             say(f"ended with status {status}, {gained} rounds are saved; restart {restarts + 1}: {' '.join(more)}")
     return give_up(status, f"run.max_restarts = {job.run.max_restarts}")
@@ -57,7 +69,16 @@ def saved(run: Path) -> int:
     return checkpoint.rounds_of(newest) if newest else 0
 
 
-def again(run: Path, since: float) -> list[str]:
+def finished(run: Path, rounds: int) -> bool:
+    """Whether so many rounds are done, and what follows the last."""
+    try:
+        record = load_results(run)
+    except CheckpointError:
+        return False
+    return record.header.get("ended") == FINISHED and record.rounds >= rounds
+
+
+def onward(run: Path, since: float) -> list[str]:
     """The flags, after all others, with which a run goes on; one that had saved nothing begins anew.
 
     since: when it was started, Unix seconds. Nothing older is overwritten, and nothing where the ranks may write

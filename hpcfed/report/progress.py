@@ -37,7 +37,7 @@ class Progress:
         )  # fmt: skip
         self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")
         self.begun: float | None = None
-        self.accuracy = ""
+        self.accuracy = float("nan")
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -57,12 +57,12 @@ class Progress:
     def round(self, t: int, row: dict[str, Any]) -> None:
         """One more round is done: t of them."""
         accuracy, loss = mean(row["clients/accuracy"]), mean(row["clients/train_loss"])
-        self.accuracy = self.accuracy if np.isnan(accuracy) else f"accuracy {accuracy:.4f}  "  # of the last evaluation
-        line = f"{self.accuracy}loss {loss:.3f}  {row['rounds/seconds']:.1f} s/round"
+        self.accuracy = self.accuracy if np.isnan(accuracy) else accuracy  # of the last evaluation
+        text = line(self.accuracy, loss, row["rounds/seconds"])
         if self.live:
-            self.bar.update(self.task, completed=t, line=line)
+            self.bar.update(self.task, completed=t, line=text)
         else:
-            self.say(f"round {t}/{self.job.rounds}  {line}{self.left(t)}")
+            self.say(f"round {t}/{self.job.rounds}  {text}{self.left(t)}")
         if self.job.verbose:
             self.clients(t, row)
 
@@ -101,6 +101,12 @@ class Progress:
         except (OSError, HpcfedError) as error:  # the run is done, and its results are there
             with suppress(OSError):
                 print(f"hpcfed: warning: no picture or table: {error}", file=sys.stderr, flush=True)
+
+
+def line(accuracy: float, loss: float, seconds: float) -> str:
+    """A round in a few words; nothing about an accuracy that is nan."""
+    known = "" if np.isnan(accuracy) else f"accuracy {accuracy:.4f}  "
+    return f"{known}loss {loss:.3f}  {seconds:.1f} s/round"
 
 
 def mean(values: np.ndarray) -> float:

@@ -24,6 +24,8 @@ def results_file(run: Path) -> Path:
 def results_copy(parts: Path) -> Path:
     """The results as they were when a checkpoint was made, beside its parts."""
     return parts / "results.h5"
+
+
 def journal_file(results: Path) -> Path:
     """The last rounds of a run that goes on, until the result file itself is written again."""
     return results.with_name("results.journal")
@@ -73,3 +75,18 @@ def index_of(parts: Path) -> Path:
 def part_file(parts: Path, rank: int) -> Path:
     """What one rank wrote of a checkpoint."""
     return parts / f"rank-{rank:04d}.h5"
+
+
+def sweep_file(sweep: Path) -> Path:
+    """What the runs of a sweep are; their folders are beside it."""
+    return sweep / "sweep.json"
+
+
+def log_file(sweep: Path, run: str) -> Path:
+    """All that a run of a sweep has printed; who runs it holds a lock on this file."""
+    return sweep / "logs" / f"{run}.txt"
+
+
+def end_file(sweep: Path, run: str) -> Path:
+    """With which status a run of a sweep last ended, and why."""
+    return sweep / "logs" / f"{run}.json"

@@ -18,6 +18,7 @@ from hpcfed.storage.columns import joined, length
 from hpcfed.storage.journal import blocks
 
 Header = dict[str, Any]
+FINISHED, STOPPED = "finished", "stopped"  # `ended` in the header: all rounds are done, or a signal ended the run
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,12 @@ def _read(path: Path) -> Record:
         parts.append(block)
         rounds += length(block)
     return Record(header, arrays, joined(parts), rounds, path)
+
+
+def stamp(run: Path) -> tuple[Any, ...]:
+    """What tells the results of a run from those of another moment, without reading them."""
+    path = names.results_file(run) if os.path.isdir(run) else run
+    return _stamp(path), _stamp(names.journal_file(path))
 
 
 def recover(run: Path) -> Record:

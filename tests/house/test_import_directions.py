@@ -26,6 +26,8 @@ LEVELS = (  # a part imports itself and parts of the lines above, never its neig
     "report",
     "doctor",
     "engine",
+    "slurm",
+    "sweep",
     "main  cli",
 )
 LEVEL = {part: height for height, line in enumerate(LEVELS) for part in line.split()}

@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpcfed.cli import main
@@ -14,6 +16,8 @@ from hpcfed.comm import Serial
 from hpcfed.engine import run
 from hpcfed.status import DONE
 from hpcfed.storage import names
+from hpcfed.storage.record import FINISHED, STOPPED
+from hpcfed.storage.results import Results
 from tests.contract import toy
 from tests.mpirun import environment
 
@@ -55,9 +59,9 @@ class Case:
             return None
         return str(names.checkpoint_file(self.run, rounds) if rounds else names.results_file(self.run))
 
-    def words(self, *flags: str) -> list[str]:
-        job = ["--clients", "2", "--models.mix", "mlp", "--out", str(self.run), *flags]
-        return ["supervise", "--", sys.executable, str(self.fake), str(self.plan), "hpcfed.main", *job]
+    def words(self, *flags: str, options: tuple[str, ...] = ()) -> list[str]:
+        job = ["--clients", "2", "--models.mix", "mlp", "--rounds", "6", "--out", str(self.run), *flags]
+        return ["supervise", *options, "--", sys.executable, str(self.fake), str(self.plan), "hpcfed.main", *job]
 
     def starts(self) -> list[str]:
         """The last flag of each start."""
@@ -99,7 +103,7 @@ def test_a_checkpoint_of_which_only_the_index_is_missing_is_gone_on_with(tmp_pat
 
 @pytest.mark.parametrize("status", [0, 2])
 def test_a_run_that_is_done_or_wrong_is_not_started_again(tmp_path, status):
-    case = Case(tmp_path, [status, 2])
+    case = Case(tmp_path, [status, 6])
     assert main(case.words()) == status
     assert len(case.starts()) == 1
 
@@ -133,6 +137,40 @@ def test_a_folder_that_holds_a_checkpoint_is_gone_on_with(tmp_path):
     assert case.starts() == ["--resume"]
 
 
+def test_a_launcher_that_returns_0_before_all_rounds_are_done_is_not_believed(tmp_path):
+    case = Case(tmp_path, [0, 2], [0, 6])
+    assert main(case.words()) == 0
+    assert case.starts() == ["--out", "--resume"]
+
+
+@pytest.mark.parametrize(("saved", "flag"), [(3, "--resume"), (None, "--overwrite")])
+def test_again_goes_on_with_what_there_is_whatever_the_job_says(tmp_path, saved, flag):
+    case = Case(tmp_path, [0, 6])
+    if saved:
+        names.checkpoint_file(case.run, saved).parent.mkdir(parents=True)
+        names.checkpoint_file(case.run, saved).touch()
+    assert main(case.words("--overwrite", options=("--again",))) == 0
+    assert case.starts() == [flag]
+
+
+def write(run: Path, rounds: int, ended: str) -> None:
+    """Results of so many rounds."""
+    run.mkdir(exist_ok=True)
+    results = Results(run, {"ended": ended}, {})
+    for _ in range(rounds):
+        results.append({"clients/accuracy": np.ones(2)})
+    results.finish()
+
+
+@pytest.mark.parametrize(("ended", "rounds", "starts"), [(FINISHED, 6, 0), (STOPPED, 6, 1), (FINISHED, 5, 1)])
+def test_nothing_is_started_for_a_run_that_is_finished(tmp_path, capfd, ended, rounds, starts):
+    case = Case(tmp_path, [0, 6])
+    write(case.run, rounds, ended)
+    assert main(case.words()) == 0
+    assert case.plan.with_suffix(".told").exists() is bool(starts)
+    assert ("all 6 rounds are done" in capfd.readouterr().err) is (starts == 0)
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (["mpirun", "-np", "4", "python", "train.py"], "does not start hpcfed.main"),
     (["no-such-launcher", "-m", "hpcfed.main"], "cannot start no-such-launcher"),
@@ -146,9 +184,21 @@ def test_a_command_that_is_no_run_is_refused_with_one_message(words, said, capfd
 @pytest.mark.timeout(120)
 def test_who_asks_the_supervisor_to_stop_asks_the_run_to_save_and_stop(tmp_path):
     case = Case(tmp_path, ["wait", 2], [0, 6])
+    assert stop(case) == 75
+    assert len(case.starts()) == 1
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_was_done_when_it_was_asked_to_stop_is_done(tmp_path):
+    case = Case(tmp_path, ["wait", 6])
+    assert stop(case, lambda: write(case.run, 6, FINISHED)) == 0
+
+
+def stop(case: Case, before: Callable[[], None] = lambda: None) -> int:
+    """Ask the supervisor of a run that waits to stop; its exit status."""
     command = [sys.executable, "-m", "hpcfed.cli", *case.words()]
     with subprocess.Popen(command, env=environment({}), stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout.readline() == "waiting\n"
+        before()
         supervisor.terminate()
-        assert supervisor.wait(60) == 75
-    assert len(case.starts()) == 1
+        return supervisor.wait(60)

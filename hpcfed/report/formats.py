@@ -1,0 +1,153 @@
+"""A table of results as text, Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+
+TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+       **{c: f"\\{c}" for c in "&%$#_{}"}}  # fmt: skip
+BEST = "best of its column"
+
+
+@dataclass
+class Shown:
+    """One cell. text, std: as shown.  note: what is to be said about it.  seeds: counted, of so many runs."""
+
+    text: str
+    std: str
+    note: str
+    mean: float | None = None
+    deviation: float | None = None
+    seeds: int = 0
+    runs: int = 0
+    best: bool = False
+
+    def number(self, pm: str = "±") -> str:
+        return f"{self.text} {pm} {self.std}" if self.std else self.text
+
+    def noted(self, number: str) -> str:
+        return f"{number} ({self.note})" if self.note and number else self.note or number
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The whole table.
+
+    value: name of what the cells show.  down, across: fields of rows and columns.  rows, heads: their values.  notes:
+    what stands below it.
+    """
+
+    caption: str
+    value: str
+    down: list[str]
+    across: list[str]
+    rows: list[tuple[str, ...]]
+    heads: list[tuple[str, ...]]
+    cells: list[list[Shown]]
+    notes: list[str]
+
+    def labels(self) -> list[str]:
+        """What each row is called: `fedprox, mu=0.1`."""
+        return [", ".join(named(field, value) for field, value in zip(self.down, row, strict=True) if value)
+                for row in self.rows]  # fmt: skip
+
+    def corner(self) -> str:
+        return "method" if self.down[0] == "algorithm.name" else ", ".join(f.rpartition(".")[2] for f in self.down)
+
+    def levels(self) -> list[list[str]]:
+        """The lines of heads over the columns, outermost first."""
+        named_heads = [[named(f, head[i]) for head in self.heads] for i, f in enumerate(self.across)]
+        return named_heads or [[self.value]]
+
+    def any_best(self) -> bool:
+        return any(cell.best for row in self.cells for cell in row)
+
+    def told(self, mark: str) -> str:
+        return f"{self.caption}. {mark}: {BEST}." if self.any_best() else f"{self.caption}."
+
+
+def named(field: str, value: str) -> str:
+    """A value, with the name of its field where it does not speak for itself."""
+    short = field.rpartition(".")[2]
+    if short in ("name", "partition", "mix"):
+        return value
+    return f"{value} clients" if field == "clients" else f"{short}={value}"
+
+
+def text(grid: Grid) -> str:
+    """Aligned columns for a terminal."""
+    lines = [["", *once(level, grid.heads, i)] for i, level in enumerate(grid.levels())]
+    lines[-1][0] = grid.corner()
+    for label, row in zip(grid.labels(), grid.cells, strict=True):
+        lines.append([label, *(cell.noted(cell.number() + " *" * cell.best) for cell in row)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([grid.told("*"), "", *padded, *(["", *grid.notes] if grid.notes else [])])
+
+
+def once(level: list[str], heads: list[tuple[str, ...]], depth: int) -> list[str]:
+    """The words of a line of heads, each at the first of the columns that it heads."""
+    same = [i > 0 and heads[i][: depth + 1] == heads[i - 1][: depth + 1] for i in range(len(heads))]
+    return ["" if again else word for again, word in zip(same, level, strict=True)]
+
+
+def markdown(grid: Grid) -> str:
+    """A table as GitHub shows it; the lines of heads are one."""
+    heads = [", ".join(words) for words in zip(*grid.levels(), strict=True)]
+    lines = [[grid.corner(), *heads], ["---"] * (len(heads) + 1)]
+    for label, row in zip(grid.labels(), grid.cells, strict=True):
+        lines.append([label, *(cell.noted(f"**{cell.number()}**" if cell.best else cell.number()) for cell in row)])
+    rows = ["| " + " | ".join(word.replace("|", r"\|") for word in line) + " |" for line in lines]
+    notes = ["", *(f"- {note}" for note in grid.notes)] if grid.notes else []
+    return "\n".join([grid.told("Bold"), "", *rows, *notes])
+
+
+def latex(grid: Grid) -> str:
+    """A table with the rules of the package booktabs, and a head that spans the columns below it."""
+    lines = [line for i, level in enumerate(grid.levels()) for line in spans(grid, i, level)]
+    body = [" & ".join([tex(label), *map(tex_cell, row)]) + r" \\"
+            for label, row in zip(grid.labels(), grid.cells, strict=True)]  # fmt: skip
+    notes = [f"% {note}" for note in grid.notes]
+    return "\n".join([
+        "% \\usepackage{booktabs}", *notes, r"\begin{table}", r"\centering", rf"\caption{{{tex(grid.told('Bold'))}}}",
+        rf"\begin{{tabular}}{{l{'c' * len(grid.heads)}}}", r"\toprule", *lines, r"\midrule", *body,
+        r"\bottomrule", r"\end{tabular}", r"\end{table}"])  # fmt: skip
+
+
+def spans(grid: Grid, depth: int, level: list[str]) -> list[str]:
+    """One line of heads, and the rules below those that span several columns."""
+    groups = [len(list(group)) for _, group in groupby(grid.heads, key=lambda head: head[: depth + 1])]
+    starts = [sum(groups[:i]) for i in range(len(groups))]
+    words = [tex(level[start]) for start in starts]
+    corner = tex(grid.corner()) if depth == max(0, len(grid.across) - 1) else ""
+    cells = [rf"\multicolumn{{{n}}}{{c}}{{{word}}}" if n > 1 else word for n, word in zip(groups, words, strict=True)]
+    rules = [rf"\cmidrule(lr){{{s + 2}-{s + n + 1}}}" for s, n in zip(starts, groups, strict=True) if n > 1]
+    return [" & ".join([corner, *cells]) + r" \\", *([" ".join(rules)] if rules else [])]
+
+
+def tex_cell(cell: Shown) -> str:
+    number = tex(cell.number())
+    return cell.noted(rf"\textbf{{{number}}}" if cell.best else number)
+
+
+def tex(words: str) -> str:
+    return "".join(TEX.get(c, c) for c in words)
+
+
+def comma_separated(grid: Grid) -> str:
+    """A line for each cell, with the numbers in full, for other programs."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow([*grid.down, *grid.across, "mean", "deviation", "seeds", "runs", "best", "note"])
+    for row, line in zip(grid.rows, grid.cells, strict=True):
+        for head, cell in zip(grid.heads, line, strict=True):
+            numbers = ("" if number is None else repr(number) for number in (cell.mean, cell.deviation))
+            lines.writerow([*row, *head, *numbers, cell.seeds, cell.runs, int(cell.best), cell.note])
+    return out.getvalue().rstrip("\n")
+
+
+FORMATS: dict[str, Callable[[Grid], str]] = {"text": text, "markdown": markdown, "latex": latex, "csv": comma_separated}

@@ -1,0 +1,72 @@
+"""`hpcfed tail RUN`: the last rounds of a run as lines, and with -f those that come; read from its files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from time import sleep
+
+import numpy as np
+
+from hpcfed.errors import ConfigError
+from hpcfed.report.columns import column
+from hpcfed.report.progress import line, mean
+from hpcfed.report.state import complete
+from hpcfed.status import DONE
+from hpcfed.storage.record import STOPPED, Record, load, stamp
+
+EVERY = 1.0  # seconds between two looks at a growing file
+INTERRUPTED = 130  # the status of a command that Ctrl-C ends, as shells count
+
+
+def tail(run: Path, lines: int = 10, follow: bool = False) -> str | int:
+    """The command. follow: print what comes too, until the run is finished; Ctrl-C ends it before."""
+    if lines < 0:
+        raise ConfigError(f"tail: -n {lines}: give at least 0")
+    if not follow:
+        record = load(run)
+        return "\n".join(told(record, max(0, record.rounds - lines)))
+    try:
+        for text in growing(run, lines):
+            print(text, flush=True)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return DONE
+
+
+def growing(run: Path, lines: int) -> Iterator[str]:
+    """Lines of the last rounds, and of each that comes, to the last."""
+    seen = stamp(run)
+    record = load(run)
+    shown = max(0, record.rounds - lines)
+    while True:
+        if record.rounds < shown:
+            yield f"goes on after round {record.rounds}, from a checkpoint"
+            shown = record.rounds
+        yield from told(record, shown)
+        shown = record.rounds
+        if complete(record):
+            return
+        if record.header.get("ended") == STOPPED:
+            yield f"stopped after round {shown}; waiting until it goes on"
+        seen = changed(run, seen)
+        record = load(run)
+
+
+def changed(run: Path, seen: object) -> object:
+    """Wait until the files are others than those seen; what they are then."""
+    while (now := stamp(run)) == seen:
+        sleep(EVERY)
+    return now
+
+
+def told(record: Record, first: int) -> Iterator[str]:
+    """A line for each round from `first` on, counted from 0; its accuracy is that of the last evaluation."""
+    total, losses = record.header["job"]["rounds"], column(record, "clients/train_loss")
+    means = [mean(row) for row in column(record, "clients/accuracy")]
+    seconds = column(record, "rounds/seconds").reshape(record.rounds, -1)[:, 0]
+    known = np.nan
+    for t in range(record.rounds):
+        known = known if np.isnan(means[t]) else means[t]
+        if t >= first:
+            yield f"round {t + 1}/{total}  {line(known, mean(losses[t]), seconds[t])}"

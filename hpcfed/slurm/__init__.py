@@ -1,0 +1,1 @@
+"""Batch jobs of Slurm: their text, and `hpcfed submit`."""

@@ -1,0 +1,1 @@
+"""Sweeps: many runs of one job that differ in some fields."""

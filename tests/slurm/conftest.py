@@ -1,0 +1,38 @@
+"""One virtual cluster for all tests of a session, and desks from which jobs are submitted to it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcfed.storage.digest import digest
+from tests.mpirun import mpirun
+from tests.slurm import gated
+from tests.slurm.cluster import Cluster, install, missing
+from tests.slurm.desk import JOB, LIMIT, Desk
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Slurm, installed where it is missing. A machine that cannot have it says so: in CI that is a failure."""
+    if missing() and (why := install() or ", ".join(missing())):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no Slurm on this machine, and none to be had: {why}")
+    with Cluster(tmp_path_factory.mktemp("slurm") / "c") as running:
+        yield running
+
+
+@pytest.fixture
+def desk(cluster: Cluster, tmp_path: Path) -> Desk:
+    return Desk(cluster, tmp_path / "desk")
+
+
+@pytest.fixture(scope="session")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of JOB on one rank, without Slurm and without a break; it is the same under mpirun on three."""
+    folder = tmp_path_factory.mktemp("wanted")
+    (folder / gated.OPEN).touch()
+    for ranks in (1, 3):
+        mpirun(ranks, "-m", "hpcfed.main", *JOB, "--out", str(ranks), timeout=LIMIT, cwd=folder)
+    assert digest(folder / "1") == digest(folder / "3")
+    return digest(folder / "1")

@@ -1,0 +1,18 @@
+"""A method that stands in the middle of its second round until a test lets it go on."""
+
+from pathlib import Path
+from time import sleep
+
+from hpcfed.algorithms.base import RoundBased
+
+WAITING, OPEN = Path("waiting"), Path("open")  # where the run was started
+
+
+class Gated(RoundBased):
+    """FedAvg, but in round 2 clients wait for the file `open`, or for a signal that asks to stop."""
+
+    def local(self, fed, client, state, t):
+        while t == 1 and not OPEN.exists() and not fed.pulse.asked:
+            WAITING.touch()
+            sleep(0.02)
+        return super().local(fed, client, state, t)

@@ -1,0 +1,79 @@
+"""Runs in the queue of a real Slurm: whatever it does with them, they end with the bits of an unbroken run.
+
+Where the README has a command for it, that is the one that is called, with the fields of a tiny job added.
+"""
+
+import pytest
+
+from hpcfed.storage import results
+from hpcfed.storage.digest import digest
+from tests.slurm.desk import ARRAY, CHAIN, JOB, LIMIT, QUEUED, STOP, Desk
+
+pytestmark = pytest.mark.timeout(3 * LIMIT)
+RUN = [*JOB, "--out", "run"]
+
+
+@pytest.fixture(scope="module")
+def chain(cluster, tmp_path_factory) -> tuple[Desk, list[str]]:
+    """Three links, of which the first stands in round 2 until its time is up: Slurm looks twice a minute."""
+    desk = Desk(cluster, tmp_path_factory.mktemp("chain") / "desk")
+    ids = desk.submit(*CHAIN[2:], *RUN, "--partition", "urgent")
+    desk.waiting(ids[0])
+    desk.call("scontrol", "update", f"JobId={ids[0]}", "TimeLimit=2")
+    return desk, ids
+
+
+@pytest.mark.usefixtures("chain")  # which waits meanwhile
+def test_three_nodes_give_the_bits_of_mpirun_and_of_one_rank(desk, wanted):
+    desk.open()
+    (job,) = desk.submit(*QUEUED[2:], *RUN)
+    assert desk.done(job)["NumNodes"] == "3"
+    record = results.load(desk.folder / "run")
+    assert (record.header["ranks"], digest(desk.folder / "run")) == (3, wanted)
+
+
+def test_a_task_that_fails_leaves_the_others_of_its_array_alone(desk):
+    desk.open()
+    more = ("--each", "--algorithm.name tests.system.faulty:Faulty", "--each", "--seed 3")
+    (array,) = desk.submit(*ARRAY[2:], *more, *JOB)
+    ends = [desk.ended(f"{array}_{i}")["ExitCode"] for i in range(4)]
+    assert ends == ["0:0", "0:0", "2:0", "0:0"]
+    assert "client 2 (mlp): the loss is nan in round 1" in desk.printed()
+    digests = {digest(run) for run in (desk.folder / "runs").glob("*Gated*")}
+    assert len(digests) == 3
+
+
+def test_a_run_that_is_told_to_stop_saves_and_goes_on_when_it_is_submitted_again(desk, wanted):
+    (job,) = desk.submit(*RUN, "--time", "10")
+    desk.waiting(job)
+    desk.call(*STOP[:-1], job)
+    assert desk.ended(job)["ExitCode"] == "75:0"
+    desk.open()
+    (second,) = desk.submit(*RUN, "--nodes", "2", "--time", "10")
+    desk.done(second)
+    assert digest(desk.folder / "run") == wanted
+
+
+def test_a_chain_goes_on_after_the_time_limit_and_what_is_left_of_it_ends_at_once(chain, wanted):
+    desk, ids = chain
+    assert desk.ended(ids[0])["ExitCode"] == "75:0"
+    desk.open()
+    desk.done(ids[1])
+    assert digest(desk.folder / "run") == wanted
+    desk.done(ids[2])
+    assert "hpcfed supervise: run: all 3 rounds are done" in (desk.folder / f"slurm-{ids[2]}.out").read_text()
+
+
+def test_requeued_in_mid_round_and_then_preempted_a_run_ends_with_the_same_bits(desk, wanted):
+    (job,) = desk.submit(*RUN, "--nodes", "2", "--time", "10")
+    desk.waiting(job)
+    desk.call("scontrol", "requeue", job)  # ends all processes; what is left is the last checkpoint
+    desk.until(lambda: desk.show(job)["Restarts"] == "1", "not requeued")
+    (desk.folder / "waiting").unlink(missing_ok=True)
+    desk.waiting(job)
+    other = desk.call("sbatch", "--parsable", "--partition=urgent", "--nodes=3", "--exclusive", "--wrap", "hostname")
+    desk.done(other.strip())
+    desk.open()
+    assert desk.done(job)["Restarts"] == "2"
+    assert [past["rounds"] for past in results.load(desk.folder / "run").header["history"]] == [1, 1]
+    assert digest(desk.folder / "run") == wanted

@@ -1,0 +1,195 @@
+"""`hpcfed submit` without a cluster: what the script says and does, and what sbatch is given."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcfed.cli import main
+from hpcfed.slurm import script
+from hpcfed.slurm.launcher import launcher
+from hpcfed.slurm.script import Batch
+
+READY = sorted((Path(__file__).resolve().parents[2] / "slurm").glob("*.sbatch"))
+HERE = str(Path(sys.executable).parent)
+SMALL = ["--clients", "2", "--models.mix", "mlp"]
+
+# Stands in for hpcfed: notes what it was told, and ends with a status, at once or when it gets SIGUSR1.
+FAKE_HPCFED = f"""#!{sys.executable} -S
+import json, os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+with open("told", "a") as file:
+    print(json.dumps(sys.argv[1:]), file=file)
+print("ready", flush=True)
+if "WAIT" in os.environ:
+    signal.sigwait([signal.SIGUSR1])
+os._exit(int(os.environ["STATUS"]))
+"""
+NOTE = f"""#!{sys.executable} -S
+import json, sys
+with open("{{name}}", "a+") as file:
+    print(json.dumps([sys.argv[1:], sys.stdin.read()]), file=file)
+    file.seek(0)
+    print(len(file.readlines()) + 100)
+"""
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of stand-ins, which is the working directory and first on the path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{HERE}{os.pathsep}{os.environ['PATH']}")
+    program(tmp_path, "hpcfed", FAKE_HPCFED)
+    program(tmp_path, "scontrol", NOTE.format(name="queued"))
+    program(tmp_path, "sbatch", NOTE.format(name="submitted"))
+    return tmp_path
+
+
+def told(folder: Path) -> list[list[str]]:
+    return [json.loads(line) for line in (folder / "told").read_text().splitlines()]
+
+
+def execute(text: str, folder: Path, sent: int = 0, status: int = 75, **env: str) -> int:
+    """Run a script as Slurm does, with a signal when its run has begun; its exit status."""
+    (folder / "job").write_text(text)
+    variables = os.environ | {"SLURM_JOB_ID": "7", "STATUS": str(status)} | env | ({"WAIT": "1"} if sent else {})
+    with subprocess.Popen(["bash", "job"], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          text=True) as job:  # fmt: skip
+        assert job.stdout.readline() == "ready\n"
+        if sent:
+            job.send_signal(sent)
+        return job.wait(60)
+
+
+@pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
+def test_a_ready_script_is_what_its_command_prints(path, capsys, monkeypatch):
+    command = shlex.split(path.read_text().splitlines()[1].removeprefix("# "))
+    monkeypatch.chdir(path.parents[1])
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setenv("PATH", f"{HERE}{os.pathsep}{os.environ['PATH']}")
+    assert main(command[1:]) == 0
+    assert capsys.readouterr().out == path.read_text()
+
+
+def test_there_is_a_ready_script_for_each_typical_cluster():
+    assert [path.stem for path in READY] == ["one-node", "paper", "scaling", "several-nodes", "sweep"]
+
+
+@pytest.mark.parametrize("word", ["a b", "$(touch x)", "`touch x`", "';touch x;'", "line\nbreak", "*", "-n", "\\"])
+def test_no_shell_reads_a_field_of_the_job(bin, word):
+    assert execute(script.run(Batch("name"), ["--out", word]), bin, status=0) == 0
+    assert told(bin) == [["supervise", "--", "mpirun", "python", "-m", "hpcfed.main", "--out", word]]
+    assert not (bin / "x").exists()
+
+
+@pytest.mark.parametrize("value", ["a\n#SBATCH --exclusive", "a\rb", "a\0b"])
+def test_no_option_begins_a_line_of_its_own(value):
+    for batch in (Batch("x", account=value), Batch("x", env=(value,)), Batch(value)):
+        with pytest.raises(script.ConfigError, match="one line without control characters"):
+            script.run(batch, [])
+
+
+@pytest.mark.parametrize(("sent", "status", "starts", "queued"), [
+    (signal.SIGUSR1, 75, None, True),    # the time is nearly up
+    (signal.SIGUSR1, 138, None, True),   # it came before the run listened
+    (signal.SIGUSR1, 75, "9", True),
+    (signal.SIGUSR1, 75, "10", False),   # run.max_restarts
+    (signal.SIGUSR1, 0, None, False),    # it has just finished
+    (signal.SIGTERM, 75, None, False),   # a user wants it to stop
+    (0, 75, None, False),
+    (0, 1, None, False),
+    (0, 0, None, False),
+])  # fmt: skip
+def test_a_run_that_the_queue_stops_queues_itself_again_and_no_other_does(bin, sent, status, starts, queued):
+    more = {"SLURM_RESTART_COUNT": starts} if starts else {}
+    assert execute(script.run(Batch("x"), []), bin, sent, status, **more) == status
+    assert (bin / "queued").exists() is queued
+    assert ("--again" in told(bin)[0]) is bool(starts)
+
+
+def test_a_task_of_an_array_queues_itself_alone_with_its_own_fields(bin):
+    text = script.array(Batch("x"), ["--rounds", "2"], [["--seed", "0"], ["--seed", "1"]])
+    task = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "1"}
+    assert execute(text, bin, signal.SIGUSR1, **task) == 75
+    assert told(bin)[0][-4:] == ["--rounds", "2", "--seed", "1"]
+    assert json.loads((bin / "queued").read_text())[0] == ["requeue", "5_1"]
+
+
+def test_a_study_runs_on_each_number_of_ranks_in_a_folder_of_its_own(bin):
+    assert execute(script.study(Batch("x"), [], "a b", [1, 4]), bin, status=0) == 0
+    assert [line[2:5] + line[-2:] for line in told(bin)] == [["mpirun", "-n", n, "--out", f"a b-{n}"] for n in "14"]
+    (bin / "told").unlink()
+    assert execute(script.study(Batch("x"), [], "a b", [1, 4]), bin, status=1) == 1
+    assert len(told(bin)) == 1
+
+
+def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, capsys, monkeypatch):
+    monkeypatch.setattr("hpcfed.slurm.submit.python_first", lambda: [])  # so that the stand-in is found
+    assert main(["submit", *SMALL, "--out", "run", "--chain", "3"]) == 0
+    submitted = [json.loads(line) for line in (bin / "submitted").read_text().splitlines()]
+    waits = [[], ["--dependency=afterany:101"], ["--dependency=afterany:102"]]
+    assert [options for options, _ in submitted] == [["--parsable", *wait] for wait in waits]
+    assert "jobs 101, 102, 103, one after the other; results in run" in capsys.readouterr().out
+    for _, text in submitted:
+        assert execute(text, bin, signal.SIGUSR1) == 75
+    assert not (bin / "queued").exists()
+    assert [line[1] for line in told(bin)] == ["--", "--again", "--again"]
+
+
+def test_a_script_brings_this_python_where_another_or_none_is_on_the_path(bin, capsys):
+    assert main(["submit", *SMALL, "--env", "module load x", "--dry-run"]) == 0
+    assert f"export PATH={shlex.quote(HERE)}:$PATH\nmodule load x\n" in capsys.readouterr().out
+    assert not (bin / "submitted").exists()
+
+
+@pytest.mark.parametrize(("batch", "words"), [
+    (Batch("x", cpus_per_task=4), "mpirun --bind-to none python"),
+    (Batch("x", cpus_per_task=4, launcher=("srun", "--mpi=pmix")), "srun --mpi=pmix --cpus-per-task=4 python"),
+    (Batch("x", container="i m.sif", gpus_per_node="2"), "mpirun apptainer exec --nv 'i m.sif' python"),
+])  # fmt: skip
+def test_the_launcher_gets_cores_and_image(batch, words):
+    assert f"{words} -m hpcfed.main" in script.run(batch, [])
+
+
+def test_the_launcher_is_mpirun_where_there_is_one_and_srun_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert launcher("srun")[:2] == ("srun", "--mpi=pmix")
+    for known, wanted in (("MPI plugin types are...\n\tnone\n\tpmi2", "pmi2"), ("\tpmix\n\tpmi2", "pmix")):
+        program(tmp_path, "srun", f"#!/bin/sh\necho '{known}' >&2\n")
+        assert launcher()[:2] == ("srun", f"--mpi={wanted}")
+    program(tmp_path, "mpirun", "#!/bin/sh\n")
+    assert launcher() == launcher("mpirun") == ("mpirun",)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--no.such", "1"], "no field 'no.such'"),
+    (["--each", "--seed 1", "--each", "--rounds 3 --seed 1"], "tasks 0 and 1 write to the same folder"),
+    (["--each", "--seed 1", "--chain", "2"], "one of the three"),
+    (["--chain", "0"], "a chain of 1 or more"),
+    (["--ranks", "1,x"], "--ranks 1,x: numbers of ranks"),
+    (["--launcher", "ssh"], "--launcher ssh: one of auto, mpirun, srun"),
+    (["--each", "'--seed 1"], "--each '--seed 1: no closing quotation"),
+])  # fmt: skip
+def test_what_cannot_be_run_is_refused_before_it_is_submitted(bin, capsys, words, said):
+    assert main(["submit", *SMALL, *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (bin / "submitted").exists()
+
+
+def test_slurms_own_refusal_is_told_in_its_words(bin, capsys, monkeypatch):
+    program(bin, "sbatch", "#!/bin/sh\necho 'sbatch: error: invalid account' >&2; exit 1\n")
+    assert main(["submit", *SMALL]) == 2
+    assert capsys.readouterr().err == "hpcfed: submit: sbatch: error: invalid account\n"
+    monkeypatch.setenv("PATH", str(bin / "nothing"))
+    assert main(["submit", *SMALL]) == 2
+    assert "cannot call sbatch" in capsys.readouterr().err

@@ -1,0 +1,179 @@
+"""Where runs stand, and their last rounds, as their files tell."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed import cli
+from hpcfed.report import state as states
+from hpcfed.report import tail
+from hpcfed.report.status import status
+from hpcfed.storage import names
+from hpcfed.storage import sweep as store
+from hpcfed.storage.results import Results
+from hpcfed.storage.sweep import End, Member, Sweep
+
+NOW = 1_800_000_000.0  # Unix seconds
+
+
+def results(folder: Path, rounds: int = 10, **about: object) -> Results:
+    """The writer of a run of so many rounds, that takes 2 s for each."""
+    job = {"algorithm": {"name": "local"}, "rounds": rounds, "run": {"watchdog": 1800.0}}
+    folder.mkdir(exist_ok=True)
+    return Results(folder, {"job": job, "ranks": 1, "architectures": ["mlp", "cnn"]} | about, {})
+
+
+def row(accuracy: float) -> dict[str, object]:
+    return {"clients/accuracy": np.array([accuracy, accuracy]), "clients/train_loss": np.array([1.0, 2.0]),
+            "rounds/seconds": 2.0}  # fmt: skip
+
+
+def written(run: Results, rounds: int) -> Path:
+    """Its folder, when so many rounds are on disk."""
+    for _ in range(rounds):
+        run.append(row(0.5))
+    run.finish()
+    return run.path.parent
+
+
+def age(path: Path, seconds: float) -> None:
+    os.utime(path, (NOW - seconds, NOW - seconds))
+
+
+def sign(run: Path, seconds: float) -> None:
+    """A rank's sign that it left so many seconds ago."""
+    names.watch_folder(run).mkdir()
+    names.watch_file(run, 0).touch()
+    age(names.watch_file(run, 0), seconds)
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch) -> None:
+    monkeypatch.setattr(states, "time", lambda: NOW)
+
+
+def test_a_run_with_fresh_signs_goes_on_and_the_time_left_is_told(tmp_path):
+    run = written(results(tmp_path / "run"), 4)
+    sign(run, 30)
+    names.checkpoint_folder(run).mkdir()
+    names.checkpoint_file(run, 3).touch()
+    found = states.state(run)
+    assert (found.word, found.rounds, found.total, found.accuracy) == ("going on", 4, 10, 0.5)
+    assert (found.seconds, found.left, found.saved) == (2.0, 12.0, 3)
+
+
+def test_rounds_that_are_only_in_the_journal_count(tmp_path):
+    run = results(tmp_path / "run")
+    written(run, 1)
+    for _ in range(4):
+        run.append(row(0.75))
+    run._extend(run._journal)
+    assert names.journal_file(run.path).exists()
+    assert (states.state(tmp_path / "run").rounds, states.state(tmp_path / "run").accuracy) == (5, 0.75)
+
+
+def test_old_signs_are_those_of_a_run_that_was_killed(tmp_path):
+    run = written(results(tmp_path / "run"), 4)
+    sign(run, 1000)
+    found = states.state(run)
+    assert (found.word, found.since, found.left) == ("stale", NOW - 1000, None)
+
+
+def test_a_run_without_signs_has_ended_and_says_how(tmp_path):
+    for ended, rounds, word in [("stopped", 4, "stopped"), ("finished", 10, "finished"), (None, 4, "ended early")]:
+        about = {"ended": ended} if ended else {}
+        assert states.state(written(results(tmp_path / word, **about), rounds)).word == word
+
+
+def test_a_run_without_a_watchdog_goes_on_while_it_writes(tmp_path):
+    run = results(tmp_path / "run")
+    run.header["job"]["run"]["watchdog"] = 0.0
+    written(run, 4)
+    age(run.path, 100)
+    assert states.state(tmp_path / "run").word == "going on"
+    age(run.path, 1000)
+    assert (states.state(tmp_path / "run").word, states.state(tmp_path / "run").since) == ("stale", NOW - 1000)
+
+
+def test_a_folder_without_results_and_a_damaged_file_are_states_too(tmp_path):
+    assert states.state(tmp_path).word == "not begun"
+    run = written(results(tmp_path / "run"), 1)
+    names.results_file(run).write_bytes(b"no HDF5")
+    assert states.state(run).word == "damaged" and "results.h5" in states.state(run).why
+
+
+def test_a_sweep_lists_its_runs_with_those_that_failed_or_are_not_begun(tmp_path, capsys):
+    sweep = Sweep(tmp_path / "s", [], ".", 1, "", tuple(Member(name, [], {"rounds": 10}) for name in "abcd"))
+    store.write(sweep)
+    written(results(sweep.folder / "a", ended="finished"), 10)
+    store.note(sweep, "b", End(2, "hpcfed: no data", NOW))
+    store.note(sweep, "c", End(75, "stopped by a signal", NOW))
+    rows = status([sweep.folder], json=True)
+    assert [Path(r["run"]).name for r in rows] == list("abcd")
+    assert [r["word"] for r in rows] == ["finished", "failed", "stopped", "not begun"]
+    assert (rows[1]["why"], rows[3]["total"]) == ("status 2: hpcfed: no data", 10)
+    assert cli.main(["status", str(sweep.folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and "hpcfed: no data" in lines[2] and "0/10" in lines[4]
+
+
+def test_tail_prints_the_last_rounds_with_the_accuracy_of_the_last_evaluation(tmp_path):
+    run = results(tmp_path / "run")
+    for accuracy in (0.25, 0.5, np.nan):
+        run.append(row(accuracy))
+    run.finish()
+    assert tail.tail(tmp_path / "run", lines=2).splitlines() == [
+        "round 2/10  accuracy 0.5000  loss 1.500  2.0 s/round",
+        "round 3/10  accuracy 0.5000  loss 1.500  2.0 s/round",
+    ]
+
+
+def test_tail_follows_what_comes_until_the_run_is_finished(tmp_path, monkeypatch, capsys):
+    run = results(tmp_path / "run", rounds=4)
+    written(run, 1)
+    steps = iter([lambda: stop(run), lambda: journaled(run), lambda: back(run), lambda: written(run, 3)])
+    monkeypatch.setattr(tail, "sleep", lambda _: next(steps)())
+    assert tail.tail(tmp_path / "run", follow=True) == 0
+    told = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert told == ["round 1/4", "stopped after round 1; waiting until it goes on", "round 2/4",
+                    "goes on after round 1, from a checkpoint", "round 2/4", "round 3/4", "round 4/4"]  # fmt: skip
+
+
+def stop(run: Results) -> None:
+    run.header["ended"] = "stopped"
+    run.finish()
+
+
+def journaled(run: Results) -> None:
+    """It goes on: a new file without the mark, and a round in the journal."""
+    del run.header["ended"]
+    run.finish()
+    run.append(row(0.5))
+    run._extend(run._journal)
+
+
+def back(run: Results) -> None:
+    """It is resumed from a checkpoint after the first round."""
+    run._blocks = [{name: column[:1] for name, column in run._blocks[0].items()}]
+    run._rows = []
+    run.finish()
+
+
+def test_ctrl_c_ends_tail_without_a_traceback(tmp_path, monkeypatch):
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tail, "sleep", interrupt)
+    assert tail.tail(written(results(tmp_path / "run"), 1), follow=True) == 130
+
+
+def test_wrong_paths_and_numbers_are_one_message(tmp_path, capsys):
+    written(results(tmp_path / "run"), 1)
+    for words, message in [(["status", str(tmp_path / "absent")], "absent: there is no such file or folder"),
+                           (["tail", str(tmp_path / "absent")], "absent"),
+                           (["tail", str(tmp_path / "run"), "-n", "-1"], "give at least 0")]:  # fmt: skip
+        assert cli.main(words) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and message in err

@@ -1,0 +1,233 @@
+"""A command line becomes runs: the product of its values, each checked before any starts. Runs end without harm."""
+
+import fcntl
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.cli import main
+from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.storage import names
+from hpcfed.storage import sweep as store
+from hpcfed.storage.results import Results
+from hpcfed.storage.sweep import Member, Sweep
+from hpcfed.sweep import launch, pool
+from hpcfed.sweep.define import agree, define
+from hpcfed.sweep.pool import BUSY, LEFT, Pool
+
+HOMOGENEOUS = ["--models.mix", "mlp"]
+
+
+def runs(*words: str) -> list[tuple[str, list[str]]]:
+    """Name and own flags of each run."""
+    return [(run.name, run.words) for run in define([*words], Path("s"), 1, "").runs]
+
+
+def test_a_sweep_is_the_product_of_its_values_the_last_field_fastest():
+    found = runs(*HOMOGENEOUS, "--algorithm.name", "fedavg,fedprox", "--seed=0,1")
+    assert [name for name, _ in found] == ["fedavg_seed=0", "fedavg_seed=1", "fedprox_seed=0", "fedprox_seed=1"]
+    assert found[1][1] == ["--algorithm.name", "fedavg", "--seed", "1"]
+
+
+def test_a_field_that_is_a_list_has_its_alternatives_between_semicolons():
+    found = runs("--models.mix", "mlp,cnn; cnn", "--local.betas", "0.5,0.999")
+    assert found == [("mix=mlp-cnn", ["--models.mix", "mlp,cnn"]), ("mix=cnn", ["--models.mix", "cnn"])]
+    own = ["--algorithm.name", "fedasync", *HOMOGENEOUS, "--algorithm.decay_at", "10,20;30"]
+    assert [name for name, _ in runs(*own)] == ["decay_at=10-20", "decay_at=30"]
+
+
+def test_semicolons_separate_the_values_of_any_field():
+    assert [name for name, _ in runs("--seed", "3;4")] == ["seed=3", "seed=4"]
+    found = runs("--data.name", "a,b.npz;", "--seed", "0,1")
+    assert [words for _, words in found] == [["--seed", "0"], ["--seed", "1"]]
+
+
+def test_switches_vary_too():
+    assert [words for _, words in runs("--evaluate.received", "true,false", "--no-evaluate.before")] == [
+        ["--evaluate.received", "true"], ["--evaluate.received", "false"]]  # fmt: skip
+
+
+def test_names_tell_values_and_are_those_of_folders():
+    two = runs("--data.alpha", "0.1,1", "--algorithm.name", "fedavg", *HOMOGENEOUS, "--data.name", "/x/a.npz,b.h5")
+    assert [name for name, _ in two] == ["alpha=0.1_-x-a.npz", "alpha=0.1_b.h5", "alpha=1_-x-a.npz", "alpha=1_b.h5"]
+    alike = [name for name, _ in runs("--data.name", "a b.h5,a-b.h5")]
+    assert len(set(alike)) == 2 and all(name.startswith("a-b.h5_") for name in alike)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seed", "0"], "no field has several values"),
+        (["--seed", "0,,1"], "empty value, or one twice"),
+        (["--seed", "0,0"], "empty value, or one twice"),
+        (["--sed", "0,1"], "did you mean 'seed'"),
+        (["--seed", "0,1", "--overwrite"], "--overwrite: a sweep gives each run its own folder"),
+        (["--seed", "0,1", "--resume", "x"], "--resume"),
+        (["--algorithm.name", "fedavg,fedprx"], "did you mean 'fedprox'"),
+        (["--algorithm.name", "fedclassavg,fedavg"], "fedavg needs one architecture"),
+        (["--seed", ",".join(map(str, range(1001)))], "more than 1,000 runs"),
+        (["absent.toml", "--seed", "0,1"], "absent.toml: cannot read"),
+    ],
+)
+def test_what_cannot_be_swept_is_one_message(words, message):
+    with pytest.raises(ConfigError, match=message):
+        runs(*words)
+
+
+def test_all_wrong_values_are_told_at_once_and_nothing_is_written(tmp_path, capsys):
+    words = ["sweep", "--out", str(tmp_path / "s"), "--seed", "0,-1", "--data.alpha", "0.5,0"]
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and not (tmp_path / "s").exists()
+    assert "--seed: input should be greater than or equal to 0, got '-1'" in err and "--data.alpha" in err
+    assert "in run seed=-1_alpha=0.5; none was started" in err
+
+
+def test_a_definition_is_read_as_it_was_written(tmp_path):
+    found = define([*HOMOGENEOUS, "--seed", "0,1"], tmp_path / "s", 2, "srun --mpi=pmix")
+    store.write(found)
+    assert store.read(tmp_path / "s") == found and store.array_size(found) == 2
+    text = json.loads(names.sweep_file(tmp_path / "s").read_text())
+    assert text["job"]["models.mix"] == ["mlp"] and [run["job"] for run in text["runs"]] == [{"seed": 0}, {"seed": 1}]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "x", "version": 1}'])
+def test_a_file_that_is_no_definition_is_one_message(tmp_path, text):
+    names.sweep_file(tmp_path).write_text(text)
+    with pytest.raises(CheckpointError, match="sweep.json"):
+        store.read(tmp_path)
+
+
+def test_a_sweep_may_grow_and_last_longer_but_not_change(tmp_path):
+    old = define([*HOMOGENEOUS, "--seed", "0,1"], tmp_path, 1, "")
+    agree(old, define([*HOMOGENEOUS, "--seed", "0,1,2", "--rounds", "200"], tmp_path, 2, ""))
+    with pytest.raises(ConfigError, match="has a run seed=0 too"):
+        agree(old, define([*HOMOGENEOUS, "--seed", "1,2"], tmp_path, 1, ""))
+    with pytest.raises(ConfigError, match=r"seed=0 was defined with local.lr = 0.0005, and now has 0.1"):
+        agree(old, define([*HOMOGENEOUS, "--seed", "0,1", "--local.lr", "0.1"], tmp_path, 1, ""))
+
+
+def test_a_task_whose_job_file_was_changed_is_refused(tmp_path, capsys):
+    job = tmp_path / "job.toml"
+    job.write_text("rounds = 1\n")
+    store.write(define([str(job), "--seed", "0,1"], tmp_path / "s", 1, ""))
+    job.write_text("rounds = 1\nclients = 3\n")
+    for words, seed in [(["--task", "1"], 1), ([], 0)]:
+        assert main(["sweep", *words, str(tmp_path / "s")]) == 2
+        assert f"seed={seed} was defined with clients = 20, and now has 3" in capsys.readouterr().err
+    assert main(["sweep", "--task", "2", str(tmp_path / "s")]) == 2
+    assert "has the tasks 0 to 1" in capsys.readouterr().err
+    assert main(["sweep", "--at-once", "0", str(tmp_path / "s")]) == 2
+    assert "--at-once 0: give at least 1" in capsys.readouterr().err
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    """Three runs, of which the shell plays the part of hpcfed.main (see `plays`)."""
+    members = tuple(Member(name, [], {"run.threads": 1, "rounds": 1}) for name in "abc")
+    return Sweep(tmp_path / "s", [], str(tmp_path), 1, "", members)
+
+
+def plays(monkeypatch, **scripts: str) -> None:
+    """Each run is a script of the shell. It has finished when it has made its folder, as those not given do."""
+    commands = {name: f"mkdir s/{name}" for name in "abc"} | scripts
+    monkeypatch.setattr(launch, "command", lambda sweep, run: ["sh", "-c", commands[run.name]])
+    monkeypatch.setattr(pool, "finished", lambda sweep, run: (sweep.folder / run.name).exists())
+    monkeypatch.setattr(pool, "load", lambda path: None)
+    monkeypatch.setattr(pool, "accuracy", lambda record: {"mean": 0.5})
+
+
+def test_a_failing_run_ends_no_other_and_its_reason_is_told(sweep, monkeypatch, capsys):
+    plays(monkeypatch, a="echo 'hpcfed: no data'; echo more; exit 2", b="kill -9 $$")
+    outcomes = Pool(sweep, 1).run(range(3))
+    assert [one.status for one in outcomes] == [2, 137, 0] and [one.failed for one in outcomes] == [True, True, False]
+    assert "a: failed with status 2: hpcfed: no data\n" in capsys.readouterr().out
+    assert store.ended(sweep, "a").line == "hpcfed: no data" and store.ended(sweep, "c") is None
+
+
+def test_a_launcher_that_returns_0_before_all_is_done_is_not_believed(sweep, monkeypatch):
+    plays(monkeypatch, a="exit 0")
+    assert [one.status for one in Pool(sweep, 1).run([0, 1])] == [75, 0]
+    assert [one.line for one in Pool(sweep, 1).run([1])] == ["finished before"]
+
+
+def test_a_signal_stops_the_runs_that_go_on_and_begins_no_more(sweep, monkeypatch):
+    plays(monkeypatch, a=f"trap 'exit 75' USR1; kill -TERM {os.getpid()}; while :; do sleep 0.05; done")
+    before = signal.getsignal(signal.SIGTERM)
+    assert [one.status for one in Pool(sweep, 1).run(range(3))] == [75, LEFT, LEFT]
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert store.ended(sweep, "a").status == 75
+
+
+def test_a_run_that_another_process_has_is_left_alone(sweep, monkeypatch):
+    plays(monkeypatch, a="exit 1")
+    path = names.log_file(sweep.folder, "a")
+    path.parent.mkdir(parents=True)
+    with open(path, "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert [one.status for one in Pool(sweep, 2).run([0, 1])] == [BUSY, 0]
+
+
+def test_a_run_holds_its_lock_as_long_as_it_lasts(sweep, monkeypatch):
+    plays(monkeypatch, a="kill -STOP $$")  # it lasts until it is told to go on
+    log = names.log_file(sweep.folder, "a")
+    with launch.held(log) as file:
+        process = launch.start(sweep, sweep.runs[0], file)
+    with launch.held(log) as file:
+        assert file is None
+    os.waitpid(process.pid, os.WUNTRACED)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait() == 0
+    with launch.held(log) as file:
+        assert file is not None
+
+
+def test_what_is_finished_is_known_by_its_results(sweep):
+    run = replace(sweep.runs[0], fields={"rounds": 2})
+    for ended, rounds, want in [(None, 2, False), ("finished", 1, False), ("finished", 2, True)]:
+        header = {"job": {}, "architectures": []} | ({"ended": ended} if ended else {})
+        results = Results(sweep.folder / "a", header, {})
+        for _ in range(rounds):
+            results.append({"clients/accuracy": np.array([0.5])})
+        results.finish()
+        assert launch.finished(sweep, run) == want
+
+
+def test_a_run_is_one_process_or_ranks_of_a_launcher(sweep, monkeypatch):
+    monkeypatch.setattr(launch.shutil, "which", lambda name, path=None: f"/bin/{name}")
+    alone = launch.command(sweep, sweep.runs[0])
+    assert alone[1:3] == ["-m", "hpcfed.main"] and alone[-2:] == [str(sweep.folder / "a"), "--overwrite"]
+    assert launch.command(replace(sweep, ranks=3), sweep.runs[0])[:3] == ["/bin/mpirun", "-n", "3"]
+    srun = replace(sweep, ranks=2, launcher="srun --mpi=pmix")
+    assert launch.command(srun, sweep.runs[0])[:4] == ["/bin/srun", "-n", "2", "--mpi=pmix"]
+
+
+def test_runs_side_by_side_share_the_cores(sweep, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert [pool.room(replace(sweep, ranks=ranks)) for ranks in (1, 2, 4, 16)] == [3, 3, 2, 1]
+    threads = tuple(replace(run, fields={"run.threads": 4}) for run in sweep.runs)
+    assert pool.room(replace(sweep, runs=threads)) == 2
+
+
+def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", *HOMOGENEOUS, "--seed", "0,1,2", "--out", "s", "--submit", "--launcher", "mpirun"]
+    asked = ["--nodes", "2", "--ntasks-per-node", "4", "--cpus-per-task", "2"]
+    assert main([*words, *asked, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "#SBATCH --array=0-2\n" in text
+    assert f"\nwatch hpcfed sweep --task $SLURM_ARRAY_TASK_ID {tmp_path}/s\n" in text
+    assert not (tmp_path / "s").exists()
+
+    monkeypatch.setattr("hpcfed.sweep.batch.sbatch", lambda text: "7")
+    assert main([*words, *asked]) == 0
+    assert capsys.readouterr().out.startswith("submitted job 7, 3 tasks; hpcfed status s tells")
+    found = store.read(tmp_path / "s")
+    assert (found.ranks, found.launcher) == (8, "mpirun --bind-to none")
+    assert main([*words]) == 0  # one rank needs no launcher
+    assert (store.read(tmp_path / "s").ranks, store.read(tmp_path / "s").launcher) == (1, "")
