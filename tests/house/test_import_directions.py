@@ -9,7 +9,7 @@ from tests.house.source import MODULES, PACKAGE, ROOT, imports, module, name
 
 LEVELS = (  # a part imports itself and parts of the lines above, never its neighbours or those below
     "errors  paths",
-    "config.limits",
+    "config.limits  commands",
     "registry  compat  rng  params  status  config.parts",
     "config.system",
     "comm  storage  averaging",

@@ -1,0 +1,109 @@
+"""The commands of `hpcfed` and their arguments: one line each names the function that is called, and with what.
+
+What several commands take has a name of its own; what only one takes stands with it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcfed.registry import Entry
+
+Argument = tuple[tuple[str, ...], dict[str, Any]]  # what ArgumentParser.add_argument takes
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """One argument of a command, as ArgumentParser.add_argument takes it."""
+    return names, options
+
+
+@dataclass(frozen=True)
+class Command(Entry):
+    """One command: its target is called with the values of its arguments, by name.
+
+    fields: whether it takes a job's command line too, all words that are not its own; they are its `words`.
+    """
+
+    arguments: tuple[Argument, ...] = ()
+    fields: bool = False
+
+
+RUN = argument("run", type=Path, metavar="RUN", help="folder of a run, or its results.h5")
+RUNS = argument("runs", type=Path, metavar="RUN", nargs="+", help="folder of a run, or its results.h5")
+JSON = argument("--json", action="store_true", help="machine-readable output")
+NAME = argument("name", metavar="NAME", help="an algorithm, data set, partition or model")
+KINDS = ("algorithms", "datasets", "partitions", "models")
+KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all four")
+OUT = argument("-o", "--out", type=Path, metavar="FILE", help="picture to write; default: in RUN")
+WORDS = argument("words", nargs="+", metavar="COMMAND", help="-- mpirun -np 4 python -m hpcfed.main JOB.toml ...")
+PLACES = argument("runs", type=Path, metavar="RUN", nargs="+", help="folder of a run or sweep, or a results.h5")
+LINES = argument("-n", "--lines", type=int, default=10, metavar="N", help="how many rounds; default: 10")
+FOLLOW = argument("-f", "--follow", action="store_true", help="print those that come too, until the run is finished")
+VALUES = "accuracy (last round; default), last:10, best, before, received, final, final_received, up, down, or seconds"
+FORMAT = argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png")
+AGAIN = argument("--again", action="store_true", help="go on, whatever --overwrite says, as after a first start")
+TABLE = (
+    argument("--rows", metavar="FIELDS", help="of the job, separated by commas; default: method and its parameters"),
+    argument("--columns", metavar="FIELDS", help="default: all other fields in which runs differ, but the seed"),
+    argument("--value", default="accuracy", metavar="NAME", help=VALUES),
+    argument("--deviation", choices=("seeds", "clients"), default="seeds", help="over what; default: seeds"),
+    argument("--percent", action="store_true", help="accuracies in percent"),
+    argument("--format", choices=("text", "markdown", "latex", "csv"), default="text", help="default: text"),
+    argument("-o", "--out", type=Path, metavar="FILE", help="file to write; default: print it"),
+)
+BATCH = (
+    argument("--nodes", type=int, default=1, metavar="N"),
+    argument("--ntasks-per-node", type=int, metavar="N", help="ranks of a node; default: one for each GPU, or one"),
+    argument("--gpus-per-node", metavar="[TYPE:]N"),
+    argument("--cpus-per-task", type=int, metavar="N", help="cores of a rank; run.threads says how many it uses"),
+    *(argument(f"--{name}", help="as sbatch has it") for name in
+      ("mem", "time", "partition", "account", "qos", "constraint")),
+    argument("--env", action="append", metavar="LINE", help="line of shell to begin with, as 'module load openmpi'"),
+)  # fmt: skip
+SWEEP = (
+    argument("-o", "--out", type=Path, metavar="FOLDER", help="of the sweep; default: runs/sweep-JOB"),
+    argument("--at-once", type=int, metavar="N", help="runs side by side; default: as many as cores allow"),
+    argument("--ranks", type=int, metavar="R", help="MPI ranks of each run; default: 1, without mpirun"),
+    argument("--launcher", metavar="COMMAND", help="what starts the ranks; default: mpirun"),
+    argument("--task", type=int, metavar="I", help="only run number I, from 0, as an array job's task does"),
+    argument("--dry-run", action="store_true", help="check and list the runs, start nothing"),
+    argument("--submit", action="store_true", help="as an array job of Slurm, a task for each run; with:"),
+    *BATCH,
+)
+SUBMIT = (
+    *BATCH,
+    argument("--container", metavar="IMAGE", help="of apptainer, in which the ranks run"),
+    argument("--launcher", default="auto", metavar="auto|mpirun|srun", help="what starts the ranks"),
+    argument("--chain", type=int, default=1, metavar="N", help="jobs, each to go on where the one before stopped"),
+    argument("--each", action="append", metavar="FIELDS", help="a run with these fields too, as task of an array job"),
+    argument("--ranks", metavar="1,2,4", help="a run on each of these numbers of ranks, one after the other"),
+    argument("--dry-run", action="store_true", help="print the script, submit nothing"),
+)
+DOCTOR = (
+    argument("job", nargs="?", type=Path, metavar="JOB.toml", help="whose fields count; default: the embedded job"),
+    argument("--ranks", type=int, metavar="N", help="of the probe; default: Slurm's number of tasks, or 2"),
+    argument("-o", "--out", type=Path, metavar="FOLDER", help="of runs; default: that of JOB, or runs"),
+    argument("--slurm", default="", metavar="OPTIONS", help="of srun and salloc, as in --slurm='--partition=gpu'"),
+    argument("--limit", type=float, default=60.0, metavar="SECONDS", help="for each probe; default 60"),
+)
+
+
+def command(target: str, line: str, *arguments: Argument, fields: bool = False) -> Command:
+    return Command(target, line, arguments=arguments, fields=fields)
+
+
+COMMANDS = {
+    "list": command("hpcfed.report.catalogue:listing", "what a job can name, a line each", KIND, JSON),
+    "show": command("hpcfed.report.catalogue:show", "one name: its parameters and its source", NAME, JSON),
+    "summary": command("hpcfed.report.summary:summary", "accuracy, traffic and time of a run", RUN, JSON),
+    "status": command("hpcfed.report.status:status", "how far runs are, and whether they go on", PLACES, JSON),
+    "tail": command("hpcfed.report.tail:tail", "the last rounds of a run, and those that come", RUN, LINES, FOLLOW),
+    "table": command("hpcfed.report.compare:compare", "methods against data sets over seeds", PLACES, *TABLE),
+    "plot": command("hpcfed.report.plot:plot", "learning curves and label distribution", RUNS, OUT, FORMAT),
+    "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
+    "doctor": command("hpcfed.doctor.main:doctor", "what runs meet on this machine, and what to change", *DOCTOR, JSON),
+    "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", AGAIN, WORDS),
+    "submit": command("hpcfed.slurm.submit:submit", "a run as a batch job of Slurm", *SUBMIT, fields=True),
+    "sweep": command("hpcfed.sweep.command:sweep", "run all combinations of values of fields", *SWEEP, fields=True),
+    "digest": command("hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN),
+}
