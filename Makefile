@@ -44,7 +44,7 @@ demo: setup ## 20 clients, four architectures, two ranks: each alone, then FedCl
 	@for run in runs/demo-local runs/demo; do $(BIN)/hpcfed summary $$run --json | $(BIN)/python -c $(ONE_LINE); done
 
 test: .venv/.tests ## install what the tests need, run all of them
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: .venv/.tests ## check style
 	$(BIN)/ruff check hpcfed tests benchmarks setup.py

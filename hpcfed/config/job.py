@@ -149,6 +149,8 @@ def algorithm_model(name: str) -> type[Part]:
 def job_model(name: str, flags: list[str], dicts: list[dict[str, Any]], parser: Any) -> type[Job]:
     """The Job class for one algorithm, whose fields come from these layers (first wins)."""
     algorithm = algorithm_model(name)
-    model = create_model("Job", __base__=Job, algorithm=(algorithm, algorithm()))
+    # It has no docstrings of its own: pydantic would look for them in this file, and ast is not made for threads.
+    own = {"use_attribute_docstrings": False}
+    model = create_model("Job", __base__=Job, __cls_kwargs__=own, algorithm=(algorithm, algorithm()))
     model.layers = (flags, dicts, parser)
     return model
