@@ -36,6 +36,7 @@ class Exchange:
     clients: Clients
     device: torch.device
     placement: list[int]  # the rank of each client
+    speeds: list[float]  # of each rank, relative to one another
     clock: Clock = field(default_factory=Clock)
     tally: defaultdict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))  # of who did something
     journal: Journal = field(default_factory=Journal)

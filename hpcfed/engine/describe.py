@@ -113,6 +113,6 @@ def plan(job: Job, facts: World, fed: Federation) -> None:
     """Print what would be run: job, placement, memory, traffic."""
     from hpcfed.report.plan import show
 
-    balance = sum(facts.costs) / fed.comm.size / makespan(facts.costs, fed.placement)
+    balance = sum(facts.costs) / sum(fed.speeds) / makespan(facts.costs, fed.placement, fed.speeds)
     traffic = [job.algorithm.traffic(fed, k) for k in range(min(fed.K, SMALL))]
     show(job.plain(), facts, fed.placement, memory(facts, fed), traffic, balance, str(fed.device))
