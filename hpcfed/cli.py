@@ -28,9 +28,13 @@ def argument(*names: str, **options: Any) -> Argument:
 
 @dataclass(frozen=True)
 class Command(Entry):
-    """One command: its target is called with the values of its arguments, by name."""
+    """One command: its target is called with the values of its arguments, by name.
+
+    fields: whether it takes a job's command line too, all words that are not its own; they are its `words`.
+    """
 
     arguments: tuple[Argument, ...] = ()
+    fields: bool = False
 
 
 RUN = argument("run", type=Path, metavar="RUN", help="folder of a run, or its results.h5")
@@ -44,8 +48,17 @@ WORDS = argument("words", nargs="+", metavar="COMMAND", help="-- mpirun -np 4 py
 FORMAT = argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png")
 
 
-def command(target: str, line: str, *arguments: Argument) -> Command:
-    return Command(target, line, arguments=arguments)
+COSTS = argument("--costs", type=Path, metavar="RUN", help="folder of a short run of the job, or its results.h5")
+NODES = argument("--nodes", default="1", metavar="N,N,...", help="numbers of nodes; 1,2,4,...,1024: powers of two")
+GPUS = argument("--gpus-per-node", type=int, default=0, metavar="N", help="default: ranks compute on cores")
+CORES = argument("--cores-per-node", type=int, metavar="N", help="default: as many as the short run had")
+RANKS = argument("--ranks-per-node", type=int, metavar="N", help="default: one a GPU, or as many as cores allow")
+NETWORK = argument("--network", default="latency 2us, 100Gb/s", metavar="TEXT", help="default: 'latency 2us, 100Gb/s'")
+DISK = argument("--disk", default="500MB/s", metavar="TEXT", help="what one node writes; default: 500MB/s")
+
+
+def command(target: str, line: str, *arguments: Argument, fields: bool = False) -> Command:
+    return Command(target, line, arguments=arguments, fields=fields)
 
 
 COMMANDS = {
@@ -55,6 +68,10 @@ COMMANDS = {
     "plot": command("hpcfed.report.plot:plot", "learning curves and label distribution", RUNS, OUT, FORMAT),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", WORDS),
+    "plan": command(
+        "hpcfed.plan.command:plan", "what JOB.toml would take on so many nodes, from the costs of a short run",
+        COSTS, NODES, GPUS, CORES, RANKS, NETWORK, DISK, JSON, fields=True,
+    ),
     "digest": command("hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN),
 }
 
@@ -62,7 +79,7 @@ COMMANDS = {
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command. The exit status: 0 or its own, 2 for a user's error, 1 if the reader has gone."""
     escape_unprintable()
-    options = vars(_parser().parse_args(words))
+    options = _options(words)
     try:
         answer = COMMANDS[options.pop("command")].load()(**options)
         if isinstance(answer, int):
@@ -78,12 +95,24 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _options(words: Sequence[str] | None) -> dict[str, Any]:
+    """The command and the values of its arguments."""
+    parser = _parser()
+    known, others = parser.parse_known_args(words)
+    if COMMANDS[known.command].fields:
+        return {**vars(known), "words": others}
+    if others:
+        parser.error(f"{known.command}: unrecognized arguments: {' '.join(others)}")
+    return vars(known)
+
+
 def _parser() -> ArgumentParser:
     parser = ArgumentParser("hpcfed", description="Look up what a job can name; read what runs have written.")
     parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        sub = commands.add_parser(name, help=command.line, description=command.line)
+        usage = f"hpcfed {name} [JOB.toml] [--field value ...] [options]" if command.fields else None
+        sub = commands.add_parser(name, help=command.line, description=command.line, usage=usage, allow_abbrev=False)
         for names, options in command.arguments:
             sub.add_argument(*names, **options)
     return parser

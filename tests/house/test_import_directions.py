@@ -25,6 +25,7 @@ LEVELS = (  # a part imports itself and parts of the lines above, never its neig
     "config",
     "report",
     "engine",
+    "plan",
     "main  cli",
 )
 LEVEL = {part: height for height, line in enumerate(LEVELS) for part in line.split()}

@@ -1,0 +1,83 @@
+"""Seconds of the collectives that a run really makes (comm.mpi, comm.messages), on ranks of several nodes.
+
+Each collective is a number of steps, each a message (`Network`). Ranks lie node after node, so in a step by doubling
+the partner is first on the same node and then on another, and the ranks of a node share its connection. Where libraries
+choose an algorithm by size, the faster one counts. Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005) 49-66.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcfed.comm.messages import MESSAGE, PART, SMALL
+from hpcfed.plan.network import Network
+
+LOOK = 2e-4  # seconds between two looks of a rank that waits in a barrier (comm.mpi.LONG)
+NEAR = Network(1e-6, 5e9)  # between ranks of one node, through its memory
+WIDE, NARROW = 8, 4  # bytes of a value on its way into a sum, and of a model's value on its way out
+
+
+@dataclass(frozen=True)
+class Wires:
+    """nodes with `each` ranks.  near, far: the network inside a node, and that of one node to the others."""
+
+    nodes: int
+    each: int
+    far: Network
+    near: Network = NEAR
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.each
+
+    def barrier(self) -> float:
+        """All ranks know that all are there: up a tree and down again, each step seen when a rank looks."""
+        return 2 * (log2(self.each) * (self.near.latency + LOOK) + log2(self.nodes) * (self.far.latency + LOOK))
+
+    def allreduce(self, nbytes: float) -> float:
+        """By recursive doubling: all bytes in each step."""
+        far = self.far.message(nbytes, self.each)
+        return log2(self.each) * self.near.message(nbytes) + log2(self.nodes) * far
+
+    def allgather(self, nbytes: float) -> float:
+        """nbytes of each rank to all: by doubling, which has few steps, or round a ring, which crosses nodes once."""
+        return min(self.doubling(nbytes), self.ring(nbytes))
+
+    def doubling(self, nbytes: float) -> float:
+        """Each step sends all that a rank has so far."""
+        near = sum(self.near.message(nbytes * 2**i) for i in range(log2(self.each)))
+        return near + sum(self.far.message(nbytes * self.each * 2**i, self.each) for i in range(log2(self.nodes)))
+
+    def ring(self, nbytes: float) -> float:
+        """In each step one rank of a node sends to the next node, the others to their neighbours."""
+        near = self.near.message(nbytes) if self.each > 1 else 0.0
+        return (self.ranks - 1) * max(near, self.far.message(nbytes) if self.nodes > 1 else 0.0)
+
+    def alltoall(self, nbytes: float) -> float:
+        """nbytes of each rank to each other one: partner after partner."""
+        far = self.far.message(nbytes, self.each)
+        return (self.each - 1) * self.near.message(nbytes) + (self.ranks - self.each) * far
+
+    def bcast(self, nbytes: float) -> float:
+        """One rank's bytes to all: down a tree, first from node to node."""
+        return log2(self.nodes) * self.far.message(nbytes) + log2(self.each) * self.near.message(nbytes)
+
+    def gather(self, nbytes: float) -> float:
+        """`Comm.gather`: the sizes, then nbytes in all."""
+        return self.allgather(8) + self.allgather(nbytes / self.ranks)
+
+    def sum(self, values: int, arrays: int) -> float:
+        """`Comm.sum` of a model of so many values, in so many arrays beside its weight: one maximum, then messages."""
+        if self.ranks == 1 or not values:
+            return 0.0
+        small = self.allreduce(8 * (arrays + 1 + self.ranks)) + self.allreduce(2 * WIDE)
+        if values <= SMALL:
+            return small + self.allreduce(WIDE * values)
+        width = min(values, max(MESSAGE // self.ranks, PART))
+        messages = -(-values // (self.ranks * width))
+        return small + messages * (self.alltoall(WIDE * width) + self.allgather(NARROW * width))
+
+
+def log2(n: int) -> int:
+    """Steps of doubling from 1 to n."""
+    return (n - 1).bit_length()
