@@ -1,8 +1,8 @@
 """Seconds of the collectives that a run really makes (comm.mpi, comm.messages), on ranks of several nodes.
 
 Each collective is a number of steps, each a message (`Network`). Ranks lie node after node, so in a step by doubling
-the partner is first on the same node and then on another, and the ranks of a node share its connection. Where libraries
-choose an algorithm by size, the faster one counts. Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005) 49-66.
+the partner is first on the same node and then on another, and the ranks of a node share its connection. Where
+libraries choose an algorithm by size, the faster one counts. Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005) 49-66.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ class Wires:
         return 2 * (log2(self.each) * (self.near.latency + LOOK) + log2(self.nodes) * (self.far.latency + LOOK))
 
     def allreduce(self, nbytes: float) -> float:
-        """By recursive doubling: all bytes in each step."""
-        far = self.far.message(nbytes, self.each)
-        return log2(self.each) * self.near.message(nbytes) + log2(self.nodes) * far
+        """All bytes up a tree, first inside nodes and then between them, and down again: as Open MPI 5 does it."""
+        return 2 * (log2(self.each) * self.near.message(nbytes) + log2(self.nodes) * self.far.message(nbytes))
 
     def allgather(self, nbytes: float) -> float:
         """nbytes of each rank to all: by doubling, which has few steps, or round a ring, which crosses nodes once."""

@@ -46,9 +46,9 @@ def test_a_message_takes_latency_and_bytes_over_bandwidth():
     assert Network(1.0, 1e6).message(1e6) == 4.0  # a long one is announced and asked for first
 
 
-def test_an_allreduce_doubles_first_inside_nodes_and_then_across():
-    assert wires(1, 4).allreduce(100) == pytest.approx(2 * 0.2)
-    assert wires(2, 2).allreduce(100) == pytest.approx(0.2 + 1 + 2 * 100 / 100)  # both ranks of a node at once
+def test_an_allreduce_goes_up_a_tree_inside_nodes_and_then_between_them_and_down_again():
+    assert wires(1, 4).allreduce(100) == pytest.approx(2 * 2 * 0.2)
+    assert wires(2, 2).allreduce(100) == pytest.approx(2 * (0.2 + 2))
     assert wires(1, 1).allreduce(100) == 0
 
 
@@ -69,10 +69,10 @@ def test_a_barrier_goes_up_a_tree_and_down_again_seen_at_each_look():
 
 def test_an_exact_sum_is_a_maximum_a_weight_and_messages_of_a_line_a_rank():
     quick = Wires(2, 1, Network(0.0, 1.0), NEAR)  # seconds are bytes
-    assert quick.sum(100, arrays=3) == 8 * (3 + 1 + 2) + 16 + 8 * 100
+    assert quick.sum(100, arrays=3) == 2 * (8 * (3 + 1 + 2) + 16 + 8 * 100)  # each up and down
     values = 2 * 131072  # two lines of half a message each
-    assert quick.sum(values, 1) == 8 * 4 + 16 + 12 * 131072  # in as float64, out as float32
-    assert quick.sum(values + 1, 1) == 8 * 4 + 16 + 2 * 12 * 131072  # one more value, one more message
+    assert quick.sum(values, 1) == 2 * (8 * 4 + 16) + 12 * 131072  # in as float64, out as float32
+    assert quick.sum(values + 1, 1) == 2 * (8 * 4 + 16) + 2 * 12 * 131072  # one more value, one more message
     assert Wires(1, 1, FAR).sum(values, 1) == 0
 
 
