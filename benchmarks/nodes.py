@@ -88,8 +88,9 @@ class Nodes:
     def launcher(self, each: int) -> str:
         """What starts so many ranks on each node, with {ranks} for all of them."""
         hosts = ",".join(f"{name}:{each}" for name in NAMES)
-        inner = (f"hostname {NAMES[0]}; exec taskset -c 0 env PRTE_MCA_plm_ssh_agent={self.agent} {mpirun()} --allow-run-as-root "
-                 f'--host {hosts} --map-by slot --bind-to none -np {{ranks}} "$@"')  # fmt: skip
+        words = f'--allow-run-as-root --host {hosts} --map-by slot --bind-to none -np {{ranks}} "$@"'
+        start = f"taskset -c 0 env PRTE_MCA_plm_ssh_agent={self.agent} {mpirun()}"
+        inner = f"hostname {NAMES[0]}; exec {start} {words}"
         return f"ip netns exec {NAMES[0]} unshare --uts sh -c {shlex.quote(inner)} sh"
 
 

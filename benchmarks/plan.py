@@ -3,10 +3,10 @@
     python benchmarks/plan.py                 # as root, on two quiet cores: about 10 minutes
     python benchmarks/plan.py --passes 1 --only ranks     # the cases without a network
 
-Ranks: 1, 2, 4 and 8 on this machine, more than it has cores too. Networks: two nodes of one core each (`nodes.py`), 1 or
-2 ranks on each, joined by a link of given latency and bandwidth. In each pass a short run on two ranks first measures the
-costs, then every case runs; predicted over measured is of that pass. Seconds are those of result files, medians over
-rounds, checkpoints left out. A goal of 1.15: within 15 %, either way.
+Ranks: 1, 2, 4 and 8 on this machine, more than it has cores too. Networks: two nodes of one core each (`nodes.py`),
+1 or 2 ranks on each, joined by a link of given latency and bandwidth. In each pass a short run on two ranks first
+measures the costs, then every case runs; predicted over measured is of that pass. Seconds are those of result files,
+medians over rounds, checkpoints left out. A goal of 1.15: within 15 %, either way.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Case(NamedTuple):
     def name(self) -> str:
         if self.nodes == 1:
             return f"{self.each} ranks on {machine()['cores']} cores"
-        latency, speed = self.network
-        return f"2 nodes of {self.each} ranks, {1e3 * latency:g} ms, {8e-6 * speed:g} Mb/s"
+        far = self.network
+        return f"2 nodes of {self.each} ranks, {1e3 * far.latency:g} ms, {8e-6 * far.bandwidth:g} Mb/s"
 
 
 RANKS = [Case(1, each) for each in (1, 2, 4, 8)]
@@ -76,7 +76,8 @@ def main() -> None:
 
 def compared(case: Case, trial: Path, folder: Path) -> dict[str, Any]:
     """Seconds of a round of one case, measured and predicted, and both by part."""
-    with Nodes(*case.network) if case.nodes > 1 else nullcontext() as nodes:
+    link = Nodes(case.network.latency, case.network.bandwidth) if case.nodes > 1 else nullcontext()
+    with link as nodes:
         there = run(nodes.launcher(case.each) if nodes else f"{mpirun()} -np {{ranks}}", folder, case.nodes * case.each)
     job = load(FIELDS)
     known, asked = measured(job, trial, FIELDS)
