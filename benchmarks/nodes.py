@@ -32,9 +32,9 @@ MTU, BURST = 16_000, 32_768  # bytes; the bucket lets so much pass at once
 TUNSETIFF, TAP, PLAIN = 0x400454CA, 0x0002, 0x1000
 AGENT = """#!/bin/sh
 # mpirun calls this as it would ssh: NODE COMMAND...
-node=$1; shift
-exec ip netns exec "$node" unshare --uts sh -c 'hostname "$0"; exec taskset -c "$1" sh -c "$2"' "$node" "${node#hpcfed-node}" "$*"
-"""  # noqa: E501
+node=$1; shift; core=${node#hpcfed-node}
+exec ip netns exec "$node" unshare --uts sh -c 'hostname "$0"; exec taskset -c "$1" sh -c "$2"' "$node" "$core" "$*"
+"""
 
 
 class Nodes:

@@ -69,7 +69,7 @@ COMMANDS = {
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", WORDS),
     "plan": command(
-        "hpcfed.plan.command:plan", "what JOB.toml would take on so many nodes, from the costs of a short run",
+        "hpcfed.plan.command:plan", "what a job would take on so many nodes",
         COSTS, NODES, GPUS, CORES, RANKS, NETWORK, DISK, JSON, fields=True,
     ),
     "digest": command("hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN),

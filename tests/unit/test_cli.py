@@ -118,7 +118,8 @@ def test_a_command_takes_the_arguments_of_its_line(name):
     for names, options in cli.COMMANDS[name].arguments:
         parser.add_argument(*names, **options)
     code = cli.COMMANDS[name].load().__code__
-    assert {action.dest for action in parser._actions} - {"help"} == set(code.co_varnames[: code.co_argcount])
+    taken = {action.dest for action in parser._actions} - {"help"} | ({"words"} if cli.COMMANDS[name].fields else set())
+    assert taken == set(code.co_varnames[: code.co_argcount])
 
 
 def test_any_error_of_a_user_is_printed_alone(monkeypatch, capsys):
