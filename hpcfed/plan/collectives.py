@@ -13,7 +13,7 @@ from hpcfed.comm.messages import MESSAGE, PART, SMALL
 from hpcfed.plan.network import Network
 
 LOOK = 2e-4  # seconds between two looks of a rank that waits in a barrier (comm.mpi.LONG)
-NEAR = Network(1e-6, 5e9)  # between ranks of one node, through its memory
+NEAR = Network(1e-6, 1e10)  # between ranks of one node, through its memory
 WIDE, NARROW = 8, 4  # bytes of a value on its way into a sum, and of a model's value on its way out
 
 

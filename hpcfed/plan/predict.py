@@ -13,7 +13,7 @@ from hpcfed.plan.demand import Demand
 from hpcfed.plan.network import Network
 from hpcfed.plan.sharing import shared
 
-PASS = 1e-9  # seconds in which one core puts a value of a row onto the grid of exact sums, or takes it off again
+ROW, TOTAL = 1.4e-9, 4.9e-9  # seconds of one core for a value of an exact sum: of each row, and of the total; measured
 COPY = 2e9  # bytes of a client's state a second that a checkpoint copies in memory, while the round waits
 
 
@@ -39,8 +39,15 @@ class Cluster:
         return self.nodes * self.each
 
     @property
+    def crowd(self) -> float:
+        """How much longer a core's work takes where a node has more threads than cores; 1 elsewhere."""
+        return max(1.0, self.each * self.threads / self.cores)
+
+    @property
     def wires(self) -> Wires:
-        return Wires(self.nodes, self.each, self.far, self.near)
+        """Inside a node messages are copies in memory, which cores make."""
+        near = Network(self.near.latency * self.crowd, self.near.bandwidth / self.crowd)
+        return Wires(self.nodes, self.each, self.far, near)
 
     @property
     def fast(self) -> list[float]:
@@ -140,7 +147,7 @@ def communicated(demand: Demand, cluster: Cluster, placement: list[int]) -> floa
     """Seconds of a round's collectives: two barriers, the exchange, the record; and the arithmetic of exact sums."""
     wires, cohort = cluster.wires, [k for ks in demand.cohorts[0] for k in ks]
     rows = np.bincount(np.array(placement)[cohort], minlength=cluster.ranks).max()
-    work = PASS * demand.values * float(rows + 2)
+    work = cluster.crowd * demand.values * float(ROW * rows + TOTAL)
     if cluster.ranks == 1:
         return work
     exchange = wires.sum(demand.values, demand.arrays) if demand.values else wires.gather(demand.uploads)
