@@ -72,9 +72,17 @@ class Wires:
         small = self.allreduce(8 * (arrays + 1 + self.ranks)) + self.allreduce(2 * WIDE)
         if values <= SMALL:
             return small + self.allreduce(WIDE * values)
-        width = min(values, max(MESSAGE // self.ranks, PART))
+        width = self.width(values)
         messages = -(-values // (self.ranks * width))
         return small + messages * (self.alltoall(WIDE * width) + self.allgather(NARROW * width))
+
+    def width(self, values: int) -> int:
+        """Values of a message's line, of which there is one a rank."""
+        return min(values, max(MESSAGE // self.ranks, PART))
+
+    def buffers(self, values: int) -> int:
+        """Bytes of a large message on each rank: what it sends, what it gets, and what all get."""
+        return self.ranks * self.width(values) * (2 * WIDE + NARROW) if self.ranks > 1 and values > SMALL else 0
 
 
 def log2(n: int) -> int:

@@ -94,19 +94,26 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
     rounds = [a_round(demand, groups, fixed, cluster) for groups in demand.cohorts]
     parts = {name: float(np.mean([part[name] for part in rounds])) for name in rounds[0]}
     parts |= {"communicate": communicated(demand, cluster, fixed), "server": demand.server}
-    held = [[k for k, r in enumerate(fixed) if r == rank] for rank in range(cluster.ranks)]
-    kept = np.array([demand.kept[ks].sum() for ks in held])  # [R]
+    kept = np.bincount(fixed, demand.kept, cluster.ranks)  # [R]
     save = float(kept.reshape(cluster.nodes, -1).sum(1).max()) / cluster.disk
     before = sum(parts.values())
     parts["checkpoint"] = float(kept.max()) / COPY / demand.every + max(0.0, save / demand.every - before)
     seconds = before + parts["checkpoint"]
-    own = [weights([demand.kinds[k] for k in ks], demand.size, demand.stateless) for ks in held]
+    own = held(demand, fixed, cluster.ranks)
     per_gpu = -(-cluster.each // cluster.gpus) if cluster.gpus else 0
     return Prediction(
         nodes=cluster.nodes, ranks=cluster.ranks, seconds=seconds, parts=parts, save=save,
-        hours=(seconds * demand.rounds + save) / 3600, memory=float((kept + own).max()) + peak,
-        gpu=per_gpu * (max(own) + gpu) if per_gpu else 0.0,
+        hours=(seconds * demand.rounds + save) / 3600, memory=float((kept + own).max()) + cluster.wires.buffers(demand.values) + peak,
+        gpu=per_gpu * (float(own.max()) + gpu),
     )  # fmt: skip
+
+
+def held(demand: Demand, placement: list[int], ranks: int) -> np.ndarray:
+    """Bytes of weights on each rank, [R]."""
+    kinds: list[list[str]] = [[] for _ in range(ranks)]
+    for k, rank in enumerate(placement):
+        kinds[rank].append(demand.kinds[k])
+    return np.array([weights(mine, demand.size, demand.stateless) for mine in kinds])
 
 
 def a_round(demand: Demand, groups: list[list[int]], fixed: list[int], cluster: Cluster) -> dict[str, float]:

@@ -74,6 +74,7 @@ def test_an_exact_sum_is_a_maximum_a_weight_and_messages_of_a_line_a_rank():
     assert quick.sum(values, 1) == 2 * (8 * 4 + 16) + 12 * 131072  # in as float64, out as float32
     assert quick.sum(values + 1, 1) == 2 * (8 * 4 + 16) + 2 * 12 * 131072  # one more value, one more message
     assert Wires(1, 1, FAR).sum(values, 1) == 0
+    assert quick.buffers(values) == 2 * 131072 * (8 + 8 + 4) and quick.buffers(100) == 0
 
 
 def test_ranks_share_cores_until_the_short_ones_are_done():
