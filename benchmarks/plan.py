@@ -59,7 +59,7 @@ NETWORKS = [Case(2, each, Network(latency, speed)) for each in (1, 2)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--only", choices=["ranks", "networks"])
     given = parser.parse_args()
     cases = {"ranks": RANKS, "networks": NETWORKS}.get(given.only, RANKS + NETWORKS)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 DRAWN = 5  # rounds whose cohorts stand for all
 CELL = 40  # bytes of a number in the record of a round, about
 COLUMNS = 13
+WHOLE = {"dsgd", "fedgh", "fedgkt", "ktpfl"}  # methods whose uploads travel as they are; others' are averaged
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,7 @@ def demand(fed: Federation, tests: np.ndarray, costs: Costs) -> Demand:
     passes = n * job.local.epochs if job.local.steps is None else job.local.steps * np.minimum(n, job.local.batch)
     cohorts = [method.cohort(fed, t) for t in range(min(job.rounds, DRAWN))]
     sent = [method.traffic(fed, k)[1] for k in cohorts[0]]
-    largest = cohorts[0][int(np.argmax(sent))]
-    values, stateless = averaged(fed, largest), fed.store.stateless
+    values, stateless = 0 if method.name in WHOLE else max(sent) // 4, fed.store.stateless
     return Demand(
         kinds=kinds,
         size=size,
@@ -71,23 +71,13 @@ def demand(fed: Federation, tests: np.ndarray, costs: Costs) -> Demand:
         cohorts=[method.groups(fed, cohort) for cohort in cohorts],
         everybody=everybody(fed),
         values=values,
-        arrays=len(fed.shapes(method.shared, largest)) if values else 0,
+        arrays=max(1, len(fed.shapes(method.shared))) if values else 0,
         uploads=0 if values else sum(sent),
         kept=np.zeros(len(kinds)) if stateless else np.array([size[kind] for kind in kinds]) * (1 + moments(fed)),
         rounds=job.rounds,
         due=1 / job.evaluate.every,
         every=job.checkpoint.every or job.rounds,
     )  # fmt: skip
-
-
-def averaged(fed: Federation, k: int) -> int:
-    """Values of the mean of models that a round makes, as client k sends it; 0 where it sends something else.
-
-    Then all ranks are taken to receive all that clients send.
-    """
-    method = fed.job.algorithm
-    sent, shared = method.traffic(fed, k)[1], fed.shapes(method.shared, k).nbytes
-    return sent // 4 if shared and sent % shared == 0 else 0  # SCAFFOLD sends as much again
 
 
 def everybody(fed: Federation) -> bool:

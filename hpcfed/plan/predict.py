@@ -103,8 +103,8 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
     per_gpu = -(-cluster.each // cluster.gpus) if cluster.gpus else 0
     return Prediction(
         nodes=cluster.nodes, ranks=cluster.ranks, seconds=seconds, parts=parts, save=save,
-        hours=(seconds * demand.rounds + save) / 3600, memory=float((kept + own).max()) + cluster.wires.buffers(demand.values) + peak,
-        gpu=per_gpu * (float(own.max()) + gpu),
+        hours=(seconds * demand.rounds + save) / 3600, gpu=per_gpu * (float(own.max()) + gpu),
+        memory=float((kept + own).max()) + cluster.wires.buffers(demand.values) + peak,
     )  # fmt: skip
 
 
