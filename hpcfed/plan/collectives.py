@@ -1,8 +1,8 @@
 """Seconds of the collectives that a run really makes (comm.mpi, comm.messages), on ranks of several nodes.
 
-Each collective is a number of steps, each a message (`Network`). Ranks lie node after node, so in a step by doubling
-the partner is first on the same node and then on another, and the ranks of a node share its connection. Where
-libraries choose an algorithm by size, the faster one counts. Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005) 49-66.
+Each collective is a number of steps, each a message (`Network`): inside a node, and between nodes, as Open MPI 5 does
+it. Where libraries choose an algorithm by size, the faster one counts. Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005)
+49-66.
 """
 
 from __future__ import annotations
@@ -35,25 +35,22 @@ class Wires:
         return 2 * (log2(self.each) * (self.near.latency + LOOK) + log2(self.nodes) * (self.far.latency + LOOK))
 
     def allreduce(self, nbytes: float) -> float:
-        """All bytes up a tree, first inside nodes and then between them, and down again: as Open MPI 5 does it."""
+        """All bytes up a tree, first inside nodes and then between them, and down again."""
         return 2 * (log2(self.each) * self.near.message(nbytes) + log2(self.nodes) * self.far.message(nbytes))
 
     def allgather(self, nbytes: float) -> float:
-        """nbytes of each rank to all: by doubling, which has few steps, or round a ring, which crosses nodes once."""
-        return min(self.doubling(nbytes), self.ring(nbytes))
+        """nbytes of each rank to all: inside a node, then from node to node and to all of a node.
 
-    def doubling(self, nbytes: float) -> float:
-        """Each step sends all that a rank has so far."""
-        near = sum(self.near.message(nbytes * 2**i) for i in range(log2(self.each)))
-        return near + sum(self.far.message(nbytes * self.each * 2**i, self.each) for i in range(log2(self.nodes)))
-
-    def ring(self, nbytes: float) -> float:
-        """In each step one rank of a node sends to the next node, the others to their neighbours."""
-        near = self.near.message(nbytes) if self.each > 1 else 0.0
-        return (self.ranks - 1) * max(near, self.far.message(nbytes) if self.nodes > 1 else 0.0)
+        Nodes exchange what they have by doubling, which has few steps, or round a ring, whose steps are short.
+        """
+        node, whole = nbytes * self.each, nbytes * self.ranks
+        doubling = sum(self.far.message(node * 2**i) for i in range(log2(self.nodes)))
+        ring = (self.nodes - 1) * self.far.message(node)
+        inside = (self.each - 1) * self.near.message(nbytes)
+        return inside + min(doubling, ring) + (log2(self.each) * self.near.message(whole) if self.nodes > 1 else 0.0)
 
     def alltoall(self, nbytes: float) -> float:
-        """nbytes of each rank to each other one: partner after partner."""
+        """nbytes of each rank to each other one: partner after partner, all ranks of a node over its connection."""
         far = self.far.message(nbytes, self.each)
         return (self.each - 1) * self.near.message(nbytes) + (self.ranks - self.each) * far
 

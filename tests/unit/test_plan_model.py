@@ -53,10 +53,10 @@ def test_an_allreduce_goes_up_a_tree_inside_nodes_and_then_between_them_and_down
 
 
 def test_a_gather_to_all_goes_by_doubling_or_round_a_ring_whichever_is_faster():
-    assert wires(4, 1).doubling(100) == (1 + 1) + (1 + 2) and wires(4, 1).ring(100) == 3 * 2
-    assert wires(4, 1).allgather(100) == 5
-    assert wires(2, 2).doubling(1000) == pytest.approx(1.1 + 1 + 2 * 20)  # 2,000 bytes of each of two ranks
-    assert wires(2, 2).ring(1000) == 3 * 11 and wires(2, 2).allgather(1000) == 33
+    assert wires(4, 1).allgather(100) == (1 + 1) + (1 + 2)  # not 3 steps of 2 seconds
+    assert wires(3, 1).allgather(100) == 2 * 2  # not (1 + 1) + (1 + 2)
+    assert wires(1, 3).allgather(100) == pytest.approx(2 * 0.2)
+    assert wires(2, 2).allgather(100) == pytest.approx(0.2 + (1 + 2) + 0.5)  # inside, across with both's, inside
 
 
 def test_all_to_all_goes_from_partner_to_partner():
