@@ -12,6 +12,7 @@ import fcntl
 import os
 import select
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -35,6 +36,14 @@ AGENT = """#!/bin/sh
 node=$1; shift; core=${node#hpcfed-node}
 exec ip netns exec "$node" unshare --uts sh -c 'hostname "$0"; exec taskset -c "$1" sh -c "$2"' "$node" "$core" "$*"
 """
+
+
+def missing() -> str:
+    """What is not here to make nodes with; "": nothing."""
+    tools = [tool for tool in ("ip", "tc", "unshare", "taskset") if not shutil.which(tool)]
+    cores = [] if len(os.sched_getaffinity(0)) > 1 else ["a second core"]
+    return ", ".join([*tools, *cores, *(["root"] if os.geteuid() else []),
+                      *([] if Path("/dev/net/tun").exists() else ["/dev/net/tun"])])  # fmt: skip
 
 
 class Nodes:

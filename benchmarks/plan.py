@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run from anywhere
 
 from benchmarks.launch import mpirun
-from benchmarks.nodes import Nodes
+from benchmarks.nodes import Nodes, missing
 from benchmarks.paired import Ratio, Row, machine, ratio, save
 from benchmarks.scaling import WARM, measure
 from hpcfed.config.load import load
@@ -62,15 +62,20 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--only", choices=["ranks", "networks"])
     given = parser.parse_args()
-    cases = {"ranks": RANKS, "networks": NETWORKS}.get(given.only, RANKS + NETWORKS)
+    lacking = missing()
+    if lacking and given.only != "ranks":
+        print(f"no networks: {lacking} is not here", file=sys.stderr)
+    networks = [] if lacking else NETWORKS
+    cases = {"ranks": RANKS, "networks": networks}.get(given.only, RANKS + networks)
     found: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         for i in range(given.passes):
             trial = Path(folder) / "trial"
             run(f"{mpirun()} -np 2", trial)
             for case in cases[i % len(cases) :] + cases[: i % len(cases)]:
-                print(f"pass {i + 1} of {given.passes}: {case.name}", file=sys.stderr, flush=True)
-                found[case].append(compared(case, trial, Path(folder) / "run"))
+                found[case].append(one := compared(case, trial, Path(folder) / "run"))
+                print(f"pass {i + 1} of {given.passes}: {case.name}: predicted {one['predicted']:.3g} s, measured "
+                      f"{one['measured']:.3g} s", file=sys.stderr, flush=True)  # fmt: skip
     save("plan", [row(case, passes) for case, passes in found.items()])
 
 

@@ -123,6 +123,19 @@ def test_speeds_of_nodes_are_those_of_the_job(tmp_path: Path, capsys: pytest.Cap
     assert seconds[1] < seconds[2] == pytest.approx(seconds[0], rel=1e-3)  # both clients on the fast node, or one
 
 
+def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(tmp_path: Path, capsys: pytest.CaptureFixture):
+    run = str(trial(tmp_path / "run", hardware={"device": "a GPU", "cores": 2, "nodes": 1}))
+    found = []
+    for ranks in ("2", "4"):
+        words = ["--costs", run, "--gpus-per-node", "2", "--ranks-per-node", ranks, "--clients", "4", "--json"]
+        assert cli.main(["plan", *FIELDS, *words]) == 0
+        found += json.loads(capsys.readouterr().out)["clusters"]
+    two, four = found
+    assert four["gpu"] == 2 * two["gpu"] > 0  # two ranks, each with the modules of its clients
+    assert four["parts"]["train"] == pytest.approx(two["parts"]["train"])  # they share the GPU's time
+    assert "--gpus-per-node is 0" in told(capsys, *FIELDS, "--costs", run)
+
+
 def test_without_costs_the_message_says_how_to_get_them(capsys: pytest.CaptureFixture):
     said = told(capsys, *FIELDS)
     assert "no measured costs; make a short run" in said and "--rounds 3 --out runs/trial" in said
