@@ -79,6 +79,15 @@ SUBMIT = (
     argument("--ranks", metavar="1,2,4", help="a run on each of these numbers of ranks, one after the other"),
     argument("--dry-run", action="store_true", help="print the script, submit nothing"),
 )
+PLAN = (
+    argument("--costs", type=Path, metavar="RUN", help="folder of a short run of the job, or its results.h5"),
+    argument("--nodes", default="1", metavar="N,N,...", help="numbers of nodes; 1,2,4,...,1024: powers of two"),
+    argument("--gpus-per-node", type=int, default=0, metavar="N", help="default: ranks compute on cores"),
+    argument("--cores-per-node", type=int, metavar="N", help="default: as many as the short run had"),
+    argument("--ranks-per-node", type=int, metavar="N", help="default: one a GPU, or as many as cores allow"),
+    argument("--network", default="latency 2us, 100Gb/s", metavar="TEXT", help="default: 'latency 2us, 100Gb/s'"),
+    argument("--disk", default="500MB/s", metavar="TEXT", help="what one node writes; default: 500MB/s"),
+)
 DOCTOR = (
     argument("job", nargs="?", type=Path, metavar="JOB.toml", help="whose fields count; default: the embedded job"),
     argument("--ranks", type=int, metavar="N", help="of the probe; default: Slurm's number of tasks, or 2"),
@@ -105,5 +114,6 @@ COMMANDS = {
     "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", AGAIN, WORDS),
     "submit": command("hpcfed.slurm.submit:submit", "a run as a batch job of Slurm", *SUBMIT, fields=True),
     "sweep": command("hpcfed.sweep.command:sweep", "run all combinations of values of fields", *SWEEP, fields=True),
+    "plan": command("hpcfed.plan.command:plan", "what a job would take on so many nodes", *PLAN, JSON, fields=True),
     "digest": command("hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN),
 }

@@ -37,6 +37,7 @@ class Exchange:
     clients: Clients
     device: torch.device
     placement: list[int]  # the rank of each client
+    speeds: list[float]  # of each rank, relative to one another
     share: float = 0.0  # bytes of a GPU's memory for this rank; 0 on a CPU
     clock: Clock = field(default_factory=Clock)
     tally: defaultdict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))  # of who did something

@@ -27,8 +27,8 @@ from hpcfed.config.system import System
 
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
 FREE = ("out", "resume", "overwrite", "dry_run", "quiet", "verbose", "rounds", "checkpoint", "data.root",
-        "data.download", "run.device", "run.ranks_per_gpu", "run.rebalance", "run.resident", "run.on_client_fault",
-        "run.grace", "run.watchdog", "run.on_fault", "run.max_restarts", "training")  # fmt: skip
+        "data.download", "run.device", "run.ranks_per_gpu", "run.speeds", "run.rebalance", "run.resident",
+        "run.on_client_fault", "run.grace", "run.watchdog", "run.on_fault", "run.max_restarts", "training")  # fmt: skip
 
 EXACT = {"engine": "eager, traced or graphed"}  # what stands for the engines in a job's identity
 

@@ -152,6 +152,8 @@ class Run(Part):
     """Of products: tf32 in all that a GPU computes, bf16 in clients' objectives; weights and sums are float32."""
     resident: NonNegative = 2.0
     """GiB of clients' weights and memories that each rank keeps in memory, beside a GPU's; the rest waits on disk."""
+    speeds: tuple[PositiveFloat, ...] = ()
+    """Speed of each rank, or of each node, relative to one another: clients are placed by it. Default: all alike."""
     rebalance: Count = 2
     """Move clients between ranks by measured cost after so many rounds; 0: never."""
     on_client_fault: Literal["stop", "drop"] = "stop"

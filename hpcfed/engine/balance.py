@@ -11,25 +11,27 @@ WORTH = 1.02  # clients are moved only where that shortens a round by more than 
 # waits up to twice as much of it
 
 
-def better(costs: Sequence[float], placement: list[int], ranks: int) -> list[int]:
-    """The placement for these costs, [K], or the present one where a new one would not pay."""
-    new = place(costs, ranks)
-    return new if makespan(costs, placement) >= WORTH * makespan(costs, new) else placement
+def better(costs: Sequence[float], placement: list[int], speeds: Sequence[float]) -> list[int]:
+    """The placement for these costs, [K], on ranks of these speeds, [R]; the present one where a new one would not pay.
+    """
+    new = place(costs, len(speeds), speeds)
+    return new if makespan(costs, placement, speeds) >= WORTH * makespan(costs, new, speeds) else placement
 
 
-def level(costs: Sequence[float], placement: Sequence[int], ranks: int) -> list[int]:
-    """A placement in which no rank waits much for another, by few moves: each time one client of the most loaded
-    rank goes to the least loaded, that which halves the difference best.
+def level(costs: Sequence[float], placement: Sequence[int], speeds: Sequence[float]) -> list[int]:
+    """A placement in which no rank waits much for another, by few moves: each time one client of the rank that takes
+    longest goes to the one that takes least, that after which both take most alike.
 
-    costs, placement: of the clients of one round. Clients that hold nothing move for nothing, so that the ranks
-    of a round do not depend on who was drawn for it.
+    costs, placement: of the clients of one round.  speeds: of all ranks, [R]. Clients that hold nothing move for
+    nothing, so that the ranks of a round do not depend on who was drawn for it.
     """
     costs, placed = np.array(costs, dtype=float), np.array(placement, dtype=int)
-    loads = np.bincount(placed, costs, ranks)
-    while loads.max() > WORTH * loads.mean():
-        top, low = int(loads.argmax()), int(loads.argmin())
-        mine, gap = np.flatnonzero(placed == top), loads[top] - loads[low]
-        best = mine[np.abs(costs[mine] - gap / 2).argmin()]
+    fast = np.array(speeds, dtype=float)
+    loads = np.bincount(placed, costs, len(fast))
+    while (loads / fast).max() > WORTH * loads.sum() / fast.sum():
+        top, low = int((loads / fast).argmax()), int((loads / fast).argmin())
+        mine, gap = np.flatnonzero(placed == top), loads[top] / fast[top] * fast[low] - loads[low]
+        best = mine[np.abs(costs[mine] - gap * fast[top] / (fast[top] + fast[low])).argmin()]
         if not 0 < costs[best] < 0.999 * gap:  # where the gap is a client but for rounding it would go to and fro
             break
         placed[best] = low

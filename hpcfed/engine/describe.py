@@ -15,6 +15,7 @@ import torch
 from hpcfed import __version__
 from hpcfed.cluster import devices
 from hpcfed.cluster.placement import makespan
+from hpcfed.cluster.room import weights
 from hpcfed.engine.memory import need
 from hpcfed.engine.record import SMALL
 from hpcfed.journal import WHY
@@ -101,21 +102,19 @@ def hardware(fed: Federation) -> dict[str, Any]:
 
 
 def memory(facts: World, fed: Federation) -> dict[int, float]:
-    """Bytes of weights by rank: a flat vector per client, and a module, its gradient and moments per architecture."""
+    """Bytes of weights by rank."""
     size = {name: fed.store.layout(name).size * 4 for name in set(facts.architectures)}
-    held = {}
-    for rank in range(fed.comm.size):
-        mine = [facts.architectures[k] for k, r in enumerate(fed.placement) if r == rank]
-        own = 0 if fed.store.stateless else sum(size[a] for a in mine)
-        held[rank] = own + sum(4 * size[a] for a in set(mine))
-    return held
+    held: dict[int, list[str]] = {rank: [] for rank in range(fed.comm.size)}
+    for k, rank in enumerate(fed.placement):
+        held[rank].append(facts.architectures[k])
+    return {rank: float(weights(kinds, size, fed.store.stateless)) for rank, kinds in held.items()}
 
 
 def plan(job: Job, facts: World, fed: Federation) -> None:
     """Print what would be run: job, placement, memory, traffic."""
     from hpcfed.report.plan import show
 
-    balance = sum(facts.costs) / fed.comm.size / makespan(facts.costs, fed.placement)
+    balance = sum(facts.costs) / sum(fed.speeds) / makespan(facts.costs, fed.placement, fed.speeds)
     traffic = [job.algorithm.traffic(fed, k) for k in range(min(fed.K, SMALL))]
     device = f"{fed.device}; {on_gpu(facts, fed)}"
     show(job.plain(), facts, fed.placement, memory(facts, fed), traffic, balance, device)

@@ -35,7 +35,7 @@ class Rounds(Attempts, Evaluation):
     now: float = 0.0  # virtual seconds
     scores: np.ndarray = field(init=False)  # [K, 2], last accuracy and loss of each client
     stale: np.ndarray = field(init=False)  # [K], trained since its last score
-    seconds: np.ndarray = field(init=False)  # [K], training seconds per example, measured; nan: not yet
+    seconds: np.ndarray = field(init=False)  # [K], training seconds per example on a rank of speed 1; nan: not yet
     cohort: set[int] = field(default_factory=set, init=False)  # of this round, on this rank
     left: dict[int, dict] = field(default_factory=dict, init=False)  # the clients that failed in it
     rates: dict[str, float] = field(default_factory=dict, init=False)  # architecture -> seconds an example, the last
@@ -98,7 +98,7 @@ class Rounds(Attempts, Evaluation):
         """Give each rank as much of the cohort as the others have, in whole groups; collective."""
         groups = self.algorithm.groups(self.fed, cohort)
         costs, held = [sum(self.expected(ks)) for ks in groups], [self.placement[ks[0]] for ks in groups]
-        new = balance.level(costs, held, self.fed.comm.size)
+        new = balance.level(costs, held, self.fed.speeds)
         balance.move(self.fed, {k: rank for ks, rank in zip(groups, new, strict=True) for k in ks})
 
     def expected(self, ks: list[int]) -> list[float]:
@@ -158,7 +158,8 @@ class Rounds(Attempts, Evaluation):
         self.scores[ids[fresh]] = table[fresh, -2:]
         trained = columns["examples"] > 0
         self.stale[ids] = (self.stale[ids] | trained) & ~fresh
-        self.seconds[ids[trained]] = columns["seconds"][trained] / columns["examples"][trained]
+        fast = np.array([self.fed.speeds[self.placement[k]] for k in ids[trained].tolist()])
+        self.seconds[ids[trained]] = fast * columns["seconds"][trained] / columns["examples"][trained]
         by_kind = defaultdict(list)
         for k in ids[trained].tolist():
             by_kind[self.fed.architectures[k]].append(self.seconds[k])
@@ -189,7 +190,7 @@ class Rounds(Attempts, Evaluation):
         costs, fed = self.costs(), self.fed
         if costs is None:
             return 0
-        better = balance.better(costs, self.placement, fed.comm.size)
+        better = balance.better(costs, self.placement, fed.speeds)
         moved = [k for k in range(fed.K) if better[k] != self.placement[k]]
         balance.move(fed, {k: better[k] for k in moved})
         return len(moved)

@@ -12,7 +12,7 @@ import torch
 
 from hpcfed import models, rng
 from hpcfed.client import Client, Clients, Shard
-from hpcfed.cluster import profiles
+from hpcfed.cluster import profiles, speeds
 from hpcfed.cluster.placement import place
 from hpcfed.cluster.profiles import Profiles
 from hpcfed.comm.agree import agreed
@@ -143,7 +143,9 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         job.run.resident * 2**30, names.spill_folder(agreed(comm, lambda: folder.of(job)), comm.rank),
         own.share / 2,
     )  # fmt: skip
-    placement = [k % comm.size for k in range(job.clients)] if world.many else place(world.costs.tolist(), comm.size)
+    fast = agreed(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
+    dealt = [k % comm.size for k in range(job.clients)] if world.many else []
+    placement = dealt or place(world.costs.tolist(), comm.size, fast)
     fed = Federation(
         job=job,
         comm=comm,
@@ -154,6 +156,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         costs=world.costs,
         label_counts=world.partition if world.many else world.partition.counts(data.train.y, len(data.classes)),
         placement=placement,
+        speeds=fast,
         profiles=world.profiles,
         classes=len(data.classes),
         mean_pixel=data.mean,

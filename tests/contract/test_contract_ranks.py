@@ -51,6 +51,14 @@ def test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter(method: str):
     equal_on(3, job, toy.run(Serial(), job), between=shuffle)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedclassavg"])  # without and with weights of the clients' own
+def test_the_speeds_of_ranks_place_clients_and_change_no_bit(method: str):
+    job, slow = toy.job(method), toy.job(method, "--run.speeds", "1,0.1,0.01")
+    held = spmd(3, lambda comm: np.bincount(toy.start(comm, slow).fed.placement, minlength=3).tolist())[0]
+    assert held[0] > held[1] >= held[2]
+    equal_on(3, slow, toy.run(Serial(), job))
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize("method", SERVED)
 def test_ranks_do_not_matter_to_stacked_clients(method: str, ranks: int):

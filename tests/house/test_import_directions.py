@@ -28,6 +28,7 @@ LEVELS = (  # a part imports itself and parts of the lines above, never its neig
     "engine",
     "slurm",
     "sweep",
+    "plan",
     "main  cli",
 )
 LEVEL = {part: height for height, line in enumerate(LEVELS) for part in line.split()}

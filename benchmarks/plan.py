@@ -1,0 +1,113 @@
+"""`hpcfed plan` against what is measured here: seconds of a round on more ranks, and over slower networks.
+
+    python benchmarks/plan.py                 # as root, on two quiet cores: about 10 minutes
+    python benchmarks/plan.py --passes 1 --only ranks     # the cases without a network
+
+Ranks: 1, 2, 4 and 8 on this machine, more than it has cores too. Networks: two nodes of one core each (`nodes.py`),
+1 or 2 ranks on each, joined by a link of given latency and bandwidth. In each pass a short run on two ranks first
+measures the costs, then every case runs; predicted over measured is of that pass. Seconds are those of result files,
+medians over rounds, checkpoints left out. A goal of 1.15: within 15 %, either way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run from anywhere
+
+from benchmarks.launch import mpirun
+from benchmarks.nodes import Nodes, missing
+from benchmarks.paired import Ratio, Row, machine, ratio, save
+from benchmarks.scaling import WARM, measure
+from hpcfed.config.load import load
+from hpcfed.plan.command import measured, predicted
+from hpcfed.plan.network import Network
+from hpcfed.plan.predict import Cluster
+
+ROUNDS, MOST = 3, 1.15
+FIELDS = ["--algorithm.name", "fedavg", "--models.mix", "cnn", "--models.d", "2048", "--clients", "16",
+          "--data.partition", "iid", "--local.epochs", "2", "--evaluate.every", "1", "--checkpoint.every", "0",
+          "--run.rebalance", str(WARM), "--rounds", str(WARM + ROUNDS)]  # fmt: skip
+HERE = Network(1e-6, 5e9)  # not used: there is one node
+
+
+class Case(NamedTuple):
+    """So many ranks on each of some nodes; network: latency in seconds, bandwidth in bytes a second."""
+
+    nodes: int
+    each: int
+    network: Network = HERE
+
+    @property
+    def name(self) -> str:
+        if self.nodes == 1:
+            return f"{self.each} ranks on {machine()['cores']} cores"
+        far = self.network
+        return f"2 nodes of {self.each} ranks, {1e3 * far.latency:g} ms, {8e-6 * far.bandwidth:g} Mb/s"
+
+
+RANKS = [Case(1, each) for each in (1, 2, 4, 8)]
+NETWORKS = [Case(2, each, Network(latency, speed)) for each in (1, 2)
+            for latency, speed in ((0.0, 50e6), (0.0, 12.5e6), (0.005, 50e6), (0.02, 12.5e6))]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--only", choices=["ranks", "networks"])
+    given = parser.parse_args()
+    lacking = missing()
+    if lacking and given.only != "ranks":
+        print(f"no networks: {lacking} is not here", file=sys.stderr)
+    networks = [] if lacking else NETWORKS
+    cases = {"ranks": RANKS, "networks": networks}.get(given.only, RANKS + networks)
+    found: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
+    with tempfile.TemporaryDirectory(prefix="plan-") as folder:
+        for i in range(given.passes):
+            trial = Path(folder) / "trial"
+            run(f"{mpirun()} -np 2", trial)
+            for case in cases[i % len(cases) :] + cases[: i % len(cases)]:
+                found[case].append(one := compared(case, trial, Path(folder) / "run"))
+                print(f"pass {i + 1} of {given.passes}: {case.name}: predicted {one['predicted']:.3g} s, measured "
+                      f"{one['measured']:.3g} s", file=sys.stderr, flush=True)  # fmt: skip
+    save("plan", [row(case, passes) for case, passes in found.items()])
+
+
+def compared(case: Case, trial: Path, folder: Path) -> dict[str, Any]:
+    """Seconds of a round of one case, measured and predicted, and both by part."""
+    link = Nodes(case.network.latency, case.network.bandwidth) if case.nodes > 1 else nullcontext()
+    with link as nodes:
+        there = run(nodes.launcher(case.each) if nodes else f"{mpirun()} -np {{ranks}}", folder, case.nodes * case.each)
+    job = load(FIELDS)
+    known, asked = measured(job, trial, FIELDS)
+    cores = 1 if case.nodes > 1 else known.cores
+    told = predicted(asked, known, Cluster(case.nodes, case.each, cores, case.network))
+    parts = {name: [told.parts[name], there["parts"][name]] for name in ("train", "evaluate", "wait", "communicate")}
+    return {"predicted": told.seconds - told.parts["checkpoint"],
+            "measured": there["seconds"] - there["parts"]["checkpoint"], "parts": parts}  # fmt: skip
+
+
+def run(launcher: str, folder: Path, ranks: int = 2) -> dict[str, Any]:
+    """One run of the job, as `scaling.measure` tells it."""
+    words = [*shlex.split(launcher.format(ranks=ranks)), sys.executable, "-m", "hpcfed.main", *FIELDS]
+    return measure([*words, "--overwrite", "--quiet", "--out", str(folder)], folder)
+
+
+def row(case: Case, passes: list[dict[str, Any]]) -> Row:
+    """One line; the ratio is the larger of predicted over measured and its inverse."""
+    plain = ratio([p["predicted"] for p in passes], [p["measured"] for p in passes])
+    off = sorted(max(value, 1 / value) for value in plain)
+    middle = max(plain.median, 1 / plain.median)
+    details = {"predicted / measured": list(plain), "seconds measured": [p["measured"] for p in passes],
+               "parts, [predicted, measured]": passes[len(passes) // 2]["parts"]}  # fmt: skip
+    return Row(f"{case.name}: off by", Ratio(middle, min(off[0], middle), off[-1]), most=MOST, details=details)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Seconds of the collectives that a run really makes (comm.mpi, comm.messages), on ranks of several nodes.
+
+Each collective is a number of steps, each a message (`Network`): inside a node, and between nodes, as Open MPI 5 does
+it. Where libraries choose an algorithm by size, the faster one counts. Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005)
+49-66.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcfed.comm.messages import MESSAGE, PART, SMALL
+from hpcfed.plan.network import Network
+
+LOOK = 2e-4  # seconds between two looks of a rank that waits in a barrier (comm.mpi.LONG)
+NEAR = Network(1e-6, 1e10)  # between ranks of one node, through its memory
+WIDE, NARROW = 8, 4  # bytes of a value on its way into a sum, and of a model's value on its way out
+
+
+@dataclass(frozen=True)
+class Wires:
+    """nodes with `each` ranks.  near, far: the network inside a node, and that of one node to the others."""
+
+    nodes: int
+    each: int
+    far: Network
+    near: Network = NEAR
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.each
+
+    def barrier(self) -> float:
+        """All ranks know that all are there: up a tree and down again, each step seen when a rank looks."""
+        return 2 * (log2(self.each) * (self.near.latency + LOOK) + log2(self.nodes) * (self.far.latency + LOOK))
+
+    def allreduce(self, nbytes: float) -> float:
+        """All bytes up a tree, first inside nodes and then between them, and down again."""
+        return 2 * (log2(self.each) * self.near.message(nbytes) + log2(self.nodes) * self.far.message(nbytes))
+
+    def allgather(self, nbytes: float) -> float:
+        """nbytes of each rank to all: inside a node, then from node to node and to all of a node.
+
+        Nodes exchange what they have by doubling, which has few steps, or round a ring, whose steps are short.
+        """
+        node, whole = nbytes * self.each, nbytes * self.ranks
+        doubling = sum(self.far.message(node * 2**i) for i in range(log2(self.nodes)))
+        ring = (self.nodes - 1) * self.far.message(node)
+        inside = (self.each - 1) * self.near.message(nbytes)
+        return inside + min(doubling, ring) + (log2(self.each) * self.near.message(whole) if self.nodes > 1 else 0.0)
+
+    def alltoall(self, nbytes: float) -> float:
+        """nbytes of each rank to each other one: partner after partner, all ranks of a node over its connection."""
+        far = self.far.message(nbytes, self.each)
+        return (self.each - 1) * self.near.message(nbytes) + (self.ranks - self.each) * far
+
+    def bcast(self, nbytes: float) -> float:
+        """One rank's bytes to all: down a tree, first from node to node."""
+        return log2(self.nodes) * self.far.message(nbytes) + log2(self.each) * self.near.message(nbytes)
+
+    def gather(self, nbytes: float) -> float:
+        """`Comm.gather`: the sizes, then nbytes in all."""
+        return self.allgather(8) + self.allgather(nbytes / self.ranks)
+
+    def sum(self, values: int, arrays: int) -> float:
+        """`Comm.sum` of a model of so many values, in so many arrays beside its weight: one maximum, then messages."""
+        if self.ranks == 1 or not values:
+            return 0.0
+        small = self.allreduce(8 * (arrays + 1 + self.ranks)) + self.allreduce(2 * WIDE)
+        if values <= SMALL:
+            return small + self.allreduce(WIDE * values)
+        width = self.width(values)
+        messages = -(-values // (self.ranks * width))
+        return small + messages * (self.alltoall(WIDE * width) + self.allgather(NARROW * width))
+
+    def width(self, values: int) -> int:
+        """Values of a message's line, of which there is one a rank."""
+        return min(values, max(MESSAGE // self.ranks, PART))
+
+    def buffers(self, values: int) -> int:
+        """Bytes of a large message on each rank: what it sends, what it gets, and what all get."""
+        return self.ranks * self.width(values) * (2 * WIDE + NARROW) if self.ranks > 1 and values > SMALL else 0
+
+
+def log2(n: int) -> int:
+    """Steps of doubling from 1 to n."""
+    return (n - 1).bit_length()

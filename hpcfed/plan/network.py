@@ -1,0 +1,54 @@
+"""What a message costs between two ranks: Hockney's latency and bandwidth, told in the words of a data sheet."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hpcfed.errors import ConfigError
+
+EAGER = 1 << 16  # bytes; a longer message is first announced and asked for, as Open MPI's TCP does: three latencies
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+BYTES = {f"{prefix}{unit}/s": PREFIXES[prefix] * size for prefix in PREFIXES for unit, size in (("B", 1), ("b", 1 / 8))}
+NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*([a-zA-Z/]+)")
+
+
+@dataclass(frozen=True)
+class Network:
+    """latency: seconds of a message without bytes.  bandwidth: bytes per second, each way.
+
+    Hockney, Parallel Computing 20 (1994) 389-398.
+    """
+
+    latency: float
+    bandwidth: float
+
+    def message(self, nbytes: float, sharing: int = 1) -> float:
+        """Seconds of one message. sharing: so many ranks send as much at once through the same connection."""
+        return self.latency * (1 if nbytes <= EAGER else 3) + sharing * nbytes / self.bandwidth
+
+
+def network(text: str) -> Network:
+    """`latency 2us, 100Gb/s`: a latency in s, ms, us or ns, and a bandwidth in bits (b/s) or bytes (B/s), k, M, G or T.
+
+    Raises ConfigError for anything else.
+    """
+    parts = [part.strip().removeprefix("latency").removeprefix("bandwidth") for part in text.split(",")]
+    if len(parts) != 2:
+        raise ConfigError(f"network {text!r}: give latency and bandwidth, as in 'latency 2us, 100Gb/s'")
+    return Network(quantity(parts[0], SECONDS, text, least=0.0), quantity(parts[1], BYTES, text))
+
+
+def bandwidth(text: str) -> float:
+    """`2GB/s` in bytes per second; ConfigError for anything else."""
+    return quantity(text, BYTES, text)
+
+
+def quantity(part: str, units: dict[str, float], text: str, least: float = 1.0) -> float:
+    """A number with its unit; ConfigError where it has none of these units, or is too small."""
+    found = NUMBER.fullmatch(part.strip())
+    value = float(found[1]) * units[found[2]] if found and found[2] in units else -1.0
+    if value < least:
+        raise ConfigError(f"{text!r}: {part.strip()!r} is no number with one of the units {', '.join(units)}")
+    return value

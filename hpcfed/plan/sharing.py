@@ -1,0 +1,32 @@
+"""When ranks that share cores or a GPU are done: each gets an equal share, and no more than one core or GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def finish(loads: Sequence[float], units: float) -> list[float]:
+    """When each of these loads is done, in seconds.
+
+    loads: seconds of each rank alone on one unit (its threads' cores, or a GPU).  units: that they share, > 0.
+    Ranks that are done wait without computing, so that the others get more: with n left each has min(1, units / n).
+    """
+    done, now, before = [0.0] * len(loads), 0.0, 0.0
+    order = sorted(range(len(loads)), key=lambda r: loads[r])
+    for left, rank in zip(range(len(loads), 0, -1), order, strict=True):
+        now += (loads[rank] - before) / min(1.0, units / left)
+        done[rank], before = now, loads[rank]
+    return done
+
+
+def shared(loads: np.ndarray, of: np.ndarray, units: float) -> np.ndarray:
+    """`finish` of the ranks of each node or GPU, [R]. of: [R], which one each rank is on."""
+    if np.bincount(of).max() <= units:
+        return loads
+    done = np.empty_like(loads)
+    for one in np.unique(of):
+        mine = np.flatnonzero(of == one)
+        done[mine] = finish(loads[mine].tolist(), units)
+    return done
