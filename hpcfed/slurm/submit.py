@@ -29,7 +29,8 @@ def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each:
     each: more fields, for one task of an array job each.  ranks: "1,2,4", a run for each number of ranks.
     asked: of Batch.  Raises ConfigError for a job that is wrong, or that Slurm refuses.
     """
-    tasks = [fields_of(text) for text in each or []]
+    tasks = [split("each", fields) for fields in each or []]
+    split("launcher", launcher)
     if (chain > 1) + bool(each) + bool(ranks) > 1 or chain < 1:
         raise ConfigError(f"submit: --chain {chain}, --each and --ranks: one of the three, and a chain of 1 or more")
     jobs = checked(words, tasks)
@@ -46,12 +47,15 @@ def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each:
     return told(sbatch_all(texts), jobs)
 
 
-def fields_of(text: str) -> list[str]:
-    """The words of one --each."""
+def split(option: str, text: str) -> list[str]:
+    """The words of an option that has several."""
     try:
-        return shlex.split(text)
+        words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"submit: --each {text}: {str(error).lower()}") from error
+        raise ConfigError(f"submit: --{option} {text}: {str(error).lower()}") from error
+    if not words:
+        raise ConfigError(f"submit: --{option}: it is empty")
+    return words
 
 
 def checked(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]:

@@ -169,6 +169,7 @@ def test_the_launcher_is_mpirun_where_there_is_one_and_srun_else(tmp_path, monke
         assert launcher()[:2] == ("srun", f"--mpi={wanted}")
     program(tmp_path, "mpirun", "#!/bin/sh\n")
     assert launcher() == launcher("mpirun") == ("mpirun",)
+    assert launcher("srun --mpi=pmi2 --cpu-bind=none") == ("srun", "--mpi=pmi2", "--cpu-bind=none")
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -177,7 +178,7 @@ def test_the_launcher_is_mpirun_where_there_is_one_and_srun_else(tmp_path, monke
     (["--each", "--seed 1", "--chain", "2"], "one of the three"),
     (["--chain", "0"], "a chain of 1 or more"),
     (["--ranks", "1,x"], "--ranks 1,x: numbers of ranks"),
-    (["--launcher", "ssh"], "--launcher ssh: one of auto, mpirun, srun"),
+    (["--launcher", ""], "--launcher: it is empty"),
     (["--each", "'--seed 1"], "--each '--seed 1: no closing quotation"),
 ])  # fmt: skip
 def test_what_cannot_be_run_is_refused_before_it_is_submitted(bin, capsys, words, said):
