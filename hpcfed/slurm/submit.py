@@ -17,8 +17,10 @@ from hpcfed.engine import folder
 from hpcfed.errors import ConfigError
 from hpcfed.slurm import script
 from hpcfed.slurm.launcher import launcher
-from hpcfed.slurm.script import Batch
+from hpcfed.slurm.script import NOTICE, Batch
 from hpcfed.storage import checkpoint, names
+
+SPARE = 60  # seconds of notice beyond run.grace, for the last checkpoint on a slow file system
 
 
 def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each: list[str] | None,
@@ -75,8 +77,9 @@ def batch_of(jobs: Sequence[Job], wanted: str, chain: bool, **asked: Any) -> Bat
     gpus = (asked["gpus_per_node"] or "1").rpartition(":")[2]  # a number, or TYPE:NUMBER
     asked["ntasks_per_node"] = asked["ntasks_per_node"] or (int(gpus) if gpus.isdigit() else 1)
     name = folder.of(jobs[0]).name if len(jobs) == 1 else "hpcfed"
-    return Batch(name, env=tuple(env), launcher=launcher(wanted), chain=chain, restarts=jobs[0].run.max_restarts,
-                 made_by=made_by(), **asked)  # fmt: skip
+    notice = max(NOTICE, int(max(job.run.grace for job in jobs)) + SPARE)
+    return Batch(name, env=tuple(env), launcher=launcher(wanted), chain=chain, notice=notice,
+                 restarts=jobs[0].run.max_restarts, made_by=made_by(), **asked)  # fmt: skip
 
 
 def python_first() -> list[str]:

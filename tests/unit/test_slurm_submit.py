@@ -152,6 +152,12 @@ def test_a_script_brings_this_python_where_another_or_none_is_on_the_path(bin, c
     assert not (bin / "submitted").exists()
 
 
+@pytest.mark.parametrize(("grace", "notice"), [("10", 120), ("600", 660)])
+def test_the_signal_comes_early_enough_for_the_runs_grace(bin, capsys, grace, notice):
+    assert main(["submit", *SMALL, "--run.grace", grace, "--dry-run"]) == 0
+    assert f"#SBATCH --signal=B:USR1@{notice}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("batch", "words"), [
     (Batch("x", cpus_per_task=4), "mpirun --bind-to none python"),
     (Batch("x", cpus_per_task=4, launcher=("srun", "--mpi=pmix")), "srun --mpi=pmix --cpus-per-task=4 python"),
