@@ -73,11 +73,11 @@ SWEEP = (
 SUBMIT = (
     *BATCH,
     argument("--container", metavar="IMAGE", help="of apptainer, in which the ranks run"),
-    argument("--launcher", default="auto", metavar="auto|mpirun|srun", help="what starts the ranks"),
+    argument("--launcher", default="auto", metavar="COMMAND", help="as mpirun or 'srun --mpi=pmi2'; default: auto"),
     argument("--chain", type=int, default=1, metavar="N", help="jobs, each to go on where the one before stopped"),
     argument("--each", action="append", metavar="FIELDS", help="a run with these fields too, as task of an array job"),
     argument("--ranks", metavar="1,2,4", help="a run on each of these numbers of ranks, one after the other"),
-    argument("--dry-run", action="store_true", help="print the script, submit nothing"),
+    argument("--dry-run", action="store_true", help="print the script (of a chain: the first), submit nothing"),
 )
 PLAN = (
     argument("--costs", type=Path, metavar="RUN", help="folder of a short run of the job, or its results.h5"),

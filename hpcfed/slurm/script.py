@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hpcfed.errors import ConfigError
 from hpcfed.status import DONE, WRONG
 
-NOTICE = 120  # seconds from the signal to the end of a job
+NOTICE = 120  # seconds from the signal to the end of a job, if it is to have no more
 OPTIONS = ("nodes", "ntasks_per_node", "gpus_per_node", "cpus_per_task", "mem", "time", "partition", "account", "qos",
            "constraint")  # fmt: skip  fields of Batch that are options of sbatch, by the same name
 
@@ -26,6 +26,7 @@ class Batch:
 
     env: lines of shell that prepare each start, such as `module load openmpi`.  container: an image, for the ranks.
     launcher: the words that start the ranks.  restarts: how often the job may have been queued again.
+    notice: seconds from the signal to the end of the job.
     chain: a link of a chain of jobs, which does not queue itself again: the next link goes on.
     made_by: the command that writes this script.
     """
@@ -45,6 +46,7 @@ class Batch:
     container: str | None = None
     launcher: tuple[str, ...] = ("mpirun",)
     restarts: int = 10
+    notice: int = NOTICE
     chain: bool = False
     made_by: str = ""
 
@@ -112,7 +114,7 @@ def script(batch: Batch, body: str, tasks: int = 0) -> str:
 def directives(batch: Batch, tasks: int) -> list[str]:
     """The lines that sbatch reads."""
     asked = {option.replace("_", "-"): getattr(batch, option) for option in OPTIONS}
-    asked |= {"array": f"0-{tasks - 1}" if tasks else None, "signal": f"B:USR1@{NOTICE}", "open-mode": "append"}
+    asked |= {"array": f"0-{tasks - 1}" if tasks else None, "signal": f"B:USR1@{batch.notice}", "open-mode": "append"}
     given = {"job-name": batch.name} | {name: value for name, value in asked.items() if value is not None}
     return [f"#SBATCH --{name}={one_line(name, quoted([str(value)]))}" for name, value in given.items()] + [
         "#SBATCH --requeue"]  # fmt: skip

@@ -17,8 +17,10 @@ from hpcfed.engine import folder
 from hpcfed.errors import ConfigError
 from hpcfed.slurm import script
 from hpcfed.slurm.launcher import launcher
-from hpcfed.slurm.script import Batch
+from hpcfed.slurm.script import NOTICE, Batch
 from hpcfed.storage import checkpoint, names
+
+SPARE = 60  # seconds of notice beyond run.grace, for the last checkpoint on a slow file system
 
 
 def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each: list[str] | None,
@@ -29,7 +31,8 @@ def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each:
     each: more fields, for one task of an array job each.  ranks: "1,2,4", a run for each number of ranks.
     asked: of Batch.  Raises ConfigError for a job that is wrong, or that Slurm refuses.
     """
-    tasks = [fields_of(text) for text in each or []]
+    tasks = [split("each", fields) for fields in each or []]
+    split("launcher", launcher)
     if (chain > 1) + bool(each) + bool(ranks) > 1 or chain < 1:
         raise ConfigError(f"submit: --chain {chain}, --each and --ranks: one of the three, and a chain of 1 or more")
     jobs = checked(words, tasks)
@@ -46,12 +49,15 @@ def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each:
     return told(sbatch_all(texts), jobs)
 
 
-def fields_of(text: str) -> list[str]:
-    """The words of one --each."""
+def split(option: str, text: str) -> list[str]:
+    """The words of an option that has several."""
     try:
-        return shlex.split(text)
+        words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"submit: --each {text}: {str(error).lower()}") from error
+        raise ConfigError(f"submit: --{option} {text}: {str(error).lower()}") from error
+    if not words:
+        raise ConfigError(f"submit: --{option}: it is empty")
+    return words
 
 
 def checked(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]:
@@ -71,8 +77,9 @@ def batch_of(jobs: Sequence[Job], wanted: str, chain: bool, **asked: Any) -> Bat
     gpus = (asked["gpus_per_node"] or "1").rpartition(":")[2]  # a number, or TYPE:NUMBER
     asked["ntasks_per_node"] = asked["ntasks_per_node"] or (int(gpus) if gpus.isdigit() else 1)
     name = folder.of(jobs[0]).name if len(jobs) == 1 else "hpcfed"
-    return Batch(name, env=tuple(env), launcher=launcher(wanted), chain=chain, restarts=jobs[0].run.max_restarts,
-                 made_by=made_by(), **asked)  # fmt: skip
+    notice = max(NOTICE, int(max(job.run.grace for job in jobs)) + SPARE)
+    return Batch(name, env=tuple(env), launcher=launcher(wanted), chain=chain, notice=notice,
+                 restarts=jobs[0].run.max_restarts, made_by=made_by(), **asked)  # fmt: skip
 
 
 def python_first() -> list[str]:

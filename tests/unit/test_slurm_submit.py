@@ -152,6 +152,12 @@ def test_a_script_brings_this_python_where_another_or_none_is_on_the_path(bin, c
     assert not (bin / "submitted").exists()
 
 
+@pytest.mark.parametrize(("grace", "notice"), [("10", 120), ("600", 660)])
+def test_the_signal_comes_early_enough_for_the_runs_grace(bin, capsys, grace, notice):
+    assert main(["submit", *SMALL, "--run.grace", grace, "--dry-run"]) == 0
+    assert f"#SBATCH --signal=B:USR1@{notice}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("batch", "words"), [
     (Batch("x", cpus_per_task=4), "mpirun --bind-to none python"),
     (Batch("x", cpus_per_task=4, launcher=("srun", "--mpi=pmix")), "srun --mpi=pmix --cpus-per-task=4 python"),
@@ -169,6 +175,7 @@ def test_the_launcher_is_mpirun_where_there_is_one_and_srun_else(tmp_path, monke
         assert launcher()[:2] == ("srun", f"--mpi={wanted}")
     program(tmp_path, "mpirun", "#!/bin/sh\n")
     assert launcher() == launcher("mpirun") == ("mpirun",)
+    assert launcher("srun --mpi=pmi2 --cpu-bind=none") == ("srun", "--mpi=pmi2", "--cpu-bind=none")
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -177,7 +184,7 @@ def test_the_launcher_is_mpirun_where_there_is_one_and_srun_else(tmp_path, monke
     (["--each", "--seed 1", "--chain", "2"], "one of the three"),
     (["--chain", "0"], "a chain of 1 or more"),
     (["--ranks", "1,x"], "--ranks 1,x: numbers of ranks"),
-    (["--launcher", "ssh"], "--launcher ssh: one of auto, mpirun, srun"),
+    (["--launcher", ""], "--launcher: it is empty"),
     (["--each", "'--seed 1"], "--each '--seed 1: no closing quotation"),
 ])  # fmt: skip
 def test_what_cannot_be_run_is_refused_before_it_is_submitted(bin, capsys, words, said):
