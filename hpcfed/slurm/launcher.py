@@ -3,6 +3,8 @@
 import shlex
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 AUTO = "auto"
 
@@ -10,10 +12,13 @@ AUTO = "auto"
 def launcher(wanted: str = AUTO) -> tuple[str, ...]:
     """The words before the ranks' command: those that are wanted, `srun` with the --mpi that it needs.
 
-    auto: mpirun where there is one, for it belongs to its MPI library and asks Slurm for the nodes; srun else.
+    auto: mpirun where there is one, also beside this Python, for it belongs to its MPI library and asks Slurm for the
+    nodes; srun else. `hpcfed doctor` tries which of them work.
     """
     if wanted == AUTO:
-        wanted = "mpirun" if shutil.which("mpirun") or not shutil.which("srun") else "srun"
+        own = shutil.which("mpirun", path=str(Path(sys.executable).parent))  # of a virtual environment
+        here = "mpirun" if shutil.which("mpirun") else own and shlex.quote(own)
+        wanted = here or ("srun" if shutil.which("srun") else "mpirun")
     words = shlex.split(wanted)
     if words == ["srun"]:
         words += [f"--mpi={interface()}", "--kill-on-bad-exit=1"]
