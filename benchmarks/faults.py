@@ -13,7 +13,7 @@ from time import sleep
 from numpy.random import Generator
 from watched import Watched
 
-from hpcfed.status import DONE, HUNG, RESUME_ME, WRONG
+from hpcfed.status import DONE, FAULT, HUNG, RESUME_ME, WRONG
 from hpcfed.storage import checkpoint, names
 
 ROUNDS, EVERY = 40, 3  # of a run, and between its checkpoints
@@ -163,9 +163,11 @@ FAULTS = {
     "kill-saving": Fault("SIGKILL of a rank while a checkpoint is written",
                          partial(saving, partial(ranks, KILL, 1)), (DONE,), ulfm=True, rounds=BEFORE_THE_LAST),
     "kill-starting": Fault("SIGKILL of a rank before the first round", partial(ranks, KILL, 1),
-                           (DONE, RESUME_ME, 128 + KILL), ulfm=True, rounds=(0, 0)),
+                           (DONE, RESUME_ME, 128 + KILL), "--run.watchdog 20", ulfm=True, rounds=(0, 0)),
     "kill-supervised": Fault("SIGKILL of a rank, no ULFM, hpcfed supervise", partial(ranks, KILL, 1), (DONE,),
                              supervised=True),
+    "kill-all": Fault("SIGKILL of all ranks, ULFM, hpcfed supervise", partial(ranks, KILL, 5), (DONE,), ulfm=True,
+                      supervised=True),
     "node": Fault("SIGKILL of mpirun and all ranks, --resume", node, (KILLED,)),
     "node-saving": Fault("the same while a checkpoint is written", partial(saving, node), (KILLED,),
                          rounds=BEFORE_THE_LAST),
@@ -176,7 +178,7 @@ FAULTS = {
     "term-rank": Fault("SIGTERM to a rank, --resume", partial(ranks, TERM, 1), (RESUME_ME, DONE)),
     "usr1-ranks": Fault("SIGUSR1 to all ranks, --resume", partial(ranks, USR1, 5), (RESUME_ME, DONE)),
     "usr1-mpirun": Fault("SIGUSR1 to mpirun, --resume", partial(leader, USR1), (RESUME_ME, DONE)),
-    "term-mpirun": Fault("SIGTERM to mpirun, --resume", partial(leader, TERM), (128 + TERM, RESUME_ME, DONE)),
+    "term-mpirun": Fault("SIGTERM to mpirun, --resume", partial(leader, TERM), (FAULT, RESUME_ME, DONE)),
     "term-supervise": Fault("SIGTERM to hpcfed supervise, started again", partial(leader, TERM), (RESUME_ME, DONE),
                             supervised=True),
     "disk-full": Fault("a full disk to the end, then room and --resume", full, (WRONG,), disk=True, after=room),

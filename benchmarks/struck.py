@@ -15,7 +15,7 @@ from faults import EVERY, FAULTS, ROUNDS, Fault
 from launch import mpirun, on_ranks
 from watched import Hung, Told, Watched
 
-from hpcfed.engine.supervise import again
+from hpcfed.engine.supervise import again, saved
 from hpcfed.errors import CheckpointError
 from hpcfed.rng import stream
 from hpcfed.status import DONE
@@ -82,6 +82,10 @@ class History:
         self.said += job.said
         self.end = monotonic()
 
+    def done(self, run: Path) -> bool:
+        """Whether it is at its end; mpirun with ULFM returns 0 also where all ranks were killed."""
+        return self.statuses[-1] == DONE and saved(run) == ROUNDS
+
     @property
     def repeated(self) -> int:
         """Rounds that were done twice."""
@@ -135,7 +139,7 @@ def play(case: Case, clean: str, folder: Path) -> Outcome:
         seen = History()
         try:
             strike(case, run, seen)
-            while seen.statuses[-1] != DONE and len(seen.statuses) < STARTS:
+            while not seen.done(run) and len(seen.statuses) < STARTS:
                 with Watched(case.command(run, later=True), LIMIT) as job:
                     seen.add(job)
         except Hung as error:
@@ -168,16 +172,17 @@ def strike(case: Case, run: Path, seen: History) -> None:
         sleep(ON_ITS_WAY)
         seen.reached = job.reached
         seen.add(job)
+    if not seen.done(run):  # what it did after the fault may be in vain
+        seen.reached = max(job.reached, seen.reached)
     if case.fault.after:
         case.fault.after(run, draw)
 
 
 def judged(case: Case, run: Path, seen: History, clean: str) -> Outcome:
-    first, *others = seen.statuses
-    unexpected = first not in case.fault.statuses or len(others) > (first != DONE) or "Traceback" in seen.said
+    """What to think of it: a struck start may end as its fault says, a second one goes on to the end."""
+    unexpected = seen.statuses[0] not in case.fault.statuses or len(seen.statuses) > 2 or "Traceback" in seen.said
     try:
-        same = seen.statuses[-1] == DONE and digest(run) == clean
-        verdict = "same" if same else "lost" if seen.statuses[-1] != DONE else "differing"
+        verdict = "lost" if not seen.done(run) else "same" if digest(run) == clean else "differing"
     except CheckpointError as error:
         verdict, seen.said = "lost", f"{seen.said}\n{error}"
     return Outcome(case, verdict, seen.repeated, seen.seconds, tuple(seen.statuses), unexpected, seen.said)

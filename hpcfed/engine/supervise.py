@@ -2,7 +2,8 @@
 
 For machines without a batch system that does it. A run has ended for good with status 0, done, and 2, a mistake in
 job, data or files. All other ends are of the machine or by chance: 75, mpirun's 128 + signal after a rank was killed,
-what launchers return where a node is gone, even a bug. They end here too when a restart gains no round.
+what launchers return where a node is gone, even a bug. They end here too when a restart gains no round. With ULFM,
+Open MPI's mpirun returns 0 even where all ranks were killed: done is a run whose last round is saved.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hpcfed.storage import checkpoint
 
 MAIN = "hpcfed.main"
 GAVE_UP = 1
+KILLED = 128 + signal.SIGKILL
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -38,6 +40,8 @@ def supervise(words: Sequence[str]) -> int:
     more = [] if job.overwrite or job.resume or not saved(run) else again(run)
     for restarts in range(job.run.max_restarts + 1):
         status = process.run([*words, *more])
+        if status == DONE and not (job.dry_run or saved(run) >= job.rounds):
+            status = KILLED
         if status in (DONE, WRONG) or job.run.on_fault == "stop" or process.asked:
             return status
         if saved(run) <= gained:

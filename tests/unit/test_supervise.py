@@ -45,7 +45,7 @@ class Case:
         self.fake.write_text(FAKE)
 
     def words(self, *flags: str) -> list[str]:
-        job = ["--clients", "2", "--models.mix", "mlp", "--out", str(self.run), *flags]
+        job = ["--clients", "2", "--models.mix", "mlp", "--rounds", "6", "--out", str(self.run), *flags]
         return ["supervise", "--", sys.executable, str(self.fake), str(self.plan), "hpcfed.main", *job]
 
     def starts(self) -> list[str]:
@@ -67,9 +67,15 @@ def test_a_run_that_had_saved_nothing_begins_anew(tmp_path):
     assert case.starts() == ["--out", "--overwrite"]
 
 
-@pytest.mark.parametrize("status", [0, 2])
-def test_a_run_that_is_done_or_wrong_is_not_started_again(tmp_path, status):
-    case = Case(tmp_path, [status, 2])
+def test_a_launcher_that_finds_nothing_wrong_with_killed_ranks_is_not_believed(tmp_path):
+    case = Case(tmp_path, [0, 2], [0, 6])
+    assert main(case.words()) == 0
+    assert case.starts() == ["--out", "--resume"]
+
+
+@pytest.mark.parametrize(("status", "saved"), [(0, 6), (2, 2)])
+def test_a_run_that_is_done_or_wrong_is_not_started_again(tmp_path, status, saved):
+    case = Case(tmp_path, [status, saved])
     assert main(case.words()) == status
     assert len(case.starts()) == 1
 
