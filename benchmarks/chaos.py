@@ -1,8 +1,8 @@
 """Is anything ever lost? Runs that a fault strikes at a random moment, each held against the clean run of its job.
 
-`python benchmarks/chaos.py [--runs 240] [--seed 0] [--only KIND] [--number N] [--at-once N] [--pause FILE]`
+`python benchmarks/chaos.py [--runs 200] [--seed 0] [--only KIND] [--number N] [--at-once N] [--pause FILE]`
 
-Each run is real: mpirun, 2 to 5 ranks, 40 rounds of some 50 ms, a checkpoint every third. What strikes it, when and
+Each run is real: mpirun, 2 to 5 ranks, 30 rounds of some 50 ms, a checkpoint every third. What strikes it, when and
 whom: streams that the seed, the kind of fault and the run's number name. A run that ends before its last round is
 started again, as a batch script would do, on another number of ranks. What counts in the end: `hpcfed digest`. Beside
 it: rounds that were done twice; seconds from the fault until a round is done that was not done before it.
@@ -28,7 +28,7 @@ from tally import rows, table
 
 from hpcfed.rng import stream
 
-MOST, LATER = 5, 4  # ranks of the first start and of others
+MOST, LATER = 5, 2  # ranks of the first start and of others
 BETWEEN = 0.1  # seconds after the end of a round in which a fault strikes
 STARTING = 3.0  # the same after the ranks are there, before the first round
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=10 * len(FAULTS), help="in all, the kinds of fault taking turns")
+    parser.add_argument("--runs", type=int, default=8 * len(FAULTS), help="in all, the kinds of fault taking turns")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=FAULTS, metavar="KIND", help="this kind; nothing is written to results/")
     parser.add_argument("--number", type=int, help="with --only: this run alone")

@@ -16,7 +16,7 @@ from watched import Watched
 from hpcfed.status import DONE, FAULT, HUNG, RESUME_ME, WRONG
 from hpcfed.storage import checkpoint, names
 
-ROUNDS, EVERY = 40, 3  # of a run, and between its checkpoints
+ROUNDS, EVERY = 30, 3  # of a run, and between its checkpoints
 KILLED = -signal.SIGKILL  # the launcher itself
 TWO_SAVED = 10  # rounds after which two checkpoints exist
 FULL_FOR = 1.5  # seconds at most that a disk is full for a while
@@ -148,7 +148,7 @@ def send(process: int, number: int) -> None:
 
 
 KILL, TERM, USR1, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGSTOP
-MIRROR, WATCHDOG = "--checkpoint.mirror", "--run.watchdog 4"
+MIRROR, WATCHDOG = "--checkpoint.mirror", "--run.watchdog 6"
 SAVED = (TWO_SAVED, ROUNDS - 1)
 BEFORE_THE_LAST = (1, ROUNDS - EVERY - 1)  # another checkpoint is still to come
 FAULTS = {
@@ -163,7 +163,7 @@ FAULTS = {
     "kill-saving": Fault("SIGKILL of a rank while a checkpoint is written",
                          partial(saving, partial(ranks, KILL, 1)), (DONE,), ulfm=True, rounds=BEFORE_THE_LAST),
     "kill-starting": Fault("SIGKILL of a rank before the first round", partial(ranks, KILL, 1),
-                           (DONE, RESUME_ME, 128 + KILL), "--run.watchdog 20", ulfm=True, rounds=(0, 0)),
+                           (DONE, RESUME_ME, FAULT), "--run.watchdog 40", ulfm=True, rounds=(0, 0)),
     "kill-supervised": Fault("SIGKILL of a rank, no ULFM, hpcfed supervise", partial(ranks, KILL, 1), (DONE,),
                              supervised=True),
     "kill-all": Fault("SIGKILL of all ranks, ULFM, hpcfed supervise", partial(ranks, KILL, 5), (DONE,), ulfm=True,
@@ -171,9 +171,9 @@ FAULTS = {
     "node": Fault("SIGKILL of mpirun and all ranks, --resume", node, (KILLED,)),
     "node-saving": Fault("the same while a checkpoint is written", partial(saving, node), (KILLED,),
                          rounds=BEFORE_THE_LAST),
-    "stop": Fault("SIGSTOP of a rank, watchdog of 4 s, --resume", partial(ranks, STOP, 1), (HUNG,), WATCHDOG),
+    "stop": Fault("SIGSTOP of a rank, watchdog of 6 s, --resume", partial(ranks, STOP, 1), (HUNG,), WATCHDOG),
     "stop-ulfm": Fault("the same with ULFM", partial(ranks, STOP, 1), (HUNG,), WATCHDOG, ulfm=True),
-    "stop-supervised": Fault("SIGSTOP of a rank, watchdog of 4 s, hpcfed supervise", partial(ranks, STOP, 1), (DONE,),
+    "stop-supervised": Fault("SIGSTOP of a rank, watchdog of 6 s, hpcfed supervise", partial(ranks, STOP, 1), (DONE,),
                              WATCHDOG, supervised=True),
     "term-rank": Fault("SIGTERM to a rank, --resume", partial(ranks, TERM, 1), (RESUME_ME, DONE)),
     "usr1-ranks": Fault("SIGUSR1 to all ranks, --resume", partial(ranks, USR1, 5), (RESUME_ME, DONE)),
@@ -183,7 +183,7 @@ FAULTS = {
                             supervised=True),
     "disk-full": Fault("a full disk to the end, then room and --resume", full, (WRONG,), disk=True, after=room),
     "disk-full-a-while": Fault("a full disk for a while", full_for_a_while, (DONE,), disk=True,
-                               rounds=(1, ROUNDS // 3)),
+                               rounds=(1, ROUNDS // 2)),
     "flipped": Fault("a flipped bit in the newest checkpoint, --resume", node, (KILLED,), rounds=SAVED,
                      after=partial(flipped, newest)),
     "truncated": Fault("the newest checkpoint cut short, --resume", node, (KILLED,), rounds=SAVED,
