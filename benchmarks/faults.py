@@ -148,7 +148,7 @@ def send(process: int, number: int) -> None:
 
 
 KILL, TERM, USR1, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGSTOP
-MIRROR, WATCHDOG = "--checkpoint.mirror", "--run.watchdog 6"
+MIRROR, WATCHDOG = "--checkpoint.mirror", "--run.watchdog 10"
 SAVED = (TWO_SAVED, ROUNDS - 1)
 BEFORE_THE_LAST = (1, ROUNDS - EVERY - 1)  # another checkpoint is still to come
 FAULTS = {
@@ -171,9 +171,9 @@ FAULTS = {
     "node": Fault("SIGKILL of mpirun and all ranks, --resume", node, (KILLED,)),
     "node-saving": Fault("the same while a checkpoint is written", partial(saving, node), (KILLED,),
                          rounds=BEFORE_THE_LAST),
-    "stop": Fault("SIGSTOP of a rank, watchdog of 6 s, --resume", partial(ranks, STOP, 1), (HUNG,), WATCHDOG),
+    "stop": Fault("SIGSTOP of a rank, watchdog of 10 s, --resume", partial(ranks, STOP, 1), (HUNG,), WATCHDOG),
     "stop-ulfm": Fault("the same with ULFM", partial(ranks, STOP, 1), (HUNG,), WATCHDOG, ulfm=True),
-    "stop-supervised": Fault("SIGSTOP of a rank, watchdog of 6 s, hpcfed supervise", partial(ranks, STOP, 1), (DONE,),
+    "stop-supervised": Fault("SIGSTOP of a rank, watchdog of 10 s, hpcfed supervise", partial(ranks, STOP, 1), (DONE,),
                              WATCHDOG, supervised=True),
     "term-rank": Fault("SIGTERM to a rank, --resume", partial(ranks, TERM, 1), (RESUME_ME, DONE)),
     "usr1-ranks": Fault("SIGUSR1 to all ranks, --resume", partial(ranks, USR1, 5), (RESUME_ME, DONE)),
