@@ -10,8 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import tally
 from paired import RESULTS, Ratio, Row, table
 
+CHAOS = "chaos"  # a table of another kind, not part of `make bench`
 CPU = ("overhead", "faster", "augment", "startup", "sums", "placement", "ranks", "clients")  # what `make bench` runs
 TITLES = {
     "overhead": "Overhead over the raw loop",
@@ -22,6 +24,7 @@ TITLES = {
     "placement": "Placement",
     "ranks": "Two ranks",
     "clients": "Many clients",
+    CHAOS: "Runs that a fault struck at a random moment",
 }
 
 
@@ -34,12 +37,15 @@ def main() -> None:
 
 def compose(folder: Path) -> str:
     """The table of the files in this folder, in Markdown; a benchmark that has none is left out."""
-    found = {name: json.loads(path.read_text()) for name in CPU if (path := folder / f"{name}.json").exists()}
+    names = (*CPU, CHAOS)
+    found = {name: json.loads(path.read_text()) for name in names if (path := folder / f"{name}.json").exists()}
     return "\n".join(["# What was measured", ""] + [part(name, content) for name, content in found.items()])
 
 
 def part(name: str, content: dict[str, Any]) -> str:
-    return f"## {TITLES[name]}\n\n{table([row(values) for values in content['rows']])}\n\n{on(content['machine'])}\n"
+    rows = content["rows"]
+    lines = tally.table(rows) if name == CHAOS else table([row(values) for values in rows])
+    return f"## {TITLES[name]}\n\n{lines}\n\n{on(content['machine'])}\n"
 
 
 def row(values: dict[str, Any]) -> Row:
