@@ -53,6 +53,9 @@ class Case:
     def fault(self) -> Fault:
         return FAULTS[self.kind]
 
+    def __str__(self) -> str:
+        return f"--seed {self.seed} --only {self.kind} --number {self.number}"
+
     def command(self, run: Path, later: bool) -> list[str]:
         """What starts it, the first time or again."""
         fault, ranks = self.fault, str(self.ranks[later])
@@ -118,7 +121,7 @@ class Outcome:
         when = f"after round {case.round} + {case.delay:.3f} s"
         text = (f"{case.kind} {case.number}, {case.job}, ranks {case.ranks}, {when}: {self.verdict}, "
                 f"{self.repeated} repeated, {self.seconds:.1f} s, statuses {self.statuses}")  # fmt: skip
-        again = f"python benchmarks/chaos.py --seed {case.seed} --only {case.kind} --number {case.number}"
+        again = f"python benchmarks/chaos.py {case}"
         return f"{text}\n  UNEXPECTED; again: {again}\n{self.said[-3000:]}" if self.failed else text
 
     @property
