@@ -87,8 +87,9 @@ def played(case: Case, clean: str, folder: Path, pause: Path | None) -> Outcome:
 
 def save(outcomes: Sequence[Outcome], options: argparse.Namespace) -> None:
     """Write what was found so far, with the machine, to results/bench/chaos.json."""
+    failed = [f"{it.case}: {it.verdict}, statuses {it.statuses}" for it in outcomes if it.failed]
     text = {"benchmark": "chaos", "machine": machine(), "seed": options.seed, "at_once": options.at_once,
-            "rows": rows(outcomes, FAULTS), "failed": [f"{it.case}: {it.verdict}, statuses {it.statuses}" for it in outcomes if it.failed]}  # fmt: skip
+            "rows": rows(outcomes, FAULTS), "failed": failed}  # fmt: skip
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "chaos.json").write_text(json.dumps(text, indent=1) + "\n")
 
