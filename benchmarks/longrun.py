@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -18,14 +17,13 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run from anywhere
 
-from benchmarks.launch import ROOT, SETTINGS, mpirun
+from benchmarks.launch import ROOT, SETTINGS, mpirun, ranks_of
 from benchmarks.paired import Ratio, Row, ratio, save
 from hpcfed.storage import names
 from hpcfed.storage.results import load
 
 JOB = ["--clients", "8", "--algorithm.name", "fedavg", "--models.mix", "mlp", "--models.d", "16",
        "--data.train_limit", "160", "--local.optimiser", "sgd"]  # fmt: skip
-RANK = b"OMPI_COMM_WORLD_RANK="
 SAMPLES = 20  # of a run; the first two are of its beginning
 MIB = 2**20
 
@@ -39,17 +37,6 @@ class Sample(NamedTuple):
     size: int
     resident: dict[int, int]
     files: dict[int, int]
-
-
-def ranks_of(leader: int) -> Iterator[tuple[int, Path]]:
-    """Number and /proc folder of each rank in the session that a process leads."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getsid(int(entry.name)) == leader:
-                variables = (entry / "environ").read_bytes().split(b"\0")
-                yield from ((int(v.removeprefix(RANK)), entry) for v in variables if v.startswith(RANK))
-        except (ProcessLookupError, PermissionError, FileNotFoundError):
-            continue  # ended meanwhile, or somebody else's
 
 
 def sample(leader: int, rounds: int, start: float, run: Path) -> Sample:

@@ -10,8 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import tally
 from paired import RESULTS, Ratio, Row, table
 
+CHAOS = "chaos"  # a table of another kind, not part of `make bench`
 CPU = ("overhead", "faster", "augment", "startup", "sums", "placement", "ranks", "clients")  # what `make bench` runs
 TITLES = {
     "overhead": "Overhead over the raw loop",
@@ -25,6 +27,7 @@ TITLES = {
     "safety": "What it costs that nothing is lost",
     "checkpoint": "Checkpoints",
     "longrun": "Long runs",
+    CHAOS: "Runs that a fault struck at a random moment",
 }
 
 
@@ -42,7 +45,9 @@ def compose(folder: Path) -> str:
 
 
 def part(name: str, content: dict[str, Any]) -> str:
-    return f"## {TITLES[name]}\n\n{table([row(values) for values in content['rows']])}\n\n{on(content['machine'])}\n"
+    rows = content["rows"]
+    lines = tally.table(rows) if name == CHAOS else table([row(values) for values in rows])
+    return f"## {TITLES[name]}\n\n{lines}\n\n{on(content['machine'])}\n"
 
 
 def row(values: dict[str, Any]) -> Row:

@@ -17,8 +17,9 @@ from typing import NoReturn
 
 from hpcfed.comm import Comm, connect, ulfm
 from hpcfed.comm.agree import agreed
-from hpcfed.config.load import load
+from hpcfed.config.load import load, peek
 from hpcfed.config.messages import PREFIX
+from hpcfed.config.parts import Run
 from hpcfed.engine.folder import stored
 from hpcfed.engine.run import run
 from hpcfed.errors import HpcfedError, RankLost, escape_unprintable, told
@@ -26,6 +27,7 @@ from hpcfed.faults import out_of_memory
 from hpcfed.status import FAULT, RESUME_ME, WRONG
 
 ADVICE = "make models or data smaller, or give each rank more memory (fewer ranks a node, larger nodes)"
+EARLY = "hpcfed: a rank died before the run began; start it again"
 GRACE = 1.0  # seconds; launchers pass on what ranks print a little later, and drop the rest when a rank aborts
 
 
@@ -34,13 +36,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     escape_unprintable()
     try:
-        comm = connect()
+        comm = connect(patience(words))
     except HpcfedError as error:
         print(f"hpcfed: {told(error)}", file=sys.stderr)
         return WRONG
+    except RankLost:
+        print(EARLY, file=sys.stderr)
+        depart(RESUME_ME)
     if comm.rank:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  rank 0 speaks for all
     return guarded(comm, words)
+
+
+def patience(words: Sequence[str]) -> float:
+    """Seconds that ranks wait for one another at the start: run.watchdog, of which flags and environment are known."""
+    try:
+        seconds = float(peek("run.watchdog", list(words), os.environ) or Run().watchdog)
+    except ValueError:
+        return 0  # `load` will refuse it
+    return seconds if 0 <= seconds < 1e8 else 0
 
 
 def guarded(comm: Comm, words: Sequence[str]) -> int:
@@ -55,7 +69,7 @@ def guarded(comm: Comm, words: Sequence[str]) -> int:
             print(f"hpcfed: {told(error)}", file=sys.stderr)
         status = WRONG
     except RankLost:
-        leave(comm, "hpcfed: a rank died before the run began; start it again", RESUME_ME)
+        leave(comm, EARLY, RESUME_ME)
     except Exception as error:
         if out_of_memory(error):
             leave(comm, f"hpcfed: {told(named(comm, MemoryError(f'out of memory: {error}; {ADVICE}')))}", WRONG)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 
+from hpcfed.comm import ulfm
 from hpcfed.comm.protocol import Comm
 from hpcfed.comm.serial import Serial
 from hpcfed.errors import ConfigError
@@ -16,19 +17,27 @@ SIZES = (
 RANKS = ("PMIX_RANK", "PMI_RANK", "PALS_RANKID", "FLUX_TASK_RANK")  # tell of a launcher, but not the size
 
 
-def connect() -> Comm:
+def connect(limit: float = 0) -> Comm:
     """The Comm of this process: MPI if a launcher (mpirun, mpiexec, srun) started it, else Serial.
 
     The launcher is known by its environment variables alone. MPI is never started to find out: that takes a
     second, can end the process on a login node, and leaves variables that child processes would inherit. A
     job of one process is Serial too, and needs no MPI library. Call it once, on the main thread.
 
+    limit: seconds to wait for ranks that may have died before they were here, where they do not end the job
+    themselves (`ulfm.starting`); 0: none.
     Raises ConfigError if MPI cannot be loaded, if it sees another number of processes than the launcher started,
-    or if the launcher's variable is no number.
+    or if the launcher's variable is no number; RankLost if a rank dies meanwhile.
     """
     name, size = launched(os.environ)
     if size == 1:
         return Serial()
+    with ulfm.starting(limit):
+        return started(name, size)
+
+
+def started(name: str, size: int | None) -> Comm:
+    """What `connect` does for one of several processes."""
     try:
         from hpcfed.comm.mpi import Mpi
     except (ImportError, RuntimeError, OSError) as error:  # no mpi4py; no MPI library for it

@@ -30,8 +30,9 @@ class Mpi(Mortal):
     pieces. Tests make it small.
     """
 
+    @watched
     def __init__(self, limit: int = 2**31 - 1) -> None:
-        self.limit = limit
+        self.limit, self._world, self._node = limit, MPI.COMM_WORLD, MPI.COMM_NULL
         self._join(MPI.COMM_WORLD.Dup())  # so that a library's own messages never meet ours
 
     def _join(self, world: MPI.Comm) -> None:

@@ -4,8 +4,11 @@ Open MPI 5 has it, and is told to use it by `mpirun --with-ft ulfm`. This file d
 no MPI library.
 """
 
+import faulthandler
 import os
-from collections.abc import MutableMapping
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 
 SWITCH = "OMPI_MCA_mpi_ft_enable"  # set for each process by mpirun --with-ft ulfm
 # Not made for faults: han and adapt returned wrong sums after a death, without an error; the other two say so.
@@ -31,3 +34,21 @@ def fit(choice: str) -> str:
     if choice and not choice.startswith("^"):
         return ",".join(name for name in names if name not in UNFIT)
     return "^" + ",".join(dict.fromkeys([*names, *UNFIT]))
+
+
+@contextmanager
+def starting(seconds: float) -> Iterator[None]:
+    """MPI starts inside the block, for which it has so many seconds; 0: as many as it takes.
+
+    Open MPI 5 with ULFM waits there for ever for a rank that has ended before, and lets no Python run meanwhile. So all
+    that can be done is what faulthandler does: say where this rank is, and end with status 1. To end by a signal would
+    not do: with ULFM, mpirun takes that for no failure.
+    """
+    if not (seconds and available()):
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

@@ -2,7 +2,8 @@
 
 For machines without a batch system that does it. A run has ended for good with status 0, done, and 2, a mistake in
 job, data or files. All other ends are of the machine or by chance: 75, mpirun's 128 + signal after a rank was killed,
-what launchers return where a node is gone, even a bug. They end here too when a restart gains no round. A batch script
+what launchers return where a node is gone, even a bug. They end here too when a restart gains no round. With ULFM,
+Open MPI's mpirun returns 0 even where all ranks were killed: done is a run whose last round is saved. A batch script
 has `--again` before the `--` where it is not the first that works on this run, and so goes on in any case.
 """
 
@@ -26,6 +27,7 @@ from hpcfed.storage.record import load as load_results
 
 MAIN = "hpcfed.main"
 GAVE_UP = 1
+KILLED = 128 + signal.SIGKILL
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 

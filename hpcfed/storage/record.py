@@ -86,15 +86,18 @@ def stamp(run: Path) -> tuple[Any, ...]:
     return _stamp(path), _stamp(names.journal_file(path))
 
 
-def recover(run: Path) -> Record:
-    """The results in a run folder; if they are damaged or missing, the copy that belongs to its last checkpoint."""
+def recover(run: Path, rounds: int = 0) -> Record:
+    """The results in a run folder; if they are damaged or missing, the copy that belongs to its last checkpoint.
+
+    rounds: that they should have; those of which the journal is damaged or missing have fewer.
+    """
     try:
-        return load(run)
+        found = [load(run)]
     except DamagedError:
-        records = [copy for copy in map(_whole, matching(names.checkpoint_folder(run), "round-*/results.h5")) if copy]
-        if not records:
-            raise
-        return max(records, key=lambda record: record.rounds)
+        found = []
+    if not found or found[0].rounds < rounds:
+        found += filter(None, map(_whole, matching(names.checkpoint_folder(run), "round-*/results.h5")))
+    return max(found, key=lambda record: record.rounds) if found else load(run)
 
 
 def _whole(path: Path) -> Record | None:

@@ -53,7 +53,8 @@ class Results:
         keeps the versions, hardware and ranks, and up to which round they hold. Raises CheckpointError if rows are
         missing, or as `load` does.
         """
-        old, known = recover(run), known or {}
+        known = known or {}
+        old = recover(run, next((t for t in range(rounds, 0, -1) if str(t - 1) not in known), 0))
         if any(str(t) not in known for t in range(old.rounds, rounds)):
             raise CheckpointError(
                 f"{names.results_file(run)}: holds {old.rounds} rounds, the checkpoint {rounds}; "

@@ -41,6 +41,15 @@ comm.close()
 os._exit(0)
 """
 
+EARLY = """
+import os, signal
+from hpcfed.comm import connect
+
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+connect(2)
+"""
+
 
 @pytest.mark.timeout(200)
 def test_whoever_dies_in_whatever_verb_the_others_go_on():
@@ -51,3 +60,9 @@ def test_whoever_dies_in_whatever_verb_the_others_go_on():
     assert [line for line in told if line[2:] != ["True"] * 5] == []
     assert [line.split()[1:] for line in lines if " left of " in line] == [["left", "of", "2", "7"]] * 2
     assert "WARNING" not in done.stderr
+
+
+@pytest.mark.timeout(100)
+def test_ranks_do_not_wait_for_ever_for_one_that_died_before_mpi_began():
+    done = mpirun(3, "-c", EARLY, timeout=60, options=ulfm(), check=False)
+    assert done.returncode == 1 and "Timeout (0:00:02)!" in done.stderr and "start.py" in done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 import hpcfed
 from hpcfed.errors import CheckpointError
-from hpcfed.storage import results
+from hpcfed.storage import names, results
 from hpcfed.storage.results import Results, load
 
 REPOSITORY = Path(hpcfed.__file__).parents[1]
@@ -137,6 +137,16 @@ def test_results_that_end_before_the_checkpoint_are_refused(tmp_path):
     run_of(tmp_path, 3)
     with pytest.raises(CheckpointError, match="holds 3 rounds, the checkpoint 4; resume from an earlier"):
         Results.resume(tmp_path, 4, {})
+
+
+def test_results_without_their_journal_are_replaced_by_the_copy_of_a_checkpoint(tmp_path):
+    run_of(tmp_path, 3)
+    for rounds in (2, 4):
+        copy = names.results_copy(names.parts_folder(names.checkpoint_file(tmp_path, rounds)))
+        run_of(copy.parent, rounds)
+    for rounds, source in ((3, names.results_file(tmp_path)), (4, copy)):
+        going = Results.resume(tmp_path, rounds, {})
+        assert (going.rounds, going.source) == (rounds, source)
 
 
 def test_missing_results_say_what_to_do(tmp_path):

@@ -101,9 +101,15 @@ def test_a_checkpoint_of_which_only_the_index_is_missing_is_gone_on_with(tmp_pat
     assert case.starts() == ["--resume"] and names.checkpoint_file(case.run, 1).exists()
 
 
-@pytest.mark.parametrize("status", [0, 2])
-def test_a_run_that_is_done_or_wrong_is_not_started_again(tmp_path, status):
-    case = Case(tmp_path, [status, 6])
+def test_a_launcher_that_finds_nothing_wrong_with_killed_ranks_is_not_believed(tmp_path):
+    case = Case(tmp_path, [0, 2], [0, 6])
+    assert main(case.words()) == 0
+    assert case.starts() == ["--out", "--resume"]
+
+
+@pytest.mark.parametrize(("status", "saved"), [(0, 6), (2, 2)])
+def test_a_run_that_is_done_or_wrong_is_not_started_again(tmp_path, status, saved):
+    case = Case(tmp_path, [status, saved])
     assert main(case.words()) == status
     assert len(case.starts()) == 1
 

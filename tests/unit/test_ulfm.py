@@ -3,6 +3,7 @@
 import pytest
 
 from hpcfed.comm import ulfm
+from hpcfed.main import patience
 
 
 @pytest.mark.parametrize(("given", "taken"), [
@@ -28,3 +29,11 @@ def test_the_launcher_says_whether_a_run_outlives_its_ranks(monkeypatch, value, 
     if value is not None:
         monkeypatch.setenv(ulfm.SWITCH, value)
     assert ulfm.available() is on
+
+
+@pytest.mark.parametrize(("words", "seconds"), [
+    ([], 1800), (["a.toml", "--run.watchdog", "20"], 20), (["--run.watchdog=0"], 0), (["--run.watchdog", "soon"], 0),
+    (["--run.watchdog", "nan"], 0), (["--run.watchdog"], 1800),
+])  # fmt: skip
+def test_at_the_start_ranks_wait_for_one_another_as_long_as_the_watchdog(words, seconds):
+    assert patience(words) == seconds

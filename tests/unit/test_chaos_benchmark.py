@@ -1,0 +1,92 @@
+"""benchmarks/chaos.py: names draw runs, faults do what they say, the table tells what became of it; a run is struck."""
+
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from hpcfed.rng import stream
+from tests.mpirun import environment, ulfm
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(FOLDER))
+
+import chaos  # noqa: E402
+import faults  # noqa: E402
+import report  # noqa: E402
+import tally  # noqa: E402
+from struck import JOBS, History, Outcome  # noqa: E402
+from watched import Hung, Told, Watched  # noqa: E402
+
+
+def asked(**options: object) -> Namespace:
+    return Namespace(**{"runs": 2 * len(faults.FAULTS), "seed": 0, "only": None, "number": None} | options)
+
+
+def test_a_failing_run_can_be_had_again_by_its_name():
+    runs = chaos.drawn(asked())
+    last = runs[-1]
+    assert chaos.drawn(asked(only=last.kind, number=last.number)) == [last]
+    assert f"--seed 0 --only {last.kind} --number {last.number}" in str(Outcome(last, "lost"))
+
+
+def test_each_kind_has_its_turns_with_few_ranks_in_its_rounds():
+    runs = chaos.drawn(asked(runs=20 * len(faults.FAULTS)))
+    assert len(set(runs)) == len(runs) and {run.job for run in runs} == set(JOBS)
+    for run in runs:
+        first, last = run.fault.rounds
+        assert first <= run.round <= last < faults.ROUNDS and run.fault.fewest <= run.ranks[0] <= chaos.MOST
+
+
+@pytest.mark.parametrize("deed", [faults.flipped, faults.truncated, faults.removed])
+def test_a_damaged_file_is_not_what_it_was(tmp_path, deed):
+    path, content = tmp_path / "part", bytes(range(100))
+    path.write_bytes(content)
+    deed(lambda run: [run / "part"], tmp_path, stream(0, "damage"))
+    assert not path.exists() or path.read_bytes() != content
+
+
+def test_what_a_run_told_before_and_after_the_fault_gives_repeated_rounds_and_seconds():
+    told = [Told(t, 0.1 * i) for i, t in enumerate([1, 2, 3, 4, 3, 4, 5, 6])]
+    seen = History(hit=0.35, reached=4, told=told, end=2.0)
+    assert (seen.repeated, seen.seconds) == (2, pytest.approx(0.25))
+    assert History(hit=0.35, reached=6, told=told, end=2.0).seconds == pytest.approx(1.65)
+
+
+def test_the_table_counts_and_comes_back_from_its_file(tmp_path):
+    runs = {kind: chaos.draw(0, kind, 0) for kind in ("kill", "node")}
+    outcomes = [
+        Outcome(runs["kill"], "same", 2, 1.5, (0,)), Outcome(runs["kill"], "same", 4, 2.5, (0,)),
+        Outcome(runs["node"], "hung"), Outcome(runs["node"], "lost", 0, 1.0, (2,), unexpected=True),
+    ]  # fmt: skip
+    found = tally.rows(outcomes, faults.FAULTS)
+    assert tally.table(found).splitlines()[2:] == [
+        "| SIGKILL of a rank | 2 | 2 | 3 (4) | 2 (2.5) | 0 | 0 | 0 | 0 |",
+        "| SIGKILL of mpirun and all ranks, --resume | 2 | 0 |  |  | 1 | 1 | 0 | 1 |",
+        "| all | 4 | 2 | 3 (4) | 2 (2.5) | 1 | 1 | 0 | 1 |",
+    ]
+    (tmp_path / "chaos.json").write_text(json.dumps({"rows": found, "machine": chaos.machine()}))
+    assert tally.table(found) in report.compose(tmp_path)
+
+
+def test_a_command_that_does_not_end_is_hung_and_nothing_of_it_is_left():
+    command = [sys.executable, "-c", "print('round 1/9 ', flush=True); import time; time.sleep(600)"]
+    with Watched(command, limit=60) as job:
+        job.until(lambda: job.reached == 1, "round 1")
+        job.deadline = 0
+        with pytest.raises(Hung, match="no end within the time limit"):
+            job.finish()
+    assert job.process.returncode is not None
+
+
+@pytest.mark.timeout(400)
+def test_a_supervised_run_of_which_all_ranks_are_killed_at_once_comes_to_the_same_bits():
+    ulfm()
+    before = sorted((FOLDER / "results" / "bench").glob("*"))
+    command = [sys.executable, str(FOLDER / "chaos.py"), "--only", "kill-all", "--number", "8"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=390, check=True, env=environment({})).stdout
+    assert "| SIGKILL of all ranks, ULFM, hpcfed supervise | 1 | 1 |" in said
+    assert sorted((FOLDER / "results" / "bench").glob("*")) == before
