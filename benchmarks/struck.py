@@ -15,7 +15,7 @@ from faults import EVERY, FAULTS, ROUNDS, Fault
 from launch import mpirun, on_ranks
 from watched import Hung, Told, Watched
 
-from hpcfed.engine.supervise import again, saved
+from hpcfed.engine.supervise import onward, saved
 from hpcfed.errors import CheckpointError
 from hpcfed.rng import stream
 from hpcfed.status import DONE
@@ -64,7 +64,7 @@ class Case:
         words = [*launcher, sys.executable, "-m", "hpcfed.main", *job, "--out", str(run)]
         if fault.supervised:
             return [sys.executable, "-m", "hpcfed.cli", "supervise", "--", *words]
-        return [*words, *(again(run) if later else [])]
+        return [*words, *(onward(run, since=0.0) if later else [])]
 
 
 @dataclass

@@ -27,7 +27,6 @@ from hpcfed.storage.record import load as load_results
 
 MAIN = "hpcfed.main"
 GAVE_UP = 1
-KILLED = 128 + signal.SIGKILL
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpcfed.slurm import script
-from hpcfed.slurm.launcher import NAMES
+from hpcfed.slurm.launcher import AUTO
 from hpcfed.slurm.launcher import launcher as known
 from hpcfed.slurm.script import Batch
 from hpcfed.slurm.submit import made_by, python_first, sbatch
@@ -22,7 +22,7 @@ def arranged(found: Sweep, ranks: int | None, launcher: str | None, **asked: Any
     ranks: of each run; None: one for each GPU, or one on each node.  launcher: auto, mpirun, srun, or a whole command.
     asked: of Batch.
     """
-    words = known(launcher or "auto") if launcher in (None, *NAMES) else tuple(shlex.split(launcher))
+    words = known(launcher or AUTO)
     gpus = (asked["gpus_per_node"] or "1").rpartition(":")[2]  # a number, or TYPE:NUMBER
     asked["ntasks_per_node"] = asked["ntasks_per_node"] or (int(gpus) if gpus.isdigit() else 1)
     asked["env"] = (*python_first(), *(asked["env"] or []))

@@ -36,7 +36,7 @@ def finished(sweep: Sweep, run: Member) -> bool:
 def command(sweep: Sweep, run: Member) -> list[str]:
     """The command line of a run, on from its last checkpoint where it has one."""
     folder = (sweep.folder / run.name).resolve()
-    job = [*sweep.words, *run.words, "--out", str(folder), *onward(folder)]
+    job = [*sweep.words, *run.words, "--out", str(folder), *onward(folder, since=0.0)]
     return [*launcher(sweep), sys.executable, "-m", MAIN, *job]
 
 

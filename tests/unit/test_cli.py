@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hpcfed
-from hpcfed import cli
+from hpcfed import cli, commands
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.errors import HpcfedError
 from hpcfed.models import MODELS
@@ -49,9 +49,9 @@ def test_list_as_json_names_every_algorithm_with_line_and_citation(capsys):
 def test_list_names_all_four_kinds_and_each_of_their_names(capsys):
     assert cli.main(["list"]) == 0
     first = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
-    assert {*cli.KINDS, *ALGORITHMS, *MODELS, "digits", "dirichlet"} <= first
+    assert {*commands.KINDS, *ALGORITHMS, *MODELS, "digits", "dirichlet"} <= first
     cli.main(["list", "--json"])
-    assert set(json.loads(capsys.readouterr().out)) == set(cli.KINDS)
+    assert set(json.loads(capsys.readouterr().out)) == set(commands.KINDS)
 
 
 def test_summary_as_json_is_complete(run, capsys):
@@ -128,7 +128,7 @@ def test_any_error_of_a_user_is_printed_alone(monkeypatch, capsys):
     def fail(**_: object) -> None:
         raise HpcfedError("what, where, what to do")
 
-    monkeypatch.setattr(cli.Command, "load", lambda self: fail)
+    monkeypatch.setattr(commands.Command, "load", lambda self: fail)
     assert cli.main(["list"]) == 2
     assert capsys.readouterr() == ("", "hpcfed: what, where, what to do\n")
 
