@@ -169,12 +169,16 @@ def test_the_launcher_gets_cores_and_image(batch, words):
 
 def test_the_launcher_is_mpirun_where_there_is_one_and_srun_else(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
     assert launcher("srun")[:2] == ("srun", "--mpi=pmix")
     for known, wanted in (("MPI plugin types are...\n\tnone\n\tpmi2", "pmi2"), ("\tpmix\n\tpmi2", "pmix")):
         program(tmp_path, "srun", f"#!/bin/sh\necho '{known}' >&2\n")
         assert launcher()[:2] == ("srun", f"--mpi={wanted}")
     program(tmp_path, "mpirun", "#!/bin/sh\n")
     assert launcher() == launcher("mpirun") == ("mpirun",)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mpirun").rename(tmp_path / "elsewhere" / "mpirun")
+    assert launcher() == (str(tmp_path / "elsewhere" / "mpirun"),)
     assert launcher("srun --mpi=pmi2 --cpu-bind=none") == ("srun", "--mpi=pmi2", "--cpu-bind=none")
 
 
