@@ -1,4 +1,4 @@
-"""How tests are shared out where several processes run them: by file, and all that need the virtual cluster together."""
+"""How several processes share out the tests: by file, and all that need the virtual cluster to one of them."""
 
 import pytest
 
