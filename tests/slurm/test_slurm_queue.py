@@ -68,7 +68,8 @@ def test_requeued_in_mid_round_and_then_preempted_a_run_ends_with_the_same_bits(
     (job,) = desk.submit(*RUN, "--nodes", "2", "--time", "10")
     desk.waiting(job)
     desk.call("scontrol", "requeue", job)  # ends all processes; what is left is the last checkpoint
-    desk.until(lambda: desk.show(job)["Restarts"] == "1", "not requeued")
+    again = {"Restarts": "1", "JobState": "RUNNING"}  # then no process of the first start is left
+    desk.until(lambda: again.items() <= desk.show(job).items(), "not started again")
     (desk.folder / "waiting").unlink(missing_ok=True)
     desk.waiting(job)
     other = desk.call("sbatch", "--parsable", "--partition=urgent", "--nodes=3", "--exclusive", "--wrap", "hostname")
