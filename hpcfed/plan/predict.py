@@ -13,7 +13,8 @@ from hpcfed.plan.demand import Demand
 from hpcfed.plan.network import Network
 from hpcfed.plan.sharing import shared
 
-ROW, TOTAL = 1.4e-9, 4.9e-9  # seconds of one core for a value of an exact sum: of each row, and of the total; measured
+ROW, TOTAL = 1.6e-9, 2.7e-9  # seconds of one core for a value of an exact sum: of each row, and of the total; measured
+SENT = 4.9e-9  # the same for the total where ranks have no memory in common, and MPI copies what they send
 COPY = 2e9  # bytes of a client's state a second that a checkpoint copies in memory, while the round waits
 
 
@@ -154,7 +155,7 @@ def communicated(demand: Demand, cluster: Cluster, placement: list[int]) -> floa
     """Seconds of a round's collectives: two barriers, the exchange, the record; and the arithmetic of exact sums."""
     wires, cohort = cluster.wires, [k for ks in demand.cohorts[0] for k in ks]
     rows = np.bincount(np.array(placement)[cohort], minlength=cluster.ranks).max()
-    work = cluster.crowd * demand.values * float(ROW * rows + TOTAL)
+    work = cluster.crowd * demand.values * float(ROW * rows + (TOTAL if cluster.nodes == 1 else SENT))
     if cluster.ranks == 1:
         return work
     exchange = wires.sum(demand.values, demand.arrays) if demand.values else wires.gather(demand.uploads)

@@ -138,7 +138,7 @@ def test_the_arithmetic_of_sums_is_that_of_the_rank_with_most_uploads():
 
 
 @pytest.mark.parametrize(("ranks", "uploads", "measured"), [
-    (2, 1, 0.0774), (2, 10, 0.2200), (4, 1, 0.1547), (4, 5, 0.2802), (8, 1, 0.2848), (8, 3, 0.4381),
+    (2, 1, 0.0596), (2, 10, 0.2192), (4, 1, 0.1104), (4, 5, 0.2391), (8, 1, 0.2282), (8, 3, 0.4039),
 ])  # fmt: skip
 def test_exact_sums_of_a_resnet_take_what_was_measured_on_two_cores(ranks: int, uploads: int, measured: float):
     K = ranks * uploads
