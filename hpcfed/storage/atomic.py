@@ -17,7 +17,7 @@ import h5py
 
 from hpcfed.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.paths import regular
-from hpcfed.storage import names
+from hpcfed.storage import names, passing
 from hpcfed.storage.seal import BLOCK, checked, seal
 
 VERSIONS = {  # of each format: the version that is written, and the older ones that are read too
@@ -47,7 +47,7 @@ def replacing(
     try:
         with writing(path):
             _prepare(path)
-            with open(temporary, "x+b") as raw:
+            with passing.new(temporary) as raw:
                 with h5py.File(raw, "w", userblock_size=BLOCK) as file:
                     file.attrs.update({"format": form, "format_version": versions(form)[0]})
                     yield file
@@ -69,7 +69,7 @@ def opened(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
     is replaced meanwhile stays readable as it was.
     """
     try:
-        with open(regular(path), "rb") as raw, h5py.File(checked(path, raw, whole), "r") as file:
+        with passing.existing(regular(path)) as raw, h5py.File(checked(path, raw, whole), "r") as file:
             _check_format(path, file, form)
             yield file
     except OSError as error:

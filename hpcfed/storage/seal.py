@@ -12,15 +12,15 @@ import io
 import os
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from hpcfed.errors import DamagedError
+from hpcfed.storage.passing import BLOCK, CHUNK
 
-BLOCK = 512  # bytes: the smallest user block that HDF5 allows
-CHUNK = 1 << 20  # bytes that share a checksum
 SEAL = re.compile(rb"hpcfed crc32 (\d{1,18}) ([0-9a-f]{64})\n\0*")
 WHOLE = b"hpcfed sha256 "  # the seal of older files: one SHA-256 of all that follows the block
 
@@ -28,7 +28,8 @@ WHOLE = b"hpcfed sha256 "  # the seal of older files: one SHA-256 of all that fo
 def seal(raw: BinaryIO) -> None:
     """Seal a file that HDF5 has written, and bring it to the disk."""
     end = raw.seek(0, os.SEEK_END)
-    table = checksums(raw, end)
+    raw.flush()
+    table = checksums(raw, end, raw.raw.sums)
     raw.seek(end)
     raw.write(table)
     raw.seek(0)
@@ -37,11 +38,18 @@ def seal(raw: BinaryIO) -> None:
     os.fsync(raw.fileno())
 
 
-def checksums(raw: BinaryIO, end: int) -> bytes:
-    """The table of a file whose data end there, read from the file."""
-    raw.seek(BLOCK)
-    starts = range(BLOCK, end, CHUNK)
-    return np.array([zlib.crc32(raw.read(min(CHUNK, end - start))) for start in starts], dtype="<u4").tobytes()
+def checksums(raw: BinaryIO, end: int, known: Mapping[int, int] | None = None) -> bytes:
+    """The table of a file whose data end there, read from the file. known: of whole chunks, by number."""
+    memory, known, sums = memoryview(bytearray(CHUNK)), known or {}, []
+    for i, start in enumerate(range(BLOCK, end, CHUNK)):
+        size = min(CHUNK, end - start)
+        found = known.get(i) if size == CHUNK else None
+        if found is None:
+            raw.seek(start)
+            raw.readinto(memory[:size])
+            found = zlib.crc32(memory[:size])
+        sums.append(found)
+    return np.array(sums, dtype="<u4").tobytes()
 
 
 def text(end: int, table: bytes) -> bytes:

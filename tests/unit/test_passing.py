@@ -1,0 +1,60 @@
+"""Files that pass through memory: what is in them is what was written, and the sums kept meanwhile are theirs."""
+
+import errno
+import os
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from hpcfed.storage import passing
+from hpcfed.storage.passing import BLOCK, CHUNK, Passing
+
+SIZES = (1, 511, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7)
+
+
+def written(path: Path) -> tuple[bytes, dict[int, int]]:
+    """Pieces of all sizes at places here and there, some over others; the bytes that should be there, and the sums."""
+    g, whole = np.random.default_rng(0), bytearray(8 * CHUNK)
+    with passing.new(path) as file:
+        file.write(whole)
+        for start in (BLOCK, 0, BLOCK + CHUNK, 3 * CHUNK, BLOCK + 2 * CHUNK + 5):
+            for size in SIZES:
+                piece = g.bytes(size)
+                file.seek(start)
+                file.write(piece)
+                whole[start : start + size] = piece
+        file.flush()
+        return bytes(whole), file.raw.sums
+
+
+def test_what_is_written_is_there_and_sums_of_whole_chunks_are_right(tmp_path):
+    whole, sums = written(tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == whole
+    assert sums == {i: crc32(whole[BLOCK + i * CHUNK : BLOCK + (i + 1) * CHUNK]) for i in sums}
+    assert len(sums) >= 2
+    with passing.existing(tmp_path / "a") as file:
+        assert file.read() == whole
+
+
+@pytest.mark.parametrize("number", passing.UNKNOWN, ids=[errno.errorcode[n] for n in passing.UNKNOWN])
+def test_where_the_system_knows_no_such_thing_the_file_is_as_ever(tmp_path, monkeypatch, number):
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    monkeypatch.setattr(os, "preadv", refuse)
+    whole, _ = written(tmp_path / "a")
+    memory = bytearray(len(whole))
+    with Passing(tmp_path / "a", "r") as file:
+        assert file.readinto(memory) == len(whole) and memory == whole
+
+
+def test_a_full_disk_is_not_taken_for_that(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(OSError, match="No space left"), Passing(tmp_path / "a", "x+") as file:
+        file.write(bytes(CHUNK))
