@@ -13,7 +13,7 @@ from time import sleep
 from numpy.random import Generator
 from watched import Watched
 
-from hpcfed.status import DONE, FAULT, HUNG, RESUME_ME, WRONG
+from hpcfed.status import DONE, FAULT, HUNG, RESUME_ME
 from hpcfed.storage import checkpoint, names
 
 ROUNDS, EVERY = 30, 3  # of a run, and between its checkpoints
@@ -181,7 +181,7 @@ FAULTS = {
     "term-mpirun": Fault("SIGTERM to mpirun, --resume", partial(leader, TERM), (FAULT, RESUME_ME, DONE)),
     "term-supervise": Fault("SIGTERM to hpcfed supervise, started again", partial(leader, TERM), (RESUME_ME, DONE),
                             supervised=True),
-    "disk-full": Fault("a full disk to the end, then room and --resume", full, (WRONG,), disk=True, after=room),
+    "disk-full": Fault("a full disk to the end, then room and --resume", full, (RESUME_ME,), disk=True, after=room),
     "disk-full-a-while": Fault("a full disk for a while", full_for_a_while, (DONE,), disk=True,
                                rounds=(1, ROUNDS // 2)),
     "flipped": Fault("a flipped bit in the newest checkpoint, --resume", node, (KILLED,), rounds=SAVED,
