@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from time import sleep
 
+from disks import fill
 from numpy.random import Generator
 from watched import Watched
 
@@ -74,13 +75,7 @@ def saving(strike: Strike, job: Watched, run: Path, draw: Generator) -> None:
 
 def full(job: Watched, run: Path, draw: Generator) -> None:
     """Take all the room that is left on the disk of the run folder."""
-    with filler(run).open("wb", buffering=0) as file:
-        for size in (1 << 16, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                continue
+    fill(filler(run))
 
 
 def full_for_a_while(job: Watched, run: Path, draw: Generator) -> None:

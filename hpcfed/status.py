@@ -5,3 +5,8 @@ FAULT = 1  # a bug of hpcfed, with a traceback; or a rank's death where run.on_f
 WRONG = 2  # a mistake in job, data or files, with one message
 HUNG = 70  # ended by the watchdog; continue with --resume
 RESUME_ME = 75  # EX_TEMPFAIL: stopped by a signal and saved, or by a rank's death; continue with --resume
+
+
+def as_shells_count(status: int) -> int:
+    """A child's status as Python gives it, in that form: 128 + signal for one that was killed."""
+    return status if status >= 0 else 128 - status

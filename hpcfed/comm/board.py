@@ -7,9 +7,10 @@ from contextlib import suppress
 
 import numpy as np
 
+from hpcfed.comm.memory import FOLDERS
 from hpcfed.comm.messages import MESSAGE, PART, Room
 
-FOLDER = "/dev/shm"  # in memory; containers may give it little room, then ranks send one another what they have
+FOLDER = FOLDERS[0]  # where that gives too little room, ranks send one another what they have
 ITEM = 8  # bytes of a float64
 
 

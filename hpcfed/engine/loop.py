@@ -27,8 +27,7 @@ class Loop:
         self.rounds, self.folder, self.results, self.progress = rounds, folder, results, progress
         self.job, self.comm, self.course = rounds.fed.job, rounds.fed.comm, course
         self.saved_at, self.saved_t, self.first = time.monotonic(), course.saved, rounds.t
-        self.saver = Saver(rounds, folder, results)
-        self.saver.exists = course.saved > 0
+        self.saver = Saver(rounds, folder, results, exists=course.saved > 0)
 
     def run(self) -> int:
         """All rounds that are left; collective. Returns the exit status, when all ranks are through."""

@@ -30,16 +30,17 @@ class Saver:
     """Writes the checkpoints of a run; all ranks make the same calls.
 
     results: on rank 0, what must be on disk up to a checkpoint's round before that checkpoint exists.
+    exists: whether there is a checkpoint to go on from already.
     """
 
-    def __init__(self, rounds: Rounds, run: Path, results: Results | None = None):
+    def __init__(self, rounds: Rounds, run: Path, results: Results | None = None, exists: bool = False):
         self.rounds, self.run, self.results = rounds, run, results
         self.comm, self.clock = rounds.fed.comm, rounds.fed.clock
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.part: Future[parts.Part] | None = None  # of the checkpoint on its way
         self.about = parts.About(rounds.t, self.comm.size, {})  # the last one begun
         self.folder = run  # of its parts
-        self.exists = rounds.t > 0  # a checkpoint to go on from: a resumed run comes from one
+        self.exists = exists
 
     def __enter__(self) -> Self:
         return self

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from hpcfed.cluster.pulse import Pulse
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # that ask to stop
+
+
+@contextmanager
+def heard(handler: Callable[..., object]) -> Iterator[None]:
+    """Inside the block this handler gets them; afterwards those of before."""
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, own in before.items():
+            signal.signal(number, own)
 
 
 class Signals:
@@ -17,17 +30,19 @@ class Signals:
 
     def __init__(self, pulse: Pulse, seconds: float):
         self.pulse, self.seconds = pulse, seconds
-        self.before: dict[int, signal.Handlers] = {}
+        self.heeding: ExitStack | None = None
 
     def heed(self) -> None:
         """From now on; again after a death, which changes nothing."""
-        self.before = self.before or {number: signal.signal(number, self.ask) for number in SIGNALS}
+        if self.heeding is None:
+            self.heeding = ExitStack()
+            self.heeding.enter_context(heard(self.ask))
 
     def ask(self, *_: object) -> None:
         self.pulse.ask(self.seconds)
 
     def close(self) -> None:
         """The handlers of before."""
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-        self.before = {}
+        if self.heeding:
+            self.heeding.close()
+            self.heeding = None

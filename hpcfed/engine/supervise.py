@@ -18,8 +18,9 @@ from pathlib import Path
 
 from hpcfed.config.load import load
 from hpcfed.engine import folder
+from hpcfed.engine.signals import heard
 from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.status import DONE, RESUME_ME, WRONG
+from hpcfed.status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.parts import adopted
 from hpcfed.storage.record import FINISHED
@@ -27,7 +28,6 @@ from hpcfed.storage.record import load as load_results
 
 MAIN = "hpcfed.main"
 GAVE_UP = 1
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def supervise(words: Sequence[str], again: bool = False) -> int:
@@ -48,16 +48,16 @@ def supervise(words: Sequence[str], again: bool = False) -> int:
         return DONE
     more = onward(run, since) if again or (saved(run) and not (job.overwrite or job.resume)) else []
     for restarts in range(job.run.max_restarts + 1):
-        status = process.run([*words, *more])
-        if status == DONE and saved(run) < job.rounds and not job.dry_run:
+        status, rounds = process.run([*words, *more]), saved(run)
+        if status == DONE and rounds < job.rounds and not job.dry_run:
             status = RESUME_ME  # Open MPI's mpirun returns 0 too where it has lost its daemon on a node
         elif status != WRONG and not before and finished(run, job.rounds):
             status = DONE  # a signal may come when all is done, and end processes that are about to end
         if status in (DONE, WRONG) or job.run.on_fault == "stop" or process.asked:
             return status
-        if saved(run) <= gained:
+        if rounds <= gained:
             return give_up(status, f"no round was gained since the last start: {gained} saved, as before")
-        gained, more = saved(run), onward(run, since)
+        gained, more = rounds, onward(run, since)
         if restarts < job.run.max_restarts:
             say(f"ended with status {status}, {gained} rounds are saved; restart {restarts + 1}: {' '.join(more)}")
     return give_up(status, f"run.max_restarts = {job.run.max_restarts}")
@@ -112,19 +112,14 @@ class Process:
         self.child: subprocess.Popen[bytes] | None = None
 
     def run(self, words: Sequence[str]) -> int:
-        """The exit status of a command, as shells count: 128 + signal for one that was killed."""
-        before = {number: signal.signal(number, self.ask) for number in SIGNALS}
+        """The exit status of a command, as shells count."""
         try:
-            with subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0) as self.child:
+            with heard(self.ask), subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0) as self.child:
                 if self.asked:  # before there was a child to be told
                     self.child.send_signal(signal.SIGUSR1)
-                status = self.child.wait()
+                return as_shells_count(self.child.wait())
         except OSError as error:
             raise ConfigError(f"supervise: cannot start {words[0]}: {error.strerror}") from error
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        return status if status >= 0 else 128 - status
 
     def ask(self, number: int, _: object) -> None:
         if self.child:

@@ -73,13 +73,17 @@ def checked(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]:
 
 def batch_of(jobs: Sequence[Job], wanted: str, chain: bool, **asked: Any) -> Batch:
     """What is asked for, with what follows from the job and from this Python's place."""
-    env = [*python_first(), *(asked.pop("env") or [])]
-    gpus = (asked["gpus_per_node"] or "1").rpartition(":")[2]  # a number, or TYPE:NUMBER
-    asked["ntasks_per_node"] = asked["ntasks_per_node"] or (int(gpus) if gpus.isdigit() else 1)
     name = folder.of(jobs[0]).name if len(jobs) == 1 else "hpcfed"
     notice = max(NOTICE, int(max(job.run.grace for job in jobs)) + SPARE)
-    return Batch(name, env=tuple(env), launcher=launcher(wanted), chain=chain, notice=notice,
-                 restarts=jobs[0].run.max_restarts, made_by=made_by(), **asked)  # fmt: skip
+    return Batch(name, launcher=launcher(wanted), chain=chain, notice=notice, restarts=jobs[0].run.max_restarts,
+                 made_by=made_by(), **completed(asked))  # fmt: skip
+
+
+def completed(asked: dict[str, Any]) -> dict[str, Any]:
+    """What is asked for, with a rank for each GPU of a node, or one, and with this Python."""
+    gpus = (asked["gpus_per_node"] or "1").rpartition(":")[2]  # a number, or TYPE:NUMBER
+    tasks = asked["ntasks_per_node"] or (int(gpus) if gpus.isdigit() else 1)
+    return asked | {"ntasks_per_node": tasks, "env": (*python_first(), *(asked["env"] or []))}
 
 
 def python_first() -> list[str]:

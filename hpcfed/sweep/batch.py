@@ -10,7 +10,7 @@ from hpcfed.slurm import script
 from hpcfed.slurm.launcher import AUTO
 from hpcfed.slurm.launcher import launcher as known
 from hpcfed.slurm.script import Batch
-from hpcfed.slurm.submit import made_by, python_first, sbatch
+from hpcfed.slurm.submit import completed, made_by, sbatch
 from hpcfed.storage.sweep import Sweep, array_size
 
 PYTHON = ["python", "-m", "hpcfed.main"]  # the end of what starts ranks; the task itself adds its own
@@ -23,10 +23,7 @@ def arranged(found: Sweep, ranks: int | None, launcher: str | None, **asked: Any
     asked: of Batch.
     """
     words = known(launcher or AUTO)
-    gpus = (asked["gpus_per_node"] or "1").rpartition(":")[2]  # a number, or TYPE:NUMBER
-    asked["ntasks_per_node"] = asked["ntasks_per_node"] or (int(gpus) if gpus.isdigit() else 1)
-    asked["env"] = (*python_first(), *(asked["env"] or []))
-    batch = Batch(found.folder.name, launcher=words, made_by=made_by(), **asked)
+    batch = Batch(found.folder.name, launcher=words, made_by=made_by(), **completed(asked))
     ranks = ranks or batch.nodes * batch.ntasks_per_node
     words = batch.ranks()[: -len(PYTHON)] if ranks > 1 else []
     folder = shlex.quote(str(found.folder.resolve()))

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from time import monotonic
 
-from hpcfed.engine.signals import SIGNALS
+from hpcfed.engine.signals import heard
 from hpcfed.report.summary import accuracy, share
 from hpcfed.report.tables import duration
-from hpcfed.status import DONE, RESUME_ME, WRONG
+from hpcfed.status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import load
@@ -51,16 +51,11 @@ class Pool:
 
     def run(self, numbers: Iterable[int]) -> list[Outcome]:
         """These runs, in this order as places get free; what became of each."""
-        before = {number: signal.signal(number, self.ask) for number in SIGNALS}
-        try:
-            with ThreadPoolExecutor(self.at_once) as threads:
-                tasks = [threads.submit(self.one, i) for i in numbers]
-                while wait(tasks, LOOK).not_done:
-                    continue
-                return [task.result() for task in tasks]
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with heard(self.ask), ThreadPoolExecutor(self.at_once) as threads:
+            tasks = [threads.submit(self.one, i) for i in numbers]
+            while wait(tasks, LOOK).not_done:
+                continue
+            return [task.result() for task in tasks]
 
     def ask(self, number: int, _: object) -> None:
         hurry, self.asked = self.asked, True
@@ -85,13 +80,13 @@ class Pool:
         return self.said(self.outcome(run, status, monotonic() - begun), i)
 
     def through(self, process: subprocess.Popen[bytes]) -> int:
-        """The exit status of a run, as shells count: 128 + signal for one that was killed."""
+        """The exit status of a run, as shells count."""
         self.going.append(process)
         if self.asked:  # before it could be told
             process.send_signal(signal.SIGUSR1)
         status = process.wait()
         self.going.remove(process)
-        return status if status >= 0 else 128 - status
+        return as_shells_count(status)
 
     def outcome(self, run: Member, status: int, seconds: float) -> Outcome:
         """What an exit status means; all but success is noted beside the log."""

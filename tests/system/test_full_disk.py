@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.disks import fill
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
 from tests.system.live import started
@@ -32,23 +33,11 @@ def disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
-def fill(disk: Path) -> Path:
-    """Take all the room that is left; returns the file that has it."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        for size in (1 << 16, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                continue
-    return filler
-
-
 def test_a_disk_that_is_full_for_a_while_costs_warnings_and_no_round(disk, tmp_path):
     with started(2, *JOB, "--out", str(disk / "run")) as job:
         job.until("round 3/")
-        filler = fill(disk)
+        filler = disk / "filler"
+        fill(filler)
         job.until("round 20/")
         filler.unlink()
         assert job.finish() == 0
@@ -61,6 +50,6 @@ def test_a_disk_that_is_full_for_a_while_costs_warnings_and_no_round(disk, tmp_p
 def test_a_full_disk_ends_a_run_whose_checkpoints_are_required(disk):
     with started(2, *JOB, "--out", str(disk / "run"), "--checkpoint.required") as job:
         job.until("round 3/")
-        fill(disk)
+        fill(disk / "filler")
         assert job.finish() == 2
     assert job.err.count("hpcfed: ") == 1 and "No space left on device" in job.err and "Traceback" not in job.err
