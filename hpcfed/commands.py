@@ -29,19 +29,21 @@ class Command(Entry):
 
 
 RUN = argument("run", type=Path, metavar="RUN", help="folder of a run, or its results.h5")
-RUNS = argument("runs", type=Path, metavar="RUN", nargs="+", help="folder of a run, or its results.h5")
 JSON = argument("--json", action="store_true", help="machine-readable output")
-NAME = argument("name", metavar="NAME", help="an algorithm, data set, partition or model")
-KINDS = ("algorithms", "datasets", "partitions", "models")
-KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all four")
-OUT = argument("-o", "--out", type=Path, metavar="FILE", help="picture to write; default: in RUN")
+NAME = argument("name", metavar="NAME", help="an algorithm, data set, partition, model or figure")
+KINDS = ("algorithms", "datasets", "partitions", "models", "figures")
+KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all")
 WORDS = argument("words", nargs="+", metavar="COMMAND", help="-- mpirun -np 4 python -m hpcfed.main JOB.toml ...")
 PLACES = argument("runs", type=Path, metavar="RUN", nargs="+", help="folder of a run or sweep, or a results.h5")
 LINES = argument("-n", "--lines", type=int, default=10, metavar="N", help="how many rounds; default: 10")
 FOLLOW = argument("-f", "--follow", action="store_true", help="print those that come too, until the run is finished")
 VALUES = "accuracy (last round; default), last:10, best, before, received, final, final_received, up, down, or seconds"
-FORMAT = argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png")
 AGAIN = argument("--again", action="store_true", help="go on, whatever --overwrite says, as after a first start")
+PLOT = (
+    argument("--figure", metavar="NAMES", help="with commas, or all; see `hpcfed list figures`; default: curves,labels"),
+    argument("-o", "--out", type=Path, metavar="FILE", help="picture to write; default: in the first RUN's folder"),
+    argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png"),
+)
 TABLE = (
     argument("--rows", metavar="FIELDS", help="of the job, separated by commas; default: method and its parameters"),
     argument("--columns", metavar="FIELDS", help="default: all other fields in which runs differ, but the seed"),
@@ -102,13 +104,13 @@ def command(target: str, line: str, *arguments: Argument, fields: bool = False) 
 
 
 COMMANDS = {
-    "list": command("hpcfed.report.catalogue:listing", "what a job can name, a line each", KIND, JSON),
+    "list": command("hpcfed.report.catalogue:listing", "what a job can name, and figures, a line each", KIND, JSON),
     "show": command("hpcfed.report.catalogue:show", "one name: its parameters and its source", NAME, JSON),
     "summary": command("hpcfed.report.summary:summary", "accuracy, traffic and time of a run", RUN, JSON),
     "status": command("hpcfed.report.status:status", "how far runs are, and whether they go on", PLACES, JSON),
     "tail": command("hpcfed.report.tail:tail", "the last rounds of a run, and those that come", RUN, LINES, FOLLOW),
     "table": command("hpcfed.report.compare:compare", "methods against data sets over seeds", PLACES, *TABLE),
-    "plot": command("hpcfed.report.plot:plot", "learning curves and label distribution", RUNS, OUT, FORMAT),
+    "plot": command("hpcfed.figures.command:plot", "pictures of runs, from their results", PLACES, *PLOT),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "doctor": command("hpcfed.doctor.main:doctor", "what runs meet on this machine, and what to change", *DOCTOR, JSON),
     "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", AGAIN, WORDS),

@@ -1,0 +1,136 @@
+"""How all figures look: colours, sizes, axes, files.
+
+Drawn through matplotlib's objects, without pyplot: no display is needed and nothing global changes. Sizes are those of
+a paper: a panel is as wide as a column or a part of it, and its letters are read without enlarging.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from hpcfed.errors import ConfigError, told
+from hpcfed.paths import regular
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+DASHES = ("-", "--", ":", "-.")  # the next seven lines
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+FORMATS = (".png", ".svg", ".pdf")
+COLUMN, PAGE = 3.4, 7.0  # inches, of a paper's column and of its page
+SMALL, LETTERS = 7, 8  # points: of ticks and legends, of axes and titles
+DPI = 200
+GREY = "0.45"
+
+
+def style(i: int) -> dict[str, str]:
+    """Colour and dashes of the i-th line."""
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % len(DASHES)]}
+
+
+def panels(n: int, across: int = 2, height: float = 2.3, below: int = 0, **shared: bool | str) -> tuple[Figure, list]:
+    """A figure with n panels, so many side by side: one is as wide as a column, several as a page.
+
+    height: inches of a row of panels.  below: lines of a legend that is to stand below.  shared: sharex, sharey.
+    """
+    across = min(n, across)
+    rows = -(-n // across)
+    size = (COLUMN if across == 1 else PAGE, height * rows + 0.16 * below)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, across, squeeze=False, **shared).ravel().tolist()
+    for ax in axes[n:]:
+        ax.remove()
+    for ax in axes[max(0, n - across) : n]:  # the lowest of their columns, where the next row is not full
+        ax.tick_params(labelbottom=True)
+    return figure, axes[:n]
+
+
+def frame(ax: Axes, x: str = "", y: str = "", title: str = "") -> None:
+    """Axes as all figures have them, with what stands at them."""
+    ax.set_xlabel(x, fontsize=LETTERS)
+    ax.set_ylabel(y, fontsize=LETTERS)
+    ax.set_title(plain(title), fontsize=LETTERS)
+    ax.tick_params(labelsize=SMALL)
+    ax.grid(alpha=0.3, linewidth=0.5)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def numbered(ax: Axes, integer: bool = False) -> None:
+    """An x axis that begins at 0, with few ticks; integer: of whole numbers."""
+    ax.set_xlim(left=0)
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=integer, min_n_ticks=1))
+
+
+def unit(axis: object, name: str) -> None:
+    """Ticks in B, kB, MB (or s, ks)."""
+    axis.set_major_formatter(EngFormatter(name))
+
+
+def share(ax: Axes, low: float) -> None:
+    """A y axis of accuracies, 0..1: from 0, or where all are well above it from a little below the lowest."""
+    ax.set_ylim(max(0.0, low - 0.05) if low > 0.5 else 0.0, 1.0)
+
+
+def legend(figure: Figure, texts: Sequence[str], **every: object) -> None:
+    """What the lines are, below the figure."""
+    lines = [Line2D([], [], **style(i), **every) for i in range(len(texts))]
+    below(figure, lines, texts)
+
+
+def below(figure: Figure, handles: Sequence[object], texts: Sequence[str]) -> None:
+    """A legend below the figure, in as many columns as its longest text lets it have."""
+    words = [plain(short(text)) for text in texts]
+    figure.legend(handles, words, loc="outside lower center", ncols=columns(words, figure.get_figwidth()),
+                  fontsize=SMALL, frameon=False, handlelength=2.2, columnspacing=1.2)  # fmt: skip
+
+
+def columns(texts: Sequence[str], width: float) -> int:
+    """How many columns of a legend fit beside one another in a figure of this width, in inches."""
+    each = 0.5 + 0.058 * max(map(len, texts), default=1)  # a handle, and letters of SMALL points
+    return max(1, min(len(texts), int(width / each)))
+
+
+def lines(texts: Sequence[str], width: float) -> int:
+    """Lines of such a legend."""
+    return -(-len(texts) // columns([short(text) for text in texts], width))
+
+
+def short(text: str, most: int = 60) -> str:
+    """A text of at most so many letters, cut in its middle."""
+    return text if len(text) <= most else f"{text[: most // 2 - 1]} … {text[-(most // 2 - 2) :]}"
+
+
+def plain(text: str) -> str:
+    """A user's words as they are: dollar signs would begin a formula, and no font has control characters."""
+    return told(text).replace("$", r"\$")
+
+
+def step(n: int, most: int = 30) -> int:
+    """Every how many of n places get a tick, so that at most so many do."""
+    return next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, n) if n / s <= most)
+
+
+def places(n: int, most: int = 30) -> np.ndarray:
+    """The places of 0..n-1 that get a tick."""
+    return np.arange(0, n, step(n, most)) if n else np.arange(0)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the picture in the format of the path's ending; returns path. ConfigError where it fails."""
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"{path}: no picture format {path.suffix!r}; end the name in {', '.join(FORMATS)}")
+    try:
+        if os.path.exists(path):
+            regular(path)  # a pipe without a reader would never open
+        figure.savefig(path, dpi=DPI)
+    except OSError as error:
+        advice = "choose another place with -o"
+        raise ConfigError(f"{path}: cannot write the picture: {error.strerror}; {advice}") from error
+    return path
