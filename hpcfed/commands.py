@@ -40,7 +40,7 @@ FOLLOW = argument("-f", "--follow", action="store_true", help="print those that 
 VALUES = "accuracy (last round; default), last:10, best, before, received, final, final_received, up, down, or seconds"
 AGAIN = argument("--again", action="store_true", help="go on, whatever --overwrite says, as after a first start")
 PLOT = (
-    argument("--figure", metavar="NAMES", help="with commas, or all; see `hpcfed list figures`; default: curves,labels"),
+    argument("--figure", metavar="NAMES", help="with commas, or all (`hpcfed list figures`); default: curves,labels"),
     argument("-o", "--out", type=Path, metavar="FILE", help="picture to write; default: in the first RUN's folder"),
     argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png"),
 )

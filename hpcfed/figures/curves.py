@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import reduce
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +18,7 @@ from hpcfed.report.summary import title
 from hpcfed.storage.record import Record
 
 FAR = 1e30  # virtual seconds; more cannot be drawn, and mean nothing
-Y = "test accuracy,\nmean ± std over clients"
+FEW = 8  # lines of a panel that have bands; those of more would hide one another
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,15 @@ class Curve:
         now = now if (now < FAR).all() else np.zeros(len(t))
         return cls(t + 1, epochs, down + up, now, np.nanmean(accuracy[t], 1), np.nanstd(accuracy[t], 1))
 
+    @classmethod
+    def pooled(cls, curves: Sequence[Curve]) -> Curve:
+        """Runs with other seeds as one, over the rounds that all have; std is over the clients of all seeds."""
+        rounds = reduce(np.intersect1d, (curve.rounds for curve in curves))
+        rows = [[getattr(curve, f.name)[np.isin(curve.rounds, rounds)] for f in fields(cls)] for curve in curves]
+        whole = cls(*np.mean(np.array(rows, dtype=float).reshape(len(curves), len(fields(cls)), -1), 0))
+        between = np.mean([(row[-2] - whole.mean) ** 2 + row[-1] ** 2 for row in rows], 0)
+        return replace(whole, rounds=rounds, std=np.sqrt(between))
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -74,13 +84,13 @@ def numbers(runs: Sequence[Drawn]) -> list[Curve]:
 def figure(runs: Sequence[Drawn]) -> Figure:
     """Mean accuracy with a band of one standard deviation over clients, in four panels, a line for each run."""
     found = numbers(runs)
-    texts = [run.name if run.name.startswith(run.method) else f"{run.method} ({run.name})" for run in runs]
+    texts = [run.title for run in runs]
     below = look.lines(texts, look.PAGE) if len(runs) > 1 else 1
     drawing, axes = look.panels(4, below=below, sharey=True)
     for ax, axis in zip(axes, (ROUNDS, EPOCHS, TRAFFIC, SECONDS), strict=True):
         lines(ax, axis, found)
     for ax in axes[::2]:
-        ax.set_ylabel(Y, fontsize=look.LETTERS)
+        ax.set_ylabel(y(len(found)), fontsize=look.LETTERS)
     if len(runs) > 1:
         look.legend(drawing, texts)
     else:
@@ -88,23 +98,30 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     return drawing
 
 
+def y(lines: int) -> str:
+    """What stands at the axis of accuracies of a panel with so many lines."""
+    return "test accuracy,\nmean ± std over clients" if lines <= FEW else "test accuracy,\nmean over clients"
+
+
 def lines(ax: Axes, axis: Axis, found: Sequence[Curve], styles: Sequence[int] | None = None) -> None:
-    """One panel with all curves. styles: the numbers of their looks; default: 0, 1, 2 ..."""
+    """One panel with all curves, and bands where they are few. styles: the numbers of their looks, 0, 1 ... if none."""
     look.frame(ax, axis.text)
     for i, curve in zip(styles or range(len(found)), found, strict=True):
-        line(ax, axis.of(curve), curve, look.style(i))
+        line(ax, axis.of(curve), curve, look.style(i), band=len(found) <= FEW)
     look.numbered(ax, integer=axis is ROUNDS)
     if axis.unit:
         scale(ax, [axis.of(curve)[-1] for curve in found if axis.of(curve).any()], len(found), axis.unit)
 
 
-def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, str]) -> None:
+def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, str], band: bool) -> None:
     """One run in one panel; its last accuracy as a level where x stays 0 (no traffic)."""
     if not x.any():
         for level in curve.mean[-1:]:
             ax.axhline(level, linewidth=1.2, **style)
         return
     ax.plot(x, curve.mean, marker="o" if len(x) <= 30 else "", markersize=2.5, linewidth=1.2, **style)
+    if not band:
+        return
     low, high = (curve.mean - curve.std).clip(min=0), (curve.mean + curve.std).clip(max=1)
     if len(x) == 1:  # a band has no width
         ax.errorbar(x, curve.mean, [curve.mean - low, high - curve.mean], capsize=3, linewidth=1.2, **style)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -34,14 +35,15 @@ def style(i: int) -> dict[str, str]:
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % len(DASHES)]}
 
 
-def panels(n: int, across: int = 2, height: float = 2.3, below: int = 0, **shared: bool | str) -> tuple[Figure, list]:
-    """A figure with n panels, so many side by side: one is as wide as a column, several as a page.
+def panels(n: int, across: int = 2, height: float = 2.3, below: int = 0, wide: bool = False, **shared: bool,
+           ) -> tuple[Figure, list[Axes]]:  # fmt: skip
+    """A figure with n panels, so many side by side: one is as wide as a column, several, or a wide one, as a page.
 
     height: inches of a row of panels.  below: lines of a legend that is to stand below.  shared: sharex, sharey.
     """
     across = min(n, across)
     rows = -(-n // across)
-    size = (COLUMN if across == 1 else PAGE, height * rows + 0.16 * below)
+    size = (PAGE if wide or across > 1 else COLUMN, height * rows + 0.16 * below)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, across, squeeze=False, **shared).ravel().tolist()
     for ax in axes[n:]:
@@ -51,15 +53,26 @@ def panels(n: int, across: int = 2, height: float = 2.3, below: int = 0, **share
     return figure, axes[:n]
 
 
-def frame(ax: Axes, x: str = "", y: str = "", title: str = "") -> None:
+def frame(ax: Axes, x: str = "", y: str = "") -> None:
     """Axes as all figures have them, with what stands at them."""
     ax.set_xlabel(x, fontsize=LETTERS)
     ax.set_ylabel(y, fontsize=LETTERS)
-    ax.set_title(plain(title), fontsize=LETTERS)
     ax.tick_params(labelsize=SMALL)
     ax.grid(alpha=0.3, linewidth=0.5)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def head(ax: Axes, title: str) -> None:
+    """A panel's title, in as many lines as its width asks for."""
+    width = ax.figure.get_figwidth() / ax.get_gridspec().ncols
+    ax.set_title(fill(plain(short(title, 120)), int(width / 0.066)), fontsize=SMALL)
+
+
+def dot(i: int) -> Line2D:
+    """What stands for the i-th strip of dots in a legend."""
+    marker = MARKERS[i // len(COLOURS) % len(MARKERS)]
+    return Line2D([], [], color=style(i)["color"], marker=marker, linestyle="", markersize=4)
 
 
 def numbered(ax: Axes, integer: bool = False) -> None:

@@ -33,11 +33,16 @@ class Drawn:
     def method(self) -> str:
         return self.fields["algorithm.name"]
 
+    @property
+    def title(self) -> str:
+        """Its method and its name, where that does not say it."""
+        return self.name if self.name.startswith(self.method) else f"{self.method} ({self.name})"
 
-def setting(run: Drawn) -> str:
-    """Its data, how they are shared out, and among how many."""
+
+def setting(run: Drawn, ignore: Sequence[str] = ()) -> str:
+    """Its data, how they are shared out, and among how many. ignore: fields of which nothing is said."""
     fields, clients = one_skew(run.fields), run.fields["clients"]
-    halved = fields.get("data.halve") or 0.0
+    halved = 0.0 if "data.halve" in ignore else fields.get("data.halve") or 0.0
     kept = f", {100 * halved:g} % of them halved" if halved else ""
     return f"{fields['data.name']}, {fields['data.partition']}, {clients:,} client{'s' * (clients != 1)}{kept}"
 
