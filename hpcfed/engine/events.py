@@ -139,9 +139,9 @@ class Events(Rounds):
         counts = Counter(e.job.client for e in self.ended if e.job.reports)
         lost = {e.job.client for e in self.ended if not e.job.reports}
         return {"clients/reports": np.array([counts[k] for k in ids.tolist()]),
-                "clients/lost": np.isin(ids, list(lost)), **self.stale(ids)}  # fmt: skip
+                "clients/lost": np.isin(ids, list(lost)), **self.stale_reports(ids)}  # fmt: skip
 
-    def stale(self, ids: np.ndarray) -> Row:
+    def stale_reports(self, ids: np.ndarray) -> Row:
         """Mean staleness of what these clients reported to the server, and of all that was; nothing without one."""
         if not self.staleness:
             return {}

@@ -53,7 +53,7 @@ class Curve:
         """Runs with other seeds as one, over the rounds that all have; std is over the clients of all seeds."""
         rounds = reduce(np.intersect1d, (curve.rounds for curve in curves))
         rows = [[getattr(curve, f.name)[np.isin(curve.rounds, rounds)] for f in fields(cls)] for curve in curves]
-        whole = cls(*np.mean(np.array(rows, dtype=float).reshape(len(curves), len(fields(cls)), -1), 0))
+        whole = cls(*np.mean(np.array(rows, dtype=float), 0))
         between = np.mean([(row[-2] - whole.mean) ** 2 + row[-1] ** 2 for row in rows], 0)
         return replace(whole, rounds=rounds, std=np.sqrt(between))
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from hpcfed.errors import ConfigError
 from hpcfed.figures.look import COLOURS, COLUMN, LETTERS, PAGE, SMALL, places, plain, short
 from hpcfed.figures.runs import Drawn, setting
+from hpcfed.storage.record import Record
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ def numbers(runs: Sequence[Drawn]) -> list[Labels]:
 
     Raises ConfigError where no run recorded it.
     """
-    known = {setting(run): run for run in reversed(runs) if "label_counts" in run.record.arrays}
+    known: dict[str, Record] = {}
+    for run in runs:
+        if "label_counts" in run.record.arrays:
+            known.setdefault(setting(run), run.record)
     if not known:
         raise ConfigError("labels: no run recorded who holds which examples: those of a population do not "
                           "(clients up to 10,000 of a data set of files do)")  # fmt: skip
-    found = {title: run.record for title, run in reversed(known.items())}
-    return [Labels(title, r.header["classes"], r.arrays["label_counts"]) for title, r in found.items()]
+    return [Labels(title, r.header["classes"], r.arrays["label_counts"]) for title, r in known.items()]
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:

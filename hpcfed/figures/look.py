@@ -48,8 +48,6 @@ def panels(n: int, across: int = 2, height: float = 2.3, below: int = 0, wide: b
     axes = figure.subplots(rows, across, squeeze=False, **shared).ravel().tolist()
     for ax in axes[n:]:
         ax.remove()
-    for ax in axes[max(0, n - across) : n]:  # the lowest of their columns, where the next row is not full
-        ax.tick_params(labelbottom=True)
     return figure, axes[:n]
 
 

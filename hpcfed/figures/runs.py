@@ -16,7 +16,7 @@ from hpcfed.storage import sweep as store
 from hpcfed.storage.record import Record, load
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drawn:
     """One run. name: that of its folder, with as many folders above it as tell it from the other runs."""
 

@@ -68,11 +68,12 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     below, texts = sum(len(one.rounds) > 0 for one in found) > 0, [one.run.title for one in found]
     drawing, axes = look.panels(len(found) + below, height=2.9, below=look.lines(texts, look.PAGE) * below)
     known = np.concatenate([one.accuracy[np.isfinite(one.accuracy)] for one in found])
-    shades = ScalarMappable(Normalize(*(known.min(), known.max()) if len(known) else (0, 1)), "cividis")
+    low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
+    shades = ScalarMappable(Normalize(low, max(high, low + 0.01)), "cividis")
     for ax, one in zip(axes, found, strict=False):
         graph(ax, one, shades)
     if len(known):
-        drawing.colorbar(shades, ax=axes[len(found) - 1], shrink=0.7).set_label("test accuracy", fontsize=look.SMALL)
+        drawing.colorbar(shades, ax=axes[: len(found)], shrink=0.7).set_label("test accuracy", fontsize=look.SMALL)
     if below:
         for i, one in enumerate(found):
             ax = axes[-1]
