@@ -70,11 +70,11 @@ def panel(ax: Axes, strips: Sequence[Strip], texts: Sequence[str]) -> None:
     slot = 0.84 / len(groups)
     for strip in strips:
         at = kinds.index(strip.kind) + (groups.index(strip.group) - (len(groups) - 1) / 2) * slot
-        x = at + (np.arange(len(strip.accuracy)) * GOLDEN % 1 - 0.5) * 0.7 * slot
+        x = at + ((np.arange(len(strip.accuracy)) * GOLDEN + 0.5) % 1 - 0.5) * 0.7 * slot
         i = texts.index(strip.group.label)
         size = 10 if len(strip.accuracy) <= 30 else 5
         ax.scatter(x, strip.accuracy, size, marker=look.MARKERS[i // len(look.COLOURS) % len(look.MARKERS)],
-                   color=look.style(i)["color"], alpha=0.6, linewidth=0)  # fmt: skip
+                   color=look.style(i)["color"], alpha=0.7, linewidth=0, zorder=4)  # fmt: skip
         ax.hlines(strip.mean, at - 0.45 * slot, at + 0.45 * slot, color="black", linewidth=1.5, zorder=3)
     ax.set_xticks(range(len(kinds)), [look.plain(look.short(kind, 20)) for kind in kinds])
     ax.set_xlim(-0.5, len(kinds) - 0.5)

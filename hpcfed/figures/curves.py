@@ -109,8 +109,7 @@ def lines(ax: Axes, axis: Axis, found: Sequence[Curve], styles: Sequence[int] | 
     for i, curve in zip(styles or range(len(found)), found, strict=True):
         line(ax, axis.of(curve), curve, look.style(i), band=len(found) <= FEW)
     look.numbered(ax, integer=axis is ROUNDS)
-    if axis.unit:
-        scale(ax, [axis.of(curve)[-1] for curve in found if axis.of(curve).any()], len(found), axis.unit)
+    scale(ax, [axis.of(curve)[-1] for curve in found if axis.of(curve).any()], len(found), axis)
 
 
 def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, str], band: bool) -> None:
@@ -128,14 +127,15 @@ def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, str], band: boo
     ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def scale(ax: Axes, totals: Sequence[float], curves: int, unit: str) -> None:
+def scale(ax: Axes, totals: Sequence[float], curves: int, axis: Axis) -> None:
     """Ticks with their unit; logarithmic for curves whose totals differ widely; says what a level line is."""
-    if totals and max(totals) > 20 * min(totals):
+    if look.widely(totals) and axis is not ROUNDS:
         ax.set_xscale("log")
         ax.autoscale(axis="x")
-    if totals:
-        look.unit(ax.xaxis, unit)
-    else:
+        look.unit(ax.xaxis, axis.unit)
+    if not totals:
         ax.xaxis.set_major_formatter(NullFormatter())
+    elif axis.unit:
+        look.unit(ax.xaxis, axis.unit)
     if len(totals) < curves:
         ax.set_xlabel(f"{ax.get_xlabel()} (level line: none)", fontsize=look.LETTERS)

@@ -34,9 +34,11 @@ def numbers(runs: Sequence[Drawn]) -> list[Halved]:
     """Each line. ConfigError where no line has two shares."""
     found = [halved(group) for group in groups(runs, ignore=[FIELD])]
     if all(len(one.share) < 2 for one in found):
-        raise ConfigError(f"halved: these runs do not differ in {FIELD}, the share of clients that keep half of their "
-                          f"data; give runs with at least two values, as of `hpcfed sweep --{FIELD} 0,0.2,0.4`")
-    return found  # fmt: skip
+        raise ConfigError(
+            f"halved: these runs do not differ in {FIELD}, the share of clients that keep half of their "
+            f"data; give runs with at least two values, as of `hpcfed sweep --{FIELD} 0,0.2,0.4`"
+        )
+    return found
 
 
 def halved(group: Group) -> Halved:
@@ -63,8 +65,8 @@ def figure(runs: Sequence[Drawn]) -> Figure:
             at = texts.index(one.group.label)
             ax.errorbar(100 * one.share, one.mean, one.std if several else None, capsize=2, linewidth=1.2,
                         marker=look.MARKERS[at % len(look.MARKERS)], markersize=4, **look.style(at))  # fmt: skip
-        over = "\n(mean ± std over seeds)" if several else ""
-        look.frame(ax, "clients with half of their data, %", "" if i % 3 else f"test accuracy, mean over clients{over}")
+        over = ",\nmean ± std over seeds" if several else ""
+        look.frame(ax, "clients with half of their data, %", "" if i % 3 else f"clients' mean test accuracy{over}")
         look.head(ax, title)
     look.legend(drawing, texts)
     return drawing

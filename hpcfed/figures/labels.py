@@ -42,11 +42,12 @@ def numbers(runs: Sequence[Drawn]) -> list[Labels]:
 def figure(runs: Sequence[Drawn]) -> Figure:
     """The number of examples as the area of a dot: clients to the right, classes downwards."""
     found = numbers(runs)
-    widest, highest = (max(one.counts.shape[axis] for one in found) for axis in (0, 1))
+    widest = max(one.counts.shape[0] for one in found)
     width = min(PAGE, max(COLUMN, 0.25 * widest + 1.2))
     cell = max(0.12, min(0.25, (width - 1.0) / widest))  # inches
-    drawing = Figure(figsize=(width, len(found) * (cell * highest + 0.9)), layout="constrained")
-    axes = drawing.subplots(len(found), 1, squeeze=False)[:, 0]
+    heights = [max(0.8, cell * one.counts.shape[1]) for one in found]
+    drawing = Figure(figsize=(width, sum(heights) + 0.8 * len(found)), layout="constrained")
+    axes = drawing.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
     for ax, one in zip(axes, found, strict=True):
         frame(ax, one)
     drawing.draw_without_rendering()  # so that the panels have their final sizes

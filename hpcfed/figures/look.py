@@ -13,9 +13,10 @@ from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from hpcfed.errors import ConfigError, told
 from hpcfed.paths import regular
@@ -28,6 +29,7 @@ COLUMN, PAGE = 3.4, 7.0  # inches, of a paper's column and of its page
 SMALL, LETTERS = 7, 8  # points: of ticks and legends, of axes and titles
 DPI = 200
 GREY = "0.45"
+WIDELY = 10
 
 
 def style(i: int) -> dict[str, str]:
@@ -74,19 +76,37 @@ def dot(i: int) -> Line2D:
 
 
 def numbered(ax: Axes, integer: bool = False) -> None:
-    """An x axis that begins at 0, with few ticks; integer: of whole numbers."""
-    ax.set_xlim(left=0)
+    """An x axis from 0 to a little beyond the last value, with few ticks; integer: of whole numbers."""
+    ax.set_xlim(0, beyond(ax.dataLim.xmax))
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=integer, min_n_ticks=1))
 
 
-def unit(axis: object, name: str) -> None:
+def unit(axis: Axis, name: str) -> None:
     """Ticks in B, kB, MB (or s, ks)."""
     axis.set_major_formatter(EngFormatter(name))
 
 
-def share(ax: Axes, low: float) -> None:
-    """A y axis of accuracies, 0..1: from 0, or where all are well above it from a little below the lowest."""
-    ax.set_ylim(max(0.0, low - 0.05) if low > 0.5 else 0.0, 1.0)
+def upwards(ax: Axes) -> None:
+    """A y axis from 0 to a little above the largest value."""
+    ax.set_ylim(0, beyond(ax.dataLim.ymax))
+
+
+def beyond(most: float) -> float:
+    """Where an axis ends that begins at 0 and whose largest value this is."""
+    return 1.05 * most if np.isfinite(most) and most > 0 else 1.0
+
+
+def logarithmic(ax: Axes, name: str) -> None:
+    """A logarithmic y axis with ticks at 1, 2, 5, 10 ..., also where there is less than a decade."""
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    unit(ax.yaxis, name)
+
+
+def widely(values: Sequence[float]) -> bool:
+    """Whether values > 0 differ so much that an axis of them is logarithmic."""
+    return len(values) > 0 and max(values) > WIDELY * min(values)
 
 
 def legend(figure: Figure, texts: Sequence[str], **every: object) -> None:
@@ -103,9 +123,10 @@ def below(figure: Figure, handles: Sequence[object], texts: Sequence[str]) -> No
 
 
 def columns(texts: Sequence[str], width: float) -> int:
-    """How many columns of a legend fit beside one another in a figure of this width, in inches."""
-    each = 0.5 + 0.058 * max(map(len, texts), default=1)  # a handle, and letters of SMALL points
-    return max(1, min(len(texts), int(width / each)))
+    """How many columns of a legend fit beside one another in a figure of this width, in inches, evenly filled."""
+    each = 0.48 + 0.053 * max(map(len, texts), default=1)  # a handle, and letters of SMALL points
+    rows = -(-len(texts) // max(1, int(width / each)))
+    return -(-len(texts) // max(1, rows))
 
 
 def lines(texts: Sequence[str], width: float) -> int:

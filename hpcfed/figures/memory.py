@@ -76,10 +76,10 @@ def over_rounds(ax: Axes, one: Peaks, style: dict[str, str]) -> None:
 def finish(left: Axes, right: Axes, where: str, ranks: int) -> None:
     """What stands at the axes of both panels, from 0 both."""
     look.frame(left, "rank", WORDS[where])
-    look.frame(right, "round", "most of all ranks,\nband from the least")
+    look.frame(right, "round", "of the rank with most so far\n(band: with least)")
     left.set_xticks(look.places(ranks, 12))
     left.set_xlim(-0.5, ranks - 0.5)
     look.numbered(right, integer=True)
     for ax in (left, right):
-        ax.set_ylim(bottom=0)
+        look.upwards(ax)
         look.unit(ax.yaxis, "B")

@@ -128,10 +128,10 @@ def seconds(runs: Sequence[Drawn]) -> Figure:
     look.frame(ax, "round", "wall time of a round")
     look.numbered(ax, integer=True)
     every = np.concatenate([one.seconds for one in found])
-    if every.max() > 20 * max(np.median(every), 1e-9):
-        ax.set_yscale("log")
+    if (every > 0).all() and every.max() > 5 * np.median(every):  # as that of a first round, which warms up
+        look.logarithmic(ax, "s")
     else:
-        ax.set_ylim(bottom=0)
-    look.unit(ax.yaxis, "s")
+        look.upwards(ax)
+        look.unit(ax.yaxis, "s")
     look.legend(drawing, texts)
     return drawing

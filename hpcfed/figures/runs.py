@@ -70,7 +70,9 @@ def members(path: Path) -> list[Path]:
 def place(path: Path) -> Path:
     """What names a run: its folder, or a result file that lies among others."""
     real = Path(os.path.realpath(path))
-    return real.parent if real.name == names.results_file(real).name else real.with_suffix("")
+    if real.name == names.results_file(real).name:
+        return real.parent
+    return real.with_suffix("") if real.suffix == ".h5" else real
 
 
 def shortest(places: Sequence[Path]) -> list[str]:

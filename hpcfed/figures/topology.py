@@ -73,15 +73,17 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     for ax, one in zip(axes, found, strict=False):
         graph(ax, one, shades)
     if len(known):
-        drawing.colorbar(shades, ax=axes[: len(found)], shrink=0.7).set_label("test accuracy", fontsize=look.SMALL)
+        bar = drawing.colorbar(shades, ax=axes[: len(found)], shrink=0.7, aspect=30)
+        bar.set_label("test accuracy of a client", fontsize=look.LETTERS)
+        bar.ax.tick_params(labelsize=look.SMALL)
     if below:
         for i, one in enumerate(found):
             ax = axes[-1]
             ax.plot(one.rounds, one.distance, linewidth=1.2, marker="o" if len(one.rounds) <= 30 else "",
                     markersize=2.5, **look.style(i))  # fmt: skip
-        look.frame(axes[-1], "round", "distance of a client's model\nto the mean model (root mean square)")
+        look.frame(axes[-1], "round", "distance to the mean model,\nroot mean square over clients")
         look.numbered(axes[-1], integer=True)
-        axes[-1].set_ylim(bottom=0)
+        look.upwards(axes[-1])
         look.legend(drawing, texts)
     return drawing
 
@@ -93,7 +95,7 @@ def graph(ax: Axes, one: Topology, shades: ScalarMappable) -> None:
     ax.add_collection(LineCollection(one.at[one.links], colors=look.GREY, linewidths=width, zorder=1))
     colours = shades.to_rgba(np.nan_to_num(one.accuracy))
     colours[~np.isfinite(one.accuracy)] = (1, 1, 1, 1)
-    ax.scatter(*one.at.T, np.clip(4000 / K, 6, 130), colours, edgecolor="black", linewidth=0.5, zorder=2)
+    ax.scatter(*one.at.T, np.clip(1500 / K, 5, 110), colours, edgecolor="black", linewidth=0.5, zorder=2)
     for k in range(K if few else 0):
         light = colours[k, :3].mean() > 0.5
         ax.annotate(str(k), one.at[k], ha="center", va="center", fontsize=6, color="black" if light else "white")

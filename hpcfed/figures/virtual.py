@@ -39,9 +39,11 @@ def numbers(runs: Sequence[Drawn]) -> list[Staleness]:
     """Of the runs without rounds. ConfigError where all have rounds."""
     found = [staleness(run) for run in runs if eventful(run.record)]
     if not found:
-        raise ConfigError("staleness: these runs are of methods in rounds, in which nothing is stale; "
-                          "give runs of methods in virtual time, as algorithm.name = 'fedasync' or 'swift'")
-    return found  # fmt: skip
+        raise ConfigError(
+            "staleness: these runs are of methods in rounds, in which nothing is stale; "
+            "give runs of methods in virtual time, as algorithm.name = 'fedasync' or 'swift'"
+        )
+    return found
 
 
 def eventful(record: Record) -> bool:
@@ -85,10 +87,12 @@ def figure(runs: Sequence[Drawn]) -> Figure:
             band(axes[0], one.seconds, (one.least, one.mean, one.most), look.style(i))
         band(axes[-1], one.seconds, one.done, look.style(i))
     if both:
-        look.frame(axes[0], "virtual time", "staleness: merges since download,\nmean, least to most of clients")
-    look.frame(axes[-1], "virtual time", "reports of a client so far,\nmean, fewest to most")
+        look.frame(axes[0], "virtual time", "staleness, merges")
+        look.head(axes[0], "merges from download to merge; band: clients' means")
+    look.frame(axes[-1], "virtual time", "reports of a client so far")
+    look.head(axes[-1], "mean over clients; band: fewest to most")
     for ax in axes:
-        ax.set_ylim(bottom=0)
+        look.upwards(ax)
         look.numbered(ax)
         look.unit(ax.xaxis, "s")
     look.legend(drawing, texts)

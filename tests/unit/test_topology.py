@@ -135,4 +135,4 @@ def test_graphs_are_the_same_each_time_and_cannot_be_written():
 def test_a_run_records_who_are_neighbours_once_and_without_a_graph_nothing():
     ring = start(Serial(), job("swift", "--algorithm.topology", "ring", "--models.mix", "mlp"))
     assert describe.neighbours(ring)["links"].tolist() == [[0, 1], [0, 5], [1, 2], [2, 3], [3, 4], [4, 5]]
-    assert describe.neighbours(start(Serial(), job("fedavg"))) == {}
+    assert describe.neighbours(start(Serial(), job("fedavg", "--models.mix", "mlp"))) == {}
