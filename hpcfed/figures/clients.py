@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from hpcfed.errors import ConfigError
 from hpcfed.figures import look
 from hpcfed.figures.groups import Group, by_panel, groups, labels
-from hpcfed.figures.runs import Drawn
+from hpcfed.figures.runs import Drawn, short
 from hpcfed.report.columns import architectures, last
 
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly however many there are
@@ -76,7 +76,7 @@ def panel(ax: Axes, strips: Sequence[Strip], texts: Sequence[str]) -> None:
         ax.scatter(x, strip.accuracy, size, marker=look.MARKERS[i // len(look.COLOURS) % len(look.MARKERS)],
                    color=look.style(i)["color"], alpha=0.7, linewidth=0, zorder=4)  # fmt: skip
         ax.hlines(strip.mean, at - 0.45 * slot, at + 0.45 * slot, color="black", linewidth=1.5, zorder=3)
-    ax.set_xticks(range(len(kinds)), [look.plain(look.short(kind, 20)) for kind in kinds])
+    ax.set_xticks(range(len(kinds)), [look.plain(short(kind, 20)) for kind in kinds])
     ax.set_xlim(-0.5, len(kinds) - 0.5)
     if len(kinds) > 4:
         ax.tick_params(axis="x", labelrotation=30)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from hpcfed.figures import look
-from hpcfed.figures.runs import Drawn
+from hpcfed.figures.runs import Drawn, short
 from hpcfed.report.columns import column
 from hpcfed.report.summary import title
 from hpcfed.storage.record import Record
@@ -94,7 +94,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     if len(runs) > 1:
         look.legend(drawing, texts)
     else:
-        drawing.suptitle(look.plain(look.short(title(runs[0].record), 100)), fontsize=look.LETTERS)
+        drawing.suptitle(look.plain(short(title(runs[0].record), 100)), fontsize=look.LETTERS)
     return drawing
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hpcfed.figures.runs import Drawn, setting
+from hpcfed.figures.runs import Drawn, setting, short
 from hpcfed.report.cases import FIRST, SEED, Case, differing, needed, one_skew, order
 
 METHOD = "algorithm.name"
@@ -26,12 +27,22 @@ def groups(runs: Sequence[Drawn], ignore: Sequence[str] = ()) -> list[Group]:
     """The runs as lines and panels, in the order in which they come. ignore: fields that are drawn otherwise."""
     cases = {run.name: Case(run.name, dropped(one_skew(run.fields), ignore)) for run in runs}
     lines, panels = axes(list(cases.values()))
-    found: dict[tuple[str, str], list[Drawn]] = {}
+    found: dict[tuple, list[Drawn]] = {}
     for run in runs:
-        case = cases[run.name]
-        title = ", ".join([setting(run, ignore), *told(case, panels)])
-        found.setdefault((title, ", ".join([run.method, *told(case, lines)])), []).append(run)
-    return [group for (title, label), alike in found.items() for group in apart(title, label, alike, ignore)]
+        found.setdefault((cases[run.name].at(panels), cases[run.name].at(lines)), []).append(run)
+    made = []
+    for first, *others in found.values():
+        title = ", ".join([setting(first, ignore), *told(cases[first.name], panels)])
+        label = ", ".join([first.method, *told(cases[first.name], lines)])
+        made += apart(title, label, [first, *others], ignore)
+    return distinct(made)
+
+
+def distinct(found: list[Group]) -> list[Group]:
+    """Groups whose texts are the same, for they were shortened, have the name of their first run added."""
+    twice = {key for key, n in Counter((group.panel, group.label) for group in found).items() if n > 1}
+    return [replace(group, label=f"{group.label} ({group.runs[0].name})") if (group.panel, group.label) in twice
+            else group for group in found]  # fmt: skip
 
 
 def apart(title: str, label: str, alike: list[Drawn], ignore: Sequence[str]) -> list[Group]:
@@ -57,9 +68,9 @@ def dropped(fields: dict, names: Sequence[str]) -> dict:
 
 
 def told(case: Case, names: Sequence[str]) -> list[str]:
-    """What tells it apart, as `mu 0.1`, beside what is said anyway."""
+    """What tells it apart, as `mu 0.1`, beside what is said anyway; a long value shortened."""
     pairs = ((name, *case.at([name])) for name in names if name not in TOLD)
-    return [f"{name.split('.')[-1].replace('_', ' ')} {value}" for name, value in pairs if value]
+    return [f"{name.split('.')[-1].replace('_', ' ')} {short(value, 24)}" for name, value in pairs if value]
 
 
 def by_panel(found: Sequence[Group]) -> dict[str, list[Group]]:

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfed.errors import ConfigError
-from hpcfed.figures.look import COLOURS, COLUMN, LETTERS, PAGE, SMALL, places, plain, short
-from hpcfed.figures.runs import Drawn, setting
+from hpcfed.figures.look import COLOURS, COLUMN, LETTERS, PAGE, SMALL, places, plain
+from hpcfed.figures.runs import Drawn, setting, short
 from hpcfed.storage.record import Record
 
 

@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from hpcfed.errors import ConfigError, told
+from hpcfed.figures.runs import short
 from hpcfed.paths import regular
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
@@ -29,7 +30,8 @@ COLUMN, PAGE = 3.4, 7.0  # inches, of a paper's column and of its page
 SMALL, LETTERS = 7, 8  # points: of ticks and legends, of axes and titles
 DPI = 200
 GREY = "0.45"
-WIDELY = 10
+HANDLE, LETTER = 0.48, 0.053  # inches in a legend: what stands before a text, and one of its letters
+WIDELY = 10  # times; values that differ by more are drawn on a logarithmic axis
 
 
 def style(i: int) -> dict[str, str]:
@@ -78,7 +80,7 @@ def dot(i: int) -> Line2D:
 def numbered(ax: Axes, integer: bool = False) -> None:
     """An x axis from 0 to a little beyond the last value, with few ticks; integer: of whole numbers."""
     ax.set_xlim(0, beyond(ax.dataLim.xmax))
-    ax.xaxis.set_major_locator(MaxNLocator(5, integer=integer, min_n_ticks=1))
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=integer, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
 
 
 def unit(axis: Axis, name: str) -> None:
@@ -117,26 +119,27 @@ def legend(figure: Figure, texts: Sequence[str], **every: object) -> None:
 
 def below(figure: Figure, handles: Sequence[object], texts: Sequence[str]) -> None:
     """A legend below the figure, in as many columns as its longest text lets it have."""
-    words = [plain(short(text)) for text in texts]
-    figure.legend(handles, words, loc="outside lower center", ncols=columns(words, figure.get_figwidth()),
+    width = figure.get_figwidth()
+    words = [plain(fitting(text, width)) for text in texts]
+    figure.legend(handles, words, loc="outside lower center", ncols=columns(words, width),
                   fontsize=SMALL, frameon=False, handlelength=2.2, columnspacing=1.2)  # fmt: skip
 
 
 def columns(texts: Sequence[str], width: float) -> int:
     """How many columns of a legend fit beside one another in a figure of this width, in inches, evenly filled."""
-    each = 0.48 + 0.053 * max(map(len, texts), default=1)  # a handle, and letters of SMALL points
+    each = HANDLE + LETTER * max(map(len, texts), default=1)
     rows = -(-len(texts) // max(1, int(width / each)))
     return -(-len(texts) // max(1, rows))
 
 
 def lines(texts: Sequence[str], width: float) -> int:
     """Lines of such a legend."""
-    return -(-len(texts) // columns([short(text) for text in texts], width))
+    return -(-len(texts) // columns([fitting(text, width) for text in texts], width))
 
 
-def short(text: str, most: int = 60) -> str:
-    """A text of at most so many letters, cut in its middle."""
-    return text if len(text) <= most else f"{text[: most // 2 - 1]} … {text[-(most // 2 - 2) :]}"
+def fitting(text: str, width: float) -> str:
+    """A text of a legend as long as a figure of this width lets it be, and no longer than 60 letters."""
+    return short(text, min(60, int((width - HANDLE) / LETTER)))
 
 
 def plain(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcfed.errors import CheckpointError
 from hpcfed.report.cases import one_skew
-from hpcfed.storage import names
+from hpcfed.storage import names as files
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import Record, load
 
@@ -61,7 +61,7 @@ def members(path: Path) -> list[Path]:
     """The run at this path, or those of the sweep."""
     if not store.exists(path):
         return [path]
-    begun = [path / run.name for run in store.read(path).runs if names.results_file(path / run.name).is_file()]
+    begun = [path / run.name for run in store.read(path).runs if files.results_file(path / run.name).is_file()]
     if not begun:
         raise CheckpointError(f"{path}: no run of this sweep has results yet; see `hpcfed status {path}`")
     return begun
@@ -70,7 +70,7 @@ def members(path: Path) -> list[Path]:
 def place(path: Path) -> Path:
     """What names a run: its folder, or a result file that lies among others."""
     real = Path(os.path.realpath(path))
-    if real.name == names.results_file(real).name:
+    if real.name == files.results_file(real).name:
         return real.parent
     return real.with_suffix("") if real.suffix == ".h5" else real
 
@@ -79,7 +79,12 @@ def shortest(places: Sequence[Path]) -> list[str]:
     """The last parts of each path, as many as make them all different."""
     longest = max((len(place.parts) for place in places), default=1)
     for n in range(1, longest + 1):
-        short = ["/".join(place.parts[-n:]) for place in places]
-        if len(set(short)) == len(short):
+        names = ["/".join(place.parts[-n:]) for place in places]
+        if len(set(names)) == len(names):
             break
-    return short
+    return names
+
+
+def short(text: str, most: int = 60) -> str:
+    """A text of at most so many letters, cut in its middle."""
+    return text if len(text) <= most else f"{text[: most // 2 - 1]} … {text[-(most // 2 - 2) :]}"

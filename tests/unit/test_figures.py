@@ -41,9 +41,11 @@ def test_figures_are_drawn_by_name_one_where_asked_several_with_their_names(run,
 
 
 def test_runs_are_named_by_as_many_folders_as_tell_them_apart(tmp_path):
-    for name in ("a/run", "b/run"):
+    for name in ("a/run", "b/run", "run-0.1", "run-0.2"):
         (tmp_path / name).mkdir(parents=True)
         run_of(tmp_path / name, [])
+    found = runs.drawn([tmp_path / "run-0.1", tmp_path / "run-0.2"])
+    assert [one.name for one in found] == ["run-0.1", "run-0.2"]
     found = runs.drawn([tmp_path / "a/run", tmp_path / "b/run/results.h5", tmp_path / "a/run/results.h5"])
     assert [one.name for one in found] == ["a/run", "b/run"]
     assert [one.folder for one in found] == [tmp_path / "a/run", tmp_path / "b/run"]

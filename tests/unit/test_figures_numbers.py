@@ -20,7 +20,7 @@ def one(folder: Path, rows: list[dict[str, object]], **job: object) -> Drawn:
     [run] = drawn([run_of(folder, rows)])
     for name, value in job.items():
         part, _, field = name.rpartition("_")
-        (run.record.header["job"][part] if part else run.record.header["job"])[field] = value
+        (run.record.header["job"].setdefault(part, {}) if part else run.record.header["job"])[field] = value
     run.__dict__.pop("fields", None)
     return run
 
@@ -46,6 +46,13 @@ def test_runs_that_differ_in_the_seed_are_one_line_and_data_make_panels(tmp_path
 def test_runs_with_the_same_seed_and_job_are_told_apart_by_name(tmp_path):
     made = [one(tmp_path / name, []) for name in ("a", "b")]
     assert [group.label for group in groups(made)] == ["fedclassavg (a)", "fedclassavg (b)"]
+
+
+def test_long_values_are_shortened_and_lines_that_then_read_the_same_get_names(tmp_path):
+    made = [one(tmp_path / name, [], models_mix=["resnet18"] * 4 + [name] + ["resnet18"] * 4) for name in ("a", "b")]
+    assert [group.label for group in groups(made)] == [
+        f"fedclassavg, mix resnet18, r … , resnet18 ({name})" for name in ("a", "b")
+    ]
 
 
 def test_the_band_of_a_line_is_over_the_clients_of_all_seeds_and_rounds_that_all_have(tmp_path):
