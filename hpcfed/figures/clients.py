@@ -66,17 +66,17 @@ def figure(runs: Sequence[Drawn]) -> Figure:
 
 def panel(ax: Axes, strips: Sequence[Strip], texts: Sequence[str]) -> None:
     """Strips of one panel. texts: of the legend."""
-    kinds, groups = (list(dict.fromkeys(getattr(s, name) for s in strips)) for name in ("kind", "group"))
-    slot = 0.84 / len(groups)
+    kinds = list(dict.fromkeys(strip.kind for strip in strips))
     for strip in strips:
-        at = kinds.index(strip.kind) + (groups.index(strip.group) - (len(groups) - 1) / 2) * slot
+        beside = [other.group for other in strips if other.kind == strip.kind]
+        slot = min(0.42, 0.84 / len(beside))
+        at = kinds.index(strip.kind) + (beside.index(strip.group) - (len(beside) - 1) / 2) * slot
         x = at + ((np.arange(len(strip.accuracy)) * GOLDEN + 0.5) % 1 - 0.5) * 0.7 * slot
         i = texts.index(strip.group.label)
         size = 10 if len(strip.accuracy) <= 30 else 5
         ax.scatter(x, strip.accuracy, size, marker=look.MARKERS[i // len(look.COLOURS) % len(look.MARKERS)],
                    color=look.style(i)["color"], alpha=0.7, linewidth=0, zorder=4)  # fmt: skip
         ax.hlines(strip.mean, at - 0.45 * slot, at + 0.45 * slot, color="black", linewidth=1.5, zorder=3)
-    ax.set_xticks(range(len(kinds)), [look.plain(short(kind, 20)) for kind in kinds])
+    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if len(kinds) > 4 else {}
+    ax.set_xticks(range(len(kinds)), [look.plain(short(kind, 20)) for kind in kinds], **turned)
     ax.set_xlim(-0.5, len(kinds) - 0.5)
-    if len(kinds) > 4:
-        ax.tick_params(axis="x", labelrotation=30)

@@ -1,6 +1,7 @@
 """`hpcfed plot`: which pictures are drawn and where they go, and the numbers of curves and labels by hand."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,6 +50,19 @@ def test_runs_are_named_by_as_many_folders_as_tell_them_apart(tmp_path):
     found = runs.drawn([tmp_path / "a/run", tmp_path / "b/run/results.h5", tmp_path / "a/run/results.h5"])
     assert [one.name for one in found] == ["a/run", "b/run"]
     assert [one.folder for one in found] == [tmp_path / "a/run", tmp_path / "b/run"]
+
+
+def test_all_leaves_out_what_these_runs_cannot_give_and_says_so(run, tmp_path, monkeypatch):
+    def absent(runs: object) -> None:
+        raise ConfigError("topology: no run recorded it\n  more")
+
+    given = {"labels": FIGURES["labels"], "topology": SimpleNamespace(load=lambda: absent)}
+    monkeypatch.setattr("hpcfed.figures.registry.FIGURES", given)
+    monkeypatch.setattr("hpcfed.figures.command.FIGURES", given)
+    told = plot([run], "all", tmp_path / "a.png").split("\n")
+    assert told == [str(tmp_path / "a-labels.png"), "left out: topology: no run recorded it"]
+    with pytest.raises(ConfigError, match="topology: no run recorded it"):
+        plot([run], "topology,labels", tmp_path / "b.png")
 
 
 def test_every_figure_has_a_function_and_a_line():

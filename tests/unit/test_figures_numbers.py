@@ -8,11 +8,14 @@ import pytest
 from hpcfed.errors import ConfigError
 from hpcfed.figures import clients, halved, learning, memory, phases, topology, virtual
 from hpcfed.figures.groups import groups
+from hpcfed.figures.registry import FIGURES
 from hpcfed.figures.runs import Drawn, drawn
 from hpcfed.storage.record import Record
 from tests.unit.test_report import HEAD, NAN, row, run_of
 
 FOUR = [0, 1, 2, 3]
+OURS = ("curves", "labels", "learning", "bytes", "time", "accuracies", "halved", "phases", "seconds", "memory",
+        "staleness", "topology")  # fmt: skip
 
 
 def one(folder: Path, rows: list[dict[str, object]], **job: object) -> Drawn:
@@ -121,9 +124,10 @@ def test_memory_is_the_most_of_each_rank_and_the_least_and_most_of_all(tmp_path)
 
 
 def timed(folder: Path, *staleness: list[float]) -> Drawn:
-    reports = {"clients/reports": np.array([2, 1, 0, 1])}
-    rows = [row([0.5] * 4, FOUR, **reports, **{"clients/staleness": np.array(each), "rounds/staleness": 1.25,
-                "rounds/virtual_seconds": 1.5 * t}) for t, each in enumerate(staleness, start=1)]  # fmt: skip
+    """A run in virtual time: a round is 1.5 s, the staleness of its clients as given."""
+    same = {"clients/reports": np.array([2, 1, 0, 1]), "rounds/staleness": 1.25, "rounds/consensus_distance": 2.0}
+    rows = [row([0.5] * 4, FOUR, **same, **{"clients/staleness": np.array(each), "rounds/virtual_seconds": 1.5 * t})
+            for t, each in enumerate(staleness, start=1)]  # fmt: skip
     return one(folder, rows, algorithm_merges=None)
 
 
@@ -153,3 +157,17 @@ def test_a_graph_has_its_links_places_and_distances(tmp_path):
     assert np.allclose(found.at, [[0, 1], [1, 0], [0, -1], [-1, 0]])
     assert (found.rounds.tolist(), found.distance.tolist()) == ([2], [2.0])
     assert np.allclose(topology.laid("star", 3), [[0, 0], [0, 1], [0, -1]])
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_every_panel_says_what_stands_at_its_axes(tmp_path, name, rounds):
+    runs = [timed(tmp_path / "a", *[[0.5, 3.0, NAN, 1.0]] * rounds), timed(tmp_path / "b", *[[NAN] * 4] * rounds)]
+    for run, share in zip(runs, (0.0, 0.5), strict=True):
+        run.record.arrays["links"] = np.array([[0, 1], [1, 2]])
+        run.record.columns["ranks/peak_bytes"] = np.full((rounds, 2), 1e9)
+        run.record.header["job"]["data"]["halve"] = share
+        run.__dict__.pop("fields", None)
+    panels = [ax for ax in FIGURES[name].load()(runs).axes if ax.axison and ax.get_label() != "<colorbar>"]
+    assert panels and all(ax.get_xlabel() for ax in panels)
+    assert all(ax.get_ylabel() or ax.get_shared_y_axes().get_siblings(ax) != [ax] for ax in panels)
