@@ -11,6 +11,7 @@ from hpcfed.figures import labels, look, runs
 from hpcfed.figures.command import plot
 from hpcfed.figures.curves import Curve
 from hpcfed.figures.registry import FIGURES, chosen
+from hpcfed.storage import sweep
 from hpcfed.storage.record import load
 from tests.unit.test_report import HEAD, NAN, row, run_of
 
@@ -50,6 +51,14 @@ def test_runs_are_named_by_as_many_folders_as_tell_them_apart(tmp_path):
     found = runs.drawn([tmp_path / "a/run", tmp_path / "b/run/results.h5", tmp_path / "a/run/results.h5"])
     assert [one.name for one in found] == ["a/run", "b/run"]
     assert [one.folder for one in found] == [tmp_path / "a/run", tmp_path / "b/run"]
+
+
+def test_a_sweep_stands_for_those_of_its_runs_that_have_results(tmp_path):
+    sweep.write(sweep.Sweep(tmp_path, [], "", 1, "", tuple(sweep.Member(name, [], {}) for name in "ab")))
+    with pytest.raises(CheckpointError, match="no run of this sweep has results yet; see `hpcfed status"):
+        runs.drawn([tmp_path])
+    run_of(tmp_path / "b", [])
+    assert [one.name for one in runs.drawn([tmp_path, tmp_path / "b"])] == ["b"]
 
 
 def test_all_leaves_out_what_these_runs_cannot_give_and_says_so(run, tmp_path, monkeypatch):
