@@ -73,7 +73,7 @@ def panel(ax: Axes, strips: Sequence[Strip], texts: Sequence[str]) -> None:
         at = kinds.index(strip.kind) + (beside.index(strip.group) - (len(beside) - 1) / 2) * slot
         x = at + ((np.arange(len(strip.accuracy)) * GOLDEN + 0.5) % 1 - 0.5) * 0.7 * slot
         i = texts.index(strip.group.label)
-        size = 10 if len(strip.accuracy) <= 30 else 5
+        size = np.clip(150 / max(1, len(strip.accuracy)), 5, 20)
         ax.scatter(x, strip.accuracy, size, marker=look.MARKERS[i // len(look.COLOURS) % len(look.MARKERS)],
                    color=look.style(i)["color"], alpha=0.7, linewidth=0, zorder=4)  # fmt: skip
         ax.hlines(strip.mean, at - 0.45 * slot, at + 0.45 * slot, color="black", linewidth=1.5, zorder=3)
