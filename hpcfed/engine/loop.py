@@ -35,6 +35,7 @@ class Loop:
         with self.saver:
             self.copy()
             try:
+                self.secure()
                 status = self.go_on()
             except Stopped:
                 self.comm.confirm()
@@ -140,6 +141,11 @@ class Loop:
         if self.course.mirror:
             rows = self.results.unwritten() if self.results else {}
             self.course.mirror.take(self.rounds, rows | ({str(self.rounds.t - 1): row} if row and self.results else {}))
+
+    def secure(self) -> None:
+        """After a death that left copies in memory: what was on its way to the disk then is lost, so begin anew."""
+        if self.comm.lost and self.saved_t < self.rounds.t < self.job.rounds:
+            self.save()
 
     def save(self) -> None:
         """Begin a checkpoint, after the one before."""

@@ -49,10 +49,13 @@ class Wires:
         inside = (self.each - 1) * self.near.message(nbytes)
         return inside + min(doubling, ring) + (log2(self.each) * self.near.message(whole) if self.nodes > 1 else 0.0)
 
-    def alltoall(self, nbytes: float) -> float:
-        """nbytes of each rank to each other one: partner after partner, all ranks of a node over its connection."""
-        far = self.far.message(nbytes, self.each)
-        return (self.each - 1) * self.near.message(nbytes) + (self.ranks - self.each) * far
+    def lines(self, nbytes: float) -> float:
+        """A line of so many bytes for each rank, or from each: in a node's memory, then node after node.
+
+        All ranks of a node use its connection at once, one for each other node.
+        """
+        inside = (self.each - 1) * self.near.message(self.nodes * nbytes)
+        return inside + (self.nodes - 1) * self.far.message(nbytes, self.each)
 
     def bcast(self, nbytes: float) -> float:
         """One rank's bytes to all: down a tree, first from node to node."""
@@ -71,7 +74,7 @@ class Wires:
             return small + self.allreduce(WIDE * values)
         width = self.width(values)
         messages = -(-values // (self.ranks * width))
-        return small + messages * (self.alltoall(WIDE * width) + self.allgather(NARROW * width))
+        return small + messages * (self.lines(WIDE * width) + self.lines(NARROW * width))
 
     def width(self, values: int) -> int:
         """Values of a message's line, of which there is one a rank."""

@@ -59,8 +59,8 @@ def test_a_gather_to_all_goes_by_doubling_or_round_a_ring_whichever_is_faster():
     assert wires(2, 2).allgather(100) == pytest.approx(0.2 + (1 + 2) + 0.5)  # inside, across with both's, inside
 
 
-def test_all_to_all_goes_from_partner_to_partner():
-    assert wires(2, 2).alltoall(100) == pytest.approx(1 * 0.2 + 2 * (1 + 2 * 100 / 100))
+def test_lines_of_all_ranks_are_added_up_in_a_node_and_then_travel_once_to_each_other_node():
+    assert wires(2, 2).lines(100) == pytest.approx(1 * (0.1 + 2 * 100 / 1000) + 1 * (1 + 2 * 100 / 100))
 
 
 def test_a_barrier_goes_up_a_tree_and_down_again_seen_at_each_look():
