@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcfed.comm.messages import MESSAGE, PART, SMALL
+from hpcfed.comm.messages import SMALL, width
 from hpcfed.plan.network import Network
 
 LOOK = 2e-4  # seconds between two looks of a rank that waits in a barrier (comm.mpi.LONG)
@@ -72,17 +72,13 @@ class Wires:
         small = self.allreduce(8 * (arrays + 1 + self.ranks)) + self.allreduce(2 * WIDE)
         if values <= SMALL:
             return small + self.allreduce(WIDE * values)
-        width = self.width(values)
-        messages = -(-values // (self.ranks * width))
-        return small + messages * (self.lines(WIDE * width) + self.lines(NARROW * width))
-
-    def width(self, values: int) -> int:
-        """Values of a message's line, of which there is one a rank."""
-        return min(values, max(MESSAGE // self.ranks, PART))
+        line = width(values, self.ranks)
+        messages = -(-values // (self.ranks * line))
+        return small + messages * (self.lines(WIDE * line) + self.lines(NARROW * line))
 
     def buffers(self, values: int) -> int:
         """Bytes of a large message on each rank: what it sends, what it gets, and what all get."""
-        return self.ranks * self.width(values) * (2 * WIDE + NARROW) if self.ranks > 1 and values > SMALL else 0
+        return self.ranks * width(values, self.ranks) * (2 * WIDE + NARROW) if self.ranks > 1 and values > SMALL else 0
 
 
 def log2(n: int) -> int:

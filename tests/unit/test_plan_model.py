@@ -72,7 +72,7 @@ def test_an_exact_sum_is_a_maximum_a_weight_and_messages_of_a_line_a_rank():
     assert quick.sum(100, arrays=3) == 2 * (8 * (3 + 1 + 2) + 16 + 8 * 100)  # each up and down
     values = 2 * 131072  # two lines of half a message each
     assert quick.sum(values, 1) == 2 * (8 * 4 + 16) + 12 * 131072  # in as float64, out as float32
-    assert quick.sum(values + 1, 1) == 2 * (8 * 4 + 16) + 2 * 12 * 131072  # one more value, one more message
+    assert quick.sum(values + 1, 1) == 2 * (8 * 4 + 16) + 2 * 12 * 65537  # one more value: two messages, alike
     assert Wires(1, 1, FAR).sum(values, 1) == 0
     assert quick.buffers(values) == 2 * 131072 * (8 + 8 + 4) and quick.buffers(100) == 0
 
