@@ -20,7 +20,7 @@ def line(ranks: int) -> int:
 
 
 def size_of(each: int, ranks: int) -> int:
-    """Bytes for so many ranks of a node, of so many in all: each gives a line for every rank; and the outcome's lines."""
+    """Bytes for `each` ranks of a node: each gives a line for every rank; and for the lines of the outcome."""
     return (each + 1) * ranks * line(ranks)
 
 

@@ -209,7 +209,7 @@ def every_rank_knows_its_place(comm: Comm) -> None:
 def main() -> None:
     kind, number = sys.argv[1:] or ("", "0")
     if kind == "nodes":  # ranks are dealt to so many, as far as they know
-        Mpi = import_module("hpcfed.comm.mpi").Mpi  # noqa: N806
+        Mpi = import_module("hpcfed.comm.mpi").Mpi
         Mpi._near = staticmethod(lambda world: world.Split(world.rank % int(number)))
     comm = connect()
     if kind == "pieces":
