@@ -51,6 +51,10 @@ TABLE = (
     argument("--format", choices=("text", "markdown", "latex", "csv"), default="text", help="default: text"),
     argument("-o", "--out", type=Path, metavar="FILE", help="file to write; default: print it"),
 )
+COMPARE = (
+    argument("--baseline", metavar="METHOD", help="a method, or one of its runs; default: that of the first RUN"),
+    *(option for option in TABLE if option[0][0] in ("--value", "--percent", "--format", "-o")),
+)
 BATCH = (
     argument("--nodes", type=int, default=1, metavar="N"),
     argument("--ntasks-per-node", type=int, metavar="N", help="ranks of a node; default: one for each GPU, or one"),
@@ -107,7 +111,8 @@ COMMANDS = {
     "summary": command("hpcfed.report.summary:summary", "accuracy, traffic and time of a run", RUN, JSON),
     "status": command("hpcfed.report.status:status", "how far runs are, and whether they go on", PLACES, JSON),
     "tail": command("hpcfed.report.tail:tail", "the last rounds of a run, and those that come", RUN, LINES, FOLLOW),
-    "table": command("hpcfed.report.compare:compare", "methods against data sets over seeds", PLACES, *TABLE),
+    "table": command("hpcfed.report.table:table", "methods against data sets over seeds", PLACES, *TABLE),
+    "compare": command("hpcfed.report.compare:compare", "methods side by side: differences and tests", PLACES, *COMPARE),
     "plot": command("hpcfed.report.plot:plot", "learning curves and label distribution", RUNS, OUT, FORMAT),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "doctor": command("hpcfed.doctor.main:doctor", "what runs meet on this machine, and what to change", *DOCTOR, JSON),

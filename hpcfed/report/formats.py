@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
+
+from hpcfed.errors import ConfigError
 
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
        **{c: f"\\{c}" for c in "&%$#_{}"}}  # fmt: skip
@@ -84,9 +87,14 @@ def text(grid: Grid) -> str:
     lines[-1][0] = grid.corner()
     for label, row in zip(grid.labels(), grid.cells, strict=True):
         lines.append([label, *(cell.noted(cell.number() + " *" * cell.best) for cell in row)])
+    return aligned(grid.told("*"), lines, grid.notes)
+
+
+def aligned(caption: str, lines: Sequence[Sequence[str]], notes: list[str]) -> str:
+    """Caption, columns of even width, notes."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([grid.told("*"), "", *padded, *(["", *grid.notes] if grid.notes else [])])
+    return "\n".join([caption, "", *padded, *(["", *notes] if notes else [])])
 
 
 def once(level: list[str], heads: list[tuple[str, ...]], depth: int) -> list[str]:
@@ -98,24 +106,33 @@ def once(level: list[str], heads: list[tuple[str, ...]], depth: int) -> list[str
 def markdown(grid: Grid) -> str:
     """A table as GitHub shows it; the lines of heads are one."""
     heads = [", ".join(words) for words in zip(*grid.levels(), strict=True)]
-    lines = [[grid.corner(), *heads], ["---"] * (len(heads) + 1)]
+    lines = [[grid.corner(), *heads]]
     for label, row in zip(grid.labels(), grid.cells, strict=True):
         lines.append([label, *(cell.noted(f"**{cell.number()}**" if cell.best else cell.number()) for cell in row)])
-    rows = ["| " + " | ".join(word.replace("|", r"\|") for word in line) + " |" for line in lines]
-    notes = ["", *(f"- {note}" for note in grid.notes)] if grid.notes else []
-    return "\n".join([grid.told("Bold"), "", *rows, *notes])
+    return piped(grid.told("Bold"), lines, grid.notes)
+
+
+def piped(caption: str, lines: Sequence[Sequence[str]], notes: list[str]) -> str:
+    """The same with bars, as Markdown has it; the first line is the head."""
+    ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    rows = ["| " + " | ".join(word.replace("|", r"\|") for word in line) + " |" for line in ruled]
+    return "\n".join([caption, "", *rows, *(["", *(f"- {note}" for note in notes)] if notes else [])])
 
 
 def latex(grid: Grid) -> str:
     """A table with the rules of the package booktabs, and a head that spans the columns below it."""
-    lines = [line for i, level in enumerate(grid.levels()) for line in spans(grid, i, level)]
-    body = [" & ".join([tex(label), *map(tex_cell, row)]) + r" \\"
-            for label, row in zip(grid.labels(), grid.cells, strict=True)]  # fmt: skip
-    notes = [f"% {note}" for note in grid.notes]
+    heads = [line for i, level in enumerate(grid.levels()) for line in spans(grid, i, level)]
+    body = [[tex(label), *map(tex_cell, row)] for label, row in zip(grid.labels(), grid.cells, strict=True)]
+    return booktabs(grid.told("Bold"), heads, body, grid.notes)
+
+
+def booktabs(caption: str, heads: list[str], body: Sequence[Sequence[str]], notes: list[str]) -> str:
+    """heads: whole lines; body: cells. Both are LaTeX already; caption and notes are not."""
+    lines = [" & ".join(line) + r" \\" for line in body]
     return "\n".join([
-        "% \\usepackage{booktabs}", *notes, r"\begin{table}", r"\centering", rf"\caption{{{tex(grid.told('Bold'))}}}",
-        rf"\begin{{tabular}}{{l{'c' * len(grid.heads)}}}", r"\toprule", *lines, r"\midrule", *body,
-        r"\bottomrule", r"\end{tabular}", r"\end{table}"])  # fmt: skip
+        "% \\usepackage{booktabs}", *(f"% {note}" for note in notes), r"\begin{table}", r"\centering",
+        rf"\caption{{{tex(caption)}}}", rf"\begin{{tabular}}{{l{'c' * (len(body[0]) - 1)}}}", r"\toprule", *heads,
+        r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])  # fmt: skip
 
 
 def spans(grid: Grid, depth: int, level: list[str]) -> list[str]:
@@ -151,3 +168,14 @@ def comma_separated(grid: Grid) -> str:
 
 
 FORMATS: dict[str, Callable[[Grid], str]] = {"text": text, "markdown": markdown, "latex": latex, "csv": comma_separated}
+
+
+def stored(command: str, text: str, out: Path | None) -> str:
+    """The text, or where it is to be written to a file, that file's path."""
+    if out is None:
+        return text
+    try:
+        out.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{command}: cannot write {out}: {error.strerror}; give another -o") from error
+    return str(out)
