@@ -1,7 +1,7 @@
 """`hpcfed compare RUN RUN...`: methods against one of them, over the same clients and seeds; from result files alone.
 
-As Demšar (JMLR 7, 2006) advises: paired differences, Wilcoxon's signed-rank test, Holm's correction where several methods
-are held against one. In the place of his data sets are seeds: they are independent, the clients of one run are not.
+As Demšar (JMLR 7, 2006) advises: paired differences, Wilcoxon's signed-rank test, Holm's correction where several
+methods are held against one. In the place of his data sets are seeds: they are independent, clients of one run are not.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ HEADS = ("method", "mean", "difference", "95 % interval", "p", "p (Holm)", "over
 NAMES = ("method", "baseline", "mean", "baseline_mean", "difference", "low", "high", "p", "p_holm", "seeds", "clients",
          "better", "worse", "equal")  # fmt: skip
 
+OVER_SEEDS = ("Over seeds: paired t interval, Wilcoxon's signed-rank test. Seeds are the units; the clients of one run "
+              "are not independent, and are only counted, over all seeds.")  # fmt: skip
+ONE_SEED = (f"One seed: bootstrap interval ({differences.DRAWS:,} draws) and Wilcoxon's signed-rank test over the "
+            "clients of one run, which are not independent: they share a server and a seed. This tells how alike these "
+            "clients fare, not what another seed would give.")  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Result:
@@ -41,18 +47,18 @@ class Result:
         return f"{self.view.what()}; paired differences from {self.base.label}, with 95 % confidence intervals."
 
 
-def compare(runs: Sequence[Path], baseline: str | None = None, value: str = "accuracy", percent: bool = False,
+def compare(runs: Sequence[Path], baseline: str | None = None, value: str | None = None, percent: bool = False,
             format: str = "text", out: Path | None = None) -> str:  # fmt: skip
     """The command. baseline: a method as the table names it, or one of its runs; default: that of the first run.
 
     Returns the table, or the path of the file that it was written to.
     """
-    view = View(value, measure(value), percent=percent)
+    view = View(value or "accuracy", measure(value or "accuracy"), percent=percent)
     found = methods(cases(runs))
     base = chosen(found, baseline) or also(found := methods(cases([*runs, Path(baseline)])), Path(baseline))
     if len(found) < 2:
         raise ConfigError(f"compare: all runs are {base.label}; give runs that differ in more than their seed")
-    result = Result(base, compared(found, base, value, view.measure), view)
+    result = Result(base, compared(found, base, view), view)
     return stored("compare", FORMATS[format](result), out)
 
 
@@ -94,7 +100,8 @@ def alone(result: Result) -> str:
 def cells(one: Comparison, view: View) -> list[str]:
     """A comparison as words."""
     interval = " to ".join(signed(end, view) for end in one.interval or ())
-    over = f"{one.seeds} seeds" if one.seeds > 1 else f"{one.clients} clients of one seed" if one.clients else "one seed"
+    single = f"{one.clients} clients of one seed" if one.clients else "one seed"
+    over = f"{one.seeds} seeds" if one.seeds > 1 else single
     told = " / ".join(map(str, one.counts)) if one.clients else ""
     numbers = view.number(one.mean), signed(one.difference, view), interval, likely(one.p), likely(one.holm)
     return [one.method.label, *numbers, over, told]
@@ -102,7 +109,7 @@ def cells(one: Comparison, view: View) -> list[str]:
 
 def signed(difference: float, view: View) -> str:
     text = view.number(abs(difference))
-    return f"{'-' if difference < 0 and text.strip('0.') else '+'}{text}"
+    return f"{'-' if difference < 0 and any(digit in text for digit in '123456789') else '+'}{text}"
 
 
 def likely(p: float | None) -> str:
@@ -119,18 +126,13 @@ def notes(result: Result) -> list[str]:
 
 def how(done: list[Comparison]) -> list[str]:
     """What the intervals and tests are over, and what they cannot tell."""
-    told = []
     seeds = sorted({one.seeds for one in done if one.seeds >= ENOUGH})
-    if seeds:
-        told.append("Over seeds: paired t interval, Wilcoxon's signed-rank test. Seeds are the units; the clients of one "
-                    "run are not independent, and are only counted, over all seeds.")  # fmt: skip
+    told = [OVER_SEEDS] if seeds else []
     told += [f"Of {n} seeds the test cannot give less than p = {differences.least(n):.4g}." for n in seeds if n < 6]
     if any(one.seeds < ENOUGH and one.p is None for one in done):
         told.append(f"An interval and a test over seeds need {ENOUGH} of them.")
     if any(one.seeds == 1 and one.p is not None for one in done):
-        told.append(f"One seed: bootstrap interval ({differences.DRAWS:,} draws) and Wilcoxon's signed-rank test over the "
-                    "clients of one run, which are not independent: they share a server and a seed. They tell how alike "
-                    "these clients fare, not what another seed would give.")  # fmt: skip
+        told.append(ONE_SEED)
     if any(one.holm is not None for one in done):
         told.append(f"p (Holm) is corrected for {sum(one.p is not None for one in done)} tests; the intervals are not.")
     return told

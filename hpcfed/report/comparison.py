@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpcfed.report import differences
-from hpcfed.report.measures import Measure
+from hpcfed.report.measures import View
 from hpcfed.report.pairs import Method, Pair, counts, pairs
 
 ENOUGH = 3  # seeds for an interval and a test over them
@@ -44,9 +44,9 @@ class Comparison:
         return self.mean - self.base
 
 
-def against(one: Method, base: Method, value: str, shown: Measure) -> Comparison:
+def against(one: Method, base: Method, view: View) -> Comparison:
     """A method against the baseline."""
-    found = pairs(one, base, value, shown)
+    found = pairs(one, base, view)
     mean, other = (float(np.mean([getattr(pair, name) for pair in found])) for name in ("mean", "base"))
     interval, p = None, None
     if len(found) >= ENOUGH:
@@ -55,7 +55,7 @@ def against(one: Method, base: Method, value: str, shown: Measure) -> Comparison
     elif len(found) == 1 and len(found[0].clients) > 1:
         interval = differences.bootstrap(found[0].clients, found[0].seed)
         p = differences.wilcoxon(found[0].clients)
-    return Comparison(one, found, mean, other, interval, p, counts(found, shown.high))
+    return Comparison(one, found, mean, other, interval, p, counts(found, view.measure.high))
 
 
 def corrected(found: list[Comparison]) -> list[Comparison]:
@@ -67,6 +67,6 @@ def corrected(found: list[Comparison]) -> list[Comparison]:
     return [one if one.p is None else replace(one, holm=next(fair)) for one in found]
 
 
-def compared(found: list[Method], base: Method, value: str, shown: Measure) -> list[Comparison]:
+def compared(found: list[Method], base: Method, view: View) -> list[Comparison]:
     """All others against the baseline."""
-    return corrected([against(one, base, value, shown) for one in found if one is not base])
+    return corrected([against(one, base, view) for one in found if one is not base])

@@ -1,4 +1,4 @@
-"""Paired differences: how large, how sure. Which tests are fit is Demšar's advice (JMLR 7, 2006, sections 3.1 and 3.2)."""
+"""Paired differences: how large, how sure. The choice of tests follows Demšar (JMLR 7, 2006, sections 3.1 and 3.2)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -13,12 +13,14 @@ from hpcfed.errors import ConfigError
 
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
        **{c: f"\\{c}" for c in "&%$#_{}"}}  # fmt: skip
-BEST = "best of its column"
 
 
 @dataclass
 class Shown:
-    """One cell. text, std: as shown.  note: what is to be said about it.  seeds: counted, of so many runs."""
+    """One cell. text, std: as shown.  note: what is to be said about it.  seeds: counted, of so many runs.
+
+    paper: the number that a paper has in its place, as printed there.
+    """
 
     text: str
     std: str
@@ -28,12 +30,14 @@ class Shown:
     seeds: int = 0
     runs: int = 0
     best: bool = False
+    paper: str = ""
 
     def number(self, pm: str = "±") -> str:
         return f"{self.text} {pm} {self.std}" if self.std else self.text
 
     def noted(self, number: str) -> str:
-        return f"{number} ({self.note})" if self.note and number else self.note or number
+        told = f"{number} ({self.note})" if self.note and number else self.note or number
+        return f"{told} [{self.paper}]" if self.paper else told
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Grid:
     """The whole table.
 
     value: name of what the cells show.  down, across: fields of rows and columns.  rows, heads: their values.  notes:
-    what stands below it.
+    what stands below it.  best: what the marked cells are the best of.  spoken: fields and values are words already.
     """
 
     caption: str
@@ -52,25 +56,32 @@ class Grid:
     heads: list[tuple[str, ...]]
     cells: list[list[Shown]]
     notes: list[str]
+    best: str = "column"
+    spoken: bool = False
 
     def labels(self) -> list[str]:
         """What each row is called: `fedprox, mu=0.1`."""
-        return [", ".join(named(field, value) for field, value in zip(self.down, row, strict=True) if value)
-                for row in self.rows]  # fmt: skip
+        return [", ".join(filter(None, self.words(self.down, row))) for row in self.rows]
+
+    def words(self, fields: list[str], values: tuple[str, ...]) -> list[str]:
+        pairs = zip(fields, values, strict=True)
+        return [value if self.spoken or not value else named(field, value) for field, value in pairs]
 
     def corner(self) -> str:
+        if self.spoken:
+            return ", ".join(self.down)
         return "method" if self.down[0] == "algorithm.name" else ", ".join(f.rpartition(".")[2] for f in self.down)
 
     def levels(self) -> list[list[str]]:
         """The lines of heads over the columns, outermost first."""
-        named_heads = [[named(f, head[i]) for head in self.heads] for i, f in enumerate(self.across)]
-        return named_heads or [[self.value]]
+        heads = [self.words(self.across, head) for head in self.heads]
+        return [list(level) for level in zip(*heads, strict=True)] or [[self.value]]
 
     def any_best(self) -> bool:
         return any(cell.best for row in self.cells for cell in row)
 
     def told(self, mark: str) -> str:
-        return f"{self.caption}. {mark}: {BEST}." if self.any_best() else f"{self.caption}."
+        return f"{self.caption}. {mark}: best of its {self.best}." if self.any_best() else f"{self.caption}."
 
 
 def named(field: str, value: str) -> str:
@@ -148,7 +159,7 @@ def spans(grid: Grid, depth: int, level: list[str]) -> list[str]:
 
 def tex_cell(cell: Shown) -> str:
     number = tex(cell.number())
-    return cell.noted(rf"\textbf{{{number}}}" if cell.best else number)
+    return replace(cell, paper=tex(cell.paper)).noted(rf"\textbf{{{number}}}" if cell.best else number)
 
 
 def tex(words: str) -> str:
@@ -159,11 +170,13 @@ def comma_separated(grid: Grid) -> str:
     """A line for each cell, with the numbers in full, for other programs."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    lines.writerow([*grid.down, *grid.across, "mean", "deviation", "seeds", "runs", "best", "note"])
+    own = ["paper"] if any(cell.paper for line in grid.cells for cell in line) else []
+    lines.writerow([*grid.down, *grid.across, "mean", "deviation", "seeds", "runs", "best", "note", *own])
     for row, line in zip(grid.rows, grid.cells, strict=True):
         for head, cell in zip(grid.heads, line, strict=True):
             numbers = ("" if number is None else repr(number) for number in (cell.mean, cell.deviation))
-            lines.writerow([*row, *head, *numbers, cell.seeds, cell.runs, int(cell.best), cell.note])
+            about = [cell.seeds, cell.runs, int(cell.best), cell.note, *([cell.paper] if own else [])]
+            lines.writerow([*row, *head, *numbers, *about])
     return out.getvalue().rstrip("\n")
 
 

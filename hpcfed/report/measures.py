@@ -11,6 +11,7 @@ from hpcfed.errors import ConfigError, unknown
 from hpcfed.report.columns import column
 from hpcfed.report.progress import mean
 from hpcfed.report.summary import facts, spread
+from hpcfed.report.tables import size
 from hpcfed.storage.record import Record
 
 Numbers = tuple[float | None, float | None]  # mean and deviation over the clients of one run; None: not recorded
@@ -18,7 +19,7 @@ Numbers = tuple[float | None, float | None]  # mean and deviation over the clien
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of a run. what: in words, for the caption.  share: 0..1.  high: whether more is better.
+    """One number of a run. what: in words, for the caption.  share: 0..1.  high: whether more is better.  unit: B or s.
 
     each: the numbers of the clients, by client, of which `of` tells the mean; None: it is not one of clients.
     """
@@ -27,6 +28,7 @@ class Measure:
     of: Callable[[Record], Numbers]
     share: bool = True
     high: bool = True
+    unit: str = ""
     each: Callable[[Record], dict[int, float]] | None = None
 
 
@@ -115,9 +117,9 @@ MEASURES = {
                      each=each_final("accuracy")),
     "final_received": Measure(f"Test accuracy of models received after the end, {OVER}", last("final_received"),
                               each=each_final("accuracy_received")),
-    "down": Measure("Bytes that a client receives in a round", traffic("down"), share=False, high=False),
-    "up": Measure("Bytes that a client sends in a round", traffic("up"), share=False, high=False),
-    "seconds": Measure("Seconds of a round", seconds, share=False, high=False),
+    "down": Measure("Bytes that a client receives in a round", traffic("down"), False, high=False, unit="B"),
+    "up": Measure("Bytes that a client sends in a round", traffic("up"), False, high=False, unit="B"),
+    "seconds": Measure("Seconds of a round", seconds, False, high=False, unit="s"),
 }  # fmt: skip
 
 
@@ -134,7 +136,7 @@ def measure(name: str) -> Measure:
 
 @dataclass(frozen=True)
 class View:
-    """Which number is shown, and how. deviation: over seeds or clients."""
+    """Which number is shown, and how. deviation: over seeds or clients, or none."""
 
     value: str
     measure: Measure
@@ -146,5 +148,7 @@ class View:
 
     def number(self, value: float) -> str:
         if not self.measure.share:
-            return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
+            whole = float(value).is_integer()
+            exact = f"{value:,.0f} {self.measure.unit}" if whole else f"{value:.3g} {self.measure.unit}"
+            return f"{exact} ({size(value)})" if self.measure.unit == "B" and value >= 1000 else exact
         return f"{100 * value:.2f}" if self.percent else f"{value:.4f}"

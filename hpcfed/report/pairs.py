@@ -11,7 +11,7 @@ from hpcfed.errors import ConfigError
 from hpcfed.report.cases import ASIDE, SEED, Case, axes, shown
 from hpcfed.report.differences import PLACES
 from hpcfed.report.formats import named
-from hpcfed.report.measures import Measure
+from hpcfed.report.measures import View
 from hpcfed.storage.record import Record
 
 WHO = ("clients", "data.name")  # fields that must agree beside the partition itself
@@ -64,27 +64,28 @@ def method(label: str, group: Sequence[Case]) -> Method:
     return Method(label, dict(sorted(runs.items())), tuple(case for case in group if not case.record))
 
 
-def pairs(ours: Method, theirs: Method, value: str, measure: Measure) -> list[Pair]:
+def pairs(ours: Method, theirs: Method, view: View) -> list[Pair]:
     """A pair for each seed that both have. ConfigError where there is none, or their clients are not the same."""
     shared = [seed for seed in ours.runs if seed in theirs.runs]
     if not shared:
         known = (f"{one.label} has seeds {', '.join(map(str, one.runs)) or 'none'}" for one in (ours, theirs))
         raise ConfigError(f"compare: no seed with a finished run of both: {'; '.join(known)}")
-    return [pair(ours.runs[seed], theirs.runs[seed], value, measure) for seed in shared]
+    return [pair(ours.runs[seed], theirs.runs[seed], view) for seed in shared]
 
 
-def pair(ours: Case, theirs: Case, value: str, measure: Measure) -> Pair:
+def pair(ours: Case, theirs: Case, view: View) -> Pair:
     """Two runs of the same clients."""
     refuse(ours, theirs)
-    if measure.each is None:
-        mean, base = (measure.of(case.record)[0] for case in (ours, theirs))
+    if view.measure.each is None:
+        mean, base = (view.measure.of(case.record)[0] for case in (ours, theirs))
         if mean is None or base is None:
-            raise ConfigError(f"compare: --value {value} is not recorded in {(ours if mean is None else theirs).name}")
+            absent = ours if mean is None else theirs
+            raise ConfigError(f"compare: --value {view.value} is not recorded in {absent.name}")
         return Pair(ours.fields[SEED], mean, base, np.empty(0))
-    mine, other = measure.each(ours.record), measure.each(theirs.record)
+    mine, other = view.measure.each(ours.record), view.measure.each(theirs.record)
     both = sorted(mine.keys() & other.keys())
     if not both:
-        raise ConfigError(f"compare: --value {value}: no client has it in both {ours.name} and {theirs.name}")
+        raise ConfigError(f"compare: --value {view.value}: no client has it in both {ours.name} and {theirs.name}")
     a, b = (np.array([each[k] for k in both]) for each in (mine, other))
     return Pair(ours.fields[SEED], float(a.mean()), float(b.mean()), a - b, len(mine.keys() ^ other.keys()))
 
@@ -98,7 +99,7 @@ def refuse(ours: Case, theirs: Case) -> None:
     if not (set(fields) & set(WHO)) and (alike if alike is not None else not fields):
         return
     told = [f"{name} ({shown(ours.fields.get(name))} and {shown(theirs.fields.get(name))})" for name in fields]
-    raise ConfigError(f"compare: {ours.name} and {theirs.name} cannot be paired, for their clients do not hold the same "
+    raise ConfigError(f"compare: {ours.name} and {theirs.name} cannot be paired, for their clients hold other "
                       f"examples; they differ in {', '.join(told) or 'no field, but in who holds which examples'}\n"
                       "  give runs of one data set and partition")  # fmt: skip
 

@@ -95,7 +95,7 @@ def test_a_run_that_is_not_finished_does_not_count_by_itself_either(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "cell"),
-    [("accuracy", "0.6000"), ("best", "0.9000"), ("last:2", "0.4000"), ("up", "15"), ("seconds", "2"),
+    [("accuracy", "0.6000"), ("best", "0.9000"), ("last:2", "0.4000"), ("up", "15 B"), ("seconds", "2 s"),
      ("final", "not recorded"), ("last:4", "not recorded")],
 )  # fmt: skip
 def test_a_table_shows_the_number_that_is_asked_for(tmp_path, value, cell):
@@ -111,7 +111,7 @@ def test_accuracies_may_be_in_percent_and_deviate_over_clients_as_in_the_papers(
 def test_of_bytes_and_seconds_less_is_better(tmp_path):
     methods = ("fedavg", "fedprox", "local")
     runs = [run(tmp_path / m, to_end(0.5), method=m, up=20 if m == "fedprox" else 10) for m in methods]
-    assert lines(table(runs, value="up"))[3:] == ["fedavg   15 *", "fedprox  30", "local    15 *"]
+    assert lines(table(runs, value="up"))[3:] == ["fedavg   15 B *", "fedprox  30 B", "local    15 B *"]
     assert "best" not in table(runs[:1], value="up")  # a single one is none
 
 

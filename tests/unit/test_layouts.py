@@ -1,0 +1,137 @@
+"""The papers' tables: each job of jobs/ has one cell, with the paper's number beside it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.errors import ConfigError
+from hpcfed.report.cases import Case
+from hpcfed.report.layouts import Layout, fits, layout, otherwise, papers
+from hpcfed.report.table import table
+from hpcfed.storage import sweep as store
+from hpcfed.storage.results import Results
+from tests.unit import test_jobs, test_jobs_fedhenn
+
+JOBS = Path(__file__).parents[2] / "jobs"
+FEDCLASSAVG = [(name, test_jobs.cell(name)) for name in test_jobs.FULL]
+FEDHENN = [(name, test_jobs_fedhenn.cell(name)) for name in test_jobs_fedhenn.FULL]
+pytestmark = pytest.mark.timeout(60)
+
+
+def as_case(path: str) -> Case:
+    """A job as a run that would be of it."""
+    return Case(path, store.fields(test_jobs.job(path).plain()))
+
+
+def cells(case: Case, made: Layout) -> list[tuple[str, str, str]]:
+    """Row, column and the paper's number of the cells that a run has."""
+    return [(", ".join(row.label), ", ".join(column.label), number.replace("±", "+-"))
+            for row in made.rows for column, number in zip(made.columns, row.paper, strict=True)
+            if fits(case, row, column)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "cell"), FEDCLASSAVG, ids=[name for name, _ in FEDCLASSAVG])
+def test_each_job_of_fedclassavg_has_its_cell_and_is_as_the_layout_has_it(name, cell):
+    number, row, column, paper = cell
+    made, case = layout(f"fedclassavg-{number}"), as_case(name)
+    want = (row, column, paper) if number != "4" else (column, row, paper)
+    assert cells(case, made) == [want]
+    own = [[[Case(name, case.fields, record=object())] if fits(case, row, column) else [] for column in made.columns]
+           for row in made.rows]  # fmt: skip
+    assert list(otherwise(own, made)) == []
+    assert cells(as_case(f"small/{name}"), made) == [want]  # its small twin too
+
+
+@pytest.mark.parametrize(("name", "cell"), FEDHENN, ids=[name for name, _ in FEDHENN])
+def test_each_job_of_fedhenn_has_its_cells(name, cell):
+    where, method, setting, paper = cell
+    found = {number: cells(as_case(f"fedhenn/{name}"), layout(f"fedhenn-{number}")) for number in (1, 2, 3)}
+    shared, personal = (paper.removeprefix("global ").split(", personal ") * 2)[:2]
+    want = {1: [(setting, "FedHeNN global" if "FedHeNN" in method else method, shared)] if "1" in where else [],
+            2: [(setting, method, personal)] if "2" in where else []}  # fmt: skip
+    assert {number: found[number] for number in want} == want
+    if "RBF" in method:
+        assert found[3] == [(setting, "RBF CKA", paper.split()[0])]
+    else:
+        assert {column for _, column, _ in found[3]} <= {"linear CKA"}
+
+
+def test_every_cell_has_the_papers_number():
+    for name in papers():
+        made = layout(name)
+        assert all(len(row.paper) == len(made.columns) for row in made.rows), name
+
+
+def run(folder: Path, job: str, flags: dict[str, object], last: float, up: int = 20) -> Path:
+    """A run of this job, with fields that are otherwise, of two clients."""
+    plain = test_jobs.job(job).plain()
+    for field, value in flags.items():
+        part, _, name = field.rpartition(".")
+        (plain[part] if part else plain)[name] = value
+    folder.mkdir(parents=True)
+    header = {"job": plain, "ranks": 1, "architectures": ["mlp"] * 2, "ended": "finished"}
+    results = Results(folder, header, {})
+    for _ in range(plain["rounds"]):
+        results.append({"clients/accuracy": np.array([last - 0.1, last + 0.1]), "clients/cohort": np.ones(2),
+                        "clients/up": np.array([up, up]), "clients/down": np.array([up, up])})  # fmt: skip
+    results.finish()
+    return folder
+
+
+def test_a_table_is_as_the_paper_has_it_and_says_what_is_missing_or_otherwise(tmp_path):
+    runs = [run(tmp_path / name, f"table4/{name}-cifar10.toml", {"rounds": 1}, mean)
+            for name, mean in (("ca", 0.5), ("ca-cl", 0.75))]  # fmt: skip
+    head, _, heads, cifar, fashion, letters, _, odd = table(runs, layout="fedclassavg-4").splitlines()
+    assert head.startswith("Ablation study (CA: classifier averaging, PR: proximal regularisation, CL: contrastive")
+    assert head.endswith(", table 4). Test accuracy after the last round, mean over clients; one seed. "
+                         "*: best of its row.")  # fmt: skip
+    assert " ".join(heads.split()) == "data set CA +PR +CL +PR, CL"
+    assert cifar.split() == ["CIFAR-10", "0.5000", "no", "run", "0.7500", "*", "no", "run"]
+    assert fashion.startswith("Fashion-MNIST") and letters.split().count("no") == 4
+    assert odd == "Not as in the jobs of this table: rounds = 1, there 300"
+
+
+def test_the_papers_numbers_stand_beside_ours_where_they_are_asked_for(tmp_path):
+    one = run(tmp_path / "a", "fedclassavg-cifar10-skewed.toml", {"rounds": 1}, 0.5)
+    text = table([one], layout="fedclassavg-2", paper=True)
+    assert "0.5000 ± 0.1000 [0.9202 ± 0.0562]" in text and "no run [0.7670 ± 0.0532]" in text
+    assert "over clients; in brackets the paper's." in text and "[" not in table([one], layout="fedclassavg-2")
+    typeset, full = (table([one], layout="fedclassavg-2", paper=True, format=form) for form in ("latex", "csv"))
+    assert r"0.5000 $\pm$ 0.1000 [0.9202 $\pm$ 0.0562]" in typeset
+    line = full.splitlines()[20]
+    assert line.startswith("Proposed,CIFAR-10,Skewed,0.5,0.") and line.endswith(",1,1,0,,0.9202 ± 0.0562")
+
+
+def test_accuracies_of_fedhenn_are_in_percent_and_of_global_models_not_recorded_where_they_were_not(tmp_path):
+    one = run(tmp_path / "a", "fedhenn/homogeneous-cifar10-100-2.toml", {"rounds": 1}, 0.5)
+    assert "| 50.00 |" in table([one], layout="fedhenn-2", format="markdown")
+    assert "| 50.00 |" in table([one], layout="fedhenn-3", format="markdown")
+    assert "| not recorded |" in table([one], layout="fedhenn-1", format="markdown")
+
+
+def test_traffic_is_exact_and_has_its_unit(tmp_path):
+    one = run(tmp_path / "a", "fedclassavg-cifar10-dirichlet.toml", {"rounds": 1}, 0.5, up=20520)
+    _, _, heads, down, up, *_ = table([one], layout="fedclassavg-5").splitlines()
+    assert heads.split("  ")[0] == "Comm. cost"
+    assert down.split()[0] == "down" and up.split() == ["up", *["no", "run"] * 2, "20,520", "B", "(20.5", "kB)"]
+
+
+def test_what_has_no_cell_and_what_differs_in_one_cell_is_told(tmp_path):
+    one = run(tmp_path / "a", "table3/fedavg-cifar10-20.toml", {"rounds": 1}, 0.5)
+    other = run(tmp_path / "b", "table3/fedavg-cifar10-20.toml", {"rounds": 1, "data.alpha": 0.1}, 0.5)
+    assert f"1 of 2 runs have no cell in this table: {other}" in table([one, other], layout="fedclassavg-3")
+    with pytest.raises(ConfigError, match="none of 1 runs has a cell in this table"):
+        table([one], layout="fedclassavg-2")
+    more = run(tmp_path / "c", "table3/fedavg-cifar10-20.toml", {"rounds": 1, "local.lr": 0.1, "seed": 1}, 0.5)
+    with pytest.raises(ConfigError, match=r"FedAvg, CIFAR-10, 20 clients differ in local.lr: 0.0001 and 0.1"):
+        table([one, more], layout="fedclassavg-3")
+
+
+def test_a_layout_has_its_own_rows_columns_and_numbers(tmp_path):
+    with pytest.raises(ConfigError, match="--value, but --layout fedhenn-1 has its own"):
+        table([tmp_path], layout="fedhenn-1", value="best")
+    with pytest.raises(ConfigError, match="no layout 'fedhen-1'; did you mean 'fedhenn-1'"):
+        table([tmp_path], layout="fedhen-1")
+    with pytest.raises(ConfigError, match="no --layout tells"):
+        table([tmp_path], paper=True)
