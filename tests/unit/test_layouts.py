@@ -1,5 +1,9 @@
 """The papers' tables: each job of jobs/ has one cell, with the paper's number beside it."""
 
+import re
+import subprocess
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -9,19 +13,15 @@ from hpcfed.errors import ConfigError
 from hpcfed.report.cases import Case
 from hpcfed.report.layouts import Layout, fits, layout, otherwise, papers
 from hpcfed.report.table import table
-from hpcfed.storage import sweep as store
 from hpcfed.storage.results import Results
+from hpcfed.storage.sweep import Member
+from hpcfed.sweep.define import define
 from tests.unit import test_jobs, test_jobs_fedhenn
 
-JOBS = Path(__file__).parents[2] / "jobs"
-FEDCLASSAVG = [(name, test_jobs.cell(name)) for name in test_jobs.FULL]
-FEDHENN = [(name, test_jobs_fedhenn.cell(name)) for name in test_jobs_fedhenn.FULL]
+ROOT = Path(__file__).parents[2]
+LINE = re.compile(r"^\| .+ \| `hpcfed sweep (.+)` \| `hpcfed table (.+) --layout (.+)` \|$", re.MULTILINE)
+COMMANDS = LINE.findall((ROOT / "jobs/README.md").read_text())
 pytestmark = pytest.mark.timeout(60)
-
-
-def as_case(path: str) -> Case:
-    """A job as a run that would be of it."""
-    return Case(path, store.fields(test_jobs.job(path).plain()))
 
 
 def cells(case: Case, made: Layout) -> list[tuple[str, str, str]]:
@@ -31,30 +31,49 @@ def cells(case: Case, made: Layout) -> list[tuple[str, str, str]]:
             if fits(case, row, column)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "cell"), FEDCLASSAVG, ids=[name for name, _ in FEDCLASSAVG])
-def test_each_job_of_fedclassavg_has_its_cell_and_is_as_the_layout_has_it(name, cell):
-    number, row, column, paper = cell
-    made, case = layout(f"fedclassavg-{number}"), as_case(name)
-    want = (row, column, paper) if number != "4" else (column, row, paper)
-    assert cells(case, made) == [want]
-    own = [[[Case(name, case.fields, record=object())] if fits(case, row, column) else [] for column in made.columns]
-           for row in made.rows]  # fmt: skip
-    assert list(otherwise(own, made)) == []
-    assert cells(as_case(f"small/{name}"), made) == [want]  # its small twin too
-
-
-@pytest.mark.parametrize(("name", "cell"), FEDHENN, ids=[name for name, _ in FEDHENN])
-def test_each_job_of_fedhenn_has_its_cells(name, cell):
-    where, method, setting, paper = cell
-    found = {number: cells(as_case(f"fedhenn/{name}"), layout(f"fedhenn-{number}")) for number in (1, 2, 3)}
+def told(path: Path, table: str) -> set[tuple[str, str, str]]:
+    """The same, from the first line of a job file."""
+    if table.startswith("fedclassavg"):
+        _, row, column, paper = test_jobs.cell(str(path.relative_to(ROOT / "jobs")))
+        return {(column, row, paper) if table.endswith("4") else (row, column, paper)}
+    _, method, setting, paper = test_jobs_fedhenn.cell(path.name)
     shared, personal = (paper.removeprefix("global ").split(", personal ") * 2)[:2]
-    want = {1: [(setting, "FedHeNN global" if "FedHeNN" in method else method, shared)] if "1" in where else [],
-            2: [(setting, method, personal)] if "2" in where else []}  # fmt: skip
-    assert {number: found[number] for number in want} == want
-    if "RBF" in method:
-        assert found[3] == [(setting, "RBF CKA", paper.split()[0])]
-    else:
-        assert {column for _, column, _ in found[3]} <= {"linear CKA"}
+    if table.endswith("1"):
+        return {(setting, "FedHeNN global" if "FedHeNN" in method else method, shared)}
+    return {(setting, method, personal) if table.endswith("2") else (setting, "RBF CKA", paper.split()[0])}
+
+
+@cache
+def defined(words: str, scale: str = "") -> tuple[Member, ...]:
+    """The runs of a command line of jobs/README.md, whose patterns a shell expands."""
+    pattern = re.sub(r"jobs/(fedhenn/)?", rf"jobs/\1{scale}", words).replace("jobs/", f"{ROOT}/jobs/")
+    expanded = subprocess.run(["bash", "-c", f"echo {pattern}"], capture_output=True, text=True, check=True).stdout
+    return define(expanded.split()[: expanded.split().index("--out")], Path("s"), 1, "").runs
+
+
+def test_each_table_has_its_commands():
+    assert [name for _, _, name in COMMANDS] == list(papers())
+    assert all(words.endswith(f"--out {folder}") for words, folder, _ in COMMANDS)
+
+
+@pytest.mark.parametrize(("words", "name"), [(words, name) for words, _, name in COMMANDS], ids=list(papers()))
+def test_the_sweep_of_a_table_fills_each_of_its_cells_once(words, name):
+    made = layout(name)
+    for scale in ("small/", ""):
+        runs = [Case(run.name, run.fields, record=object()) for run in defined(words, scale)]
+        groups = [[[case for case in runs if fits(case, *at)] for at in product([row], made.columns)]
+                  for row in made.rows]  # fmt: skip
+        assert {len(group) for line in groups for group in line} == {1}, scale
+        assert scale or name.endswith("g-5") or list(otherwise(groups, made)) == []
+
+
+@pytest.mark.parametrize(("words", "name"), [(words, name) for words, _, name in COMMANDS if "g-5" not in name])
+def test_each_job_has_the_cell_and_the_number_that_its_first_line_names(words, name):
+    for run in defined(words):
+        path = Path(run.words[0])
+        if name == "fedhenn-3" and "rbf" not in path.name:
+            continue  # the first line has only those of the other tables
+        assert set(cells(Case(run.name, run.fields), layout(name))) == told(path, name)
 
 
 def test_every_cell_has_the_papers_number():
