@@ -100,7 +100,7 @@ def alone(result: Result) -> str:
 def cells(one: Comparison, view: View) -> list[str]:
     """A comparison as words."""
     interval = " to ".join(signed(end, view) for end in one.interval or ())
-    single = f"{one.clients} clients of one seed" if one.clients else "one seed"
+    single = f"{one.clients} client{'s' * (one.clients > 1)} of one seed" if one.clients else "one seed"
     over = f"{one.seeds} seeds" if one.seeds > 1 else single
     told = " / ".join(map(str, one.counts)) if one.clients else ""
     numbers = view.number(one.mean), signed(one.difference, view), interval, likely(one.p), likely(one.holm)

@@ -91,7 +91,8 @@ def laid_out(found: list[Case], made: Layout, paper: bool) -> Grid:
               for group, number in zip(line, row.paper, strict=True)]
              for line, view, row in zip(groups, views, made.rows, strict=True)]  # fmt: skip
     marked(table if made.best == "column" else [list(line) for line in zip(*table, strict=True)], views[0].measure.high)
-    what = " and ".join(dict.fromkeys(view.what() for view in views))
+    first, *others = dict.fromkeys(view.what() for view in views)
+    what = ", and ".join([first, *(other[0].lower() + other[1:] for other in others)])
     told = f"{made.caption} ({made.source}). {caption(what, made.deviation, seeds)}"
     notes = [*missing(found, placed), *otherwise(groups, made)]
     labels, heads = ([each.label for each in part] for part in (made.rows, made.columns))

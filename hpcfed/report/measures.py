@@ -78,8 +78,12 @@ def each_of(record: Record, name: str, rounds: Sequence[int]) -> dict[int, float
 
 
 def each_last(name: str = "clients/accuracy", n: int = 1) -> Callable[[Record], dict[int, float]]:
-    """Over the last n evaluated rounds."""
-    return lambda record: each_of(record, name, np.flatnonzero(np.isfinite(column(record, name)).any(1))[-n:])
+    """Over the last n evaluated rounds; none where there are fewer."""
+    def clients(record: Record) -> dict[int, float]:
+        rounds = np.flatnonzero(np.isfinite(column(record, name)).any(1))
+        return each_of(record, name, rounds[-n:] if len(rounds) >= n else ())
+
+    return clients
 
 
 def each_best(record: Record) -> dict[int, float]:

@@ -127,4 +127,4 @@ def unpaired(ours: Method, theirs: Method, found: Sequence[Pair]) -> Iterator[st
             yield f"seed {', '.join(alone)} of {one.label} has no finished run of {other.label}, and does not count"
     lone = sum(pair.lone for pair in found)
     if lone:
-        yield f"{ours.label}: {lone} clients that have a number in one run of a pair alone do not count"
+        yield f"{ours.label}: clients that have a number in only one run of a pair do not count: {lone}"

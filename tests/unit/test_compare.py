@@ -147,7 +147,20 @@ def test_what_did_not_count_is_told(tmp_path):
             run(tmp_path / "x", [0.6, np.nan], rows=(0, 1), method="fedprox")]  # fmt: skip
     text = compare(runs)
     assert "seed 1 of local has no finished run of fedavg, and does not count" in text
-    assert "fedprox: 1 clients that have a number in one run of a pair alone do not count" in text
+    assert "fedprox: clients that have a number in only one run of a pair do not count: 1" in text
+
+
+def test_of_very_many_clients_those_are_paired_whose_numbers_are_known(tmp_path):
+    for method, who, values in (("local", [5, 9], [0.5, 0.5]), ("fedavg", [9, 11], [0.7, 0.9])):
+        results = Results(made := tmp_path / method, {"job": job(method, rounds=1), "ranks": 1, "ended": "finished",
+                                                      "architectures": ["mlp"] * 20_000}, {})  # fmt: skip
+        made.mkdir()
+        results.append({"clients/id": np.array(who), "clients/accuracy": np.array(values), "rounds/seconds": 1.0,
+                        "clients/architecture": np.zeros(2)})  # fmt: skip
+        results.finish()
+    text = compare([tmp_path / "local", tmp_path / "fedavg"])
+    assert squeezed(lines(text)[4]) == "fedavg 0.7000 +0.2000 1 client of one seed 1 / 0 / 0"
+    assert "do not count: 2" in text
 
 
 def test_a_number_that_is_not_of_clients_is_compared_over_seeds(tmp_path):
