@@ -15,7 +15,7 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=find_packages(include=["hpcfed", "hpcfed.*"]),
-    package_data={"hpcfed": ["references.bib", "presets/*.toml"]},
+    package_data={"hpcfed": ["references.bib", "presets/*.toml", "report/*.toml"]},
     install_requires=[
         "torch>=2.4",
         "torchvision>=0.19",
@@ -27,6 +27,7 @@ setup(
         "rich>=13",
         "matplotlib>=3.8",
         "scikit-learn>=1.4",  # the digits data set
+        "scipy>=1.11",  # tests of differences; scikit-learn needs it too
         "mpi4py>=4",
     ],
     extras_require={

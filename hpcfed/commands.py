@@ -45,11 +45,17 @@ AGAIN = argument("--again", action="store_true", help="go on, whatever --overwri
 TABLE = (
     argument("--rows", metavar="FIELDS", help="of the job, separated by commas; default: method and its parameters"),
     argument("--columns", metavar="FIELDS", help="default: all other fields in which runs differ, but the seed"),
-    argument("--value", default="accuracy", metavar="NAME", help=VALUES),
-    argument("--deviation", choices=("seeds", "clients"), default="seeds", help="over what; default: seeds"),
+    argument("--value", metavar="NAME", help=VALUES),
+    argument("--deviation", choices=("seeds", "clients", "none"), help="over what; default: seeds"),
     argument("--percent", action="store_true", help="accuracies in percent"),
+    argument("--layout", metavar="TABLE", help="as in a paper: fedclassavg-2 (to -5), fedhenn-1 (to -3)"),
+    argument("--paper", action="store_true", help="with --layout: the paper's own numbers beside ours"),
     argument("--format", choices=("text", "markdown", "latex", "csv"), default="text", help="default: text"),
     argument("-o", "--out", type=Path, metavar="FILE", help="file to write; default: print it"),
+)
+COMPARE = (
+    argument("--baseline", metavar="METHOD", help="a method, or one of its runs; default: that of the first RUN"),
+    *(option for option in TABLE if option[0][0] in ("--value", "--percent", "--format", "-o")),
 )
 BATCH = (
     argument("--nodes", type=int, default=1, metavar="N"),
@@ -107,7 +113,8 @@ COMMANDS = {
     "summary": command("hpcfed.report.summary:summary", "accuracy, traffic and time of a run", RUN, JSON),
     "status": command("hpcfed.report.status:status", "how far runs are, and whether they go on", PLACES, JSON),
     "tail": command("hpcfed.report.tail:tail", "the last rounds of a run, and those that come", RUN, LINES, FOLLOW),
-    "table": command("hpcfed.report.compare:compare", "methods against data sets over seeds", PLACES, *TABLE),
+    "table": command("hpcfed.report.table:table", "methods against data sets over seeds", PLACES, *TABLE),
+    "compare": command("hpcfed.report.compare:compare", "methods side by side: differences, tests", PLACES, *COMPARE),
     "plot": command("hpcfed.report.plot:plot", "learning curves and label distribution", RUNS, OUT, FORMAT),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "doctor": command("hpcfed.doctor.main:doctor", "what runs meet on this machine, and what to change", *DOCTOR, JSON),
