@@ -1,4 +1,8 @@
-"""A run of MLflow: in the run's folder (`mlflow ui --backend-store-uri RUN/mlflow`), or at MLFLOW_TRACKING_URI."""
+"""A run of MLflow, at MLFLOW_TRACKING_URI, or else as files in the run's folder.
+
+`MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri RUN/mlflow` shows these. MLflow 3 takes files only where
+that is asked for; they need no database and no server, and a cluster's disk has them as well as any.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,7 @@ class MLflow(Sink):
     def begin(self, header: Header, done: int) -> None:
         from mlflow.tracking import MlflowClient
 
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         here = names.sink_folder(self.run, NAME).resolve().as_uri()
         self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or here)
         known = self.marked(NAME, done)

@@ -1,6 +1,5 @@
 """Sinks of a run: each round once, also after a resume, and a run that does not depend on them."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -9,19 +8,17 @@ import pytest
 
 from hpcfed.config.load import load as load_job
 from hpcfed.config.parts import Log
-from hpcfed.errors import ConfigError
 from hpcfed.main import main
 from hpcfed.registry import Entry
+from hpcfed.report.progress import Progress
 from hpcfed.sinks import SINKS, logs, numbers
 from hpcfed.sinks.base import Sink
-from hpcfed.sinks.logs import Logs
 from hpcfed.storage import names
 from hpcfed.storage.digest import digest
 from hpcfed.storage.record import load
 from tests import records
 from tests.contract import toy
-
-HEADER = records.header(4, 2, 3)
+from tests.spoken import HEADER, LOSSES, spoken
 
 
 class Told(Sink):
@@ -50,6 +47,7 @@ class Told(Sink):
 def told(monkeypatch) -> list:
     """What the sink `tensorboard`, which is a Told here, is told."""
     monkeypatch.setitem(SINKS, "tensorboard", Entry(f"{__name__}:Told", ""))
+    monkeypatch.setattr(Progress, "finish", lambda self, results: None)  # no picture: it takes longer than the run
     monkeypatch.setattr(Told, "said", [])
     monkeypatch.setattr(Told, "fails", set())
     return Told.said
@@ -59,18 +57,18 @@ def run(folder: Path, *flags: str) -> int:
     """A run of three rounds in this process; its exit status."""
     place = toy.folder()
     return main([str(Path(toy.__file__).with_suffix(".toml")), "--algorithm.name", "fedavg", "--models.mix", "mlp",
-                 "--data.name", str(place / "data.npz"), "--data.partition_file", str(place / "partition.h5"), "--quiet",
-                 "--checkpoint.every", "1", "--out", str(folder), *flags])  # fmt: skip
+                 "--data.name", str(place / "data.npz"), "--data.partition_file", str(place / "partition.h5"),
+                 "--quiet", "--checkpoint.every", "1", "--out", str(folder), *flags])  # fmt: skip
 
 
 def test_a_round_is_told_as_means_over_clients_sums_of_bytes_and_seconds_of_phases():
     row = records.row(3, 4, 2, clients__accuracy=np.array([0.5, 0.25, np.nan, 0.75]), rounds__staleness=np.nan)
     found = numbers.numbers(row, HEADER["architectures"])
     assert found == {
-        "accuracy/mean": 0.5, "accuracy/std": pytest.approx(np.sqrt(1 / 24)), "accuracy/min": 0.25, "accuracy/max": 0.75,
-        "accuracy_of/cnn": 0.5, "accuracy_of/mlp": 0.5, "loss/train": pytest.approx(1 / 3),
-        "loss/test": pytest.approx(2 / 3), "traffic/down": 120.0, "traffic/up": 18.0, "phases/train": 1.5,
-        "phases/evaluate": 1.5, "phases/wait": 0.25, "rounds/seconds": 2.1,
+        "accuracy/mean": 0.5, "accuracy/std": pytest.approx(np.sqrt(1 / 24)),
+        "accuracy/min": 0.25, "accuracy/max": 0.75, "accuracy_of/cnn": 0.5, "accuracy_of/mlp": 0.5,
+        "loss/train": pytest.approx(1 / 3), "loss/test": pytest.approx(2 / 3), "traffic/down": 120.0, "traffic/up": 18.0,
+        "phases/train": 1.5, "phases/evaluate": 1.5, "phases/wait": 0.25, "rounds/seconds": 2.1,
     }  # fmt: skip
 
 
@@ -85,17 +83,13 @@ def test_a_job_may_ask_for_any_sink_and_it_is_no_part_of_the_runs_identity():
     assert jobs[0].identity() == jobs[1].identity() == load_job([], environ={}).identity()
 
 
-def test_a_run_tells_its_sink_the_header_each_round_and_its_end(tmp_path, told):
-    assert run(tmp_path / "run", "--log.tensorboard") == 0
+def test_a_run_tells_its_sink_the_header_each_round_and_its_end_and_computes_the_same_bits(tmp_path, told):
+    assert (run(tmp_path / "run", "--log.tensorboard"), run(tmp_path / "without")) == (0, 0)
+    assert digest(tmp_path / "run") == digest(tmp_path / "without")
     assert [words[:2] for words in told] == [("begin", "fedavg"), ("round", 1), ("round", 2), ("round", 3),
                                              ("end", "finished")]  # fmt: skip
     want = load(tmp_path / "run").columns["clients/accuracy"]
     assert [words[2]["accuracy/mean"] for words in told[1:4]] == [row[np.isfinite(row)].mean() for row in want]
-
-
-def test_bits_are_those_of_a_run_without_sinks(tmp_path, told):
-    assert (run(tmp_path / "with", "--log.tensorboard"), run(tmp_path / "without")) == (0, 0)
-    assert len(told) == 5 and digest(tmp_path / "with") == digest(tmp_path / "without")
 
 
 def test_a_resumed_run_goes_on_with_its_log(tmp_path, told):
@@ -120,8 +114,7 @@ def test_a_sink_that_cannot_begin_is_one_message_before_training(tmp_path, told,
     err = capsys.readouterr().err
     assert "log.tensorboard: cannot begin: no room; mend that, or leave log.tensorboard away" in err
     assert "Traceback" not in err and told[1:] == [("end", "failed")]
-    Told.fails.clear()
-    assert run(tmp_path / "run") == 0
+    assert not names.results_file(tmp_path / "run").exists()  # the folder can be used again
 
 
 def test_where_rounds_are_done_a_sink_that_cannot_begin_is_a_warning(tmp_path, told, capsys):
@@ -156,27 +149,11 @@ def test_what_a_log_needs_to_go_on_is_kept_but_not_for_a_new_run(tmp_path):
         sink.marked("wandb", 3)
 
 
-def spoken(name: str, folder: Path, starts: list[tuple[int, list[int], str]]) -> None:
-    """Let a real sink log: each start with the rounds done, those that are logged, and how it ends."""
-    for done, rounds, status in starts:
-        said = []
-        with Logs(Log(**{name: True}), folder, said.append) as log:
-            log.begin(HEADER, done)
-            for t in rounds:
-                log.round(t, records.row(t, 4, 2))
-            log.end(status)
-        assert said == []
-
-
-STARTS = [(0, [1, 2, 3], "stopped"), (2, [3, 4], "finished")]  # resumed from a checkpoint of round 2: round 3 again
-LOSSES = {1: 1.0, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4}
-
-
 def test_tensorboard_files_hold_each_round_once(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    spoken("tensorboard", tmp_path, STARTS)
+    spoken("tensorboard", tmp_path)
     events = EventAccumulator(str(names.sink_folder(tmp_path, "tensorboard"))).Reload()
     assert {e.step: e.value for e in events.Scalars("loss/train")} == pytest.approx(LOSSES)
     assert [e.step for e in events.Scalars("accuracy/mean")] == [1, 2, 3, 4]
@@ -190,17 +167,3 @@ def test_a_new_run_in_the_same_folder_replaces_what_tensorboard_shows(tmp_path):
     spoken("tensorboard", tmp_path, [(0, [1, 2, 3], "finished"), (0, [1, 2], "finished")])
     events = EventAccumulator(str(names.sink_folder(tmp_path, "tensorboard"))).Reload()
     assert [e.step for e in events.Scalars("loss/train")] == [1, 2]
-
-
-def test_mlflow_holds_each_round_once_with_the_jobs_fields(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    from mlflow.tracking import MlflowClient
-
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    spoken("mlflow", tmp_path, STARTS)
-    client = MlflowClient(names.sink_folder(tmp_path, "mlflow").as_uri())
-    found = client.get_run(json.loads(names.sink_file(tmp_path, "mlflow").read_text())["id"])
-    history = client.get_metric_history(found.info.run_id, "loss/train")
-    assert sorted((m.step, m.value) for m in history) == sorted(LOSSES.items())
-    assert (found.info.status, found.data.params["algorithm.name"], found.data.params["clients"]) == (
-        "FINISHED", "local", "4")  # fmt: skip

@@ -61,7 +61,8 @@ def test_a_view_has_the_evaluated_rounds_and_the_last_state_of_clients_and_ranks
 
 def test_one_run_is_shown_with_curve_clients_ranks_and_time_left(tmp_path):
     text = drawn(records.run(tmp_path / "first", 4, total=10).path)
-    for part in ("local on digits, iid, 4 clients, seed 0", "going on", "first: round 4/10, 2.10 s a round, 12.6 s left",
+    for part in ("local on digits, iid, 4 clients, seed 0", "going on",
+                 "first: round 4/10, 2.10 s a round, 12.6 s left",
                  "test accuracy, mean over clients: 0.6000", "training loss 0.250", "round 1", "cnn", "mlp",
                  "train", "wait", "   0     2.50 s", "   1     4.00 s"):  # fmt: skip
         assert part in text

@@ -104,8 +104,8 @@ def test_without_the_key_of_the_url_there_is_nothing(run):
             assert ask(server, "", path=path)[0] == 404, path
 
 
-@pytest.mark.parametrize("name", ["results.h5", "../results.h5", "..%2fresults.h5", "page.html", "web.py", "/etc/passwd",
-                                  "numbers/", "numbers?x", "./", "%2e%2e/", "\\..\\x"])  # fmt: skip
+@pytest.mark.parametrize("name", ["results.h5", "../results.h5", "..%2fresults.h5", "page.html", "web.py",
+                                  "/etc/passwd", "numbers/", "numbers?x", "./", "%2e%2e/", "\\..\\x"])  # fmt: skip
 def test_no_path_of_the_disk_is_served(run, name):
     with serving(run) as server:
         status, _, body = ask(server, name)
