@@ -67,8 +67,8 @@ def test_a_round_is_told_as_means_over_clients_sums_of_bytes_and_seconds_of_phas
     assert found == {
         "accuracy/mean": 0.5, "accuracy/std": pytest.approx(np.sqrt(1 / 24)),
         "accuracy/min": 0.25, "accuracy/max": 0.75, "accuracy_of/cnn": 0.5, "accuracy_of/mlp": 0.5,
-        "loss/train": pytest.approx(1 / 3), "loss/test": pytest.approx(2 / 3), "traffic/down": 120.0, "traffic/up": 18.0,
-        "phases/train": 1.5, "phases/evaluate": 1.5, "phases/wait": 0.25, "rounds/seconds": 2.1,
+        "loss/train": pytest.approx(1 / 3), "loss/test": pytest.approx(2 / 3), "traffic/down": 120.0,
+        "traffic/up": 18.0, "phases/train": 1.5, "phases/evaluate": 1.5, "phases/wait": 0.25, "rounds/seconds": 2.1,
     }  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -149,6 +151,24 @@ def test_names_are_never_html_and_nan_is_null(tmp_path):
     assert found["clients"] == [None, 1.0, 1.0, 1.0]
     script = (files("hpcfed.watch") / "page" / "page.js").read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
+
+
+def test_a_browser_draws_runs_whatever_they_have(tmp_path):
+    browser = shutil.which("chromium") or pytest.skip("no chromium on this machine")
+    nobody = {"clients__accuracy": np.array([np.nan, 1, np.nan, 1])}
+    for name, rounds in (("once", 1), ("never", 0), ("<img src=x>", 3)):
+        writer = records.run(tmp_path / name, rounds, total=9)
+        writer.append(records.row(rounds + 1, 4, 2, **nobody))
+        writer.finish()
+    (tmp_path / "not begun").mkdir()
+    with serving(*tmp_path.iterdir()) as server:
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--enable-logging=stderr",
+                 f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", server.url]  # fmt: skip
+        done = subprocess.run([browser, *flags], capture_output=True, text=True, timeout=LIMIT)
+    assert "CONSOLE" not in done.stderr  # no script failed, nothing was refused
+    assert done.stdout.count('class="card"') == 5  # all curves in one picture, and four runs
+    assert done.stdout.count("<svg") == 1 + 3 * 3 and "NaN" not in done.stdout
+    assert "<img" not in done.stdout and "&lt;img src=x&gt;" in done.stdout and "not begun, round 0/?" in done.stdout
 
 
 def test_long_curves_are_thinned_to_their_ends():

@@ -1,9 +1,11 @@
 "use strict";
 // Asks for the runs' numbers again and again, and draws them; all texts are set as text, none as HTML.
 const EVERY = 2000;  // milliseconds
-const WIDTH = 480, HEIGHT = 240, LEFT = 46, RIGHT = 12, TOP = 10, BOTTOM = 36;
-const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"];
-const PHASES = { train: "#0072b2", server: "#cc79a7", communicate: "#e69f00", evaluate: "#009e73", wait: "#999999",
+const WIDTH = 400, HEIGHT = 220, LEFT = 42, RIGHT = 12, TOP = 10, BOTTOM = 36;
+const DARK = matchMedia("(prefers-color-scheme: dark)").matches;
+const BLUES = DARK ? ["#56b4e9", "#0072b2"] : ["#0072b2", "#56b4e9"];  // Okabe and Ito's, the one that stands out first
+const COLOURS = [BLUES[0], "#d55e00", "#009e73", "#cc79a7", "#e69f00", BLUES[1], "#8c6d31", "#7f7f7f"];
+const PHASES = { train: BLUES[0], server: "#cc79a7", communicate: "#e69f00", evaluate: "#009e73", wait: "#999999",
                  checkpoint: "#d55e00" };
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -58,7 +60,10 @@ function curves(series, what) {  // lines over rounds: [{name, rounds, mean, std
   const first = Math.min(...series.map(s => s.rounds[0])), last = Math.max(...series.map(s => s.rounds.at(-1)));
   const whole = ticks(first, last, 6).filter(Number.isInteger);
   const x = scale(first, last, LEFT, WIDTH - RIGHT, whole.length ? whole : [first]);
-  const y = scale(low, high, HEIGHT - BOTTOM, TOP, ticks(low, high, 5));
+  const step = ticks(low, high, 5);
+  const gap = step.length > 1 ? step[1] - step[0] : high - low;
+  const marks = ticks(Math.floor(low / gap + 1e-9) * gap, Math.ceil(high / gap - 1e-9) * gap, 5);
+  const y = scale(marks[0], marks.at(-1), HEIGHT - BOTTOM, TOP, marks);
   const drawn = frame(what, HEIGHT, x, y, "round");
   for (const s of series) {
     const upper = s.rounds.map((t, i) => [x.at(t), y.at(s.mean[i] + (s.std ? s.std[i] : 0))]);
@@ -113,7 +118,7 @@ function bars(run) {  // seconds of a round by phase, a bar a rank
   for (let r = 0; r < ranks; r++) {
     let from = 0;
     const y = TOP + r * row;
-    if (row > 12 || r % 8 === 0) drawn.append(svg("text", { x: LEFT - 6, y: y + row / 2 + 4, "text-anchor": "end" }, `rank ${r}`));
+    if (row > 12 || r % 8 === 0) drawn.append(svg("text", { x: LEFT - 6, y: y + row / 2 + 4, "text-anchor": "end" }, r));
     for (const name of names) {
       const to = from + run.phases[name][r];
       drawn.append(svg("rect", { x: x.at(from), y: y + 1, width: x.at(to) - x.at(from), height: row - 2, fill: PHASES[name] }));
@@ -142,10 +147,10 @@ function card(run) {
   const charts = html("div", "", "charts");
   if (run.mean.length) {
     const line = { name: run.name, rounds: run.evaluated, mean: run.mean, std: run.std, colour: COLOURS[0] };
-    charts.append(figure("test accuracy: mean over clients, band one standard deviation", curves([line], "test accuracy over rounds")),
-                  figure("clients, when last evaluated (stroke: mean)", strips(run)));
+    charts.append(figure("test accuracy, mean and std over clients", curves([line], "test accuracy over rounds")),
+                  figure("clients when last evaluated, means", strips(run)));
   }
-  if (Object.keys(run.phases).length) charts.append(figure("who does what, who waits", bars(run)));
+  if (Object.keys(run.phases).length) charts.append(figure("ranks: who does what, who waits", bars(run)));
   node.append(charts);
   return node;
 }
