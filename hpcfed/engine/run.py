@@ -34,7 +34,7 @@ def run(job: Job, comm: Comm) -> int:
 def attempt(course: Course, comm: Comm) -> int:
     """The run from where it stands to its end, on these ranks; collective. Returns the exit status."""
     job = course.job
-    if sinks := logs.wanted(job.log):
+    if logs.wanted(job.log):
         agreed(comm, lambda: logs.check(job.log) if comm.rank == 0 else None)
     facts = course.facts or world(job, comm)
     comm.confirm()
@@ -57,15 +57,21 @@ def attempt(course: Course, comm: Comm) -> int:
             agreed(comm, lambda: facts.partition.save(names.partition_file(folder)) if comm.rank == 0 else None)
         known = course.rows
         results = agreed(comm, lambda: open_results(job, folder, facts, rounds, known) if comm.rank == 0 else None)
-        with Progress(job, folder, facts, active=comm.rank == 0) as progress, Logs(job.log, folder, fed.say) as log:
-            if sinks:
-                agreed(comm, lambda: log.begin(results.header, rounds.t, not course.begun) if results else None)
+        with Logs(job.log, folder, fed.say) as log, Progress(job, folder, facts, active=comm.rank == 0) as progress:
+            begin(log, rounds, results, course)
             course.begun = True
             status = Loop(rounds, folder, results, progress, course, log).run()
             log.end(FINISHED if status == DONE else STOPPED)
             return status
     finally:
         fed.store.close()
+
+
+def begin(log: Logs, rounds: Rounds, results: Results | None, course: Course) -> None:
+    """Open the logs that are asked for, on rank 0; collective."""
+    if logs.wanted(course.job.log):
+        known = (results.header, rounds.t, results.row, not course.begun) if results else ()
+        agreed(rounds.fed.comm, lambda: log.begin(*known) if known else None)
 
 
 def warn(fed: Federation) -> None:

@@ -15,8 +15,9 @@ from hpcfed.storage.record import Header
 class Sink(ABC):
     """One log of a run. run: the run's folder.  package: what must be installed.
 
-    A log that goes on has each round once: `begin` is told how many are done, and a run that goes on from a checkpoint
-    repeats the rounds after it, to the same bits. Any method may raise anything: the run then goes on without the log.
+    A run that goes on from a checkpoint repeats the rounds after it, to the same bits; its log has each round once all
+    the same, and those that it lost or never had are given to it. Any method may raise anything: the run then goes on
+    without the log.
     """
 
     package: ClassVar[str]
@@ -25,8 +26,11 @@ class Sink(ABC):
         self.run = run
 
     @abstractmethod
-    def begin(self, header: Header, done: int) -> None:
-        """Open the log: a new one where no round is done, else that of the rounds before."""
+    def begin(self, header: Header, done: int) -> int:
+        """Open the log: a new one where no round is done, else that of the rounds before where it can go on.
+
+        Returns up to which round it is complete: it is given those that follow.
+        """
 
     @abstractmethod
     def round(self, t: int, numbers: dict[str, float]) -> None:

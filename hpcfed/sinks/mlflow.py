@@ -23,11 +23,11 @@ EVERY = "rounds/seconds"  # a number that every round has
 
 
 class MLflow(Sink):
-    """A resumed run goes on under the same id; the rounds that it repeats are not logged again."""
+    """A resumed run goes on under the same id."""
 
     package = "mlflow"
 
-    def begin(self, header: Header, done: int) -> None:
+    def begin(self, header: Header, done: int) -> int:
         from mlflow.tracking import MlflowClient
 
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -36,8 +36,8 @@ class MLflow(Sink):
         known = self.marked(NAME, done)
         self.id = known["id"] if known else self.create(header)
         self.client.update_run(self.id, status="RUNNING")
-        self.logged = max((m.step for m in self.client.get_metric_history(self.id, EVERY)), default=0)
         self.mark(NAME, id=self.id)
+        return max((m.step for m in self.client.get_metric_history(self.id, EVERY)), default=0)
 
     def create(self, header: Header) -> str:
         """A new run, with the job's fields as parameters; its id."""
@@ -53,13 +53,10 @@ class MLflow(Sink):
         return run
 
     def round(self, t: int, numbers: dict[str, float]) -> None:
-        if t <= self.logged:
-            return
         from mlflow.entities import Metric
 
         now = int(time() * 1000)
         self.client.log_batch(self.id, [Metric(allowed(name), value, now, t) for name, value in numbers.items()])
-        self.logged = t
 
     def end(self, status: str) -> None:
         self.client.set_terminated(self.id, ENDS[status])

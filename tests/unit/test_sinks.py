@@ -28,8 +28,11 @@ class Told(Sink):
     said: list = []  # noqa: RUF012
     fails: set = set()  # noqa: RUF012
 
+    has = None
+
     def begin(self, header, done):
         self.note("begin", header["job"]["algorithm"]["name"], done)
+        return done if self.has is None else self.has
 
     def round(self, t, numbers):
         self.note("round", t, numbers)
@@ -97,6 +100,16 @@ def test_a_resumed_run_goes_on_with_its_log(tmp_path, told):
     assert main(["--resume", str(tmp_path / "run"), "--rounds", "3", "--quiet"]) == 0
     assert [words[:2] for words in told if words[0] == "round"] == [("round", 1), ("round", 2), ("round", 3)]
     assert [words[2] for words in told if words[0] == "begin"] == [0, 2]
+
+
+def test_a_log_is_given_the_rounds_that_it_lacks_as_they_were(tmp_path, told, monkeypatch):
+    assert run(tmp_path / "run", "--rounds", "2", "--log.tensorboard") == 0
+    first = [words for words in told if words[0] == "round"]
+    told.clear()
+    monkeypatch.setattr(Told, "has", 0)
+    assert main(["--resume", str(tmp_path / "run"), "--rounds", "3", "--quiet"]) == 0
+    again = [words for words in told if words[0] == "round"]
+    assert again[:2] == first and [t for _, t, _ in again] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("what", "left"), [(("round", 2), 4), (("end", "finished"), 5)])
@@ -167,3 +180,12 @@ def test_a_new_run_in_the_same_folder_replaces_what_tensorboard_shows(tmp_path):
     spoken("tensorboard", tmp_path, [(0, [1, 2, 3], "finished"), (0, [1, 2], "finished")])
     events = EventAccumulator(str(names.sink_folder(tmp_path, "tensorboard"))).Reload()
     assert [e.step for e in events.Scalars("loss/train")] == [1, 2]
+
+
+def test_tensorboard_asked_for_late_has_the_rounds_before_too(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    spoken("tensorboard", tmp_path, [(2, [3], "finished")])
+    events = EventAccumulator(str(names.sink_folder(tmp_path, "tensorboard"))).Reload()
+    assert [e.step for e in events.Scalars("loss/train")] == [1, 2, 3]

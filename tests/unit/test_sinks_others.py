@@ -7,9 +7,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from hpcfed.config.parts import Log
+from hpcfed.sinks.logs import Logs
 from hpcfed.sinks.mlflow import allowed
 from hpcfed.storage import names
-from tests.spoken import HEADER, LOSSES, spoken
+from tests.spoken import HEADER, LOSSES, row, spoken
 
 
 class FakeWandB(ModuleType):
@@ -39,6 +41,15 @@ def test_wandb_gets_each_round_once_under_one_id(tmp_path, wandb):
     assert wandb.logged == [("id0", t, loss) for t, loss in LOSSES.items()]
     assert wandb.ended == [1, 0]  # stopped, finished
     assert [(how["id"], how["resume"]) for how in wandb.begun] == [("id0", None), ("id0", "allow")]
+
+
+def test_a_wandb_log_that_was_killed_is_begun_anew_with_all_rounds(tmp_path, wandb):
+    log = Logs(Log(wandb=True), tmp_path, pytest.fail)
+    log.begin(HEADER, 0, row)
+    for t in (1, 2, 3):
+        log.round(t, row(t))  # and no end
+    spoken("wandb", tmp_path, [(2, [3, 4], "finished")])
+    assert [(run, t) for run, t, _ in wandb.logged[3:]] == [("id1", 1), ("id1", 2), ("id1", 3), ("id1", 4)]
 
 
 def test_wandb_is_offline_in_the_runs_folder_unless_the_environment_says_otherwise(tmp_path, wandb, monkeypatch):
