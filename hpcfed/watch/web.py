@@ -7,6 +7,7 @@ own name point here (DNS rebinding) is refused by the Host header, another user 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from hpcfed.watch.terminal import words as state_of
 from hpcfed.watch.view import View, Watched
 
 HOST = "127.0.0.1"
+OURS = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE)  # any port: ssh -L may have made it another
 PAGE = {"": ("page.html", "text/html"), "page.js": ("page.js", "text/javascript"), "page.css": ("page.css", "text/css")}
 SAFE = {  # of every answer: what the page may load, and that nobody else may show, keep or guess it
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -64,11 +66,9 @@ class Server(ThreadingTCPServer):
             super().__init__((HOST, port), Handler)
         except OSError as error:
             raise ConfigError(f"watch: --port {port}: {error.strerror}; give another, or none") from error
-        port = self.server_address[1]
         self.runs, self.looking = runs, Lock()
-        self.hosts = {f"{HOST}:{port}", f"localhost:{port}"}
         self.key = secrets.token_urlsafe(12)
-        self.url = f"http://{HOST}:{port}/{self.key}/"
+        self.url = f"http://{HOST}:{self.server_address[1]}/{self.key}/"
         self.over, self.told = False, Event()  # the runs' end is known; the page knows it too
         self.answers = {name: (kind, page(file)) for name, (file, kind) in PAGE.items()}
 
@@ -101,8 +101,8 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 10.0  # seconds for a request to come
 
     def do_GET(self) -> None:
-        hosts = [host.lower() for host in self.headers.get_all("Host", [])]
-        found = self.server.answer(self.path) if len(hosts) == 1 and hosts[0] in self.server.hosts else None
+        hosts = self.headers.get_all("Host", [])
+        found = self.server.answer(self.path) if len(hosts) == 1 and OURS.fullmatch(hosts[0]) else None
         kind, content = found or ("text/plain", b"no such page\n")
         self.send_response(200 if found else 404)
         about = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}

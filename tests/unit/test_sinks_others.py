@@ -24,8 +24,9 @@ class FakeWandB(ModuleType):
 
     def init(self, **how):
         self.begun.append(how | {"id": how["id"] or f"id{len(self.begun)}"})
-        log = lambda numbers, step: self.logged.append((self.begun[-1]["id"], step, numbers["loss/train"]))  # noqa: E731
-        return SimpleNamespace(id=self.begun[-1]["id"], log=log, finish=lambda exit_code: self.ended.append(exit_code))
+        run = self.begun[-1]["id"]
+        log = lambda numbers, step: self.logged.append((run, step, numbers["loss/train"]))  # noqa: E731
+        return SimpleNamespace(id=run, log=log, finish=lambda exit_code: self.ended.append(exit_code))
 
 
 @pytest.fixture

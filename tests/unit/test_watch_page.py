@@ -83,17 +83,18 @@ def test_numbers_are_those_of_the_view_and_grow_with_the_run(tmp_path):
             writer.finish()
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1:1", "localhost:x"])
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "localhost:x", "0.0.0.0"])
 def test_another_host_name_that_points_here_is_refused(run, host):
     with serving(run) as server:
         status, _, body = ask(server, "numbers", host=host)
         assert (status, body) == (404, b"no such page\n")
 
 
-def test_localhost_is_this_machine_too_but_two_hosts_are_none(run):
+def test_localhost_and_the_end_of_a_tunnel_are_this_machine_too_but_two_hosts_are_none(run):
     with serving(run) as server:
         port = server.server_address[1]
-        assert ask(server, "", host=f"LocalHost:{port}")[0] == 200
+        for host in (f"LocalHost:{port}", "localhost:8000", "127.0.0.1"):
+            assert ask(server, "", host=host)[0] == 200
         with socket.create_connection(server.server_address, LIMIT) as raw:
             host = f"Host: 127.0.0.1:{port}\r\n"
             raw.sendall(f"GET /{server.key}/ HTTP/1.1\r\n{host}{host}\r\n".encode())
