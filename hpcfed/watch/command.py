@@ -39,5 +39,8 @@ def follow(runs: Sequence[Watched]) -> int:
             views = [run.look() for run in runs]
             live.update(render(views, where.width, where.height), refresh=True)
             if all(view.over for view in views):
-                return DONE
+                break
             sleep(max(EVERY, PAUSE * (monotonic() - begin)))
+    if not where.is_terminal:
+        where.print()  # Live ends the last line on a terminal alone
+    return DONE

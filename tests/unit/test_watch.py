@@ -132,7 +132,7 @@ def test_watching_ends_when_all_runs_are_over(tmp_path, monkeypatch, capsys):
     assert cli.main(["watch", str(sweep.folder)]) == 0
     assert looks == [2, 3]
     out = capsys.readouterr().out
-    assert "4/4" in out and "finished" in out and "status 2: hpcfed: no data" in out
+    assert out.endswith("\n") and "4/4" in out and "finished" in out and "status 2: hpcfed: no data" in out
 
 
 def test_a_run_is_read_again_only_where_its_files_have_changed(tmp_path, monkeypatch):
