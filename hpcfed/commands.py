@@ -41,6 +41,14 @@ LINES = argument("-n", "--lines", type=int, default=10, metavar="N", help="how m
 FOLLOW = argument("-f", "--follow", action="store_true", help="print those that come too, until the run is finished")
 VALUES = "accuracy (last round; default), last:10, best, before, received, final, final_received, up, down, or seconds"
 FORMAT = argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png")
+TABLES = (
+    argument("--format", choices=("csv", "parquet"), default="csv", help="default: csv"),
+    argument("-o", "--out", type=Path, metavar="FOLDER", help="to write to; default: export in RUN"),
+)
+WEB = (
+    argument("--web", action="store_true", help="as a page, on 127.0.0.1 only"),
+    argument("--port", type=int, metavar="N", help="of the page; default: any that is free"),
+)
 AGAIN = argument("--again", action="store_true", help="go on, whatever --overwrite says, as after a first start")
 TABLE = (
     argument("--rows", metavar="FIELDS", help="of the job, separated by commas; default: method and its parameters"),
@@ -113,9 +121,11 @@ COMMANDS = {
     "summary": command("hpcfed.report.summary:summary", "accuracy, traffic and time of a run", RUN, JSON),
     "status": command("hpcfed.report.status:status", "how far runs are, and whether they go on", PLACES, JSON),
     "tail": command("hpcfed.report.tail:tail", "the last rounds of a run, and those that come", RUN, LINES, FOLLOW),
+    "watch": command("hpcfed.watch.command:watch", "runs as they go on, in the terminal or as a page", RUNS, *WEB),
     "table": command("hpcfed.report.table:table", "methods against data sets over seeds", PLACES, *TABLE),
     "compare": command("hpcfed.report.compare:compare", "methods side by side: differences, tests", PLACES, *COMPARE),
     "plot": command("hpcfed.report.plot:plot", "learning curves and label distribution", RUNS, OUT, FORMAT),
+    "export": command("hpcfed.results.export:export", "a run's numbers as CSV or Parquet", RUN, *TABLES),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "doctor": command("hpcfed.doctor.main:doctor", "what runs meet on this machine, and what to change", *DOCTOR, JSON),
     "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", AGAIN, WORDS),

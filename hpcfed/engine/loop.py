@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     from hpcfed.engine.recover import Course
     from hpcfed.engine.rounds import Rounds
     from hpcfed.report.progress import Progress
+    from hpcfed.sinks.logs import Logs
 
 
 class Loop:
     """Round after round until the job's last, or until a signal asks to stop."""
 
-    def __init__(self, rounds: Rounds, folder: Path, results: Results | None, progress: Progress, course: Course):
-        self.rounds, self.folder, self.results, self.progress = rounds, folder, results, progress
+    def __init__(
+        self, rounds: Rounds, folder: Path, results: Results | None, progress: Progress, course: Course,
+        log: Logs | None = None,
+    ):  # fmt: skip
+        self.rounds, self.folder, self.results, self.progress, self.log = rounds, folder, results, progress, log
         self.job, self.comm, self.course = rounds.fed.job, rounds.fed.comm, course
         self.saved_at, self.saved_t, self.first = time.monotonic(), course.saved, rounds.t
         self.saver = Saver(rounds, folder, results, exists=course.saved > 0)
@@ -135,6 +139,8 @@ class Loop:
                 raise
             self.warn(f"{error}\n  results stay in memory, and are written as soon as that can be done")
         self.progress.round(self.rounds.t, row)
+        if self.log:
+            self.log.round(self.rounds.t, row)
 
     def copy(self, row: dict[str, Any] | None = None) -> None:
         """Let the ranks copy what they hold into one another's memory, where they do. row: that of the last round."""
