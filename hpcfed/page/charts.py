@@ -81,7 +81,8 @@ def empty(name: str, **ranges: Range1d) -> figure:
     chart = figure(name=name, height=HEIGHT, sizing_mode="stretch_width", tools=TOOLS, active_drag="box_zoom",
                    active_scroll=None, toolbar_location="above", **ranges)  # fmt: skip
     chart.toolbar.logo = None
-    chart.axis.formatter = NumeralTickFormatter()  # one whose words the script can replace
+    for axis in chart.axis:
+        axis.formatter = NumeralTickFormatter()  # one whose words the script can replace
     chart.background_fill_color = chart.border_fill_color = chart.outline_line_color = None
     return chart
 

@@ -15,24 +15,41 @@ Facts = dict[str, str]  # by dotted name, as text
 
 @dataclass(frozen=True)
 class Parted:
-    """Facts of runs. differs: names, and for each run its values; same: those that all runs have in common."""
+    """Facts of runs. differs: names, and for each run its values; same: those that all runs have in common.
 
+    heads, lines: what differs as a table, runs across where that makes it narrower; a line begins with its own head.
+    """
+
+    runs: list[str]
     differs: list[str]
     values: list[list[str]]
     same: Facts
 
+    @property
+    def across(self) -> bool:
+        return len(self.differs) > len(self.runs)
 
-def parted(found: Sequence[Facts]) -> Parted:
+    @property
+    def heads(self) -> list[str]:
+        return ["field", *self.runs] if self.across else ["run", *self.differs]
+
+    @property
+    def lines(self) -> list[list[str]]:
+        table = zip(*self.values, strict=True) if self.across else self.values
+        return [[head, *row] for head, row in zip(self.differs if self.across else self.runs, table, strict=True)]
+
+
+def parted(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:
     names = list(dict.fromkeys(name for facts in found for name in facts))
     differs = [name for name in names if len({facts.get(name, "") for facts in found}) > 1]
     values = [[facts.get(name, "") for name in differs] for facts in found]
-    return Parted(differs, values, {n: found[0].get(n, "") for n in names if n not in differs})
+    return Parted([run.name for run in runs], differs, values, {n: found[0].get(n, "") for n in names if n not in differs})
 
 
 def jobs(runs: Sequence[Shown]) -> Parted:
     """The fields of all jobs; those on which no number depends (where a run is written, say) come last."""
     fields = [store.fields(run.job) for run in runs]
-    return parted([{name: shown(own[name]) for name in sorted(own, key=aside)} for own in fields])
+    return parted(runs, [{name: shown(own[name]) for name in sorted(own, key=aside)} for own in fields])
 
 
 def aside(name: str) -> bool:
@@ -41,7 +58,7 @@ def aside(name: str) -> bool:
 
 def environments(runs: Sequence[Shown]) -> Parted:
     """Versions, commit, hardware and ranks of all runs, as each was last started."""
-    return parted([environment(run.record.header) for run in runs])
+    return parted(runs, [environment(run.record.header) for run in runs])
 
 
 def environment(header: dict[str, Any]) -> Facts:

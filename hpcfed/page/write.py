@@ -24,7 +24,7 @@ def page(data: dict[str, Any], **words: Any) -> str:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    bokeh = "".join(Resources(mode="inline", components=["bokeh"]).js_raw)
+    bokeh = "".join(Resources(mode="inline", components=["bokeh"], log_level="error").js_raw)
     scripts = [bokeh, "".join(map(part, SCRIPTS))]
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(part("page.html"))
     own = {"style": part("page.css"), "scripts": scripts, "hashes": " ".join(map(digest, scripts)), "data": plain(data)}

@@ -98,7 +98,7 @@ function chooseX(name) {
 function wholeX() {
   const ends = [...state.runs].map(i => PAGE.runs[i].column[`x_${state.x}`]).flatMap(x => [...x].filter(Number.isFinite));
   const last = ends.reduce((a, b) => Math.max(a, b), 0);
-  setX(0, last || 1);
+  setX(0, 1.02 * last || 1);
 }
 
 function setX(from, to) {
@@ -126,14 +126,14 @@ async function drawLabels() {
   document.getElementById("most").textContent = most.toLocaleString("en");
 }
 
-// An axis of named places, of which at most 25 are written.
-function scale(axis, range, names, text) {
+// An axis of named places, of which at most 25 are written. least: places that there is room for.
+function scale(axis, range, names, text, least = 1) {
   const step = Math.ceil(names.length / 25);
   const places = [...names.keys()].filter(i => i % step === 0);
   axis.ticker.ticks = places;
   axis.major_label_overrides = new Map(places.map(i => [i, short(String(names[i]))]));
   axis.axis_label = text;
-  const [start, end] = [-0.5, names.length - 0.5];
+  const [start, end] = [-0.5, Math.max(names.length, least) - 0.5];
   model(range).setv({start, end, reset_start: start, reset_end: end});
 }
 
@@ -154,7 +154,7 @@ function drawPhases() {
   }));
   model("bars-phases").data = columns(bars, ["rank", "bottom", "top", "colour", "phase", "seconds"]);
   const chart = model("phases");
-  scale(chart.below[0], "x-phases", height.map((_, rank) => rank), "rank");
+  scale(chart.below[0], "x-phases", height.map((_, rank) => rank), "rank", 8);
   chart.left[0].axis_label = "seconds";
 }
 

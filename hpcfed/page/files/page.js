@@ -5,8 +5,7 @@ const state = {x: "round", runs: new Set(PAGE.runs.keys()), run: 0, clients: new
 const $ = id => document.getElementById(id);
 
 function dark() {
-  return matchMedia("(prefers-color-scheme: dark)").matches !== document.documentElement.classList.contains("other")
-    && !matchMedia("print").matches;
+  return matchMedia("(prefers-color-scheme: dark)").matches !== document.documentElement.classList.contains("other");
 }
 
 function swatch(i) {
@@ -106,17 +105,22 @@ function hasX(name) {
   return PAGE.runs.some(run => run.column[`x_${name}`].some(value => value > 0));
 }
 
+// On paper: all parts open, and charts as pictures, which fit any width; there is no time to draw them anew.
 function openPrint() {
-  const closed = [];
+  const undo = [];
   addEventListener("beforeprint", () => {
-    closed.push(...document.querySelectorAll("details:not([open])"));
-    closed.forEach(part => { part.open = true; });
-    repaint();
+    for (const part of document.querySelectorAll("details:not([open])")) {
+      part.open = true;
+      undo.push(() => { part.open = false; });
+    }
+    for (const [id, element] of Object.entries(PAGE.charts.roots)) {
+      const picture = Bokeh.index[id].export("png").canvas;
+      picture.className = "picture";
+      $(element).after(picture);
+      undo.push(() => picture.remove());
+    }
   });
-  addEventListener("afterprint", () => {
-    closed.splice(0).forEach(part => { part.open = false; });
-    repaint();
-  });
+  addEventListener("afterprint", () => undo.splice(0).forEach(step => step()));
 }
 
 async function start() {
