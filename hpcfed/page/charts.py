@@ -32,7 +32,8 @@ def charts() -> dict[str, Any]:
     figures = {f"chart-{name}": curve(name, x) for name in Y} | {"chart-labels": labels(), "chart-phases": phases()}
     for one in figures.values():
         document.add_root(one)
-    return {"document": document.to_json(deferred=False), "roots": {one.id: element for element, one in figures.items()}}
+    roots = {one.id: element for element, one in figures.items()}
+    return {"document": document.to_json(deferred=False), "roots": roots}
 
 
 def curve(name: str, x: Range1d) -> figure:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcfed import __version__
 from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.page import curves, job, notes, tables, write
+from hpcfed.page import curves, job, notes, packed, tables, write
 from hpcfed.page.runs import Shown, shown
 
 NAME = "report.html"
@@ -38,26 +38,29 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
 
 def made(found: Sequence[Shown], absent: Sequence[str] = ()) -> str:
     """The page of these runs. absent: a sentence for each run that has no results."""
+    choices = [curves.chosen(run.record, len(found)) for run in found]
+    said = notes.notes(found, absent)
+    facts = [("job", "Job", job.jobs(found)), ("environment", "Environment", job.environments(found))]
+    return write.page(read(found, choices), title=title(found), made=time.strftime("%Y-%m-%d %H:%M %Z"), notes=said,
+                      version=__version__, y=curves.Y, single=len(found) == 1, parts=parts(bool(said)), facts=facts,
+                      resolution=resolution(found, choices))  # fmt: skip
+
+
+def read(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> dict[str, Any]:
+    """What the page's scripts read."""
     from hpcfed.page import charts
 
-    choices = [curves.chosen(run.record, len(found)) for run in found]
-    data = {
-        "x": curves.X, "y": curves.Y, "colours": charts.COLOURS, "dashes": charts.DASHES,
+    return {
+        "x": curves.X, "y": curves.Y, "colours": charts.COLOURS, "dashes": charts.DASHES, "steps": packed.STEPS,
         "heads": {"runs": tables.RUNS, "clients": tables.CLIENTS},
         "rows": [tables.run(run) for run in found],
         "runs": [content(run, choice) for run, choice in zip(found, choices, strict=True)],
         "charts": charts.charts(),
     }  # fmt: skip
-    said = notes.notes(found, absent)
-    return write.page(data, title=title(found), made=time.strftime("%Y-%m-%d %H:%M %Z"), version=__version__,
-                      notes=said, y=curves.Y, runs=[run.name for run in found], parts=parts(bool(said)),
-                      resolution=resolution(found, choices),
-                      facts=[("job", "Job", job.jobs(found)), ("environment", "Environment", job.environments(found))],
-                      )  # fmt: skip
 
 
 def content(run: Shown, choice: curves.Chosen) -> dict[str, Any]:
-    """One run, as the page's scripts read it."""
+    """One run of it."""
     record, ids = run.record, choice.clients
     return {
         "name": run.name, "ids": ids.tolist(), "some": some(run, len(ids)), "curves": curves.content(record, choice),
@@ -75,10 +78,10 @@ def some(run: Shown, n: int) -> str:
 
 def resolution(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> str:
     """How exact the curves are."""
-    most = max(run.record.rounds for run in found)
-    kept = "" if all(len(c.rounds) == run.record.rounds for run, c in zip(found, choices, strict=True)) else (
-        f" Of {most:,} rounds {curves.MOST_ROUNDS:,} are here, evenly chosen of those with an evaluation.")  # fmt: skip
-    return f"Runs are exact; each curve of a client has 65,534 steps between its least and greatest value.{kept}"
+    text = f"Runs are exact; each curve of a client has {packed.STEPS:,} steps between its least and greatest value."
+    if all(len(c.rounds) == run.record.rounds for run, c in zip(found, choices, strict=True)):
+        return text
+    return f"{text} Of more than {curves.MOST_ROUNDS:,} rounds so many are here, evenly chosen of those evaluated."
 
 
 def title(found: Sequence[Shown]) -> str:

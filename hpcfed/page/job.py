@@ -40,10 +40,12 @@ class Parted:
 
 
 def parted(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:
+    """The facts of each of these runs, parted."""
     names = list(dict.fromkeys(name for facts in found for name in facts))
     differs = [name for name in names if len({facts.get(name, "") for facts in found}) > 1]
     values = [[facts.get(name, "") for name in differs] for facts in found]
-    return Parted([run.name for run in runs], differs, values, {n: found[0].get(n, "") for n in names if n not in differs})
+    same = {name: found[0].get(name, "") for name in names if name not in differs}
+    return Parted([run.name for run in runs], differs, values, same)
 
 
 def jobs(runs: Sequence[Shown]) -> Parted:

@@ -84,7 +84,7 @@ def install() -> str:
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for words in ([*apt, "update"], [*apt, "install", "--no-install-recommends", *packages]):
         try:
-            done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
+            done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
         if done.returncode:

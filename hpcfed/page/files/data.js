@@ -13,7 +13,6 @@ async function exact(packed) {
 
 // One Float64Array a client; NaN where it has no value.
 async function curves(packed) {
-  const STEPS = 65534;
   const [n, T] = packed.shape;
   const [bytes, low, width] = await Promise.all([inflate(packed.data), exact(packed.low), exact(packed.width)]);
   return Array.from({length: n}, (_, k) => {
@@ -21,7 +20,7 @@ async function curves(packed) {
     return Float64Array.from({length: T}, (_, t) => {
       const i = k * T + t;
       step = (step + bytes[i] + 256 * bytes[n * T + i]) & 0xffff;
-      return step > STEPS ? NaN : low[k] + step / STEPS * width[k];
+      return step > PAGE.steps ? NaN : low[k] + step / PAGE.steps * width[k];
     });
   });
 }
