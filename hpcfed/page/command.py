@@ -81,7 +81,8 @@ def resolution(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> str:
     text = f"Runs are exact; each curve of a client has {packed.STEPS:,} steps between its least and greatest value."
     if all(len(c.rounds) == run.record.rounds for run, c in zip(found, choices, strict=True)):
         return text
-    return f"{text} Of more than {curves.MOST_ROUNDS:,} rounds so many are here, evenly chosen of those evaluated."
+    most = f"{curves.MOST_ROUNDS:,}"
+    return f"{text} Of a run with more than {most} rounds those with an evaluation are here, at most {most} of them."
 
 
 def title(found: Sequence[Shown]) -> str:

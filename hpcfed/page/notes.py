@@ -17,8 +17,12 @@ FEW = 8  # things of one kind that are named; the others are counted
 
 
 def notes(runs: Sequence[Shown], absent: Sequence[str]) -> list[tuple[str, str]]:
-    """Warnings: of which run ("" for all), and the sentence."""
-    found = [(run.name, text) for run in runs for text in of_run(run)]
+    """Warnings: of which runs ("" for none in particular), and the sentence, which several may share."""
+    whose: dict[str, list[str]] = {}
+    for run in runs:
+        for text in of_run(run):
+            whose.setdefault(text, []).append(run.name)
+    found = [(listed(names), text) for text, names in whose.items()]
     return [*(("", text) for text in absent), *found, *(("", text) for text in between(runs))]
 
 
@@ -54,7 +58,7 @@ def ranks(record: Record) -> Iterator[str]:
         return
     there = np.isfinite(column).sum(1)
     for t in np.flatnonzero(np.diff(there) < 0) + 1:
-        yield f"from round {t + 1} on {there[t]} ranks, before {there[t - 1]}"
+        yield f"from round {t + 1} on {there[t]} rank{'s' * (there[t] > 1)}, before {there[t - 1]}"
 
 
 def clients(record: Record) -> Iterator[str]:

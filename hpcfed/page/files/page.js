@@ -102,7 +102,7 @@ function openControls() {
 
 // Whether any run has such an x that is not 0 all the time.
 function hasX(name) {
-  return PAGE.runs.some(run => run.column[`x_${name}`].some(value => value > 0));
+  return name === "round" || PAGE.runs.some(run => run.column[`x_${name}`].some(value => value > 0));
 }
 
 // On paper: all parts open, and charts as pictures, which fit any width; there is no time to draw them anew.
