@@ -58,7 +58,7 @@ def ranks(record: Record) -> Iterator[str]:
         return
     there = np.isfinite(column).sum(1)
     for t in np.flatnonzero(np.diff(there) < 0) + 1:
-        yield f"from round {t + 1} on {there[t]} rank{'s' * (there[t] > 1)}, before {there[t - 1]}"
+        yield f"from round {t + 1} on {there[t]} {'rank' if there[t] == 1 else 'ranks'}, before {there[t - 1]}"
 
 
 def clients(record: Record) -> Iterator[str]:
