@@ -13,6 +13,7 @@ from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.page import curves, job, notes, packed, tables, write
 from hpcfed.page.command import made, report
 from hpcfed.page.runs import Shown, shown, unique
+from hpcfed.storage import sweep as store
 from hpcfed.storage.results import Record, Results
 
 NAN = np.nan
@@ -171,6 +172,17 @@ def test_a_run_is_shown_once_and_an_unfinished_one_says_so(tmp_path):
     found, absent = shown([folder, folder / "results.h5"], now=0.0)
     assert [run.name for run in found] == ["a"] and absent == []
     assert re.fullmatch(r"stopped since .*, 1 of 2 rounds are done", found[0].why)
+
+
+def test_a_sweep_shows_its_runs_and_says_which_have_no_results(tmp_path):
+    fields = store.fields(record().header["job"]) | {"rounds": 9}
+    runs = tuple(store.Member(name, [], fields) for name in ("done", "absent"))
+    sweep = store.Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", runs)
+    store.write(sweep)
+    stored(sweep.folder / "done", record())
+    found, absent = shown([sweep.folder], now=0.0)
+    assert [run.name for run in found] == ["done"]
+    assert absent == [f"{sweep.folder / 'absent'}: not begun, 0 of 9 rounds are done"]
 
 
 def test_the_page_asks_no_host_and_runs_its_own_scripts_alone(tmp_path):

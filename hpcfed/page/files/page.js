@@ -43,7 +43,7 @@ function openRuns() {
   runsTable = new Table($("runs"), PAGE.heads.runs, PAGE.rows, state.runs, drawAll, swatch);
   $("filter-runs").addEventListener("input", event => runsTable.filter(holds(event.target.value)));
   fill($("run"), PAGE.runs.map((run, i) => [i, run.name]));
-  $("run").addEventListener("change", event => chooseRun(+event.target.value));
+  $("run").addEventListener("change", event => chooseRun(+event.target.value).then(drawAll));
 }
 
 // Whether a row has these words.
@@ -56,7 +56,7 @@ function fill(select, options) {
   select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
 }
 
-// Another run whose clients, labels and phases are looked at.
+// Another run whose clients, labels and phases are looked at; its curves are for who calls.
 async function chooseRun(i) {
   state.run = i;
   state.clients.clear();
@@ -71,7 +71,6 @@ async function chooseRun(i) {
   legend();
   drawPhases();
   await drawLabels();
-  drawAll();
 }
 
 async function drawClients() {
@@ -130,8 +129,8 @@ async function start() {
   openRuns();
   openControls();
   paint();
-  chooseX("round");
   await chooseRun(0);
+  chooseX("round");
   openPrint();
   document.documentElement.dataset.ready = "yes";
 }
