@@ -49,13 +49,15 @@ def parted(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:
 
 
 def jobs(runs: Sequence[Shown]) -> Parted:
-    """The fields of all jobs; those on which no number depends (where a run is written, say) come last."""
+    """The fields of all jobs, the method first; those on which no number depends (where a run is written) come last."""
     fields = [store.fields(run.job) for run in runs]
-    return parted(runs, [{name: shown(own[name]) for name in sorted(own, key=aside)} for own in fields])
+    return parted(runs, [{name: shown(own[name]) for name in sorted(own, key=place)} for own in fields])
 
 
-def aside(name: str) -> bool:
-    return any(name == free or name.startswith(f"{free}.") for free in ASIDE)
+def place(name: str) -> tuple[bool, bool]:
+    """Where a field stands among others."""
+    aside = any(name == free or name.startswith(f"{free}.") for free in ASIDE)
+    return aside, name != "algorithm.name"
 
 
 def environments(runs: Sequence[Shown]) -> Parted:

@@ -146,6 +146,15 @@ def test_tables_are_downloaded_as_csv(page):
     assert float(found["clients-rounds"][T]["accuracy"]) == pytest.approx(0.511, abs=1e-5)
 
 
+def test_on_paper_all_parts_are_open_and_charts_are_pictures(page):
+    count = "return [document.querySelectorAll('canvas.picture').length, document.querySelectorAll('[open]').length]"
+    page.do("dispatchEvent(new Event('beforeprint'))")
+    assert page.do(count) == [6, 2]
+    page.do("dispatchEvent(new Event('afterprint'))")
+    assert page.do(count) == [0, 0]
+    assert page.driver.execute_cdp_cmd("Page.printToPDF", {})["data"]
+
+
 def test_light_becomes_dark_and_narrow_windows_scroll_only_tables(page):
     before = page.do("return getComputedStyle(document.body).backgroundColor")
     page.click("#ground")
