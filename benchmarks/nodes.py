@@ -60,7 +60,8 @@ class Nodes:
             raise
 
     def begin(self) -> Self:
-        """Make nodes and link."""
+        """Make nodes and link; what a run that was killed has left goes first."""
+        clear()
         self.folder = tempfile.TemporaryDirectory(prefix="nodes-")
         self.agent = Path(self.folder.name) / "agent"
         self.agent.write_text(AGENT)
@@ -87,11 +88,7 @@ class Nodes:
         """End what runs on the nodes, and take them away; the relay first, for its devices go with them."""
         self.relay.kill()
         self.relay.wait()
-        for name in NAMES:
-            left = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
-            for pid in left:
-                os.kill(int(pid), signal.SIGKILL)
-            subprocess.run(["ip", "netns", "del", name], check=False)
+        clear()
         self.folder.cleanup()
 
     def launcher(self, each: int) -> str:
@@ -101,6 +98,16 @@ class Nodes:
         start = f"taskset -c 0 env PRTE_MCA_plm_ssh_agent={self.agent} {mpirun()}"
         inner = f"hostname {NAMES[0]}; exec {start} {words}"
         return f"ip netns exec {NAMES[0]} unshare --uts sh -c {shlex.quote(inner)} sh"
+
+
+def clear() -> None:
+    """End what runs on nodes of these names, and take them away."""
+    there = subprocess.run(shlex.split("ip netns list"), capture_output=True, text=True, check=True).stdout.split()
+    for name in set(NAMES) & set(there):
+        left = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
+        for pid in left:
+            os.kill(int(pid), signal.SIGKILL)
+        subprocess.run(["ip", "netns", "del", name], check=False)
 
 
 def relay(latency: float) -> None:

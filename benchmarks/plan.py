@@ -4,15 +4,19 @@
     python benchmarks/plan.py --passes 1 --only ranks     # the cases without a network
 
 Ranks: 1, 2, 4 and 8 on this machine, more than it has cores too. Networks: two nodes of one core each (`nodes.py`),
-1 or 2 ranks on each, joined by a link of given latency and bandwidth. In each pass a short run on two ranks first
-measures the costs, then every case runs; predicted over measured is of that pass. Seconds are those of result files,
-medians over rounds, checkpoints left out. A goal of 1.15: within 15 %, either way.
+1 or 2 ranks on each, joined by a link of given latency and bandwidth; the plan is told what MPI sees of it (`link.py`).
+In each pass a short run on two ranks first measures the costs, then every case runs; predicted over measured is of that
+pass. Seconds are those of result files, medians over rounds, checkpoints left out. A goal of 1.15: within 15 %, either
+way.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import shlex
+import subprocess
 import sys
 import tempfile
 from contextlib import nullcontext
@@ -21,7 +25,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run from anywhere
 
-from benchmarks.launch import mpirun
+from benchmarks.launch import ROOT, SETTINGS, mpirun
 from benchmarks.nodes import Nodes, missing
 from benchmarks.paired import Ratio, Row, machine, ratio, save
 from benchmarks.scaling import WARM, measure
@@ -83,14 +87,25 @@ def compared(case: Case, trial: Path, folder: Path) -> dict[str, Any]:
     """Seconds of a round of one case, measured and predicted, and both by part."""
     link = Nodes(case.network.latency, case.network.bandwidth) if case.nodes > 1 else nullcontext()
     with link as nodes:
-        there = run(nodes.launcher(case.each) if nodes else f"{mpirun()} -np {{ranks}}", folder, case.nodes * case.each)
+        launcher = nodes.launcher(case.each) if nodes else f"{mpirun()} -np {{ranks}}"
+        network = seen(launcher, case) if nodes else HERE
+        there = run(launcher, folder, case.nodes * case.each)
     job = load(FIELDS)
     known, asked = measured(job, trial, FIELDS)
     cores = 1 if case.nodes > 1 else known.cores
-    told = predicted(asked, known, Cluster(case.nodes, case.each, cores, case.network))
+    told = predicted(asked, known, Cluster(case.nodes, case.each, cores, network))
     parts = {name: [told.parts[name], there["parts"][name]] for name in ("train", "evaluate", "wait", "communicate")}
-    return {"predicted": told.seconds - told.parts["checkpoint"],
-            "measured": there["seconds"] - there["parts"]["checkpoint"], "parts": parts}  # fmt: skip
+    seconds = {"predicted": told.seconds - told.parts["checkpoint"],
+               "measured": there["seconds"] - there["parts"]["checkpoint"]}  # fmt: skip
+    return seconds | {"parts": parts, "network": network}
+
+
+def seen(launcher: str, case: Case) -> Network:
+    """The link as MPI sees it between the ranks of this case."""
+    start, script = shlex.split(launcher.format(ranks=case.nodes * case.each)), ROOT / "benchmarks" / "link.py"
+    done = subprocess.run([*start, sys.executable, str(script)], capture_output=True, text=True, check=True,
+                          env=os.environ | SETTINGS, timeout=120)  # fmt: skip
+    return Network(*json.loads(done.stdout))
 
 
 def run(launcher: str, folder: Path, ranks: int = 2) -> dict[str, Any]:
@@ -105,7 +120,8 @@ def row(case: Case, passes: list[dict[str, Any]]) -> Row:
     off = sorted(max(value, 1 / value) for value in plain)
     middle = max(plain.median, 1 / plain.median)
     details = {"predicted / measured": list(plain), "seconds measured": [p["measured"] for p in passes],
-               "parts, [predicted, measured]": passes[len(passes) // 2]["parts"]}  # fmt: skip
+               "parts, [predicted, measured]": passes[len(passes) // 2]["parts"],
+               "link, [seconds, bytes/s]": [list(vars(p["network"]).values()) for p in passes]}  # fmt: skip
     return Row(f"{case.name}: off by", Ratio(middle, min(off[0], middle), off[-1]), most=MOST, details=details)
 
 

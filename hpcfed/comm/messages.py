@@ -82,6 +82,13 @@ def groups(sizes: Sequence[int], first: int) -> Iterator[range]:
     return (group for group in both if len(group))
 
 
+def width(values: int, lines: int) -> int:
+    """Values of a line, of so many in all: in as few messages as can be, all of the same size."""
+    most = max(MESSAGE // lines, PART)
+    messages = max(1, -(-values // (lines * most)))
+    return -(-values // (lines * messages))
+
+
 class Piece(NamedTuple):
     """Values start..stop of array i, which lie from `at` in line `line` of the message."""
 
@@ -98,7 +105,7 @@ class Message:
     def __init__(self, ways: Ways, n: int, scales: Sequence[int], into: Into, rows: int, size: int, dtype: np.dtype):
         self.ways, self.n, self.scales, self.into = ways, n, scales, into
         self.lines = 1 if size <= SMALL else ways.size
-        self.width = min(size, max(MESSAGE // self.lines, PART))
+        self.width = width(size, self.lines)
         room = ways.room if self.lines > 1 else apart
         self.sent, self.got, self.line, self.done = room(self.lines, self.width + 1, dtype)
         self.total, self.buffer = np.empty(self.width + 1), np.empty(self.width)  # made once: new memory is slow

@@ -13,9 +13,11 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from hpcfed.comm import board, memory
+from hpcfed.comm.board import Board
 from hpcfed.comm.codec import decode, encode
 from hpcfed.comm.messages import Ways, apart, exact_sum
 from hpcfed.comm.mortal import Mortal, watched
+from hpcfed.comm.nodes import Nodes
 from hpcfed.comm.protocol import Arrays, Into, Row, union, valid_rank
 from hpcfed.comm.start import MPI
 
@@ -39,10 +41,15 @@ class Mpi(Mortal):
         """Be one of these ranks from now on."""
         self._world, self._node = world, MPI.COMM_NULL
         self.__dict__.pop("_ways", None)  # of the ranks before
-        self._node = world.Split_type(MPI.COMM_TYPE_SHARED)
+        self._node = self._near(world)
         self.rank, self.size = world.rank, world.size
         self.local_rank = self._node.rank
         self.node_of = self._nodes()
+
+    @staticmethod
+    def _near(world: MPI.Intracomm) -> MPI.Intracomm:
+        """The ranks that have memory in common with this one."""
+        return world.Split_type(MPI.COMM_TYPE_SHARED)
 
     def _nodes(self) -> tuple[int, ...]:
         first = np.array([self.rank])
@@ -58,21 +65,22 @@ class Mpi(Mortal):
     @cached_property
     def _ways(self) -> Ways:
         """How these ranks add up; made by all of them in the same call."""
-        common = self._board() if self._node.size == self.size > 1 else None
-        meet = lambda *_: self._world.Barrier()  # noqa: E731
-        return Ways(self.rank, self.size, common.room if common else apart,
+        common = self._board() if self.size > max(self.node_of) + 1 else None
+        nodes = Nodes(self._world, self._node, self.node_of, common) if common else None
+        return Ways(self.rank, self.size, nodes.room if nodes else apart,
                     highest=lambda x: self._allreduce(x, MPI.MAX), total=lambda x: self._allreduce(x, MPI.SUM),
-                    lines=meet if common else self._world.Alltoall,  # Reduce_scatter would add up the lines itself, and
-                    collect=meet if common else self._world.Allgather)  # is several times slower in Open MPI 5
+                    lines=nodes.lines if nodes else self._world.Alltoall,  # Reduce_scatter would add up the lines
+                    collect=nodes.collect if nodes else self._world.Allgather)  # itself, several times slower
 
-    def _board(self) -> board.Board | None:
-        """Common memory, where there is room for it, and all ranks see it."""
-        path = decode(self._bcast(self._node, encode(board.make(self.size)) if self.local_rank == 0 else None, 0))
+    def _board(self) -> Board | None:
+        """Memory that the ranks of each node share, where there is room for it on all nodes, and all ranks see it."""
+        each, first = self._node.size, self.local_rank == 0
+        path = decode(self._bcast(self._node, encode(board.make(each, self.size)) if first else None, 0))
         try:
-            found = board.look(path, self.rank, self.size)
+            found = board.look(path, each, self.size)
             return found if min(self._allgather(found is not None)) else None
         finally:
-            if path and self.local_rank == 0:
+            if path and first:
                 os.unlink(path)
 
     @watched

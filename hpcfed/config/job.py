@@ -22,13 +22,14 @@ from hpcfed import algorithms
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits
 from hpcfed.config.messages import PREFIX
-from hpcfed.config.parts import Checkpoint, Data, Local, Models, Part, Run, Training
+from hpcfed.config.parts import Checkpoint, Data, Local, Log, Models, Part, Run, Training
 from hpcfed.config.system import System
 
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
 FREE = ("out", "resume", "overwrite", "dry_run", "quiet", "verbose", "rounds", "checkpoint", "data.root",
         "data.download", "run.device", "run.ranks_per_gpu", "run.speeds", "run.rebalance", "run.resident",
-        "run.on_client_fault", "run.grace", "run.watchdog", "run.on_fault", "run.max_restarts", "training")  # fmt: skip
+        "run.on_client_fault", "run.grace", "run.watchdog", "run.on_fault", "run.max_restarts", "log",
+        "training")  # fmt: skip
 
 EXACT = {"engine": "eager, traced or graphed"}  # what stands for the engines in a job's identity
 
@@ -90,6 +91,7 @@ class Job(BaseSettings):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     run: Run = Run()
+    log: Log = Log()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -139,6 +139,17 @@ class Checkpoint(Part):
     """Each rank keeps a copy of its part and of another rank's in memory: no round is repeated when a rank dies."""
 
 
+class Log(Part):
+    """Where else a run's numbers go, round by round, beside its result file; on rank 0."""
+
+    tensorboard: bool = False
+    """Event files for TensorBoard, in the run's folder; needs hpcfed[tensorboard]."""
+    wandb: bool = False
+    """Weights & Biases: in the run's folder, to be synced, or as WANDB_MODE says; needs hpcfed[wandb]."""
+    mlflow: bool = False
+    """MLflow: in the run's folder, or at MLFLOW_TRACKING_URI; needs hpcfed[mlflow]."""
+
+
 class Run(Part):
     """How ranks use the machine."""
 

@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     from hpcfed.engine.recover import Course
     from hpcfed.engine.rounds import Rounds
     from hpcfed.report.progress import Progress
+    from hpcfed.sinks.logs import Logs
 
 
 class Loop:
     """Round after round until the job's last, or until a signal asks to stop."""
 
-    def __init__(self, rounds: Rounds, folder: Path, results: Results | None, progress: Progress, course: Course):
-        self.rounds, self.folder, self.results, self.progress = rounds, folder, results, progress
+    def __init__(
+        self, rounds: Rounds, folder: Path, results: Results | None, progress: Progress, course: Course,
+        log: Logs | None = None,
+    ):  # fmt: skip
+        self.rounds, self.folder, self.results, self.progress, self.log = rounds, folder, results, progress, log
         self.job, self.comm, self.course = rounds.fed.job, rounds.fed.comm, course
         self.saved_at, self.saved_t, self.first = time.monotonic(), course.saved, rounds.t
         self.saver = Saver(rounds, folder, results, exists=course.saved > 0)
@@ -35,6 +39,7 @@ class Loop:
         with self.saver:
             self.copy()
             try:
+                self.secure()
                 status = self.go_on()
             except Stopped:
                 self.comm.confirm()
@@ -134,12 +139,19 @@ class Loop:
                 raise
             self.warn(f"{error}\n  results stay in memory, and are written as soon as that can be done")
         self.progress.round(self.rounds.t, row)
+        if self.log:
+            self.log.round(self.rounds.t, row)
 
     def copy(self, row: dict[str, Any] | None = None) -> None:
         """Let the ranks copy what they hold into one another's memory, where they do. row: that of the last round."""
         if self.course.mirror:
             rows = self.results.unwritten() if self.results else {}
             self.course.mirror.take(self.rounds, rows | ({str(self.rounds.t - 1): row} if row and self.results else {}))
+
+    def secure(self) -> None:
+        """After a death that left copies in memory: what was on its way to the disk then is lost, so begin anew."""
+        if self.comm.lost and self.saved_t < self.rounds.t < self.job.rounds:
+            self.save()
 
     def save(self) -> None:
         """Begin a checkpoint, after the one before."""

@@ -13,8 +13,11 @@ from hpcfed.engine.recover import Course, surviving
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
 from hpcfed.report.progress import Progress
+from hpcfed.sinks import logs
+from hpcfed.sinks.logs import Logs
 from hpcfed.status import DONE
 from hpcfed.storage import checkpoint, names
+from hpcfed.storage.record import FINISHED, STOPPED
 from hpcfed.storage.results import Results, Rows
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ def run(job: Job, comm: Comm) -> int:
 def attempt(course: Course, comm: Comm) -> int:
     """The run from where it stands to its end, on these ranks; collective. Returns the exit status."""
     job = course.job
+    if logs.wanted(job.log):
+        agreed(comm, lambda: logs.check(job.log) if comm.rank == 0 else None)
     facts = course.facts or world(job, comm)
     comm.confirm()
     course.facts = facts
@@ -52,11 +57,21 @@ def attempt(course: Course, comm: Comm) -> int:
             agreed(comm, lambda: facts.partition.save(names.partition_file(folder)) if comm.rank == 0 else None)
         known = course.rows
         results = agreed(comm, lambda: open_results(job, folder, facts, rounds, known) if comm.rank == 0 else None)
-        course.begun = True
-        with Progress(job, folder, facts, active=comm.rank == 0) as progress:
-            return Loop(rounds, folder, results, progress, course).run()
+        with Logs(job.log, folder, fed.say) as log, Progress(job, folder, facts, active=comm.rank == 0) as progress:
+            begin(log, rounds, results, course)
+            course.begun = True
+            status = Loop(rounds, folder, results, progress, course, log).run()
+            log.end(FINISHED if status == DONE else STOPPED)
+            return status
     finally:
         fed.store.close()
+
+
+def begin(log: Logs, rounds: Rounds, results: Results | None, course: Course) -> None:
+    """Open the logs that are asked for, on rank 0; collective."""
+    if logs.wanted(course.job.log):
+        known = (results.header, rounds.t, results.row, not course.begun) if results else ()
+        agreed(rounds.fed.comm, lambda: log.begin(*known) if known else None)
 
 
 def warn(fed: Federation) -> None:

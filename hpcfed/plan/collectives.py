@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcfed.comm.messages import MESSAGE, PART, SMALL
+from hpcfed.comm.messages import SMALL, width
 from hpcfed.plan.network import Network
 
 LOOK = 2e-4  # seconds between two looks of a rank that waits in a barrier (comm.mpi.LONG)
@@ -49,10 +49,13 @@ class Wires:
         inside = (self.each - 1) * self.near.message(nbytes)
         return inside + min(doubling, ring) + (log2(self.each) * self.near.message(whole) if self.nodes > 1 else 0.0)
 
-    def alltoall(self, nbytes: float) -> float:
-        """nbytes of each rank to each other one: partner after partner, all ranks of a node over its connection."""
-        far = self.far.message(nbytes, self.each)
-        return (self.each - 1) * self.near.message(nbytes) + (self.ranks - self.each) * far
+    def lines(self, nbytes: float) -> float:
+        """A line of so many bytes for each rank, or from each: in a node's memory, then node after node.
+
+        All ranks of a node use its connection at once, one for each other node.
+        """
+        inside = (self.each - 1) * self.near.message(self.nodes * nbytes)
+        return inside + (self.nodes - 1) * self.far.message(nbytes, self.each)
 
     def bcast(self, nbytes: float) -> float:
         """One rank's bytes to all: down a tree, first from node to node."""
@@ -69,17 +72,13 @@ class Wires:
         small = self.allreduce(8 * (arrays + 1 + self.ranks)) + self.allreduce(2 * WIDE)
         if values <= SMALL:
             return small + self.allreduce(WIDE * values)
-        width = self.width(values)
-        messages = -(-values // (self.ranks * width))
-        return small + messages * (self.alltoall(WIDE * width) + self.allgather(NARROW * width))
-
-    def width(self, values: int) -> int:
-        """Values of a message's line, of which there is one a rank."""
-        return min(values, max(MESSAGE // self.ranks, PART))
+        line = width(values, self.ranks)
+        messages = -(-values // (self.ranks * line))
+        return small + messages * (self.lines(WIDE * line) + self.lines(NARROW * line))
 
     def buffers(self, values: int) -> int:
         """Bytes of a large message on each rank: what it sends, what it gets, and what all get."""
-        return self.ranks * self.width(values) * (2 * WIDE + NARROW) if self.ranks > 1 and values > SMALL else 0
+        return self.ranks * width(values, self.ranks) * (2 * WIDE + NARROW) if self.ranks > 1 and values > SMALL else 0
 
 
 def log2(n: int) -> int:

@@ -1,121 +1,168 @@
-"""`hpcfed table SWEEP...`: methods against data sets, as the tables of papers are; from result files alone."""
+"""`hpcfed compare RUN RUN...`: methods against one of them, over the same clients and seeds; from result files alone.
+
+As Demšar (JMLR 7, 2006) advises: paired differences, Wilcoxon's signed-rank test, Holm's correction where several
+methods are held against one. In the place of his data sets are seeds: they are independent, clients of one run are not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from hpcfed.errors import ConfigError
-from hpcfed.report.cases import SEED, Case, axes, cases, skewed
-from hpcfed.report.formats import FORMATS, Grid, Shown
-from hpcfed.report.measures import Measure, measure
+from hpcfed.errors import ConfigError, unknown
+from hpcfed.report import differences
+from hpcfed.report.cases import cases
+from hpcfed.report.comparison import ENOUGH, Comparison, compared
+from hpcfed.report.formats import aligned, booktabs, piped, stored, tex
+from hpcfed.report.measures import View, measure
+from hpcfed.report.pairs import Method, methods, unpaired
 
-PLUS_MINUS = {
-    "seeds": "sample standard deviation (n - 1) over seeds",
-    "clients": "standard deviation over clients",
-}
+HEADS = ("method", "mean", "difference", "95 % interval", "p", "p (Holm)", "over", "clients better / worse / equal")
+NAMES = ("method", "baseline", "mean", "baseline_mean", "difference", "low", "high", "p", "p_holm", "seeds", "clients",
+         "better", "worse", "equal")  # fmt: skip
+
+OVER_SEEDS = ("Over seeds: paired t interval, Wilcoxon's signed-rank test. Seeds are the units; the clients of one run "
+              "are not independent, and are only counted, over all seeds.")  # fmt: skip
+ONE_SEED = (f"One seed: bootstrap interval ({differences.DRAWS:,} draws) and Wilcoxon's signed-rank test over the "
+            "clients of one run, which are not independent: they share a server and a seed. This tells how alike these "
+            "clients fare, not what another seed would give.")  # fmt: skip
 
 
 @dataclass(frozen=True)
-class View:
-    """Which number is shown, and how. deviation: over seeds or clients."""
+class Result:
+    """All comparisons with one baseline, and how their numbers are shown."""
 
-    value: str
-    measure: Measure
-    deviation: str
-    percent: bool
+    base: Method
+    done: list[Comparison]
+    view: View
 
-    def number(self, value: float) -> str:
-        if not self.measure.share:
-            return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
-        return f"{100 * value:.2f}" if self.percent else f"{value:.4f}"
+    @property
+    def caption(self) -> str:
+        return f"{self.view.what()}; paired differences from {self.base.label}, with 95 % confidence intervals."
 
 
-def compare(runs: Sequence[Path], rows: str | None = None, columns: str | None = None, value: str = "accuracy",
-            deviation: str = "seeds", percent: bool = False, format: str = "text", out: Path | None = None,
-            ) -> str:  # fmt: skip
-    """The command. rows, columns: fields of the job, separated by commas; what is not given is chosen.
+def compare(runs: Sequence[Path], baseline: str | None = None, value: str | None = None, percent: bool = False,
+            format: str = "text", out: Path | None = None) -> str:  # fmt: skip
+    """The command. baseline: a method as the table names it, or one of its runs; default: that of the first run.
 
     Returns the table, or the path of the file that it was written to.
     """
-    view = View(value, measure(value), deviation, percent)
-    chosen = [names.split(",") if names else None for names in (rows, columns)]
-    found = skewed(cases(runs), [name for names in chosen for name in names or []])
-    text = FORMATS[format](grid(found, *axes(found, *chosen), view))
-    if out is None:
-        return text
-    try:
-        out.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"table: cannot write {out}: {error.strerror}; give another -o") from error
-    return str(out)
+    view = View(value or "accuracy", measure(value or "accuracy"), percent=percent)
+    found = methods(cases(runs))
+    base = chosen(found, baseline) or also(found := methods(cases([*runs, Path(baseline)])), Path(baseline))
+    if len(found) < 2:
+        raise ConfigError(f"compare: all runs are {base.label}; give runs that differ in more than their seed")
+    result = Result(base, compared(found, base, view), view)
+    return stored("compare", FORMATS[format](result), out)
 
 
-def grid(found: list[Case], down: list[str], across: list[str], view: View) -> Grid:
-    """The cells, row by row, and what is to be said about them."""
-    lines, heads = ordered(found, down), ordered(found, across)
-    cells = [[[case for case in found if (case.at(down), case.at(across)) == (r, c)] for c in heads] for r in lines]
-    seeds = max(len(group) for row in cells for group in row)
-    table = [[cell(group, view, seeds) for group in row] for row in cells]
-    notes = [f"{case.name}: {case.why}" for case in found if case.why]
-    return Grid(caption(view, seeds), view.value, down, across, lines, heads, marked(table, view.measure.high), notes)
+def chosen(found: list[Method], baseline: str | None) -> Method | None:
+    """The method that the others are held against, by its name; None where the name is a path."""
+    if baseline is None:
+        return found[0]
+    known = [one for one in found if baseline in (one.label, one.label.partition(",")[0])]
+    if len(known) > 1:
+        raise ConfigError(f"compare: --baseline {baseline} may be any of: {'; '.join(one.label for one in known)}")
+    if not known and not os.path.exists(baseline):
+        raise ConfigError(f"compare: --baseline: {unknown('method', baseline, [one.label for one in found])}")
+    return known[0] if known else None
 
 
-def ordered(found: list[Case], names: list[str]) -> list[tuple[str, ...]]:
-    """The values of these fields: the first field's in the order of the runs, within each the next one's."""
-    known = list(dict.fromkeys(case.at(names) for case in found))
-    place = [list(dict.fromkeys(values)) for values in zip(*known, strict=True)]
-    return sorted(known, key=lambda values: [order.index(value) for order, value in zip(place, values, strict=True)])
+def also(found: list[Method], baseline: Path) -> Method:
+    """The method of which the run at this path is one."""
+    places = {os.path.realpath(case.name) for case in cases([baseline])}
+    known = [one for one in found if places & {os.path.realpath(case.name) for case in one.all()}]
+    if len(known) > 1:
+        raise ConfigError(f"compare: --baseline {baseline} holds runs of {len(known)} methods; give one of them")
+    return known[0]
 
 
-def cell(group: list[Case], view: View, seeds: int) -> Shown:
-    """Mean and deviation over the runs of a cell; what is absent is said."""
-    twice = {seed: name for seed, name in ((case.at([SEED]), case.name) for case in group)}
-    if len(twice) < len(group):
-        names = ", ".join(case.name for case in group)
-        raise ConfigError(f"table: two runs of one cell have the same seed: {names}; give one of them")
-    found = [view.measure.of(case.record) for case in group if case.record]
-    known = [numbers for numbers in found if numbers[0] is not None]
-    absent = [case.short for case in group if not case.record] + ["not recorded"] * (len(found) - len(known))
-    if not known:
-        return Shown("", "", ", ".join(dict.fromkeys(absent)) if group else "no run", seeds=0, runs=len(group))
-    mean, std = np.mean([numbers[0] for numbers in known]), spread(known, view.deviation)
-    note = told(absent, len(known), len(group)) if absent else f"n = {len(known)}" if len(group) < seeds else ""
-    shown = "" if std is None else view.number(std)
-    return Shown(view.number(mean), shown, note, float(mean), std, len(known), len(group))
+def lines(result: Result) -> list[list[str]]:
+    """Head and rows as words; a column that is empty is left out."""
+    baseline = [f"{result.base.label} (baseline)", alone(result), *[""] * (len(HEADS) - 2)]
+    table = [list(HEADS), baseline, *(cells(one, result.view) for one in result.done)]
+    kept = [i for i in range(len(HEADS)) if any(row[i] for row in table[1:])]
+    return [[row[i] for i in kept] for row in table]
 
 
-def told(absent: list[str], n: int, runs: int) -> str:
-    """What is missing in a cell that has a number."""
-    return f"{n} of {runs}; {', '.join(f'{absent.count(word)} {word}' for word in dict.fromkeys(absent))}"
+def alone(result: Result) -> str:
+    """The baseline's own number: mean over all its runs."""
+    found = (result.view.measure.of(case.record)[0] for case in result.base.runs.values())
+    return result.view.number(float(np.mean([mean for mean in found if mean is not None])))
 
 
-def spread(known: list[tuple[float | None, float | None]], deviation: str) -> float | None:
-    """The deviation; None where there is none to tell: over one seed, or of a number that is not one of clients."""
-    if deviation == "clients":
-        stds = [std for _, std in known if std is not None]
-        return float(np.mean(stds)) if stds else None
-    return float(np.std([mean for mean, _ in known], ddof=1)) if len(known) > 1 else None
+def cells(one: Comparison, view: View) -> list[str]:
+    """A comparison as words."""
+    interval = " to ".join(signed(end, view) for end in one.interval or ())
+    single = f"{one.clients} client{'s' * (one.clients > 1)} of one seed" if one.clients else "one seed"
+    over = f"{one.seeds} seeds" if one.seeds > 1 else single
+    told = " / ".join(map(str, one.counts)) if one.clients else ""
+    numbers = view.number(one.mean), signed(one.difference, view), interval, likely(one.p), likely(one.holm)
+    return [one.method.label, *numbers, over, told]
 
 
-def marked(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
-    """The table with the best of each column marked, where there are several; all that are equal as they are shown."""
-    for column in zip(*table, strict=True):
-        known = [cell for cell in column if cell.mean is not None]
-        if len(known) > 1:
-            top = (max if high else min)(known, key=lambda cell: cell.mean)
-            for cell in known:
-                cell.best = cell.text == top.text
-    return table
+def signed(difference: float, view: View) -> str:
+    text = view.number(abs(difference))
+    return f"{'-' if difference < 0 and any(digit in text for digit in '123456789') else '+'}{text}"
 
 
-def caption(view: View, seeds: int) -> str:
-    """What the numbers are."""
-    unit = ", in percent" if view.percent and view.measure.share else ""
-    over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
-    told = view.deviation == "clients" or seeds > 1
-    each = " of each run, mean over seeds" if view.deviation == "clients" and seeds > 1 else ""
-    return f"{view.measure.what}{unit}; {over}" + (f" ± {PLUS_MINUS[view.deviation]}{each}" if told else "")
+def likely(p: float | None) -> str:
+    return "" if p is None else "< 0.0001" if p < 0.0001 else f"{p:.4f}"
+
+
+def notes(result: Result) -> list[str]:
+    """How the numbers are to be read, and what did not count."""
+    absent = (case for one in (result.base, *(one.method for one in result.done)) for case in one.absent)
+    said = [f"{case.name}: {case.why}" for case in absent]
+    said += [line for one in result.done for line in unpaired(one.method, result.base, one.pairs)]
+    return [*how(result.done), *said]
+
+
+def how(done: list[Comparison]) -> list[str]:
+    """What the intervals and tests are over, and what they cannot tell."""
+    seeds = sorted({one.seeds for one in done if one.seeds >= ENOUGH})
+    told = [OVER_SEEDS] if seeds else []
+    told += [f"Of {n} seeds the test cannot give less than p = {differences.least(n):.4g}." for n in seeds if n < 6]
+    if any(one.seeds < ENOUGH and one.p is None for one in done):
+        told.append(f"An interval and a test over seeds need {ENOUGH} of them.")
+    if any(one.seeds == 1 and one.p is not None for one in done):
+        told.append(ONE_SEED)
+    if any(one.holm is not None for one in done):
+        told.append(f"p (Holm) is corrected for {sum(one.p is not None for one in done)} tests; the intervals are not.")
+    return told
+
+
+def text(result: Result) -> str:
+    return aligned(result.caption, lines(result), notes(result))
+
+
+def markdown(result: Result) -> str:
+    return piped(result.caption, lines(result), notes(result))
+
+
+def latex(result: Result) -> str:
+    head, *body = [[tex(cell) for cell in line] for line in lines(result)]
+    return booktabs(result.caption, [" & ".join(head) + r" \\"], body, notes(result))
+
+
+def comma_separated(result: Result) -> str:
+    """A line for each comparison, with the numbers in full."""
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(NAMES)
+    for one in result.done:
+        numbers = (one.mean, one.base, one.difference, *(one.interval or (None, None)), one.p, one.holm)
+        exact = ("" if number is None else repr(float(number)) for number in numbers)
+        counts = one.counts if one.clients else ("", "", "")
+        rows.writerow([one.method.label, result.base.label, *exact, one.seeds, one.clients or "", *counts])
+    return out.getvalue().rstrip("\n")
+
+
+FORMATS: dict[str, Callable[[Result], str]] = {
+    "text": text, "markdown": markdown, "latex": latex, "csv": comma_separated}  # fmt: skip

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
+
+from hpcfed.errors import ConfigError
 
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
        **{c: f"\\{c}" for c in "&%$#_{}"}}  # fmt: skip
-BEST = "best of its column"
 
 
 @dataclass
 class Shown:
-    """One cell. text, std: as shown.  note: what is to be said about it.  seeds: counted, of so many runs."""
+    """One cell. text, std: as shown.  note: what is to be said about it.  seeds: counted, of so many runs.
+
+    paper: the number that a paper has in its place, as printed there.
+    """
 
     text: str
     std: str
@@ -25,12 +30,14 @@ class Shown:
     seeds: int = 0
     runs: int = 0
     best: bool = False
+    paper: str = ""
 
     def number(self, pm: str = "±") -> str:
         return f"{self.text} {pm} {self.std}" if self.std else self.text
 
     def noted(self, number: str) -> str:
-        return f"{number} ({self.note})" if self.note and number else self.note or number
+        told = f"{number} ({self.note})" if self.note and number else self.note or number
+        return f"{told} [{self.paper}]" if self.paper else told
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Grid:
     """The whole table.
 
     value: name of what the cells show.  down, across: fields of rows and columns.  rows, heads: their values.  notes:
-    what stands below it.
+    what stands below it.  best: what the marked cells are the best of.  spoken: fields and values are words already.
     """
 
     caption: str
@@ -49,25 +56,32 @@ class Grid:
     heads: list[tuple[str, ...]]
     cells: list[list[Shown]]
     notes: list[str]
+    best: str = "column"
+    spoken: bool = False
 
     def labels(self) -> list[str]:
         """What each row is called: `fedprox, mu=0.1`."""
-        return [", ".join(named(field, value) for field, value in zip(self.down, row, strict=True) if value)
-                for row in self.rows]  # fmt: skip
+        return [", ".join(filter(None, self.words(self.down, row))) for row in self.rows]
+
+    def words(self, fields: list[str], values: tuple[str, ...]) -> list[str]:
+        pairs = zip(fields, values, strict=True)
+        return [value if self.spoken or not value else named(field, value) for field, value in pairs]
 
     def corner(self) -> str:
+        if self.spoken:
+            return ", ".join(self.down)
         return "method" if self.down[0] == "algorithm.name" else ", ".join(f.rpartition(".")[2] for f in self.down)
 
     def levels(self) -> list[list[str]]:
         """The lines of heads over the columns, outermost first."""
-        named_heads = [[named(f, head[i]) for head in self.heads] for i, f in enumerate(self.across)]
-        return named_heads or [[self.value]]
+        heads = [self.words(self.across, head) for head in self.heads]
+        return [list(level) for level in zip(*heads, strict=True)] or [[self.value]]
 
     def any_best(self) -> bool:
         return any(cell.best for row in self.cells for cell in row)
 
     def told(self, mark: str) -> str:
-        return f"{self.caption}. {mark}: {BEST}." if self.any_best() else f"{self.caption}."
+        return f"{self.caption}. {mark}: best of its {self.best}." if self.any_best() else f"{self.caption}."
 
 
 def named(field: str, value: str) -> str:
@@ -84,9 +98,14 @@ def text(grid: Grid) -> str:
     lines[-1][0] = grid.corner()
     for label, row in zip(grid.labels(), grid.cells, strict=True):
         lines.append([label, *(cell.noted(cell.number() + " *" * cell.best) for cell in row)])
+    return aligned(grid.told("*"), lines, grid.notes)
+
+
+def aligned(caption: str, lines: Sequence[Sequence[str]], notes: list[str]) -> str:
+    """Caption, columns of even width, notes."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([grid.told("*"), "", *padded, *(["", *grid.notes] if grid.notes else [])])
+    return "\n".join([caption, "", *padded, *(["", *notes] if notes else [])])
 
 
 def once(level: list[str], heads: list[tuple[str, ...]], depth: int) -> list[str]:
@@ -98,24 +117,33 @@ def once(level: list[str], heads: list[tuple[str, ...]], depth: int) -> list[str
 def markdown(grid: Grid) -> str:
     """A table as GitHub shows it; the lines of heads are one."""
     heads = [", ".join(words) for words in zip(*grid.levels(), strict=True)]
-    lines = [[grid.corner(), *heads], ["---"] * (len(heads) + 1)]
+    lines = [[grid.corner(), *heads]]
     for label, row in zip(grid.labels(), grid.cells, strict=True):
         lines.append([label, *(cell.noted(f"**{cell.number()}**" if cell.best else cell.number()) for cell in row)])
-    rows = ["| " + " | ".join(word.replace("|", r"\|") for word in line) + " |" for line in lines]
-    notes = ["", *(f"- {note}" for note in grid.notes)] if grid.notes else []
-    return "\n".join([grid.told("Bold"), "", *rows, *notes])
+    return piped(grid.told("Bold"), lines, grid.notes)
+
+
+def piped(caption: str, lines: Sequence[Sequence[str]], notes: list[str]) -> str:
+    """The same with bars, as Markdown has it; the first line is the head."""
+    ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    rows = ["| " + " | ".join(word.replace("|", r"\|") for word in line) + " |" for line in ruled]
+    return "\n".join([caption, "", *rows, *(["", *(f"- {note}" for note in notes)] if notes else [])])
 
 
 def latex(grid: Grid) -> str:
     """A table with the rules of the package booktabs, and a head that spans the columns below it."""
-    lines = [line for i, level in enumerate(grid.levels()) for line in spans(grid, i, level)]
-    body = [" & ".join([tex(label), *map(tex_cell, row)]) + r" \\"
-            for label, row in zip(grid.labels(), grid.cells, strict=True)]  # fmt: skip
-    notes = [f"% {note}" for note in grid.notes]
+    heads = [line for i, level in enumerate(grid.levels()) for line in spans(grid, i, level)]
+    body = [[tex(label), *map(tex_cell, row)] for label, row in zip(grid.labels(), grid.cells, strict=True)]
+    return booktabs(grid.told("Bold"), heads, body, grid.notes)
+
+
+def booktabs(caption: str, heads: list[str], body: Sequence[Sequence[str]], notes: list[str]) -> str:
+    """heads: whole lines; body: cells. Both are LaTeX already; caption and notes are not."""
+    lines = [" & ".join(line) + r" \\" for line in body]
     return "\n".join([
-        "% \\usepackage{booktabs}", *notes, r"\begin{table}", r"\centering", rf"\caption{{{tex(grid.told('Bold'))}}}",
-        rf"\begin{{tabular}}{{l{'c' * len(grid.heads)}}}", r"\toprule", *lines, r"\midrule", *body,
-        r"\bottomrule", r"\end{tabular}", r"\end{table}"])  # fmt: skip
+        "% \\usepackage{booktabs}", *(f"% {note}" for note in notes), r"\begin{table}", r"\centering",
+        rf"\caption{{{tex(caption)}}}", rf"\begin{{tabular}}{{l{'c' * (len(body[0]) - 1)}}}", r"\toprule", *heads,
+        r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])  # fmt: skip
 
 
 def spans(grid: Grid, depth: int, level: list[str]) -> list[str]:
@@ -131,7 +159,7 @@ def spans(grid: Grid, depth: int, level: list[str]) -> list[str]:
 
 def tex_cell(cell: Shown) -> str:
     number = tex(cell.number())
-    return cell.noted(rf"\textbf{{{number}}}" if cell.best else number)
+    return replace(cell, paper=tex(cell.paper)).noted(rf"\textbf{{{number}}}" if cell.best else number)
 
 
 def tex(words: str) -> str:
@@ -142,12 +170,25 @@ def comma_separated(grid: Grid) -> str:
     """A line for each cell, with the numbers in full, for other programs."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    lines.writerow([*grid.down, *grid.across, "mean", "deviation", "seeds", "runs", "best", "note"])
+    own = ["paper"] if any(cell.paper for line in grid.cells for cell in line) else []
+    lines.writerow([*grid.down, *grid.across, "mean", "deviation", "seeds", "runs", "best", "note", *own])
     for row, line in zip(grid.rows, grid.cells, strict=True):
         for head, cell in zip(grid.heads, line, strict=True):
             numbers = ("" if number is None else repr(number) for number in (cell.mean, cell.deviation))
-            lines.writerow([*row, *head, *numbers, cell.seeds, cell.runs, int(cell.best), cell.note])
+            about = [cell.seeds, cell.runs, int(cell.best), cell.note, *([cell.paper] if own else [])]
+            lines.writerow([*row, *head, *numbers, *about])
     return out.getvalue().rstrip("\n")
 
 
 FORMATS: dict[str, Callable[[Grid], str]] = {"text": text, "markdown": markdown, "latex": latex, "csv": comma_separated}
+
+
+def stored(command: str, text: str, out: Path | None) -> str:
+    """The text, or where it is to be written to a file, that file's path."""
+    if out is None:
+        return text
+    try:
+        out.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{command}: cannot write {out}: {error.strerror}; give another -o") from error
+    return str(out)

@@ -51,6 +51,11 @@ def state(run: Path) -> State:
     except CheckpointError as error:
         there = os.path.exists(names.results_file(folder))
         return State(DAMAGED, why=str(error).partition("\n")[0]) if there else State(NOT_BEGUN)
+    return of(record, folder)
+
+
+def of(record: Record, folder: Path) -> State:
+    """The state of the run in this folder, of which this was read."""
     word, since = going(record, folder, time())
     known = progress(record)
     going_on = word == GOING_ON and known["seconds"] is not None

@@ -45,8 +45,13 @@ def states(path: Path) -> Iterator[tuple[str, State]]:
 
 
 def member(sweep: store.Sweep, run: store.Member) -> State:
-    """A run of a sweep, whose end is noted where it was no success."""
-    found, end = state(sweep.folder / run.name), store.ended(sweep, run.name)
+    """A run of a sweep."""
+    return noted(sweep, run, state(sweep.folder / run.name))
+
+
+def noted(sweep: store.Sweep, run: store.Member, found: State) -> State:
+    """The state of a run of a sweep, whose end is noted there where it was no success."""
+    end = store.ended(sweep, run.name)
     if found.word == NOT_BEGUN:
         found = replace(found, total=run.fields["rounds"])
     if end is None or found.word == FINISHED:

@@ -50,6 +50,16 @@ def watch_file(run: Path, rank: int) -> Path:
     return watch_folder(run) / f"rank-{rank}.json"
 
 
+def sink_folder(run: Path, sink: str) -> Path:
+    """Where a log of another program's kind lies (`hpcfed.sinks`), which has the name of its field in the job."""
+    return run / sink
+
+
+def sink_file(run: Path, sink: str) -> Path:
+    """What such a log needs to go on."""
+    return run / f"{sink}.json"
+
+
 def checkpoint_folder(run: Path) -> Path:
     return run / "checkpoints"
 

@@ -10,7 +10,8 @@ import io
 import os
 from pathlib import Path
 from typing import Any, BinaryIO
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 BLOCK = 512  # bytes of a file before its data: the smallest user block that HDF5 allows
 CHUNK = 1 << 20  # bytes of data that share a checksum

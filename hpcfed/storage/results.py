@@ -80,6 +80,14 @@ class Results:
         """How many of them are on disk."""
         return sum(map(length, self._blocks)) if self._journal else 0
 
+    def row(self, t: int) -> dict[str, np.ndarray]:
+        """Round t, counted from 1, as it was appended; nan where other rounds have more."""
+        for block in self._blocks:
+            if t <= length(block):
+                return {name: column[t - 1] for name, column in block.items()}
+            t -= length(block)
+        return self._rows[t - 1]
+
     def unwritten(self) -> Rows:
         """The rows that are not on disk yet."""
         first = self.rounds - len(self._rows)

@@ -20,7 +20,7 @@ def same_job(
     that the checkpoint does not have, because hpcfed had no such field when it was written.
     """
     ours, defaults = (json.loads(json.dumps(job or {})) for job in (ours, defaults))  # tuples are lists, as in theirs
-    here, there = dict(_flat(ours)), dict(_flat(defaults)) | dict(_flat(theirs))
+    here, there = dict(flat(ours)), dict(flat(defaults)) | dict(flat(theirs))
     differences = [
         f"{name}: {here.get(name, ABSENT)} here, {there.get(name, ABSENT)} in the checkpoint"
         for name in sorted(here.keys() | there.keys())
@@ -59,11 +59,11 @@ def _bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _flat(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flat(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names and values of nested dicts."""
     if isinstance(part, dict) and (part or not name):
         for key, value in part.items():
-            yield from _flat(value, f"{name}.{key}" if name else key)
+            yield from flat(value, f"{name}.{key}" if name else key)
     else:
         yield name, part
 

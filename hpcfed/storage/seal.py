@@ -11,12 +11,12 @@ import hashlib
 import io
 import os
 import re
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from hpcfed.errors import DamagedError
 from hpcfed.storage.passing import BLOCK, CHUNK
@@ -47,7 +47,7 @@ def checksums(raw: BinaryIO, end: int, known: Mapping[int, int] | None = None) -
         if found is None:
             raw.seek(start)
             raw.readinto(memory[:size])
-            found = zlib.crc32(memory[:size])
+            found = crc32(memory[:size])
         sums.append(found)
     return np.array(sums, dtype="<u4").tobytes()
 
@@ -122,7 +122,7 @@ class Checked(io.RawIOBase):
         first = BLOCK + i * CHUNK
         last = min(first + CHUNK, self.end)
         inside = start <= first and last <= start + len(read)
-        if zlib.crc32(read[first - start : last - start] if inside else self.stretch(first, last)) != self.table[i]:
+        if crc32(read[first - start : last - start] if inside else self.stretch(first, last)) != self.table[i]:
             raise altered(self.path)
         self.good.add(i)
 

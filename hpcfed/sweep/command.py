@@ -1,7 +1,8 @@
 """`hpcfed sweep JOB.toml --algorithm.name fedavg,fedprox --seed 0,1,2`: runs of all combinations, each in its folder.
 
 Alternatives of a field are separated by commas; those of a field that is a list itself, such as models.mix, by
-semicolons, which separate those of any other field too: `--models.mix 'mlp,cnn;cnn'`.
+semicolons, which separate those of any other field too: `--models.mix 'mlp,cnn;cnn'`. Of several job files all
+combinations are run with each: so one sweep makes the runs of a paper's table.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hpcfed.report.tables import console, table
 from hpcfed.status import DONE, FAULT, RESUME_ME
 from hpcfed.storage import sweep as store
 from hpcfed.storage.sweep import Sweep, exists, read, write
-from hpcfed.sweep.define import agree, define, job_of, unchanged
+from hpcfed.sweep.define import agree, define, job_of, parted, unchanged
 from hpcfed.sweep.launch import finished, launcher
 from hpcfed.sweep.pool import LEFT, Outcome, Pool, room
 
@@ -26,7 +27,7 @@ from hpcfed.sweep.pool import LEFT, Outcome, Pool, room
 def sweep(words: Sequence[str], out: Path | None = None, at_once: int | None = None, ranks: int | None = None,
           launcher: str | None = None, task: int | None = None, dry_run: bool = False, submit: bool = False,
           **batch: Any) -> int | str:  # fmt: skip
-    """The command. words: `[JOB.toml] --field value,value ...`, or the folder of a sweep to go on with.
+    """The command. words: `[JOB.toml ...] --field value,value ...`, or the folder of a sweep to go on with.
 
     batch: what an array job asks for.  Returns the exit status: 0 all done, 1 some failed, 75 stopped and saved; with a
     task that of its run. With submit, what is printed.
@@ -63,8 +64,9 @@ def known(words: Sequence[str], out: Path | None, ranks: int | None, launcher: s
 
 def asked(words: Sequence[str], out: Path | None, ranks: int, launcher: str) -> Sweep:
     """The sweep of a command line, which may add runs to one that its folder holds."""
-    stem = Path(words[0]).stem if words and words[0].endswith(".toml") else "default"
-    folder = out or Path("runs") / f"sweep-{stem}"
+    files, _ = parted(words)
+    name = files[0].resolve().parent.name if len(files) > 1 else files[0].stem if files else "default"
+    folder = out or Path("runs") / f"sweep-{name}"
     found = define(words, folder, ranks, launcher)
     if exists(folder):
         agree(read(folder), found)

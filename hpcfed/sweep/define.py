@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -34,21 +34,48 @@ class Flag:
 
 
 def define(words: Sequence[str], folder: Path, ranks: int, launcher: str) -> Sweep:
-    """The sweep that these words mean: `[JOB.toml] [--field value,value ...]`.
+    """The sweep that these words mean: `[JOB.toml ...] [--field value,value ...]`.
 
+    Of several job files all combinations are run with each. What all runs have in common are words of the sweep.
     Raises ConfigError for a wrong field or value of any run, for all runs in one message.
     """
-    path, given = split(words)
+    files, given = parted(words)
+    found = [(*run, path) for path in files or [None] for run in choices(path, given, len(files))]
+    if len(found) > MOST:
+        raise too_many()
+    common = [] if len(files) > 1 else found[0][0]
+    own = [[*fixed[len(common) :], *(word for name, value in values.items() for word in (f"--{name}", value))]
+           for fixed, values, _ in found]  # fmt: skip
+    called = labels([titled(path, files) | values for _, values, path in found])
+    jobs = checked([[*common, *more] for more in own], called)
+    runs = (Member(*parts) for parts in zip(called, own, jobs, strict=True))
+    return Sweep(folder, common, os.getcwd(), ranks, launcher, tuple(runs))
+
+
+def parted(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The job files, and the flags."""
+    names = list(takewhile(lambda word: not word.startswith("-"), words))
+    files = [path for name in names if (path := split([name])[0])]
+    for path in {path for path in files if files.count(path) > 1}:
+        raise ConfigError(f"sweep: {path} is given twice; name each job file once")
+    return files, split(words[len(names) :])[1]
+
+
+def choices(path: Path | None, given: list[str], files: int) -> Iterator[tuple[list[str], Values]]:
+    """Of each run of one job file: the words that do not vary, and the values of what does."""
     flags = flags_of(path, given)
-    refuse(flags)
+    refuse(flags, files)
     fixed = [str(path.resolve())] if path else []
     fixed += [word for flag in flags if not flag.alternatives for word in flag.words]
-    chosen = list(combinations(flags))
-    own = [[word for name, value in values.items() for word in (f"--{name}", value)] for values in chosen]
-    called = labels(chosen)
-    jobs = checked([[*fixed, *more] for more in own], called)
-    runs = (Member(*parts) for parts in zip(called, own, jobs, strict=True))
-    return Sweep(folder, fixed, os.getcwd(), ranks, launcher, tuple(runs))
+    return ((fixed, values) for values in combinations(flags))
+
+
+def titled(path: Path | None, files: list[Path]) -> Values:
+    """What a run's name tells of its job file, where there are several: its name, or where two have that, its path."""
+    if path is None or len(files) == 1:
+        return {}
+    alike = [file.stem for file in files].count(path.stem) > 1
+    return {"job.name": str(path.with_suffix("")) if alike else path.stem}
 
 
 def flags_of(path: Path | None, words: list[str]) -> list[Flag]:
@@ -93,13 +120,13 @@ def takes_list(field: str, methods: list[str]) -> bool:
     return any(get_origin(part) in (tuple, list) for kind in kinds for part in (kind, *get_args(kind)))
 
 
-def refuse(flags: list[Flag]) -> None:
-    """ConfigError for what no sweep can take."""
+def refuse(flags: list[Flag], files: int) -> None:
+    """ConfigError for what no sweep can take, or for one that would be one run."""
     for name in (flag.field.removeprefix("no-") for flag in flags):
         if name in OURS:
             raise ConfigError(f"sweep: --{name}: a sweep gives each run its own folder, goes on with what is not "
                               f"finished, and leaves alone what is; leave {name} away")  # fmt: skip
-    if not any(flag.alternatives for flag in flags):
+    if files < 2 and not any(flag.alternatives for flag in flags):
         raise ConfigError("sweep: no field has several values; separate them by commas, as in --seed 0,1,2, and those "
                           "of a field that is a list by semicolons, as in --models.mix 'mlp,cnn;cnn'")  # fmt: skip
 
@@ -109,8 +136,12 @@ def combinations(flags: list[Flag]) -> Iterator[Values]:
     varied = [flag for flag in flags if flag.alternatives]
     for n, values in enumerate(product(*(flag.alternatives for flag in varied))):
         if n == MOST:
-            raise ConfigError(f"sweep: more than {MOST:,} runs; name fewer values, or make several sweeps")
+            raise too_many()
         yield {flag.field: value for flag, value in zip(varied, values, strict=True)}
+
+
+def too_many() -> ConfigError:
+    return ConfigError(f"sweep: more than {MOST:,} runs; name fewer values, or make several sweeps")
 
 
 def labels(chosen: list[Values]) -> list[str]:

@@ -7,6 +7,7 @@ The laws run over Serial and Threads in tests/unit/test_comm.py. As a script the
 import sys
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 
 import numpy as np
 
@@ -206,10 +207,14 @@ def every_rank_knows_its_place(comm: Comm) -> None:
 
 
 def main() -> None:
+    kind, number = sys.argv[1:] or ("", "0")
+    if kind == "nodes":  # ranks are dealt to so many, as far as they know
+        Mpi = import_module("hpcfed.comm.mpi").Mpi
+        Mpi._near = staticmethod(lambda world: world.Split(world.rank % int(number)))
     comm = connect()
-    if len(sys.argv) > 1:
-        comm.limit = int(sys.argv[1])  # so small that everything goes in pieces
-        board.make = lambda ranks: ""  # and no memory that ranks share, as on several nodes
+    if kind == "pieces":
+        comm.limit = int(number)  # so small that everything goes in pieces
+        board.make = lambda *_: ""  # and there is no memory that ranks share
     for name, check in LAWS.items():
         try:
             check(comm)

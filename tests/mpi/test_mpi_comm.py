@@ -20,9 +20,9 @@ def runs(pid: int) -> bool:
 
 
 @cache
-def output(ranks: int, *limit: str) -> str:
-    """What all laws wrote in one run on so many ranks."""
-    return mpirun(ranks, SCRIPT, *limit).stdout
+def output(ranks: int, *kind: str) -> str:
+    """What all laws wrote in one run on so many ranks; kind: as laws.py has it."""
+    return mpirun(ranks, SCRIPT, *kind).stdout
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -34,8 +34,15 @@ def test_mpi_keeps_the_law(law, ranks):
 
 @pytest.mark.parametrize("law", LAWS)
 def test_mpi_keeps_the_law_when_all_goes_in_pieces_and_over_a_network(law):
-    lines = output(3, "5").splitlines()
-    assert {f"{rank} {law} ok" for rank in range(3)} <= set(lines), output(3, "5")
+    lines = output(3, "pieces", "5").splitlines()
+    assert {f"{rank} {law} ok" for rank in range(3)} <= set(lines), output(3, "pieces", "5")
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(("ranks", "nodes"), [(4, 2), (5, 2), (7, 3)])
+def test_mpi_keeps_the_law_on_nodes_of_several_ranks_alike_or_not(law, ranks, nodes):
+    lines = output(ranks, "nodes", str(nodes)).splitlines()
+    assert {f"{rank} {law} ok" for rank in range(ranks)} <= set(lines), output(ranks, "nodes", str(nodes))
 
 
 def test_a_lone_rank_under_mpirun_is_serial():

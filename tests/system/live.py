@@ -53,6 +53,12 @@ class Live:
         self.err = self._errors()
         return status
 
+    def ends(self, status: int) -> None:
+        """The job ends with this status; fails with all that it said where it does not."""
+        found = self.finish()
+        if found != status:
+            self._fail(f"ended with status {found}, not {status}")
+
     def ranks(self) -> dict[int, int]:
         """Process ids by rank."""
         return dict(sorted(found for entry in Path("/proc").glob("[0-9]*") for found in self._rank(entry)))

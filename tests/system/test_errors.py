@@ -124,6 +124,6 @@ def test_what_one_rank_meets_alone_ends_all_ranks_and_names_it(tmp_path):
         job.until("round 1/")
         names.results_file(tmp_path).unlink()
         names.results_file(tmp_path).mkdir()
-        assert job.finish() == 2
+        job.ends(2)
     (said,) = ours(job.err)
     assert said.startswith(f"hpcfed: rank 0 of 2: {names.results_file(tmp_path)}: cannot be written")

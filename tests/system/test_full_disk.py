@@ -40,7 +40,7 @@ def test_a_disk_that_is_full_for_a_while_costs_warnings_and_no_round(disk, tmp_p
         fill(filler)
         job.until("round 20/")
         filler.unlink()
-        assert job.finish() == 0
+        job.ends(0)
     assert "No space left on device" in job.err and "Traceback" not in job.err
     assert "hpcfed: warning: no checkpoint of round" in job.err
     together(1, tmp_path, {"run": [*JOB, "--out", str(tmp_path / "clean")]})
@@ -51,5 +51,5 @@ def test_a_full_disk_ends_a_run_whose_checkpoints_are_required(disk):
     with started(2, *JOB, "--out", str(disk / "run"), "--checkpoint.required") as job:
         job.until("round 3/")
         fill(disk / "filler")
-        assert job.finish() == 2
+        job.ends(2)
     assert job.err.count("hpcfed: ") == 1 and "No space left on device" in job.err and "Traceback" not in job.err

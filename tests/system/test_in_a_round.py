@@ -29,10 +29,10 @@ def turns(run: Path) -> dict[int, int]:
 
 def test_a_round_that_a_signal_ends_is_gone_on_with_by_client(tmp_path):
     run, whole = tmp_path / "run", tmp_path / "whole"
-    with started(3, *LONG, "--out", str(run), "--run.watchdog", "12") as job:
+    with started(3, *LONG, "--out", str(run), "--run.watchdog", "120") as job:
         job.until_file(names.watch_file(run, 0), "round 1, train")
         os.kill(job.ranks()[1], signal.SIGTERM)
-        assert job.finish() == RESUME_ME
+        job.ends(RESUME_ME)
     assert results.load(run).rounds == 0 and turns(run)
     together(2, tmp_path, {"again": ["--resume", str(run)], "whole": [*LONG, "--out", str(whole)]})
     assert digest(run) == digest(whole)
@@ -40,10 +40,10 @@ def test_a_round_that_a_signal_ends_is_gone_on_with_by_client(tmp_path):
 
 def test_a_client_in_hand_is_given_up_where_it_would_take_too_long(tmp_path):
     run = tmp_path / "run"
-    with started(2, *ENDLESS, "--out", str(run), "--run.watchdog", "12") as job:
+    with started(2, *ENDLESS, "--out", str(run), "--run.watchdog", "120") as job:
         job.until_file(names.watch_file(run, 1), "round 1, train")
         os.kill(job.job.pid, signal.SIGUSR1)  # mpirun hands it on
-        assert job.finish() == RESUME_ME
+        job.ends(RESUME_ME)
     assert f"stopped by a signal after round 0; continue with --resume {run}" in job.out
     assert checkpoint.rounds_of(checkpoint.newest(run)) == 0
 
@@ -53,7 +53,7 @@ def test_a_rank_that_stands_still_is_named_and_the_run_ends(tmp_path):
     with started(3, *JOB, *flags, "--out", str(tmp_path / "run")) as job:
         job.until("round 1/")
         os.kill(job.ranks()[2], signal.SIGSTOP)
-        assert job.finish() == HUNG
+        job.ends(HUNG)
     for rank in (0, 1):
         assert f"hpcfed: rank {rank} of 3: no progress for 6 s, at round " in job.err
     assert "rank 2 of 3 is silent, as a stopped process is: process " in job.err

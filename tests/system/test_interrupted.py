@@ -105,4 +105,4 @@ def test_results_can_be_read_while_the_run_goes_on(tmp_path):
             assert file["columns/clients/train_loss"].shape[1] == 6
         assert 1 <= results.load(tmp_path / "run").rounds <= ROUNDS
         os.kill(job.job.pid, signal.SIGTERM)
-        assert job.finish() == RESUME_ME
+        job.ends(RESUME_ME)

@@ -67,7 +67,7 @@ def test_a_signal_saves_the_runs_of_a_sweep_and_a_task_goes_on_with_one(desk, ca
             live = Live(job, errors)
             live.until_file(names.log_file(Path("s"), "seed=0"), "round 2/")
             job.send_signal(signal.SIGTERM)
-            assert live.finish() == 75, live.err
+            live.ends(75)
     assert "seed=0: stopped" in live.out and "seed=1: not begun" in live.out and "go on with hpcfed sweep s" in live.out
     assert cli.main(["status", "s"]) == 0
     first, second = capsys.readouterr().out.splitlines()[1:]

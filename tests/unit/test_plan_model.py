@@ -59,8 +59,8 @@ def test_a_gather_to_all_goes_by_doubling_or_round_a_ring_whichever_is_faster():
     assert wires(2, 2).allgather(100) == pytest.approx(0.2 + (1 + 2) + 0.5)  # inside, across with both's, inside
 
 
-def test_all_to_all_goes_from_partner_to_partner():
-    assert wires(2, 2).alltoall(100) == pytest.approx(1 * 0.2 + 2 * (1 + 2 * 100 / 100))
+def test_lines_of_all_ranks_are_added_up_in_a_node_and_then_travel_once_to_each_other_node():
+    assert wires(2, 2).lines(100) == pytest.approx(1 * (0.1 + 2 * 100 / 1000) + 1 * (1 + 2 * 100 / 100))
 
 
 def test_a_barrier_goes_up_a_tree_and_down_again_seen_at_each_look():
@@ -72,7 +72,7 @@ def test_an_exact_sum_is_a_maximum_a_weight_and_messages_of_a_line_a_rank():
     assert quick.sum(100, arrays=3) == 2 * (8 * (3 + 1 + 2) + 16 + 8 * 100)  # each up and down
     values = 2 * 131072  # two lines of half a message each
     assert quick.sum(values, 1) == 2 * (8 * 4 + 16) + 12 * 131072  # in as float64, out as float32
-    assert quick.sum(values + 1, 1) == 2 * (8 * 4 + 16) + 2 * 12 * 131072  # one more value, one more message
+    assert quick.sum(values + 1, 1) == 2 * (8 * 4 + 16) + 2 * 12 * 65537  # one more value: two messages, alike
     assert Wires(1, 1, FAR).sum(values, 1) == 0
     assert quick.buffers(values) == 2 * 131072 * (8 + 8 + 4) and quick.buffers(100) == 0
 

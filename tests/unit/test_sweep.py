@@ -52,6 +52,31 @@ def test_switches_vary_too():
         ["--evaluate.received", "true"], ["--evaluate.received", "false"]]  # fmt: skip
 
 
+def jobs(folder: Path, *places: str) -> list[str]:
+    """Job files at these places, each of one method on one architecture."""
+    for place in places:
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).write_text('[models]\nmix = ["mlp"]\n[algorithm]\nname = "fedavg"\n')
+    return [str(folder / place) for place in places]
+
+
+def test_of_several_job_files_all_combinations_are_run_with_each(tmp_path):
+    one, other = jobs(tmp_path, "a.toml", "b.toml")
+    found = define([one, other, "--rounds", "3", "--seed", "0,1"], tmp_path / "s", 1, "")
+    assert [run.name for run in found.runs] == ["a_seed=0", "a_seed=1", "b_seed=0", "b_seed=1"]
+    assert found.words == [] and found.runs[2].words == [other, "--rounds", "3", "--seed", "0"]
+    assert found.runs[2].fields["rounds"] == 3
+    assert [name for name, _ in runs(one, other)] == ["a", "b"]  # no field needs to vary then
+
+
+def test_job_files_of_one_name_are_told_apart_by_their_paths_and_none_may_come_twice(tmp_path, monkeypatch):
+    jobs(tmp_path, "x/a.toml", "y/a.toml", "y/b.toml")
+    monkeypatch.chdir(tmp_path)
+    assert [name for name, _ in runs("x/a.toml", "y/a.toml", "y/b.toml")] == ["x-a", "y-a", "b"]
+    with pytest.raises(ConfigError, match="y/b.toml is given twice"):
+        runs("y/b.toml", "y/b.toml")
+
+
 def test_names_tell_values_and_are_those_of_folders():
     two = runs("--data.alpha", "0.1,1", "--algorithm.name", "fedavg", *HOMOGENEOUS, "--data.name", "/x/a.npz,b.h5")
     assert [name for name, _ in two] == ["alpha=0.1_-x-a.npz", "alpha=0.1_b.h5", "alpha=1_-x-a.npz", "alpha=1_b.h5"]

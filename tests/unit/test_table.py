@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.report.compare import compare
+from hpcfed.report.table import table
 from hpcfed.storage import sweep as store
 from hpcfed.storage.results import Results
 from hpcfed.storage.sweep import End, Member, Sweep
@@ -71,7 +71,7 @@ def lines(text: str) -> list[str]:
 
 
 def test_cells_are_mean_and_deviation_over_seeds_and_the_caption_says_of_what(sweep):
-    head, _, columns, fedavg, *_ = lines(compare([sweep]))
+    head, _, columns, fedavg, *_ = lines(table([sweep]))
     assert columns.split() == ["method", "dirichlet(0.1)", "dirichlet(0.5)"]
     assert fedavg.split() == ["fedavg", "0.4500", "±", "0.0707", "0.6500", "±", "0.0707"]  # 0.1 / sqrt(2)
     assert head == ("Test accuracy after the last round, mean over clients; mean over 2 seeds ± sample standard "
@@ -79,7 +79,7 @@ def test_cells_are_mean_and_deviation_over_seeds_and_the_caption_says_of_what(sw
 
 
 def test_what_is_missing_stands_in_its_cell_and_below_the_table_with_its_reason(sweep):
-    text = lines(compare([sweep]))
+    text = lines(table([sweep]))
     assert text[4] == "fedprox  0.8000 * (1 of 2; 1 failed)  stopped, not begun"
     failed, stopped, absent = text[6:]
     assert failed.endswith("fedprox_0.1_1: failed since 1970-01-01 00:00, status 2: hpcfed: the loss is nan")
@@ -89,21 +89,21 @@ def test_what_is_missing_stands_in_its_cell_and_below_the_table_with_its_reason(
 
 def test_a_run_that_is_not_finished_does_not_count_by_itself_either(tmp_path):
     runs = [run(tmp_path / "a", to_end(0.5)), run(tmp_path / "b", to_end(0.5)[:1], seed=1)]
-    text = compare(runs)
+    text = table(runs)
     assert "0.5000 (1 of 2; 1 unfinished)" in text and "b: 1 of 3 rounds are done" in text
 
 
 @pytest.mark.parametrize(
     ("value", "cell"),
-    [("accuracy", "0.6000"), ("best", "0.9000"), ("last:2", "0.4000"), ("up", "15"), ("seconds", "2"),
+    [("accuracy", "0.6000"), ("best", "0.9000"), ("last:2", "0.4000"), ("up", "15 B"), ("seconds", "2 s"),
      ("final", "not recorded"), ("last:4", "not recorded")],
 )  # fmt: skip
 def test_a_table_shows_the_number_that_is_asked_for(tmp_path, value, cell):
-    assert lines(compare([run(tmp_path / "a", to_end(0.6))], value=value))[-1].removeprefix("fedavg").strip() == cell
+    assert lines(table([run(tmp_path / "a", to_end(0.6))], value=value))[-1].removeprefix("fedavg").strip() == cell
 
 
 def test_accuracies_may_be_in_percent_and_deviate_over_clients_as_in_the_papers(tmp_path):
-    text = compare([run(tmp_path / "a", to_end(0.6))], deviation="clients", percent=True)
+    text = table([run(tmp_path / "a", to_end(0.6))], deviation="clients", percent=True)
     assert "60.00 ± 10.00" in text
     assert "in percent; one seed ± standard deviation over clients." in text
 
@@ -111,8 +111,8 @@ def test_accuracies_may_be_in_percent_and_deviate_over_clients_as_in_the_papers(
 def test_of_bytes_and_seconds_less_is_better(tmp_path):
     methods = ("fedavg", "fedprox", "local")
     runs = [run(tmp_path / m, to_end(0.5), method=m, up=20 if m == "fedprox" else 10) for m in methods]
-    assert lines(compare(runs, value="up"))[3:] == ["fedavg   15 *", "fedprox  30", "local    15 *"]
-    assert "best" not in compare(runs[:1], value="up")  # a single one is none
+    assert lines(table(runs, value="up"))[3:] == ["fedavg   15 B *", "fedprox  30 B", "local    15 B *"]
+    assert "best" not in table(runs[:1], value="up")  # a single one is none
 
 
 def test_columns_are_what_differs_beside_method_and_seed(tmp_path):
@@ -120,7 +120,7 @@ def test_columns_are_what_differs_beside_method_and_seed(tmp_path):
     rates = {"fedavg": 0.1, "fedprox": 1.0}
     runs = [run(tmp_path / f"{d}{n}{m}", to_end(0.5), data=d, clients=n, method=m, local_lr=rates[m])
             for d, n in about for m in rates]  # fmt: skip
-    sets, clients, *_ = lines(compare(runs))[2:]
+    sets, clients, *_ = lines(table(runs))[2:]
     assert sets.split() == ["digits", "cifar10"]
     assert clients.split() == ["method", *["20", "clients", "100", "clients"] * 2]
     assert "lr" not in clients  # a method's own, not a column
@@ -128,7 +128,7 @@ def test_columns_are_what_differs_beside_method_and_seed(tmp_path):
 
 def test_a_methods_own_parameters_make_rows(tmp_path):
     runs = [run(tmp_path / f"p{mu}", to_end(0.5), method="fedprox", algorithm_mu=mu) for mu in (0.1, 1.0)]
-    text = compare([*runs, run(tmp_path / "a", to_end(0.5))])
+    text = table([*runs, run(tmp_path / "a", to_end(0.5))])
     assert [line.split("  ")[0] for line in lines(text)[3:]] == ["fedprox, mu=0.1", "fedprox, mu=1", "fedavg"]
 
 
@@ -139,7 +139,7 @@ def test_what_a_row_or_column_decides_is_no_column_of_its_own(tmp_path):
     runs = [run(tmp_path / f"{data}{share}", to_end(0.5), data=data, method="ktpfl", algorithm_share=share,
                 algorithm_rate=rate, data_public=3000 * (share == "predictions"))
             for (data, share), rate in rates.items()]  # fmt: skip
-    heads, *rows = lines(compare(runs))[2:]
+    heads, *rows = lines(table(runs))[2:]
     assert heads.split() == ["method", "digits", "cifar10"]
     assert [row.split("  ")[0] for row in rows] == ["ktpfl, share=weights", "ktpfl, share=predictions"]
 
@@ -147,59 +147,59 @@ def test_what_a_row_or_column_decides_is_no_column_of_its_own(tmp_path):
 def test_parameters_that_a_column_decides_make_no_rows(tmp_path):
     runs = [run(tmp_path / f"{i}", to_end(0.5), method="fedprox", clients=2 + i, algorithm_a=i, algorithm_b=i % 2)
             for i in range(4)]  # fmt: skip
-    for text in (compare(runs), compare(runs, columns="clients")):
+    for text in (table(runs), table(runs, columns="clients")):
         assert [row.split("  ")[0] for row in lines(text)[3:]] == ["fedprox"]
 
 
 def test_runs_that_differ_are_never_averaged(sweep):
     with pytest.raises(ConfigError, match=r"differ in data.partition: dirichlet\(0.1\) and dirichlet\(0.5\); add it"):
-        compare([sweep], columns="clients")
+        table([sweep], columns="clients")
 
 
 def test_the_same_run_counts_once_and_two_of_one_seed_are_refused(sweep, tmp_path):
-    assert compare([sweep, sweep / "fedavg_0.1_0"]) == compare([sweep])
+    assert table([sweep, sweep / "fedavg_0.1_0"]) == table([sweep])
     with pytest.raises(ConfigError, match=r"same seed: .*fedavg_0.1_0, .*again"):
-        compare([sweep, run(tmp_path / "again", to_end(0.5), alpha=0.1)])
+        table([sweep, run(tmp_path / "again", to_end(0.5), alpha=0.1)])
 
 
 def test_any_fields_may_be_rows_and_columns(sweep):
-    text = lines(compare([sweep], rows="data.alpha", columns="algorithm.name"))
+    text = lines(table([sweep], rows="data.alpha", columns="algorithm.name"))
     assert text[2].split() == ["alpha", "fedavg", "fedprox"] and text[3].startswith("alpha=0.1  0.4500 ± 0.0707")
 
 
 def test_markdown_and_latex_set_the_best_in_bold(sweep):
-    marked = compare([sweep], format="markdown")
+    marked = table([sweep], format="markdown")
     assert "| method | dirichlet(0.1) | dirichlet(0.5) |\n| --- | --- | --- |\n" in marked
     assert "| **0.8000** (1 of 2; 1 failed) |" in marked and "- " + str(sweep) in marked
-    typeset = compare([sweep], format="latex")
+    typeset = table([sweep], format="latex")
     assert r"fedavg & 0.4500 $\pm$ 0.0707 &" in typeset and r"& \textbf{0.8000} (1 of 2; 1 failed) &" in typeset
     assert r"\begin{tabular}{lcc}" in typeset and typeset.count("\n% ") == 3
 
 
 def test_heads_of_several_columns_span_them_in_latex(tmp_path):
     runs = [run(tmp_path / f"{d}{n}", to_end(0.5), data=d, clients=n) for d in ("my_set", "cifar10") for n in (20, 100)]
-    text = lines(compare(runs, format="latex"))
+    text = lines(table(runs, format="latex"))
     assert r" & \multicolumn{2}{c}{my\_set} & \multicolumn{2}{c}{cifar10} \\" in text
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in text
     assert r"method & 20 clients & 100 clients & 20 clients & 100 clients \\" in text
 
 
 def test_csv_has_the_numbers_in_full_and_a_line_a_cell(sweep):
-    text = lines(compare([sweep], format="csv"))
+    text = lines(table([sweep], format="csv"))
     assert text[0] == "algorithm.name,data.partition,mean,deviation,seeds,runs,best,note"
     assert text[3] == "fedprox,dirichlet(0.1),0.8,,1,2,1,1 of 2; 1 failed"
     assert text[4] == 'fedprox,dirichlet(0.5),,,0,2,0,"stopped, not begun"'
 
 
 def test_a_table_is_written_to_a_file(sweep, tmp_path):
-    assert compare([sweep], out=tmp_path / "t.txt") == str(tmp_path / "t.txt")
-    assert (tmp_path / "t.txt").read_text() == compare([sweep]) + "\n"
+    assert table([sweep], out=tmp_path / "t.txt") == str(tmp_path / "t.txt")
+    assert (tmp_path / "t.txt").read_text() == table([sweep]) + "\n"
 
 
 def test_what_cannot_be_shown_is_one_message(sweep, tmp_path):
     for wrong, message in [({"value": "acuracy"}, "did you mean 'accuracy'"), ({"rows": "data.nam"}, "no field"),
                            ({"out": tmp_path / "no" / "t"}, "cannot write")]:  # fmt: skip
         with pytest.raises(ConfigError, match=message):
-            compare([sweep], **wrong)
+            table([sweep], **wrong)
     with pytest.raises(CheckpointError, match="absent"):
-        compare([tmp_path / "absent"])
+        table([tmp_path / "absent"])

@@ -1,0 +1,65 @@
+"""The cells of a table: what the runs of one come to, and what is said about them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hpcfed.errors import ConfigError
+from hpcfed.report.cases import SEED, Case
+from hpcfed.report.formats import Shown
+from hpcfed.report.measures import View
+
+PLUS_MINUS = {
+    "seeds": "sample standard deviation (n - 1) over seeds",
+    "clients": "standard deviation over clients",
+}
+
+
+def cell(group: list[Case], view: View, seeds: int) -> Shown:
+    """Mean and deviation over the runs of a cell; what is absent is said."""
+    twice = {seed: name for seed, name in ((case.at([SEED]), case.name) for case in group)}
+    if len(twice) < len(group):
+        names = ", ".join(case.name for case in group)
+        raise ConfigError(f"table: two runs of one cell have the same seed: {names}; give one of them")
+    found = [view.measure.of(case.record) for case in group if case.record]
+    known = [numbers for numbers in found if numbers[0] is not None]
+    absent = [case.short for case in group if not case.record] + ["not recorded"] * (len(found) - len(known))
+    if not known:
+        return Shown("", "", ", ".join(dict.fromkeys(absent)) if group else "no run", seeds=0, runs=len(group))
+    mean, std = np.mean([numbers[0] for numbers in known]), spread(known, view.deviation)
+    note = told(absent, len(known), len(group)) if absent else f"n = {len(known)}" if len(group) < seeds else ""
+    shown = "" if std is None else view.number(std)
+    return Shown(view.number(mean), shown, note, float(mean), std, len(known), len(group))
+
+
+def told(absent: list[str], n: int, runs: int) -> str:
+    """What is missing in a cell that has a number."""
+    return f"{n} of {runs}; {', '.join(f'{absent.count(word)} {word}' for word in dict.fromkeys(absent))}"
+
+
+def spread(known: list[tuple[float | None, float | None]], deviation: str) -> float | None:
+    """The deviation; None where there is none: over one seed, of a number that is not of clients, or not asked for."""
+    if deviation == "clients":
+        stds = [std for _, std in known if std is not None]
+        return float(np.mean(stds)) if stds else None
+    several = deviation == "seeds" and len(known) > 1
+    return float(np.std([mean for mean, _ in known], ddof=1)) if several else None
+
+
+def marked(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
+    """The table with the best of each column marked, where there are several; all that are equal as they are shown."""
+    for column in zip(*table, strict=True):
+        known = [cell for cell in column if cell.mean is not None]
+        if len(known) > 1:
+            top = (max if high else min)(known, key=lambda cell: cell.mean)
+            for cell in known:
+                cell.best = cell.text == top.text
+    return table
+
+
+def caption(what: str, deviation: str, seeds: int) -> str:
+    """What the numbers are."""
+    over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
+    told = deviation == "clients" or (deviation == "seeds" and seeds > 1)
+    each = " of each run, mean over seeds" if deviation == "clients" and seeds > 1 else ""
+    return f"{what}; {over}" + (f" ± {PLUS_MINUS[deviation]}{each}" if told else "")

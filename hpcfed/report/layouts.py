@@ -1,0 +1,146 @@
+"""`hpcfed table --layout fedclassavg-2`: runs in the rows and columns of a paper's table; papers.toml has them all."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hpcfed.errors import ConfigError, unknown
+from hpcfed.report.cases import SEED, Case, differing, shown
+from hpcfed.report.cells import caption, cell, marked
+from hpcfed.report.formats import Grid
+from hpcfed.report.measures import View, measure
+from hpcfed.storage.sweep import Fields, fields
+
+FILE = Path(__file__).with_name("papers.toml")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A row or a column. where: the fields of its runs.  setting: what the jobs have beside, by name.
+
+    value: what it shows, where that is not the whole table's.  paper: of a row, the numbers of the paper's cells.
+    """
+
+    label: tuple[str, ...]
+    where: Fields
+    setting: Fields
+    value: str
+    paper: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A table of a paper. down, across: what rows and columns are.  best: whether of its row or column."""
+
+    name: str
+    source: str
+    caption: str
+    down: list[str]
+    across: list[str]
+    deviation: str
+    percent: bool
+    best: str
+    rows: list[Slot]
+    columns: list[Slot]
+
+
+@cache
+def papers() -> dict[str, Any]:
+    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+
+
+def layout(name: str) -> Layout:
+    """The layout of this name; ConfigError for others. What holds for the whole table stands with each row."""
+    if name not in papers():
+        raise ConfigError(f"table: --layout: {unknown('layout', name, papers())}")
+    about = dict(papers()[name])
+    whole = {part: fields(about.pop(part)) for part in ("where", "setting")}
+    value = about.pop("value")
+    rows, columns = ([slot(each, value) for each in about.pop(part)] for part in ("rows", "columns"))
+    rows = [replace(row, where=whole["where"] | row.where, setting=whole["setting"] | row.setting) for row in rows]
+    return Layout(name, rows=rows, columns=columns, percent=about.pop("percent", False), **about)
+
+
+def slot(each: dict[str, Any], value: str) -> Slot:
+    paper = tuple(each.get("paper", ()))
+    return Slot(tuple(each["label"]), fields(each["where"]), fields(each.get("setting", {})), each.get("value", value),
+                paper)  # fmt: skip
+
+
+def laid_out(found: list[Case], made: Layout, paper: bool) -> Grid:
+    """The table, with what the runs given come to; paper: and beside it the paper's own numbers.
+
+    Raises ConfigError where no run has a cell, or runs of one cell differ in more than their seed.
+    """
+    groups = [[[case for case in found if fits(case, row, column)] for column in made.columns] for row in made.rows]
+    for i, row in enumerate(made.rows):
+        for j, column in enumerate(made.columns):
+            alike(groups[i][j], made, row, column)
+    placed = {case.name for line in groups for group in line for case in group}
+    if not placed:
+        raise ConfigError(f"table: --layout {made.name}: none of {len(found)} runs has a cell in this table; "
+                          "jobs/README.md has the command that makes its runs")  # fmt: skip
+    seeds = max(len(group) for line in groups for group in line)
+    views = [View(row.value, measure(row.value), made.deviation, made.percent) for row in made.rows]
+    table = [[replace(cell(group, view, seeds), paper=number if paper else "")
+              for group, number in zip(line, row.paper, strict=True)]
+             for line, view, row in zip(groups, views, made.rows, strict=True)]  # fmt: skip
+    marked(table if made.best == "column" else [list(line) for line in zip(*table, strict=True)], views[0].measure.high)
+    first, *others = dict.fromkeys(view.what() for view in views)
+    what = ", and ".join([first, *(other[0].lower() + other[1:] for other in others)])
+    told = f"{made.caption} ({made.source}). {caption(what, made.deviation, seeds)}"
+    notes = [*missing(found, placed), *otherwise(groups, made)]
+    labels, heads = ([each.label for each in part] for part in (made.rows, made.columns))
+    return Grid(told + "; in brackets the paper's" * paper, views[0].value, made.down, made.across, labels, heads,
+                table, notes, best=made.best, spoken=True)  # fmt: skip
+
+
+def fits(case: Case, row: Slot, column: Slot) -> bool:
+    """Whether a run belongs to this cell."""
+    several = len(set(case.fields.get("models.mix", ()))) > 1
+    known = case.fields | {"models.several": several}
+    return all(name in known and agrees(known[name], want) for name, want in (row.where | column.where).items())
+
+
+def agrees(value: Any, want: Any) -> bool:
+    """Whether a field has this value, or one of these alternatives."""
+    options = want if isinstance(want, list) and not isinstance(value, list) else [want]
+    return shown(value) in map(shown, options)
+
+
+def alike(group: list[Case], made: Layout, row: Slot, column: Slot) -> None:
+    """ConfigError where the runs of a cell differ in more than their seed."""
+    for name in sorted({name for case in group for name in case.fields} - {SEED}):
+        if values := differing(group, [], name):
+            raise ConfigError(f"table: --layout {made.name}: runs of the cell {', '.join((*row.label, *column.label))} "
+                              f"differ in {name}: {' and '.join(sorted(values))}; give those of one value")  # fmt: skip
+
+
+def missing(found: list[Case], placed: set[str]) -> Iterator[str]:
+    """What of the runs given is not in the table, and why."""
+    yield from (f"{case.name}: {case.why}" for case in found if case.why and case.name in placed)
+    outside = [case.name for case in found if case.name not in placed]
+    if outside:
+        yield f"{len(outside)} of {len(found)} runs have no cell in this table: {', '.join(outside)}"
+
+
+def otherwise(groups: list[list[list[Case]]], made: Layout) -> Iterator[str]:
+    """In what the runs that count are not as the jobs of this table."""
+    runs: set[str] = set()
+    odd: dict[tuple[str, str, str], set[str]] = {}
+    for line, row in zip(groups, made.rows, strict=True):
+        for group, column in zip(line, made.columns, strict=True):
+            for case in (case for case in group if case.record):
+                runs.add(case.name)
+                for name, want in (row.setting | column.setting).items():
+                    if not agrees(case.fields.get(name), want):
+                        odd.setdefault((name, shown(case.fields.get(name)), shown(want)), set()).add(case.name)
+    told = [f"{name} = {value}, there {want}" + f" ({len(names)} of {len(runs)} runs)" * (names != runs)
+            for (name, value, want), names in odd.items()]  # fmt: skip
+    if told:
+        yield f"Not as in the jobs of this table: {'; '.join(told)}"

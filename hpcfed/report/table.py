@@ -1,0 +1,57 @@
+"""`hpcfed table SWEEP...`: methods against data sets, as the tables of papers are; from result files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcfed.errors import ConfigError
+from hpcfed.report import layouts
+from hpcfed.report.cases import Case, axes, cases, skewed
+from hpcfed.report.cells import caption, cell, marked
+from hpcfed.report.formats import FORMATS, Grid, stored
+from hpcfed.report.measures import View, measure
+
+
+def table(runs: Sequence[Path], rows: str | None = None, columns: str | None = None, value: str | None = None,
+          deviation: str | None = None, percent: bool = False, layout: str | None = None, paper: bool = False,
+          format: str = "text", out: Path | None = None) -> str:  # fmt: skip
+    """The command. rows, columns: fields of the job, separated by commas; what is not given is chosen.
+
+    layout: rows, columns and all else as a table of a paper has them; paper: with that one's numbers.
+    Returns the table, or the path of the file that it was written to.
+    """
+    if layout:
+        refuse(layout, rows=rows, columns=columns, value=value, deviation=deviation, percent=percent)
+        made = layouts.layout(layout)
+        return stored("table", FORMATS[format](layouts.laid_out(cases(runs), made, paper)), out)
+    if paper:
+        raise ConfigError("table: --paper, but no --layout tells of which table of a paper; add it")
+    view = View(value or "accuracy", measure(value or "accuracy"), deviation or "seeds", percent)
+    chosen = [names.split(",") if names else None for names in (rows, columns)]
+    found = skewed(cases(runs), [name for names in chosen for name in names or []])
+    return stored("table", FORMATS[format](grid(found, *axes(found, *chosen), view)), out)
+
+
+def refuse(layout: str, **given: object) -> None:
+    """ConfigError for what a layout tells by itself."""
+    for name in (name for name, value in given.items() if value):
+        raise ConfigError(f"table: --{name}, but --layout {layout} has its own; leave one of them away")
+
+
+def grid(found: list[Case], down: list[str], across: list[str], view: View) -> Grid:
+    """The cells, row by row, and what is to be said about them."""
+    lines, heads = ordered(found, down), ordered(found, across)
+    cells = [[[case for case in found if (case.at(down), case.at(across)) == (r, c)] for c in heads] for r in lines]
+    seeds = max(len(group) for row in cells for group in row)
+    table = [[cell(group, view, seeds) for group in row] for row in cells]
+    notes = [f"{case.name}: {case.why}" for case in found if case.why]
+    told = caption(view.what(), view.deviation, seeds)
+    return Grid(told, view.value, down, across, lines, heads, marked(table, view.measure.high), notes)
+
+
+def ordered(found: list[Case], names: list[str]) -> list[tuple[str, ...]]:
+    """The values of these fields: the first field's in the order of the runs, within each the next one's."""
+    known = list(dict.fromkeys(case.at(names) for case in found))
+    place = [list(dict.fromkeys(values)) for values in zip(*known, strict=True)]
+    return sorted(known, key=lambda values: [order.index(value) for order, value in zip(place, values, strict=True)])

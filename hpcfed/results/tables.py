@@ -1,0 +1,91 @@
+"""A run's record as tidy tables: columns of one length, by name, with a row for what the table is about.
+
+Rounds are counted from 1, as runs print them; clients and ranks from 0. Seconds, bytes and shares as they were
+recorded; nan where nothing was. A column is float where some of its rounds have no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hpcfed.errors import ConfigError, unknown
+from hpcfed.report.columns import column
+from hpcfed.report.summary import spread
+from hpcfed.storage.record import Record
+
+Table = dict[str, np.ndarray]
+
+
+def of_rounds(record: Record) -> Table:
+    """A row a round: accuracy (mean and population standard deviation over clients), losses (means), bytes (sums)."""
+    accuracy = [spread(row) for row in column(record, "clients/accuracy")]
+    table = {
+        "round": np.arange(1, record.rounds + 1),
+        "accuracy": numbers([s["mean"] for s in accuracy]),
+        "accuracy_std": numbers([s["std"] for s in accuracy]),
+    }
+    for name in ("train_loss", "loss"):
+        table[name] = numbers([spread(row)["mean"] for row in column(record, f"clients/{name}")])
+    for name in ("down", "up"):
+        table[name] = np.nansum(column(record, f"clients/{name}"), 1).astype(np.int64)
+    return table | {name: c for name, c in below(record, "rounds/").items() if c.ndim == 1}
+
+
+def of_clients(record: Record) -> Table:
+    """A row a round and client, with its architecture and all that the record has of it.
+
+    Of more than 10,000 clients each round has only those that took part or were evaluated.
+    """
+    columns = below(record, "clients/")
+    shape = next((c.shape for c in columns.values()), (0, 0))
+    ids = columns.pop("id", np.broadcast_to(np.arange(shape[1]), shape))
+    kinds = columns.pop("architecture", ids)
+    there = np.isfinite(ids)
+    names = np.array(record.header["architectures"], dtype=object)
+    table = {"round": np.nonzero(there)[0] + 1, "client": ids[there].astype(np.int64)}
+    table["architecture"] = names[kinds[there].astype(np.int64)]
+    return table | {name: c[there] for name, c in columns.items()}
+
+
+def of_ranks(record: Record) -> Table:
+    """A row a round and rank: seconds in each phase, and most bytes of memory so far."""
+    columns = below(record, "ranks/")
+    some = [np.isfinite(c) for c in columns.values()]
+    there = np.any(some, axis=0) if some else np.zeros((0, 0), bool)
+    rounds, ranks = np.nonzero(there)
+    return {"round": rounds + 1, "rank": ranks} | {name: c[there] for name, c in columns.items()}
+
+
+def of_labels(record: Record) -> Table:
+    """A row a client and class: how many training examples of it the client has; none where that was not recorded."""
+    counts = record.arrays.get("label_counts", np.zeros((0, 0), np.int64))
+    clients, classes = np.indices(counts.shape)
+    names = np.array(record.header.get("classes", []), dtype=object)
+    return {"client": clients.ravel(), "class": names[classes.ravel()], "examples": counts.ravel()}
+
+
+TABLES: dict[str, Callable[[Record], Table]] = {
+    "rounds": of_rounds,
+    "clients": of_clients,
+    "ranks": of_ranks,
+    "labels": of_labels,
+}
+
+
+def table(record: Record, name: str) -> Table:
+    """One of the four; ConfigError for another name."""
+    if name not in TABLES:
+        raise ConfigError(unknown("table", name, TABLES))
+    return TABLES[name](record)
+
+
+def below(record: Record, prefix: str) -> Table:
+    """The columns under a prefix, without it."""
+    return {name.removeprefix(prefix): c for name, c in record.columns.items() if name.startswith(prefix)}
+
+
+def numbers(values: list[float | None]) -> np.ndarray:
+    """As floats; nan for None."""
+    return np.array(values, dtype=np.float64)

@@ -1,0 +1,1 @@
+"""`hpcfed watch`: runs as they go on, from their files alone, in the terminal (`terminal`) or as a page (`web`)."""

@@ -1,0 +1,138 @@
+"""One run as a watcher sees it: numbers of its record, read again whenever its files change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.errors import CheckpointError
+from hpcfed.report import state
+from hpcfed.report.columns import architectures, column, last
+from hpcfed.report.state import RECENT, State
+from hpcfed.report.status import FAILED, noted
+from hpcfed.report.summary import PHASES, spread, title
+from hpcfed.storage import sweep as sweeps
+from hpcfed.storage.record import FINISHED, Record, load, stamp
+from hpcfed.storage.sweep import Member, Sweep
+from hpcfed.watch.warnings import warnings
+
+
+@dataclass(frozen=True)
+class View:
+    """A run. Accuracies are shares of test examples, times seconds.
+
+    evaluated: numbers of the rounds in which clients were; mean, std: of their accuracies, in each of these.
+    loss: [T], mean training loss of the round's clients.  phases: [R] by phase, seconds a round, of the last ones.
+    clients, kinds: accuracy and architecture of each client when it was last evaluated.
+    """
+
+    name: str
+    state: State
+    title: str = ""
+    evaluated: list[int] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)
+    std: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    phases: dict[str, np.ndarray] = field(default_factory=dict)
+    clients: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    kinds: np.ndarray = field(default_factory=lambda: np.zeros(0, str))
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come: all rounds are done, or the run failed in its sweep."""
+        return self.state.word in (FINISHED, FAILED)
+
+
+class Watched:
+    """A run that is looked at again and again; it is read anew only where its files have changed.
+
+    member: which run of which sweep it is, if any.
+    """
+
+    def __init__(self, path: Path, member: tuple[Sweep, Member] | None = None):
+        self.path, self.member, self.name = path, member, ""
+        self.folder = path if member or os.path.isdir(path) else path.parent
+        self.seen: Any = None
+        self.known: dict[str, Any] = {}
+        self.record: Record | None = None
+
+    def look(self) -> View:
+        """The run as it is now."""
+        try:
+            self.read()
+        except CheckpointError:  # not begun, or damaged: the state says which
+            self.record, self.known = None, {}
+        found = state.of(self.record, self.folder) if self.record else state.state(self.folder)
+        return View(self.name, noted(*self.member, found) if self.member else found, **self.known)
+
+    def read(self) -> None:
+        """Read the files, unless they are those that were read last."""
+        seen = stamp(self.path)
+        if seen == self.seen and self.record:
+            return
+        self.record, self.seen = load(self.path), seen
+        self.known = {**numbers(self.record), "warnings": warnings(self.record, self.folder)}
+
+
+def numbers(record: Record) -> dict[str, Any]:
+    """What a view has of a record."""
+    accuracy = [spread(row) for row in column(record, "clients/accuracy")]
+    done = [t for t, s in enumerate(accuracy, start=1) if s["clients"]]
+    return {
+        "title": title(record),
+        "evaluated": done,
+        "mean": [accuracy[t - 1]["mean"] for t in done],
+        "std": [accuracy[t - 1]["std"] for t in done],
+        "loss": [nothing(spread(row)["mean"]) for row in column(record, "clients/train_loss")],
+        "seconds": record.columns.get("rounds/seconds", np.zeros(0)).tolist(),
+        "phases": phases(record),
+        "clients": last(record, "clients/accuracy"),
+        "kinds": architectures(record),
+    }
+
+
+def phases(record: Record) -> dict[str, np.ndarray]:
+    """[R] by phase: mean seconds a round of the last ones, of the ranks that the last of them had."""
+    recent = {name: record.columns[f"ranks/{name}"][-RECENT:] for name in PHASES if f"ranks/{name}" in record.columns}
+    there = {name: c[:, np.isfinite(c[-1])] for name, c in recent.items() if len(c)}
+    return {name: np.nanmean(c, 0) for name, c in there.items()}
+
+
+def nothing(number: float | None) -> float:
+    return np.nan if number is None else number
+
+
+def watched(paths: Sequence[Path]) -> list[Watched]:
+    """These runs and those of these sweeps; CheckpointError where there is none."""
+    runs = [run for path in paths for run in at(path)]
+    folders = [Path(os.path.abspath(run.folder)) for run in runs]
+    for run, name in zip(runs, names(folders), strict=True):
+        run.name = name
+    return runs
+
+
+def at(path: Path) -> list[Watched]:
+    """The run at this path, or those of the sweep there."""
+    if not os.path.exists(path):
+        raise CheckpointError(f"{path}: there is no such file or folder; give the folder of a run or of a sweep")
+    if not sweeps.exists(path):
+        return [Watched(path)]
+    sweep = sweeps.read(path)
+    return [Watched(path / run.name, (sweep, run)) for run in sweep.runs]
+
+
+def names(folders: Sequence[Path]) -> list[str]:
+    """The last parts of these folders, as many as it takes to tell one from another."""
+    found, longest = [], max(len(folder.parts) for folder in folders)
+    for n in range(1, longest + 1):
+        found = ["/".join(folder.parts[-n:]) for folder in folders]
+        if len(set(found)) == len(set(folders)):
+            break
+    return found

@@ -1,0 +1,55 @@
+"""What went wrong in a run, as its files tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.storage import names
+from hpcfed.storage import sweep as sweeps
+from hpcfed.storage.record import Record
+
+MARK = "hpcfed: warning: "  # before what a run warns of, on stderr
+TAIL = 65536  # bytes of a log that are looked at
+
+
+def warnings(record: Record, folder: Path) -> list[str]:
+    """In the order of rounds, and then what the log of a sweep's run says."""
+    told = sorted([*restarts(record), *faults(record)])
+    return [text for _, text in told] + logged(folder)
+
+
+def restarts(record: Record) -> Iterator[tuple[int, str]]:
+    """Where the run went on from a checkpoint, with the rounds done then."""
+    history = record.header.get("history", [])
+    ranks = [past.get("ranks") for past in history] + [record.header.get("ranks")]
+    for past, before, after in zip(history, ranks, ranks[1:], strict=False):
+        change = "" if before == after else f", on {after} rank{'s' * (after != 1)} after {before}"
+        yield past["rounds"], f"went on after round {past['rounds']} from a checkpoint{change}"
+
+
+def faults(record: Record) -> Iterator[tuple[int, str]]:
+    """Clients that left a round, a line a round."""
+    column, kinds = record.columns.get("clients/fault"), record.header.get("faults", [])
+    if column is None:
+        return
+    ids = record.columns.get("clients/id", np.broadcast_to(np.arange(column.shape[1]), column.shape))
+    for t in np.flatnonzero((column > 0).any(1)):
+        left = [f"{int(ids[t, i])} ({kinds[int(column[t, i])]})" for i in np.flatnonzero(column[t] > 0)]
+        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+        yield int(t + 1), f"round {t + 1}: left out: client {', '.join(left[:5])}{more}"
+
+
+def logged(folder: Path) -> list[str]:
+    """The last warning in the log that a sweep keeps of its run; nothing for another run."""
+    path = names.log_file(folder.parent, folder.name)
+    if not sweeps.exists(folder.parent) or not os.path.isfile(path):
+        return []
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+        lines = file.read().decode(errors="replace").splitlines()
+    found = [line.partition(MARK)[2] for line in lines if MARK in line]
+    return found[-1:]

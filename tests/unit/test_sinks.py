@@ -1,0 +1,191 @@
+"""Sinks of a run: each round once, also after a resume, and a run that does not depend on them."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.config.load import load as load_job
+from hpcfed.config.parts import Log
+from hpcfed.main import main
+from hpcfed.registry import Entry
+from hpcfed.report.progress import Progress
+from hpcfed.sinks import SINKS, logs, numbers
+from hpcfed.sinks.base import Sink
+from hpcfed.storage import names
+from hpcfed.storage.digest import digest
+from hpcfed.storage.record import load
+from tests import records
+from tests.contract import toy
+from tests.spoken import HEADER, LOSSES, spoken
+
+
+class Told(Sink):
+    """A sink that notes what it is told; of any name."""
+
+    package = "json"
+    said: list = []  # noqa: RUF012
+    fails: set = set()  # noqa: RUF012
+
+    has = None
+
+    def begin(self, header, done):
+        self.note("begin", header["job"]["algorithm"]["name"], done)
+        return done if self.has is None else self.has
+
+    def round(self, t, numbers):
+        self.note("round", t, numbers)
+
+    def end(self, status):
+        self.note("end", status)
+
+    def note(self, what, *values):
+        self.said.append((what, *values))
+        if (what, values[0]) in self.fails:
+            raise OSError("no room")
+
+
+@pytest.fixture
+def told(monkeypatch) -> list:
+    """What the sink `tensorboard`, which is a Told here, is told."""
+    monkeypatch.setitem(SINKS, "tensorboard", Entry(f"{__name__}:Told", ""))
+    monkeypatch.setattr(Progress, "finish", lambda self, results: None)  # no picture: it takes longer than the run
+    monkeypatch.setattr(Told, "said", [])
+    monkeypatch.setattr(Told, "fails", set())
+    return Told.said
+
+
+def run(folder: Path, *flags: str) -> int:
+    """A run of three rounds in this process; its exit status."""
+    place = toy.folder()
+    return main([str(Path(toy.__file__).with_suffix(".toml")), "--algorithm.name", "fedavg", "--models.mix", "mlp",
+                 "--data.name", str(place / "data.npz"), "--data.partition_file", str(place / "partition.h5"),
+                 "--quiet", "--checkpoint.every", "1", "--out", str(folder), *flags])  # fmt: skip
+
+
+def test_a_round_is_told_as_means_over_clients_sums_of_bytes_and_seconds_of_phases():
+    row = records.row(3, 4, 2, clients__accuracy=np.array([0.5, 0.25, np.nan, 0.75]), rounds__staleness=np.nan)
+    found = numbers.numbers(row, HEADER["architectures"])
+    assert found == {
+        "accuracy/mean": 0.5, "accuracy/std": pytest.approx(np.sqrt(1 / 24)),
+        "accuracy/min": 0.25, "accuracy/max": 0.75, "accuracy_of/cnn": 0.5, "accuracy_of/mlp": 0.5,
+        "loss/train": pytest.approx(1 / 3), "loss/test": pytest.approx(2 / 3), "traffic/down": 120.0,
+        "traffic/up": 18.0, "phases/train": 1.5, "phases/evaluate": 1.5, "phases/wait": 0.25, "rounds/seconds": 2.1,
+    }  # fmt: skip
+
+
+def test_of_very_many_clients_the_row_says_which_architectures_are_there():
+    row = records.row(1, 2, 1, clients__architecture=np.array([1, 1]))
+    assert "accuracy_of/cnn" not in numbers.numbers(row, ["cnn", "mlp"])
+
+
+def test_a_job_may_ask_for_any_sink_and_it_is_no_part_of_the_runs_identity():
+    jobs = [load_job(["--log.tensorboard", *more], environ={}) for more in ([], ["--log.wandb", "--log.mlflow"])]
+    assert [logs.wanted(job.log) for job in jobs] == [["tensorboard"], ["tensorboard", "wandb", "mlflow"]]
+    assert jobs[0].identity() == jobs[1].identity() == load_job([], environ={}).identity()
+
+
+def test_a_run_tells_its_sink_the_header_each_round_and_its_end_and_computes_the_same_bits(tmp_path, told):
+    assert (run(tmp_path / "run", "--log.tensorboard"), run(tmp_path / "without")) == (0, 0)
+    assert digest(tmp_path / "run") == digest(tmp_path / "without")
+    assert [words[:2] for words in told] == [("begin", "fedavg"), ("round", 1), ("round", 2), ("round", 3),
+                                             ("end", "finished")]  # fmt: skip
+    want = load(tmp_path / "run").columns["clients/accuracy"]
+    assert [words[2]["accuracy/mean"] for words in told[1:4]] == [row[np.isfinite(row)].mean() for row in want]
+
+
+def test_a_resumed_run_goes_on_with_its_log(tmp_path, told):
+    assert run(tmp_path / "run", "--rounds", "2", "--log.tensorboard") == 0
+    assert main(["--resume", str(tmp_path / "run"), "--rounds", "3", "--quiet"]) == 0
+    assert [words[:2] for words in told if words[0] == "round"] == [("round", 1), ("round", 2), ("round", 3)]
+    assert [words[2] for words in told if words[0] == "begin"] == [0, 2]
+
+
+def test_a_log_is_given_the_rounds_that_it_lacks_as_they_were(tmp_path, told, monkeypatch):
+    assert run(tmp_path / "run", "--rounds", "2", "--log.tensorboard") == 0
+    first = [words for words in told if words[0] == "round"]
+    told.clear()
+    monkeypatch.setattr(Told, "has", 0)
+    assert main(["--resume", str(tmp_path / "run"), "--rounds", "3", "--quiet"]) == 0
+    again = [words for words in told if words[0] == "round"]
+    assert again[:2] == first and [t for _, t, _ in again] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("what", "left"), [(("round", 2), 4), (("end", "finished"), 5)])
+def test_a_sink_that_fails_in_mid_run_is_one_warning_and_the_run_goes_on(tmp_path, told, what, left, capsys):
+    Told.fails.add(what)
+    assert run(tmp_path / "run", "--log.tensorboard") == 0
+    assert load(tmp_path / "run").rounds == 3 and len(told) == left - (what[0] == "round")
+    err = capsys.readouterr().err
+    assert err.count("warning: log.tensorboard: no room") == 1 and "goes on without that log" in err
+
+
+def test_a_sink_that_cannot_begin_is_one_message_before_training(tmp_path, told, capsys):
+    Told.fails.add(("begin", "fedavg"))
+    assert run(tmp_path / "run", "--log.tensorboard") == 2
+    err = capsys.readouterr().err
+    assert "log.tensorboard: cannot begin: no room; mend that, or leave log.tensorboard away" in err
+    assert "Traceback" not in err and told[1:] == [("end", "failed")]
+    assert not names.results_file(tmp_path / "run").exists()  # the folder can be used again
+
+
+def test_where_rounds_are_done_a_sink_that_cannot_begin_is_a_warning(tmp_path, told, capsys):
+    assert run(tmp_path / "run", "--rounds", "1") == 0
+    Told.fails.add(("begin", "fedavg"))
+    assert main(["--resume", str(tmp_path / "run"), "--rounds", "2", "--log.tensorboard", "--quiet"]) == 0
+    assert "warning: log.tensorboard: no room" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", SINKS)
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_a_missing_package_is_one_message_before_anything_is_made(tmp_path, name, flags, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, name, None)
+    assert run(tmp_path / "run", f"--log.{name}", *flags) == 2
+    err = capsys.readouterr().err
+    assert f'log.{name} needs the package {name}' in err and f'pip install "hpcfed[{name}]"' in err
+    assert "Traceback" not in err and not (tmp_path / "run").exists()
+
+
+def test_packages_are_imported_only_when_asked_for():
+    logs.check(Log())
+    assert logs.wanted(Log()) == []
+
+
+def test_what_a_log_needs_to_go_on_is_kept_but_not_for_a_new_run(tmp_path):
+    sink = Told(tmp_path)
+    assert sink.marked("wandb", 3) == {}
+    sink.mark("wandb", id="a", rounds=2)
+    assert (sink.marked("wandb", 3), sink.marked("wandb", 0)) == ({"id": "a", "rounds": 2}, {})
+    names.sink_file(tmp_path, "wandb").write_text("{")
+    with pytest.raises(Exception, match="damaged: .*a new log is begun"):
+        sink.marked("wandb", 3)
+
+
+def test_tensorboard_files_hold_each_round_once(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    spoken("tensorboard", tmp_path)
+    events = EventAccumulator(str(names.sink_folder(tmp_path, "tensorboard"))).Reload()
+    assert {e.step: e.value for e in events.Scalars("loss/train")} == pytest.approx(LOSSES)
+    assert [e.step for e in events.Scalars("accuracy/mean")] == [1, 2, 3, 4]
+    assert "job/text_summary" in events.Tags()["tensors"]
+
+
+def test_a_new_run_in_the_same_folder_replaces_what_tensorboard_shows(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    spoken("tensorboard", tmp_path, [(0, [1, 2, 3], "finished"), (0, [1, 2], "finished")])
+    events = EventAccumulator(str(names.sink_folder(tmp_path, "tensorboard"))).Reload()
+    assert [e.step for e in events.Scalars("loss/train")] == [1, 2]
+
+
+def test_tensorboard_asked_for_late_has_the_rounds_before_too(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    spoken("tensorboard", tmp_path, [(2, [3], "finished")])
+    events = EventAccumulator(str(names.sink_folder(tmp_path, "tensorboard"))).Reload()
+    assert [e.step for e in events.Scalars("loss/train")] == [1, 2, 3]

@@ -1,0 +1,173 @@
+"""`hpcfed watch`: what is drawn from the files of runs that go on, and when it ends."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hpcfed import cli
+from hpcfed.storage import names
+from hpcfed.storage import sweep as store
+from hpcfed.storage.record import load
+from hpcfed.storage.sweep import End, Member, Sweep
+from hpcfed.watch import command, terminal, view
+from hpcfed.watch.blocks import bars, histogram, parts, spark
+from hpcfed.watch.view import watched
+from hpcfed.watch.warnings import warnings
+from tests import records
+
+
+def drawn(*paths: Path, width: int = 100, height: int = 50) -> str:
+    """The terminal's view of these runs, as text."""
+    console = Console(width=width, record=True, file=open("/dev/null", "w"), markup=False)  # noqa: SIM115
+    console.print(terminal.render([run.look() for run in watched(paths)], width, height))
+    return console.export_text()
+
+
+def test_columns_of_blocks_reach_as_high_as_their_values():
+    assert bars([0.0, 0.5, 1.0], 10, 2, 0.0, 1.0) == [" ▁█", "▁██"]
+    assert spark([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert (spark([3.0, 3.0], 8), spark([], 8), spark([np.nan, 1.0], 8)) == ("▁▁", "", "▁")
+
+
+def test_more_values_than_columns_are_averaged():
+    assert spark([0, 2, 4, 6], 2) == spark([1, 5], 2)
+    assert max(map(len, bars(np.arange(1000.0), 30, 3, 0, 999))) == 30
+
+
+def test_a_histogram_counts_shares_and_leaves_nan_out():
+    assert histogram(np.array([0.0, 0.1, 0.6, np.nan, 1.0]), 4) == "█ ▄▄"
+    assert histogram(np.array([np.nan]), 3) == "   "
+
+
+def test_parts_of_a_bar_fill_it():
+    assert parts([1, 1, 2], 8) == [2, 2, 4]
+    assert sum(parts([1 / 3] * 3, 10)) == 10 and parts([0, 0], 5) == [0, 0]
+
+
+def test_a_view_has_the_evaluated_rounds_and_the_last_state_of_clients_and_ranks(tmp_path):
+    writer = records.run(tmp_path, 2, total=5)
+    writer.append(records.row(3, 4, 2, clients__accuracy=np.full(4, np.nan)))
+    writer.finish()
+    seen = watched([tmp_path])[0].look()
+    want = load(tmp_path).columns["clients/accuracy"]
+    assert (seen.evaluated, seen.mean) == ([1, 2], want[:2].mean(1).tolist())
+    assert seen.std == want[:2].std(1).tolist() and seen.clients.tolist() == want[1].tolist()
+    assert (seen.loss, seen.seconds) == ([1.0, 1 / 2, 1 / 3], [2.1] * 3)
+    assert {name: c.tolist() for name, c in seen.phases.items()} == {
+        "train": [1, 2], "evaluate": [1, 2], "wait": [0.5, 0]}  # fmt: skip
+
+
+def test_one_run_is_shown_with_curve_clients_ranks_and_time_left(tmp_path):
+    text = drawn(records.run(tmp_path / "first", 4, total=10).path)
+    for part in ("local on digits, iid, 4 clients, seed 0", "going on",
+                 "first: round 4/10, 2.10 s a round, 12.6 s left",
+                 "test accuracy, mean over clients: 0.6000", "training loss 0.250", "round 1", "cnn", "mlp",
+                 "train", "wait", "   0     2.50 s", "   1     4.00 s"):  # fmt: skip
+        assert part in text
+    assert "warning" not in text and max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("K", [3, 100])
+def test_no_line_is_cut_or_folded(tmp_path, width, K):
+    records.run(tmp_path / "run", 60, K=K, R=40, total=100)
+    text = drawn(tmp_path / "run", width=width, height=40)
+    assert max(map(len, text.splitlines())) <= width and "…" not in text
+    assert "and 28 more ranks" in text and len(text.splitlines()) <= 40
+
+
+def test_several_runs_have_a_line_each_named_by_what_tells_them_apart(tmp_path):
+    for name in ("a/run", "b/run"):
+        records.run(tmp_path / name, 3, total=4)
+    lines = drawn(tmp_path / "a/run", tmp_path / "b/run").splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["a/run", "3/4"], ["b/run", "3/4"]]
+    assert "▁" in lines[1] and "going on" in lines[2]
+
+
+def test_a_run_that_has_not_begun_is_shown_as_such(tmp_path):
+    assert "not begun" in drawn(tmp_path)
+
+
+def test_clients_that_left_and_starts_from_checkpoints_are_warned_of(tmp_path):
+    writer = records.run(tmp_path, 1, total=3, history=[{"rounds": 1, "ranks": 3}])
+    writer.append(records.row(2, 4, 2, clients__fault=np.array([0, 1, 0, 1])))
+    writer.finish()
+    assert warnings(load(tmp_path), tmp_path) == [
+        "went on after round 1 from a checkpoint, on 2 ranks after 3",
+        "round 2: left out: client 1 (diverged), 3 (diverged)",
+    ]
+    assert "warning: round 2: left out: client 1 (diverged), 3 (diverged) (2 in all)" in drawn(tmp_path)
+
+
+def swept(folder: Path, names_: str) -> Sweep:
+    sweep = Sweep(folder, [], ".", 1, "", tuple(Member(name, [], {"rounds": 4}) for name in names_))
+    store.write(sweep)
+    return sweep
+
+
+def test_the_last_warning_in_the_log_of_a_sweeps_run_is_shown(tmp_path):
+    sweep = swept(tmp_path / "s", "ab")
+    records.run(sweep.folder / "a", 2, total=4)
+    log = names.log_file(sweep.folder, "a")
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("hpcfed: warning: first\nround 1\nhpcfed: warning: 1 of 2 ranks have no client\nround 2\n")
+    text = drawn(sweep.folder)
+    assert "a: warning: 1 of 2 ranks have no client" in text and "not begun" in text
+
+
+def test_watching_ends_when_all_runs_are_over(tmp_path, monkeypatch, capsys):
+    sweep = swept(tmp_path / "s", "ab")
+    writer = records.run(sweep.folder / "a", 2, total=4)
+    store.note(sweep, "b", End(2, "hpcfed: no data", 0.0))
+    looks = []
+
+    def more(_: float) -> None:
+        looks.append(writer.rounds)
+        writer.append(records.row(writer.rounds + 1, 4, 2))
+        writer.finish()
+
+    monkeypatch.setattr(command, "sleep", more)
+    assert cli.main(["watch", str(sweep.folder)]) == 0
+    assert looks == [2, 3]
+    out = capsys.readouterr().out
+    assert out.endswith("\n") and "4/4" in out and "finished" in out and "status 2: hpcfed: no data" in out
+
+
+def test_a_run_is_read_again_only_where_its_files_have_changed(tmp_path, monkeypatch):
+    writer, reads = records.run(tmp_path, 1, total=3), []
+    monkeypatch.setattr(view, "load", lambda path: reads.append(path) or load(path))
+    run = watched([tmp_path])[0]
+    assert [run.look().state.rounds for _ in range(3)] == [1, 1, 1] and len(reads) == 1
+    writer.append(records.row(2, 4, 2))
+    writer.finish()
+    assert run.look().state.rounds == 2 and len(reads) == 2
+
+
+def test_a_file_that_is_damaged_meanwhile_is_a_state(tmp_path):
+    writer = records.run(tmp_path, 1, total=3)
+    run = watched([tmp_path])[0]
+    run.look()
+    whole = writer.path.read_bytes()
+    writer.path.write_bytes(whole[:100])
+    assert run.look().state.word == "damaged"
+    writer.path.write_bytes(whole)
+    assert run.look().state.rounds == 1
+
+
+def test_ctrl_c_ends_watching_without_a_traceback(tmp_path, monkeypatch):
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "sleep", interrupt)
+    assert command.watch([records.run(tmp_path, 1, total=3).path]) == 130
+
+
+@pytest.mark.parametrize("words", [["absent"], ["run", "--port", "80"], ["run", "--web", "--port", "0"]])
+def test_wrong_paths_and_ports_are_one_message(tmp_path, words, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    records.run(tmp_path / "run", 1)
+    assert cli.main(["watch", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and words[-1] in err and "Traceback" not in err
