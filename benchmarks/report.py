@@ -27,6 +27,7 @@ TITLES = {
     "safety": "What it costs that nothing is lost",
     "checkpoint": "Checkpoints",
     "longrun": "Long runs",
+    "page": "A page of 20 runs of 500 rounds and 100 clients",
     CHAOS: "Runs that a fault struck at a random moment",
 }
 

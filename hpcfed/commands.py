@@ -34,6 +34,7 @@ JSON = argument("--json", action="store_true", help="machine-readable output")
 NAME = argument("name", metavar="NAME", help="an algorithm, data set, partition, model or figure")
 KINDS = ("algorithms", "datasets", "partitions", "models", "figures")
 KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all")
+PAGE = argument("-o", "--out", type=Path, metavar="FILE", help="page to write; default: report.html in RUN")
 WORDS = argument("words", nargs="+", metavar="COMMAND", help="-- mpirun -np 4 python -m hpcfed.main JOB.toml ...")
 PLACES = argument("runs", type=Path, metavar="RUN", nargs="+", help="folder of a run or sweep, or a results.h5")
 LINES = argument("-n", "--lines", type=int, default=10, metavar="N", help="how many rounds; default: 10")
@@ -128,6 +129,7 @@ COMMANDS = {
     "table": command("hpcfed.report.table:table", "methods against data sets over seeds", PLACES, *TABLE),
     "compare": command("hpcfed.report.compare:compare", "methods side by side: differences, tests", PLACES, *COMPARE),
     "plot": command("hpcfed.figures.command:plot", "pictures of runs, from their results", PLACES, *PLOT),
+    "report": command("hpcfed.page.command:report", "one page for a browser: curves, tables, job", PLACES, PAGE),
     "export": command("hpcfed.results.export:export", "a run's numbers as CSV or Parquet", RUN, *TABLES),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "doctor": command("hpcfed.doctor.main:doctor", "what runs meet on this machine, and what to change", *DOCTOR, JSON),

@@ -1,0 +1,172 @@
+// The charts: what is chosen, put into the sources of the Bokeh document that hpcfed/page/charts.py made.
+
+const FEW = 30; // points of a curve that has dots
+const BANDS = 4; // most runs that have a band
+let bokeh; // the document
+
+function model(name) {
+  return bokeh.get_model_by_name(name);
+}
+
+async function openCharts() {
+  const roots = PAGE.charts.roots;
+  await Bokeh.embed.embed_items({page: PAGE.charts.document},
+    [{docid: "page", roots, root_ids: Object.keys(roots)}]);
+  bokeh = Bokeh.documents[0];
+}
+
+async function unpackRun(run) {
+  const {columns, values} = run.curves;
+  const numbers = await exact(values);
+  const T = values.shape[1];
+  run.column = Object.fromEntries(columns.map((name, i) => [name, numbers.subarray(i * T, (i + 1) * T)]));
+}
+
+async function unpackClients(run) {
+  if (run.client) return;
+  const packed = Object.entries(run.curves.clients);
+  run.client = Object.fromEntries(await Promise.all(packed.map(async ([name, p]) => [name, await curves(p)])));
+}
+
+// Which of two colours is for this ground.
+function colour(pair) {
+  return pair[dark() ? 1 : 0];
+}
+
+function look(i) {
+  const n = PAGE.colours.length;
+  return {colour: colour(PAGE.colours[i % n]), dash: PAGE.dashes[Math.floor(i / n) % PAGE.dashes.length]};
+}
+
+// Points of a curve without those that are not known.
+function line(x, y) {
+  const known = [...y.keys()].filter(t => Number.isFinite(y[t]) && Number.isFinite(x[t]));
+  return {xs: known.map(t => x[t]), ys: known.map(t => y[t])};
+}
+
+function columns(rows, names) {
+  return Object.fromEntries(names.map(name => [name, rows.map(row => row[name])]));
+}
+
+// Draw one thing over the chosen x: runs, their bands, and the chosen clients of the chosen run.
+function draw(name) {
+  const runs = [...state.runs].map(i => ({i, run: PAGE.runs[i]}));
+  const lines = runs.map(({i, run}) => ({...line(run.column[`x_${state.x}`], run.column[name]), ...look(i), name: run.name}));
+  const one = PAGE.runs[state.run];
+  const clients = one.client ? [...state.clients].map(k => ({
+    ...line(one.column[`x_${state.x}`], one.client[name][k]), colour: look(state.run).colour,
+    name: `${one.name}, client ${one.ids[k]}`})) : [];
+  model(`lines-${name}`).data = columns(lines, ["xs", "ys", "colour", "name", "dash"]);
+  model(`clients-${name}`).data = columns(clients, ["xs", "ys", "colour", "name"]);
+  model(`dots-${name}`).data = columns([...dots(lines, 6), ...dots(clients, 4)], ["x", "y", "colour", "size"]);
+  const bands = runs.length > BANDS ? [] : runs.filter(({run}) => run.column[`${name}_std`]).map(r => band(r, name));
+  model(`bands-${name}`).data = columns(bands, ["xs", "ys", "colour"]);
+  document.getElementById(`none-${name}`).hidden = [...lines, ...clients].some(one => one.xs.length);
+}
+
+function dots(lines, size) {
+  return lines.filter(one => one.xs.length <= FEW)
+    .flatMap(one => one.xs.map((x, i) => ({x, y: one.ys[i], colour: one.colour, size})));
+}
+
+// One standard deviation over clients around the mean.
+function band({i, run}, name) {
+  const [x, mean, std] = [`x_${state.x}`, name, `${name}_std`].map(key => run.column[key]);
+  const [high, low] = [1, -1].map(sign => line(x, mean.map((value, t) => Math.max(0, value + sign * std[t]))));
+  return {xs: [...high.xs, ...low.xs.reverse()], ys: [...high.ys, ...low.ys.reverse()], colour: look(i).colour};
+}
+
+function drawAll() {
+  for (const name of Object.keys(PAGE.y)) draw(name);
+}
+
+// Another x: new labels, and all of it in view.
+function chooseX(name) {
+  state.x = name;
+  const [text, unit] = PAGE.x[name];
+  for (const [y, [what, yUnit]] of Object.entries(PAGE.y)) {
+    const chart = model(y);
+    chart.below[0].axis_label = unit ? `${text} (${unit})` : text;
+    chart.below[0].formatter.doFormat = ticks => ticks.map(value => tick(value, unit));
+    chart.left[0].formatter.doFormat = ticks => ticks.map(value => tick(value, yUnit));
+    model(`hover-${y}`).tooltips = [["", "@name"], [text, "$snap_x{%.6g}"], [what, "$snap_y{%.4g}"]];
+  }
+  drawAll();
+  wholeX();
+}
+
+function wholeX() {
+  const ends = [...state.runs].map(i => PAGE.runs[i].column[`x_${state.x}`]).flatMap(x => [...x].filter(Number.isFinite));
+  const last = ends.reduce((a, b) => Math.max(a, b), 0);
+  setX(0, 1.02 * last || 1);
+}
+
+function setX(from, to) {
+  const range = model("x");
+  range.setv({start: from, end: to});
+  range.setv({reset_start: from, reset_end: to});
+}
+
+// The labels of the chosen run's clients.
+async function drawLabels() {
+  const {labels, ids} = PAGE.runs[state.run];
+  document.getElementById("labels").hidden = !labels;
+  if (!labels) return;
+  const counts = await exact(labels.counts);
+  const C = labels.classes.length;
+  const most = counts.reduce((a, b) => Math.max(a, b), 1);
+  const cells = [...counts.keys()].filter(i => counts[i]).map(i => ({x: Math.floor(i / C), y: i % C, n: counts[i],
+    client: ids[Math.floor(i / C)], label: labels.classes[i % C], a: 0.1 + 0.9 * counts[i] / most}));
+  model("cells-labels").data = columns(cells, ["x", "y", "client", "label", "n", "a"]);
+  const chart = model("labels");
+  chart.height = Math.min(700, 120 + 14 * C);
+  scale(chart.below[0], "x-labels", ids, "client");
+  scale(chart.left[0], "y-labels", labels.classes, "class");
+  model("y-labels").setv({start: C - 0.5, end: -0.5, reset_start: C - 0.5, reset_end: -0.5});
+  document.getElementById("most").textContent = most.toLocaleString("en");
+}
+
+// An axis of named places, of which at most 25 are written. least: places that there is room for.
+function scale(axis, range, names, text, least = 1) {
+  const step = Math.ceil(names.length / 25);
+  const places = [...names.keys()].filter(i => i % step === 0);
+  axis.ticker.ticks = places;
+  axis.major_label_overrides = new Map(places.map(i => [i, short(String(names[i]))]));
+  axis.axis_label = text;
+  const [start, end] = [-0.5, Math.max(names.length, least) - 0.5];
+  model(range).setv({start, end, reset_start: start, reset_end: end});
+}
+
+function short(text) {
+  return text.length > 14 ? `${text.slice(0, 13)}…` : text;
+}
+
+function drawPhases() {
+  const {phases} = PAGE.runs[state.run];
+  const names = Object.keys(phases);
+  document.getElementById("phases").hidden = !names.length;
+  if (!names.length) return;
+  const height = phases[names[0]].map(() => 0);
+  const bars = names.flatMap((phase, p) => phases[phase].map((seconds, rank) => {
+    const bottom = height[rank];
+    height[rank] += seconds;
+    return {rank, bottom, top: height[rank], colour: colour(PAGE.colours[p]), phase, seconds};
+  }));
+  model("bars-phases").data = columns(bars, ["rank", "bottom", "top", "colour", "phase", "seconds"]);
+  const chart = model("phases");
+  scale(chart.below[0], "x-phases", height.map((_, rank) => rank), "rank", 8);
+  chart.left[0].axis_label = "seconds";
+}
+
+// Colours of axes and grids from the page's style.
+function paint() {
+  const style = getComputedStyle(document.body);
+  const [ink, rule] = [style.color, getComputedStyle(document.querySelector("hr")).borderTopColor];
+  for (const name of [...Object.keys(PAGE.y), "labels", "phases"]) {
+    const chart = model(name);
+    for (const axis of [...chart.below, ...chart.left])
+      axis.setv({axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: rule, axis_label_text_font_style: "normal",
+        major_tick_line_color: rule, minor_tick_line_color: null});
+    for (const grid of chart.center) grid.grid_line_color = rule;
+  }
+}

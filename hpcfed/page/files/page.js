@@ -1,0 +1,142 @@
+// What is chosen on the page, and what follows from it.
+
+const PAGE = JSON.parse(document.getElementById("data").textContent);
+const state = {x: "round", runs: new Set(PAGE.runs.keys()), run: 0, clients: new Set()};
+const $ = id => document.getElementById(id);
+
+function dark() {
+  return matchMedia("(prefers-color-scheme: dark)").matches !== document.documentElement.classList.contains("other");
+}
+
+function swatch(i) {
+  const mark = document.createElement("span");
+  mark.className = `swatch ${look(i).dash}`;
+  mark.style.borderColor = look(i).colour;
+  return mark;
+}
+
+function repaint() {
+  document.documentElement.classList.toggle("dark", dark());
+  runsTable.lines.forEach((tr, i) => tr.querySelector(".swatch").replaceWith(swatch(i)));
+  paint();
+  drawAll();
+  drawPhases();
+  legend();
+}
+
+function legend() {
+  const names = Object.keys(PAGE.runs[state.run].phases);
+  $("phases-legend").replaceChildren(...names.map((name, p) => {
+    const item = document.createElement("li");
+    const box = item.appendChild(document.createElement("span"));
+    box.className = "box";
+    box.style.background = colour(PAGE.colours[p]);
+    item.append(name);
+    return item;
+  }));
+}
+
+let runsTable;
+let clientsTable;
+
+function openRuns() {
+  runsTable = new Table($("runs"), PAGE.heads.runs, PAGE.rows, state.runs, drawAll, swatch);
+  $("filter-runs").addEventListener("input", event => runsTable.filter(holds(event.target.value)));
+  fill($("run"), PAGE.runs.map((run, i) => [i, run.name]));
+  $("run").addEventListener("change", event => chooseRun(+event.target.value).then(drawAll));
+}
+
+// Whether a row has these words.
+function holds(words) {
+  const wanted = words.toLowerCase().split(/\s+/);
+  return (_, text) => wanted.every(word => text.toLowerCase().includes(word));
+}
+
+function fill(select, options) {
+  select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
+}
+
+// Another run whose clients, labels and phases are looked at; its curves are for who calls.
+async function chooseRun(i) {
+  state.run = i;
+  state.clients.clear();
+  const run = PAGE.runs[i];
+  const rows = run.ids.map((_, k) => Object.fromEntries(Object.keys(run.table).map(name => [name, run.table[name][k]])));
+  $("clients").replaceChildren();
+  clientsTable = new Table($("clients"), PAGE.heads.clients, rows, state.clients, drawClients);
+  const kinds = [...new Set(run.table.architecture ?? [])].sort();
+  fill($("architecture"), [["", "all"], ...kinds.map(kind => [kind, kind])]);
+  $("some").textContent = run.some;
+  $("with-clients").hidden = !run.ids.length;
+  legend();
+  drawPhases();
+  await drawLabels();
+}
+
+async function drawClients() {
+  await unpackClients(PAGE.runs[state.run]);
+  drawAll();
+}
+
+function filterClients() {
+  const [kind, has] = [$("architecture").value, holds($("filter-clients").value)];
+  clientsTable.filter((row, text) => (!kind || row.architecture === kind) && has(row, text));
+}
+
+function openControls() {
+  fill($("x"), Object.entries(PAGE.x).filter(([name]) => hasX(name)).map(([name, [text]]) => [name, text]));
+  $("x").addEventListener("change", event => chooseX(event.target.value));
+  $("all").addEventListener("click", wholeX);
+  for (const id of ["from", "to"]) $(id).addEventListener("change", () => setX(+$("from").value, +$("to").value));
+  const range = model("x");
+  const told = () => { $("from").value = +range.start.toPrecision(6); $("to").value = +range.end.toPrecision(6); };
+  range.properties.start.change.connect(told);
+  range.properties.end.change.connect(told);
+  $("filter-clients").addEventListener("input", filterClients);
+  $("architecture").addEventListener("change", filterClients);
+  for (const make of [csvOfRuns, csvOfRounds, csvOfClients, csvOfCurves]) $(make.name).addEventListener("click", make);
+  $("ground").addEventListener("click", () => { document.documentElement.classList.toggle("other"); repaint(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+}
+
+// Whether any run has such an x that is not 0 all the time.
+function hasX(name) {
+  return name === "round" || PAGE.runs.some(run => run.column[`x_${name}`].some(value => value > 0));
+}
+
+// On paper: all parts open, and charts as pictures, which fit any width; there is no time to draw them anew.
+function openPrint() {
+  const undo = [];
+  addEventListener("beforeprint", () => {
+    for (const part of document.querySelectorAll("details:not([open])")) {
+      part.open = true;
+      undo.push(() => { part.open = false; });
+    }
+    for (const [id, element] of Object.entries(PAGE.charts.roots)) {
+      const picture = Bokeh.index[id].export("png").canvas;
+      picture.className = "picture";
+      $(element).after(picture);
+      undo.push(() => picture.remove());
+    }
+  });
+  addEventListener("afterprint", () => undo.splice(0).forEach(step => step()));
+}
+
+async function start() {
+  await Promise.all(PAGE.runs.map(unpackRun));
+  await openCharts();
+  document.documentElement.classList.toggle("dark", dark());
+  openRuns();
+  openControls();
+  paint();
+  await chooseRun(0);
+  chooseX("round");
+  openPrint();
+  document.documentElement.dataset.ready = "yes";
+}
+
+start().catch(error => {
+  $("failed").hidden = false;
+  $("failed").textContent += ` (${error.message})`;
+  throw error;
+});

@@ -1,0 +1,70 @@
+"""The jobs of runs and where they ran, with what differs between runs apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcfed.page.runs import Shown
+from hpcfed.report.cases import ASIDE, shown
+from hpcfed.storage import sweep as store
+
+Facts = dict[str, str]  # by dotted name, as text
+
+
+@dataclass(frozen=True)
+class Parted:
+    """Facts of runs. differs: names, and for each run its values; same: those that all runs have in common.
+
+    heads, lines: what differs as a table, runs across where that makes it narrower; a line begins with its own head.
+    """
+
+    runs: list[str]
+    differs: list[str]
+    values: list[list[str]]
+    same: Facts
+
+    @property
+    def across(self) -> bool:
+        return len(self.differs) > len(self.runs)
+
+    @property
+    def heads(self) -> list[str]:
+        return ["field", *self.runs] if self.across else ["run", *self.differs]
+
+    @property
+    def lines(self) -> list[list[str]]:
+        table = zip(*self.values, strict=True) if self.across else self.values
+        return [[head, *row] for head, row in zip(self.differs if self.across else self.runs, table, strict=True)]
+
+
+def parted(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:
+    """The facts of each of these runs, parted."""
+    names = list(dict.fromkeys(name for facts in found for name in facts))
+    differs = [name for name in names if len({facts.get(name, "") for facts in found}) > 1]
+    values = [[facts.get(name, "") for name in differs] for facts in found]
+    same = {name: found[0].get(name, "") for name in names if name not in differs}
+    return Parted([run.name for run in runs], differs, values, same)
+
+
+def jobs(runs: Sequence[Shown]) -> Parted:
+    """The fields of all jobs, the method first; those on which no number depends (where a run is written) come last."""
+    fields = [store.fields(run.job) for run in runs]
+    return parted(runs, [{name: shown(own[name]) for name in sorted(own, key=place)} for own in fields])
+
+
+def place(name: str) -> tuple[bool, bool]:
+    """Where a field stands among others."""
+    aside = any(name == free or name.startswith(f"{free}.") for free in ASIDE)
+    return aside, name != "algorithm.name"
+
+
+def environments(runs: Sequence[Shown]) -> Parted:
+    """Versions, commit, hardware and ranks of all runs, as each was last started."""
+    return parted(runs, [environment(run.record.header) for run in runs])
+
+
+def environment(header: dict[str, Any]) -> Facts:
+    known = {name: header[name] for name in ("commit", "versions", "hardware", "ranks") if name in header}
+    return {name: shown(value) for name, value in store.fields(known).items()}

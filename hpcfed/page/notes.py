@@ -1,0 +1,106 @@
+"""What a reader should know before believing a run's numbers, from what the run recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from hpcfed.page.job import environment, environments
+from hpcfed.page.runs import Shown
+from hpcfed.report.columns import evaluated, last
+from hpcfed.storage.record import Record
+
+FEW = 8  # things of one kind that are named; the others are counted
+
+
+def notes(runs: Sequence[Shown], absent: Sequence[str]) -> list[tuple[str, str]]:
+    """Warnings: of which runs ("" for none in particular), and the sentence, which several may share."""
+    whose: dict[str, list[str]] = {}
+    for run in runs:
+        for text in of_run(run):
+            whose.setdefault(text, []).append(run.name)
+    found = [(listed(names), text) for text, names in whose.items()]
+    return [*(("", text) for text in absent), *found, *(("", text) for text in between(runs))]
+
+
+def of_run(run: Shown) -> Iterator[str]:
+    """In the order of a run's life, but first how it ended."""
+    if run.why:
+        yield run.why
+    yield from commit(run.record.header)
+    yield from starts(run.record.header)
+    yield from ranks(run.record)
+    yield from clients(run.record)
+
+
+def commit(header: dict[str, Any]) -> Iterator[str]:
+    if header.get("commit", "").endswith("+"):
+        yield "files of hpcfed had been changed since the commit that is named"
+
+
+def starts(header: dict[str, Any]) -> Iterator[str]:
+    """Each time that the run was gone on with, and what was other than before."""
+    times = [*header.get("history", []), header]
+    for before, after in pairwise(times):
+        old, new = environment(before), environment(after)
+        other = [f"{name} {old.get(name, 'unknown')}, then {new.get(name, 'unknown')}"
+                 for name in new if name in old and old[name] != new[name]]  # fmt: skip
+        yield f"gone on with after round {before['rounds']}" + (f"; {listed(other, '; ')}" if other else "")
+
+
+def ranks(record: Record) -> Iterator[str]:
+    """Rounds from which on there were fewer ranks than before: some had died, or the run went on with fewer."""
+    column = record.columns.get("ranks/train")
+    if column is None or column.ndim < 2:
+        return
+    there = np.isfinite(column).sum(1)
+    for t in np.flatnonzero(np.diff(there) < 0) + 1:
+        yield f"from round {t + 1} on {there[t]} {'rank' if there[t] == 1 else 'ranks'}, before {there[t - 1]}"
+
+
+def clients(record: Record) -> Iterator[str]:
+    """Clients that were lost, failed, or have no accuracy."""
+    lost = record.columns.get("clients/lost")
+    if lost is not None and np.nansum(lost):
+        yield f"clients lost: {int(np.nansum(lost))} times in {int((np.nansum(lost, 1) > 0).sum())} rounds"
+    yield from faults(record)
+    if evaluated(record, "clients/accuracy") < 0:
+        yield "no accuracy was recorded"
+    elif "clients/id" not in record.columns:
+        without = np.flatnonzero(~np.isfinite(last(record, "clients/accuracy")))
+        if len(without):
+            some = listed([str(k) for k in without])
+            yield f"no accuracy in the last evaluated round, so not in its mean: clients {some}"
+
+
+def faults(record: Record) -> Iterator[str]:
+    """Clients that failed and left a round, by the kind of failure."""
+    column, kinds = record.columns.get("clients/fault"), record.header.get("faults", [])
+    if column is None:
+        return
+    for number in range(1, len(kinds)):
+        t, k = np.nonzero(column == number)
+        if len(t):
+            places = listed([f"client {name(record, i, j)} in round {i + 1}" for i, j in zip(t, k, strict=True)])
+            yield f"clients that failed and left the round ({kinds[number]}): {places}"
+
+
+def name(record: Record, t: int, i: int) -> int:
+    """The client of this place of a row."""
+    return int(record.columns["clients/id"][t, i]) if "clients/id" in record.columns else int(i)
+
+
+def between(runs: Sequence[Shown]) -> Iterator[str]:
+    """In what of the environment runs differ on which numbers may depend."""
+    found = environments(runs)
+    other = [field for field in found.differs if field == "commit" or field.startswith(("versions.", "hardware."))]
+    if other:
+        yield f"runs differ in {listed(other)}; equal jobs may give other bits there, and times do not compare"
+
+
+def listed(words: Sequence[str], between: str = ", ") -> str:
+    more = f"{between}and {len(words) - FEW} more" if len(words) > FEW else ""
+    return between.join(words[:FEW]) + more

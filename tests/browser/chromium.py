@@ -1,0 +1,92 @@
+"""A headless Chromium for tests, driven by Selenium; Debian's packages, installed where they are missing."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
+
+PACKAGES = PROGRAMS = ("chromium", "chromedriver")
+DEBIAN = {"chromedriver": "chromium-driver"}  # where a package has another name than its program
+LOCAL = ("file:", "data:", "blob:", "chrome:", "about:")
+LIMIT = 30  # seconds for whatever is waited for
+
+
+class Browser:
+    """One window. Downloads land in a folder of its own."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        options = ChromeOptions()
+        options.binary_location = shutil.which("chromium")
+        for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run",
+                     "--disable-background-networking", "--disable-component-update", f"--user-data-dir={folder}/user"):
+            options.add_argument(word)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        self.driver = Chrome(options, Service(shutil.which("chromedriver")))
+        self.driver.set_page_load_timeout(LIMIT)
+        self.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
+
+    def open(self, page: Path) -> None:
+        """Open a page, and wait until it has drawn itself."""
+        self.requests(), self.complaints()
+        self.driver.get(page.resolve().as_uri())
+        self.until(lambda: self.do("return document.documentElement.dataset.ready") == "yes", "the page is not drawn")
+
+    def do(self, script: str, *values: Any) -> Any:
+        """What a piece of JavaScript returns; a promise is waited for."""
+        return self.driver.execute_script(script, *values)
+
+    def click(self, selector: str) -> None:
+        self.driver.find_element("css selector", selector).click()
+
+    def texts(self, selector: str) -> list[str]:
+        return [found.text for found in self.driver.find_elements("css selector", selector)]
+
+    def until(self, true: Callable[[], Any], complaint: str) -> Any:
+        return WebDriverWait(self.driver, LIMIT, poll_frequency=0.05).until(lambda _: true(), complaint)
+
+    def downloaded(self, name: str) -> str:
+        """The text of a file that a click makes."""
+        path = self.folder / name
+        self.until(path.exists, f"no file {name}")
+        return path.read_text()
+
+    def complaints(self) -> list[str]:
+        """What the console got since the last call, but for what is only told."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+    def requests(self) -> list[str]:
+        """Addresses outside of the page that the browser asked for since the last call."""
+        events = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
+        asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        return [address for address in asked if not address.startswith(LOCAL)]
+
+    def close(self) -> None:
+        self.driver.quit()
+
+
+def missing() -> list[str]:
+    """Programs that a browser needs and that this machine lacks."""
+    return [program for program in PROGRAMS if not shutil.which(program)]
+
+
+def install() -> str:
+    """Install what is missing, where this user may; returns why it is still missing, or nothing."""
+    apt = ["apt-get", "-y", "-q", "-o", "DPkg::Lock::Timeout=50"]
+    packages = [DEBIAN.get(package, package) for package in PACKAGES]
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for words in ([*apt, "update"], [*apt, "install", "--no-install-recommends", *packages]):
+        try:
+            done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        if done.returncode:
+            return f"{' '.join(words)}: {done.stderr.strip()[-300:]}"
+    return ""
