@@ -8,11 +8,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-LOOKS = {  # Okabe and Ito's colours, and hatches for who sees none
-    "train": ("#0072B2", ""), "evaluate": ("#56B4E9", "//"), "wait": ("#E69F00", ".."),
-    "communicate": ("#D55E00", "xx"), "server": ("#CC79A7", "\\\\"), "checkpoint": ("#009E73", "++"),
-    "other": ("#999999", ""),
-}  # fmt: skip
+from hpcfed.figures.phases import LOOKS
+
 WIDTH, HEIGHT, POINTS = 3.4, 3.8, 8  # inches, and of letters
 
 

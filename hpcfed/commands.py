@@ -31,17 +31,15 @@ class Command(Entry):
 RUN = argument("run", type=Path, metavar="RUN", help="folder of a run, or its results.h5")
 RUNS = argument("runs", type=Path, metavar="RUN", nargs="+", help="folder of a run, or its results.h5")
 JSON = argument("--json", action="store_true", help="machine-readable output")
-NAME = argument("name", metavar="NAME", help="an algorithm, data set, partition or model")
-KINDS = ("algorithms", "datasets", "partitions", "models")
-KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all four")
+NAME = argument("name", metavar="NAME", help="an algorithm, data set, partition, model or figure")
+KINDS = ("algorithms", "datasets", "partitions", "models", "figures")
+KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all")
 PAGE = argument("-o", "--out", type=Path, metavar="FILE", help="page to write; default: report.html in RUN")
-OUT = argument("-o", "--out", type=Path, metavar="FILE", help="picture to write; default: in RUN")
 WORDS = argument("words", nargs="+", metavar="COMMAND", help="-- mpirun -np 4 python -m hpcfed.main JOB.toml ...")
 PLACES = argument("runs", type=Path, metavar="RUN", nargs="+", help="folder of a run or sweep, or a results.h5")
 LINES = argument("-n", "--lines", type=int, default=10, metavar="N", help="how many rounds; default: 10")
 FOLLOW = argument("-f", "--follow", action="store_true", help="print those that come too, until the run is finished")
 VALUES = "accuracy (last round; default), last:10, best, before, received, final, final_received, up, down, or seconds"
-FORMAT = argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png")
 TABLES = (
     argument("--format", choices=("csv", "parquet"), default="csv", help="default: csv"),
     argument("-o", "--out", type=Path, metavar="FOLDER", help="to write to; default: export in RUN"),
@@ -51,6 +49,11 @@ WEB = (
     argument("--port", type=int, metavar="N", help="of the page; default: any that is free"),
 )
 AGAIN = argument("--again", action="store_true", help="go on, whatever --overwrite says, as after a first start")
+PLOT = (
+    argument("--figure", metavar="NAMES", help="with commas, or all (`hpcfed list figures`); default: curves,labels"),
+    argument("-o", "--out", type=Path, metavar="FILE", help="picture to write; default: in the first RUN's folder"),
+    argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png"),
+)
 TABLE = (
     argument("--rows", metavar="FIELDS", help="of the job, separated by commas; default: method and its parameters"),
     argument("--columns", metavar="FIELDS", help="default: all other fields in which runs differ, but the seed"),
@@ -117,7 +120,7 @@ def command(target: str, line: str, *arguments: Argument, fields: bool = False) 
 
 
 COMMANDS = {
-    "list": command("hpcfed.report.catalogue:listing", "what a job can name, a line each", KIND, JSON),
+    "list": command("hpcfed.report.catalogue:listing", "what a job can name, and figures, a line each", KIND, JSON),
     "show": command("hpcfed.report.catalogue:show", "one name: its parameters and its source", NAME, JSON),
     "summary": command("hpcfed.report.summary:summary", "accuracy, traffic and time of a run", RUN, JSON),
     "status": command("hpcfed.report.status:status", "how far runs are, and whether they go on", PLACES, JSON),
@@ -125,7 +128,7 @@ COMMANDS = {
     "watch": command("hpcfed.watch.command:watch", "runs as they go on, in the terminal or as a page", RUNS, *WEB),
     "table": command("hpcfed.report.table:table", "methods against data sets over seeds", PLACES, *TABLE),
     "compare": command("hpcfed.report.compare:compare", "methods side by side: differences, tests", PLACES, *COMPARE),
-    "plot": command("hpcfed.report.plot:plot", "learning curves and label distribution", RUNS, OUT, FORMAT),
+    "plot": command("hpcfed.figures.command:plot", "pictures of runs, from their results", PLACES, *PLOT),
     "report": command("hpcfed.page.command:report", "one page for a browser: curves, tables, job", PLACES, PAGE),
     "export": command("hpcfed.results.export:export", "a run's numbers as CSV or Parquet", RUN, *TABLES),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from hpcfed import __version__
+from hpcfed.algorithms.peers import Peers
 from hpcfed.cluster import devices
 from hpcfed.cluster.placement import makespan
 from hpcfed.cluster.room import weights
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hpcfed.engine.setup import World
     from hpcfed.federation import Federation
 
+GRAPH = 1_000  # clients of which links are recorded: more cannot be drawn, and links may be half of their square
 LIBRARIES = ("torch", "torchvision", "numpy", "h5py", "mpi4py", "pydantic")
 
 
@@ -52,11 +54,11 @@ def placed(rounds: Rounds) -> list[int]:
     return list(rounds.fed.placement) if rounds.fed.K <= SMALL else []
 
 
-def arrays(facts: World) -> dict[str, np.ndarray]:
+def arrays(facts: World, rounds: Rounds) -> dict[str, np.ndarray]:
     """The arrays of the result file that do not change: who holds which examples, and how many of which class.
 
     partition: rows of the training split, client after client, `train_sizes` of each. One array, not one a client,
-    for the file is written anew each time.
+    for the file is written anew each time.  links: [E, 2], pairs of neighbours where there is no server.
     """
     if facts.many:
         return {}  # the job says it all
@@ -66,7 +68,14 @@ def arrays(facts: World) -> dict[str, np.ndarray]:
         "train_sizes": np.array([len(rows) for rows in split.train]),
         "test_sizes": np.array([len(rows) for rows in split.test]),
         "partition": split.everything,
-    }
+    } | neighbours(rounds)
+
+
+def neighbours(rounds: Rounds) -> dict[str, np.ndarray]:
+    """The links between clients of a method without a server; of very many clients none."""
+    if not isinstance(rounds.algorithm, Peers) or rounds.fed.K > GRAPH:
+        return {}
+    return {"links": np.argwhere(np.triu(rounds.algorithm.links(rounds.fed))).astype(np.int32)}
 
 
 def versions() -> dict[str, str]:

@@ -80,7 +80,7 @@ class Events(Rounds):
     def advance(self, cohort: list[int], t: int) -> None:
         self.results: dict[int, Any] = {}  # of this rank's clients that have worked but not yet reported
         self.worked: set[int] = set()  # clients, of all ranks, whose open job is computed
-        self.staleness: list[int] = []
+        self.staleness: list[tuple[int, int]] = []  # client, and merges of the server since its download
         for i, (job, started) in enumerate(self.pairs()):
             self.hand_out(self.due(job))
             if job.reports:
@@ -108,7 +108,7 @@ class Events(Rounds):
         k, target = job.client, self.algorithm.target(job.client)
         self.worked.discard(k)
         if target == SERVER:
-            self.staleness.append(job.staleness)
+            self.staleness.append((k, job.staleness))
             up = self.fed.from_client(k, self.results.pop(k, None))
             merged = self.algorithm.merge(self.fed, job, self.state, up, {})
             self.version += merged is not None
@@ -139,8 +139,16 @@ class Events(Rounds):
         counts = Counter(e.job.client for e in self.ended if e.job.reports)
         lost = {e.job.client for e in self.ended if not e.job.reports}
         return {"clients/reports": np.array([counts[k] for k in ids.tolist()]),
-                "clients/lost": np.isin(ids, list(lost)),
-                **({"rounds/staleness": float(np.mean(self.staleness))} if self.staleness else {})}  # fmt: skip
+                "clients/lost": np.isin(ids, list(lost)), **self.stale_reports(ids)}  # fmt: skip
+
+    def stale_reports(self, ids: np.ndarray) -> Row:
+        """Mean staleness of what these clients reported to the server, and of all that was; nothing without one."""
+        if not self.staleness:
+            return {}
+        ks, merges = np.array(self.staleness).T
+        reports, total = np.bincount(ks, minlength=self.fed.K), np.bincount(ks, merges, self.fed.K)
+        each = np.where(reports > 0, total / reports.clip(min=1), np.nan)
+        return {"rounds/staleness": float(merges.mean()), "clients/staleness": each[ids]}
 
     def virtual(self) -> Row:
         since = [self.since.get(k, 0) for k in range(self.fed.K)]

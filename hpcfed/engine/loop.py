@@ -11,7 +11,7 @@ from hpcfed.engine import describe, saving
 from hpcfed.engine.saver import Saver
 from hpcfed.errors import WriteError
 from hpcfed.status import DONE, RESUME_ME
-from hpcfed.storage.record import FINISHED, STOPPED
+from hpcfed.storage.record import FINISHED, STOPPED, Record
 from hpcfed.storage.results import FINAL, Results
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Loop:
     def ended(self, refused: str) -> int:
         """The run is through; refused: why results or last checkpoint are not on disk. Returns the exit status."""
         if not refused:
-            self.progress.finish(self.results)
+            self.progress.finish(self.results, picture)
             return DONE
         if not self.saver.exists:
             raise saving.everywhere(refused)
@@ -173,3 +173,10 @@ class Loop:
     def warn(self, text: str) -> None:
         """Say it, also where the job is quiet."""
         self.rounds.fed.say(f"warning: {text}")
+
+
+def picture(record: Record, folder: Path) -> Path:
+    """Draw the run's learning curves into its folder; the path."""
+    from hpcfed.figures.command import at_end  # here: matplotlib takes 0.4 s, which no run should wait for at its start
+
+    return at_end(record, folder)

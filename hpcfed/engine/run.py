@@ -94,7 +94,7 @@ def open_results(job: Job, folder: Path, facts: World, rounds: Rounds, known: Ro
             rounds.fed.say(f"warning: {results.path}: damaged or missing; the run goes on with the copy in "
                            f"{results.source}")  # fmt: skip
         return results
-    results = Results(folder, header, describe.arrays(facts))
+    results = Results(folder, header, describe.arrays(facts, rounds))
     for t in range(rounds.t):  # a rank died before any of them was on disk
         results.append(known[str(t)])
     return results

@@ -1,4 +1,4 @@
-"""What a job can name: `hpcfed list` and `hpcfed show`, read from the registries."""
+"""What a job can name, and which figures there are: `hpcfed list` and `hpcfed show`, read from the registries."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ REGISTRIES = {
     "datasets": "hpcfed.data:DATASETS",
     "partitions": "hpcfed.data:PARTITIONS",
     "models": "hpcfed.models:MODELS",
+    "figures": "hpcfed.figures.registry:FIGURES",
 }
 IMAGES = {"1x28x28": (1, 28, 28), "3x32x32": (3, 32, 32)}  # what a model's size and cost are given for,
 TEXTS = {"32 tokens": (32,)}  # one for texts with so many

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -16,7 +17,7 @@ from hpcfed.errors import HpcfedError
 from hpcfed.report import summary
 from hpcfed.report.tables import console
 from hpcfed.storage import names
-from hpcfed.storage.results import load
+from hpcfed.storage.results import Record, load
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -86,18 +87,16 @@ class Progress:
         if n:
             self.say(f"moved {n} clients between ranks by measured cost")
 
-    def finish(self, results: Results | None) -> None:
-        """The table, and the files that were made."""
+    def finish(self, results: Results | None, picture: Callable[[Record, Path], Path]) -> None:
+        """The table, and the files that were made. picture: draws a record into a folder; the path."""
         if not self.active or results is None:
             return
-        from hpcfed.report import plot  # here: matplotlib takes 0.4 s, which no run should wait for at its start
-
         self.bar.stop()
         record = load(self.folder)
         try:
             self.console.print(summary.render(record))
-            curves = plot.curves([record], self.folder / "curves.png")
-            self.console.print(f"results: {names.results_file(self.folder)}\npicture: {curves}")
+            drawn = picture(record, self.folder)
+            self.console.print(f"results: {names.results_file(self.folder)}\npicture: {drawn}")
         except (OSError, HpcfedError) as error:  # the run is done, and its results are there
             with suppress(OSError):
                 print(f"hpcfed: warning: no picture or table: {error}", file=sys.stderr, flush=True)

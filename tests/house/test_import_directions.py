@@ -24,6 +24,7 @@ LEVELS = (  # a part imports itself and parts of the lines above, never its neig
     "algorithms",
     "config",
     "report",
+    "figures",
     "doctor  page  results  sinks",
     "watch",
     "engine",

@@ -155,6 +155,7 @@ def test_updates_that_are_too_stale_are_rejected_but_count_as_traffic():
     row = rounds.step()[0]
     assert rounds.version == 1 and row["clients/reports"].sum() == 6  # the first merge makes all others stale
     assert (row["clients/up"] == rounds.fed.initial().nbytes).all() and row["rounds/staleness"] == 5 / 6
+    assert sorted(row["clients/staleness"]) == [0, 1, 1, 1, 1, 1]
 
 
 def test_alpha_zero_changes_nothing():

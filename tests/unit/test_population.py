@@ -13,8 +13,8 @@ from hpcfed.engine.folder import stored
 from hpcfed.engine.run import run
 from hpcfed.engine.setup import world
 from hpcfed.errors import ConfigError
+from hpcfed.figures.command import plot
 from hpcfed.report import summary
-from hpcfed.report.plot import plot
 from hpcfed.storage.digest import digest
 from hpcfed.storage.results import load as results
 from tests.contract import toy

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.report import catalogue, cite, plot, summary, tables
+from hpcfed.figures.command import plot
+from hpcfed.figures.curves import Curve
+from hpcfed.report import catalogue, cite, summary, tables
 from hpcfed.report.references import bibtex, references
 from hpcfed.report.tables import console, duration, size
 from hpcfed.storage.results import Record, Results, load
@@ -106,7 +108,7 @@ def test_a_run_without_rounds_has_facts_a_table_and_pictures(tmp_path):
     run = run_of(tmp_path / "empty", [])
     assert summary.facts(load(run))["accuracy"]["mean"] is None
     console().print(summary.render(load(run)))
-    plot.plot([run])
+    plot([run])
     assert (run / "curves.png").exists()
 
 
@@ -145,45 +147,6 @@ def test_a_run_cites_hpcfed_and_what_it_used_once(run):
 def test_a_file_of_ones_own_is_not_cited(tmp_path):
     run = run_of(tmp_path / "own", [], data="mine.h5", architectures=["mlp"])
     assert "mcmahan2017" in cite.used(load(run)) and not any("1998" in key for key in cite.used(load(run)))
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_pictures_are_written_where_asked(run, tmp_path, suffix):
-    paths = plot.plot([run, run], tmp_path / f"both{suffix}").split("\n")
-    assert paths == [str(tmp_path / f"both{suffix}"), str(tmp_path / f"both-labels{suffix}")]
-    assert all(Path(path).stat().st_size > 1000 for path in paths)
-
-
-def test_the_pictures_of_one_run_lie_in_its_folder(run):
-    assert plot.plot([run]).split("\n") == [str(run / "curves.png"), str(run / "labels.png")]
-    plot.plot([run / "results.h5", run], format="svg")
-    assert (run / "comparison.svg").exists() and (run / "labels.svg").exists()
-
-
-def test_a_curve_adds_up_epochs_and_bytes_over_unevaluated_rounds(tmp_path):
-    rows = [row([NAN] * 4, [0, 1]), row([0.2, 0.4, NAN, NAN], [2, 3])]
-    curve = plot.Curve.of(load(run_of(tmp_path / "r", rows)))
-    assert (curve.rounds, curve.epochs, curve.traffic) == ([2], [1.0], [2 * HEAD])
-    assert (curve.mean, curve.std) == (pytest.approx([0.3]), pytest.approx([0.1]))
-
-
-def wide(record: Record, K: int, C: int) -> Record:
-    counts = np.arange(K * C).reshape(K, C)
-    names = [f"class {c}" for c in range(C)]
-    return Record({**record.header, "classes": names}, {"label_counts": counts}, {}, 0)
-
-
-@pytest.mark.parametrize(("K", "C"), [(1, 1), (3, 26), (100, 10)])
-def test_labels_of_few_and_of_many_clients_are_drawn(run, tmp_path, K, C):
-    plot.labels(wide(load(run), K, C), tmp_path / "labels.png")
-    assert (tmp_path / "labels.png").exists()
-
-
-def test_a_picture_that_cannot_be_written_is_an_error_that_says_where(run, tmp_path):
-    with pytest.raises(ConfigError, match=r"absent.*curves\.png: cannot write.*No such file"):
-        plot.plot([run], tmp_path / "absent" / "curves.png")
-    with pytest.raises(ConfigError, match=r"no picture format '\.txt'.*\.png"):
-        plot.plot([run], tmp_path / "curves.txt")
 
 
 def test_missing_results_are_an_error(tmp_path):
@@ -233,8 +196,7 @@ def test_virtual_time_is_told_and_drawn(tmp_path: Path):
     record = load(run_of(tmp_path / "timed", rows))
     assert summary.facts(record)["time"]["virtual_seconds"] == 4.0
     assert f"virtual: {duration(4.0)}" in told(record)
-    assert plot.Curve.of(record).seconds.tolist() == [1.5, 4.0]
-    assert plot.curves([record], tmp_path / "c.png").stat().st_size > 10_000
+    assert Curve.of(record).seconds.tolist() == [1.5, 4.0]
 
 
 def test_what_travels_is_counted_by_report_where_a_client_reports_several_times(tmp_path: Path):

@@ -50,7 +50,7 @@ class Told(Sink):
 def told(monkeypatch) -> list:
     """What the sink `tensorboard`, which is a Told here, is told."""
     monkeypatch.setitem(SINKS, "tensorboard", Entry(f"{__name__}:Told", ""))
-    monkeypatch.setattr(Progress, "finish", lambda self, results: None)  # no picture: it takes longer than the run
+    monkeypatch.setattr(Progress, "finish", lambda self, *_: None)  # no picture: it takes longer than the run
     monkeypatch.setattr(Told, "said", [])
     monkeypatch.setattr(Told, "fails", set())
     return Told.said

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.comm import Serial
+from hpcfed.engine import describe
 from hpcfed.errors import ConfigError
 from hpcfed.params import Params
 from hpcfed.training.mixing import ccs, metropolis, mix, mixing, stepped, uniform
 from hpcfed.training.topology import among, connected, graph
-from tests.contract.toy import differences
+from tests.contract.toy import differences, job, start
 
 KINDS = ("ring", "complete", "star", "torus", "clique-ring", "erdos-renyi", "exponential")
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -128,3 +130,9 @@ def test_graphs_are_the_same_each_time_and_cannot_be_written():
     assert differences(graph("erdos-renyi", 9, 0, 3, 0.5), graph("erdos-renyi", 9, 0, 3, 0.5)) == []
     with pytest.raises(ValueError, match="read-only"):
         graph("ring", 9)[0, 0] = True
+
+
+def test_a_run_records_who_are_neighbours_once_and_without_a_graph_nothing():
+    ring = start(Serial(), job("swift", "--algorithm.topology", "ring", "--models.mix", "mlp"))
+    assert describe.neighbours(ring)["links"].tolist() == [[0, 1], [0, 5], [1, 2], [2, 3], [3, 4], [4, 5]]
+    assert describe.neighbours(start(Serial(), job("fedavg", "--models.mix", "mlp"))) == {}

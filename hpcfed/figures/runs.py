@@ -1,0 +1,90 @@
+"""Runs as figures see them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hpcfed.errors import CheckpointError
+from hpcfed.report.cases import one_skew
+from hpcfed.storage import names as files
+from hpcfed.storage import sweep as store
+from hpcfed.storage.record import Record, load
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """One run. name: that of its folder, with as many folders above it as tell it from the other runs."""
+
+    name: str
+    folder: Path
+    record: Record
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """Its job, by dotted names."""
+        return store.fields(self.record.header["job"])
+
+    @property
+    def method(self) -> str:
+        return self.fields["algorithm.name"]
+
+    @property
+    def title(self) -> str:
+        """Its method and its name, where that does not say it."""
+        return self.name if self.name.startswith(self.method) else f"{self.method} ({self.name})"
+
+
+def setting(run: Drawn, ignore: Sequence[str] = ()) -> str:
+    """Its data, how they are shared out, and among how many. ignore: fields of which nothing is said."""
+    fields, clients = one_skew(run.fields), run.fields["clients"]
+    halved = 0.0 if "data.halve" in ignore else fields.get("data.halve") or 0.0
+    kept = f", {100 * halved:g} % of them halved" if halved else ""
+    return f"{fields['data.name']}, {fields['data.partition']}, {clients:,} client{'s' * (clients != 1)}{kept}"
+
+
+def drawn(paths: Sequence[Path]) -> list[Drawn]:
+    """The runs at these paths, and those of the sweeps among them that have results; each once.
+
+    Raises CheckpointError for a run without readable results, or a sweep of which no run has any.
+    """
+    found = {place(path): path for given in paths for path in members(given)}
+    return [Drawn(name, path if os.path.isdir(path) else path.parent, load(path))
+            for name, path in zip(shortest(list(found)), found.values(), strict=True)]  # fmt: skip
+
+
+def members(path: Path) -> list[Path]:
+    """The run at this path, or those of the sweep."""
+    if not store.exists(path):
+        return [path]
+    begun = [path / run.name for run in store.read(path).runs if files.results_file(path / run.name).is_file()]
+    if not begun:
+        raise CheckpointError(f"{path}: no run of this sweep has results yet; see `hpcfed status {path}`")
+    return begun
+
+
+def place(path: Path) -> Path:
+    """What names a run: its folder, or a result file that lies among others."""
+    real = Path(os.path.realpath(path))
+    if real.name == files.results_file(real).name:
+        return real.parent
+    return real.with_suffix("") if real.suffix == ".h5" else real
+
+
+def shortest(places: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as make them all different."""
+    longest = max((len(place.parts) for place in places), default=1)
+    for n in range(1, longest + 1):
+        names = ["/".join(place.parts[-n:]) for place in places]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def short(text: str, most: int = 60) -> str:
+    """A text of at most so many letters, cut in its middle."""
+    return text if len(text) <= most else f"{text[: most // 2 - 1]} … {text[-(most // 2 - 2) :]}"

@@ -1,0 +1,109 @@
+"""`hpcfed plot`: which pictures are drawn and where they go, and the numbers of curves and labels by hand."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.figures import labels, look, runs
+from hpcfed.figures.command import plot
+from hpcfed.figures.curves import Curve
+from hpcfed.figures.registry import FIGURES, chosen
+from hpcfed.storage import sweep
+from hpcfed.storage.record import load
+from tests.unit.test_report import HEAD, NAN, row, run_of
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return run_of(tmp_path / "run", [row([0.5, 0.3, 0.5, NAN], [0, 1, 2, 3]), row([0.8, 0.4, 0.6, NAN], [0, 1])])
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_pictures_are_written_where_asked(run, tmp_path, suffix):
+    paths = plot([run, run_of(tmp_path / "b", [])], out=tmp_path / f"both{suffix}").split("\n")
+    assert paths == [str(tmp_path / f"both{suffix}"), str(tmp_path / f"both-labels{suffix}")]
+    assert all(Path(path).stat().st_size > 1000 for path in paths)
+
+
+def test_the_pictures_of_one_run_lie_in_its_folder(run, tmp_path):
+    assert plot([run]).split("\n") == [str(run / "curves.png"), str(run / "labels.png")]
+    plot([run / "results.h5", run_of(tmp_path / "b", [])], format="svg")
+    assert (run / "comparison.svg").exists() and (run / "labels.svg").exists()
+
+
+def test_figures_are_drawn_by_name_one_where_asked_several_with_their_names(run, tmp_path):
+    assert plot([run], "fedclassavg-2", tmp_path / "a.png") == str(tmp_path / "a.png")
+    both = plot([run], "curves,labels", tmp_path / "a.png").split("\n")
+    assert both == [str(tmp_path / "a-curves.png"), str(tmp_path / "a-labels.png")]
+    with pytest.raises(ConfigError, match="no figure 'label'; did you mean 'labels'"):
+        chosen("label")
+
+
+def test_runs_are_named_by_as_many_folders_as_tell_them_apart(tmp_path):
+    for name in ("a/run", "b/run", "run-0.1", "run-0.2"):
+        (tmp_path / name).mkdir(parents=True)
+        run_of(tmp_path / name, [])
+    found = runs.drawn([tmp_path / "run-0.1", tmp_path / "run-0.2"])
+    assert [one.name for one in found] == ["run-0.1", "run-0.2"]
+    found = runs.drawn([tmp_path / "a/run", tmp_path / "b/run/results.h5", tmp_path / "a/run/results.h5"])
+    assert [one.name for one in found] == ["a/run", "b/run"]
+    assert [one.folder for one in found] == [tmp_path / "a/run", tmp_path / "b/run"]
+
+
+def test_a_sweep_stands_for_those_of_its_runs_that_have_results(tmp_path):
+    sweep.write(sweep.Sweep(tmp_path, [], "", 1, "", tuple(sweep.Member(name, [], {}) for name in "ab")))
+    with pytest.raises(CheckpointError, match="no run of this sweep has results yet; see `hpcfed status"):
+        runs.drawn([tmp_path])
+    run_of(tmp_path / "b", [])
+    assert [one.name for one in runs.drawn([tmp_path, tmp_path / "b"])] == ["b"]
+
+
+def test_all_leaves_out_what_these_runs_cannot_give_and_says_so(run, tmp_path, monkeypatch):
+    def absent(runs: object) -> None:
+        raise ConfigError("topology: no run recorded it\n  more")
+
+    given = {"labels": FIGURES["labels"], "topology": SimpleNamespace(load=lambda: absent)}
+    monkeypatch.setattr("hpcfed.figures.registry.FIGURES", given)
+    monkeypatch.setattr("hpcfed.figures.command.FIGURES", given)
+    told = plot([run], "all", tmp_path / "a.png").split("\n")
+    assert told == [str(tmp_path / "a-labels.png"), "left out: topology: no run recorded it"]
+    with pytest.raises(ConfigError, match="topology: no run recorded it"):
+        plot([run], "topology,labels", tmp_path / "b.png")
+
+
+def test_every_figure_has_a_function_and_a_line():
+    assert all(callable(entry.load()) and entry.line for entry in FIGURES.values())
+
+
+def test_a_curve_adds_up_epochs_and_bytes_over_unevaluated_rounds(tmp_path):
+    rows = [row([NAN] * 4, [0, 1]), row([0.2, 0.4, NAN, NAN], [2, 3])]
+    curve = Curve.of(load(run_of(tmp_path / "r", rows)))
+    assert (curve.rounds, curve.epochs, curve.traffic) == ([2], [1.0], [2 * HEAD])
+    assert (curve.mean, curve.std) == (pytest.approx([0.3]), pytest.approx([0.1]))
+
+
+def test_labels_are_those_of_each_way_to_share_out_once(tmp_path):
+    paths = [run_of(tmp_path / name, []) for name in ("a", "b")]
+    found = labels.numbers(runs.drawn([*paths, run_of(tmp_path / "c", [], data="mnist")]))
+    assert [one.title for one in found] == [f"{d}, dirichlet(0.5), 4 clients" for d in ("digits", "mnist")]
+    assert found[0].counts.tolist() == [[5, 0], [1, 4], [0, 9], [2, 2]]
+
+
+@pytest.mark.parametrize(("K", "C"), [(1, 1), (3, 26), (100, 10)])
+def test_labels_of_few_and_of_many_clients_are_drawn(run, K, C):
+    [one] = runs.drawn([run])
+    one.record.arrays["label_counts"] = np.arange(K * C).reshape(K, C)
+    one.record.header["classes"] = [f"class {c}" for c in range(C)]
+    look.save(labels.figure([one]), run / "labels.png")
+
+
+def test_a_picture_that_cannot_be_written_is_an_error_that_says_where(run, tmp_path):
+    with pytest.raises(ConfigError, match=r"absent.*curves\.png: cannot write.*No such file"):
+        plot([run], out=tmp_path / "absent" / "curves.png")
+    with pytest.raises(ConfigError, match=r"no picture format '\.txt'.*\.png"):
+        plot([run], out=tmp_path / "curves.txt")
+    with pytest.raises(CheckpointError, match="absent"):
+        plot([tmp_path / "absent"])

@@ -1,0 +1,173 @@
+"""The numbers behind each figure, by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.errors import ConfigError
+from hpcfed.figures import clients, halved, learning, memory, phases, topology, virtual
+from hpcfed.figures.groups import groups
+from hpcfed.figures.registry import FIGURES
+from hpcfed.figures.runs import Drawn, drawn
+from hpcfed.storage.record import Record
+from tests.unit.test_report import HEAD, NAN, row, run_of
+
+FOUR = [0, 1, 2, 3]
+OURS = ("curves", "labels", "learning", "bytes", "time", "accuracies", "halved", "phases", "seconds", "memory",
+        "staleness", "topology")  # fmt: skip
+
+
+def one(folder: Path, rows: list[dict[str, object]], **job: object) -> Drawn:
+    """A run with these rows; fields of its job by name, `_` for the dot."""
+    [run] = drawn([run_of(folder, rows)])
+    for name, value in job.items():
+        part, _, field = name.rpartition("_")
+        (run.record.header["job"].setdefault(part, {}) if part else run.record.header["job"])[field] = value
+    run.__dict__.pop("fields", None)
+    return run
+
+
+def test_runs_that_differ_in_the_seed_are_one_line_and_data_make_panels(tmp_path):
+    made = [
+        one(tmp_path / "a", [], seed=0),
+        one(tmp_path / "b", [], seed=1),
+        one(tmp_path / "c", [], algorithm_name="fedprox", algorithm_mu=0.1),
+        one(tmp_path / "d", [], algorithm_name="fedprox", algorithm_mu=1.0),
+        one(tmp_path / "e", [], data_name="mnist", data_alpha=0.1, quiet=True),
+    ]
+    found = [(group.panel.split(",")[0], group.label, [run.name for run in group.runs]) for group in groups(made)]
+    assert found == [
+        ("digits", "fedclassavg", ["a", "b"]),
+        ("digits", "fedprox, mu 0.1", ["c"]),
+        ("digits", "fedprox, mu 1", ["d"]),
+        ("mnist", "fedclassavg", ["e"]),
+    ]
+    assert groups(made)[3].panel == "mnist, dirichlet(0.1), 4 clients"
+
+
+def test_runs_with_the_same_seed_and_job_are_told_apart_by_name(tmp_path):
+    made = [one(tmp_path / name, []) for name in ("a", "b")]
+    assert [group.label for group in groups(made)] == ["fedclassavg (a)", "fedclassavg (b)"]
+
+
+def test_long_values_are_shortened_and_lines_that_then_read_the_same_get_names(tmp_path):
+    made = [one(tmp_path / name, [], models_mix=["resnet18"] * 4 + [name] + ["resnet18"] * 4) for name in ("a", "b")]
+    assert [group.label for group in groups(made)] == [
+        f"fedclassavg, mix resnet18, r … , resnet18 ({name})" for name in ("a", "b")
+    ]
+
+
+def test_the_band_of_a_line_is_over_the_clients_of_all_seeds_and_rounds_that_all_have(tmp_path):
+    first = one(tmp_path / "a", [row([0.2, 0.4, NAN, NAN], FOUR), row([0.9] * 4, FOUR)], seed=0)
+    second = one(tmp_path / "b", [row([0.6, 0.8, NAN, NAN], FOUR)], seed=1)
+    [(group, curve)] = learning.numbers([first, second])
+    assert (group.runs, curve.rounds.tolist(), curve.epochs.tolist()) == ((first, second), [1], [1.0])
+    assert curve.traffic.tolist() == [2 * HEAD]
+    assert curve.mean.tolist() == pytest.approx([0.5])
+    assert curve.std.tolist() == pytest.approx([np.sqrt((0.3**2 + 0.1**2 + 0.1**2 + 0.3**2) / 4)])
+
+
+def test_accuracy_over_bytes_and_over_time_wants_bytes_and_time(tmp_path):
+    silent = one(tmp_path / "a", [row([0.5] * 4, FOUR, **{"clients/up": np.zeros(4), "clients/down": np.zeros(4)})])
+    with pytest.raises(ConfigError, match="bytes: no run sent anything"):
+        learning.traffic([silent])
+    with pytest.raises(ConfigError, match=r"time: no run recorded virtual time.*\[system\]"):
+        learning.seconds([silent])
+
+
+def test_a_strip_has_the_clients_of_an_architecture_as_they_were_last_evaluated(tmp_path):
+    run = one(tmp_path / "a", [row([0.1] * 4, FOUR), row([0.5, 0.3, 0.7, NAN], FOUR), row([NAN] * 4, FOUR)])
+    resnet, alexnet = clients.numbers([run])
+    assert (resnet.kind, resnet.accuracy.tolist(), resnet.mean) == ("resnet18", [0.5, 0.7], pytest.approx(0.6))
+    assert (alexnet.kind, alexnet.accuracy.tolist(), alexnet.mean) == ("alexnet", [0.3], 0.3)
+    with pytest.raises(ConfigError, match=r"no client .* was evaluated.*evaluate\.every"):
+        clients.numbers([one(tmp_path / "b", [])])
+
+
+def test_a_curve_over_halved_data_is_the_mean_over_seeds_by_share(tmp_path):
+    shares = [(0.4, 0, 0.6), (0.4, 1, 0.8), (0.0, 0, 0.9)]
+    made = [one(tmp_path / f"r{i}", [row([accuracy] * 4, FOUR)], data_halve=share, seed=seed)
+            for i, (share, seed, accuracy) in enumerate(shares)]  # fmt: skip
+    [curve] = halved.numbers(made)
+    assert (curve.share.tolist(), curve.mean.tolist()) == ([0.0, 0.4], pytest.approx([0.9, 0.7]))
+    assert curve.std.tolist() == pytest.approx([0.0, np.sqrt(0.02)])  # of 0.6 and 0.8, n - 1
+    with pytest.raises(ConfigError, match=r"do not differ in data\.halve"):
+        halved.numbers(made[:2])
+
+
+def test_phases_are_the_mean_of_the_rounds_that_a_rank_had_and_other_is_the_rest(tmp_path):
+    alone = {f"ranks/{name}": np.array([seconds]) for name, seconds in
+             (("train", 4.0), ("communicate", 0.0), ("evaluate", 0.0), ("wait", 0.0))}  # fmt: skip
+    run = one(tmp_path / "a", [row([0.5] * 4, FOUR), row([0.5] * 4, FOUR, **alone)])  # 5 s each; then one rank died
+    [found] = phases.numbers([run])
+    assert found.seconds["train"].tolist() == [3.5, 1.0] and found.seconds["wait"].tolist() == [0.0, 2.0]
+    assert found.seconds["server"].tolist() == [0.0, 0.0]
+    assert found.seconds["other"].tolist() == [0.75, 0.5]  # (0.5 + 1) / 2 and 5 - 1 - 0.5 - 1 - 2
+    assert found.waiting == pytest.approx(2.0 / 10.0)
+
+
+def test_seconds_are_smoothed_by_the_median_of_near_rounds(tmp_path):
+    rows = [row([0.5] * 4, FOUR, **{"rounds/seconds": s}) for s in (9.0, 1.0, 2.0)]
+    [pace] = phases.pace([one(tmp_path / "a", rows)])
+    assert pace.rounds.tolist() == [1, 2, 3] and pace.middle.tolist() == [9.0, 1.0, 2.0]
+    assert phases.smooth(pace.seconds, 1).tolist() == [5.0, 2.0, 1.5]
+
+
+def test_memory_is_the_most_of_each_rank_and_the_least_and_most_of_all(tmp_path):
+    peaks = [np.array([10, 30]), np.array([20])]
+    rows = [row([0.5] * 4, FOUR, **{"ranks/peak_bytes": peak, "ranks/peak_device_bytes": 0 * peak}) for peak in peaks]
+    [found] = memory.numbers([run := one(tmp_path / "a", rows)], "host")
+    assert found.final.tolist() == [20, 30]
+    assert [bound.tolist() for bound in found.spread] == [[10, 20], [30, 20]]
+    assert memory.numbers([run], "device") == []
+
+
+def timed(folder: Path, *staleness: list[float]) -> Drawn:
+    """A run in virtual time: a round is 1.5 s, the staleness of its clients as given."""
+    same = {"clients/reports": np.array([2, 1, 0, 1]), "rounds/staleness": 1.25, "rounds/consensus_distance": 2.0}
+    rows = [row([0.5] * 4, FOUR, **same, **{"clients/staleness": np.array(each), "rounds/virtual_seconds": 1.5 * t})
+            for t, each in enumerate(staleness, start=1)]  # fmt: skip
+    return one(folder, rows, algorithm_merges=None)
+
+
+def test_staleness_is_between_the_least_and_the_most_of_the_clients(tmp_path):
+    [found] = virtual.numbers([timed(tmp_path / "a", [0.5, 3.0, NAN, 1.0], [NAN] * 4)])
+    assert found.seconds.tolist() == [1.5, 3.0] and found.mean.tolist() == [1.25, 1.25]
+    assert (found.least[0], found.most[0]) == (0.5, 3.0) and np.isnan([found.least[1], found.most[1]]).all()
+    assert found.done.tolist() == [[0, 0], [1, 2], [2, 4]]  # fewest, mean, most
+    with pytest.raises(ConfigError, match="methods in rounds"):
+        virtual.numbers([one(tmp_path / "b", [row([0.5] * 4, FOUR)])])
+
+
+def test_reports_of_a_population_are_added_up_by_client():
+    ids = np.array([[3.0, 7.0], [7.0, NAN]])
+    columns = {"clients/id": ids, "clients/reports": np.array([[1.0, 2.0], [5.0, NAN]])}
+    record = Record({"architectures": ["mlp"]}, {}, columns, 2)
+    assert virtual.done(record).tolist() == [[1, 1], [1.5, 4], [2, 7]]  # client 3: 1, 1; client 7: 2, 7
+
+
+def test_a_graph_has_its_links_places_and_distances(tmp_path):
+    rows = [row([0.5] * 4, FOUR, **{"rounds/consensus_distance": d}) for d in (NAN, 2.0)]
+    run = one(tmp_path / "a", rows, algorithm_topology="ring")
+    with pytest.raises(ConfigError, match="no run recorded who are neighbours"):
+        topology.numbers([run])
+    run.record.arrays["links"] = np.array([[0, 1], [1, 2], [2, 3], [0, 3]])
+    [found] = topology.numbers([run])
+    assert np.allclose(found.at, [[0, 1], [1, 0], [0, -1], [-1, 0]])
+    assert (found.rounds.tolist(), found.distance.tolist()) == ([2], [2.0])
+    assert np.allclose(topology.laid("star", 3), [[0, 0], [0, 1], [0, -1]])
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_every_panel_says_what_stands_at_its_axes(tmp_path, name, rounds):
+    runs = [timed(tmp_path / "a", *[[0.5, 3.0, NAN, 1.0]] * rounds), timed(tmp_path / "b", *[[NAN] * 4] * rounds)]
+    for run, share in zip(runs, (0.0, 0.5), strict=True):
+        run.record.arrays["links"] = np.array([[0, 1], [1, 2]])
+        run.record.columns["ranks/peak_bytes"] = np.full((rounds, 2), 1e9)
+        run.record.header["job"]["data"]["halve"] = share
+        run.__dict__.pop("fields", None)
+    panels = [ax for ax in FIGURES[name].load()(runs).axes if ax.axison and ax.get_label() != "<colorbar>"]
+    assert panels and all(ax.get_xlabel() for ax in panels)
+    assert all(ax.get_ylabel() or ax.get_shared_y_axes().get_siblings(ax) != [ax] for ax in panels)
