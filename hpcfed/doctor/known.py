@@ -42,7 +42,7 @@ def here() -> str:
     """The name of this cluster, and this Python."""
     said = limited(["scontrol", "show", "config"], 10).out
     name = re.search(r"^ClusterName\s*=\s*(\S+)", said, re.M)
-    return f"{name[1] if name else ''} {sys.executable}"
+    return f"{name[1] if name else ''} {sys.prefix}"
 
 
 def file() -> Path:

@@ -143,5 +143,6 @@ def told(ids: Sequence[str], jobs: Sequence[Job], waiting: bool, guess: Sequence
 def how_to_stop(ids: Sequence[str], waiting: bool) -> str:
     """The commands. What waits in the queue gets no signal, and would begin when the others have stopped."""
     first = f"scancel --state=PENDING {' '.join(ids)}; " if waiting else ""
-    return ("to save and stop (a plain scancel ends the ranks before they can save): "
-            f"{first}scancel --batch --signal=TERM {' '.join(ids)}")  # fmt: skip
+    quiet = "--quiet " if waiting else ""  # about those that the first one has cancelled
+    return ("to save and stop (a plain scancel may leave the ranks no time to): "
+            f"{first}scancel {quiet}--batch --signal=TERM {' '.join(ids)}")  # fmt: skip

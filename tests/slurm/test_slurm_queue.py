@@ -3,6 +3,8 @@
 Where the README has a command for it, that is the one that is called, with the fields of a tiny job added.
 """
 
+import shlex
+
 import pytest
 
 from hpcfed.storage import results
@@ -44,14 +46,27 @@ def test_a_task_that_fails_leaves_the_others_of_its_array_alone(desk):
 
 
 def test_a_run_that_is_told_to_stop_saves_and_goes_on_when_it_is_submitted_again(desk, wanted):
-    (job,) = desk.submit(*RUN, "--time", "10")
+    job, waits = desk.submit(*RUN, "--time", "10", "--chain", "2")
     desk.waiting(job)
+    pending, _, stop = desk.told.rpartition(": ")[2].partition("; ")
+    desk.call(*shlex.split(pending))
+    assert desk.ended(waits)["JobState"] == "CANCELLED"  # else it would go on with what is to stop
+    assert stop.split() == [*STOP[:1], "--quiet", *STOP[1:-1], job, waits]
     desk.call(*STOP[:-1], job)
     assert desk.ended(job)["ExitCode"] == "75:0"
     desk.open()
     (second,) = desk.submit(*RUN, "--nodes", "2", "--time", "10")
     desk.done(second)
     assert digest(desk.folder / "run") == wanted
+
+
+def test_a_study_runs_on_each_number_of_ranks_with_the_same_bits(desk, wanted):
+    desk.open()
+    (job,) = desk.submit(*RUN, "--time", "10", "--nodes", "3", "--ranks", "1,3")
+    desk.done(job)
+    runs = [desk.folder / f"run-{ranks}" for ranks in (1, 3)]
+    assert [results.load(run).header["ranks"] for run in runs] == [1, 3]
+    assert [digest(run) for run in runs] == [wanted, wanted]
 
 
 def test_a_chain_goes_on_after_the_time_limit_and_what_is_left_of_it_ends_at_once(chain, wanted):

@@ -170,7 +170,7 @@ def test_what_works_is_known_on_that_cluster_and_to_that_python_alone(bin, monke
     assert known.known() is None
     on("two")
     assert known.known() == "mpirun"
-    monkeypatch.setattr(sys, "executable", "another")
+    monkeypatch.setattr(sys, "prefix", "another")
     assert known.known() is None
 
 

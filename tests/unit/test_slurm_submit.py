@@ -148,7 +148,7 @@ def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, c
     out = capsys.readouterr().out
     assert "jobs 101, 102, 103, one after the other; results in run" in out
     assert "`hpcfed doctor` finds out whether that works" in out
-    assert "scancel --state=PENDING 101 102 103; scancel --batch --signal=TERM 101 102 103" in out
+    assert "scancel --state=PENDING 101 102 103; scancel --quiet --batch --signal=TERM 101 102 103" in out
     for _, text in submitted:
         assert execute(text, bin, signal.SIGUSR1) == 75
     assert not (bin / "queued").exists()
