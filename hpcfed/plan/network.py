@@ -37,7 +37,8 @@ def network(text: str) -> Network:
     parts = [part.strip().removeprefix("latency").removeprefix("bandwidth") for part in text.split(",")]
     if len(parts) != 2:
         raise ConfigError(f"--network {text!r}: give latency and bandwidth, as in 'latency 2us, 100Gb/s'")
-    return Network(quantity(parts[0], SECONDS, "--network", least=0.0), quantity(parts[1], BYTES, "--network"))
+    option = f"--network {text!r}"
+    return Network(quantity(parts[0], SECONDS, option, least=0.0), quantity(parts[1], BYTES, option))
 
 
 def bandwidth(text: str) -> float:

@@ -44,9 +44,13 @@ class Desk:
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def hpcfed(self, *words: str) -> str:
+        """What one of our own commands prints."""
+        return self.call(sys.executable, "-m", "hpcfed.cli", *words)
+
     def submit(self, *words: str) -> list[str]:
         """Call `hpcfed submit`; the ids of the jobs."""
-        self.told = self.call(sys.executable, "-m", "hpcfed.cli", "submit", *words)
+        self.told = self.hpcfed("submit", *words)
         return self.told.splitlines()[-1].partition("--signal=TERM ")[2].split()
 
     def until(self, true: Callable[[], bool], what: str) -> None:
