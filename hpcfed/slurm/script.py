@@ -144,9 +144,9 @@ def signals(batch: Batch) -> list[str]:
         f'  if [ "$stopped" ]; then status={RESUME_ME}; return; fi',
         '  "$@" & run=$!',
         '  [ "$stopped" ] && kill -USR1 $run',
-        "  wait $run; status=$?",
-        "  while kill -0 $run 2>/dev/null; do wait $run; status=$?; done",
-        "  run=",
+        "  while kill -0 $run 2>/dev/null; do wait $run; done",
+        "  wait $run; status=$?; run=",
+        f"  [ $status -ge 0 ] || status={RESUME_ME}   # bash forgets it where a signal comes just as the run ends",
         "}",
     ]
 
