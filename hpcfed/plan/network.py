@@ -36,19 +36,20 @@ def network(text: str) -> Network:
     """
     parts = [part.strip().removeprefix("latency").removeprefix("bandwidth") for part in text.split(",")]
     if len(parts) != 2:
-        raise ConfigError(f"network {text!r}: give latency and bandwidth, as in 'latency 2us, 100Gb/s'")
-    return Network(quantity(parts[0], SECONDS, text, least=0.0), quantity(parts[1], BYTES, text))
+        raise ConfigError(f"--network {text!r}: give latency and bandwidth, as in 'latency 2us, 100Gb/s'")
+    option = f"--network {text!r}"
+    return Network(quantity(parts[0], SECONDS, option, least=0.0), quantity(parts[1], BYTES, option))
 
 
 def bandwidth(text: str) -> float:
-    """`2GB/s` in bytes per second; ConfigError for anything else."""
-    return quantity(text, BYTES, text)
+    """What a disk writes, `2GB/s`, in bytes per second; ConfigError for anything else."""
+    return quantity(text, BYTES, "--disk")
 
 
-def quantity(part: str, units: dict[str, float], text: str, least: float = 1.0) -> float:
-    """A number with its unit; ConfigError where it has none of these units, or is too small."""
+def quantity(part: str, units: dict[str, float], option: str, least: float = 1.0) -> float:
+    """A number with its unit; ConfigError where it has none of these units, or is too small. option: that gives it."""
     found = NUMBER.fullmatch(part.strip())
     value = float(found[1]) * units[found[2]] if found and found[2] in units else -1.0
     if value < least:
-        raise ConfigError(f"{text!r}: {part.strip()!r} is no number with one of the units {', '.join(units)}")
+        raise ConfigError(f"{option}: {part.strip()!r} is no number with one of the units {', '.join(units)}")
     return value

@@ -19,7 +19,7 @@ FOREIGN = re.compile(
 )
 SHORT = 10  # lines of a function whose name may say it all
 PROSE = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*")] + list(ROOT.iterdir())
-TEXTS = sorted(p for p in PROSE if p.is_file() and p.suffix in ENDINGS and "__pycache__" not in p.parts)
+TEXTS = sorted(p for p in PROSE if p.is_file() and p.suffix in ENDINGS and not {"__pycache__", ".git"} & set(p.parts))
 LINE = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["line-length"]
 
 
