@@ -9,8 +9,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.storage import names, tree
+from hpcfed.errors import CheckpointError
+from hpcfed.storage import checkpoint, names, tree
 from hpcfed.storage.atomic import opened, replacing
+from hpcfed.storage.seal import identity
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,16 @@ def write(run: Path, probe: Probe) -> Path:
             for k, array in zip(probe.clients.tolist(), getattr(probe, name), strict=True):
                 group[str(k)] = array
     return path
+
+
+def current(run: Path) -> Probe | None:
+    """That of a run; None where there is none that is whole, or the run has a newer checkpoint."""
+    newest = checkpoint.newest(run)
+    try:
+        found = read(run)
+        return found if newest is None or found.header["checkpoint"] == identity(newest) else None
+    except (CheckpointError, OSError):  # of the probe, or of a checkpoint that is just being deleted
+        return None
 
 
 def read(run: Path) -> Probe:

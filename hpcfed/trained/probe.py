@@ -37,15 +37,8 @@ def command(run: Path, examples: int = EXAMPLES, clients: str | None = None) -> 
     return f"{path}: {len(made.clients)} clients after round {made.rounds[-1]}, {len(made.labels):,} test examples"
 
 
-def of(run: Path) -> Probe:
-    """The probe of a run, made anew where there is none, or the run has a newer checkpoint."""
-    newest = checkpoint.newest(run)
-    try:
-        found = probe.read(run)
-        if newest is None or found.header["checkpoint"] == identity(newest):
-            return found
-    except (CheckpointError, OSError):
-        pass  # there is none, or it is damaged
+def anew(run: Path) -> Probe:
+    """The probe of a run, made and written."""
     made = make(run)
     probe.write(run, made)
     return made
