@@ -1,7 +1,8 @@
 """Representations in a plane by t-SNE: figure 8 of Jang et al., ICPP 2022 (FedClassAvg), section 5.2.
 
 There: features of 1,000 test images from the clients' models, trained alone and federated. Open there, and chosen
-here: of all clients and as many of the images as make 5,000 points at most; the 50 main components first; perplexity 30.
+here: of all clients and as many of the images as make 5,000 points at most; first the 50 main components; perplexity
+30.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     for column, one in zip(axes.T, found, strict=True):
         for ax, values in zip(column, (one.labels, order(one)), strict=True):
             scatter(ax, one.xy, values, *palette(len(one.classes) if values is one.labels else len(one.clients)))
-        column[0].set_title("\n".join(look.plain(look.short(t, 34)) for t in one.title.split("\n")), fontsize=look.SMALL)
+        words = "\n".join(look.plain(look.short(line, 34)) for line in one.title.split("\n"))
+        column[0].set_title(words, fontsize=look.SMALL)
     last = found[-1]
     bar(drawing, axes[0], "class", [look.plain(look.short(name, 12)) for name in last.classes])
     most = max(found, key=lambda one: len(one.clients))

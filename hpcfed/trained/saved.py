@@ -63,7 +63,8 @@ class Saved:
         if not self.keeps:
             self.method.receive(client, self.method.offer(fed, client, self.state))
         elif f"clients/{k}" in self.source.names(f"clients/{k}"):
-            fed.store.put(k, **self.source.get(f"clients/{k}"))
+            kept = self.source.get(f"clients/{k}")
+            fed.store.put(k, kept["weights"], kept["memory"])
         client.model.eval()
         with self.method.adapted(fed, client, self.state, self.t):
             found = pieces(fed, client, self.method, self.state)
