@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.figures import look
@@ -16,6 +17,7 @@ from hpcfed.storage import probe
 from hpcfed.storage.probe import Probe
 
 CELLS = 12  # classes up to which shares are written into the cells
+WIDE = 96  # letters above a figure as wide as a page
 DARK = 0.55  # of the colours: on darker ones letters are white
 
 
@@ -61,7 +63,7 @@ def confused(name: str, found: Probe) -> Confusion:
 def confusion(runs: Sequence[Drawn]) -> Figure:
     """Labels downwards, predictions to the right, a panel for each run; each row sums to 1."""
     found = confusions(runs)
-    drawing, axes = squares(len(found), 1, 2.9)
+    drawing, axes = squares(len(found), min(len(found), 2), 2.9)
     for ax, one in zip(axes, found, strict=True):
         C = len(one.classes)
         seen = heat(ax, one.shares, "Blues")
@@ -69,18 +71,19 @@ def confusion(runs: Sequence[Drawn]) -> Figure:
         ax.set_xticks(look.places(C), names, rotation=90 if max(map(len, names)) > 2 else 0)
         ax.set_yticks(look.places(C), names)
         titled(ax, one.title, "predicted class", "class")
-        written(ax, one.shares)
-    drawing.colorbar(seen, ax=axes, label="share of the class's answers", shrink=0.8)
+        written(ax, one.shares, len(found))
+    colours(drawing, seen, axes, "share of the answers to images of the class")
     return drawing
 
 
-def written(ax: Axes, shares: np.ndarray) -> None:
-    """The shares as per cent, where there is room for them."""
+def written(ax: Axes, shares: np.ndarray, panels: int) -> None:
+    """The shares in per cent, where there is room for them."""
     if len(shares) > CELLS:
         return
+    points = look.SMALL - (1.5 if panels == 1 else 2.0)
     for (i, j), share in np.ndenumerate(shares):
         if np.isfinite(share) and share >= 0.005:
-            ax.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=look.SMALL - 1.5,
+            ax.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=points,
                     color="white" if share > DARK else "black")  # fmt: skip
 
 
@@ -110,7 +113,7 @@ def cka(runs: Sequence[Drawn]) -> Figure:
     """A row of panels for each run: one for each round of which there is a checkpoint."""
     found = alike(runs)
     across = max(len(one.rounds) for one in found)
-    drawing, axes = squares(len(found) * across, len(found), 2.1)
+    drawing, axes = squares(len(found) * across, across, 2.4)
     for i, one in enumerate(found):
         row = axes[i * across : (i + 1) * across]
         for ax in row[len(one.rounds) :]:
@@ -120,30 +123,38 @@ def cka(runs: Sequence[Drawn]) -> Figure:
             at = look.places(len(one.clients), 10)
             ax.set_xticks(at, one.clients[at])
             ax.set_yticks(at, one.clients[at])
-            titled(ax, f"{one.name}\nround {t}, mean of pairs {mean:.2f}", "client", "client")
-    drawing.colorbar(seen, ax=axes, label="linear CKA", shrink=0.8)
+            titled(ax, f"{one.name}\nround {t}, pairs {mean:.2f}", "client" if i + 1 == len(found) else "",
+                   "client" if ax is row[0] else "", letters=WIDE // across)  # fmt: skip
+    colours(drawing, seen, [ax for ax in axes if ax.figure], "linear CKA; above: mean of pairs")
     return drawing
 
 
-def squares(n: int, rows: int, side: float) -> tuple[Figure, list[Axes]]:
-    """A figure of n square panels in so many rows, each about so many inches wide; one beside another shrinks."""
-    across = n // rows if rows > 1 or n <= 4 else 3
-    rows = max(rows, -(-n // across))
-    width = min(look.PAGE, max(look.COLUMN, side * across + 0.7))
-    figure = Figure(figsize=(width, rows * ((width - 0.7) / across + 0.55)), layout="constrained")
+def squares(n: int, across: int, side: float) -> tuple[Figure, list[Axes]]:
+    """A figure of n square panels, so many side by side, each so many inches wide at most, with a scale beside them."""
+    rows = -(-n // across)
+    width = min(look.PAGE, max(look.COLUMN, side * across + 0.9))
+    figure = Figure(figsize=(width, rows * ((width - 0.9) / across + 0.45) + 0.1), layout="constrained")
     axes = figure.subplots(rows, across, squeeze=False).ravel().tolist()
     for ax in axes[n:]:
         ax.remove()
     return figure, axes[:n]
 
 
-def heat(ax: Axes, table: np.ndarray, colours: str) -> object:
+def heat(ax: Axes, table: np.ndarray, scale: str) -> AxesImage:
     """A table of shares, 0..1, as colours."""
-    return ax.imshow(table, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+    return ax.imshow(table, cmap=scale, vmin=0, vmax=1, interpolation="nearest")
 
 
-def titled(ax: Axes, title: str, x: str, y: str) -> None:
-    ax.set_title("\n".join(look.plain(look.short(line, 40)) for line in title.split("\n")), fontsize=look.SMALL)
+def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -> None:
+    """What the colours of these panels mean, beside them."""
+    bar = drawing.colorbar(seen, ax=list(axes), aspect=30, pad=0.02)
+    bar.set_label(text, fontsize=look.SMALL)
+    bar.ax.tick_params(labelsize=look.SMALL, length=2)
+
+
+def titled(ax: Axes, title: str, x: str, y: str, letters: int = 42) -> None:
+    """Words above a panel, of so many letters a line, and at its axes."""
+    ax.set_title("\n".join(look.plain(look.short(line, letters)) for line in title.split("\n")), fontsize=look.SMALL)
     ax.set_xlabel(x, fontsize=look.LETTERS)
     ax.set_ylabel(y, fontsize=look.LETTERS)
     ax.tick_params(labelsize=look.SMALL, length=2)

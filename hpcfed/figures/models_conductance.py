@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.errors import ConfigError
 from hpcfed.figures import look
-from hpcfed.figures.models import probed, titled
+from hpcfed.figures.models import colours, probed, titled
 from hpcfed.figures.models_tsne import most_common_width
 from hpcfed.figures.runs import Drawn
 from hpcfed.storage.probe import Probe
@@ -21,11 +21,15 @@ from hpcfed.storage.probe import Probe
 
 @dataclass(frozen=True)
 class Ranks:
-    """ranks: [d, n], 1 for the unit of a client that counts least, d for the one that counts most. clients: [n]."""
+    """ranks: [d, n], 1 for the unit of a client that counts least, d for the one that counts most. clients: [n].
+
+    agreement: mean over pairs of clients of the correlation of their ranks (Spearman's), nan of a single client.
+    """
 
     title: str
     clients: np.ndarray
     ranks: np.ndarray
+    agreement: float
 
 
 def numbers(runs: Sequence[Drawn]) -> list[Ranks]:
@@ -46,8 +50,17 @@ def ranked(name: str, found: Probe) -> Ranks:
                           "most; ranks of units of different layers cannot be compared")  # fmt: skip
     ranks = np.stack([rankdata(found.conductance[k]) for k in right], axis=1)  # equal ones share their mean rank
     label = found.header["classes"][found.labels[found.image]]
-    return Ranks(f"{name}\nan image of class {label}: {len(right)} of {len(found.clients)} clients are right",
-                 found.clients[right], ranks)  # fmt: skip
+    title = f"{name}\nan image of {label}, {len(right)} of {len(found.clients)} clients"
+    return Ranks(title, found.clients[right], ranks, mean_of_pairs(ranks))
+
+
+def mean_of_pairs(ranks: np.ndarray) -> float:
+    """The mean correlation of two columns; of those that are constant there is none."""
+    columns = ranks[:, ranks.std(0) > 0]
+    if columns.shape[1] < 2:
+        return float("nan")
+    table = np.corrcoef(columns.T)
+    return float(table[np.triu_indices(len(table), 1)].mean())
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
@@ -60,11 +73,13 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     axes = drawing.subplots(rows, across, squeeze=False).ravel().tolist()
     for ax in axes[len(found) :]:
         ax.remove()
-    for ax, one in zip(axes, found, strict=False):
+    axes = axes[: len(found)]
+    for ax, one in zip(axes, found, strict=True):
         d, n = one.ranks.shape
         seen = ax.imshow(one.ranks / d, cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         at = look.places(n, 20 // across)
         ax.set_xticks(at, one.clients[at])
-        titled(ax, one.title, "client", "unit of the representation")
-    drawing.colorbar(seen, ax=axes[: len(found)], label="rank of the conductance / number of units", shrink=0.8)
+        titled(ax, f"{one.title}\ncorrelation of ranks, mean of pairs: {one.agreement:.2f}", "client",
+               "unit of the representation")  # fmt: skip
+    colours(drawing, seen, axes, "rank of the unit's conductance / number of units")
     return drawing

@@ -123,6 +123,7 @@ def bar(drawing: Figure, axes: np.ndarray, text: str, names: Sequence[str]) -> N
     scale = matplotlib.cm.ScalarMappable(norm, colours)
     shown = drawing.colorbar(scale, ax=axes.tolist(), ticks=look.places(len(names), 20), aspect=25, pad=0.02)
     shown.ax.set_yticklabels([names[i] for i in look.places(len(names), 20)], fontsize=look.SMALL)
+    shown.ax.invert_yaxis()
     shown.ax.tick_params(length=0)
     shown.ax.minorticks_off()
     shown.set_label(text, fontsize=look.LETTERS)

@@ -10,7 +10,7 @@ from hpcfed.models import files
 from hpcfed.storage import names
 from hpcfed.storage.atomic import TEMPORARY, writing
 from hpcfed.storage.reader import Reader
-from hpcfed.trained.saved import OWN, Saved, folder_of, from_newest
+from hpcfed.trained.saved import Saved, folder_of, from_newest
 
 WHAT = {True: "each as it was after its local training", False: "each as the client would receive it next, for with "
         "this method clients keep no model"}  # fmt: skip
@@ -29,12 +29,10 @@ def models(run: Path, clients: str | None = None, out: Path | None = None) -> st
 
 def write(saved: Saved, source: Reader, folder: Path) -> str:
     """Write the files; what was written, in a line."""
-    own = False
     for model in saved.models():
         store(names.model_file(folder, model.about.client), files.encode(model))
-        own = model.about.counted == OWN
     n = len(saved.clients)
-    return f"{folder}: models of {n} client{'s' * (n != 1)} after round {source.rounds}, {WHAT[own]}"
+    return f"{folder}: models of {n} client{'s' * (n != 1)} after round {source.rounds}, {WHAT[saved.keeps]}"
 
 
 def store(path: Path, content: bytes) -> None:

@@ -24,7 +24,7 @@ from hpcfed.payload import from_tree, on_device
 from hpcfed.storage import checkpoint, names, record
 from hpcfed.storage.reader import Reader
 from hpcfed.store import ClientStore
-from hpcfed.trained.scoring import pieces
+from hpcfed.trained.scoring import OF_NOW, pieces
 from hpcfed.trained.sources import CPU, Owner, Sources
 
 T = TypeVar("T")
@@ -69,7 +69,8 @@ class Saved:
         with self.method.adapted(fed, client, self.state, self.t):
             found = pieces(fed, client, self.method, self.state)
         fed.store.forget(k)
-        more = {"client": k, "counted": OWN if self.keeps else RECEIVED, "kind": found.kind, "more": found.more}
+        counted = OWN if self.keeps and found.kind not in OF_NOW else RECEIVED
+        more = {"client": k, "counted": counted, "kind": found.kind, "more": found.more}
         return assembled(About(**self.about, architecture=found.architecture, **more), found.tensors)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpcfed.federation import Federation
 
 Tensors = dict[str, Tensor]
+OF_NOW = ("prototypes", "served")  # kinds in which the server's state has a part, which changes without the client
 
 
 class Pieces(NamedTuple):

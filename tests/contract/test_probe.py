@@ -17,7 +17,8 @@ from tests.contract.models import saved_run
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Three rounds with a checkpoint after each, of clients with different models."""
-    return saved_run(tmp_path_factory.mktemp("probe") / "run", "fedclassavg", rounds=3, saves=(1, 2, 3))
+    folder = tmp_path_factory.mktemp("probe") / "run"
+    return saved_run(folder, "fedclassavg", "--checkpoint.keep", "3", rounds=3, saves=(1, 2, 3))
 
 
 def test_it_holds_each_clients_answers(run):

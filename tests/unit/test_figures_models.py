@@ -64,6 +64,8 @@ def test_ranks_are_counted_from_the_unit_that_matters_least_and_equal_ones_share
     found = answers([[0], [0]], [0], conductances=[[0.3, -1.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
     ranks = models_conductance.ranked("a", found)
     assert ranks.ranks.T.tolist() == [[4.0, 1.0, 2.5, 2.5], [1.0, 2.0, 3.0, 4.0]] and ranks.clients.tolist() == [0, 2]
+    assert ranks.agreement == pytest.approx(-1.5 / np.sqrt(4.5 * 5))  # products of what is left of the mean 2.5
+    assert np.isnan(models_conductance.mean_of_pairs(ranks.ranks[:, :1]))
 
 
 def test_only_clients_that_are_right_and_of_the_common_width_are_ranked():
@@ -96,8 +98,8 @@ def test_conductance_of_a_linear_model_is_unit_times_weight():
     tensors = {"body.1.weight": [[1.0, 2.0], [0.0, -1.0]], "head.weight": [[1.0, 0.0], [3.0, 5.0]], "head.bias": [0, 7]}
     model.model.load_state_dict({name: torch.tensor(value) for name, value in tensors.items()})
     x = torch.tensor([[[2.0, 4.0]]])  # normalised: 1 and 3, so the units are 7 and -3
-    assert conductance(model, x, label=1) == pytest.approx([3 * 7, 5 * -3], rel=1e-5)
-    assert conductance(model, x, label=0) == pytest.approx([7, 0], rel=1e-5)
+    assert conductance(model, x, label=1) == pytest.approx([3 * 7, 5 * -3], rel=2e-3)  # captum leaves out the ends
+    assert conductance(model, x, label=0) == pytest.approx([7, 0], rel=2e-3)
 
 
 def test_a_model_with_others_tensors_is_refused():
