@@ -120,10 +120,10 @@ def cka(runs: Sequence[Drawn]) -> Figure:
             ax.remove()
         for ax, t, table, mean in zip(row, one.rounds, one.cka, one.means, strict=False):
             seen = heat(ax, table, "viridis")
-            at = look.places(len(one.clients), 10)
+            at = look.places(len(one.clients), 20 // across)
             ax.set_xticks(at, one.clients[at])
             ax.set_yticks(at, one.clients[at])
-            titled(ax, f"{one.name}\nround {t}, pairs {mean:.2f}", "client" if i + 1 == len(found) else "",
+            titled(ax, f"{one.name}\nround {t}: mean {mean:.2f}", "client" if i + 1 == len(found) else "",
                    "client" if ax is row[0] else "", letters=WIDE // across)  # fmt: skip
     colours(drawing, seen, [ax for ax in axes if ax.figure], "linear CKA; above: mean of pairs")
     return drawing
@@ -147,14 +147,20 @@ def heat(ax: Axes, table: np.ndarray, scale: str) -> AxesImage:
 
 def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -> None:
     """What the colours of these panels mean, beside them."""
-    bar = drawing.colorbar(seen, ax=list(axes), aspect=30, pad=0.02)
+    bar = drawing.colorbar(seen, ax=list(axes), aspect=thin(drawing), pad=0.02)
     bar.set_label(text, fontsize=look.SMALL)
     bar.ax.tick_params(labelsize=look.SMALL, length=2)
 
 
-def titled(ax: Axes, title: str, x: str, y: str, letters: int = 42) -> None:
-    """Words above a panel, of so many letters a line, and at its axes."""
-    ax.set_title("\n".join(look.plain(look.short(line, letters)) for line in title.split("\n")), fontsize=look.SMALL)
+def thin(drawing: Figure) -> float:
+    """Length over width of a scale as high as the figure, a tenth of an inch wide."""
+    return 10 * drawing.get_figheight()
+
+
+def titled(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42) -> None:
+    """Words above a panel, the first line, a run's name, of so many letters at most; and words at its axes."""
+    name, *rest = title.split("\n")
+    ax.set_title("\n".join(map(look.plain, (look.short(name, letters), *rest))), fontsize=look.SMALL)
     ax.set_xlabel(x, fontsize=look.LETTERS)
     ax.set_ylabel(y, fontsize=look.LETTERS)
     ax.tick_params(labelsize=look.SMALL, length=2)

@@ -50,7 +50,7 @@ def ranked(name: str, found: Probe) -> Ranks:
                           "most; ranks of units of different layers cannot be compared")  # fmt: skip
     ranks = np.stack([rankdata(found.conductance[k]) for k in right], axis=1)  # equal ones share their mean rank
     label = found.header["classes"][found.labels[found.image]]
-    title = f"{name}\nan image of {label}, {len(right)} of {len(found.clients)} clients"
+    title = f"{name}\nan image of {look.short(label, 16)}, {len(right)} of {len(found.clients)} clients"
     return Ranks(title, found.clients[right], ranks, mean_of_pairs(ranks))
 
 
@@ -79,7 +79,8 @@ def figure(runs: Sequence[Drawn]) -> Figure:
         seen = ax.imshow(one.ranks / d, cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         at = look.places(n, 20 // across)
         ax.set_xticks(at, one.clients[at])
-        titled(ax, f"{one.title}\ncorrelation of ranks, mean of pairs: {one.agreement:.2f}", "client",
+        # + 0.0: -0.0 is no number for people
+        titled(ax, f"{one.title}\ncorrelation of ranks, mean of pairs: {round(one.agreement, 2) + 0.0:.2f}", "client",
                "unit of the representation")  # fmt: skip
     colours(drawing, seen, axes, "rank of the unit's conductance / number of units")
     return drawing

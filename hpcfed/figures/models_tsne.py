@@ -20,10 +20,11 @@ from matplotlib.figure import Figure
 from hpcfed import rng
 from hpcfed.errors import ConfigError
 from hpcfed.figures import look
-from hpcfed.figures.models import probed
+from hpcfed.figures.models import WIDE, probed, thin, titled
 from hpcfed.figures.runs import Drawn
 from hpcfed.storage.probe import Probe
 
+LINE = 0.14  # inches from one tick's letters to the next
 POINTS, COMPONENTS, PERPLEXITY = 5000, 50, 30.0
 TEN = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
 # safe for the colour-blind: Petroff, 2021, arXiv:2107.02270
@@ -54,7 +55,7 @@ def plane(name: str, found: Probe, seed: int) -> Plane:
     z = np.concatenate([found.representations[k][images] for k in ks]).astype(np.float64)
     of = f"{len(ks)} clients" if len(ks) == len(found.clients) else f"{len(ks)} of {len(found.clients)} clients"
     whose, labels = np.repeat(found.clients[ks], n), np.tile(found.labels[images], len(ks))
-    return Plane(f"{name}\n{of}, {n} images each", found.header["classes"], found.clients[ks], placed(z, seed), labels,
+    return Plane(f"{name}\n{of} × {n} images", found.header["classes"], found.clients[ks], placed(z, seed), labels,
                  whose)  # fmt: skip
 
 
@@ -89,8 +90,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     for column, one in zip(axes.T, found, strict=True):
         for ax, values in zip(column, (one.labels, order(one)), strict=True):
             scatter(ax, one.xy, values, *palette(len(one.classes) if values is one.labels else len(one.clients)))
-        words = "\n".join(look.plain(look.short(line, 34)) for line in one.title.split("\n"))
-        column[0].set_title(words, fontsize=look.SMALL)
+        titled(column[0], one.title, letters=WIDE // max(2, len(found)))
     last = found[-1]
     bar(drawing, axes[0], "class", [look.plain(look.short(name, 12)) for name in last.classes])
     most = max(found, key=lambda one: len(one.clients))
@@ -121,8 +121,9 @@ def bar(drawing: Figure, axes: np.ndarray, text: str, names: Sequence[str]) -> N
     """What the colours of a row of panels are."""
     colours, norm = palette(len(names))
     scale = matplotlib.cm.ScalarMappable(norm, colours)
-    shown = drawing.colorbar(scale, ax=axes.tolist(), ticks=look.places(len(names), 20), aspect=25, pad=0.02)
-    shown.ax.set_yticklabels([names[i] for i in look.places(len(names), 20)], fontsize=look.SMALL)
+    at = look.places(len(names), int(drawing.get_figheight() / 2 / LINE))
+    shown = drawing.colorbar(scale, ax=axes.tolist(), ticks=at, aspect=thin(drawing) / 2, pad=0.02)
+    shown.ax.set_yticklabels([names[i] for i in at], fontsize=look.SMALL)
     shown.ax.invert_yaxis()
     shown.ax.tick_params(length=0)
     shown.ax.minorticks_off()
