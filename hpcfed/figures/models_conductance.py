@@ -38,6 +38,7 @@ def numbers(runs: Sequence[Drawn]) -> list[Ranks]:
 
 
 def ranked(name: str, found: Probe) -> Ranks:
+    """The ranks of one run's clients. Raises ConfigError as `numbers`."""
     from scipy.stats import rankdata
 
     if found.image < 0:

@@ -31,7 +31,8 @@ def read(path: Path) -> Trained:
     library = needed("safetensors", "models", "a file of a trained model")
     try:
         with library.safe_open(regular(path), framework="pt") as file:
-            found, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
     except (OSError, library.SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}; give a file that `hpcfed models` wrote") from error
     if (found.get("format"), found.get("version")) != (FORMAT, VERSION):

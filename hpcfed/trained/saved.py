@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from hpcfed.client import Clients
 from hpcfed.comm import Serial
 from hpcfed.config.job import Job
-from hpcfed.config.load import load as load_job
+from hpcfed.config.load import again
 from hpcfed.errors import CheckpointError, ConfigError, DamagedError
 from hpcfed.federation import Federation
 from hpcfed.models.assign import assign
@@ -38,7 +38,7 @@ class Saved:
     def __init__(self, run: Path, source: Reader, clients: Collection[int] | None = None):
         found = record.recover(run)
         self.source, self.t = source, source.rounds - 1
-        self.job = load_job(["--resume", str(run)], lambda path: found.header["job"], environ={})
+        self.job = again(found.header["job"], str(run))
         self.clients = chosen(clients, self.job.clients)
         self.sources = Sources(self.job, run)
         self.about = inputs(found.header, self.sources) | {"job": self.job.plain(), "rounds": source.rounds}
@@ -87,8 +87,8 @@ def from_newest(run: Path, use: Callable[[Reader], T]) -> T:
         except DamagedError as error:
             damage = damage or error
     where = names.checkpoint_folder(run)
-    raise damage or CheckpointError(f"{where}: no checkpoint here, and trained models are in checkpoints; wait for the "
-                                    "first one, or save more often (checkpoint.every)")  # fmt: skip
+    raise damage or CheckpointError(f"{where}: no checkpoint here, and trained models are in checkpoints; check the "
+                                    "path, or wait for the first one (checkpoint.every)")  # fmt: skip
 
 
 def saved_in(run: Path) -> list[Path]:
