@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.errors import CheckpointError, ConfigError, DataError
 from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn
 from hpcfed.storage import probe
@@ -24,7 +24,7 @@ DARK = 0.55  # of the colours: on darker ones letters are white
 def probed(run: Drawn, name: str) -> Probe:
     """What the run's trained models answer, made anew where it is not there or older than the last checkpoint.
 
-    Raises ConfigError, for the figure of this name, where the run has no trained models.
+    Raises ConfigError, for the figure of this name, where the run has no trained models, or its data are gone.
     """
     try:
         if found := probe.current(run.folder):
@@ -32,7 +32,7 @@ def probed(run: Drawn, name: str) -> Probe:
         from hpcfed.trained.probe import anew  # here, for it needs torch
 
         return anew(run.folder)
-    except CheckpointError as error:
+    except (CheckpointError, DataError) as error:
         raise ConfigError(f"{name}: {run.name}: {error}") from error
 
 
