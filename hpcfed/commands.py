@@ -48,6 +48,9 @@ WEB = (
     argument("--web", action="store_true", help="as a page, on 127.0.0.1 only"),
     argument("--port", type=int, metavar="N", help="of the page; default: any that is free"),
 )
+CLIENTS = argument("--clients", metavar="0,3", help="only these; default: all")
+PROBE = (CLIENTS, argument("--examples", type=int, default=1000, metavar="N", help="of the test split; default: 1000"))
+MODELS = (CLIENTS, argument("-o", "--out", type=Path, metavar="FOLDER", help="default: models in RUN"))
 AGAIN = argument("--again", action="store_true", help="go on, whatever --overwrite says, as after a first start")
 PLOT = (
     argument("--figure", metavar="NAMES", help="with commas, or all (`hpcfed list figures`); default: curves,labels"),
@@ -131,6 +134,8 @@ COMMANDS = {
     "plot": command("hpcfed.figures.command:plot", "pictures of runs, from their results", PLACES, *PLOT),
     "report": command("hpcfed.page.command:report", "one page for a browser: curves, tables, job", PLACES, PAGE),
     "export": command("hpcfed.results.export:export", "a run's numbers as CSV or Parquet", RUN, *TABLES),
+    "models": command("hpcfed.trained.export:models", "the clients' trained models as safetensors", RUN, *MODELS),
+    "probe": command("hpcfed.trained.probe:command", "what trained models make of test examples", RUN, *PROBE),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "doctor": command("hpcfed.doctor.main:doctor", "what runs meet on this machine, and what to change", *DOCTOR, JSON),
     "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", AGAIN, WORDS),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpcfed import rng
 from hpcfed.cluster.turnout import Draws, Turnout
-from hpcfed.data.augment import prepare
+from hpcfed.inputs import prepare
 from hpcfed.params import Params
 from hpcfed.payload import Tally
 from hpcfed.turns import Turns

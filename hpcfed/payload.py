@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite
 from typing import Any
 
@@ -41,6 +41,17 @@ def changed(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(changed(v, how) for v in value)
     return how(value) if isinstance(value, Tensor) else value
+
+
+def to_tree(state: Any) -> Any:
+    """A method's state as nested dicts: Params as they are, a dataclass as a dict of its fields."""
+    return {f.name: getattr(state, f.name) for f in fields(state)} if is_dataclass(state) else state
+
+
+def from_tree(like: Any, tree: Any, device: torch.device) -> Any:
+    """The inverse of `to_tree`; like: the method's initial state, for its type."""
+    tree = on_device(tree, device)
+    return type(like)(**tree) if is_dataclass(like) else type(like)(tree)
 
 
 def nbytes(value: Any) -> int:

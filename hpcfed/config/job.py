@@ -102,8 +102,11 @@ class Job(BaseSettings):
         cls, settings_cls: type[BaseSettings], **_: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         flags, dicts, parser = cls.layers
+        tables = tuple(InitSettingsSource(settings_cls, values) for values in dicts)
+        if parser is None:  # a job as it was run: nothing of today counts
+            return tables
         cli = CliSettingsSource(settings_cls, cli_parse_args=flags, root_parser=parser)
-        return cli, Environment(settings_cls), *(InitSettingsSource(settings_cls, values) for values in dicts)
+        return cli, Environment(settings_cls), *tables
 
     @property
     def folder(self) -> Path:

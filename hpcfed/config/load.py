@@ -51,6 +51,18 @@ def load(
     return job
 
 
+def again(stored: dict[str, Any], where: str) -> Job:
+    """The job of a run as its results have it; flags and environment do not count.
+
+    where: what the message names if this hpcfed does not take it; ConfigError then.
+    """
+    model = job_model(stored["algorithm"]["name"], [], [stored], None)
+    try:
+        return model()
+    except ValidationError as error:
+        raise ConfigError(explain(error, model, [(f"the job stored in {where}", stored)], [])) from error
+
+
 def split(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The job file, if the first word is none of the flags; and the flags, with - as _ in their names."""
     files = list(takewhile(lambda word: not word.startswith("-"), argv))

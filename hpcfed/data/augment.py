@@ -5,7 +5,6 @@ so what becomes of an example does not depend on its neighbours.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,8 @@ from torch.nn.functional import pad
 from hpcfed.data import colour, crop
 from hpcfed.data.affine import affine
 from hpcfed.data.crop import uniform
-from hpcfed.errors import ConfigError, DataError, unknown
+from hpcfed.errors import ConfigError, unknown
+from hpcfed.inputs import floats, prepare_
 from hpcfed.rng import shuffled
 
 
@@ -24,36 +24,6 @@ class Policy(NamedTuple):
 
     apply: Callable[[Tensor, torch.Generator, int], Tensor]
     about: str
-
-
-def prepare(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Normalise images: (x - mean) / std for each channel, where uint8 is first brought to 0..1.
-
-    x: [B, C, H, W], uint8 or float; not changed.  mean, std: C numbers.  Returns [B, C, H, W], float32.
-    Without means, as text has none, x is tokens [B, L] and comes back as int64.
-    Raises DataError where the number of channels differs.
-    """
-    return _prepare_(x.clone() if x.dtype == torch.float32 else x, mean, std)
-
-
-def _prepare_(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """As prepare, but float32 is overwritten."""
-    if not len(mean):
-        return x.long()
-    if not len(mean) == len(std) == x.shape[1]:
-        raise DataError(
-            f"images have {x.shape[1]} channels, but {len(mean)} means and {len(std)} stds; make them equal"
-        )
-    centre, scale = _constants(tuple(mean), tuple(std), x.device)
-    return _floats(x).sub_(centre).div_(scale)
-
-
-@cache
-def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Means and deviations on the device, [1, C, 1, 1]; made once, for that takes longer than to normalise a batch."""
-    numbers = (torch.tensor(values, dtype=torch.float32, device=device) for values in (mean, std))
-    centre, scale = (v.view(1, -1, 1, 1) for v in numbers)
-    return centre, scale
 
 
 def views(
@@ -67,7 +37,7 @@ def views(
     if policy not in POLICIES:
         raise ConfigError(unknown("augmentation", policy, POLICIES))
     made = POLICIES[policy].apply(x, g, n_views)
-    return list(_prepare_(made, mean, std).chunk(n_views))
+    return list(prepare_(made, mean, std).chunk(n_views))
 
 
 def simclr(x: Tensor, g: torch.Generator, n_views: int = 1, flip: float = 0.5) -> Tensor:
@@ -82,7 +52,7 @@ def simclr(x: Tensor, g: torch.Generator, n_views: int = 1, flip: float = 0.5) -
     """
     order = shuffled(4, g)
     boxes = uniform(g, n_views * len(x), crop.DRAWS, x.device)
-    made = crop.resized_crop(_floats(x), boxes, flip)
+    made = crop.resized_crop(floats(x), boxes, flip)
     return colour.jitter_(made, order, uniform(g, len(made), colour.DRAWS, x.device))
 
 
@@ -107,13 +77,9 @@ def unchanged(x: Tensor, g: torch.Generator, n_views: int = 1) -> Tensor:
     return x.repeat(n_views, *[1] * (x.dim() - 1))
 
 
-def _floats(x: Tensor) -> Tensor:
-    return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
-
-
 POLICIES: dict[str, Policy] = {
     "simclr": Policy(simclr, "resized crop, flip, colour jitter, grey (FedClassAvg)"),
     "crop-flip": Policy(crop_flip, "shift by up to 4 pixels, flip"),
-    "affine": Policy(lambda x, g, n: affine(_floats(x), g, n), "small rotation, shift and zoom; for digits, letters"),
+    "affine": Policy(lambda x, g, n: affine(floats(x), g, n), "small rotation, shift and zoom; for digits, letters"),
     "none": Policy(unchanged, "images as they are"),
 }

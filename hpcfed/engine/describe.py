@@ -39,6 +39,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "algorithm": job.algorithm.name,
         "data": facts.data.name,
         "classes": list(facts.data.classes),
+        "inputs": inputs(facts),
         "architectures": list(facts.architectures if job.clients <= SMALL else rounds.kinds),
         "faults": list(WHY),  # what the numbers of clients/fault mean
         "ranks": rounds.fed.comm.size,
@@ -47,6 +48,12 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "commit": commit(),
         "hardware": hardware(rounds.fed),
     }
+
+
+def inputs(facts: World) -> dict[str, Any]:
+    """What a trained model must know of its inputs, when the data are no longer there."""
+    data = facts.data
+    return {"shape": list(facts.shape), "mean": list(data.mean), "std": list(data.std), "vocabulary": data.vocabulary}
 
 
 def placed(rounds: Rounds) -> list[int]:

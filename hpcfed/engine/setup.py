@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
-from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,8 +24,9 @@ from hpcfed.engine.seat import seat
 from hpcfed.engine.world import World
 from hpcfed.errors import ConfigError, DataError
 from hpcfed.federation import Federation
+from hpcfed.models.assign import assign
 from hpcfed.models.cost import cost, work
-from hpcfed.models.widths import named, parse
+from hpcfed.models.widths import parse
 from hpcfed.storage import names
 from hpcfed.store import ClientStore
 
@@ -121,17 +121,6 @@ def share_out(job: Job, comm: Comm, data: DataSet) -> Partition | Synthetic:
     settings = job.data.model_copy(update={"public": 0}) if job.data.public_source else job.data
     drawn = agreed(comm, lambda: split(data, settings, job.clients, job.seed) if comm.rank == 0 else None)
     return Partition(*comm.bcast((drawn.train, drawn.test, drawn.public) if drawn else None))
-
-
-def assign(job: Job) -> tuple[str, ...]:
-    """The architecture of each client, the same on any number of ranks."""
-    mix, widths = job.models.mix, job.models.widths
-    proxy = f"+{job.models.proxy}" if "proxy" in job.algorithm.needs else ""
-    kinds = {(own, width): named(own, width) + proxy for own in mix for width in widths}  # one object for all clients
-    if job.models.assign == "random":
-        drawn = lambda k, name, ways: ways[rng.stream(job.seed, name, k).integers(len(ways))]  # noqa: E731
-        return tuple(kinds[drawn(k, "models", mix), drawn(k, "widths", widths)] for k in range(job.clients))
-    return tuple(kinds[pair] for pair in islice(zip(cycle(mix), cycle(widths), strict=False), job.clients))
 
 
 def federation(job: Job, comm: Comm, world: World) -> Federation:

@@ -7,7 +7,7 @@ It comes from one function, `items`, and goes back through one, `take_up`, where
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,13 +16,11 @@ from torch import Tensor
 
 from hpcfed.cluster.ferry import Ferry
 from hpcfed.params import Params
-from hpcfed.payload import on_device
+from hpcfed.payload import from_tree, on_device, to_tree
 from hpcfed.storage.same import same_job
 
 if TYPE_CHECKING:
-    from hpcfed.algorithms.base import State
     from hpcfed.engine.rounds import Rounds
-    from hpcfed.federation import Federation
 
 
 class Source(Protocol):
@@ -115,7 +113,7 @@ def take_up(rounds: Rounds, source: Source) -> None:
     fed = rounds.fed
     same_job(fed.job.identity(), source.header["job"], ignore=set(), defaults=fed.job.usual())
     rounds.t = source.rounds
-    rounds.state = from_tree(rounds.state, source.get("state"), fed)
+    rounds.state = from_tree(rounds.state, source.get("state"), fed.device)
     scores = source.get("scores")
     rounds.scores, rounds.stale, rounds.seconds = (np.array(scores[n]) for n in ("last", "stale", "seconds"))
     rounds.go_on(source.get("time"))
@@ -128,14 +126,3 @@ def take_up(rounds: Rounds, source: Source) -> None:
             fed.restore(k, source.get(name))
         elif k == fed.K and fed.comm.rank == 0:
             fed.pooled().memory = on_device(source.get(name)["memory"], fed.device)
-
-
-def to_tree(state: State) -> Any:
-    """A state as nested dicts: Params as they are, a dataclass as a dict of its fields."""
-    return {f.name: getattr(state, f.name) for f in fields(state)} if is_dataclass(state) else state
-
-
-def from_tree(like: State, tree: Any, fed: Federation) -> State:
-    """The inverse of `to_tree`; like: the algorithm's initial state, for its type."""
-    tree = on_device(tree, fed.device)
-    return type(like)(**tree) if is_dataclass(like) else type(like)(tree)

@@ -22,11 +22,20 @@ FIGURES = {
     "memory": Entry("hpcfed.figures.memory:figure", "peaks of the ranks' memory, of host and GPU"),
     "staleness": Entry("hpcfed.figures.virtual:figure", "staleness and reports of clients over virtual time"),
     "topology": Entry("hpcfed.figures.topology:figure", "who talks to whom without a server, and how far they differ"),
+    "tsne": Entry("hpcfed.figures.models_tsne:figure",
+                  "representations of test images in a plane: FedClassAvg, figure 8", "jang2022,vandermaaten2008"),
+    "conductance": Entry("hpcfed.figures.models_conductance:figure",
+                         "on which units of the representation clients rest: FedClassAvg, figure 9",
+                         "jang2022,dhamdhere2019"),
+    "confusion": Entry("hpcfed.figures.models:confusion", "which class all clients' models take for which"),
+    "cka": Entry("hpcfed.figures.models:cka", "how alike clients represent, over rounds", "kornblith2019"),
 }  # fmt: skip
 ALL = "all"
 PAPERS = {  # a figure of a paper, by its number
     **dict.fromkeys(("fedclassavg-2", "fedclassavg-3"), "labels"),
     **dict.fromkeys((f"fedclassavg-{number}" for number in (4, 5, 6, 7)), "learning"),
+    "fedclassavg-8": "tsne",
+    "fedclassavg-9": "conductance",
     "fedhenn-3": "halved",
 }
 

@@ -5,6 +5,7 @@ from pathlib import Path
 RESULTS = "hpcfed-results"  # the `format` attribute of a result file
 CHECKPOINT = "hpcfed-checkpoint"  # the `format` attribute of a checkpoint
 PART = "hpcfed-checkpoint-part"  # and of what one rank wrote of it
+PROBE = "hpcfed-probe"  # and of what the trained models answered
 
 
 def run_of(path: Path) -> Path:
@@ -85,6 +86,21 @@ def index_of(parts: Path) -> Path:
 def part_file(parts: Path, rank: int) -> Path:
     """What one rank wrote of a checkpoint."""
     return parts / f"rank-{rank:04d}.h5"
+
+
+def models_folder(run: Path) -> Path:
+    """Where the clients' trained models go, unless another folder is named."""
+    return run / "models"
+
+
+def model_file(folder: Path, k: int) -> Path:
+    """The trained model of client k."""
+    return folder / f"client-{k:04d}.safetensors"
+
+
+def probe_file(run: Path) -> Path:
+    """What the trained models answer to some test examples."""
+    return run / "probe.h5"
 
 
 def sweep_file(sweep: Path) -> Path:

@@ -11,6 +11,9 @@ its HSIC form only then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -54,10 +57,37 @@ def linear_cka(a: Tensor, b: Tensor) -> Tensor:
 
     ||B^T A||_F^2 / (||A^T A||_F ||B^T B||_F) on centred columns, or the same by kernels where that is cheaper.
     """
-    a, b = features(a), features(b)
+    return agreement(ready(a), ready(b))
+
+
+def pairwise_cka(representations: Sequence[Tensor]) -> Tensor:
+    """Linear CKA of each two of K representations, [K, K], symmetric."""
+    made = [ready(a) for a in representations]
+    table = torch.ones(len(made), len(made))
+    for i, a in enumerate(made):
+        for j, b in enumerate(made[:i]):
+            table[i, j] = table[j, i] = agreement(a, b)
+    return table
+
+
+class Ready(NamedTuple):
+    """A representation with centred columns, of length 1, and its `spread`: what comparisons with many others share."""
+
+    a: Tensor
+    spread: Tensor
+
+
+def ready(a: Tensor) -> Ready:
+    a = features(a)
+    return Ready(a, spread(a))
+
+
+def agreement(one: Ready, other: Ready) -> Tensor:
+    """Linear CKA of two that are ready."""
+    a, b = one.a, other.a
     wide = a.shape[1] * b.shape[1] > len(a) * (a.shape[1] + b.shape[1])
     cross = ((a @ a.T) * (b @ b.T)).sum() if wide else (b.T @ a).square().sum()
-    return ratio(cross, spread(a), spread(b))
+    return ratio(cross, one.spread, other.spread)
 
 
 def cka_to_kernel(a: Tensor, target: Tensor) -> Tensor:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcfed import rng
+from hpcfed.models.scores import Mask, masked  # noqa: F401, methods take it from here
 from hpcfed.models.widths import Choose, Window, first, named, parse, take
 from hpcfed.params import Mean, Params
 from hpcfed.training.infer import FORWARD, outputs
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation import Federation
 
-Mask = Literal["zero", "drop", "none"]
 Assignment = Literal["fix", "dynamic"]
 HEAD = ("head.weight", "head.bias")
 
@@ -115,19 +115,6 @@ def scaled(client: Client, active: bool = True) -> Iterator[None]:
 def held(client: Client, classes: int) -> np.ndarray:
     """The classes of which the client has training examples, ascending."""
     return np.flatnonzero(np.bincount(client.train.labels, minlength=classes))
-
-
-def masked(logits: Tensor, present: np.ndarray, mask: Mask) -> Tensor:
-    """Logits [n, C], those of classes that are not present set to 0 or to minus infinity.
-
-    Diao et al. (HeteroFL), ICLR 2021, section 3: a class at 0 still counts in the softmax, one that is
-    dropped, at minus infinity, does not; a test example of such a class then has an infinite loss.
-    """
-    if mask == "none" or len(present) == logits.shape[1]:
-        return logits
-    own = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    own[torch.as_tensor(present, device=logits.device)] = True
-    return logits.masked_fill(~own, 0.0 if mask == "zero" else -torch.inf)
 
 
 def absent_bytes(fed: Federation, k: int, values: Params, mask: Mask) -> int:

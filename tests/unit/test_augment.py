@@ -7,9 +7,10 @@ from torch.nn.functional import affine_grid, grid_sample
 from hpcfed.compat import import_torchvision
 from hpcfed.data import colour
 from hpcfed.data.affine import moved
-from hpcfed.data.augment import POLICIES, crop_flip, prepare, simclr, views
+from hpcfed.data.augment import POLICIES, crop_flip, simclr, views
 from hpcfed.data.crop import DRAWS, RATIO, SCALE, _boxes, crop, resized_crop, uniform
 from hpcfed.errors import ConfigError, DataError
+from hpcfed.inputs import prepare
 from hpcfed.rng import torch_stream
 
 import_torchvision()

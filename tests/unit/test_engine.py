@@ -213,5 +213,5 @@ def test_a_state_of_several_parts_comes_back_as_itself():
     fed, state = started().fed, State(Params(a=torch.ones(2)), 3)
     tree = snapshot.to_tree(state)
     assert tree == {"model": state.model, "count": 3}
-    back = snapshot.from_tree(State(Params(), 0), tree, fed)
+    back = snapshot.from_tree(State(Params(), 0), tree, fed.device)
     assert isinstance(back, State) and back.count == 3 and type(back.model) is Params

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hpcfed
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.engine import events, run, saving
@@ -62,3 +63,9 @@ def test_a_run_goes_on_from_an_old_folder(old, tmp_path):
     for name, column in before.columns.items():
         if not name.startswith("ranks/"):  # two ranks before, one now
             np.testing.assert_array_equal(after.column(name)[: make.ROUNDS], column)
+
+
+@each_run
+def test_a_model_comes_out_of_an_old_run(old):
+    model = hpcfed.load_model(old, client=1)
+    assert model.about.rounds == make.ROUNDS and model.about.shape == (1, 16, 16)

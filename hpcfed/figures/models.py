@@ -1,0 +1,166 @@
+"""What trained models answer: how often which class is taken for which, and how alike clients represent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+from hpcfed.errors import CheckpointError, ConfigError, DataError
+from hpcfed.figures import look
+from hpcfed.figures.runs import Drawn
+from hpcfed.storage import probe
+from hpcfed.storage.probe import Probe
+
+CELLS = 12  # classes up to which shares are written into the cells
+WIDE = 96  # letters above a figure as wide as a page
+DARK = 0.55  # of the colours: on darker ones letters are white
+
+
+def probed(run: Drawn, name: str) -> Probe:
+    """What the run's trained models answer, made anew where it is not there or older than the last checkpoint.
+
+    Raises ConfigError, for the figure of this name, where the run has no trained models, or its data are gone.
+    """
+    try:
+        if found := probe.current(run.folder):
+            return found
+        from hpcfed.trained.probe import anew  # here, for it needs torch
+
+        return anew(run.folder)
+    except (CheckpointError, DataError) as error:
+        raise ConfigError(f"{name}: {run.name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """counts: [C, C], answers of all clients by label and prediction. shares: [C, C], of each label's; nan: none."""
+
+    title: str
+    classes: list[str]
+    counts: np.ndarray
+    shares: np.ndarray
+
+
+def confusions(runs: Sequence[Drawn]) -> list[Confusion]:
+    """One for each run, over all its clients and the same test examples."""
+    return [confused(run.name, probed(run, "confusion")) for run in runs]
+
+
+def confused(name: str, found: Probe) -> Confusion:
+    C, (K, N) = len(found.header["classes"]), found.predictions.shape
+    counts = np.zeros((C, C), dtype=np.int64)
+    np.add.at(counts, (np.broadcast_to(found.labels, (K, N)), found.predictions), 1)
+    total = counts.sum(1, keepdims=True)
+    shares = np.where(total > 0, counts / np.maximum(total, 1), np.nan)
+    return Confusion(f"{name}\n{K} clients, {N:,} test images", found.header["classes"], counts, shares)
+
+
+def confusion(runs: Sequence[Drawn]) -> Figure:
+    """Labels downwards, predictions to the right, a panel for each run; each row sums to 1."""
+    found = confusions(runs)
+    drawing, axes = squares(len(found), min(len(found), 2), 2.9)
+    for ax, one in zip(axes, found, strict=True):
+        C = len(one.classes)
+        seen = heat(ax, one.shares, "Blues")
+        names = [look.plain(look.short(one.classes[c], 12)) for c in look.places(C)]
+        ax.set_xticks(look.places(C), names, rotation=90 if max(map(len, names)) > 2 else 0)
+        ax.set_yticks(look.places(C), names)
+        titled(ax, one.title, "predicted class", "class")
+        written(ax, one.shares, len(found))
+    colours(drawing, seen, axes, "share of the answers to images of the class")
+    return drawing
+
+
+def written(ax: Axes, shares: np.ndarray, panels: int) -> None:
+    """The shares in per cent, where there is room for them."""
+    if len(shares) > CELLS:
+        return
+    points = look.SMALL - (1.5 if panels == 1 else 2.0)
+    for (i, j), share in np.ndenumerate(shares):
+        if np.isfinite(share) and share >= 0.005:
+            ax.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=points,
+                    color="white" if share > DARK else "black")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Alike:
+    """How alike K clients represent. rounds: [P].  cka: [P, K, K], 0..1.  clients: [K].  means: [P], over pairs."""
+
+    name: str
+    clients: np.ndarray
+    rounds: np.ndarray
+    cka: np.ndarray
+    means: np.ndarray
+
+
+def alike(runs: Sequence[Drawn]) -> list[Alike]:
+    """One for each run."""
+    return [compared(run.name, probed(run, "cka")) for run in runs]
+
+
+def compared(name: str, found: Probe) -> Alike:
+    pairs = ~np.eye(len(found.clients), dtype=bool)
+    means = np.array([table[pairs].mean() if pairs.any() else np.nan for table in found.cka])
+    return Alike(name, found.clients, found.rounds, found.cka, means)
+
+
+def cka(runs: Sequence[Drawn]) -> Figure:
+    """A row of panels for each run: one for each round of which there is a checkpoint."""
+    found = alike(runs)
+    across = max(len(one.rounds) for one in found)
+    drawing, axes = squares(len(found) * across, across, 2.4)
+    for i, one in enumerate(found):
+        row = axes[i * across : (i + 1) * across]
+        for ax in row[len(one.rounds) :]:
+            ax.remove()
+        for ax, t, table, mean in zip(row, one.rounds, one.cka, one.means, strict=False):
+            seen = heat(ax, table, "viridis")
+            at = look.places(len(one.clients), 20 // across)
+            ax.set_xticks(at, one.clients[at])
+            ax.set_yticks(at, one.clients[at])
+            titled(ax, f"{one.name}\nround {t}: mean {mean:.2f}", "client" if i + 1 == len(found) else "",
+                   "client" if ax is row[0] else "", letters=WIDE // across)  # fmt: skip
+    colours(drawing, seen, [ax for ax in axes if ax.figure], "linear CKA; above: mean of pairs")
+    return drawing
+
+
+def squares(n: int, across: int, side: float) -> tuple[Figure, list[Axes]]:
+    """A figure of n square panels, so many side by side, each so many inches wide at most, with a scale beside them."""
+    rows = -(-n // across)
+    width = min(look.PAGE, max(look.COLUMN, side * across + 0.9))
+    figure = Figure(figsize=(width, rows * ((width - 0.9) / across + 0.45) + 0.1), layout="constrained")
+    axes = figure.subplots(rows, across, squeeze=False).ravel().tolist()
+    for ax in axes[n:]:
+        ax.remove()
+    return figure, axes[:n]
+
+
+def heat(ax: Axes, table: np.ndarray, scale: str) -> AxesImage:
+    """A table of shares, 0..1, as colours."""
+    return ax.imshow(table, cmap=scale, vmin=0, vmax=1, interpolation="nearest")
+
+
+def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -> None:
+    """What the colours of these panels mean, beside them."""
+    bar = drawing.colorbar(seen, ax=list(axes), aspect=thin(drawing), pad=0.02)
+    bar.set_label(text, fontsize=look.SMALL)
+    bar.ax.tick_params(labelsize=look.SMALL, length=2)
+
+
+def thin(drawing: Figure) -> float:
+    """Length over width of a scale as high as the figure, a tenth of an inch wide."""
+    return 10 * drawing.get_figheight()
+
+
+def titled(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42) -> None:
+    """Words above a panel, the first line, a run's name, of so many letters at most; and words at its axes."""
+    name, *rest = title.split("\n")
+    ax.set_title("\n".join(map(look.plain, (look.short(name, letters), *rest))), fontsize=look.SMALL)
+    ax.set_xlabel(x, fontsize=look.LETTERS)
+    ax.set_ylabel(y, fontsize=look.LETTERS)
+    ax.tick_params(labelsize=look.SMALL, length=2)

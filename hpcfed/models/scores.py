@@ -1,0 +1,31 @@
+"""From what a model gives to scores of the classes, where these are more than its logits."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Mask = Literal["zero", "drop", "none"]
+
+
+def nearest(z: Tensor, proto: Tensor) -> Tensor:
+    """Scores of the classes, [n, C]: minus the squared Euclidean distance to each class's prototype.
+
+    z: [n, d].  proto: [C, d]; a class without one (nan) is farther than any other.
+    """
+    squares = torch.cdist(z, proto.nan_to_num()).square()
+    return -squares.where(~proto.isnan().any(1), squares.max(1, keepdim=True).values + 1)
+
+
+def masked(logits: Tensor, present: np.ndarray, mask: Mask) -> Tensor:
+    """Logits [n, C], those of classes that are not present set to 0 or to minus infinity.
+
+    Diao et al. (HeteroFL), ICLR 2021, section 3: a class at 0 still counts in the softmax, one that is
+    dropped, at minus infinity, does not; a test example of such a class then has an infinite loss.
+    """
+    if mask == "none" or len(present) == logits.shape[1]:
+        return logits
+    own = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    own[torch.as_tensor(present, device=logits.device)] = True
+    return logits.masked_fill(~own, 0.0 if mask == "zero" else -torch.inf)

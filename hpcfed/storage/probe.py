@@ -1,0 +1,80 @@
+"""What the trained models of a run answer to the same test examples: one file beside the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfed.errors import CheckpointError
+from hpcfed.storage import checkpoint, names, tree
+from hpcfed.storage.atomic import opened, replacing
+from hpcfed.storage.seal import identity
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Answers of K clients to N test examples.
+
+    header: rounds, checkpoint (its identity), architectures and classes.
+    clients: [K], their numbers.  rows: [N], of the test split.  labels: [N].  predictions: [K, N].
+    representations: K arrays [N, d], whose widths may differ.
+    image: position of the example whose conductance was taken, -1 where there is none (texts).
+    conductance: K arrays [d], or [0] of clients that did not predict its label.
+    rounds: [P], of up to four checkpoints, ascending.  cka: [P, K, K], linear CKA of each two clients then.
+    """
+
+    header: dict[str, Any]
+    clients: np.ndarray
+    rows: np.ndarray
+    labels: np.ndarray
+    predictions: np.ndarray
+    representations: list[np.ndarray]
+    image: int
+    conductance: list[np.ndarray]
+    rounds: np.ndarray
+    cka: np.ndarray
+
+
+TABLES = ("clients", "rows", "labels", "predictions", "rounds", "cka")
+LISTS = ("representations", "conductance")  # an array for each client
+
+
+def write(run: Path, probe: Probe) -> Path:
+    """Put it beside the run, in the place of an older one; returns the path. WriteError."""
+    path = names.probe_file(run)
+    with replacing(path, names.PROBE) as file:
+        tree.write_json(file, "header", probe.header)
+        tree.write_json(file, "image", probe.image)
+        for name in TABLES:
+            file[name] = getattr(probe, name)
+        for name in LISTS:
+            group = file.create_group(name)
+            for k, array in zip(probe.clients.tolist(), getattr(probe, name), strict=True):
+                group[str(k)] = array
+    return path
+
+
+def current(run: Path) -> Probe | None:
+    """That of a run; None where there is none that is whole, or the run has a newer checkpoint."""
+    newest = checkpoint.newest(run)
+    try:
+        found = read(run)
+        return found if newest is None or found.header["checkpoint"] == identity(newest) else None
+    except (CheckpointError, OSError):  # of the probe, or of a checkpoint that is just being deleted
+        return None
+
+
+def read(run: Path) -> Probe:
+    """That of a run. Raises DamagedError where there is none, or it is damaged."""
+    with opened(names.probe_file(run), names.PROBE) as file:
+        tables = {name: file[name][...] for name in TABLES}
+        lists = {name: listed(file[name], tables["clients"]) for name in LISTS}
+        return Probe(tree.read_json(file, "header"), **tables, **lists, image=tree.read_json(file, "image"))
+
+
+def listed(group: h5py.Group, clients: np.ndarray) -> list[np.ndarray]:
+    return [group[str(k)][...] for k in clients.tolist()]

@@ -1,0 +1,52 @@
+"""`hpcfed models RUN`: the clients' trained models as safetensors, a file each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hpcfed.errors import ConfigError
+from hpcfed.models import files
+from hpcfed.storage import names
+from hpcfed.storage.atomic import TEMPORARY, writing
+from hpcfed.storage.reader import Reader
+from hpcfed.trained.saved import Saved, folder_of, from_newest
+
+WHAT = {True: "each as it was after its local training", False: "each as the client would receive it next, for with "
+        "this method clients keep no model"}  # fmt: skip
+
+
+def models(run: Path, clients: str | None = None, out: Path | None = None) -> str:
+    """The command. clients: numbers with commas; None: all. out: the folder; None: `models` in that of the run.
+
+    Takes the newest checkpoint that is whole, also while the run goes on. Raises CheckpointError where there is none,
+    ConfigError for a method whose clients' models cannot be told.
+    """
+    run, wanted = folder_of(run), numbers(clients)
+    folder = out or names.models_folder(run)
+    return from_newest(run, lambda source: write(Saved(run, source, wanted), source, folder))
+
+
+def write(saved: Saved, source: Reader, folder: Path) -> str:
+    """Write the files; what was written, in a line."""
+    for model in saved.models():
+        store(names.model_file(folder, model.about.client), files.encode(model))
+    n = len(saved.clients)
+    return f"{folder}: models of {n} client{'s' * (n != 1)} after round {source.rounds}, {WHAT[saved.keeps]}"
+
+
+def store(path: Path, content: bytes) -> None:
+    """A file that is there as a whole or not at all. WriteError."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+        new.write_bytes(content)
+        os.replace(new, path)
+
+
+def numbers(text: str | None) -> list[int] | None:
+    """`0,3` as [0, 3]. ConfigError for anything else."""
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--clients {text}: give numbers of clients with commas, as 0,3") from error

@@ -1,0 +1,51 @@
+"""Small runs with result file, partition and checkpoints, as trained models are taken from."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hpcfed.comm import Serial
+from hpcfed.engine import events, saving
+from hpcfed.engine.run import open_results
+from hpcfed.engine.setup import federation, world
+from hpcfed.models.trained import Trained
+from hpcfed.storage import names
+from hpcfed.storage.record import Record, load
+from tests.contract import toy
+
+
+def saved_run(folder: Path, method: str, *flags: str, rounds: int = 2, saves: tuple[int, ...] = ()) -> Path:
+    """The folder of a toy run after so many rounds. saves: rounds after which there is a checkpoint; default: the last.
+
+    Every client is evaluated with what it would receive too.
+    """
+    folder.mkdir(parents=True)
+    job = toy.job(method, "--out", str(folder), "--evaluate.received", *flags)
+    facts = world(job, Serial())
+    going = events.start(federation(job, Serial(), facts))
+    results = open_results(job, folder, facts, going)
+    facts.partition.save(names.partition_file(folder))
+    while going.t < rounds:
+        results.append(going.step()[0])
+        if going.t in (saves or (rounds,)):
+            saving.save(going, folder)
+    results.write(force=True)
+    return folder
+
+
+def counted(model: Trained, record: Record) -> tuple[float, float]:
+    """The model's accuracy on its client's test examples, and what the run recorded of it."""
+    k = model.about.client
+    rows = toy.partition(np.arange(96) % toy.CLASSES).test[k]
+    with np.load(toy.folder() / "data.npz") as data, torch.no_grad():
+        right = model(torch.from_numpy(data["x_test"][rows])).argmax(1).numpy() == data["y_test"][rows]
+    return float(right.mean()), float(record.column(model.about.counted)[model.about.rounds - 1][k])
+
+
+def with_tests() -> list[int]:
+    """The clients that have test examples."""
+    return [k for k, n in enumerate(toy.TESTS) if n]
+
+
+__all__ = ["counted", "load", "saved_run", "with_tests"]

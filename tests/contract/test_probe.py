@@ -1,0 +1,81 @@
+"""A probe holds what the trained models of a run answer to the same test examples."""
+
+import numpy as np
+import pytest
+import torch
+
+import hpcfed
+from hpcfed.errors import ConfigError, DamagedError
+from hpcfed.figures.models import probed
+from hpcfed.figures.runs import drawn
+from hpcfed.storage import checkpoint, names, probe
+from hpcfed.trained.probe import command, evenly, make
+from tests.contract import toy
+from tests.contract.models import saved_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Three rounds with a checkpoint after each, of clients with different models."""
+    folder = tmp_path_factory.mktemp("probe") / "run"
+    return saved_run(folder, "fedclassavg", "--checkpoint.keep", "3", rounds=3, saves=(1, 2, 3))
+
+
+def test_it_holds_each_clients_answers(run):
+    told = command(run, examples=20)
+    assert told == f"{names.probe_file(run)}: 6 clients after round 3, 20 test examples"
+    found = probe.read(run)
+    assert found.predictions.shape == (6, 20) and [z.shape for z in found.representations] == [(20, toy.D)] * 6
+    assert found.header["architectures"][:2] == ["small", "mlp"] and found.header["classes"] == list("0123")
+    with np.load(toy.folder() / "data.npz") as data, torch.no_grad():
+        assert (found.labels == data["y_test"][found.rows]).all() and len(set(found.rows.tolist())) == 20
+        x = torch.from_numpy(data["x_test"][found.rows])
+        for k in range(6):
+            model = hpcfed.load_model(run, client=k)
+            assert torch.equal(model.represent(x), torch.from_numpy(found.representations[k]))
+            assert (model(x).argmax(1).numpy() == found.predictions[k]).all()
+
+
+def test_conductance_is_that_of_the_clients_that_are_right_about_one_image(run):
+    found = make(run, examples=20)
+    right = found.predictions[:, found.image] == found.labels[found.image]
+    assert right.sum() == (found.predictions == found.labels).sum(0).max() > 0
+    assert [len(c) for c in found.conductance] == [toy.D * int(r) for r in right]
+
+
+def test_clients_are_compared_over_the_checkpoints_that_are_kept(run):
+    found = make(run, examples=20)
+    assert found.rounds.tolist() == [1, 2, 3] and found.cka.shape == (3, 6, 6)
+    assert np.allclose(found.cka[:, range(6), range(6)], 1) and (found.cka >= 0).all() and (found.cka < 1.001).all()
+    assert not np.allclose(found.cka[0], found.cka[2])
+    assert evenly([*range(10)], 3) == [0, 4, 9] and evenly([1], 3) == [1] and evenly([], 3) == []
+
+
+def test_the_same_seed_draws_the_same_examples_for_all_methods(run, tmp_path):
+    alone = saved_run(tmp_path / "alone", "local", rounds=1)
+    assert (make(alone, 20).rows == make(run, 20).rows).all()
+
+
+def test_figures_make_a_probe_where_it_is_missing_or_older_than_the_checkpoint(tmp_path):
+    run = saved_run(tmp_path / "run", "local", rounds=2, saves=(1, 2))
+    late = names.checkpoint_file(run, 2)
+    late.rename(tmp_path / "late.h5")
+    (one,) = drawn([run])
+    assert probed(one, "cka").header["rounds"] == 1 and probe.current(run)
+    (tmp_path / "late.h5").rename(late)
+    assert probe.current(run) is None and probed(one, "cka").header["rounds"] == 2
+    first = names.probe_file(run).stat().st_mtime_ns
+    assert probed(one, "tsne").header["rounds"] == 2 and names.probe_file(run).stat().st_mtime_ns == first
+    for index in checkpoint.candidates(run):
+        checkpoint.remove(index)
+    assert probed(one, "cka").header["rounds"] == 2  # what is left of the models
+    names.probe_file(run).unlink()
+    with pytest.raises(ConfigError, match=r"cka: run: .*no checkpoint here"):
+        probed(one, "cka")
+    with pytest.raises(DamagedError):
+        probe.read(run)
+
+
+def test_a_probe_without_examples_is_refused(run):
+    with pytest.raises(ConfigError, match="--examples 0: take at least 1"):
+        make(run, examples=0)

@@ -1,0 +1,146 @@
+"""Trained models taken from runs predict what the run's evaluation counted, for every method."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hpcfed
+from hpcfed.algorithms import ALGORITHMS
+from hpcfed.algorithms.fedavg import FedAvg
+from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.storage import checkpoint, names
+from hpcfed.trained.export import models
+from hpcfed.trained.saved import Saved, from_newest
+from tests.contract import toy
+from tests.contract.models import counted, load, saved_run, with_tests
+
+ROOT = Path(__file__).parents[2]
+FLAGS = {  # what makes a method predict with more than one model, or with a piece of one
+    "heterofl": ("--models.widths", "1.0,0.5"),
+    "fedrolex": ("--models.widths", "1.0,0.5"),
+    "fjord": ("--models.widths", "1.0,0.5"),
+    "fml": ("--algorithm.inference", "proxy"),
+    "feddf": ("--algorithm.steps", "2"),
+}
+OF_NOW = ("fedproto", "fedgkt")  # a client that rests in the second round is evaluated with what others changed
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_a_loaded_model_is_as_accurate_as_the_run_recorded(method, tmp_path):
+    run = saved_run(tmp_path / "run", method, *FLAGS.get(method, ()), rounds=1 + (method in OF_NOW))
+    record = load(run)
+    for model in from_newest(run, lambda source: list(Saved(run, source, with_tests()).models())):
+        found, recorded = counted(model, record)
+        assert found == recorded and not model.training, f"client {model.about.client}, {model.about.counted}"
+
+
+def images() -> torch.Tensor:
+    return torch.from_numpy(toy.blobs(20, toy.rng.stream(3, "images"))[0])
+
+
+def test_an_exported_file_predicts_the_same_bits_and_says_what_it_is(tmp_path):
+    run = saved_run(tmp_path / "run", "fedproto")
+    told = models(run, clients="0,3", out=tmp_path / "out")
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert written == ["client-0000.safetensors", "client-0003.safetensors"]
+    assert "models of 2 clients after round 2" in told
+    file = hpcfed.load_model(tmp_path / "out/client-0003.safetensors")
+    here = hpcfed.load_model(str(run), client=3)
+    assert torch.equal(file(images()), here(images()))
+    assert torch.equal(file.represent(images()), here.represent(images()))
+    assert file.about == here.about and file.about.job["algorithm"]["name"] == "fedproto"
+    assert (file.about.shape, file.about.classes, file.about.kind) == (toy.SHAPE, tuple("0123"), "prototypes")
+
+
+ALONE = """
+import sys, torch, hpcfed
+model = hpcfed.load_model(sys.argv[1], client=3)
+print(model(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape)
+print(sorted(name for name in sys.modules if name in ("h5py", "mpi4py", "pydantic") or name.startswith("hpcfed.")))
+"""
+
+
+def loaded_by(path: Path) -> list[str]:
+    """The modules that a process has after it took a model from there."""
+    words = [sys.executable, "-c", ALONE, str(path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    shape, modules = done.stdout.splitlines()
+    assert shape == "torch.Size([2, 4])"
+    return json.loads(modules.replace("'", '"'))
+
+
+def test_a_file_needs_models_alone_and_a_run_neither_mpi_nor_engine(tmp_path):
+    run = saved_run(tmp_path / "run", "fedavg", "--models.mix", "cnn", rounds=1)
+    models(run, out=tmp_path / "out")
+    alone = loaded_by(names.model_file(tmp_path / "out", 3))
+    parts = {name.split(".")[1] for name in alone if name.startswith("hpcfed.")}
+    assert parts <= {"models", "trained", "registry", "errors", "extras", "inputs", "paths", "rng", "params", "compat"}
+    assert not {"h5py", "mpi4py", "pydantic"} & set(alone)
+    from_run = loaded_by(run)
+    assert "mpi4py" not in from_run and not [name for name in from_run if name.startswith("hpcfed.engine")]
+
+
+def test_of_several_checkpoints_the_newest_that_is_whole_counts(tmp_path):
+    run = saved_run(tmp_path / "run", "local", rounds=3, saves=(1, 2))
+    assert hpcfed.load_model(run, client=4).about.rounds == 2  # the run has gone on since
+    for part in names.parts_folder(names.checkpoint_file(run, 2)).glob("*.h5"):
+        content = bytearray(part.read_bytes())
+        content[len(content) // 2 :] = b"\0" * (len(content) - len(content) // 2)
+        part.write_bytes(content)
+    model = hpcfed.load_model(run, client=4)
+    assert model.about.rounds == 1 and len(set(counted(model, load(run)))) == 1
+    for index in checkpoint.candidates(run):
+        index.unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint here.*check the path, or wait for the first one"):
+        hpcfed.load_model(run, client=4)
+
+
+def test_results_without_facts_of_the_inputs_are_completed_from_the_data(tmp_path):
+    run = saved_run(tmp_path / "run", "fedclassavg", rounds=1)
+    new = hpcfed.load_model(run, client=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hpcfed.trained.saved.record.recover", without_inputs)
+        old = hpcfed.load_model(run, client=2)
+    assert old.about == new.about and torch.equal(old(images()), new(images()))
+
+
+def without_inputs(run):
+    found = load(run)
+    found.header.pop("inputs")
+    return found
+
+
+class Guess(FedAvg):
+    """A method that predicts in a way of its own."""
+
+    def predict(self, fed, client, state, x):
+        return client.model(x).roll(1, 1)
+
+
+def test_what_cannot_be_told_is_refused_in_words(tmp_path):
+    run = saved_run(tmp_path / "run", f"{__name__}:Guess", "--models.mix", "mlp", rounds=1)
+    with pytest.raises(ConfigError, match=r"Guess predicts in a way of its own .*cannot be exported"):
+        models(run, out=tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"client 6: the run has 6 clients, 0 to 5"):
+        hpcfed.load_model(run, client=6)
+    with pytest.raises(ConfigError, match=r"say whose model, as in load_model\('.*', client=0\)"):
+        hpcfed.load_model(run)
+    with pytest.raises(ConfigError, match=r"--clients a: give numbers"):
+        models(run, clients="a")
+
+
+def test_a_file_that_holds_no_such_model_is_refused_in_words(tmp_path):
+    run = saved_run(tmp_path / "run", "local", rounds=1)
+    models(run, clients="1", out=tmp_path)
+    with pytest.raises(ConfigError, match="is the model of client 1, not of client 3"):
+        hpcfed.load_model(tmp_path / "client-0001.safetensors", client=3)
+    for content in (b"", b"no tensors at all"):
+        (tmp_path / "other.safetensors").write_bytes(content)
+        with pytest.raises(CheckpointError, match="give a file that `hpcfed models` wrote"):
+            hpcfed.load_model(tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        hpcfed.load_model(tmp_path / "absent.safetensors")

@@ -1,0 +1,141 @@
+"""The numbers behind the figures of trained models, by hand; and that each picture is drawn."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hpcfed.errors import ConfigError
+from hpcfed.figures import models, models_conductance, models_tsne
+from hpcfed.figures.runs import Drawn
+from hpcfed.models.trained import About, Trained, assembled
+from hpcfed.rng import stream
+from hpcfed.storage import probe
+from hpcfed.storage.probe import Probe
+from hpcfed.storage.record import Record
+from hpcfed.trained.conductance import conductance, shared_image
+from hpcfed.training.similarity import linear_cka, pairwise_cka
+
+CLASSES = ["cat", "dog", "owl"]
+
+
+def answers(
+    predictions: list[list[int]], labels: list[int], widths: tuple[int, ...] = (4, 4), image: int = 0,
+    conductances: list[list[float]] | None = None,
+) -> Probe:  # fmt: skip
+    K, N = len(predictions), len(labels)
+    g = stream(0, "answers")
+    return Probe(
+        header={"rounds": 3, "classes": CLASSES, "architectures": ["mlp"] * K, "checkpoint": ""},
+        clients=np.arange(K) * 2, rows=np.arange(N), labels=np.array(labels), predictions=np.array(predictions),
+        representations=[g.normal(size=(N, d)).astype(np.float32) for d in widths],
+        image=image, conductance=[np.array(c, np.float32) for c in conductances or [[]] * K],
+        rounds=np.array([1, 3]), cka=np.stack([np.eye(K), np.full((K, K), 0.5) + 0.5 * np.eye(K)]),
+    )  # fmt: skip
+
+
+TWO = answers([[0, 1, 1, 0], [0, 0, 1, 2]], labels=[0, 0, 1, 1])
+
+
+def test_confusion_counts_the_answers_of_all_clients_and_rows_sum_to_one():
+    found = models.confused("a", TWO)
+    assert found.counts.tolist() == [[3, 1, 0], [1, 2, 1], [0, 0, 0]]
+    assert found.shares[:2].tolist() == [[0.75, 0.25, 0.0], [0.25, 0.5, 0.25]] and np.isnan(found.shares[2]).all()
+
+
+def test_the_mean_of_the_cka_is_over_pairs_of_different_clients():
+    found = models.compared("a", TWO)
+    assert found.means.tolist() == [0.0, 0.5] and found.rounds.tolist() == [1, 3]
+
+
+def test_cka_of_equal_representations_is_one_and_of_unrelated_ones_zero():
+    a = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    b = torch.tensor([[0.0], [0.0], [1.0], [-1.0]])
+    table = pairwise_cka([a, 3 * a + 1, b])
+    assert table.numpy() == pytest.approx(np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]]), abs=1e-6)
+    g = stream(0, "cka")
+    x, y = (torch.from_numpy(g.normal(size=(9, d))).float() for d in (3, 5))
+    assert pairwise_cka([x, y])[1, 0] == linear_cka(y, x)
+
+
+def test_ranks_are_counted_from_the_unit_that_matters_least_and_equal_ones_share_theirs():
+    found = answers([[0], [0]], [0], conductances=[[0.3, -1.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
+    ranks = models_conductance.ranked("a", found)
+    assert ranks.ranks.T.tolist() == [[4.0, 1.0, 2.5, 2.5], [1.0, 2.0, 3.0, 4.0]] and ranks.clients.tolist() == [0, 2]
+    assert ranks.agreement == pytest.approx(-1.5 / np.sqrt(4.5 * 5))  # products of what is left of the mean 2.5
+    assert np.isnan(models_conductance.mean_of_pairs(ranks.ranks[:, :1]))
+
+
+def test_only_clients_that_are_right_and_of_the_common_width_are_ranked():
+    found = answers([[0]] * 3, [0], (4, 4, 2), conductances=[[], [1, 2, 3, 4], [1, 2]])
+    assert models_conductance.ranked("a", found).clients.tolist() == [2]
+    with pytest.raises(ConfigError, match="representations of other widths"):
+        models_conductance.ranked("a", answers([[0]] * 3, [0], (4, 4, 2), conductances=[[], [], [1, 2]]))
+    with pytest.raises(ConfigError, match="no client predicts a label rightly"):
+        models_conductance.ranked("a", answers([[1], [2]], [0], image=-1))
+
+
+def test_the_image_is_the_one_that_most_clients_are_right_about():
+    assert shared_image(np.array([[0, 1, 1], [2, 1, 2]]), np.array([0, 1, 2])) == 1
+    assert shared_image(np.array([[0, 0], [1, 1]]), np.array([0, 1])) == 0  # of equals the first
+    assert shared_image(np.array([[1]]), np.array([0])) == -1
+    assert shared_image(np.array([[0]]), np.array([0]), text=True) == -1
+
+
+class Linear(Trained):
+    """Two inputs, two units, two classes, by hand."""
+
+    def __init__(self, about: About):
+        super().__init__(about)
+        self.model.body = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))
+
+
+def test_conductance_of_a_linear_model_is_unit_times_weight():
+    about = About("logistic", (1, 1, 2), ("a", "b"), 2, False, 0, (1.0,), (1.0,), 0, 1, "")
+    model = Linear(about).eval()
+    tensors = {"body.1.weight": [[1.0, 2.0], [0.0, -1.0]], "head.weight": [[1.0, 0.0], [3.0, 5.0]], "head.bias": [0, 7]}
+    model.model.load_state_dict({name: torch.tensor(value) for name, value in tensors.items()})
+    x = torch.tensor([[[2.0, 4.0]]])  # normalised: 1 and 3, so the units are 7 and -3
+    assert conductance(model, x, label=1) == pytest.approx([3 * 7, 5 * -3], rel=2e-3)  # captum leaves out the ends
+    assert conductance(model, x, label=0) == pytest.approx([7, 0], rel=2e-3)
+
+
+def test_a_model_with_others_tensors_is_refused():
+    from hpcfed.errors import CheckpointError
+
+    about = About("logistic", (1, 1, 2), ("a", "b"), 2, False, 0, (1.0,), (1.0,), 0, 1, "")
+    with pytest.raises(CheckpointError, match="client 0: these tensors are not those of logistic"):
+        assembled(about, {"model.head.weight": torch.zeros(2, 3), "model.head.bias": torch.zeros(2)})
+
+
+def test_a_plane_has_a_point_for_each_image_and_client_and_is_the_same_each_time():
+    found = answers([[0] * 6] * 3, [0, 1, 2] * 2, (4, 4, 3))
+    plane = models_tsne.plane("a", found, seed=0)
+    assert plane.xy.shape == (12, 2) and plane.labels.tolist() == [0, 1, 2] * 4
+    assert plane.whose.tolist() == [0] * 6 + [2] * 6 and "2 of 3 clients" in plane.title
+    assert (models_tsne.plane("a", found, seed=0).xy == plane.xy).all()
+    with pytest.raises(ConfigError, match="2 points are too few"):
+        models_tsne.plane("a", answers([[0], [0]], [0]), seed=0)
+
+
+def test_many_clients_share_the_points(monkeypatch):
+    monkeypatch.setattr(models_tsne, "POINTS", 8)
+    plane = models_tsne.plane("a", answers([[0] * 6] * 2, [0, 1, 2] * 2), seed=0)
+    assert plane.whose.tolist() == [0] * 4 + [2] * 4 and plane.labels.tolist() == [0, 2, 0, 2] * 2
+
+
+@pytest.mark.parametrize("figure", [models.confusion, models.cka, models_conductance.figure, models_tsne.figure])
+@pytest.mark.parametrize("n", [1, 4])
+def test_pictures_are_drawn_of_one_run_and_of_several(figure, n, tmp_path):
+    found = answers([[0, 1, 2, 0, 1]] * 2, [0, 1, 2, 0, 1], conductances=[[0.1, 0.2, 0.3, 0.4]] * 2)
+    runs = [run_with(tmp_path / f"run{i}", found) for i in range(n)]
+    picture = figure(runs)
+    picture.canvas.draw()
+    assert len(picture.axes) > n  # panels, and what their colours mean
+
+
+def run_with(folder: Path, found: Probe) -> Drawn:
+    probe.write(folder, found)
+    return Drawn(folder.name, folder, Record({"job": {"seed": 0, "algorithm": {"name": "local"}}}, {}, {}, 0))
