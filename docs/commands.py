@@ -1,6 +1,6 @@
 """The reference of the commands, from what parses them."""
 
-from text import code, joined, prose, table
+from text import code, joined, prose, sentence, table
 
 from hpcfed.commands import COMMANDS, Argument, Command
 
@@ -32,7 +32,7 @@ def section(name: str, command: Command) -> str:
     """One command with its arguments."""
     fields = "It takes a job file and its fields too, as a run does." if command.fields else ""
     rows = table(("argument", "", "meaning"), map(row, command.arguments)) if command.arguments else ""
-    return joined(f"## hpcfed {name}", f"{prose(command.line[:1].upper() + command.line[1:])}. {fields}", rows)
+    return joined(f"## hpcfed {name}", f"{sentence(prose(command.line))}. {fields}", rows)
 
 
 def row(argument: Argument) -> tuple[str, ...]:

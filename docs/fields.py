@@ -6,7 +6,7 @@ from text import anchored, code, joined, prose, table
 from hpcfed.config.job import FREE, Job
 from hpcfed.report.catalogue import parameter, written
 
-HEAD = ("field", "type", "limits", "default", "meaning", "on `--resume`")
+HEAD = ("field", "type, limits", "default", "resume", "meaning")
 INTRO = """
 # Fields of a job
 
@@ -14,8 +14,8 @@ Made from the schema that every job is checked against; `python -m hpcfed.main -
 given, and what overrides what: [The job](../job.md).
 
 `data.alpha` is `alpha` below `[data]` in a job file, the flag `--data.alpha`, and `HPCFED_DATA__ALPHA` in the
-environment. *Limits* hold for each value of a list. *On `--resume`*: whether a run that goes on may have another value;
-those which decide about results stay.
+environment. Limits hold for each value of a list. On `--resume` some fields are *free*: a run that goes on may have other
+values of them. Those which decide about results *stay*.
 """
 ALGORITHM = """
 ## algorithm
@@ -50,5 +50,16 @@ def row(prefix: str, facts: dict) -> tuple[str, ...]:
     """One field."""
     name = prefix + facts["name"]
     free = {name, prefix.rstrip(".")} & set(FREE)
-    return (anchored(name, name.replace(".", "-")), prose(facts["type"]), prose(facts["range"]),
-            code(written(facts["default"])), prose(facts["meaning"]), "may change" if free else "stays")  # fmt: skip
+    return (anchored(name, name.replace(".", "-")), kind(facts), default(facts),
+            "free" if free else "stays", prose(facts["meaning"]))  # fmt: skip
+
+
+def default(facts: dict) -> str:
+    """The default of a field as files and flags take it."""
+    value = facts["default"]
+    return code(value if isinstance(value, list) else written(value))
+
+
+def kind(facts: dict) -> str:
+    """The type of a field, and its limits."""
+    return ", ".join(prose(facts[name]) for name in ("type", "range") if facts[name])

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from text import anchored, block, code, folded, joined, prose, table
+from fields import default, kind
+from text import anchored, block, code, folded, joined, prose, sentence, table
 from traffic import traffic
 
 from hpcfed.algorithms import ALGORITHMS
@@ -13,7 +14,7 @@ from hpcfed.algorithms.base import Method
 from hpcfed.algorithms.events import EventBased
 from hpcfed.algorithms.peers import Peers
 from hpcfed.registry import Entry
-from hpcfed.report.catalogue import ACCEPTS, NEEDS, keys, parameter, written
+from hpcfed.report.catalogue import ACCEPTS, NEEDS, keys, parameter
 from hpcfed.report.references import bibtex
 
 ROOT = Path(__file__).parents[1]
@@ -70,10 +71,10 @@ def page(name: str) -> str:
     code_ = Path(inspect.getfile(cls)).read_text()
     return joined(
         f"# {title(name)}",
-        prose(first.partition(": ")[2] or first),
+        sentence(prose(first.partition(": ")[2] or first)),
         f"`algorithm.name = \"{name}\"`",
         joined("## Source", prose(source)) if source.strip() else "",
-        joined("## Deviations", prose(deviations.strip())) if found else "",
+        joined("## Deviations", sentence(prose(deviations.strip()))) if found else "",
         joined("## What it runs with", conditions(cls())),
         joined("## Parameters", prose(cls.__doc__), fields(cls)),
         joined("## Traffic", traffic(name)),
@@ -86,22 +87,23 @@ def page(name: str) -> str:
 def conditions(own: Method) -> str:
     """What the method accepts and needs, with its defaults."""
     needs = [NEEDS[need] for need in own.needs] or ["nothing else"]
-    stragglers = "partial work counts" if own.keeps_stragglers else "left out of the round"
-    views = [("augmented views of a batch", str(own.views))] if own.views > 1 else []
-    return table(("", ""), [
-        ("models", ACCEPTS.get(own.accepts, own.accepts)), ("needs beside", ", ".join(needs)), ("time", time(own)),
-        ("stragglers", stragglers), *views,
-    ])  # fmt: skip
+    facts = {
+        "Models": ACCEPTS.get(own.accepts, own.accepts),
+        "Needs": ", ".join(needs),
+        "Time": time(own),
+        "Stragglers": "partial work counts" if own.keeps_stragglers else "left out of the round",
+        "Augmented views of a batch": str(own.views),
+    }
+    return "\n".join(f"- {what}: {value}" for what, value in facts.items())
 
 
 def fields(cls: type[Method]) -> str:
-    """The method's fields in a job, and their values in other presets."""
+    """The method's fields in a job."""
     rows = (
-        (anchored(f["name"], f["name"]), prose(f["type"]), prose(f["range"]), code(written(f["default"])),
-         prose(f["meaning"]))
+        (anchored(f["name"], f["name"]), kind(f), default(f), prose(f["meaning"]))
         for f in (parameter(name, field) for name, field in cls.model_fields.items())
     )  # fmt: skip
-    return table(("`algorithm.`", "type", "limits", "default", "meaning"), rows)
+    return table(("`algorithm.`", "type, limits", "default", "meaning"), rows)
 
 
 def job(name: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from text import anchored, block, code, folded, joined, prose, table
+from text import anchored, block, code, folded, joined, prose, sentence, table
 
 from hpcfed.config.parts import Data
 from hpcfed.data import DATASETS, PARTITIONS, schemes
@@ -39,7 +39,7 @@ def datasets() -> str:
     intro = ("# Data sets", "`data.name` is one of these, or the path of [a file of your own](../extend/data.md). "
              "They lie below `data.root`, or are downloaded to it (`data.download = false` switches that off, "
              "for nodes without a network).")  # fmt: skip
-    each = (joined(f"## {name} {{ #dataset-{name} }}", prose(entry.line) + ".", said(entry), cited(entry))
+    each = (joined(f"## {name} {{ #dataset-{name} }}", sentence(prose(entry.line)) + ".", said(entry), cited(entry))
             for name, entry in DATASETS.items())  # fmt: skip
     return joined(*intro, names(DATASETS, "dataset"), *each)
 
@@ -78,5 +78,5 @@ def architecture(name: str, entry: Entry) -> str:
     takes = f"images of at least {entry.least} x {entry.least} pixels" if entry.least else takes
     sizes = model(name, entry)["sizes"].items()
     rows = ((s, f"{n['parameters']:,}", f"{n['multiply_adds']:,}") for s, n in sizes)
-    return joined(f"{prose(entry.line)}. It takes {takes}.", said(entry),
+    return joined(f"{sentence(prose(entry.line))}. It takes {takes}.", said(entry),
                   table(("input", "parameters", "multiply-adds"), rows), cited(entry))  # fmt: skip

@@ -18,6 +18,11 @@ def prose(text: str | None) -> str:
     return "".join(part if part.startswith("`") else linked(escaped(part)) for part in parts)
 
 
+def sentence(text: str) -> str:
+    """Text that begins with a capital."""
+    return text[:1].upper() + text[1:]
+
+
 def escaped(text: str) -> str:
     """Text without code, so that nothing of it means anything to Markdown."""
     return MARKS.sub(r"\\\1", text).replace("<", "&lt;")
@@ -37,6 +42,7 @@ def cell(value: object) -> str:
 
 def code(value: object) -> str:
     """A value as code in a cell; nothing for nothing."""
+    value = ", ".join(map(str, value)) if isinstance(value, list) else value
     return f"`{cell(value)}`" if str(value) else ""
 
 
