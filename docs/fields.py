@@ -14,8 +14,8 @@ Made from the schema that every job is checked against; `python -m hpcfed.main -
 given, and what overrides what: [The job](../job.md).
 
 `data.alpha` is `alpha` below `[data]` in a job file, the flag `--data.alpha`, and `HPCFED_DATA__ALPHA` in the
-environment. Limits hold for each value of a list. On `--resume` some fields are *free*: a run that goes on may have other
-values of them. Those which decide about results *stay*.
+environment. Limits hold for each value of a list. On `--resume` some fields are *free*: a run that goes on may have
+other values of them. Those which decide about results *stay*.
 """
 ALGORITHM = """
 ## algorithm

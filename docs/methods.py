@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from fields import default, kind
-from text import anchored, block, code, folded, joined, prose, sentence, table
+from text import anchored, block, folded, joined, prose, sentence, table
 from traffic import traffic
 
 from hpcfed.algorithms import ALGORITHMS
@@ -27,8 +27,8 @@ MODELS = {  # what a method accepts, as the table of all methods has it
 INDEX = """
 # All methods
 
-`algorithm.name` is one of these, or [one of your own](../extend/algorithm.md). *Models*: which architectures clients may
-have, with a method's defaults. A job that a method cannot run is refused with the reason, and with methods that can.
+`algorithm.name` is one of these, or [one of your own](../extend/algorithm.md). *Models*: which architectures clients
+may have, with a method's defaults. A job that a method cannot run is refused with the reason and with methods that can.
 """
 HEAD = ("method", "what it does", "models", "needs beside", "time")
 

@@ -4,7 +4,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from text import anchored, block, code, folded, joined, prose, sentence, table
+from text import block, code, folded, joined, prose, sentence, table
 
 from hpcfed.config.parts import Data
 from hpcfed.data import DATASETS, PARTITIONS, schemes

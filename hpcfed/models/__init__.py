@@ -108,7 +108,8 @@ def build(
 ) -> Model | Pair:
     """A new model, in train mode, on torch's default device.
 
-    name: one of MODELS, or "module:function"; with "@0.5" its sub-model of half the width; "a+b": the pair of the models a and b.
+    name: one of MODELS, or "module:function"; with "@0.5" its sub-model of half the width; "a+b": the pair of the
+    models a and b.
     shape: one example, [channels, height, width] for images.  classes: C.  d: width of the representation;
     logistic regression alone has no layer that could set it, its d is the input size.
     relu_head: a ReLU between representation and head, as in FedClassAvg's code.  vocabulary: how many different
