@@ -17,7 +17,6 @@ from hpcfed.config.load import load
 from hpcfed.main import main
 from hpcfed.storage import results
 from tests.mpirun import ROOT
-from tests.system.test_readme import shell
 
 DOCS = ROOT / "docs"
 WRITTEN = sorted((DOCS / "pages").rglob("*.md"))
@@ -76,8 +75,8 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
 
 
 def call(words: list[str]) -> None:
-    """A command of a page, as a process of its own only where it needs several: each would import torch anew."""
-    match words:
+    """A command of a page in this process, for each of its own would import torch anew; on one rank, as bits are."""
+    match words[3:] if words[0] == "mpirun" else words:
         case ["python", "-m", "hpcfed.main", *flags]:
             assert main(flags) == 0
         case ["python", script]:
@@ -85,8 +84,7 @@ def call(words: list[str]) -> None:
         case ["hpcfed", *rest]:
             assert cli.main(rest) == 0
         case _:
-            done = shell(shlex.join(words), Path())
-            assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+            pytest.fail(f"no test runs {shlex.join(words)}")
 
 
 @pytest.mark.parametrize("page", [page for page in WRITTEN if page not in OWN], ids=lambda page: page.stem)
