@@ -54,7 +54,7 @@ lint: .venv/.tests ## check style
 	$(BIN)/ruff check hpcfed tests benchmarks docs setup.py
 
 docs: .venv/.docs ## build the documentation: build/docs/index.html
-	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -f docs/mkdocs.yml
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/mkdocs.yml
 	@echo build/docs/index.html
 
 bench: .venv/.tests ## measure speed on this machine's cores, under 15 minutes: benchmarks/results/bench/table.md
