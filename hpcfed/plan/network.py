@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hpcfed.comm.messages import EAGER
 from hpcfed.errors import ConfigError
 
-EAGER = 1 << 16  # bytes; a longer message is first announced and asked for, as Open MPI's TCP does: three latencies
+ANNOUNCED = 3  # latencies of a message that is longer than EAGER: it is first announced and asked for
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 BYTES = {f"{prefix}{unit}/s": PREFIXES[prefix] * size for prefix in PREFIXES for unit, size in (("B", 1), ("b", 1 / 8))}
@@ -26,7 +27,7 @@ class Network:
 
     def message(self, nbytes: float, sharing: int = 1) -> float:
         """Seconds of one message. sharing: so many ranks send as much at once through the same connection."""
-        return self.latency * (1 if nbytes <= EAGER else 3) + sharing * nbytes / self.bandwidth
+        return self.latency * (1 if nbytes <= EAGER else ANNOUNCED) + sharing * nbytes / self.bandwidth
 
 
 def network(text: str) -> Network:
