@@ -1,13 +1,13 @@
 """`hpcfed plan` against what is measured here: seconds of a round on more ranks, and over slower networks.
 
-    python benchmarks/plan.py                 # as root, on two quiet cores: about 10 minutes
+    python benchmarks/plan.py                 # as root, on two quiet cores: about 15 minutes
     python benchmarks/plan.py --passes 1 --only ranks     # the cases without a network
 
 Ranks: 1, 2, 4 and 8 on this machine, more than it has cores too. Networks: two nodes of one core each (`nodes.py`),
 1 or 2 ranks on each, joined by a link of given latency and bandwidth; the plan is told what MPI sees of it (`link.py`).
-In each pass a short run on two ranks first measures the costs, then every case runs; predicted over measured is of that
-pass. Seconds are those of result files, medians over rounds, checkpoints left out. A goal of 1.15: within 15 %, either
-way.
+In each pass every case runs, and just before it a short run on two ranks that measures the costs, for a machine's speed
+drifts; predicted over measured is of such a pair. Seconds are those of result files, medians over rounds, checkpoints
+left out. A goal of 1.15: within 15 %, either way.
 """
 
 from __future__ import annotations
@@ -74,22 +74,22 @@ def main() -> None:
     found: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         for i in range(given.passes):
-            trial = Path(folder) / "trial"
-            run(f"{mpirun()} -np 2", trial)
             for case in cases[i % len(cases) :] + cases[: i % len(cases)]:
-                found[case].append(one := compared(case, trial, Path(folder) / "run"))
+                found[case].append(one := compared(case, Path(folder)))
                 print(f"pass {i + 1} of {given.passes}: {case.name}: predicted {one['predicted']:.3g} s, measured "
                       f"{one['measured']:.3g} s", file=sys.stderr, flush=True)  # fmt: skip
     save("plan", [row(case, passes) for case, passes in found.items()])
 
 
-def compared(case: Case, trial: Path, folder: Path) -> dict[str, Any]:
+def compared(case: Case, folder: Path) -> dict[str, Any]:
     """Seconds of a round of one case, measured and predicted, and both by part."""
+    trial = folder / "trial"
+    run(f"{mpirun()} -np 2", trial)
     link = Nodes(case.network.latency, case.network.bandwidth) if case.nodes > 1 else nullcontext()
     with link as nodes:
         launcher = nodes.launcher(case.each) if nodes else f"{mpirun()} -np {{ranks}}"
         network = seen(launcher, case) if nodes else HERE
-        there = run(launcher, folder, case.nodes * case.each)
+        there = run(launcher, folder / "run", case.nodes * case.each)
     job = load(FIELDS)
     known, asked = measured(job, trial, FIELDS)
     cores = 1 if case.nodes > 1 else known.cores
