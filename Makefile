@@ -19,7 +19,7 @@ ONE_LINE := 'import json, sys; print("{run}: {algorithm}, test accuracy {accurac
 
 BENCH := overhead faster augment startup sums placement ranks clients
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint docs gallery bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -33,8 +33,12 @@ setup: .venv/.installed ## make .venv with pinned versions and an MPI runtime
 	$(PIP) -e '.[mpi]'
 	@touch $@
 
-.venv/.tests: .venv/.installed
-	$(PIP) -e '.[mpi,test]'
+.venv/.docs: .venv/.installed
+	$(PIP) -e '.[mpi,docs]'
+	@touch $@
+
+.venv/.tests: .venv/.docs
+	$(PIP) -e '.[mpi,docs,report,models,export,tensorboard,test]'
 	@touch $@
 
 demo: setup ## 20 clients, four architectures, two ranks: each alone, then FedClassAvg
@@ -47,7 +51,14 @@ test: .venv/.tests ## install what the tests need, run all of them
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: .venv/.tests ## check style
-	$(BIN)/ruff check hpcfed tests benchmarks setup.py
+	$(BIN)/ruff check hpcfed tests benchmarks docs setup.py
+
+docs: .venv/.docs ## build the documentation: build/docs/index.html
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/mkdocs.yml
+	@echo build/docs/index.html
+
+gallery: .venv/.tests ## run the jobs of the documentation's pictures, and draw them: about 20 minutes
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=. $(BIN)/python docs/gallery.py
 
 bench: .venv/.tests ## measure speed on this machine's cores, under 15 minutes: benchmarks/results/bench/table.md
 	@for name in $(BENCH); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done

@@ -41,6 +41,7 @@ def _options(words: Sequence[str] | None) -> dict[str, Any]:
     parser = _parser()
     known, others = parser.parse_known_args(words)
     if COMMANDS[known.command].fields:
+        sys.path.insert(0, "")  # methods and models of one's own, in the folder where one starts, as with python -m
         return {**vars(known), "words": others}
     if others:
         parser.error(f"{known.command}: unrecognized arguments: {' '.join(others)}")

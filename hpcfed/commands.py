@@ -76,7 +76,7 @@ BATCH = (
     argument("--nodes", type=int, default=1, metavar="N"),
     argument("--ntasks-per-node", type=int, metavar="N", help="ranks of a node; default: one for each GPU, or one"),
     argument("--gpus-per-node", metavar="[TYPE:]N"),
-    argument("--cpus-per-task", type=int, metavar="N", help="cores of a rank; run.threads says how many it uses"),
+    argument("--cpus-per-task", type=int, metavar="N", help="cores of a rank; default: those of its run.threads"),
     *(argument(f"--{name}", help="as sbatch has it") for name in
       ("mem", "time", "partition", "account", "qos", "constraint")),
     argument("--env", action="append", metavar="LINE", help="line of shell to begin with, as 'module load openmpi'"),
@@ -94,7 +94,7 @@ SWEEP = (
 SUBMIT = (
     *BATCH,
     argument("--container", metavar="IMAGE", help="of apptainer, in which the ranks run"),
-    argument("--launcher", default="auto", metavar="COMMAND", help="as mpirun or 'srun --mpi=pmi2'; default: auto"),
+    argument("--launcher", default="auto", metavar="COMMAND", help="as 'srun --mpi=pmi2'; default: what doctor found"),
     argument("--chain", type=int, default=1, metavar="N", help="jobs, each to go on where the one before stopped"),
     argument("--each", action="append", metavar="FIELDS", help="a run with these fields too, as task of an array job"),
     argument("--ranks", metavar="1,2,4", help="a run on each of these numbers of ranks, one after the other"),

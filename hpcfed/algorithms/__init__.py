@@ -6,7 +6,7 @@ where you start or anywhere on Python's path.
 
 from hpcfed.config.parts import Part
 from hpcfed.errors import ConfigError
-from hpcfed.registry import Entry, find
+from hpcfed.registry import Entry, find, loaded
 
 ALGORITHMS = {
     "local": Entry("hpcfed.algorithms.local:Local", "each client trains alone; nothing is exchanged"),
@@ -59,10 +59,7 @@ def load(name: str) -> type:
     """The class of an algorithm: a registered name, or "module:Class". ConfigError if there is none."""
     if ":" not in name:
         return find("algorithm", name, ALGORITHMS).load()
-    try:
-        cls = Entry(name, "").load()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"algorithm.name = {name!r}: cannot load it: {error}; write module:Class") from error
+    cls = loaded("algorithm.name", name, "module:Class")
     if not (isinstance(cls, type) and issubclass(cls, Part)):
         raise ConfigError(f"algorithm.name = {name!r} is no algorithm; make it a subclass of RoundBased or EventBased")
     return cls

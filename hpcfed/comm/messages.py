@@ -16,6 +16,7 @@ from hpcfed.comm.protocol import Into, Row
 
 SMALL = 1 << 14  # values: up to here one call costs less than two
 MESSAGE = 1 << 18  # values of a large message: 2 MiB
+EAGER = 1 << 21  # bytes of a message that goes over TCP without being announced and asked for (comm.start)
 PART = 1 << 13  # values of a rank's part, at least; fewer do not repay numpy's calls
 
 

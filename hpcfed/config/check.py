@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.data import DATASETS
 from hpcfed.errors import ConfigError
-from hpcfed.models import MODELS
+from hpcfed.models import find as find_model
 from hpcfed.registry import find
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ SHOWN = 6  # methods that a refusal names
 def check(job: Job) -> None:
     """ConfigError for names that do not exist and for a job that the method cannot run."""
     for name in (*job.models.mix, *filter(None, (job.models.proxy, job.models.server))):
-        find("model", name, MODELS)
+        find_model(name)
     for name in filter(None, (job.data.name, job.data.public_source)):
         if not Path(name).suffix:
             find("data set", name, DATASETS)

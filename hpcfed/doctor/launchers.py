@@ -11,8 +11,7 @@ from pathlib import Path
 from time import monotonic
 
 from hpcfed.doctor.limited import limited, outside
-from hpcfed.doctor.trials import Launcher, Trial, explained
-from hpcfed.errors import ConfigError
+from hpcfed.doctor.trials import Launcher, Trial
 
 PLUGINS = ("pmix", "pmi2", "cray_shasta")  # of srun --mpi, in the order in which they are tried
 STARTERS = ("mpirun", "mpiexec")
@@ -21,35 +20,9 @@ LIMIT = 60.0  # seconds for each probe
 RANKS = 2
 
 
-def launcher(tried: Sequence[Trial]) -> str:
-    """The first launcher that works, as a batch script starts ranks: "srun --mpi=pmix", "mpirun".
-
-    Raises ConfigError where none does, with what each of them said.
-    """
-    for trial in tried:
-        if trial.works:
-            return trial.launcher.name
-    said = [f"{trial.launcher.name}: {explained(trial)[0]}" for trial in tried]
-    raise ConfigError("\n  ".join(["no launcher starts ranks that form one world; `hpcfed doctor` says more",
-                                   *(said or ["there is no mpirun, mpiexec or srun on the PATH"])]))  # fmt: skip
-
-
-def working(ranks: int = RANKS, slurm: Sequence[str] = (), limit: float = LIMIT) -> str:
-    """Try the launchers of this machine one after the other until one works; `launcher` says what is returned.
-
-    slurm: options of srun and salloc that the site wants, such as --partition or --account.
-    """
-    tried: list[Trial] = []
-    for candidate in here(ranks, slurm, limit):
-        tried.append(trial(candidate, ranks, limit))
-        if tried[-1].works:
-            break
-    return launcher(tried)
-
-
-def here(ranks: int, slurm: Sequence[str] = (), limit: float = LIMIT) -> list[Launcher]:
-    """The launchers of this machine."""
-    return candidates(ranks, starters(), plugins(), slurm, "SLURM_JOB_ID" in os.environ, limit)
+def here(ranks: int, plugins: Sequence[str], slurm: Sequence[str] = (), limit: float = LIMIT) -> list[Launcher]:
+    """The launchers of this machine. plugins: of srun.  slurm: options of srun and salloc that the site wants."""
+    return candidates(ranks, starters(sys.executable), plugins, slurm, "SLURM_JOB_ID" in os.environ, limit)
 
 
 def candidates(
@@ -70,7 +43,7 @@ def candidates(
     return found + [Launcher(path, (*hold, path, "-np", str(ranks))) for path in mpiruns]
 
 
-def starters(python: str = sys.executable, path: str | None = None) -> list[str]:
+def starters(python: str, path: str | None = None) -> list[str]:
     """mpirun, or mpiexec, beside this Python and the first on the PATH: by its short name where that is the same."""
     found: dict[str, str] = {}
     for folder in (path, str(Path(python).parent)):
@@ -85,8 +58,13 @@ def plugins() -> list[str]:
     """The MPI plugins of srun; none where there is no Slurm, or its controller does not answer."""
     if not shutil.which("srun") or limited(["sinfo", "-h", "-o", "%P"], 10).status != 0:
         return []
-    listed = limited(["srun", "--mpi=list"], 10)
-    return re.findall(r"^(?:srun:)?\s*([a-z]\w*)\s*$", listed.out + listed.err, re.M)
+    return listed()
+
+
+def listed() -> list[str]:
+    """The MPI plugins that srun knows, whether its controller answers or not; none without srun."""
+    said = limited(["srun", "--mpi=list"], 10)
+    return re.findall(r"^(?:srun:)?\s*([a-z]\w*)\s*$", said.out + said.err, re.M)
 
 
 def trial(launcher: Launcher, ranks: int, limit: float, env: Mapping[str, str] = os.environ) -> Trial:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfed.config.load import load
-from hpcfed.doctor import disk, hdf5, launchers, mpi, ranks, slurm
+from hpcfed.doctor import disk, hdf5, known, launchers, mpi, ranks, slurm
 from hpcfed.doctor.finding import Finding, is_wrong, render
 from hpcfed.doctor.trials import Trial, judged
 from hpcfed.errors import ConfigError
@@ -53,13 +53,15 @@ def number(variable: str, otherwise: int) -> int:
 
 
 def examine(job: Job, n: int, out: Path, options: str, limit: float) -> list[Finding]:
-    """All findings."""
-    plugins, facts = launchers.plugins(), mpi.library(limit)
-    tried = [launchers.trial(c, n, limit) for c in launchers.here(n, words(options), limit)]
-    works = any(trial.works for trial in tried)
+    """All findings; which launcher works under Slurm is kept for `hpcfed submit`."""
+    asked, plugins, facts = words(options), launchers.plugins(), mpi.library(limit)
+    tried = [launchers.trial(c, n, limit) for c in launchers.here(n, plugins, asked, limit)]
+    works = [trial.launcher.name for trial in tried if trial.works]
+    if plugins:
+        known.keep(works[0] if works else None)
     return [
         mpi.version(facts),
-        mpi.one_world(tried),
+        mpi.one_world(works, tried),
         *(judged(trial, needed=not works) for trial in tried),
         mpi.gpu_aware(facts),
         mpi.ulfm(tried, limit),

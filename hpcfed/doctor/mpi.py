@@ -54,9 +54,8 @@ def ulfm(tried: Sequence[Trial], seconds: float) -> Finding:
                    "`hpcfed supervise` or Slurm's --requeue start it again from its checkpoint; Open MPI 5 has ULFM")
 
 
-def one_world(tried: Sequence[Trial]) -> Finding:
-    """Which launcher to use."""
-    working = [trial.launcher.name for trial in tried if trial.works]
+def one_world(working: Sequence[str], tried: Sequence[Trial]) -> Finding:
+    """Which launcher to use, of those that work."""
     if working:
         return ok("launcher", f"use {working[0]}" + (f"; {', '.join(working[1:])} too" if working[1:] else ""))
     if tried:

@@ -46,7 +46,7 @@ def world(job: Job, comm: Comm) -> World:
     shape, classes = data.train.x.shape[1:], len(data.classes)
     kinds = sorted(set(architectures))
     agreed(comm, lambda: [models.check(name, shape, data.vocabulary) for name in (*kinds, *servers(job))])
-    each = {name: cost(name, shape, classes, job.models.d, data.vocabulary) for name in kinds}
+    each = agreed(comm, lambda: {name: cost(name, shape, classes, job.models.d, data.vocabulary) for name in kinds})
     costs = np.array([each[a] for a in architectures]) * partition.sizes
     adds = {name: work(name, shape, classes, job.models.d, data.vocabulary).multiply_adds for name in kinds}
     known = profiled(job, comm, np.array([3.0 * max(1, adds[a]) for a in architectures]))

@@ -3,6 +3,9 @@
 Every model is a body, images or texts to representation [n, *shape] -> [n, d], and a linear head, [n, d] -> [n, C]
 (`hpcfed.models.model`). One family a file; a file is imported only when one of its models is built, so that
 names and shapes are checked without loading torch.
+
+A model of your own needs no line here: `models.mix = ["mine:tiny"]` is function tiny(shape, d) of mine.py, in the
+folder where you start or anywhere on Python's path; it returns the body.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from hpcfed import registry
 from hpcfed.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hpcfed.models.model import Model, Pair
 
 
@@ -66,6 +71,18 @@ MODELS: dict[str, Entry] = {
 }
 
 
+def find(name: str) -> Entry:
+    """The model of this name: a registered one, or "module:function", which takes inputs of any shape but no texts.
+
+    ConfigError if there is none.
+    """
+    if ":" not in name:
+        return registry.find("model", name, MODELS)
+    if not callable(registry.loaded("models", name, "module:function")):
+        raise ConfigError(f"models: {name!r} is no function; name one that returns the body, as tiny(shape, d)")
+    return Entry(name, "a model of your own")
+
+
 def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
     """Whether the models of this name take inputs of this shape; loads nothing.
 
@@ -75,7 +92,7 @@ def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
     """
     for part in name.split("+"):
         base, at, _ = part.partition("@")
-        entry = registry.find("model", base, MODELS)
+        entry = find(base)
         if at and entry.text:
             raise ConfigError(f"model {base} has no sub-models, for its gates are not cut; set models.widths = [1]")
         if not entry.takes(shape, vocabulary):
@@ -91,7 +108,8 @@ def build(
 ) -> Model | Pair:
     """A new model, in train mode, on torch's default device.
 
-    name: one of MODELS; with "@0.5" its sub-model of half the width; "a+b": the pair of the models a and b.
+    name: one of MODELS, or "module:function"; with "@0.5" its sub-model of half the width; "a+b": the pair of the
+    models a and b.
     shape: one example, [channels, height, width] for images.  classes: C.  d: width of the representation;
     logistic regression alone has no layer that could set it, its d is the input size.
     relu_head: a ReLU between representation and head, as in FedClassAvg's code.  vocabulary: how many different
@@ -109,10 +127,25 @@ def build(
     if plus:
         return Pair(*(build(part, shape, classes, d, relu_head, vocabulary) for part in (own, proxy)))
     base, at, width = name.partition("@")
-    body = MODELS[base].load()(shape, d, *([vocabulary] if vocabulary else []))
+    body = find(base).load()(shape, d, *([vocabulary] if vocabulary else []))
+    if ":" in base:
+        represents(base, body, shape, d)
     model = Model(body, Head(math.prod(shape) if base == "logistic" else d, classes, relu_head))
     if at:
         from hpcfed.models.widths import narrow
 
         model = narrow(model, shape, float(width))
     return model.to(memory_format=torch.channels_last)  # convolutions are 1.1 to 1.5 times as fast so
+
+
+def represents(name: str, body: nn.Module, shape: tuple[int, ...], d: int) -> None:
+    """ConfigError unless a user's body makes d values of an example; leaves it as it is."""
+    import torch
+
+    body.eval()
+    with torch.no_grad():
+        made = list(body(torch.zeros(2, *shape)).shape)
+    body.train()
+    if made != [2, d]:
+        raise ConfigError(f"model {name} makes {made} of two inputs of shape {list(shape)}, but models.d is {d}; "
+                          f"let its body return [n, d], here [2, {d}]")  # fmt: skip

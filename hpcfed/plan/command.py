@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -74,8 +75,8 @@ def measured(job: Job, run: Path | None, words: Sequence[str]) -> tuple[Costs, D
     if run is None:
         raise ConfigError("plan: no measured costs; make a short run, on one rank or as many as a node has cores or "
                           "GPUs, and name it:\n"
-                          f"  python -m hpcfed.main {' '.join(words)} --rounds 3 --out runs/trial\n"
-                          f"  hpcfed plan {' '.join(words)} --costs runs/trial --nodes 1,2,4")  # fmt: skip
+                          f"  python -m hpcfed.main {shlex.join([*words, '--rounds', '3', '--out', 'runs/trial'])}\n"
+                          f"  hpcfed plan {shlex.join([*words, '--costs', 'runs/trial'])} --nodes 1,2,4")  # fmt: skip
     if not isinstance(job.algorithm, RoundBased):
         raise ConfigError(f"plan: {job.algorithm.name} has no rounds; plan knows methods in synchronous rounds")
     own = job.run.model_copy(update={"device": "cpu", "precision": "float32", "speeds": ()})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hpcfed.comm.messages import EAGER
 from hpcfed.errors import ConfigError
 
-EAGER = 1 << 16  # bytes; a longer message is first announced and asked for, as Open MPI's TCP does: three latencies
+ANNOUNCED = 3  # latencies of a message that is longer than EAGER: it is first announced and asked for
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 BYTES = {f"{prefix}{unit}/s": PREFIXES[prefix] * size for prefix in PREFIXES for unit, size in (("B", 1), ("b", 1 / 8))}
@@ -26,7 +27,7 @@ class Network:
 
     def message(self, nbytes: float, sharing: int = 1) -> float:
         """Seconds of one message. sharing: so many ranks send as much at once through the same connection."""
-        return self.latency * (1 if nbytes <= EAGER else 3) + sharing * nbytes / self.bandwidth
+        return self.latency * (1 if nbytes <= EAGER else ANNOUNCED) + sharing * nbytes / self.bandwidth
 
 
 def network(text: str) -> Network:
@@ -36,19 +37,20 @@ def network(text: str) -> Network:
     """
     parts = [part.strip().removeprefix("latency").removeprefix("bandwidth") for part in text.split(",")]
     if len(parts) != 2:
-        raise ConfigError(f"network {text!r}: give latency and bandwidth, as in 'latency 2us, 100Gb/s'")
-    return Network(quantity(parts[0], SECONDS, text, least=0.0), quantity(parts[1], BYTES, text))
+        raise ConfigError(f"--network {text!r}: give latency and bandwidth, as in 'latency 2us, 100Gb/s'")
+    option = f"--network {text!r}"
+    return Network(quantity(parts[0], SECONDS, option, least=0.0), quantity(parts[1], BYTES, option))
 
 
 def bandwidth(text: str) -> float:
-    """`2GB/s` in bytes per second; ConfigError for anything else."""
-    return quantity(text, BYTES, text)
+    """What a disk writes, `2GB/s`, in bytes per second; ConfigError for anything else."""
+    return quantity(text, BYTES, "--disk")
 
 
-def quantity(part: str, units: dict[str, float], text: str, least: float = 1.0) -> float:
-    """A number with its unit; ConfigError where it has none of these units, or is too small."""
+def quantity(part: str, units: dict[str, float], option: str, least: float = 1.0) -> float:
+    """A number with its unit; ConfigError where it has none of these units, or is too small. option: that gives it."""
     found = NUMBER.fullmatch(part.strip())
     value = float(found[1]) * units[found[2]] if found and found[2] in units else -1.0
     if value < least:
-        raise ConfigError(f"{text!r}: {part.strip()!r} is no number with one of the units {', '.join(units)}")
+        raise ConfigError(f"{option}: {part.strip()!r} is no number with one of the units {', '.join(units)}")
     return value

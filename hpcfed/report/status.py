@@ -35,7 +35,8 @@ def status(runs: Sequence[Path], json: bool = False) -> list[dict[str, Any]] | T
 def states(path: Path) -> Iterator[tuple[str, State]]:
     """The run at this path, or those of the sweep there."""
     if not os.path.exists(path):
-        raise CheckpointError(f"{path}: there is no such file or folder; give the folder of a run or of a sweep")
+        raise CheckpointError(f"{path}: there is no such file or folder; give the folder of a run or of a sweep "
+                              "(a job that waits in a queue makes it when it begins)")
     if not store.exists(path):
         yield str(path), state(path)
         return

@@ -2,32 +2,34 @@
 
 import shlex
 import shutil
-import subprocess
 import sys
-from pathlib import Path
+
+from hpcfed.doctor.known import known
+from hpcfed.doctor.launchers import PLUGINS, listed, starters
 
 AUTO = "auto"
 
 
 def launcher(wanted: str = AUTO) -> tuple[str, ...]:
-    """The words before the ranks' command: those that are wanted, `srun` with the --mpi that it needs.
+    """The words before the ranks' command: those that are wanted, `srun` with the options that it needs.
 
-    auto: mpirun where there is one, also beside this Python, for it belongs to its MPI library and asks Slurm for the
-    nodes; srun else. `hpcfed doctor` tries which of them work.
+    auto: what `hpcfed doctor` has found to work on this cluster; a guess where nobody has asked it.
     """
-    if wanted == AUTO:
-        own = shutil.which("mpirun", path=str(Path(sys.executable).parent))  # of a virtual environment
-        here = "mpirun" if shutil.which("mpirun") else own and shlex.quote(own)
-        wanted = here or ("srun" if shutil.which("srun") else "mpirun")
-    words = shlex.split(wanted)
+    words = shlex.split((known() or likely()) if wanted == AUTO else wanted)
     if words == ["srun"]:
-        words += [f"--mpi={interface()}", "--kill-on-bad-exit=1"]
+        words += [f"--mpi={interface()}"]
+    if words[0] == "srun" and wanted in (AUTO, "srun"):
+        words += ["--kill-on-bad-exit=1"]
     return tuple(words)
 
 
+def likely() -> str:
+    """mpirun, also beside this Python, for it belongs to its MPI library and asks Slurm for the nodes; srun else."""
+    found = [shlex.quote(name) for name in starters(sys.executable)]
+    return found[0] if found else "srun" if shutil.which("srun") else "mpirun"
+
+
 def interface() -> str:
-    """How srun and an MPI library find each other: pmix, Open MPI's, where this Slurm has it; else pmi2, MPICH's."""
-    if not shutil.which("srun"):
-        return "pmix"
-    known = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=60)
-    return "pmix" if "pmix" in (known.stdout + known.stderr).split() else "pmi2"
+    """How srun and an MPI library find each other: the best that this Slurm has; pmix, Open MPI's, is not known."""
+    here = listed()
+    return next((name for name in PLUGINS if name in here), PLUGINS[0])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcfed.errors import ConfigError
-from hpcfed.status import DONE, WRONG
+from hpcfed.status import DONE, RESUME_ME, WRONG
 
 NOTICE = 120  # seconds from the signal to the end of a job, if it is to have no more
 OPTIONS = ("nodes", "ntasks_per_node", "gpus_per_node", "cpus_per_task", "mem", "time", "partition", "account", "qos",
@@ -28,7 +28,7 @@ class Batch:
     launcher: the words that start the ranks.  restarts: how often the job may have been queued again.
     notice: seconds from the signal to the end of the job.
     chain: a link of a chain of jobs, which does not queue itself again: the next link goes on.
-    made_by: the command that writes this script.
+    threads: of each rank.  made_by: the command that writes this script.
     """
 
     name: str
@@ -48,10 +48,15 @@ class Batch:
     restarts: int = 10
     notice: int = NOTICE
     chain: bool = False
+    threads: int = 1
     made_by: str = ""
 
     def ranks(self) -> list[str]:
         """The words that start the ranks on all nodes, up to the fields of the job."""
+        return [*self.starter(), "python", "-m", "hpcfed.main"]
+
+    def starter(self) -> list[str]:
+        """Those before the ranks' own command."""
         several = (self.cpus_per_task or 1) > 1
         if self.launcher[0] == "srun":  # it does not take this over from the job
             cores = [f"--cpus-per-task={self.cpus_per_task}"] if several else []
@@ -59,7 +64,7 @@ class Batch:
             cores = ["--bind-to", "none"] if several else []
         gpus = ["--nv"] if self.gpus_per_node else []
         image = ["apptainer", "exec", *gpus, self.container] if self.container else []
-        return [*self.launcher, *cores, *image, "python", "-m", "hpcfed.main"]
+        return [*self.launcher, *cores, *image]
 
 
 def run(batch: Batch, fields: Sequence[str], again: bool = False) -> str:
@@ -74,19 +79,24 @@ def array(batch: Batch, fields: Sequence[str], each: Sequence[Sequence[str]]) ->
 
 
 def study(batch: Batch, fields: Sequence[str], folder: str, counts: Sequence[int]) -> str:
-    """The script of the same run on several numbers of ranks, one after the other, in one job."""
-    own = f"{quoted(fields)} --out {quoted([folder])}-$ranks"
-    one = watched(batch, own, options="-n $ranks").replace("\n", "\n  ")
+    """The script of the same run on several numbers of ranks, one after the other, in one job.
+
+    Each number has a folder of its own, whatever fields are changed when the script is submitted.
+    """
+    one = watched(batch, quoted(fields), options="-n $ranks", last=f" --out {quoted([folder])}-$ranks", indent="  ")
     numbers = " ".join(map(str, counts))
-    return script(batch, f"for ranks in {numbers}; do\n  {one}\n  [ $status = {DONE} ] || break\ndone")
+    return script(batch, f"for ranks in {numbers}; do\n{one}\n  [ $status = {DONE} ] || break\ndone")
 
 
-def watched(batch: Batch, fields: str, again: bool = False, options: str = "") -> str:
-    """The command that does one run, or as much of it as is left. fields: quoted; options: of the launcher."""
+def watched(batch: Batch, fields: str, again: bool = False, options: str = "", last: str = "", indent: str = "") -> str:
+    """The command that does one run, or as much of it as is left.
+
+    fields: quoted.  options: of the launcher.  last: after the fields that are given when the script is submitted.
+    """
     launcher, *others = batch.ranks()
     told = "--again" if again else "${SLURM_RESTART_COUNT:+--again}"
     start = " ".join(filter(None, [quoted([launcher]), options, quoted(others), fields]))
-    return f'watch hpcfed supervise {told} -- \\\n  {start} "$@"'
+    return f'{indent}watch hpcfed supervise {told} -- \\\n{indent}  {start} "$@"{last}'
 
 
 def script(batch: Batch, body: str, tasks: int = 0) -> str:
@@ -100,8 +110,10 @@ def script(batch: Batch, body: str, tasks: int = 0) -> str:
         *directives(batch, tasks),
         "# sbatch THIS --rounds 200 changes fields of the run; scancel --batch --signal=TERM JOB has it save and stop.",
         "",
-        *[one_line("env", line) for line in batch.env],
         *signals(batch),
+        "",
+        f"export OMP_NUM_THREADS={batch.threads}   # of a rank: libraries beside torch start one for each core else",
+        *[one_line("env", line) for line in batch.env],
         "",
         body,
         "",
@@ -124,12 +136,17 @@ def signals(batch: Batch) -> list[str]:
     """How what is started is told that the job is to end."""
     then = "" if batch.chain else "again=yes; "
     return [
-        f"trap '{then}kill -USR1 $run' USR1   # the time is nearly up, or others need the nodes: save, go on later",
-        "trap 'kill -USR1 $run' TERM",
-        "watch() {   # a signal ends `wait`, not what is waited for",
+        "again= stopped= run=   # whatever the environment has",
+        f"trap '{then}stop' USR1   # the time is nearly up, or others need the nodes: save, go on later",
+        "trap stop TERM",
+        'stop() { stopped=yes; [ "$run" ] && kill -USR1 $run; }',
+        "watch() {   # a signal ends `wait`, not what is waited for; after one, nothing more is started",
+        f'  if [ "$stopped" ]; then status={RESUME_ME}; return; fi',
         '  "$@" & run=$!',
+        '  [ "$stopped" ] && kill -USR1 $run',
         "  while kill -0 $run 2>/dev/null; do wait $run; done",
-        "  wait $run; status=$?",
+        "  wait $run; status=$?; run=",
+        f"  [ $status -ge 0 ] || status={RESUME_ME}   # bash forgets it where a signal comes just as the run ends",
         "}",
     ]
 

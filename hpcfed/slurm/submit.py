@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
+from hpcfed.doctor.known import known
 from hpcfed.engine import folder
 from hpcfed.errors import ConfigError
+from hpcfed.report.state import GOING_ON, SIGNS, state
 from hpcfed.slurm import script
-from hpcfed.slurm.launcher import launcher
-from hpcfed.slurm.script import NOTICE, Batch
+from hpcfed.slurm.asked import batch_of
+from hpcfed.slurm.launcher import AUTO
+from hpcfed.slurm.script import Batch
 from hpcfed.storage import checkpoint, names
-
-SPARE = 60  # seconds of notice beyond run.grace, for the last checkpoint on a slow file system
+from hpcfed.storage.sweep import fields
 
 
 def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each: list[str] | None,
@@ -36,17 +35,28 @@ def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each:
     if (chain > 1) + bool(each) + bool(ranks) > 1 or chain < 1:
         raise ConfigError(f"submit: --chain {chain}, --each and --ranks: one of the three, and a chain of 1 or more")
     jobs = checked(words, tasks)
-    batch = batch_of(jobs, launcher, chain > 1, **asked)
-    texts = [script.run(batch, words), *[script.run(batch, words, again=True)] * (chain - 1)]
-    if tasks:
-        texts = [script.array(batch, words, tasks)]
-    elif ranks:
-        texts = [script.study(batch, words, str(folder.of(jobs[0])), counts(ranks))]
+    own, runs = folder.of(jobs[0]), [fields(job.plain()) for job in jobs]
+    batch = batch_of("hpcfed" if tasks else own.name, runs, launcher, chain > 1, **asked)
+    numbers = counts(ranks, batch) if ranks else []
+    if numbers:
+        jobs = checked(words, [["--out", f"{own}-{n}"] for n in numbers])
+    texts = written(batch, words, chain, tasks, str(own), numbers)
     if dry_run:
         return texts[0].rstrip("\n")
     for job in jobs:
         free(job)
-    return told(sbatch_all(texts), jobs)
+    doubt = launcher == AUTO and not known()
+    return told(sbatch_all(texts), jobs, waiting=bool(chain > 1 or tasks), guess=batch.launcher if doubt else ())
+
+
+def written(batch: Batch, words: Sequence[str], chain: int, tasks: Sequence[Sequence[str]], out: str,
+            numbers: Sequence[int]) -> list[str]:  # fmt: skip
+    """The scripts: one, or one for each link of a chain."""
+    if tasks:
+        return [script.array(batch, words, tasks)]
+    if numbers:
+        return [script.study(batch, words, out, numbers)]
+    return [script.run(batch, words), *[script.run(batch, words, again=True)] * (chain - 1)]
 
 
 def split(option: str, text: str) -> list[str]:
@@ -71,44 +81,23 @@ def checked(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]:
     return jobs
 
 
-def batch_of(jobs: Sequence[Job], wanted: str, chain: bool, **asked: Any) -> Batch:
-    """What is asked for, with what follows from the job and from this Python's place."""
-    name = folder.of(jobs[0]).name if len(jobs) == 1 else "hpcfed"
-    notice = max(NOTICE, int(max(job.run.grace for job in jobs)) + SPARE)
-    return Batch(name, launcher=launcher(wanted), chain=chain, notice=notice, restarts=jobs[0].run.max_restarts,
-                 made_by=made_by(), **completed(asked))  # fmt: skip
-
-
-def completed(asked: dict[str, Any]) -> dict[str, Any]:
-    """What is asked for, with a rank for each GPU of a node, or one, and with this Python."""
-    gpus = (asked["gpus_per_node"] or "1").rpartition(":")[2]  # a number, or TYPE:NUMBER
-    tasks = asked["ntasks_per_node"] or (int(gpus) if gpus.isdigit() else 1)
-    return asked | {"ntasks_per_node": tasks, "env": (*python_first(), *(asked["env"] or []))}
-
-
-def python_first() -> list[str]:
-    """A line for the script where `hpcfed` on the PATH, and with it `python`, is not this one."""
-    here = Path(sys.executable).parent
-    found = shutil.which("hpcfed")
-    return [] if found and Path(found).parent == here else [f"export PATH={shlex.quote(str(here))}:$PATH"]
-
-
-def made_by() -> str:
-    """The command line of this process, so that a script tells where it comes from."""
-    return shlex.join(["hpcfed", *sys.argv[1:]])
-
-
-def counts(ranks: str) -> list[int]:
-    """Numbers of ranks, from "1,2,4"."""
-    numbers = ranks.split(",")
-    if not all(n.isdigit() and int(n) for n in numbers):
+def counts(ranks: str, batch: Batch) -> list[int]:
+    """Numbers of ranks, from "1,2,4"; at most as many as the job has tasks."""
+    numbers, most = ranks.split(","), batch.nodes * (batch.ntasks_per_node or 1)
+    if not all(n.isdecimal() and int(n) for n in numbers):
         raise ConfigError(f"submit: --ranks {ranks}: numbers of ranks with commas between, such as 1,2,4")
+    if max(map(int, numbers)) > most:
+        raise ConfigError(f"submit: --ranks {ranks}: the job has {most} tasks, nodes times --ntasks-per-node; ask for "
+                          "more, or run on fewer ranks")  # fmt: skip
     return [int(n) for n in numbers]
 
 
 def free(job: Job) -> None:
     """ConfigError where a run is in the way, rather than hours later in the queue."""
     run = folder.of(job)
+    if state(run).word == GOING_ON:
+        raise ConfigError(f"out: a run goes on in {run}: its files say so, or did {SIGNS:g} s ago; two in one folder "
+                          "would spoil it; wait for its end, or give another --out")  # fmt: skip
     there = os.path.exists(names.results_file(run)) and not checkpoint.newest(run)
     if there and not (job.resume or job.overwrite):
         raise ConfigError(f"out: {run} holds a run that has saved nothing; replace it with --overwrite, or give "
@@ -119,7 +108,12 @@ def sbatch_all(texts: Sequence[str]) -> list[str]:
     """Submit one script after the other, each to begin when the one before has ended; their ids."""
     ids: list[str] = []
     for text in texts:
-        ids.append(sbatch(text, [f"--dependency=afterany:{ids[-1]}"] if ids else []))
+        try:
+            ids.append(sbatch(text, [f"--dependency=afterany:{ids[-1]}"] if ids else []))
+        except ConfigError as error:
+            if not ids:
+                raise
+            raise ConfigError(f"{error}\n  submitted before that: {' '.join(ids)}; scancel takes them back") from error
     return ids
 
 
@@ -135,8 +129,20 @@ def sbatch(text: str, options: Sequence[str] = ()) -> str:
     return done.stdout.strip().partition(";")[0]  # JOB, or JOB;CLUSTER
 
 
-def told(ids: Sequence[str], jobs: Sequence[Job]) -> str:
-    """What a user needs to know of what is in the queue now."""
+def told(ids: Sequence[str], jobs: Sequence[Job], waiting: bool, guess: Sequence[str]) -> str:
+    """What a user needs to know of what is in the queue now.
+
+    waiting: some of it does while the rest runs.  guess: a launcher of which nobody knows whether it works.
+    """
     several = f"jobs {', '.join(ids)}, one after the other" if len(ids) > 1 else f"job {ids[0]}"
     where = ", ".join(str(folder.of(job)) for job in jobs)
-    return f"submitted {several}; results in {where}\nto save and stop: scancel --batch --signal=TERM {' '.join(ids)}"
+    doubt = [f"the ranks are started by {shlex.join(guess)}; `hpcfed doctor` finds out whether that works"]
+    return "\n".join([f"submitted {several}; results in {where}", *(doubt if guess else []), how_to_stop(ids, waiting)])
+
+
+def how_to_stop(ids: Sequence[str], waiting: bool) -> str:
+    """The commands. What waits in the queue gets no signal, and would begin when the others have stopped."""
+    first = f"scancel --state=PENDING {' '.join(ids)}; " if waiting else ""
+    quiet = "--quiet " if waiting else ""  # about those that the first one has cancelled
+    return ("to save and stop (a plain scancel may leave the ranks no time to): "
+            f"{first}scancel {quiet}--batch --signal=TERM {' '.join(ids)}")  # fmt: skip

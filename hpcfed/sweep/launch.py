@@ -18,6 +18,7 @@ from hpcfed.engine.supervise import finished as all_done
 from hpcfed.errors import ConfigError
 from hpcfed.storage.atomic import writing
 from hpcfed.storage.sweep import Member, Sweep
+from hpcfed.sweep.gpus import MASK
 
 TAIL = 20_000  # bytes of a log in which the reason for an end is looked for
 UNBOUND = {  # Open MPI 5 and 4 bind the ranks of each run to the first cores; runs side by side would share those
@@ -52,12 +53,16 @@ def launcher(sweep: Sweep) -> list[str]:
     return [found, "-n", str(sweep.ranks), *options]
 
 
-def start(sweep: Sweep, run: Member, log: BinaryIO) -> subprocess.Popen[bytes]:
-    """Start a run, in a process group of its own so that Ctrl-C in a terminal reaches this process alone."""
-    words = command(sweep, run)
-    log.write(f"\n$ {shlex.join(words)}\n".encode(errors="surrogateescape"))
+def start(sweep: Sweep, run: Member, log: BinaryIO, gpus: str | None = None) -> subprocess.Popen[bytes]:
+    """Start a run, in a process group of its own so that Ctrl-C in a terminal reaches this process alone.
+
+    gpus: those that it may use, as `gpus.shares` has them.
+    """
+    words, own = command(sweep, run), {} if gpus is None else {MASK: gpus}
+    shown = [f"{name}={value}" for name, value in own.items()]
+    log.write(f"\n$ {' '.join([*shown, shlex.join(words)])}\n".encode(errors="surrogateescape"))
     log.flush()
-    env = UNBOUND | {"OMP_NUM_THREADS": str(run.fields["run.threads"])} | os.environ
+    env = UNBOUND | {"OMP_NUM_THREADS": str(run.fields["run.threads"])} | os.environ | own
     try:
         return subprocess.Popen(words, cwd=sweep.directory, env=env, stdin=subprocess.DEVNULL, stdout=log,
                                 stderr=subprocess.STDOUT, process_group=0)  # fmt: skip

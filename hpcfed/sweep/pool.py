@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from queue import SimpleQueue
 from time import monotonic
 
 from hpcfed.engine.signals import heard
@@ -18,6 +19,7 @@ from hpcfed.storage import names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import load
 from hpcfed.storage.sweep import Member, Sweep
+from hpcfed.sweep.gpus import shares, usable
 from hpcfed.sweep.launch import finished, held, reason, start
 
 LOOK = 0.5  # seconds; a signal may reach another thread, and is not seen before this one wakes up
@@ -48,6 +50,9 @@ class Pool:
     def __init__(self, sweep: Sweep, at_once: int):
         self.sweep, self.at_once, self.asked = sweep, at_once, False
         self.going: list[subprocess.Popen[bytes]] = []
+        self.shares: SimpleQueue[str | None] = SimpleQueue()  # of the GPUs, one for each place
+        for gpus in shares(usable(sweep), at_once) if at_once > 1 else [None]:
+            self.shares.put(gpus)
 
     def run(self, numbers: Iterable[int]) -> list[Outcome]:
         """These runs, in this order as places get free; what became of each."""
@@ -63,6 +68,14 @@ class Pool:
             process.send_signal(number if hurry else signal.SIGUSR1)
 
     def one(self, i: int) -> Outcome:
+        """One run, with the GPUs of a place that is free."""
+        gpus = self.shares.get()
+        try:
+            return self.with_gpus(i, gpus)
+        finally:
+            self.shares.put(gpus)
+
+    def with_gpus(self, i: int, gpus: str | None) -> Outcome:
         """One run, where there is anything to do."""
         run = self.sweep.runs[i]
         with held(names.log_file(self.sweep.folder, run.name)) as log:
@@ -75,7 +88,7 @@ class Pool:
                 return Outcome(run, LEFT, "not begun")
             store.note(self.sweep, run.name, None)
             begun = monotonic()
-            process = start(self.sweep, run, log)
+            process = start(self.sweep, run, log, gpus)
         status = self.through(process)
         return self.said(self.outcome(run, status, monotonic() - begun), i)
 
@@ -106,7 +119,9 @@ class Pool:
 
 
 def room(sweep: Sweep) -> int:
-    """How many runs the cores of this machine have room for: each has ranks, and each rank its threads."""
+    """How many runs this machine has room for: each has ranks, each rank its threads, and a GPU where there are any."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max(run.fields["run.threads"] for run in sweep.runs)
-    return max(1, min(cores // (sweep.ranks * threads), len(sweep.runs)))
+    places = min(cores // (sweep.ranks * threads), len(sweep.runs))
+    gpus = len(usable(sweep)) if places > 1 else 0
+    return max(1, min(places, gpus // sweep.ranks) if gpus else places)

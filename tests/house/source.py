@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = sorted((ROOT / "hpcfed").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+DOCS = sorted((ROOT / "docs").rglob("*.py"))
 KINDS = ("base", "events", "windows", "peers")  # of methods: what several have in common
 ALGORITHMS = [p for p in PACKAGE if p.parent.name == "algorithms" and p.stem not in ("__init__", *KINDS)]
 

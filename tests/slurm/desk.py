@@ -30,7 +30,9 @@ class Desk:
         folder.mkdir()
         (folder / "jobs").symlink_to(ROOT / "jobs")
         path = os.pathsep.join([str(Path(sys.executable).parent), cluster.env["PATH"]])
-        self.env = environment({**SMALL_MACHINE, **cluster.env, "PATH": path})
+        cache = str(folder / "cache")  # where `hpcfed doctor` has left no word
+        self.env = environment({**SMALL_MACHINE, **cluster.env, "PATH": path, "XDG_CACHE_HOME": cache})
+        self.told = ""  # by the last submission
 
     def open(self) -> None:
         """Let the runs of this desk go on."""
@@ -42,10 +44,14 @@ class Desk:
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def hpcfed(self, *words: str) -> str:
+        """What one of our own commands prints."""
+        return self.call(sys.executable, "-m", "hpcfed.cli", *words)
+
     def submit(self, *words: str) -> list[str]:
         """Call `hpcfed submit`; the ids of the jobs."""
-        told = self.call(sys.executable, "-m", "hpcfed.cli", "submit", *words)
-        return told.splitlines()[-1].partition("--signal=TERM ")[2].split()
+        self.told = self.hpcfed("submit", *words)
+        return self.told.splitlines()[-1].partition("--signal=TERM ")[2].split()
 
     def until(self, true: Callable[[], bool], what: str) -> None:
         self.cluster.until(true, f"{what}\n{self.printed()}", LIMIT)

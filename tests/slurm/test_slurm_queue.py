@@ -3,6 +3,8 @@
 Where the README has a command for it, that is the one that is called, with the fields of a tiny job added.
 """
 
+import shlex
+
 import pytest
 
 from hpcfed.storage import results
@@ -32,26 +34,46 @@ def test_three_nodes_give_the_bits_of_mpirun_and_of_one_rank(desk, wanted):
     assert (record.header["ranks"], digest(desk.folder / "run")) == (3, wanted)
 
 
-def test_a_task_that_fails_leaves_the_others_of_its_array_alone(desk):
+def test_each_task_of_an_array_has_a_run_of_its_own(desk):
     desk.open()
-    more = ("--each", "--algorithm.name tests.system.faulty:Faulty", "--each", "--seed 3")
-    (array,) = desk.submit(*ARRAY[2:], *more, *JOB)
-    ends = [desk.ended(f"{array}_{i}")["ExitCode"] for i in range(4)]
-    assert ends == ["0:0", "0:0", "2:0", "0:0"]
-    assert "client 2 (mlp): the loss is nan in round 1" in desk.printed()
-    digests = {digest(run) for run in (desk.folder / "runs").glob("*Gated*")}
-    assert len(digests) == 3
+    (array,) = desk.submit(*ARRAY[2:], *JOB)
+    assert [desk.ended(f"{array}_{i}")["ExitCode"] for i in range(2)] == ["0:0", "0:0"]
+    assert len({digest(run) for run in (desk.folder / "runs").glob("*Gated*")}) == 2
+
+
+def test_a_task_of_a_sweep_that_fails_leaves_the_others_alone_and_the_table_says_so(desk):
+    methods = "local,fedavg,fedprox,tests.system.faulty:Faulty"
+    options = ["--algorithm.name", methods, "--out", "sweep", "--submit", "--time", "10"]
+    submitted = desk.hpcfed("sweep", *JOB[2:], *options)
+    array = submitted.split()[2].rstrip(",")
+    assert [desk.ended(f"{array}_{i}")["ExitCode"] for i in range(4)] == ["0:0", "0:0", "0:0", "2:0"], desk.printed()
+    table = desk.hpcfed("table", "sweep").splitlines()
+    assert [line.split()[0] for line in table if line.endswith("failed")] == ["tests.system.faulty:Faulty"]
+    assert "client 2 (mlp): the loss is nan in round 1" in table[-1]
 
 
 def test_a_run_that_is_told_to_stop_saves_and_goes_on_when_it_is_submitted_again(desk, wanted):
-    (job,) = desk.submit(*RUN, "--time", "10")
+    job, waits = desk.submit(*RUN, "--time", "10", "--chain", "2")
     desk.waiting(job)
+    pending, _, stop = desk.told.rpartition(": ")[2].partition("; ")
+    desk.call(*shlex.split(pending))
+    assert desk.ended(waits)["JobState"] == "CANCELLED"  # else it would go on with what is to stop
+    assert stop.split() == [*STOP[:1], "--quiet", *STOP[1:-1], job, waits]
     desk.call(*STOP[:-1], job)
     assert desk.ended(job)["ExitCode"] == "75:0"
     desk.open()
     (second,) = desk.submit(*RUN, "--nodes", "2", "--time", "10")
     desk.done(second)
     assert digest(desk.folder / "run") == wanted
+
+
+def test_a_study_runs_on_each_number_of_ranks_with_the_same_bits(desk, wanted):
+    desk.open()
+    (job,) = desk.submit(*RUN, "--time", "10", "--nodes", "3", "--ranks", "1,3")
+    desk.done(job)
+    runs = [desk.folder / f"run-{ranks}" for ranks in (1, 3)]
+    assert [results.load(run).header["ranks"] for run in runs] == [1, 3]
+    assert [digest(run) for run in runs] == [wanted, wanted]
 
 
 def test_a_chain_goes_on_after_the_time_limit_and_what_is_left_of_it_ends_at_once(chain, wanted):

@@ -160,3 +160,12 @@ def test_a_reader_that_goes_away_is_no_traceback():
         process.stdout.close()  # before it prints: it waits for the end of its input
         process.stdin.close()
         assert (process.stderr.read(), process.wait()) == (b"", 1)
+
+
+def test_a_command_that_takes_a_job_finds_methods_in_the_folder_where_it_is_called(tmp_path, monkeypatch, capsys):
+    own = "from hpcfed.algorithms.base import RoundBased\n\nclass Here(RoundBased):\n    pass\n"
+    (tmp_path / "own_method.py").write_text(own)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    fields = ["--algorithm.name", "own_method:Here", "--models.mix", "mlp", "--seed", "0,1"]
+    assert cli.main(["sweep", *fields, "--out", "runs", "--dry-run"]) == 0, capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcfed import cli
-from hpcfed.doctor import disk, hdf5, launchers, mpi, ranks, slurm
+from hpcfed.doctor import disk, hdf5, known, launchers, mpi, ranks, slurm
 from hpcfed.doctor.finding import ok, warning, wrong
 from hpcfed.doctor.limited import Outcome, outside
 from hpcfed.doctor.main import examine
@@ -134,7 +134,7 @@ def test_a_library_that_does_not_load_is_wrong_and_one_that_is_not_cuda_aware_is
 
 def test_without_a_launcher_that_works_there_is_one_thing_to_mend():
     bad = Trial(Launcher("mpirun", ("mpirun", "-np", "2")), 2, Outcome(1, "", ""))
-    assert mpi.one_world([]).status == mpi.one_world([bad]).status == "wrong"
+    assert mpi.one_world([], []).status == mpi.one_world([], [bad]).status == "wrong"
     assert "supervise" in mpi.ulfm([bad], 5).advice
 
 
@@ -182,7 +182,7 @@ def test_a_mistake_is_one_message_and_status_2(words, capsys):
 
 def test_options_of_slurm_are_split_as_a_shell_does(monkeypatch, capsys):
     given = []
-    monkeypatch.setattr("hpcfed.doctor.main.launchers.here", lambda n, words, limit: given.append(words) or [])
+    monkeypatch.setattr("hpcfed.doctor.main.launchers.here", lambda n, plugins, words, limit: given.append(words) or [])
     monkeypatch.setattr(launchers, "plugins", lambda: [])
     monkeypatch.setattr("hpcfed.doctor.main.mpi.library", lambda limit: KNOWN)
     assert cli.main(["doctor", "--slurm=--partition=gpu --comment 'a b'"]) == 1  # no launcher
@@ -198,7 +198,10 @@ def test_the_whole_examination_of_this_machine(monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
     mpirun = Launcher("mpirun", (*launcher(), "-np", "2"))
     monkeypatch.setattr(launchers, "here", lambda *_: [mpirun])
+    monkeypatch.setattr(launchers, "plugins", lambda: ["pmix"])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = {f.what: f for f in examine(load([]), 2, tmp_path, "", 60)}
     assert found["launcher"].found == "use mpirun" and found["mpirun"].status == "ok"
+    assert known.known() == "mpirun"  # for `hpcfed submit`
     assert {"MPI library", "cores", "threads", "GPUs", "shared memory", "output folder", "HDF5", "Slurm"} <= set(found)
     assert all(f.advice for f in found.values() if f.status != "ok")

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.doctor import launchers
+from hpcfed.doctor import known, launchers
 from hpcfed.doctor.launchers import PROBE, candidates, starters
 from hpcfed.doctor.limited import Outcome, limited
 from hpcfed.doctor.probe import MARK
 from hpcfed.doctor.trials import Launcher, Trial, explained, judged
-from hpcfed.errors import ConfigError
 from tests.mpirun import environment, launcher
 
 APART = """#!/bin/sh
@@ -123,28 +122,6 @@ def test_a_missing_command_is_an_outcome(tmp_path):
     assert limited([str(tmp_path / "absent")], 5).status == 127
 
 
-def test_the_first_launcher_that_works_is_that_of_batch_scripts():
-    good = Trial(Launcher("mpirun", ("mpirun",)), 2, said(world(2)).outcome)
-    assert launchers.launcher([said(world(1), world(1)), good]) == "mpirun"
-    assert launchers.launcher([said(world(2)), good]) == "srun --mpi=pmix"
-
-
-def test_where_none_works_the_message_names_each_and_why():
-    with pytest.raises(ConfigError, match="srun --mpi=pmix: 2 worlds of 1 rank"):
-        launchers.launcher([said(world(1), world(1))])
-    with pytest.raises(ConfigError, match="no mpirun, mpiexec or srun"):
-        launchers.launcher([])
-
-
-def test_the_machine_is_searched_until_one_works(bin, monkeypatch):
-    script(bin / "mpirun", APART)
-    real = launchers.trial
-    monkeypatch.setattr(launchers, "starters", lambda: ["mpirun", "good", "never"])
-    monkeypatch.setattr(launchers, "trial", lambda c, ranks, limit: real(c, ranks, limit) if c.name == "mpirun" else
-                        Trial(c, 2, said(world(2)).outcome))  # fmt: skip
-    assert launchers.working() == "good"
-
-
 def test_srun_is_tried_first_and_mpirun_gets_nodes_of_its_own_outside_of_an_allocation():
     found = candidates(4, ["mpirun"], ["none", "pmi2", "pmix"], ["--partition=gpu"], False, 30)
     assert [c.name for c in found] == ["srun --mpi=pmix", "srun --mpi=pmi2", "mpirun"]
@@ -172,7 +149,40 @@ def test_the_plugins_are_those_that_srun_lists(bin, monkeypatch, listed):
     monkeypatch.setenv("PATH", f"{bin}{os.pathsep}/usr/bin{os.pathsep}/bin")
     assert launchers.plugins() == ["none", "pmi2", "pmix"]
     script(bin / "sinfo", "#!/bin/sh\nexit 1\n")
-    assert launchers.plugins() == []
+    assert launchers.plugins() == [] and "pmix" in launchers.listed()
+
+
+def test_what_works_is_known_on_that_cluster_and_to_that_python_alone(bin, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(bin / "cache"))
+
+    def on(cluster: str) -> None:
+        script(bin / "scontrol", f"#!/bin/sh\necho 'AuthType = x'\necho 'ClusterName             = {cluster}'\n")
+
+    on("one")
+    assert known.known() is None
+    known.keep("srun --mpi=pmix")
+    on("two")
+    assert known.known() is None
+    known.keep("mpirun")
+    on("one")
+    assert known.known() == "srun --mpi=pmix"
+    known.keep(None)  # nothing works any more
+    assert known.known() is None
+    on("two")
+    assert known.known() == "mpirun"
+    monkeypatch.setattr(sys, "prefix", "another")
+    assert known.known() is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}'])
+def test_a_spoilt_note_of_what_works_is_as_none(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(known, "here", lambda: "a")
+    (tmp_path / "hpcfed").mkdir()
+    known.file().write_text(text)
+    assert known.known() is None
+    known.keep("mpirun")
+    assert known.known() == "mpirun"
 
 
 def test_the_probe_runs_with_this_python():

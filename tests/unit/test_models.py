@@ -193,3 +193,40 @@ def test_a_kernel_cut_to_the_places_that_meet_the_image_gives_the_same_maps_and_
 def test_of_a_3x3_kernel_only_the_middle_meets_one_pixel_and_all_of_it_meets_three():
     assert [met(size, 3, 1, 1) for size in (1, 2, 3)] == [slice(1, 2), None, None]
     assert met(2, 3, 1, 2) == slice(1, 3) and met(1, 5, 2, 1) == slice(2, 3) and met(2, 5, 2, 1) == slice(1, 4)
+
+
+OWN = """
+from torch import nn
+
+def halves(shape, d):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, d // 2), nn.Linear(d // 2, d))
+
+def narrow(shape, d):
+    return nn.Flatten()
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own_models(tmp_path, monkeypatch):
+    (tmp_path / "own_models.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("own_models")
+def test_a_function_of_ones_own_makes_a_body():
+    model = new("own_models:halves", (1, 8, 8), classes=5, d=16)
+    assert model.training and model(images(3, (1, 8, 8))).shape == (3, 5)
+    with pytest.raises(ConfigError, match="not texts"):
+        check("own_models:halves", (32,), vocabulary=100)
+
+
+@pytest.mark.usefixtures("own_models")
+@pytest.mark.parametrize("name, message", [
+    ("own_models:narrow", r"makes \[2, 64\] of two inputs .* but models.d is 16"),
+    ("own_models:number", "no function"), ("own_models:none", "no attribute 'none'"), ("no_such:body", "write module"),
+])  # fmt: skip
+def test_what_makes_no_body_of_the_right_width_is_refused(name, message):
+    with pytest.raises(ConfigError, match=message):
+        new(name, (1, 8, 8), d=16)

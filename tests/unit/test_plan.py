@@ -137,14 +137,15 @@ def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(tmp_path: Pat
 
 
 def test_without_costs_the_message_says_how_to_get_them(capsys: pytest.CaptureFixture):
-    said = told(capsys, *FIELDS)
+    said = told(capsys, *FIELDS, "--data.name", "my data.npz")
+    assert "--data.name 'my data.npz' --costs runs/trial" in said  # as a shell takes it
     assert "no measured costs; make a short run" in said and "--rounds 3 --out runs/trial" in said
 
 
 @pytest.mark.parametrize(("words", "why"), [
     (["--nodes", "none"], "'none' is no number of nodes"),
-    (["--network", "fast"], "network 'fast': give latency and bandwidth"),
-    (["--disk", "much"], "'much' is no number with one of the units"),
+    (["--network", "fast"], "--network 'fast': give latency and bandwidth"),
+    (["--disk", "much"], "--disk: 'much' is no number with one of the units"),
     (["--gpus-per-node", "-1"], "--gpus-per-node -1: give at least 0"),
     (["--ranks-per-node", "0"], "--ranks-per-node 0: give at least 1"),
     (["--gpus-per-node", "4"], "the short run computed on cpu, but --gpus-per-node is 4"),

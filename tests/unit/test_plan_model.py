@@ -43,7 +43,7 @@ def test_another_network_is_refused_with_what_was_given(text: str):
 
 def test_a_message_takes_latency_and_bytes_over_bandwidth():
     assert FAR.message(50) == 1.5 and FAR.message(50, sharing=4) == 3.0
-    assert Network(1.0, 1e6).message(1e6) == 4.0  # a long one is announced and asked for first
+    assert Network(1.0, 1e6).message(4e6) == 7.0  # a long one is announced and asked for first
 
 
 def test_an_allreduce_goes_up_a_tree_inside_nodes_and_then_between_them_and_down_again():

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpcfed.cli import main
+from hpcfed.doctor import known
+from hpcfed.report.state import GOING_ON, State
 from hpcfed.slurm import script
 from hpcfed.slurm.launcher import launcher
 from hpcfed.slurm.script import Batch
@@ -52,6 +54,7 @@ def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program(tmp_path, "hpcfed", FAKE_HPCFED)
     program(tmp_path, "scontrol", NOTE.format(name="queued"))
     program(tmp_path, "sbatch", NOTE.format(name="submitted"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
 
@@ -129,17 +132,23 @@ def test_a_study_runs_on_each_number_of_ranks_in_a_folder_of_its_own(bin):
     assert execute(script.study(Batch("x"), [], "a b", [1, 4]), bin, status=0) == 0
     assert [line[2:5] + line[-2:] for line in told(bin)] == [["mpirun", "-n", n, "--out", f"a b-{n}"] for n in "14"]
     (bin / "told").unlink()
+    assert execute(script.study(Batch("x"), ["--data.name", "a\nb"], "x", [1]), bin, status=0) == 0
+    assert told(bin)[0][-4:] == ["--data.name", "a\nb", "--out", "x-1"]
+    (bin / "told").unlink()
     assert execute(script.study(Batch("x"), [], "a b", [1, 4]), bin, status=1) == 1
     assert len(told(bin)) == 1
 
 
 def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, capsys, monkeypatch):
-    monkeypatch.setattr("hpcfed.slurm.submit.python_first", lambda: [])  # so that the stand-in is found
+    monkeypatch.setattr("hpcfed.slurm.asked.python_first", lambda: [])  # so that the stand-in is found
     assert main(["submit", *SMALL, "--out", "run", "--chain", "3"]) == 0
     submitted = [json.loads(line) for line in (bin / "submitted").read_text().splitlines()]
     waits = [[], ["--dependency=afterany:101"], ["--dependency=afterany:102"]]
     assert [options for options, _ in submitted] == [["--parsable", *wait] for wait in waits]
-    assert "jobs 101, 102, 103, one after the other; results in run" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "jobs 101, 102, 103, one after the other; results in run" in out
+    assert "`hpcfed doctor` finds out whether that works" in out
+    assert "scancel --state=PENDING 101 102 103; scancel --quiet --batch --signal=TERM 101 102 103" in out
     for _, text in submitted:
         assert execute(text, bin, signal.SIGUSR1) == 75
     assert not (bin / "queued").exists()
@@ -167,12 +176,21 @@ def test_the_launcher_gets_cores_and_image(batch, words):
     assert f"{words} -m hpcfed.main" in script.run(batch, [])
 
 
-def test_the_launcher_is_mpirun_where_there_is_one_and_srun_else(tmp_path, monkeypatch):
+def test_the_launcher_is_what_doctor_found_to_work(bin, monkeypatch):
+    monkeypatch.setattr(known, "here", lambda: "this cluster")
+    known.keep("srun --mpi=pmix")
+    assert launcher() == ("srun", "--mpi=pmix", "--kill-on-bad-exit=1")
+    known.keep("'/a b/mpirun'")
+    assert launcher() == ("/a b/mpirun",) and launcher("mpirun") == ("mpirun",)
+
+
+def test_where_nobody_asked_doctor_it_is_mpirun_where_there_is_one_and_srun_else(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
     assert launcher("srun")[:2] == ("srun", "--mpi=pmix")
-    for known, wanted in (("MPI plugin types are...\n\tnone\n\tpmi2", "pmi2"), ("\tpmix\n\tpmi2", "pmix")):
-        program(tmp_path, "srun", f"#!/bin/sh\necho '{known}' >&2\n")
+    for listed, wanted in (("MPI plugin types are...\n\tnone\n\tpmi2", "pmi2"), ("\tpmix\n\tpmi2", "pmix")):
+        program(tmp_path, "srun", f"#!/bin/sh\necho '{listed}' >&2\n")
         assert launcher()[:2] == ("srun", f"--mpi={wanted}")
     program(tmp_path, "mpirun", "#!/bin/sh\n")
     assert launcher() == launcher("mpirun") == ("mpirun",)
@@ -188,6 +206,10 @@ def test_the_launcher_is_mpirun_where_there_is_one_and_srun_else(tmp_path, monke
     (["--each", "--seed 1", "--chain", "2"], "one of the three"),
     (["--chain", "0"], "a chain of 1 or more"),
     (["--ranks", "1,x"], "--ranks 1,x: numbers of ranks"),
+    (["--ranks", "1,1"], "tasks 0 and 1 write to the same folder"),
+    (["--ranks", "1,8", "--nodes", "2", "--ntasks-per-node", "2"], "--ranks 1,8: the job has 4 tasks"),
+    (["--nodes", "0"], "--nodes 0: give at least 1"),
+    (["--ntasks-per-node", "-1"], "--ntasks-per-node -1: give at least 1"),
     (["--launcher", ""], "--launcher: it is empty"),
     (["--each", "'--seed 1"], "--each '--seed 1: no closing quotation"),
 ])  # fmt: skip
@@ -195,6 +217,55 @@ def test_what_cannot_be_run_is_refused_before_it_is_submitted(bin, capsys, words
     assert main(["submit", *SMALL, *words]) == 2
     assert said in capsys.readouterr().err
     assert not (bin / "submitted").exists()
+
+
+def test_a_run_that_goes_on_is_not_submitted_once_more(bin, capsys, monkeypatch):
+    monkeypatch.setattr("hpcfed.slurm.submit.state", lambda run: State(GOING_ON))
+    assert main(["submit", *SMALL, "--out", "run"]) == 2
+    assert "out: a run goes on in run" in capsys.readouterr().err
+    assert not (bin / "submitted").exists()
+
+
+def test_where_slurm_takes_a_part_of_a_chain_its_jobs_are_told(bin, capsys):
+    program(bin, "sbatch", "#!/bin/sh\nif [ -e taken ]; then echo 'sbatch: error: too many jobs' >&2; exit 1; fi\n"
+                           "echo 5 | tee taken\n")  # fmt: skip
+    assert main(["submit", *SMALL, "--chain", "3"]) == 2
+    assert "too many jobs\n  submitted before that: 5; scancel" in capsys.readouterr().err
+
+
+def test_a_job_gives_each_rank_the_cores_that_its_threads_need(bin, capsys):
+    assert main(["submit", *SMALL, "--run.threads", "4", "--launcher", "mpirun", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "#SBATCH --cpus-per-task=4\n" in text and "\nexport OMP_NUM_THREADS=4 " in text
+    assert "mpirun --bind-to none python" in text
+    assert main(["submit", *SMALL, "--run.threads", "4", "--cpus-per-task", "2", "--dry-run"]) == 0
+    assert "#SBATCH --cpus-per-task=2\n" in capsys.readouterr().out
+
+
+def test_a_job_on_cores_alone_has_a_rank_on_each_node(bin, capsys):
+    assert main(["submit", *SMALL, "--gpus-per-node", "0", "--out", ".", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "--ntasks-per-node=1\n" in text and "--job-name=hpcfed\n" in text
+
+
+def test_a_signal_before_the_run_begins_is_not_lost(bin):
+    text = script.run(Batch("x", env=("kill -USR1 $$",)), [])  # while modules are loaded, say
+    (bin / "job").write_text(text)
+    assert subprocess.run(["bash", "job"], env=os.environ | {"SLURM_JOB_ID": "7", "STATUS": "0"}).returncode == 75
+    assert not (bin / "told").exists() and json.loads((bin / "queued").read_text())[0] == ["requeue", "7"]
+
+
+def test_a_signal_between_two_runs_of_a_study_begins_no_more(bin):
+    program(bin, "hpcfed", "#!/bin/sh\ntrap '' USR1\necho ran >> told\nkill -TERM $PPID\n")  # as it ends
+    (bin / "job").write_text(script.study(Batch("x"), [], "s", [1, 2, 4]))
+    assert subprocess.run(["bash", "job"], env=os.environ | {"SLURM_JOB_ID": "7"}).returncode == 75
+    assert (bin / "told").read_text() == "ran\n"
+
+
+@pytest.mark.parametrize("name", ["again", "stopped", "run"])
+def test_a_variable_of_the_environment_is_no_signal(bin, name):
+    assert execute(script.run(Batch("x"), []), bin, status=1, **{name: "yes"}) == 1
+    assert not (bin / "queued").exists()
 
 
 def test_slurms_own_refusal_is_told_in_its_words(bin, capsys, monkeypatch):

@@ -16,7 +16,7 @@ from hpcfed.storage import names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.results import Results
 from hpcfed.storage.sweep import Member, Sweep
-from hpcfed.sweep import launch, pool
+from hpcfed.sweep import gpus, launch, pool
 from hpcfed.sweep.define import agree, define
 from hpcfed.sweep.pool import BUSY, LEFT, Pool
 
@@ -154,7 +154,7 @@ def test_a_task_whose_job_file_was_changed_is_refused(tmp_path, capsys):
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
     """Three runs, of which the shell plays the part of hpcfed.main (see `plays`)."""
-    members = tuple(Member(name, [], {"run.threads": 1, "rounds": 1}) for name in "abc")
+    members = tuple(Member(name, [], {"run.threads": 1, "run.device": "auto", "rounds": 1}) for name in "abc")
     return Sweep(tmp_path / "s", [], str(tmp_path), 1, "", members)
 
 
@@ -235,8 +235,47 @@ def test_a_run_is_one_process_or_ranks_of_a_launcher(sweep, monkeypatch):
 def test_runs_side_by_side_share_the_cores(sweep, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert [pool.room(replace(sweep, ranks=ranks)) for ranks in (1, 2, 4, 16)] == [3, 3, 2, 1]
-    threads = tuple(replace(run, fields={"run.threads": 4}) for run in sweep.runs)
+    threads = tuple(replace(run, fields=run.fields | {"run.threads": 4}) for run in sweep.runs)
     assert pool.room(replace(sweep, runs=threads)) == 2
+
+
+def gpus_here(monkeypatch, n: int, mask: str | None) -> None:
+    """Pretend so many GPUs that torch sees, under this CUDA_VISIBLE_DEVICES."""
+    monkeypatch.setattr(gpus, "gpu_files", lambda: 8)
+    monkeypatch.setattr(gpus, "counted", lambda: n)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if mask is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+
+
+@pytest.mark.parametrize(("n", "mask", "places", "shares"), [
+    (4, None, 2, ["0,1", "2,3"]),
+    (3, "5, GPU-a,7", 3, ["5", "GPU-a", "7"]),
+    (1, "2,-1,3", 2, ["2", "2"]),  # CUDA ends at the first that is not there
+    (2, None, 3, ["0", "1", "0"]),
+    (4, "1,2", 1, [None]),
+    (0, "", 2, [None, None]),
+])  # fmt: skip
+def test_runs_side_by_side_share_the_visible_gpus(sweep, monkeypatch, n, mask, places, shares):
+    gpus_here(monkeypatch, n, mask)
+    assert gpus.shares(gpus.usable(sweep), places) == shares
+
+
+def test_each_run_sees_the_gpus_of_its_place_alone(sweep, monkeypatch):
+    gpus_here(monkeypatch, 2, "3,4")
+    plays(monkeypatch, **{name: f"echo $CUDA_VISIBLE_DEVICES > {name}.gpus; mkdir s/{name}" for name in "abc"})
+    Pool(sweep, 2).run(range(3))
+    found = [(Path(sweep.directory) / f"{name}.gpus").read_text().strip() for name in "abc"]
+    assert set(found) == {"3", "4"}
+    assert f"$ CUDA_VISIBLE_DEVICES={found[0]} sh -c" in names.log_file(sweep.folder, "a").read_text()
+
+
+def test_there_is_room_for_a_gpu_a_rank(sweep, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    gpus_here(monkeypatch, 4, None)
+    assert [pool.room(replace(sweep, ranks=ranks)) for ranks in (1, 2, 4, 8)] == [3, 2, 1, 1]
+    on_cores = tuple(replace(run, fields=run.fields | {"run.device": "cpu"}) for run in sweep.runs)
+    assert pool.room(replace(sweep, ranks=4, runs=on_cores)) == 3
 
 
 def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monkeypatch, capsys):
@@ -254,5 +293,10 @@ def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monke
     assert capsys.readouterr().out.startswith("submitted job 7, 3 tasks; hpcfed status s tells")
     found = store.read(tmp_path / "s")
     assert (found.ranks, found.launcher) == (8, "mpirun --bind-to none")
+    assert main([*words, *asked, "--ranks", "9"]) == 2
+    assert "--ranks 9, but 2 nodes of --ntasks-per-node 4 have 8 tasks" in capsys.readouterr().err
+    assert main([*words, "--nodes", "2", "--ranks", "3", "--run.grace", "600", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "--ntasks-per-node=2\n" in out and "--signal=B:USR1@660\n" in out
     assert main([*words]) == 0  # one rank needs no launcher
     assert (store.read(tmp_path / "s").ranks, store.read(tmp_path / "s").launcher) == (1, "")

@@ -1,0 +1,65 @@
+"""The reference of a job's fields, from the schema that checks them."""
+
+from pydantic import BaseModel
+from text import anchored, code, joined, prose, table
+
+from hpcfed.config.job import FREE, Job
+from hpcfed.report.catalogue import parameter, written
+
+HEAD = ("field", "type, limits", "default", "resume", "meaning")
+INTRO = """
+# Fields of a job
+
+Made from the schema that every job is checked against; `python -m hpcfed.main --help` prints the same. How a job is
+given, and what overrides what: [The job](../job.md).
+
+`data.alpha` is `alpha` below `[data]` in a job file, the flag `--data.alpha`, and `HPCFED_DATA__ALPHA` in the
+environment. Limits hold for each value of a list. On `--resume` some fields are *free*: a run that goes on may have
+other values of them. Those which decide about results *stay*.
+"""
+ALGORITHM = """
+## algorithm
+
+`algorithm.name`, and the fields of the method of that name: each method's page has them
+([all methods](../algorithms/index.md)).
+"""
+
+
+def page() -> str:
+    """The whole page: first the fields without a table, then each table."""
+    parts = {name: f for name, f in Job.model_fields.items() if is_part(f.annotation)}
+    top = [name for name in Job.model_fields if name not in (*parts, "algorithm")]
+    tables = [section(name, f.annotation) for name, f in parts.items()]
+    return joined(INTRO, "## The run itself", fields(Job, "", top), ALGORITHM, *tables)
+
+
+def is_part(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def section(name: str, part: type[BaseModel]) -> str:
+    return joined(f"## {name}", prose(part.__doc__), fields(part, f"{name}.", list(part.model_fields)))
+
+
+def fields(part: type[BaseModel], prefix: str, names: list[str]) -> str:
+    """The fields of one table of the job."""
+    return table(HEAD, (row(prefix, parameter(name, part.model_fields[name])) for name in names))
+
+
+def row(prefix: str, facts: dict) -> tuple[str, ...]:
+    """One field."""
+    name = prefix + facts["name"]
+    free = {name, prefix.rstrip(".")} & set(FREE)
+    return (anchored(name, name.replace(".", "-")), kind(facts), default(facts),
+            "free" if free else "stays", prose(facts["meaning"]))  # fmt: skip
+
+
+def default(facts: dict) -> str:
+    """The default of a field as files and flags take it."""
+    value = facts["default"]
+    return code(value if isinstance(value, list) else written(value))
+
+
+def kind(facts: dict) -> str:
+    """The type of a field, and its limits."""
+    return ", ".join(prose(facts[name]) for name in ("type", "range") if facts[name])

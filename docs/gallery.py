@@ -1,0 +1,42 @@
+"""The pictures of the documentation: runs of committed jobs on Fashion-MNIST, and every figure that they give.
+
+    python docs/gallery.py [--data.root FOLDER]    # about 20 minutes on two cores; what is finished is not run again
+
+Runs lie in runs/gallery, pictures in docs/pages/gallery.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from hpcfed.figures.command import plot
+from hpcfed.figures.registry import FIGURES
+
+ROOT = Path(__file__).parents[1]
+RUNS, PICTURES = ROOT / "runs" / "gallery", ROOT / "docs" / "pages" / "gallery"
+SMALL = ["--data.name", "fashion-mnist", "--data.train_limit", "4000", "--clients", "20", "--rounds", "20"]
+JOBS = {  # folder: its job
+    "local": ["jobs/small/local-fashion-mnist-dirichlet.toml"],
+    "fedclassavg": ["jobs/small/fedclassavg-fashion-mnist-dirichlet.toml", "--checkpoint.every", "13",
+                    "--checkpoint.keep", "4"],
+    "fedasync": ["jobs/methods/fedasync.toml", *SMALL],
+    "swift": ["jobs/methods/swift.toml", *SMALL, "--models.mix", "cnn", "--algorithm.merges", "200"],
+}  # fmt: skip
+FIRST, BOTH, TWO_CLOCKS = ["fedclassavg"], ["local", "fedclassavg"], ["fedclassavg", "fedasync"]
+DRAWN = {"curves": BOTH, "learning": BOTH, "accuracies": BOTH, "tsne": BOTH, "bytes": TWO_CLOCKS, "time": TWO_CLOCKS,
+         "staleness": ["fedasync"], "topology": ["swift"]}  # fmt: skip
+ELSEWHERE = {"halved"}  # FedHeNN's, of runs that take longer
+
+
+def main() -> None:
+    for name, job in JOBS.items():
+        if not (RUNS / name / "results.h5").exists():
+            run = ["mpirun", "-np", "2", sys.executable, "-m", "hpcfed.main", *job, *sys.argv[1:]]
+            subprocess.run([*run, "--out", str(RUNS / name), "--quiet"], cwd=ROOT, check=True)
+    PICTURES.mkdir(exist_ok=True)
+    for figure in FIGURES.keys() - ELSEWHERE:
+        print(plot([RUNS / name for name in DRAWN.get(figure, FIRST)], figure, PICTURES / f"{figure}.png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The pages of the methods: each from its registry's line, its docstrings, its fields, its job and its code."""
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from fields import default, kind
+from text import anchored, block, folded, joined, prose, sentence, table
+from traffic import traffic
+
+from hpcfed.algorithms import ALGORITHMS
+from hpcfed.algorithms.base import Method
+from hpcfed.algorithms.events import EventBased
+from hpcfed.algorithms.peers import Peers
+from hpcfed.registry import Entry
+from hpcfed.report.catalogue import ACCEPTS, NEEDS, keys, parameter
+from hpcfed.report.references import bibtex
+
+ROOT = Path(__file__).parents[1]
+MODELS = {  # what a method accepts, as the table of all methods has it
+    "one architecture": "the same on all clients",
+    "widths": "one architecture, in several widths",
+    "a common head": "different ones, with a common head",
+    "any models": "different ones",
+}
+INDEX = """
+# All methods
+
+`algorithm.name` is one of these, or [one of your own](../extend/algorithm.md). *Models*: which architectures clients
+may have, with a method's defaults. A job that a method cannot run is refused with the reason and with methods that can.
+"""
+HEAD = ("method", "what it does", "models", "needs beside", "time")
+
+
+def title(name: str) -> str:
+    """The method's name as its paper has it."""
+    return lines(name)[0].partition(":")[0].replace(" (also HypCluster)", "")
+
+
+def lines(name: str) -> list[str]:
+    """The docstring of the method's file."""
+    return import_module(ALGORITHMS[name].load().__module__).__doc__.strip().splitlines()
+
+
+def index() -> str:
+    """The page of all methods."""
+    rows = [row(name, entry, entry.load()()) for name, entry in ALGORITHMS.items()]
+    return joined(INDEX, table(HEAD, sorted(rows, key=lambda cells: list(MODELS.values()).index(cells[2]))))
+
+
+def row(name: str, entry: Entry, own: Method) -> tuple[str, ...]:
+    """One method in the table of all."""
+    needs = ", ".join(NEEDS[need] for need in own.needs)
+    return f"[{title(name)}]({name}.md)", prose(entry.line), MODELS[own.accepts], needs, time(own)
+
+
+def time(own: Method) -> str:
+    """What a round is."""
+    asynchronous = isinstance(own, EventBased)
+    if isinstance(own, Peers):
+        return "no server, virtual time" if asynchronous else "no server, rounds"
+    return "virtual time" if asynchronous else "rounds"
+
+
+def page(name: str) -> str:
+    """The page of one method."""
+    cls, entry = ALGORITHMS[name].load(), ALGORITHMS[name]
+    first, rest = lines(name)[0], "\n".join(lines(name)[1:])
+    source, found, deviations = rest.partition("Deviations:")
+    code_ = Path(inspect.getfile(cls)).read_text()
+    return joined(
+        f"# {title(name)}",
+        sentence(prose(first.partition(": ")[2] or first)),
+        f"`algorithm.name = \"{name}\"`",
+        joined("## Source", prose(source)) if source.strip() else "",
+        joined("## Deviations", sentence(prose(deviations.strip()))) if found else "",
+        joined("## What it runs with", conditions(cls())),
+        joined("## Parameters", prose(cls.__doc__), fields(cls)),
+        joined("## Traffic", traffic(name)),
+        *job(name),
+        folded(f"The whole method: {Path(inspect.getfile(cls)).relative_to(ROOT)}", block(code_, "python")),
+        folded("BibTeX", block(bibtex(keys(entry)), "bibtex")) if entry.cite else "",
+    )
+
+
+def conditions(own: Method) -> str:
+    """What the method accepts and needs, with its defaults."""
+    needs = [NEEDS[need] for need in own.needs] or ["nothing else"]
+    facts = {
+        "Models": ACCEPTS.get(own.accepts, own.accepts),
+        "Needs": ", ".join(needs),
+        "Time": time(own),
+        "Stragglers": "partial work counts" if own.keeps_stragglers else "left out of the round",
+        "Augmented views of a batch": str(own.views),
+    }
+    return "\n".join(f"- {what}: {value}" for what, value in facts.items())
+
+
+def fields(cls: type[Method]) -> str:
+    """The method's fields in a job."""
+    rows = (
+        (anchored(f["name"], f["name"]), kind(f), default(f), prose(f["meaning"]))
+        for f in (parameter(name, field) for name, field in cls.model_fields.items())
+    )  # fmt: skip
+    return table(("`algorithm.`", "type, limits", "default", "meaning"), rows)
+
+
+def job(name: str) -> Iterator[str]:
+    """The job of the method's paper."""
+    path = f"jobs/methods/{name}.toml"
+    yield "## Its job"
+    yield f"[{path}](../{path}): the main experiment of its paper, as far as its settings are known."
+    yield block((ROOT / path).read_text(), "toml")
