@@ -114,10 +114,12 @@ def cka(runs: Sequence[Drawn]) -> Figure:
     found = alike(runs)
     across = max(len(one.rounds) for one in found)
     drawing, axes = squares(len(found) * across, across, 2.4)
+    shown = []
     for i, one in enumerate(found):
         row = axes[i * across : (i + 1) * across]
         for ax in row[len(one.rounds) :]:
             ax.remove()
+        shown += row[: len(one.rounds)]
         for ax, t, table, mean in zip(row, one.rounds, one.cka, one.means, strict=False):
             seen = heat(ax, table, "viridis")
             at = look.places(len(one.clients), 20 // across)
@@ -125,7 +127,7 @@ def cka(runs: Sequence[Drawn]) -> Figure:
             ax.set_yticks(at, one.clients[at])
             titled(ax, f"{one.name}\nround {t}: mean {mean:.2f}", "client" if i + 1 == len(found) else "",
                    "client" if ax is row[0] else "", letters=WIDE // across)  # fmt: skip
-    colours(drawing, seen, [ax for ax in axes if ax.figure], "linear CKA; above: mean of pairs")
+    colours(drawing, seen, shown, "linear CKA; above: mean of pairs")
     return drawing
 
 
