@@ -94,7 +94,7 @@ def test_the_commands_of_a_page_are_valid(page, monkeypatch):
         words = shlex.split(line)
         if words[0] == "hpcfed":
             cli._options(words[1:])
-        else:
+        elif "hpcfed.main" in words:
             resumed = words.index("--resume") if "--resume" in words else len(words)  # a run that is not there
             load([*words[words.index("hpcfed.main") + 1 : resumed], *words[resumed + 2 :]], environ={})
 

@@ -1,6 +1,7 @@
 """Real sweeps: one run fails and the others do not; a signal saves them all; what is done is not done again."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def test_a_failed_run_ends_no_other_and_is_all_that_is_run_again(desk, capsys):
     Path("data").mkdir(exist_ok=True)
     own_data(Path("data/own.npz"))
     before = names.results_file(Path("s/digits")).stat().st_mtime_ns
-    mpirun = " ".join(launcher())  # with the options of a small shared machine
+    mpirun = shlex.join(launcher())  # with the options of a small shared machine
     assert cli.main(["sweep", "s", "--ranks", "2", "--launcher", mpirun]) == 0
     out = capsys.readouterr().out
     assert "digits: finished before" in out and "own.npz: done" in out

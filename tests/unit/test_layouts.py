@@ -42,8 +42,8 @@ def told(path: Path, table: str) -> set[tuple[str, str, str]]:
 
 def defined(words: str) -> list[Case]:
     """Runs of a command line of jobs/README.md, whose patterns a shell expands; each under the name of its job file."""
-    line = f"echo {words.replace('jobs/', f'{ROOT}/jobs/')}"
-    expanded = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout.split()
+    said = subprocess.run(["bash", "-c", f"echo {words}"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    expanded = [f"{ROOT}/{word}" if word.startswith("jobs/") else word for word in said.split()]
     found = define(expanded[: expanded.index("--out")], Path("s"), 1, "").runs
     return [Case(run.words[0], run.fields, record=object()) for run in found]
 

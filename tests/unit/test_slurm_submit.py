@@ -22,7 +22,7 @@ HERE = str(Path(sys.executable).parent)
 SMALL = ["--clients", "2", "--models.mix", "mlp"]
 
 # Stands in for hpcfed: notes what it was told, and ends with a status, at once or when it gets SIGUSR1.
-FAKE_HPCFED = f"""#!{sys.executable} -S
+FAKE_HPCFED = """
 import json, os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 with open("told", "a") as file:
@@ -32,9 +32,9 @@ if "WAIT" in os.environ:
     signal.sigwait([signal.SIGUSR1])
 os._exit(int(os.environ["STATUS"]))
 """
-NOTE = f"""#!{sys.executable} -S
+NOTE = """
 import json, sys
-with open("{{name}}", "a+") as file:
+with open("{name}", "a+") as file:
     print(json.dumps([sys.argv[1:], sys.stdin.read()]), file=file)
     file.seek(0)
     print(len(file.readlines()) + 100)
@@ -42,7 +42,14 @@ with open("{{name}}", "a+") as file:
 
 
 def program(folder: Path, name: str, text: str) -> None:
-    (folder / name).write_text(text)
+    """A command that is this text: of a shell, as its first line says, or else of Python."""
+    if text.startswith("#!"):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+        return
+    code = folder / f"{name}.py"
+    code.write_text(text)
+    (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S {shlex.quote(str(code))} "$@"\n')
     (folder / name).chmod(0o755)
 
 

@@ -266,8 +266,8 @@ def test_each_run_sees_the_gpus_of_its_place_alone(sweep, monkeypatch):
     plays(monkeypatch, **{name: f"echo $CUDA_VISIBLE_DEVICES > {name}.gpus; mkdir s/{name}" for name in "abc"})
     Pool(sweep, 2).run(range(3))
     found = [(Path(sweep.directory) / f"{name}.gpus").read_text().strip() for name in "abc"]
-    assert set(found) == {"3", "4"}
-    assert f"$ CUDA_VISIBLE_DEVICES={found[0]} sh -c" in names.log_file(sweep.folder, "a").read_text()
+    told = names.log_file(sweep.folder, "a").read_text()
+    assert set(found) == {"3", "4"} and f"$ CUDA_VISIBLE_DEVICES={found[0]} sh -c" in told
 
 
 def test_there_is_room_for_a_gpu_a_rank(sweep, monkeypatch):
@@ -296,7 +296,6 @@ def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monke
     assert main([*words, *asked, "--ranks", "9"]) == 2
     assert "--ranks 9, but 2 nodes of --ntasks-per-node 4 have 8 tasks" in capsys.readouterr().err
     assert main([*words, "--nodes", "2", "--ranks", "3", "--run.grace", "600", "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert "--ntasks-per-node=2\n" in out and "--signal=B:USR1@660\n" in out
+    assert "--ntasks-per-node=2\n" in (out := capsys.readouterr().out) and "--signal=B:USR1@660\n" in out
     assert main([*words]) == 0  # one rank needs no launcher
     assert (store.read(tmp_path / "s").ranks, store.read(tmp_path / "s").launcher) == (1, "")
