@@ -57,7 +57,7 @@ docs: .venv/.docs ## build the documentation: build/docs/index.html
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/mkdocs.yml
 	@echo build/docs/index.html
 
-gallery: .venv/.tests ## run the jobs of the documentation's pictures, and draw them: about 20 minutes
+gallery: .venv/.tests ## run the jobs of the documentation's pictures, and draw them: about 10 minutes
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=. $(BIN)/python docs/gallery.py
 
 bench: .venv/.tests ## measure speed on this machine's cores, under 15 minutes: benchmarks/results/bench/table.md

@@ -1,6 +1,6 @@
 """The pictures of the documentation: runs of committed jobs on Fashion-MNIST, and every figure that they give.
 
-    python docs/gallery.py [--data.root FOLDER]    # about 20 minutes on two cores; what is finished is not run again
+    python docs/gallery.py [--data.root FOLDER]    # about 10 minutes on two cores; what is finished is not run again
 
 Runs lie in runs/gallery, pictures in docs/pages/gallery.
 """
