@@ -75,13 +75,16 @@ def test_so_it_is_where_the_launcher_told_of_two_but_the_library_connects_one():
     assert explained(said(alone, alone))[0] == "2 worlds of 1 rank"
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("text", ["sleep 600 & sleep 600", "trap '' TERM\nwhile :; do sleep 600; done"])
 def test_a_launcher_that_hangs_is_ended_with_its_processes(bin, monkeypatch, text):
     monkeypatch.setattr("hpcfed.doctor.limited.GRACE", 0.2)
     found = tried(script(bin / "mpirun", f"#!/bin/sh\necho $$ > {bin}/pid\n{text}\n"), limit=0.5)
     assert found.outcome.status is None and not found.works
     assert explained(found)[0] == "did not end in time"
-    assert living(int((bin / "pid").read_text())) == []
+    group = int((bin / "pid").read_text())
+    while living(group):  # what is killed takes a moment to be gone; what is not, outlives the test's time limit
+        os.sched_yield()
 
 
 def living(group: int) -> list[str]:
