@@ -35,9 +35,11 @@ def finished(sweep: Sweep, run: Member) -> bool:
 
 
 def command(sweep: Sweep, run: Member) -> list[str]:
-    """The command line of a run, on from its last checkpoint where it has one."""
+    """The command line of a run, which starts in `sweep.directory`; on from its last checkpoint where it has one."""
     folder = (sweep.folder / run.name).resolve()
-    job = [*sweep.words, *run.words, "--out", str(folder), *onward(folder, since=0.0)]
+    below = folder.is_relative_to(sweep.directory)  # its file then names no folder of this machine
+    out = folder.relative_to(sweep.directory) if below else folder
+    job = [*sweep.words, *run.words, "--out", str(out), *onward(folder, since=0.0)]
     return [*launcher(sweep), sys.executable, "-m", MAIN, *job]
 
 
