@@ -1,4 +1,4 @@
-"""How several processes share out the tests: by file, all that need the virtual cluster to one of them; longest first."""
+"""How several processes share out the tests: by file, those of the virtual cluster to one of them; longest first."""
 
 import pytest
 
@@ -6,7 +6,7 @@ FIRST = ("tests/slurm/", "tests/system/", "tests/contract/")  # few tests that t
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: next((i for i, folder in enumerate(FIRST) if item.nodeid.startswith(folder)), len(FIRST)))
+    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in FIRST])
 
 
 @pytest.hookimpl(optionalhook=True)
