@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.few import evenly
 from hpcfed.page import packed
 from hpcfed.report.columns import column
 from hpcfed.storage.record import Record
@@ -46,17 +47,11 @@ def chosen(record: Record, runs: int) -> Chosen:
     t = np.arange(record.rounds)
     if len(t) > MOST_ROUNDS:
         seen = np.flatnonzero(np.isfinite(column(record, "clients/accuracy")).any(1))
-        t = even(seen if len(seen) else t, MOST_ROUNDS)
-    known = "clients/id" not in record.columns
+        t = seen if len(seen) else t
+        t = t[evenly(len(t), MOST_ROUNDS)]
+    K = 0 if "clients/id" in record.columns else record.header["job"]["clients"]
     room = MOST_VALUES // (runs * max(1, len(t)))
-    return Chosen(t, even(np.arange(record.header["job"]["clients"] if known else 0), max(1, room)))
-
-
-def even(places: np.ndarray, most: int) -> np.ndarray:
-    """At most so many of these, evenly spaced, first and last among them."""
-    if len(places) <= most:
-        return places
-    return places[np.unique(np.linspace(0, len(places) - 1, most).round().astype(int))]
+    return Chosen(t, evenly(K, max(1, room)))
 
 
 def by_client(record: Record) -> dict[str, np.ndarray]:

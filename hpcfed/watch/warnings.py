@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.few import listed
 from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import Record
 
 MARK = "hpcfed: warning: "  # before what a run warns of, on stderr
+FEW = 5  # clients that are named
 TAIL = 65536  # bytes of a log that are looked at
 
 
@@ -39,8 +41,7 @@ def faults(record: Record) -> Iterator[tuple[int, str]]:
     ids = record.columns.get("clients/id", np.broadcast_to(np.arange(column.shape[1]), column.shape))
     for t in np.flatnonzero((column > 0).any(1)):
         left = [f"{int(ids[t, i])} ({kinds[int(column[t, i])]})" for i in np.flatnonzero(column[t] > 0)]
-        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-        yield int(t + 1), f"round {t + 1}: left out: client {', '.join(left[:5])}{more}"
+        yield int(t + 1), f"round {t + 1}: left out: client {listed(left, FEW)}"
 
 
 def logged(folder: Path) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.errors import ConfigError
+from hpcfed.few import evenly
 from hpcfed.report.summary import share
 from hpcfed.status import DONE
 from hpcfed.watch.terminal import counted, time_of
@@ -123,7 +124,7 @@ def page(file: str) -> bytes:
 
 def plain(view: View) -> dict[str, Any]:
     """A view as JSON types; of long curves every so many rounds, the last included."""
-    kept = thinned(len(view.mean))
+    kept = evenly(len(view.mean), POINTS)
     return {
         "name": view.name,
         "title": view.title,
@@ -145,11 +146,6 @@ def told(view: View) -> str:
     parts += [f"{time_of(state.left)} left"] if state.left is not None else []
     parts += [f"checkpoint of round {state.saved}"] if state.saved is not None else []
     return ", ".join([*parts, state_of(state)])
-
-
-def thinned(n: int) -> list[int]:
-    """At most POINTS positions of n, evenly spread, first and last included."""
-    return np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(int)).tolist() if n else []
 
 
 def rounded(number: float) -> float | None:
