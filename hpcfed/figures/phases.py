@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from hpcfed.errors import ConfigError
 from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn
-from hpcfed.report.summary import PHASES
+from hpcfed.report.columns import phases
 from hpcfed.storage.record import Record
 
 OTHER = "other"
@@ -52,7 +52,7 @@ def numbers(runs: Sequence[Drawn]) -> list[Phases]:
 
 
 def spent(record: Record) -> dict[str, np.ndarray]:
-    known = {name: record.columns[f"ranks/{name}"] for name in PHASES if f"ranks/{name}" in record.columns}
+    known = phases(record)
     there = np.isfinite(known["train"])  # [T, R]
     rounds = there.sum(0).clip(min=1)
     means = {name: np.nansum(column, 0) / rounds for name, column in known.items()}

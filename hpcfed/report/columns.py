@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcfed.storage.results import Record
+from hpcfed.storage.columns import PHASES
+from hpcfed.storage.record import Record
 
 
 def last(record: Record, name: str) -> np.ndarray:
@@ -32,3 +33,9 @@ def evaluated(record: Record, name: str) -> int:
 def column(record: Record, name: str) -> np.ndarray:
     """A column; nan for all rounds and clients where it was not recorded."""
     return record.columns.get(name, np.full((record.rounds, len(record.header["architectures"])), np.nan))
+
+
+def phases(record: Record) -> dict[str, np.ndarray]:
+    """Seconds of the ranks, [T, R], in each phase that was recorded; nan for a rank that was not there."""
+    known = {phase: record.columns.get(f"ranks/{phase}") for phase in PHASES}
+    return {phase: seconds for phase, seconds in known.items() if seconds is not None}

@@ -12,9 +12,8 @@ from rich.text import Text
 
 from hpcfed.report.columns import architectures, column, last
 from hpcfed.report.tables import duration, size, table
+from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Record, load
-
-PHASES = ("train", "server", "communicate", "evaluate", "wait", "checkpoint")  # columns ranks/..., seconds
 
 
 def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcfed.extras import needed
 from hpcfed.report import state
-from hpcfed.report.columns import column
+from hpcfed.report.columns import column, phases
 from hpcfed.report.summary import facts, share, title
 from hpcfed.report.tables import duration, size
 from hpcfed.results.tables import table
@@ -18,8 +18,6 @@ from hpcfed.storage.record import Record, load, stamp
 
 if TYPE_CHECKING:
     import pandas
-
-PHASES = ("train", "server", "communicate", "evaluate", "wait", "checkpoint")
 
 
 class Run:
@@ -111,7 +109,7 @@ class Run:
     @property
     def phases(self) -> dict[str, np.ndarray]:
         """[T, R] by phase: seconds that each rank spent in it; `wait` is for the others."""
-        return {phase: c for phase in PHASES if (c := self._record.columns.get(f"ranks/{phase}")) is not None}
+        return phases(self._record)
 
     @property
     def architectures(self) -> list[str]:

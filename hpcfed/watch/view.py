@@ -13,9 +13,10 @@ import numpy as np
 from hpcfed.errors import CheckpointError
 from hpcfed.report import state
 from hpcfed.report.columns import architectures, column, last
+from hpcfed.report.columns import phases as spent
 from hpcfed.report.state import RECENT, State
 from hpcfed.report.status import FAILED, noted
-from hpcfed.report.summary import PHASES, spread, title
+from hpcfed.report.summary import spread, title
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, Record, load, stamp
 from hpcfed.storage.sweep import Member, Sweep
@@ -100,9 +101,9 @@ def numbers(record: Record) -> dict[str, Any]:
 
 def phases(record: Record) -> dict[str, np.ndarray]:
     """[R] by phase: mean seconds a round of the last ones, of the ranks that the last of them had."""
-    recent = {name: record.columns[f"ranks/{name}"][-RECENT:] for name in PHASES if f"ranks/{name}" in record.columns}
-    there = {name: c[:, np.isfinite(c[-1])] for name, c in recent.items() if len(c)}
-    return {name: np.nanmean(c, 0) for name, c in there.items()}
+    recent = {phase: seconds[-RECENT:] for phase, seconds in spent(record).items()}
+    there = {phase: c[:, np.isfinite(c[-1])] for phase, c in recent.items() if len(c)}
+    return {phase: np.nanmean(c, 0) for phase, c in there.items()}
 
 
 def nothing(number: float | None) -> float:

@@ -13,6 +13,7 @@ from hpcfed.figures.curves import Curve
 from hpcfed.report import catalogue, cite, summary, tables
 from hpcfed.report.references import bibtex, references
 from hpcfed.report.tables import console, duration, size
+from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Record, Results, load
 
 HEAD = 4 * (512 * 10 + 10)  # bytes of FedClassAvg's upload for 10 classes
@@ -96,7 +97,7 @@ def test_time_is_the_mean_over_ranks_and_shares_add_up_to_one(run):
     assert (found["seconds"], found["seconds_per_round"]) == (15.0, 5.0)
     assert found["train"] == {"seconds": 6.0, "share": pytest.approx(6 / 14.5)}  # 6 + 1.5 + 3 + 3 + 1
     assert found["checkpoint"]["seconds"] == 1.0
-    assert sum(found[phase]["share"] for phase in summary.PHASES) == pytest.approx(1)
+    assert sum(found[phase]["share"] for phase in PHASES) == pytest.approx(1)
 
 
 def test_ranks_that_a_round_did_not_have_do_not_count(tmp_path):
