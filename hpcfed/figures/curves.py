@@ -13,11 +13,10 @@ from matplotlib.ticker import NullFormatter
 
 from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn, short
-from hpcfed.report.columns import column
+from hpcfed.report.columns import column, so_far
 from hpcfed.report.summary import title
 from hpcfed.storage.record import Record
 
-FAR = 1e30  # virtual seconds; more cannot be drawn, and mean nothing
 FEW = 8  # lines of a panel that have bands; those of more would hide one another
 
 
@@ -41,12 +40,10 @@ class Curve:
     def of(cls, record: Record) -> Curve:
         accuracy = column(record, "clients/accuracy")  # [T, K]
         t = np.flatnonzero(np.isfinite(accuracy).any(1))
-        columns = (column(record, f"clients/{name}") for name in ("epochs", "down", "up"))
-        K = record.header["job"]["clients"]
-        epochs, down, up = (np.nan_to_num(values).sum(1).cumsum()[t] / K for values in columns)
-        now = record.columns.get("rounds/virtual_seconds", np.zeros(record.rounds))[t]
-        now = now if (now < FAR).all() else np.zeros(len(t))
-        return cls(t + 1, epochs, down + up, now, np.nanmean(accuracy[t], 1), np.nanstd(accuracy[t], 1))
+        x = {name: values[t] for name, values in so_far(record).items()}
+        seconds = x["virtual"] if np.isfinite(x["virtual"]).all() else np.zeros(len(t))
+        mean, std = np.nanmean(accuracy[t], 1), np.nanstd(accuracy[t], 1)
+        return cls(t + 1, x["epochs"], x["bytes"], seconds, mean, std)
 
     @classmethod
     def pooled(cls, curves: Sequence[Curve]) -> Curve:

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from hpcfed.errors import ConfigError
 from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn
-from hpcfed.report.columns import last
+from hpcfed.report.columns import by_round, last
 
-LINKS, DISTANCE = "links", "rounds/consensus_distance"
+LINKS = "links"
 NUMBERED = 40  # clients whose numbers have room
 
 
@@ -47,7 +47,7 @@ def numbers(runs: Sequence[Drawn]) -> list[Topology]:
 
 
 def topology(run: Drawn) -> Topology:
-    distance = run.record.columns.get(DISTANCE, np.zeros(0))
+    distance = by_round(run.record, "consensus_distance")
     known = np.flatnonzero(np.isfinite(distance))
     clients, kind = run.fields["clients"], run.fields.get("algorithm.topology", "")
     accuracy = last(run.record, "clients/accuracy")

@@ -9,12 +9,11 @@ import numpy as np
 
 from hpcfed.few import evenly
 from hpcfed.page import packed
-from hpcfed.report.columns import column
+from hpcfed.report.columns import by_round, column, so_far
 from hpcfed.storage.record import Record
 
 MOST_ROUNDS = 1_000  # of a curve: more than a screen has columns for
 MOST_VALUES = 1_500_000  # of clients, for each thing that is drawn, in all runs together
-FAR = 1e30  # virtual seconds; more cannot be drawn, and mean nothing
 
 X = {  # what curves can be drawn over: name -> text, unit
     "round": ("round", ""),
@@ -65,13 +64,8 @@ def by_client(record: Record) -> dict[str, np.ndarray]:
 
 def axes(record: Record) -> dict[str, np.ndarray]:
     """What curves are drawn over, each [T] and never falling; nan where it was not recorded."""
-    K, none = record.header["job"]["clients"], np.full(record.rounds, np.nan)
-    epochs, down, up = (np.nan_to_num(column(record, f"clients/{name}")).sum(1).cumsum() / K
-                        for name in ("epochs", "down", "up"))  # fmt: skip
-    virtual = record.columns.get("rounds/virtual_seconds", none)
-    wall = np.nancumsum(record.columns.get("rounds/seconds", none))
-    return {"round": np.arange(1, record.rounds + 1), "epochs": epochs, "bytes": down + up,
-            "virtual": np.where(virtual < FAR, virtual, np.nan), "wall": wall}  # fmt: skip
+    wall = np.nancumsum(by_round(record, "seconds"))
+    return {"round": np.arange(1, record.rounds + 1), **so_far(record), "wall": wall}
 
 
 def of_run(record: Record, clients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -80,8 +74,8 @@ def of_run(record: Record, clients: dict[str, np.ndarray]) -> dict[str, np.ndarr
     bands = {}
     for name in ("accuracy", "loss"):
         bands[name], bands[f"{name}_std"] = spread(clients[name])
-    seconds = record.columns.get("rounds/seconds", np.full(record.rounds, np.nan))
-    return {**{f"x_{name}": values for name, values in x.items()}, **bands, "traffic": x["bytes"], "seconds": seconds}
+    drawn = {**bands, "traffic": x["bytes"], "seconds": by_round(record, "seconds")}
+    return {f"x_{name}": values for name, values in x.items()} | drawn
 
 
 def spread(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

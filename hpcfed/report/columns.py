@@ -7,6 +7,8 @@ import numpy as np
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.record import Record
 
+FAR = 1e30  # virtual seconds; more cannot be drawn, and mean nothing
+
 
 def last(record: Record, name: str) -> np.ndarray:
     """The last row of a column [T, K] in which some client was evaluated; all nan where none ever was.
@@ -39,3 +41,20 @@ def phases(record: Record) -> dict[str, np.ndarray]:
     """Seconds of the ranks, [T, R], in each phase that was recorded; nan for a rank that was not there."""
     known = {phase: record.columns.get(f"ranks/{phase}") for phase in PHASES}
     return {phase: seconds for phase, seconds in known.items() if seconds is not None}
+
+
+def by_round(record: Record, name: str) -> np.ndarray:
+    """A number of each round, [T]; nan where it was not recorded."""
+    return record.columns.get(f"rounds/{name}", np.full(record.rounds, np.nan))
+
+
+def so_far(record: Record) -> dict[str, np.ndarray]:
+    """What it took to get to the end of each round, [T] each, never falling.
+
+    epochs, bytes: local epochs, bytes down and up, mean over all clients.  virtual: seconds; nan where there are none.
+    """
+    K = record.header["job"]["clients"]
+    epochs, down, up = (np.nan_to_num(column(record, f"clients/{name}")).sum(1).cumsum() / K
+                        for name in ("epochs", "down", "up"))  # fmt: skip
+    virtual = by_round(record, "virtual_seconds")
+    return {"epochs": epochs, "bytes": down + up, "virtual": np.where(virtual < FAR, virtual, np.nan)}

@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcfed.errors import CheckpointError
 from hpcfed.paths import matching
-from hpcfed.report.columns import column
+from hpcfed.report.columns import by_round
 from hpcfed.report.summary import accuracy
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.record import FINISHED, STOPPED, Record, load
@@ -104,7 +104,7 @@ def progress(record: Record) -> dict[str, Any]:
 
 def seconds_of(record: Record) -> float | None:
     """Seconds of a round: the mean of the last ones."""
-    known = column(record, "rounds/seconds")[-RECENT:]
+    known = by_round(record, "seconds")[-RECENT:]
     return float(np.nanmean(known)) if np.isfinite(known).any() else None
 
 
