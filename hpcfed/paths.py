@@ -1,8 +1,10 @@
-"""Paths from users' hands: what is read from the start to the end is a file, and nothing else."""
+"""Paths from users' hands: what is read to its end is a file, and nothing else; and names for them."""
 
 import errno
 import os
 import stat
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,17 @@ def named(value: Any) -> Any:
     if isinstance(value, str) and (not value or "\0" in value):
         raise ValueError(f"a path has at least one character, and no NUL, got {value!r}")
     return value
+
+
+def told_apart(paths: Sequence[Path]) -> list[str]:
+    """A name for each path: its last part, and as many before it as it takes to tell it from all others.
+
+    Equal paths have equal names.
+    """
+    ends = Counter(path.parts[-n:] for path in set(paths) for n in range(1, len(path.parts) + 1))
+
+    def name(path: Path) -> str:
+        own = (n for n in range(1, len(path.parts)) if ends[path.parts[-n:]] == 1)
+        return str(Path(*path.parts[-next(own, len(path.parts)) :]))
+
+    return list(map(name, paths))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import CheckpointError
+from hpcfed.paths import told_apart
 from hpcfed.report.state import FINISHED, NOT_BEGUN, State, going
 from hpcfed.report.status import member, words
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import Record, load
-
-RESULTS = names.results_file(Path()).name
 
 
 @dataclass(frozen=True)
@@ -37,16 +35,16 @@ def shown(paths: Sequence[Path], now: float) -> tuple[list[Shown], list[str]]:
 
     now: Unix seconds. Raises CheckpointError for a path that has no readable results, as `load` does.
     """
-    found: dict[str, tuple[Path, Record, str]] = {}
+    found: dict[str, tuple[Record, str]] = {}
     absent = []
     for place in paths:
         for path, record, why in within(place, now):
             if record is None:
                 absent.append(f"{path}: {why}")
             else:
-                found.setdefault(os.path.realpath(record.path), (path, record, why))
-    called = unique([path for path, _, _ in found.values()])
-    return [Shown(name, record, why) for name, (_, record, why) in zip(called, found.values(), strict=True)], absent
+                found.setdefault(os.path.realpath(record.path), (record, why))
+    called = told_apart([names.place_of(record.path) for record, _ in found.values()])
+    return [Shown(name, *run) for name, run in zip(called, found.values(), strict=True)], absent
 
 
 def within(place: Path, now: float) -> Iterator[tuple[Path, Record | None, str]]:
@@ -76,18 +74,3 @@ def told(state: State) -> str:
         return ""
     total = "" if state.total is None else f", {state.rounds} of {state.total} rounds are done"
     return words(state) + total
-
-
-def unique(paths: list[Path]) -> list[str]:
-    """A name for each path: that of its folder, or of its file, with as much of the path as tells them apart."""
-    whole = [(path.parent if path.name == RESULTS else path.with_suffix("") if path.suffix == ".h5" else path).resolve()
-             for path in paths]  # fmt: skip
-    depth = [1] * len(whole)
-    while True:
-        called = ["/".join(path.parts[-d:]) for path, d in zip(whole, depth, strict=True)]
-        twice = {name for name, n in Counter(called).items() if n > 1}
-        deeper = [d + (name in twice and d < len(path.parts))
-                  for d, name, path in zip(depth, called, whole, strict=True)]  # fmt: skip
-        if deeper == depth:
-            return called
-        depth = deeper

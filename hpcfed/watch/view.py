@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.errors import CheckpointError
+from hpcfed.paths import told_apart
 from hpcfed.report import state
 from hpcfed.report.columns import architectures, column, last
 from hpcfed.report.columns import phases as spent
@@ -114,7 +115,7 @@ def watched(paths: Sequence[Path]) -> list[Watched]:
     """These runs and those of these sweeps; CheckpointError where there is none."""
     runs = [run for path in paths for run in at(path)]
     folders = [Path(os.path.abspath(run.folder)) for run in runs]
-    for run, name in zip(runs, names(folders), strict=True):
+    for run, name in zip(runs, told_apart(folders), strict=True):
         run.name = name
     return runs
 
@@ -127,13 +128,3 @@ def at(path: Path) -> list[Watched]:
         return [Watched(path)]
     sweep = sweeps.read(path)
     return [Watched(path / run.name, (sweep, run)) for run in sweep.runs]
-
-
-def names(folders: Sequence[Path]) -> list[str]:
-    """The last parts of these folders, as many as it takes to tell one from another."""
-    found, longest = [], max(len(folder.parts) for folder in folders)
-    for n in range(1, longest + 1):
-        found = ["/".join(folder.parts[-n:]) for folder in folders]
-        if len(set(found)) == len(set(folders)):
-            break
-    return found

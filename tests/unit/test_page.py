@@ -12,7 +12,7 @@ import pytest
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.page import curves, job, notes, packed, tables, write
 from hpcfed.page.command import made, report
-from hpcfed.page.runs import Shown, shown, unique
+from hpcfed.page.runs import Shown, shown
 from hpcfed.storage import sweep as store
 from hpcfed.storage.results import Record, Results
 
@@ -152,11 +152,6 @@ def test_runs_on_different_machines_are_warned_of():
     found = notes.notes(runs, ["c: not begun"])
     assert found[0] == ("", "c: not begun") and ("a, b", "clients lost: 1 times in 1 rounds") in found
     assert found[-1][1].startswith("runs differ in hardware.cpu;")
-
-
-def test_runs_get_names_that_tell_them_apart():
-    paths = [Path(path) for path in ("/x/a/results.h5", "/x/b", "/y/b", "/y/c.h5")]
-    assert unique(paths) == ["a", "x/b", "y/b", "c"]
 
 
 def stored(folder: Path, one: Record, rounds: int = 2) -> Path:
