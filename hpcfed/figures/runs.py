@@ -61,10 +61,8 @@ def drawn(paths: Sequence[Path]) -> list[Drawn]:
 
 
 def members(path: Path) -> list[Path]:
-    """The run at this path, or those of the sweep."""
-    if not store.exists(path):
-        return [path]
-    begun = [path / run.name for run in store.read(path).runs if files.results_file(path / run.name).is_file()]
+    """The run at this path, or those of the sweep that have begun."""
+    begun = [run for run, of in store.runs(path) if of is None or files.results_file(run).is_file()]
     if not begun:
         raise CheckpointError(f"{path}: no run of this sweep has results yet; see `hpcfed status {path}`")
     return begun

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,35 +38,31 @@ def shown(paths: Sequence[Path], now: float) -> tuple[list[Shown], list[str]]:
     """
     found: dict[str, tuple[Record, str]] = {}
     absent = []
-    for place in paths:
-        for path, record, why in within(place, now):
+    for path in paths:
+        for run, of in store.runs(path):
+            record, why = of_sweep(*of) if of else alone(run, now)
             if record is None:
-                absent.append(f"{path}: {why}")
+                absent.append(f"{run}: {why}")
             else:
                 found.setdefault(os.path.realpath(record.path), (record, why))
     called = told_apart([names.place_of(record.path) for record, _ in found.values()])
-    return [Shown(name, *run) for name, run in zip(called, found.values(), strict=True)], absent
+    return [Shown(name, *one) for name, one in zip(called, found.values(), strict=True)], absent
 
 
-def within(place: Path, now: float) -> Iterator[tuple[Path, Record | None, str]]:
-    """The run at this path, or those of the sweep there, each with what `Shown.why` says."""
-    if not store.exists(place):
-        record = load(place)
-        yield place, record, why(record, going(record, record.path.parent, now))
-        return
-    sweep = store.read(place)
-    for run in sweep.runs:
-        state = member(sweep, run)
-        try:
-            record = None if state.word == NOT_BEGUN else load(place / run.name)
-        except CheckpointError:
-            record = None
-        yield place / run.name, record, told(state)
+def alone(run: Path, now: float) -> tuple[Record, str]:
+    """A run that is given by itself, with what `Shown.why` says."""
+    record = load(run)
+    word, since = going(record, record.path.parent, now)
+    return record, told(State(word, since, record.rounds, record.header["job"]["rounds"]))
 
 
-def why(record: Record, found: tuple[str, float | None]) -> str:
-    word, since = found
-    return told(State(word, since, record.rounds, record.header["job"]["rounds"]))
+def of_sweep(sweep: store.Sweep, run: store.Member) -> tuple[Record | None, str]:
+    """A run that a sweep has or should have, as `alone`; None where it has no results."""
+    state = member(sweep, run)
+    with suppress(CheckpointError):
+        if state.word != NOT_BEGUN:
+            return load(sweep.folder / run.name), told(state)
+    return None, told(state)
 
 
 def told(state: State) -> str:

@@ -96,6 +96,19 @@ def read(folder: Path) -> Sweep:
         raise CheckpointError(f"{path}: not as `hpcfed sweep` writes it ({error!r}); define the sweep again") from error
 
 
+def runs(path: Path) -> Iterator[tuple[Path, tuple[Sweep, Member] | None]]:
+    """The run at this path, or those of the sweep there, begun or not; each with what it is there, None if in none.
+
+    Raises CheckpointError as `read`.
+    """
+    if not exists(path):
+        yield path, None
+        return
+    sweep = read(path)
+    for run in sweep.runs:
+        yield path / run.name, (sweep, run)
+
+
 def note(sweep: Sweep, run: str, end: End | None) -> None:
     """Record how a run ended; None: it is begun, and has not."""
     path = names.end_file(sweep.folder, run)

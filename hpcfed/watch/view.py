@@ -16,7 +16,7 @@ from hpcfed.report import state
 from hpcfed.report.columns import architectures, column, last
 from hpcfed.report.columns import phases as spent
 from hpcfed.report.state import RECENT, State
-from hpcfed.report.status import FAILED, noted
+from hpcfed.report.status import FAILED, existing, noted
 from hpcfed.report.summary import spread, title
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, Record, load, stamp
@@ -113,18 +113,8 @@ def nothing(number: float | None) -> float:
 
 def watched(paths: Sequence[Path]) -> list[Watched]:
     """These runs and those of these sweeps; CheckpointError where there is none."""
-    runs = [run for path in paths for run in at(path)]
+    runs = [Watched(run, of) for path in paths for run, of in sweeps.runs(existing(path))]
     folders = [Path(os.path.abspath(run.folder)) for run in runs]
     for run, name in zip(runs, told_apart(folders), strict=True):
         run.name = name
     return runs
-
-
-def at(path: Path) -> list[Watched]:
-    """The run at this path, or those of the sweep there."""
-    if not os.path.exists(path):
-        raise CheckpointError(f"{path}: there is no such file or folder; give the folder of a run or of a sweep")
-    if not sweeps.exists(path):
-        return [Watched(path)]
-    sweep = sweeps.read(path)
-    return [Watched(path / run.name, (sweep, run)) for run in sweep.runs]
