@@ -1,12 +1,15 @@
-"""Paths from users' hands: what is read to its end is a file, and nothing else; and names for them."""
+"""Paths from users' hands: what is read or written is a file, and nothing else; and names for them."""
 
 import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from hpcfed.errors import ConfigError
 
 
 def regular(path: Path) -> Path:
@@ -23,6 +26,18 @@ def regular(path: Path) -> Path:
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "a pipe, socket or device, not a file", str(path))
     return path
+
+
+@contextmanager
+def output(path: Path, what: str) -> Iterator[None]:
+    """Inside, what a user has asked for is written to this path. ConfigError where it cannot be, or is no file."""
+    try:
+        if os.path.exists(path):
+            regular(path)  # a pipe without a reader would never open
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(f"{path}: cannot write {what}: {why}; choose another place with -o") from error
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:

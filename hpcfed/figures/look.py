@@ -6,7 +6,6 @@ a paper: a panel is as wide as a column or a part of it, and its letters are rea
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -20,7 +19,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatt
 
 from hpcfed.errors import ConfigError, told
 from hpcfed.figures.runs import short
-from hpcfed.paths import regular
+from hpcfed.paths import output
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 DASHES = ("-", "--", ":", "-.")  # the next seven lines
@@ -161,11 +160,6 @@ def save(figure: Figure, path: Path) -> Path:
     """Write the picture in the format of the path's ending; returns path. ConfigError where it fails."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path}: no picture format {path.suffix!r}; end the name in {', '.join(FORMATS)}")
-    try:
-        if os.path.exists(path):
-            regular(path)  # a pipe without a reader would never open
+    with output(path, "the picture"):
         figure.savefig(path, dpi=DPI)
-    except OSError as error:
-        advice = "choose another place with -o"
-        raise ConfigError(f"{path}: cannot write the picture: {error.strerror}; {advice}") from error
     return path

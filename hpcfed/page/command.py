@@ -12,7 +12,7 @@ from hpcfed import __version__
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.page import curves, job, notes, packed, tables, write
 from hpcfed.page.runs import Shown, shown
-from hpcfed.paths import regular
+from hpcfed.paths import output
 
 NAME = "report.html"
 
@@ -30,12 +30,8 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
     if path.suffix != ".html":
         raise ConfigError(f"{path}: not the name of a page; end it in .html")
     text = made(found, absent)
-    try:
-        if os.path.exists(path):
-            regular(path)  # a pipe without a reader would never open
+    with output(path, "the page"):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot write the page: {error.strerror}; choose another place with -o") from error
     return str(path)
 
 

@@ -8,7 +8,8 @@ import pytest
 from tests.house.source import MODULES, PACKAGE, ROOT, imports, module, name
 
 LEVELS = (  # a part imports itself and parts of the lines above, never its neighbours or those below
-    "errors  paths",
+    "errors",
+    "paths",
     "config.limits",
     "registry  extras  compat  few  inputs  rng  params  status  config.parts",
     "config.system  commands",
