@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcfed.errors import CheckpointError
 from hpcfed.storage import names
-from hpcfed.storage.atomic import TEMPORARY, writing
+from hpcfed.storage.atomic import put
 
 FORMAT, VERSION = "hpcfed-sweep", 1
 Fields = dict[str, Any]  # of a job, by dotted name
@@ -77,7 +77,7 @@ def write(sweep: Sweep) -> None:
     runs = [{"name": run.name, "words": run.words, "job": _without(run.fields, common)} for run in sweep.runs]
     about = {"words": sweep.words, "directory": sweep.directory, "ranks": sweep.ranks, "launcher": sweep.launcher}
     text = {"format": FORMAT, "version": VERSION, **about, "job": common, "runs": runs}
-    _store(names.sweep_file(sweep.folder), json.dumps(text, indent=1))
+    put(names.sweep_file(sweep.folder), f"{json.dumps(text, indent=1)}\n".encode())
 
 
 def read(folder: Path) -> Sweep:
@@ -113,7 +113,7 @@ def note(sweep: Sweep, run: str, end: End | None) -> None:
     """Record how a run ended; None: it is begun, and has not."""
     path = names.end_file(sweep.folder, run)
     if end:
-        _store(path, json.dumps(vars(end)))
+        put(path, f"{json.dumps(vars(end))}\n".encode())
     else:
         path.unlink(missing_ok=True)
 
@@ -144,12 +144,3 @@ def _flat(table: dict[str, Any], above: str) -> Iterator[tuple[str, Any]]:
 
 def _without(fields: Fields, common: Fields) -> Fields:
     return {name: value for name, value in fields.items() if name not in common}
-
-
-def _store(path: Path, text: str) -> None:
-    """Put a text in the place of a file, at once."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-        new.write_text(text + "\n", encoding="utf-8")
-        os.replace(new, path)
