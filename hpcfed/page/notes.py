@@ -11,7 +11,7 @@ import numpy as np
 from hpcfed.few import listed
 from hpcfed.page.job import environment, environments
 from hpcfed.page.runs import Shown
-from hpcfed.report.columns import evaluated, last
+from hpcfed.report.columns import evaluated, faults, last
 from hpcfed.storage.record import Record
 
 FEW = 8  # things of one kind that are named; the others are counted
@@ -67,7 +67,7 @@ def clients(record: Record) -> Iterator[str]:
     lost = record.columns.get("clients/lost")
     if lost is not None and np.nansum(lost):
         yield f"clients lost: {int(np.nansum(lost))} times in {int((np.nansum(lost, 1) > 0).sum())} rounds"
-    yield from faults(record)
+    yield from failed(record)
     if evaluated(record, "clients/accuracy") < 0:
         yield "no accuracy was recorded"
     elif "clients/id" not in record.columns:
@@ -77,21 +77,13 @@ def clients(record: Record) -> Iterator[str]:
             yield f"no accuracy in the last evaluated round, so not in its mean: clients {some}"
 
 
-def faults(record: Record) -> Iterator[str]:
-    """Clients that failed and left a round, by the kind of failure."""
-    column, kinds = record.columns.get("clients/fault"), record.header.get("faults", [])
-    if column is None:
-        return
-    for number in range(1, len(kinds)):
-        t, k = np.nonzero(column == number)
-        if len(t):
-            places = listed([f"client {name(record, i, j)} in round {i + 1}" for i, j in zip(t, k, strict=True)], FEW)
-            yield f"clients that failed and left the round ({kinds[number]}): {places}"
-
-
-def name(record: Record, t: int, i: int) -> int:
-    """The client of this place of a row."""
-    return int(record.columns["clients/id"][t, i]) if "clients/id" in record.columns else int(i)
+def failed(record: Record) -> Iterator[str]:
+    """Clients that failed and left a round, by how they failed."""
+    places: dict[str, list[str]] = {}
+    for t, k, how in faults(record):
+        places.setdefault(how, []).append(f"client {k} in round {t}")
+    for how, found in places.items():
+        yield f"clients that failed and left the round ({how}): {listed(found, FEW)}"
 
 
 def between(runs: Sequence[Shown]) -> Iterator[str]:

@@ -58,3 +58,12 @@ def so_far(record: Record) -> dict[str, np.ndarray]:
                         for name in ("epochs", "down", "up"))  # fmt: skip
     virtual = by_round(record, "virtual_seconds")
     return {"epochs": epochs, "bytes": down + up, "virtual": np.where(virtual < FAR, virtual, np.nan)}
+
+
+def faults(record: Record) -> list[tuple[int, int, str]]:
+    """Clients that failed and left a round, in order: the round, from 1, the client, and how it failed."""
+    numbers, kinds = record.columns.get("clients/fault"), record.header.get("faults", [])
+    if numbers is None:
+        return []
+    ids = record.columns.get("clients/id", np.broadcast_to(np.arange(numbers.shape[1]), numbers.shape))
+    return [(int(t) + 1, int(ids[t, i]), kinds[int(numbers[t, i])]) for t, i in np.argwhere(numbers > 0)]
