@@ -20,9 +20,9 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatt
 from hpcfed.errors import ConfigError, told
 from hpcfed.figures.runs import short
 from hpcfed.paths import output
+from hpcfed.report.colours import DASHES
+from hpcfed.report.colours import LIGHT as COLOURS
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-DASHES = ("-", "--", ":", "-.")  # the next seven lines
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 FORMATS = (".png", ".svg", ".pdf")
 COLUMN, PAGE = 3.4, 7.0  # inches, of a paper's column and of its page

@@ -13,15 +13,13 @@ from matplotlib.patches import Patch
 from hpcfed.errors import ConfigError
 from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn
+from hpcfed.report.colours import phase
 from hpcfed.report.columns import phases
 from hpcfed.storage.record import Record
 
 OTHER = "other"
-LOOKS = {  # Okabe and Ito's colours, and hatches for who sees none
-    "train": ("#0072B2", ""), "evaluate": ("#56B4E9", "//"), "wait": ("#E69F00", ".."),
-    "communicate": ("#D55E00", "xx"), "server": ("#CC79A7", "\\\\"), "checkpoint": ("#009E73", "++"),
-    OTHER: ("#999999", ""),
-}  # fmt: skip
+HATCHES = {"train": "", "evaluate": "//", "wait": "..", "communicate": "xx", "server": "\\\\", "checkpoint": "++"}
+LOOKS = {name: (phase(name), hatch) for name, hatch in HATCHES.items()} | {OTHER: ("#999999", "")}  # in this order
 WIDE = 40  # ranks of which bars have room for hatches
 
 

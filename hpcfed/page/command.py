@@ -13,6 +13,7 @@ from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.page import curves, job, notes, packed, tables, write
 from hpcfed.page.runs import Shown, shown
 from hpcfed.paths import output
+from hpcfed.report import colours
 
 NAME = "report.html"
 
@@ -50,7 +51,7 @@ def read(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> dict[str, 
     from hpcfed.page import charts
 
     return {
-        "x": curves.X, "y": curves.Y, "colours": charts.COLOURS, "dashes": charts.DASHES, "steps": packed.STEPS,
+        "x": curves.X, "y": curves.Y, "steps": packed.STEPS, **colours.for_scripts(),
         "heads": {"runs": tables.RUNS, "clients": tables.CLIENTS},
         "rows": [tables.run(run) for run in found],
         "runs": [content(run, choice) for run, choice in zip(found, choices, strict=True)],

@@ -22,10 +22,11 @@ import numpy as np
 
 from hpcfed.errors import ConfigError
 from hpcfed.few import evenly
+from hpcfed.report import colours
+from hpcfed.report.status import words
 from hpcfed.report.summary import share
 from hpcfed.status import DONE
 from hpcfed.watch.terminal import counted, time_of
-from hpcfed.watch.terminal import words as state_of
 from hpcfed.watch.view import View, Watched
 
 HOST = "127.0.0.1"
@@ -90,7 +91,7 @@ class Server(ThreadingTCPServer):
         with self.looking:
             views = [run.look() for run in self.runs]
             self.over = all(view.over for view in views)
-        answer = {"over": self.over, "runs": list(map(plain, views))}
+        answer = {"over": self.over, "runs": list(map(plain, views)), **colours.for_scripts()}
         return "application/json", json.dumps(answer, allow_nan=False).encode()
 
 
@@ -145,7 +146,7 @@ def told(view: View) -> str:
     parts += [f"{time_of(state.seconds)} a round"] if state.seconds is not None else []
     parts += [f"{time_of(state.left)} left"] if state.left is not None else []
     parts += [f"checkpoint of round {state.saved}"] if state.saved is not None else []
-    return ", ".join([*parts, state_of(state)])
+    return ", ".join([*parts, words(state)])
 
 
 def rounded(number: float) -> float | None:
