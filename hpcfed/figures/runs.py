@@ -14,6 +14,7 @@ from hpcfed.paths import told_apart
 from hpcfed.report.cases import one_skew
 from hpcfed.storage import names as files
 from hpcfed.storage import sweep as store
+from hpcfed.storage.fields import flat
 from hpcfed.storage.record import Record, load
 
 
@@ -28,7 +29,7 @@ class Drawn:
     @cached_property
     def fields(self) -> dict[str, Any]:
         """Its job, by dotted names."""
-        return store.fields(self.record.header["job"])
+        return flat(self.record.header["job"])
 
     @property
     def method(self) -> str:

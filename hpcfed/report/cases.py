@@ -15,6 +15,7 @@ from hpcfed.report.state import NOT_BEGUN, State, complete
 from hpcfed.report.status import member
 from hpcfed.report.status import words as told
 from hpcfed.storage import sweep as store
+from hpcfed.storage.fields import covers, flat
 from hpcfed.storage.record import Record, load
 
 SEED = "seed"
@@ -58,7 +59,7 @@ def cases(paths: Sequence[Path]) -> list[Case]:
 def alone(run: Path) -> Case:
     """A run that is given by itself: it counts when all its rounds are done."""
     record = load(run)
-    case = Case(str(run), store.fields(record.header["job"]), record)
+    case = Case(str(run), flat(record.header["job"]), record)
     if complete(record):
         return case
     why = f"{record.rounds} of {case.fields['rounds']} rounds are done"
@@ -139,7 +140,7 @@ def order(found: list[Case], name: str) -> tuple[int, int, str]:
 
 def differing(found: list[Case], axes: list[str], name: str) -> set[str]:
     """Two or more values of a field among the runs of one cell; nothing where there is no such cell."""
-    if any(name == free or name.startswith(f"{free}.") for free in ASIDE):
+    if covers(ASIDE, name):
         return set()
     cells: dict[tuple[str, ...], set[str]] = {}
     for case in found:

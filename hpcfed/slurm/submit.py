@@ -19,7 +19,7 @@ from hpcfed.slurm.asked import batch_of
 from hpcfed.slurm.launcher import AUTO
 from hpcfed.slurm.script import Batch
 from hpcfed.storage import checkpoint, names
-from hpcfed.storage.sweep import fields
+from hpcfed.storage.fields import flat
 
 
 def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each: list[str] | None,
@@ -35,7 +35,7 @@ def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each:
     if (chain > 1) + bool(each) + bool(ranks) > 1 or chain < 1:
         raise ConfigError(f"submit: --chain {chain}, --each and --ranks: one of the three, and a chain of 1 or more")
     jobs = checked(words, tasks)
-    own, runs = folder.of(jobs[0]), [fields(job.plain()) for job in jobs]
+    own, runs = folder.of(jobs[0]), [flat(job.plain()) for job in jobs]
     batch = batch_of("hpcfed" if tasks else own.name, runs, launcher, chain > 1, **asked)
     numbers = counts(ranks, batch) if ranks else []
     if numbers:

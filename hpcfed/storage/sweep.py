@@ -9,14 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
-from typing import Any
 
 from hpcfed.errors import CheckpointError
 from hpcfed.storage import names
 from hpcfed.storage.atomic import put
+from hpcfed.storage.fields import Fields
 
 FORMAT, VERSION = "hpcfed-sweep", 1
-Fields = dict[str, Any]  # of a job, by dotted name
 
 
 @dataclass(frozen=True)
@@ -127,19 +126,6 @@ def ended(sweep: Sweep, run: str) -> End | None:
 
 def now_ended(status: int, line: str) -> End:
     return End(status, line, time())
-
-
-def fields(job: dict[str, Any], above: str = "") -> Fields:
-    """A job's nested tables as one, by dotted names."""
-    return dict(_flat(job, above))
-
-
-def _flat(table: dict[str, Any], above: str) -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
 
 
 def _without(fields: Fields, common: Fields) -> Fields:

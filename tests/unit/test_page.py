@@ -14,6 +14,7 @@ from hpcfed.page import curves, job, notes, packed, tables, write
 from hpcfed.page.command import made, report
 from hpcfed.page.runs import Shown, shown
 from hpcfed.storage import sweep as store
+from hpcfed.storage.fields import flat
 from hpcfed.storage.results import Record, Results
 
 NAN = np.nan
@@ -170,7 +171,7 @@ def test_a_run_is_shown_once_and_an_unfinished_one_says_so(tmp_path):
 
 
 def test_a_sweep_shows_its_runs_and_says_which_have_no_results(tmp_path):
-    fields = store.fields(record().header["job"]) | {"rounds": 9}
+    fields = flat(record().header["job"]) | {"rounds": 9}
     runs = tuple(store.Member(name, [], fields) for name in ("done", "absent"))
     sweep = store.Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", runs)
     store.write(sweep)
