@@ -115,13 +115,9 @@ def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, str], band: boo
         for level in curve.mean[-1:]:
             ax.axhline(level, linewidth=1.2, **style)
         return
-    ax.plot(x, curve.mean, marker="o" if len(x) <= 30 else "", markersize=2.5, linewidth=1.2, **style)
-    if not band:
-        return
-    low, high = (curve.mean - curve.std).clip(min=0), (curve.mean + curve.std).clip(max=1)
-    if len(x) == 1:  # a band has no width
-        ax.errorbar(x, curve.mean, [curve.mean - low, high - curve.mean], capsize=3, linewidth=1.2, **style)
-    ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    look.line(ax, x, curve.mean, style)
+    if band:
+        look.band(ax, x, curve.mean, (curve.mean - curve.std).clip(min=0), (curve.mean + curve.std).clip(max=1), style)
 
 
 def scale(ax: Axes, totals: Sequence[float], curves: int, axis: Axis) -> None:

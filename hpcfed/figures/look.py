@@ -30,6 +30,7 @@ SMALL, LETTERS = 7, 8  # points: of ticks and legends, of axes and titles
 DPI = 200
 GREY = "0.45"
 HANDLE, LETTER = 0.48, 0.053  # inches in a legend: what stands before a text, and one of its letters
+DOTTED = 30  # points of a curve up to which each is seen
 WIDELY = 10  # times; values that differ by more are drawn on a logarithmic axis
 
 
@@ -46,9 +47,13 @@ def panels(n: int, across: int = 2, height: float = 2.3, below: int = 0, wide: b
     """
     across = min(n, across)
     rows = -(-n // across)
-    size = (PAGE if wide or across > 1 else COLUMN, height * rows + 0.16 * below)
+    return grid(n, across, (PAGE if wide or across > 1 else COLUMN, height * rows + 0.16 * below), **shared)
+
+
+def grid(n: int, across: int, size: tuple[float, float], **shared: bool) -> tuple[Figure, list[Axes]]:
+    """A figure of this size in inches with n panels, so many side by side."""
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(rows, across, squeeze=False, **shared).ravel().tolist()
+    axes = figure.subplots(-(-n // across), across, squeeze=False, **shared).ravel().tolist()
     for ax in axes[n:]:
         ax.remove()
     return figure, axes[:n]
@@ -74,6 +79,18 @@ def dot(i: int) -> Line2D:
     """What stands for the i-th strip of dots in a legend."""
     marker = MARKERS[i // len(COLOURS) % len(MARKERS)]
     return Line2D([], [], color=style(i)["color"], marker=marker, linestyle="", markersize=4)
+
+
+def line(ax: Axes, x: np.ndarray, y: np.ndarray, style: dict[str, str]) -> None:
+    """A curve; its points are seen where they are few."""
+    ax.plot(x, y, linewidth=1.2, marker="o" if len(x) <= DOTTED else "", markersize=2.5, **style)
+
+
+def band(ax: Axes, x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, style: dict[str, str]) -> None:
+    """Between bounds of a curve; around a single point a bar, for there a band has no width."""
+    if len(x) == 1:
+        ax.errorbar(x, y, [y - low, high - y], capsize=3, linewidth=1.2, **style)
+    ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def numbered(ax: Axes, integer: bool = False) -> None:

@@ -121,8 +121,7 @@ def seconds(runs: Sequence[Drawn]) -> Figure:
         style = look.style(i)
         if not np.array_equal(one.middle, one.seconds):
             ax.plot(one.rounds, one.seconds, color=style["color"], linewidth=0.4, alpha=0.4)
-        ax.plot(one.rounds, one.middle, linewidth=1.2, marker="o" if len(one.rounds) <= 30 else "", markersize=2.5,
-                **style)  # fmt: skip
+        look.line(ax, one.rounds, one.middle, style)
     look.frame(ax, "round", "wall time of a round")
     look.numbered(ax, integer=True)
     every = np.concatenate([one.seconds for one in found])

@@ -78,9 +78,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
         bar.ax.tick_params(labelsize=look.SMALL)
     if below:
         for i, one in enumerate(found):
-            ax = axes[-1]
-            ax.plot(one.rounds, one.distance, linewidth=1.2, marker="o" if len(one.rounds) <= 30 else "",
-                    markersize=2.5, **look.style(i))  # fmt: skip
+            look.line(axes[-1], one.rounds, one.distance, look.style(i))
         look.frame(axes[-1], "round", "distance to the mean model,\nroot mean square over clients")
         look.numbered(axes[-1], integer=True)
         look.upwards(axes[-1])

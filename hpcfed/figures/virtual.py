@@ -101,7 +101,5 @@ def figure(runs: Sequence[Drawn]) -> Figure:
 def band(ax: Axes, x: np.ndarray, values: Sequence[np.ndarray], style: dict[str, str]) -> None:
     """A line between two bounds."""
     low, middle, high = values
-    ax.plot(x, middle, marker="o" if len(x) <= 30 else "", markersize=2.5, linewidth=1.2, **style)
-    if len(x) == 1:
-        ax.errorbar(x, middle, [middle - low, high - middle], capsize=3, linewidth=1.2, **style)
-    ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    look.line(ax, x, middle, style)
+    look.band(ax, x, middle, low, high, style)
