@@ -28,6 +28,13 @@ def regular(path: Path) -> Path:
     return path
 
 
+def tail(path: Path, most: int) -> str:
+    """The end of a text file, so many bytes at most."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read().decode(errors="replace")
+
+
 @contextmanager
 def output(path: Path, what: str) -> Iterator[None]:
     """Inside, what a user has asked for is written to this path. ConfigError where it cannot be, or is no file."""

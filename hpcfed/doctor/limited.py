@@ -21,6 +21,11 @@ class Outcome:
     out: str
     err: str
 
+    @property
+    def said(self) -> str:
+        """The last line of what it complained of."""
+        return (self.err.strip().splitlines() or [""])[-1]
+
 
 def limited(words: Sequence[str], seconds: float, env: Mapping[str, str] | None = None) -> Outcome:
     """Run a command to its end, or for so long; then it and its processes are ended.

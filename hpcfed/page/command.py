@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from hpcfed.page import curves, job, notes, packed, tables, write
 from hpcfed.page.runs import Shown, shown
 from hpcfed.paths import output
 from hpcfed.report import colours
+from hpcfed.storage import names
 
 NAME = "report.html"
 
@@ -27,7 +27,7 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
     found, absent = shown(runs, time.time())
     if not found:
         raise CheckpointError("report: none of these runs has results yet:\n  " + "\n  ".join(absent))
-    path = out or (runs[0] if os.path.isdir(runs[0]) else runs[0].parent) / NAME
+    path = out or names.folder_of(runs[0]) / NAME
     if path.suffix != ".html":
         raise ConfigError(f"{path}: not the name of a page; end it in .html")
     text = made(found, absent)

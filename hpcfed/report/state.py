@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.errors import CheckpointError
+from hpcfed.errors import CheckpointError, first_line
 from hpcfed.paths import matching
 from hpcfed.report.columns import by_round
 from hpcfed.report.summary import accuracy
@@ -45,12 +45,12 @@ class State:
 
 def state(run: Path) -> State:
     """The state of the run in this folder, or of the result file at this path."""
-    folder = run if os.path.isdir(run) else run.parent
+    folder = names.folder_of(run)
     try:
         record = load(run)
     except CheckpointError as error:
         there = os.path.exists(names.results_file(folder))
-        return State(DAMAGED, why=str(error).partition("\n")[0]) if there else State(NOT_BEGUN)
+        return State(DAMAGED, why=first_line(error)) if there else State(NOT_BEGUN)
     return of(record, folder)
 
 

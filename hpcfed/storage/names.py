@@ -14,6 +14,16 @@ def run_of(path: Path) -> Path:
     return path.parent.parent if path.suffix == ".h5" else path
 
 
+def folder_of(run: Path) -> Path:
+    """The folder of a run, which may be given by its results."""
+    return run.parent if os.path.isfile(run) else run
+
+
+def results_of(run: Path) -> Path:
+    """The results of a run, which may be given by its folder."""
+    return results_file(run) if os.path.isdir(run) else run
+
+
 def place_of(results: Path) -> Path:
     """What names the run with these results: its folder, or the file where that lies among others."""
     real = Path(os.path.realpath(results))

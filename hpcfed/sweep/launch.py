@@ -16,6 +16,7 @@ from typing import BinaryIO
 from hpcfed.engine.supervise import MAIN, onward
 from hpcfed.engine.supervise import finished as all_done
 from hpcfed.errors import ConfigError
+from hpcfed.paths import tail
 from hpcfed.storage.atomic import writing
 from hpcfed.storage.sweep import Member, Sweep
 from hpcfed.sweep.gpus import MASK
@@ -92,8 +93,6 @@ def held(path: Path) -> Iterator[BinaryIO | None]:
 
 def reason(log: Path) -> str:
     """What a run last said about why it ended: its line that begins with `hpcfed:`, or else its last one."""
-    with open(log, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-        text = file.read().decode(errors="replace").rpartition("\n$ ")[2]
+    text = tail(log, TAIL).rpartition("\n$ ")[2]
     lines = [line.strip() for line in text.splitlines()[1:] if line.strip()]
     return next((line for line in lines[::-1] if line.startswith("hpcfed:")), lines[-1] if lines else "it said nothing")

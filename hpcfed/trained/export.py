@@ -9,7 +9,7 @@ from hpcfed.models import files
 from hpcfed.storage import names
 from hpcfed.storage.atomic import put
 from hpcfed.storage.reader import Reader
-from hpcfed.trained.saved import Saved, folder_of, from_newest
+from hpcfed.trained.saved import Saved, from_newest
 
 WHAT = {True: "each as it was after its local training", False: "each as the client would receive it next, for with "
         "this method clients keep no model"}  # fmt: skip
@@ -21,7 +21,7 @@ def models(run: Path, clients: str | None = None, out: Path | None = None) -> st
     Takes the newest checkpoint that is whole, also while the run goes on. Raises CheckpointError where there is none,
     ConfigError for a method whose clients' models cannot be told.
     """
-    run, wanted = folder_of(run), numbers(clients)
+    run, wanted = names.folder_of(run), numbers(clients)
     folder = out or names.models_folder(run)
     return from_newest(run, lambda source: write(Saved(run, source, wanted), source, folder))
 

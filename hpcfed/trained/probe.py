@@ -16,13 +16,13 @@ from hpcfed import rng
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.few import evenly
 from hpcfed.models.trained import Trained
-from hpcfed.storage import checkpoint, probe
+from hpcfed.storage import checkpoint, names, probe
 from hpcfed.storage.probe import Probe
 from hpcfed.storage.reader import Reader
 from hpcfed.storage.seal import identity
 from hpcfed.trained.conductance import NOTHING, conductance, shared_image
 from hpcfed.trained.export import numbers
-from hpcfed.trained.saved import Saved, folder_of, from_newest, saved_in
+from hpcfed.trained.saved import Saved, from_newest, saved_in
 from hpcfed.training.similarity import pairwise_cka
 
 EXAMPLES = 1000  # of the test split, as in the paper
@@ -33,8 +33,8 @@ BATCH = 256
 
 def command(run: Path, examples: int = EXAMPLES, clients: str | None = None) -> str:
     """The command; returns what was written. Raises CheckpointError where the run has no checkpoint that is whole."""
-    made = make(folder_of(run), examples, numbers(clients))
-    path = probe.write(folder_of(run), made)
+    made = make(names.folder_of(run), examples, numbers(clients))
+    path = probe.write(names.folder_of(run), made)
     return f"{path}: {len(made.clients)} clients after round {made.rounds[-1]}, {len(made.labels):,} test examples"
 
 

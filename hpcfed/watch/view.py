@@ -18,6 +18,7 @@ from hpcfed.report.columns import phases as spent
 from hpcfed.report.state import RECENT, State
 from hpcfed.report.status import FAILED, existing, noted
 from hpcfed.report.summary import spread, title
+from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, Record, load, stamp
 from hpcfed.storage.sweep import Member, Sweep
@@ -60,7 +61,7 @@ class Watched:
 
     def __init__(self, path: Path, member: tuple[Sweep, Member] | None = None):
         self.path, self.member, self.name = path, member, ""
-        self.folder = path if member or os.path.isdir(path) else path.parent
+        self.folder = names.folder_of(path)
         self.seen: Any = None
         self.known: dict[str, Any] = {}
         self.record: Record | None = None

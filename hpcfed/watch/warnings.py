@@ -9,6 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from hpcfed.few import listed
+from hpcfed.paths import tail
 from hpcfed.report.columns import faults
 from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
@@ -45,8 +46,5 @@ def logged(folder: Path) -> list[str]:
     path = names.log_file(folder.parent, folder.name)
     if not sweeps.exists(folder.parent) or not os.path.isfile(path):
         return []
-    with open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-        lines = file.read().decode(errors="replace").splitlines()
-    found = [line.partition(MARK)[2] for line in lines if MARK in line]
+    found = [line.partition(MARK)[2] for line in tail(path, TAIL).splitlines() if MARK in line]
     return found[-1:]
