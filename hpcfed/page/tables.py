@@ -11,7 +11,7 @@ from hpcfed.page import packed
 from hpcfed.page.runs import Shown
 from hpcfed.report.columns import column, last
 from hpcfed.report.columns import phases as spent
-from hpcfed.report.summary import facts
+from hpcfed.report.summary import data, facts
 from hpcfed.storage.record import Record
 
 RUNS = {  # columns of the runs' table: name -> head, how it is shown
@@ -58,12 +58,6 @@ def run(one: Shown) -> dict[str, Any]:
         "total": traffic["down_total"] + traffic["up_total"], "seconds": time["seconds"],
         "virtual": time["virtual_seconds"],
     }  # fmt: skip
-
-
-def data(about: dict[str, Any]) -> str:
-    """A job's data in few words."""
-    skew = f"({about['alpha']:g})" if about["partition"] == "dirichlet" and "alpha" in about else ""
-    return f"{about['name']}, {about['partition']}{skew}"
 
 
 def clients(record: Record, ids: np.ndarray) -> dict[str, list[Any]]:

@@ -132,9 +132,13 @@ def brief(record: Record) -> str:
 def title(record: Record) -> str:
     """The job in a few words."""
     job = record.header["job"]
-    data, method = job["data"], job["algorithm"]["name"]
-    skew = f"dirichlet({data['alpha']:g})" if data["partition"] == "dirichlet" else data["partition"]
-    return f"{method} on {data['name']}, {skew}, {job['clients']} clients, seed {job['seed']}"
+    return f"{job['algorithm']['name']} on {data(job['data'])}, {job['clients']} clients, seed {job['seed']}"
+
+
+def data(about: dict[str, Any]) -> str:
+    """A job's data in few words."""
+    skew = f"({about['alpha']:g})" if about["partition"] == "dirichlet" and "alpha" in about else ""
+    return f"{about['name']}, {about['partition']}{skew}"
 
 
 def words(item: Any) -> str:

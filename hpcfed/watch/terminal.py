@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.report.colours import LIGHT, phase
+from hpcfed.report.state import State
 from hpcfed.report.status import ago, words
 from hpcfed.report.summary import share, spread
 from hpcfed.report.tables import duration, table
@@ -71,11 +72,15 @@ def progress(view: View, width: int, now: float) -> Iterator[RenderableType]:
     state = view.state
     done, left = parts([state.rounds, max(0, (state.total or 1) - state.rounds)], width)
     yield Text.assemble(("━" * done, BLUE), ("─" * left, "dim"))
-    told = [f"{view.name}: round {counted(view)}"]
-    told += [f"{duration(state.seconds)} a round"] if state.seconds is not None else []
+    yield Text(", ".join([f"{view.name}: round {counted(view)}", *pace(state, now)]))
+
+
+def pace(state: State, now: float) -> list[str]:
+    """What is known of time and checkpoints."""
+    told = [f"{duration(state.seconds)} a round"] if state.seconds is not None else []
     told += [f"{duration(state.left)} left"] if state.left is not None else []
     told += [f"checkpoint of round {state.saved}{ago(state.saved_at, now)}"] if state.saved is not None else []
-    yield Text(", ".join(told))
+    return told
 
 
 def curve(view: View, width: int, height: int) -> Iterator[Text]:

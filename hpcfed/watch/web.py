@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
 from socketserver import ThreadingTCPServer
 from threading import Event, Lock, Thread
-from time import sleep
+from time import sleep, time
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from hpcfed.report import colours
 from hpcfed.report.status import words
 from hpcfed.report.summary import share
 from hpcfed.status import DONE
-from hpcfed.watch.terminal import counted, time_of
+from hpcfed.watch.terminal import counted, pace
 from hpcfed.watch.view import View, Watched
 
 HOST = "127.0.0.1"
@@ -141,12 +141,8 @@ def plain(view: View) -> dict[str, Any]:
 
 def told(view: View) -> str:
     """A run in a line."""
-    state = view.state
     parts = [view.name, f"round {counted(view)}", f"accuracy {share(view.mean[-1] if view.mean else None)}"]
-    parts += [f"{time_of(state.seconds)} a round"] if state.seconds is not None else []
-    parts += [f"{time_of(state.left)} left"] if state.left is not None else []
-    parts += [f"checkpoint of round {state.saved}"] if state.saved is not None else []
-    return ", ".join([*parts, words(state)])
+    return ", ".join([*parts, *pace(view.state, time()), words(view.state)])
 
 
 def rounded(number: float) -> float | None:
