@@ -23,7 +23,7 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
 
     Raises CheckpointError for a run without results, ConfigError where a library is missing or the disk refuses.
     """
-    write.needed()
+    write.check()
     found, absent = shown(runs, time.time())
     if not found:
         raise CheckpointError("report: none of these runs has results yet:\n  " + "\n  ".join(absent))

@@ -210,5 +210,5 @@ def test_a_run_without_rounds_has_a_page(tmp_path):
 
 def test_a_missing_library_is_one_message(monkeypatch):
     monkeypatch.setitem(sys.modules, "bokeh", None)
-    with pytest.raises(ConfigError, match=r"no module 'bokeh'.*hpcfed\[report\]"):
-        write.needed()
+    with pytest.raises(ConfigError, match=r"the package bokeh, .*hpcfed\[report\]"):
+        write.check()
