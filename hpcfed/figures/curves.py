@@ -13,7 +13,7 @@ from matplotlib.ticker import NullFormatter
 
 from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn, short
-from hpcfed.report.columns import column, so_far
+from hpcfed.report.columns import column, evaluated, so_far
 from hpcfed.report.summary import title
 from hpcfed.storage.record import Record
 
@@ -38,11 +38,11 @@ class Curve:
 
     @classmethod
     def of(cls, record: Record) -> Curve:
-        accuracy = column(record, "clients/accuracy")  # [T, K]
-        t = np.flatnonzero(np.isfinite(accuracy).any(1))
+        t = evaluated(record)
+        accuracy = column(record, "clients/accuracy")[t]  # [E, K]
         x = {name: values[t] for name, values in so_far(record).items()}
         seconds = x["virtual"] if np.isfinite(x["virtual"]).all() else np.zeros(len(t))
-        mean, std = np.nanmean(accuracy[t], 1), np.nanstd(accuracy[t], 1)
+        mean, std = np.nanmean(accuracy, 1), np.nanstd(accuracy, 1)
         return cls(t + 1, x["epochs"], x["bytes"], seconds, mean, std)
 
     @classmethod

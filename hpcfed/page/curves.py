@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcfed.few import evenly
 from hpcfed.page import packed
-from hpcfed.report.columns import by_round, column, so_far
+from hpcfed.report.columns import by_round, column, evaluated, so_far
 from hpcfed.storage.record import Record
 
 MOST_ROUNDS = 1_000  # of a curve: more than a screen has columns for
@@ -45,7 +45,7 @@ def chosen(record: Record, runs: int) -> Chosen:
     """
     t = np.arange(record.rounds)
     if len(t) > MOST_ROUNDS:
-        seen = np.flatnonzero(np.isfinite(column(record, "clients/accuracy")).any(1))
+        seen = evaluated(record)
         t = seen if len(seen) else t
         t = t[evenly(len(t), MOST_ROUNDS)]
     K = 0 if "clients/id" in record.columns else record.header["job"]["clients"]

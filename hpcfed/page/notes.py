@@ -68,7 +68,7 @@ def clients(record: Record) -> Iterator[str]:
     if lost is not None and np.nansum(lost):
         yield f"clients lost: {int(np.nansum(lost))} times in {int((np.nansum(lost, 1) > 0).sum())} rounds"
     yield from failed(record)
-    if evaluated(record, "clients/accuracy") < 0:
+    if not len(evaluated(record)):
         yield "no accuracy was recorded"
     elif "clients/id" not in record.columns:
         without = np.flatnonzero(~np.isfinite(last(record, "clients/accuracy")))

@@ -16,20 +16,20 @@ def last(record: Record, name: str) -> np.ndarray:
     Of more than 10,000 clients each row has only those that took part or were evaluated, in the order of `clients/id`.
     """
     t = evaluated(record, name)
-    return column(record, name)[t] if t >= 0 else np.full(len(record.header["architectures"]), np.nan)
+    return column(record, name)[t[-1]] if len(t) else np.full(len(record.header["architectures"]), np.nan)
 
 
 def architectures(record: Record) -> np.ndarray:
     """Those of the clients of the last evaluated round: all clients, or where they are many a row's own."""
-    kinds, t = np.array(record.header["architectures"]), evaluated(record, "clients/accuracy")
-    if t < 0 or "clients/architecture" not in record.columns:
+    kinds, t = np.array(record.header["architectures"]), evaluated(record)
+    if not len(t) or "clients/architecture" not in record.columns:
         return kinds
-    return kinds[np.nan_to_num(record.columns["clients/architecture"][t]).astype(int)]
+    return kinds[np.nan_to_num(record.columns["clients/architecture"][t[-1]]).astype(int)]
 
 
-def evaluated(record: Record, name: str) -> int:
-    """The last round in which a column has a value, -1 if none has."""
-    return max(np.flatnonzero(np.isfinite(column(record, name)).any(1)), default=-1)
+def evaluated(record: Record, name: str = "clients/accuracy") -> np.ndarray:
+    """The rounds, from 0, in which some client has a value in a column [T, K]."""
+    return np.flatnonzero(np.isfinite(column(record, name)).any(1))
 
 
 def column(record: Record, name: str) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from hpcfed.errors import CheckpointError
 from hpcfed.paths import told_apart
 from hpcfed.report import state
-from hpcfed.report.columns import architectures, column, last
+from hpcfed.report.columns import architectures, column, evaluated, last
 from hpcfed.report.columns import phases as spent
 from hpcfed.report.state import RECENT, State
 from hpcfed.report.status import FAILED, existing, noted
@@ -86,13 +86,13 @@ class Watched:
 
 def numbers(record: Record) -> dict[str, Any]:
     """What a view has of a record."""
-    accuracy = [spread(row) for row in column(record, "clients/accuracy")]
-    done = [t for t, s in enumerate(accuracy, start=1) if s["clients"]]
+    done = evaluated(record)
+    accuracy = [spread(row) for row in column(record, "clients/accuracy")[done]]
     return {
         "title": title(record),
-        "evaluated": done,
-        "mean": [accuracy[t - 1]["mean"] for t in done],
-        "std": [accuracy[t - 1]["std"] for t in done],
+        "evaluated": (done + 1).tolist(),
+        "mean": [s["mean"] for s in accuracy],
+        "std": [s["std"] for s in accuracy],
         "loss": [nothing(spread(row)["mean"]) for row in column(record, "clients/train_loss")],
         "seconds": record.columns.get("rounds/seconds", np.zeros(0)).tolist(),
         "phases": phases(record),
