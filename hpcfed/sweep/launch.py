@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from hpcfed.doctor.limited import split
 from hpcfed.engine.supervise import MAIN, onward
 from hpcfed.engine.supervise import finished as all_done
 from hpcfed.errors import ConfigError
@@ -46,7 +47,7 @@ def launcher(sweep: Sweep) -> list[str]:
     """What starts the ranks; nothing for one rank. ConfigError where there is no such command."""
     if sweep.ranks == 1 and not sweep.launcher:
         return []
-    name, *options = shlex.split(sweep.launcher) or ["mpirun"]
+    name, *options = split("launcher", sweep.launcher or "mpirun")
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if not found:
         raise ConfigError(f"sweep: no {name} beside this Python or on the PATH, which starts the {sweep.ranks} ranks; "
