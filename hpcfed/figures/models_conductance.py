@@ -67,18 +67,11 @@ def mean_of_pairs(ranks: np.ndarray) -> float:
 def figure(runs: Sequence[Drawn]) -> Figure:
     """A panel for each run: clients that are right to the right, units downwards, the rank as a colour."""
     found = numbers(runs)
-    across = min(len(found), 2)
-    rows = -(-len(found) // across)
-    size = (look.COLUMN if across == 1 else look.PAGE, 2.9 * rows)
-    drawing = Figure(figsize=size, layout="constrained")
-    axes = drawing.subplots(rows, across, squeeze=False).ravel().tolist()
-    for ax in axes[len(found) :]:
-        ax.remove()
-    axes = axes[: len(found)]
+    drawing, axes = look.panels(len(found), height=2.9)
     for ax, one in zip(axes, found, strict=True):
         d, n = one.ranks.shape
         seen = ax.imshow(one.ranks / d, cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        at = look.places(n, 20 // across)
+        at = look.places(n, 20 // min(len(found), 2))
         ax.set_xticks(at, one.clients[at])
         # + 0.0: -0.0 is no number for people
         titled(ax, f"{one.title}\ncorrelation of ranks, mean of pairs: {round(one.agreement, 2) + 0.0:.2f}", "client",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.cli import main
 from hpcfed.doctor import known, launchers
 from hpcfed.doctor.launchers import PROBE, candidates, starters
 from hpcfed.doctor.limited import Outcome, limited
@@ -190,3 +191,11 @@ def test_a_spoilt_note_of_what_works_is_as_none(tmp_path, monkeypatch, text):
 
 def test_the_probe_runs_with_this_python():
     assert PROBE == (sys.executable, "-m", "hpcfed.doctor.probe")
+
+
+@pytest.mark.parametrize("command", [["sweep", "--seed", "0,1", "--out", "s", "--launcher"],
+                                     ["submit", "--dry-run", "--launcher"], ["doctor", "--slurm"]])  # fmt: skip
+def test_what_no_shell_could_split_is_one_message(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "srun '-n"]) == 2
+    assert f"{command[-1]} srun '-n: no closing quotation; give it as a shell takes it" in capsys.readouterr().err
