@@ -51,7 +51,7 @@ WEB = (
 CLIENTS = argument("--clients", metavar="0,3", help="only these; default: all")
 PROBE = (CLIENTS, argument("--examples", type=int, default=1000, metavar="N", help="of the test split; default: 1000"))
 MODELS = (CLIENTS, argument("-o", "--out", type=Path, metavar="FOLDER", help="default: models in RUN"))
-AGAIN = argument("--again", action="store_true", help="go on, whatever --overwrite says, as after a first start")
+BY = argument("--job", action="append", dest="job_ids", metavar="ID", help="of Slurm: what it began is gone on with")
 PLOT = (
     argument("--figure", metavar="NAMES", help="with commas, or all (`hpcfed list figures`); default: curves,labels"),
     argument("-o", "--out", type=Path, metavar="FILE", help="picture to write; default: in the first RUN's folder"),
@@ -138,7 +138,7 @@ COMMANDS = {
     "probe": command("hpcfed.trained.probe:command", "what trained models make of test examples", RUN, *PROBE),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "doctor": command("hpcfed.doctor.main:doctor", "what runs meet on this machine, and what to change", *DOCTOR, JSON),
-    "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", AGAIN, WORDS),
+    "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", BY, WORDS),
     "submit": command("hpcfed.slurm.submit:submit", "a run as a batch job of Slurm", *SUBMIT, fields=True),
     "sweep": command("hpcfed.sweep.command:sweep", "run all combinations of values of fields", *SWEEP, fields=True),
     "plan": command("hpcfed.plan.command:plan", "what a job would take on so many nodes", *PLAN, JSON, fields=True),

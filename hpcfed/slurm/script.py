@@ -67,9 +67,9 @@ class Batch:
         return [*self.launcher, *cores, *image]
 
 
-def run(batch: Batch, fields: Sequence[str], again: bool = False) -> str:
-    """The script of one run.  again: it is not the first job that works on the run."""
-    return script(batch, watched(batch, quoted(fields), again))
+def run(batch: Batch, fields: Sequence[str], before: Sequence[str] = ()) -> str:
+    """The script of one run.  before: ids of the jobs that work on the run before this one."""
+    return script(batch, watched(batch, quoted(fields), before))
 
 
 def array(batch: Batch, fields: Sequence[str], each: Sequence[Sequence[str]]) -> str:
@@ -88,15 +88,18 @@ def study(batch: Batch, fields: Sequence[str], folder: str, counts: Sequence[int
     return script(batch, f"for ranks in {numbers}; do\n{one}\n  [ $status = {DONE} ] || break\ndone")
 
 
-def watched(batch: Batch, fields: str, again: bool = False, options: str = "", last: str = "", indent: str = "") -> str:
+def watched(
+    batch: Batch, fields: str, before: Sequence[str] = (), options: str = "", last: str = "", indent: str = ""
+) -> str:
     """The command that does one run, or as much of it as is left.
 
-    fields: quoted.  options: of the launcher.  last: after the fields that are given when the script is submitted.
+    fields: quoted.  before: as `run` has it.  options: of the launcher.  last: after the fields that are given when the
+    script is submitted.
     """
     launcher, *others = batch.ranks()
-    told = "--again" if again else "${SLURM_RESTART_COUNT:+--again}"
+    jobs = " ".join(f"--job {one}" for one in (*before, "$SLURM_JOB_ID"))
     start = " ".join(filter(None, [quoted([launcher]), options, quoted(others), fields]))
-    return f'{indent}watch hpcfed supervise {told} -- \\\n{indent}  {start} "$@"{last}'
+    return f'{indent}watch hpcfed supervise {jobs} -- \\\n{indent}  {start} "$@"{last}'
 
 
 def script(batch: Batch, body: str, tasks: int = 0) -> str:

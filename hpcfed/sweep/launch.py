@@ -37,7 +37,7 @@ def finished(sweep: Sweep, run: Member) -> bool:
 def command(sweep: Sweep, run: Member) -> list[str]:
     """The command line of a run, on from its last checkpoint where it has one."""
     folder = (sweep.folder / run.name).resolve()
-    job = [*sweep.words, *run.words, "--out", str(folder), *onward(folder, since=0.0)]
+    job = [*sweep.words, *run.words, "--out", str(folder), *onward(folder)]
     return [*launcher(sweep), sys.executable, "-m", MAIN, *job]
 
 
