@@ -8,13 +8,13 @@ import numpy as np
 
 from hpcfed.cluster.placement import place
 from hpcfed.cluster.room import weights
-from hpcfed.plan.collectives import NEAR, Wires
+from hpcfed.plan.collectives import NEAR, Wires, buffers
 from hpcfed.plan.demand import Demand
 from hpcfed.plan.network import Network
 from hpcfed.plan.sharing import shared
 
 ROW, TOTAL = 1.6e-9, 2.7e-9  # seconds of one core for a value of an exact sum: of each row, and of the total; measured
-SENT = 4.9e-9  # the same for the total where ranks have no memory in common, and MPI copies what they send
+SENT = 4.4e-9  # the same for one that a rank sends to other nodes, and has from them again: copies, on both ways
 COPY = 2e9  # bytes of a client's state a second that a checkpoint copies in memory, while the round waits
 
 
@@ -105,7 +105,7 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
     return Prediction(
         nodes=cluster.nodes, ranks=cluster.ranks, seconds=seconds, parts=parts, save=save,
         hours=(seconds * demand.rounds + save) / 3600, gpu=per_gpu * (float(own.max()) + gpu),
-        memory=float((kept + own).max()) + cluster.wires.buffers(demand.values) + peak,
+        memory=float((kept + own).max()) + buffers(cluster.wires, demand.values) + peak,
     )  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def communicated(demand: Demand, cluster: Cluster, placement: list[int]) -> floa
     """Seconds of a round's collectives: two barriers, the exchange, the record; and the arithmetic of exact sums."""
     wires, cohort = cluster.wires, [k for ks in demand.cohorts[0] for k in ks]
     rows = np.bincount(np.array(placement)[cohort], minlength=cluster.ranks).max()
-    work = cluster.crowd * demand.values * float(ROW * rows + (TOTAL if cluster.nodes == 1 else SENT))
+    work = cluster.crowd * demand.values * float(ROW * rows + TOTAL + SENT * wires.abroad)
     if cluster.ranks == 1:
         return work
     exchange = wires.sum(demand.values, demand.arrays) if demand.values else wires.gather(demand.uploads)

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from hpcfed.comm.board import size_of
+from hpcfed.comm.messages import WORK, apart, width
 from hpcfed.errors import ConfigError
-from hpcfed.plan.collectives import LOOK, Wires
+from hpcfed.plan.collectives import LOOK, Wires, buffers
 from hpcfed.plan.demand import Demand
 from hpcfed.plan.network import Network, bandwidth, network
-from hpcfed.plan.predict import COPY, ROW, TOTAL, Cluster, predict
+from hpcfed.plan.predict import COPY, ROW, SENT, TOTAL, Cluster, predict
 from hpcfed.plan.sharing import finish, shared
 
 FAR, NEAR = Network(1.0, 100.0), Network(0.1, 1000.0)  # one second and 100 bytes a second; a tenth and 1,000
@@ -74,7 +76,14 @@ def test_an_exact_sum_is_a_maximum_a_weight_and_messages_of_a_line_a_rank():
     assert quick.sum(values, 1) == 2 * (8 * 4 + 16) + 12 * 131072  # in as float64, out as float32
     assert quick.sum(values + 1, 1) == 2 * (8 * 4 + 16) + 2 * 12 * 65537  # one more value: two messages, alike
     assert Wires(1, 1, FAR).sum(values, 1) == 0
-    assert quick.buffers(values) == 2 * 131072 * (8 + 8 + 4) and quick.buffers(100) == 0
+
+
+def test_memory_of_a_sum_is_that_of_its_buffers():
+    columns = width(10**7, 3) + 1
+    held = sum(buffer.nbytes for buffer in apart(3, columns, np.dtype(np.float32)))
+    assert buffers(wires(3, 1), 10**7) == held + 8 * WORK * columns
+    assert buffers(wires(1, 4), 10**7) == size_of(4, 4) / 4 + 8 * WORK * (width(10**7, 4) + 1)  # all in the node's
+    assert buffers(wires(1, 1), 10**7) == buffers(wires(3, 1), 100) == 0
 
 
 def test_ranks_share_cores_until_the_short_ones_are_done():
@@ -135,6 +144,14 @@ def test_who_keeps_nothing_is_dealt_out_anew_in_each_round():
 
 def test_the_arithmetic_of_sums_is_that_of_the_rank_with_most_uploads():
     assert predict(asked(values=1000, arrays=2), Cluster(1, 1, 1, FAR)).parts["communicate"] == 1000 * (4 * ROW + TOTAL)
+
+
+def test_ranks_of_a_node_share_what_its_sum_sends_to_others():
+    free, many = Network(0.0, 1e30), asked(values=10**6, cohorts=[[[0]]])
+    work = [predict(many, Cluster(nodes, each, each, free, near=free)).parts["communicate"] - 4 * LOOK * steps
+            for nodes, each, steps in ((1, 2, 1), (2, 1, 1), (2, 2, 2))]  # fmt: skip
+    apart, halves, quarters = (10**6 * (ROW + TOTAL + SENT * share) for share in (0, 1 / 2, 1 / 4))
+    assert work == pytest.approx([apart, halves, quarters])
 
 
 @pytest.mark.parametrize(("ranks", "uploads", "measured"), [
