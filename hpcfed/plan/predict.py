@@ -11,7 +11,7 @@ from hpcfed.cluster.room import weights
 from hpcfed.plan.collectives import NEAR, Wires, buffers
 from hpcfed.plan.demand import Demand
 from hpcfed.plan.network import Network
-from hpcfed.plan.sharing import shared
+from hpcfed.plan.sharing import shared, slowest
 
 ROW, TOTAL = 1.6e-9, 2.7e-9  # seconds of one core for a value of an exact sum: of each row, and of the total; measured
 SENT = 4.4e-9  # the same for one that a rank sends to other nodes, and has from them again: copies, on both ways
@@ -128,12 +128,13 @@ def a_round(demand: Demand, groups: list[list[int]], fixed: list[int], cluster: 
     train = loads(demand.train[cohort], placement[cohort], cluster)
     evaluate = demand.due * loads(demand.evaluate[judged], placement[judged], cluster)
     rest = loads(np.full(len(cohort), demand.rest), placement[cohort], cluster)
-    alone = train + evaluate + rest
+    uneven = demand.spread * np.sqrt(np.bincount(placement[cohort], demand.train[cohort] ** 2, cluster.ranks))
+    alone, uneven = train + evaluate + rest, uneven / np.array(cluster.fast)
     done = cluster.busy(alone)
     stretch = np.divide(done, alone, out=np.ones_like(done), where=alone > 0)
     means = {name: float((load * stretch).mean()) for name, load in
              (("train", train), ("evaluate", evaluate), ("rest", rest))}  # fmt: skip
-    return means | {"wait": float(done.max() - done.mean())}
+    return means | {"wait": slowest(done, uneven * stretch) - float(done.mean())}
 
 
 def placed(demand: Demand, groups: list[list[int]], cluster: Cluster) -> list[int]:

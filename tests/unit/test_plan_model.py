@@ -10,7 +10,7 @@ from hpcfed.plan.collectives import LOOK, Wires, buffers
 from hpcfed.plan.demand import Demand
 from hpcfed.plan.network import Network, bandwidth, network
 from hpcfed.plan.predict import COPY, ROW, SENT, TOTAL, Cluster, predict
-from hpcfed.plan.sharing import finish, shared
+from hpcfed.plan.sharing import finish, shared, slowest
 
 FAR, NEAR = Network(1.0, 100.0), Network(0.1, 1000.0)  # one second and 100 bytes a second; a tenth and 1,000
 
@@ -97,6 +97,24 @@ def test_ranks_share_cores_until_the_short_ones_are_done():
 
 def test_only_ranks_of_the_same_node_or_gpu_slow_one_another():
     assert shared(np.array([1.0, 3.0, 1.0, 1.0]), np.array([0, 0, 1, 2]), 1.0).tolist() == [2.0, 4.0, 1.0, 1.0]
+
+
+def test_the_last_of_more_ranks_that_vary_is_later():
+    def late(ranks: int) -> float:
+        return slowest(np.zeros(ranks), np.ones(ranks))
+
+    assert [late(n) for n in (1, 2, 4)] == pytest.approx([0, 0.5642, 1.0294], abs=1e-3)  # of normal order statistics
+    assert slowest(np.array([1.0, 3.0]), np.zeros(2)) == 3.0
+    assert slowest(np.array([1.0, 9.0]), np.array([0.1, 0.0])) == pytest.approx(9.0)  # the other one never is
+
+
+def test_clients_that_vary_make_ranks_wait_and_many_clients_of_a_rank_even_out():
+    def wait(clients: int) -> float:
+        many = asked(kinds=("a",) * clients, train=np.ones(clients), evaluate=np.zeros(clients), spread=0.1,
+                     kept=np.zeros(clients), cohorts=[[[k] for k in range(clients)]])  # fmt: skip
+        return predict(many, Cluster(2, 1, 1, FAR)).parts["wait"]
+
+    assert wait(2) == pytest.approx(0.1 * 0.5642, rel=1e-2) and wait(8) == pytest.approx(2 * wait(2))  # of 4 seconds
 
 
 def test_a_round_on_one_rank_is_the_sum_of_its_clients():
