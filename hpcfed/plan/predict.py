@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +23,8 @@ COPY = 2e9  # bytes of a client's state a second that a checkpoint copies in mem
 class Cluster:
     """nodes of `each` ranks, with so many cores and GPUs (0: ranks compute on cores, `threads` each).
 
-    far: the network.  disk: bytes a second that one node writes.  speeds: of the nodes, again and again; or by rank.
+    far: the network.  disk: bytes a second that one node writes, and all together.  speeds: of the nodes, again and
+    again; or by rank.
     """
 
     nodes: int
@@ -32,7 +34,7 @@ class Cluster:
     gpus: int = 0
     threads: int = 1
     near: Network = NEAR
-    disk: float = 5e8
+    disk: tuple[float, float] = (5e8, math.inf)
     speeds: tuple[float, ...] = ()
 
     @property
@@ -96,7 +98,8 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
     parts = {name: float(np.mean([part[name] for part in rounds])) for name in rounds[0]}
     parts |= {"communicate": communicated(demand, cluster, fixed), "server": demand.server}
     kept = np.bincount(fixed, demand.kept, cluster.ranks)  # [R]
-    save = float(kept.reshape(cluster.nodes, -1).sum(1).max()) / cluster.disk
+    node, everywhere = cluster.disk
+    save = max(float(kept.reshape(cluster.nodes, -1).sum(1).max()) / node, float(kept.sum()) / everywhere)
     before = sum(parts.values())
     parts["checkpoint"] = float(kept.max()) / COPY / demand.every + max(0.0, save / demand.every - before)
     seconds = before + parts["checkpoint"]

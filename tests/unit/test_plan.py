@@ -153,7 +153,7 @@ def test_without_costs_the_message_says_how_to_get_them(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(("words", "why"), [
     (["--nodes", "none"], "'none' is no number of nodes"),
     (["--network", "fast"], "--network 'fast': give latency and bandwidth"),
-    (["--disk", "much"], "--disk: 'much' is no number with one of the units"),
+    (["--disk", "much"], "--disk 'much': 'much' is no number with one of the units"),
     (["--gpus-per-node", "-1"], "--gpus-per-node -1: give at least 0"),
     (["--ranks-per-node", "0"], "--ranks-per-node 0: give at least 1"),
     (["--gpus-per-node", "4"], "the short run computed on cpu, but --gpus-per-node is 4"),

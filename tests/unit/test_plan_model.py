@@ -1,5 +1,7 @@
 """The model of the cluster: messages, collectives, shared cores, rounds; by hand, and what must grow with what."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from hpcfed.comm.messages import WORK, apart, width
 from hpcfed.errors import ConfigError
 from hpcfed.plan.collectives import LOOK, Wires, buffers
 from hpcfed.plan.demand import Demand
-from hpcfed.plan.network import Network, bandwidth, network
+from hpcfed.plan.network import Network, disk, network
 from hpcfed.plan.predict import COPY, ROW, SENT, TOTAL, Cluster, predict
 from hpcfed.plan.sharing import finish, shared, slowest
 
@@ -33,7 +35,7 @@ def test_a_network_is_read_as_data_sheets_write_it():
     assert network("latency 2us, 100Gb/s") == Network(2e-6, 12.5e9)
     assert network("1.5 ms, bandwidth 10 MB/s") == Network(1.5e-3, 1e7)
     assert network("0s,8b/s") == Network(0.0, 1.0)
-    assert bandwidth("500MB/s") == 5e8
+    assert disk("500MB/s") == (5e8, math.inf) and disk("2GB/s, 20GB/s") == (2e9, 2e10)
 
 
 @pytest.mark.parametrize("text", ["", "2us", "fast, 1Gb/s", "2us, 100", "2us, 0Gb/s", "2 years, 1Gb/s", "-1us, 1Gb/s"])
@@ -146,9 +148,10 @@ def test_ranks_beyond_the_cores_and_on_the_same_gpu_gain_nothing():
 
 def test_memory_checkpoint_and_gpu_are_those_of_the_fullest():
     kept = asked(kept=np.full(4, 1000.0), every=2)
-    found = predict(kept, Cluster(1, 2, 2, FAR, gpus=1, disk=100.0), peak=5.0, gpu=7.0)
+    found = predict(kept, Cluster(1, 2, 2, FAR, gpus=1, disk=(100.0, 1e9)), peak=5.0, gpu=7.0)
     assert found.memory == 5 + 2000 + (4 * 100 + 2 * 100)  # copies for the checkpoint; a module with its moments, two
     assert found.gpu == 2 * (7 + 600) and found.save == 4000 / 100
+    assert predict(kept, Cluster(4, 1, 1, FAR, disk=(100.0, 150.0))).save == 4000 / 150  # all nodes at once
     waits = 40 / 2 - sum(part for name, part in found.parts.items() if name != "checkpoint")
     assert found.parts["checkpoint"] == pytest.approx(2000 / COPY / 2 + waits)
 

@@ -55,7 +55,7 @@ def program(folder: Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of stand-ins, which is the working directory and first on the path."""
+    """A folder of stand-ins, where we are and first on the path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{HERE}{os.pathsep}{os.environ['PATH']}")
     program(tmp_path, "hpcfed", FAKE_HPCFED)
@@ -146,7 +146,7 @@ def test_a_study_runs_on_each_number_of_ranks_in_a_folder_of_its_own(bin):
 
 
 def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, capsys, monkeypatch):
-    monkeypatch.setattr("hpcfed.slurm.asked.python_first", lambda: [])  # so that the stand-in is found
+    monkeypatch.setattr("hpcfed.slurm.asked.python_first", lambda _: [])  # so that the stand-in is found
     assert main(["submit", *SMALL, "--out", "run", "--chain", "3"]) == 0
     submitted = [json.loads(line) for line in (bin / "submitted").read_text().splitlines()]
     waits = [[], ["--dependency=afterany:101"], ["--dependency=afterany:102"]]
@@ -166,6 +166,22 @@ def test_a_script_brings_this_python_where_another_or_none_is_on_the_path(bin, c
     assert main(["submit", *SMALL, "--env", "module load x", "--dry-run"]) == 0
     assert f"export PATH={shlex.quote(HERE)}:$PATH\nmodule load x\n" in capsys.readouterr().out
     assert not (bin / "submitted").exists()
+
+
+def test_a_script_brings_this_python_where_jobs_begin_without_the_users_environment(bin, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(bin / "python"))  # which is first on the path
+    for options in ([], ["--sbatch=--export=NONE"]):
+        assert main(["submit", *SMALL, "--launcher", "mpirun", *options, "--dry-run"]) == 0
+        assert (f"export PATH={bin}:$PATH\n" in capsys.readouterr().out) is bool(options)
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    assert main(["submit", *SMALL, "--launcher", "mpirun", "--dry-run"]) == 0
+    assert f"export PATH={bin}:$PATH\n" in capsys.readouterr().out
+
+
+def test_other_options_of_sbatch_stand_in_the_script_as_they_are(bin, capsys):
+    assert main(["submit", *SMALL, "--sbatch=--exclusive", "--sbatch", "-x n7 --mail-type=END", "--dry-run"]) == 0
+    assert "#SBATCH --requeue\n#SBATCH --exclusive\n#SBATCH -x n7 --mail-type=END\n" in capsys.readouterr().out
+    assert main(["submit", *SMALL, "--sbatch=--exclusive\nrm x", "--dry-run"]) == 2
 
 
 @pytest.mark.parametrize(("grace", "notice"), [("10", 120), ("600", 660)])
