@@ -1,7 +1,8 @@
 """Two nodes on this machine: network namespaces, each on one core, joined by a link of known latency and bandwidth.
 
-Bandwidth is that of tc's token bucket (tbf). Latency would be tc's netem, which not every kernel has: here a process in
-between holds every frame for so long. Needs root, `ip`, `tc`, `unshare` and /dev/net/tun.
+Bandwidth is that of tc's token bucket (tbf). Without latency the link is a pair of the kernel's veth devices. Latency
+would be tc's netem, which not every kernel has: here a process in between holds every frame for so long, and takes a
+little of the cores from what is measured. Needs root, `ip`, `tc`, `unshare` and /dev/net/tun.
 
     python benchmarks/nodes.py relay SECONDS     # what runs in between
 """
@@ -28,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run from anywhere
 
 from benchmarks.launch import mpirun
 
-NAMES = ("hpcfed-node0", "hpcfed-node1")
+NAMES, ENDS = ("hpcfed-node0", "hpcfed-node1"), ("hpcfed0", "hpcfed1")  # of nodes, and of their link
 MTU, BURST = 16_000, 32_768  # bytes; the bucket lets so much pass at once
 TUNSETIFF, TAP, PLAIN = 0x400454CA, 0x0002, 0x1000
 AGENT = """#!/bin/sh
@@ -51,6 +52,7 @@ class Nodes:
 
     def __init__(self, latency: float, bandwidth: float):
         self.latency, self.bandwidth = latency, bandwidth
+        self.relay: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -66,28 +68,35 @@ class Nodes:
         self.agent = Path(self.folder.name) / "agent"
         self.agent.write_text(AGENT)
         self.agent.chmod(0o755)
-        self.relay = subprocess.Popen([sys.executable, __file__, "relay", str(self.latency)], stdout=subprocess.PIPE)
-        assert self.relay.stdout is not None
-        if self.relay.stdout.readline() != b"ready\n":
-            raise SystemExit("no TAP devices here: /dev/net/tun, and root, are needed")
-        for i, name in enumerate(NAMES):
-            tap = f"hpcfed{i}"
+        self.join()
+        for i, (name, end) in enumerate(zip(NAMES, ENDS, strict=True)):
             for line in (
-                f"ip netns add {name}", f"ip link set {tap} netns {name}", f"ip -n {name} link set {tap} mtu {MTU} up",
-                f"ip -n {name} addr add 10.77.0.{i + 1}/24 dev {tap}", f"ip -n {name} link set lo up",
-                f"tc -n {name} qdisc add dev {tap} root tbf rate {8 * self.bandwidth:.0f}bit burst {BURST} latency 1s",
+                f"ip netns add {name}", f"ip link set {end} netns {name}", f"ip -n {name} link set {end} mtu {MTU} up",
+                f"ip -n {name} addr add 10.77.0.{i + 1}/24 dev {end}", f"ip -n {name} link set lo up",
+                f"tc -n {name} qdisc add dev {end} root tbf rate {8 * self.bandwidth:.0f}bit burst {BURST} latency 1s",
                 f"ip netns exec {name} sysctl -qw net.ipv4.tcp_slow_start_after_idle=0",
             ):  # fmt: skip
                 subprocess.run(shlex.split(line), check=True)
         return self
+
+    def join(self) -> None:
+        """Make both ends of the link."""
+        if not self.latency:
+            subprocess.run(["ip", "link", "add", ENDS[0], "type", "veth", "peer", "name", ENDS[1]], check=True)
+            return
+        self.relay = subprocess.Popen([sys.executable, __file__, "relay", str(self.latency)], stdout=subprocess.PIPE)
+        assert self.relay.stdout is not None
+        if self.relay.stdout.readline() != b"ready\n":
+            raise SystemExit("no TAP devices here: /dev/net/tun, and root, are needed")
 
     def __exit__(self, *_: object) -> None:
         self.end()
 
     def end(self) -> None:
         """End what runs on the nodes, and take them away; the relay first, for its devices go with them."""
-        self.relay.kill()
-        self.relay.wait()
+        if self.relay:
+            self.relay.kill()
+            self.relay.wait()
         clear()
         self.folder.cleanup()
 
@@ -112,7 +121,7 @@ def clear() -> None:
 
 def relay(latency: float) -> None:
     """Carry frames between two TAP devices, each so many seconds after it came."""
-    ends = [tap(f"hpcfed{i}") for i in range(2)]
+    ends = [tap(name) for name in ENDS]
     print("ready", flush=True)
     on_the_way: deque[tuple[float, int, bytes]] = deque()  # when it arrives, where
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # ranks keep the cores busy

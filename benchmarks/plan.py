@@ -1,7 +1,7 @@
 """`hpcfed plan` against what is measured here: seconds of a round on more ranks, and over slower networks.
 
     python benchmarks/plan.py                 # as root, on two quiet cores: about 15 minutes
-    python benchmarks/plan.py --passes 1 --only ranks     # the cases without a network
+    python benchmarks/plan.py --passes 1 --only cores     # the cases without a network: nothing is written
 
 Ranks: 1, 2, 4 and 8 on this machine, more than it has cores too. Networks: two nodes of one core each (`nodes.py`),
 1 or 2 ranks on each, joined by a link of given latency and bandwidth; the plan is told what MPI sees of it (`link.py`).
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run from anywhere
 
 from benchmarks.launch import ROOT, SETTINGS, mpirun
 from benchmarks.nodes import Nodes, missing
-from benchmarks.paired import Ratio, Row, machine, ratio, save
+from benchmarks.paired import Ratio, Row, machine, ratio, save, table
 from benchmarks.scaling import WARM, measure
 from hpcfed.config.load import load
 from hpcfed.plan.command import measured, predicted
@@ -64,13 +64,13 @@ NETWORKS = [Case(2, each, Network(latency, speed)) for each in (1, 2)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--only", choices=["ranks", "networks"])
+    parser.add_argument("--only", default="", help="cases whose name has this in it, such as '2 ranks, 0 ms'")
     given = parser.parse_args()
+    cases = [case for case in RANKS + NETWORKS if given.only in case.name]
     lacking = missing()
-    if lacking and given.only != "ranks":
+    if lacking and any(case.nodes > 1 for case in cases):
         print(f"no networks: {lacking} is not here", file=sys.stderr)
-    networks = [] if lacking else NETWORKS
-    cases = {"ranks": RANKS, "networks": networks}.get(given.only, RANKS + networks)
+        cases = [case for case in cases if case.nodes == 1]
     found: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         for i in range(given.passes):
@@ -78,7 +78,8 @@ def main() -> None:
                 found[case].append(one := compared(case, Path(folder)))
                 print(f"pass {i + 1} of {given.passes}: {case.name}: predicted {one['predicted']:.3g} s, measured "
                       f"{one['measured']:.3g} s", file=sys.stderr, flush=True)  # fmt: skip
-    save("plan", [row(case, passes) for case, passes in found.items()])
+    rows = [row(case, passes) for case, passes in found.items()]
+    save("plan", rows) if not given.only else print(table(rows))
 
 
 def compared(case: Case, folder: Path) -> dict[str, Any]:

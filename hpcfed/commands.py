@@ -51,7 +51,7 @@ WEB = (
 CLIENTS = argument("--clients", metavar="0,3", help="only these; default: all")
 PROBE = (CLIENTS, argument("--examples", type=int, default=1000, metavar="N", help="of the test split; default: 1000"))
 MODELS = (CLIENTS, argument("-o", "--out", type=Path, metavar="FOLDER", help="default: models in RUN"))
-AGAIN = argument("--again", action="store_true", help="go on, whatever --overwrite says, as after a first start")
+BY = argument("--job", action="append", dest="job_ids", metavar="ID", help="of Slurm: what it began is gone on with")
 PLOT = (
     argument("--figure", metavar="NAMES", help="with commas, or all (`hpcfed list figures`); default: curves,labels"),
     argument("-o", "--out", type=Path, metavar="FILE", help="picture to write; default: in the first RUN's folder"),
@@ -79,11 +79,12 @@ BATCH = (
     argument("--cpus-per-task", type=int, metavar="N", help="cores of a rank; default: those of its run.threads"),
     *(argument(f"--{name}", help="as sbatch has it") for name in
       ("mem", "time", "partition", "account", "qos", "constraint")),
+    argument("--sbatch", action="append", metavar="OPTION", help="any other of sbatch, as in --sbatch=--exclusive"),
     argument("--env", action="append", metavar="LINE", help="line of shell to begin with, as 'module load openmpi'"),
 )  # fmt: skip
 SWEEP = (
     argument("-o", "--out", type=Path, metavar="FOLDER", help="of the sweep; default: runs/sweep-JOB"),
-    argument("--at-once", type=int, metavar="N", help="runs side by side; default: as many as cores allow"),
+    argument("--at-once", type=int, metavar="N", help="runs side by side; default: as many as cores, or Slurm, allow"),
     argument("--ranks", type=int, metavar="R", help="MPI ranks of each run; default: 1, without mpirun"),
     argument("--launcher", metavar="COMMAND", help="what starts the ranks; default: mpirun"),
     argument("--task", type=int, metavar="I", help="only run number I, from 0, as an array job's task does"),
@@ -107,7 +108,7 @@ PLAN = (
     argument("--cores-per-node", type=int, metavar="N", help="default: as many as the short run had"),
     argument("--ranks-per-node", type=int, metavar="N", help="default: one a GPU, or as many as cores allow"),
     argument("--network", default="latency 2us, 100Gb/s", metavar="TEXT", help="default: 'latency 2us, 100Gb/s'"),
-    argument("--disk", default="500MB/s", metavar="TEXT", help="what one node writes; default: 500MB/s"),
+    argument("--disk", default="500MB/s", metavar="TEXT", help="what a node writes, and all together: 500MB/s,20GB/s"),
 )
 DOCTOR = (
     argument("job", nargs="?", type=Path, metavar="JOB.toml", help="whose fields count; default: the embedded job"),
@@ -138,7 +139,7 @@ COMMANDS = {
     "probe": command("hpcfed.trained.probe:command", "what trained models make of test examples", RUN, *PROBE),
     "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
     "doctor": command("hpcfed.doctor.main:doctor", "what runs meet on this machine, and what to change", *DOCTOR, JSON),
-    "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", AGAIN, WORDS),
+    "supervise": command("hpcfed.engine.supervise:supervise", "start a run, again when it is cut short", BY, WORDS),
     "submit": command("hpcfed.slurm.submit:submit", "a run as a batch job of Slurm", *SUBMIT, fields=True),
     "sweep": command("hpcfed.sweep.command:sweep", "run all combinations of values of fields", *SWEEP, fields=True),
     "plan": command("hpcfed.plan.command:plan", "what a job would take on so many nodes", *PLAN, JSON, fields=True),

@@ -16,9 +16,10 @@ from hpcfed.comm.protocol import Into, Row
 
 SMALL = 1 << 14  # values: up to here one call costs less than two
 MESSAGE = 1 << 18  # values of a large message: 2 MiB
-EAGER = 1 << 21  # bytes of a message that goes over TCP without being announced and asked for (comm.start)
+EAGER = 1 << 21  # bytes of a message that goes over TCP without being announced and asked for (comm.settings)
 CACHE = 8  # values of a line of the processor's cache
 PART = 1 << 13  # values of a rank's part, at least; fewer do not repay numpy's calls
+WORK = 2  # lines of float64 in which a rank works
 
 
 class Room(NamedTuple):
@@ -34,6 +35,11 @@ def apart(lines: int, columns: int, dtype: np.dtype) -> Room:
     """Buffers of this rank alone: what others are to have is sent to them."""
     sent = np.zeros((lines, columns))
     return Room(sent, np.empty_like(sent), np.empty(columns, dtype), np.empty((lines, columns), dtype))
+
+
+def size_apart(lines: int, columns: int, item: int) -> int:
+    """Bytes of these buffers, with those in which a rank works. item: of a value that is finished."""
+    return columns * (8 * (2 * lines + WORK) + item * (lines + 1))
 
 
 class Ways(NamedTuple):
@@ -127,7 +133,7 @@ class Message:
         self.width = width(size, self.lines)
         room = ways.room if self.lines > 1 else apart
         self.sent, self.got, self.line, self.done = room(self.lines, self.width + 1, dtype)
-        self.total, self.buffer = np.empty(self.width + 1), np.empty(self.width)  # made once: new memory is slow
+        self.total, self.buffer = np.empty((WORK, self.width + 1))  # made once: new memory is slow
         self.rows, self.used, self.pieces = rows, 0, list[Piece]()
 
     def add(self, i: int, values: Sequence[np.ndarray], factors: Sequence[float]) -> None:

@@ -74,14 +74,24 @@ class Mpi(Mortal):
 
     def _board(self) -> Board | None:
         """Memory that the ranks of each node share, where there is room for it on all nodes, and all ranks see it."""
-        each, first = self._node.size, self.local_rank == 0
-        path = decode(self._bcast(self._node, encode(board.make(each, self.size)) if first else None, 0))
+        each = self._node.size
+        found = self._in_memory(lambda: (board.make(each, self.size), each, self.size), board.look)
+        return found if min(self._allgather(found is not None)) else None
+
+    def _in_memory(self, make: Callable[[], tuple], look: Callable[..., T]) -> T:
+        """look(path, ...) on all ranks of a node at what make() has put into memory there; then its name goes.
+
+        make: called by one rank of each node; the path of a file, or "", and what else `look` needs.
+        """
+        first, made = self.local_rank == 0, ("",)
         try:
-            found = board.look(path, each, self.size)
-            return found if min(self._allgather(found is not None)) else None
+            made = make() if first else made
+            found = look(*decode(self._bcast(self._node, encode(made) if first else None, 0)))
+            self._node.Barrier()  # all have it
+            return found
         finally:
-            if path and first:
-                os.unlink(path)
+            if made[0]:
+                os.unlink(made[0])
 
     @watched
     def gather(self, items: dict[int, T]) -> dict[int, T]:
@@ -122,18 +132,11 @@ class Mpi(Mortal):
 
     @watched
     def share(self, build: Callable[[], Arrays]) -> Arrays:
-        first, path, plan = self.local_rank == 0, "", []
-        try:
-            if first:
-                built = {name: np.asarray(array) for name, array in build().items()}
-                path, plan = memory.write(built), memory.plan_of(built)
-            path, plan = decode(self._bcast(self._node, encode((path, plan)) if first else None, 0))
-            arrays = memory.read(path, plan)
-            self._node.Barrier()  # all have it
-            return arrays
-        finally:
-            if first and path:
-                os.unlink(path)
+        def make() -> tuple[str, memory.Plan]:
+            built = {name: np.asarray(array) for name, array in build().items()}
+            return memory.write(built), memory.plan_of(built)
+
+        return self._in_memory(make, memory.read)
 
     def abort(self, status: int) -> NoReturn:
         sys.stdout.flush()

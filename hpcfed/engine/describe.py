@@ -21,6 +21,7 @@ from hpcfed.engine.memory import need
 from hpcfed.engine.record import SMALL
 from hpcfed.journal import WHY
 from hpcfed.report.tables import size
+from hpcfed.storage.record import JOB_ID
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -47,6 +48,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "versions": versions(),
         "commit": commit(),
         "hardware": hardware(rounds.fed),
+        JOB_ID: os.environ.get("SLURM_JOB_ID", ""),
     }
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm.agree import agreed
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.storage import checkpoint, names, results
+from hpcfed.storage.atomic import writing
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
+
+PATIENCE = 30.0  # seconds in which a network file system shows a new file to other nodes
 
 
 def prepare(job: Job, comm: Comm, ours: bool = False) -> Path:
@@ -23,6 +28,8 @@ def prepare(job: Job, comm: Comm, ours: bool = False) -> Path:
     """
     folder = agreed(comm, lambda: of(job))
     agreed(comm, lambda: (sweep(folder) if ours else claim(job, folder)) if comm.rank == 0 else None)
+    if max(comm.node_of):
+        same_everywhere(folder, comm)
     return folder
 
 
@@ -50,6 +57,35 @@ def claim(job: Job, folder: Path) -> None:
         shutil.rmtree(names.checkpoint_folder(folder), ignore_errors=True)
     sweep(folder)
     make(names.checkpoint_folder(folder))
+
+
+def same_everywhere(folder: Path, comm: Comm) -> None:
+    """ConfigError on all ranks where a node has another folder at this path: parts of checkpoints would be lost there.
+
+    Collective; a file is made by one rank, and looked for by one of each node.
+    """
+    mark = folder / comm.bcast(names.seen_file(folder).name)
+    try:
+        agreed(comm, lambda: touch(mark) if comm.rank == 0 else None)
+        agreed(comm, lambda: look(mark) if comm.local_rank == 0 else None)
+    finally:
+        if comm.rank == 0:
+            mark.unlink(missing_ok=True)
+
+
+def touch(mark: Path) -> None:
+    with writing(mark):
+        mark.touch()
+
+
+def look(mark: Path) -> None:
+    """ConfigError where this file does not come to be seen: some network file systems take a while."""
+    end = monotonic() + PATIENCE
+    while not mark.exists():
+        if monotonic() > end:
+            raise ConfigError(f"out: {socket.gethostname()} has another folder at {mark.parent} than rank 0's node; "
+                              "give an --out that all nodes share")  # fmt: skip
+        sleep(0.1)
 
 
 def make(folder: Path) -> None:

@@ -4,7 +4,8 @@ For machines without a batch system that does it. A run has ended for good with 
 job, data or files. All other ends are of the machine or by chance: 75, mpirun's 128 + signal after a rank was killed,
 what launchers return where a node is gone, even a bug. They end here too when a restart gains no round. With ULFM,
 Open MPI's mpirun returns 0 even where all ranks were killed: done is a run whose last round is saved. A batch script
-has `--again` before the `--` where it is not the first that works on this run, and so goes on in any case.
+names with `--job`, before the `--`, the batch jobs that work on this run one after the other: what one of them has
+begun is gone on with in any case, and what lay there before them is dealt with as the job says.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,41 +23,44 @@ from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.parts import adopted
-from hpcfed.storage.record import FINISHED
+from hpcfed.storage.record import FINISHED, JOB_ID, recover, stamp
 from hpcfed.storage.record import load as load_results
 
 MAIN = "hpcfed.main"
 GAVE_UP = 1
 
 
-def supervise(words: Sequence[str], again: bool = False) -> int:
+def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int:
     """Run this command, again with --resume as long as that helps; returns the exit status.
 
     words: the command, the launcher first; no shell reads it. A run folder that holds a checkpoint is gone on with,
-    unless the job says overwrite; with `again` whatever it says. Nothing is started for a run that is finished.
-    Raises ConfigError for a command that does not start a run.
+    unless the job says overwrite or what to resume; a run that one of the batch jobs `job_ids` has begun, whatever it
+    says. Nothing is started for a run that is finished. Raises ConfigError for a command that does not start a run.
     """
     if MAIN not in words:
         raise ConfigError(f"supervise: the command does not start {MAIN}; give all of it, as in\n"
                           f"  hpcfed supervise -- mpirun -np 4 python -m {MAIN} JOB.toml --rounds 100")  # fmt: skip
     job = load(words[list(words).index(MAIN) + 1 :], folder.stored)
-    run, gained, process, since = folder.of(job), -1, Process(), 0.0 if again else time.time()
-    before = finished(run, job.rounds)
-    if before and (again or not job.overwrite):
+    run, gained, process = folder.of(job), -1, Process()
+    old, ours = stamp(run), begun_by(job_ids or (), run)
+    if (ours or not job.overwrite) and finished(run, job.rounds):
         say(f"{run}: all {job.rounds} rounds are done")
         return DONE
-    more = onward(run, since) if again or (saved(run) and not (job.overwrite or job.resume)) else []
+    told = job.overwrite or job.resume  # with what to begin
+    more = onward(run) if ours or (saved(run) and not told) else []
     for restarts in range(job.run.max_restarts + 1):
-        status, rounds = process.run([*words, *more]), saved(run)
+        status = process.run([*words, *more])
+        ours = ours or (stamp(run) != old and names.results_file(run).is_file())  # else it has written nothing
+        rounds = saved(run) if ours or not told else 0
         if status == DONE and rounds < job.rounds and not job.dry_run:
             status = RESUME_ME  # Open MPI's mpirun returns 0 too where it has lost its daemon on a node
-        elif status != WRONG and not before and finished(run, job.rounds):
+        elif status != WRONG and ours and finished(run, job.rounds):
             status = DONE  # a signal may come when all is done, and end processes that are about to end
         if status in (DONE, WRONG) or job.run.on_fault == "stop" or process.asked:
             return status
         if rounds <= gained:
             return give_up(status, f"no round was gained since the last start: {gained} saved, as before")
-        gained, more = rounds, onward(run, since)
+        gained, more = rounds, onward(run) if ours else more
         if restarts < job.run.max_restarts:
             say(f"ended with status {status}, {gained} rounds are saved; restart {restarts + 1}: {' '.join(more)}")
     return give_up(status, f"run.max_restarts = {job.run.max_restarts}")
@@ -79,16 +82,20 @@ def finished(run: Path, rounds: int) -> bool:
     return record.header.get("ended") == FINISHED and record.rounds >= rounds
 
 
-def onward(run: Path, since: float) -> list[str]:
-    """The flags, after all others, with which a run goes on; one that had saved nothing begins anew.
+def begun_by(job_ids: Sequence[str], run: Path) -> bool:
+    """Whether one of these batch jobs has written to the run: its results name all that did."""
+    try:
+        header = recover(run).header
+    except CheckpointError:
+        return False
+    return any(start.get(JOB_ID) in job_ids for start in (*header.get("history", []), header))
 
-    since: when it was started, Unix seconds. Nothing older is overwritten, and nothing where the ranks may write
-    elsewhere than it seems from here: then they start as before, and refuse a folder that holds a run.
-    """
+
+def onward(run: Path) -> list[str]:
+    """The flags, after all others, with which a run of ours goes on; one that had saved nothing begins anew."""
     if saved(run):
         return ["--resume", str(run)]
-    results = names.results_file(run)
-    return ["--overwrite"] if results.is_file() and results.stat().st_mtime >= since else []
+    return ["--overwrite"] if names.results_file(run).is_file() else []
 
 
 def give_up(status: int, why: str) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcfed.comm.messages import SMALL, width
+from hpcfed.comm.board import size_of
+from hpcfed.comm.messages import SMALL, WORK, size_apart, width
 from hpcfed.plan.network import Network
 
 LOOK = 2e-4  # seconds between two looks of a rank that waits in a barrier (comm.mpi.LONG)
@@ -29,6 +30,11 @@ class Wires:
     @property
     def ranks(self) -> int:
         return self.nodes * self.each
+
+    @property
+    def abroad(self) -> float:
+        """Values that a rank sends to other nodes, over those of a sum: its part of what its node has added up."""
+        return (self.nodes - 1) / (self.nodes * self.each)
 
     def barrier(self) -> float:
         """All ranks know that all are there: up a tree and down again, each step seen when a rank looks."""
@@ -76,9 +82,16 @@ class Wires:
         messages = -(-values // (self.ranks * line))
         return small + messages * (self.lines(WIDE * line) + self.lines(NARROW * line))
 
-    def buffers(self, values: int) -> int:
-        """Bytes of a large message on each rank: what it sends, what it gets, and what all get."""
-        return self.ranks * width(values, self.ranks) * (2 * WIDE + NARROW) if self.ranks > 1 and values > SMALL else 0
+
+def buffers(wires: Wires, values: int) -> float:
+    """Bytes of a large message on each rank, with its part of what its node's ranks share; as `comm` makes them."""
+    if wires.ranks == 1 or values <= SMALL:
+        return 0.0
+    columns = width(values, wires.ranks) + 1
+    if wires.each == 1:
+        return size_apart(wires.ranks, columns, NARROW)
+    abroad = 2 * wires.nodes - 1 if wires.nodes > 1 else 0  # lines: of other nodes, for them, and its own (comm.nodes)
+    return size_of(wires.each, wires.ranks) / wires.each + WIDE * columns * (abroad + WORK)
 
 
 def log2(n: int) -> int:

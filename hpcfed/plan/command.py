@@ -14,7 +14,8 @@ from rich.text import Text
 
 from hpcfed.cluster.room import weights
 from hpcfed.errors import ConfigError
-from hpcfed.plan.network import bandwidth, network
+from hpcfed.plan.network import disk as disks
+from hpcfed.plan.network import network
 from hpcfed.plan.predict import Cluster, Prediction, predict
 from hpcfed.report.tables import duration, size, table
 
@@ -108,7 +109,7 @@ def cluster(
     if (known.processor == "cpu") == bool(gpus):
         raise ConfigError(f"plan: the short run computed on {known.processor}, but --gpus-per-node is {gpus}; "
                           "make it where the ranks will compute")  # fmt: skip
-    return Cluster(nodes, each, cores, network(far), gpus, job.run.threads, disk=bandwidth(disk), speeds=job.run.speeds)
+    return Cluster(nodes, each, cores, network(far), gpus, job.run.threads, disk=disks(disk), speeds=job.run.speeds)
 
 
 def predicted(asked: Demand, known: Costs, one: Cluster) -> Prediction:

@@ -15,6 +15,7 @@ from hpcfed.storage.fields import at
 from hpcfed.storage.record import Record, load
 
 APART = ("train", "evaluate", "server", "communicate", "wait")  # what a round's seconds are recorded of, but for `rest`
+NORMAL = 1.4826  # standard deviation of a normal variable over its median deviation
 ALIKE = ("algorithm", "models.d", "data.name", "local.batch", "local.optimiser", "local.augment", "evaluate.before",
          "evaluate.received", "run.threads", "run.precision", "training.engine")  # fmt: skip
 
@@ -26,7 +27,7 @@ class Costs:
     train: of one example that goes forward and backward once, by architecture.  evaluate: of a test example, over
     that.  rest: of a client and round, beside all that is timed apart.  server: of a round, on rank 0.
     peak, gpu: most bytes of a rank's memory, and of its GPU's.  held: architectures of the clients of each rank.
-    cores: of a node.  processor: what it ran on.  job: the trial's.
+    cores: of a node.  processor: what it ran on.  job: the trial's.  spread: of a client's seconds, as `spread` has it.
     """
 
     train: dict[str, float]
@@ -39,6 +40,7 @@ class Costs:
     cores: int
     processor: str
     job: dict[str, Any]
+    spread: float = 0.0
 
     def of(self, kind: str) -> float:
         """Seconds of an example of this architecture; ConfigError if the trial had none."""
@@ -71,6 +73,7 @@ def costs(run: Path, everybody: bool) -> Costs:
         cores=header["hardware"]["cores"],
         processor=header["hardware"]["device"],
         job=header["job"],
+        spread=spread(kinds, seconds, examples, train),
     )
 
 
@@ -94,6 +97,18 @@ def rates(kinds: np.ndarray, seconds: np.ndarray, examples: np.ndarray) -> dict[
     for t, k in zip(*np.nonzero(examples > 0), strict=True):
         found[str(kinds[k])].append(seconds[t, k] / examples[t, k])
     return {kind: float(np.median(values)) for kind, values in found.items()}
+
+
+def spread(kinds: np.ndarray, seconds: np.ndarray, examples: np.ndarray, train: dict[str, float]) -> float:
+    """By how much of their mean a client's seconds vary: standard deviation, beside the pace of a whole round.
+
+    From the median deviation of clients, for a hiccup of the machine is not what clients vary by.
+    """
+    usual, found = examples * np.array([train.get(str(kind), 0.0) for kind in kinds]), []
+    for took, normal in zip(seconds, usual, strict=True):
+        pace = took[normal > 0] / normal[normal > 0]
+        found.extend(abs(pace / np.median(pace) - 1) if len(pace) else pace)
+    return NORMAL * float(np.median(found)) if found else 0.0
 
 
 def evaluation(record: Record, kinds: np.ndarray, train: dict[str, float], first: int, seen: np.ndarray) -> float:

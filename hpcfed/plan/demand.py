@@ -25,7 +25,7 @@ class Demand:
     cohorts: of some rounds, in groups that train on one rank.  everybody: all clients are evaluated, not a cohort.
     values, arrays: of the model that is averaged; 0: none is.  uploads: bytes that all ranks receive instead.
     kept: [K], bytes that a checkpoint holds.  rounds: of the run.  due: share of rounds that evaluate.
-    every: rounds from one checkpoint to the next.
+    every: rounds from one checkpoint to the next.  spread: of a client's seconds of training, over their mean.
     """
 
     kinds: tuple[str, ...]
@@ -44,6 +44,7 @@ class Demand:
     rounds: int
     due: float
     every: int
+    spread: float = 0.0
 
     @property
     def record(self) -> int:
@@ -77,6 +78,7 @@ def demand(fed: Federation, tests: np.ndarray, costs: Costs) -> Demand:
         rounds=job.rounds,
         due=1 / job.evaluate.every,
         every=job.checkpoint.every or job.rounds,
+        spread=costs.spread,
     )  # fmt: skip
 
 

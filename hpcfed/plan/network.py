@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -42,9 +43,13 @@ def network(text: str) -> Network:
     return Network(quantity(parts[0], SECONDS, option, least=0.0), quantity(parts[1], BYTES, option))
 
 
-def bandwidth(text: str) -> float:
-    """What a disk writes, `2GB/s`, in bytes per second; ConfigError for anything else."""
-    return quantity(text, BYTES, "--disk")
+def disk(text: str) -> tuple[float, float]:
+    """What one node writes, `2GB/s`, and all nodes together, `2GB/s, 20GB/s`, in bytes per second.
+
+    Without a second number there is no limit for all. Raises ConfigError for anything else.
+    """
+    one, *all_ = (quantity(part, BYTES, f"--disk {text!r}") for part in text.split(",", 1))
+    return one, *(all_ or [math.inf])
 
 
 def quantity(part: str, units: dict[str, float], option: str, least: float = 1.0) -> float:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hpcfed.cluster.placement import place
 from hpcfed.cluster.room import weights
-from hpcfed.plan.collectives import NEAR, Wires
+from hpcfed.plan.collectives import NEAR, Wires, buffers
 from hpcfed.plan.demand import Demand
 from hpcfed.plan.network import Network
-from hpcfed.plan.sharing import shared
+from hpcfed.plan.sharing import shared, slowest
 
 ROW, TOTAL = 1.6e-9, 2.7e-9  # seconds of one core for a value of an exact sum: of each row, and of the total; measured
-SENT = 4.9e-9  # the same for the total where ranks have no memory in common, and MPI copies what they send
+SENT = 4.4e-9  # the same for one that a rank sends to other nodes, and has from them again: copies, on both ways
 COPY = 2e9  # bytes of a client's state a second that a checkpoint copies in memory, while the round waits
 
 
@@ -22,7 +23,8 @@ COPY = 2e9  # bytes of a client's state a second that a checkpoint copies in mem
 class Cluster:
     """nodes of `each` ranks, with so many cores and GPUs (0: ranks compute on cores, `threads` each).
 
-    far: the network.  disk: bytes a second that one node writes.  speeds: of the nodes, again and again; or by rank.
+    far: the network.  disk: bytes a second that one node writes, and all together.  speeds: of the nodes, again and
+    again; or by rank.
     """
 
     nodes: int
@@ -32,7 +34,7 @@ class Cluster:
     gpus: int = 0
     threads: int = 1
     near: Network = NEAR
-    disk: float = 5e8
+    disk: tuple[float, float] = (5e8, math.inf)
     speeds: tuple[float, ...] = ()
 
     @property
@@ -96,7 +98,8 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
     parts = {name: float(np.mean([part[name] for part in rounds])) for name in rounds[0]}
     parts |= {"communicate": communicated(demand, cluster, fixed), "server": demand.server}
     kept = np.bincount(fixed, demand.kept, cluster.ranks)  # [R]
-    save = float(kept.reshape(cluster.nodes, -1).sum(1).max()) / cluster.disk
+    node, everywhere = cluster.disk
+    save = max(float(kept.reshape(cluster.nodes, -1).sum(1).max()) / node, float(kept.sum()) / everywhere)
     before = sum(parts.values())
     parts["checkpoint"] = float(kept.max()) / COPY / demand.every + max(0.0, save / demand.every - before)
     seconds = before + parts["checkpoint"]
@@ -105,7 +108,7 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
     return Prediction(
         nodes=cluster.nodes, ranks=cluster.ranks, seconds=seconds, parts=parts, save=save,
         hours=(seconds * demand.rounds + save) / 3600, gpu=per_gpu * (float(own.max()) + gpu),
-        memory=float((kept + own).max()) + cluster.wires.buffers(demand.values) + peak,
+        memory=float((kept + own).max()) + buffers(cluster.wires, demand.values) + peak,
     )  # fmt: skip
 
 
@@ -128,12 +131,13 @@ def a_round(demand: Demand, groups: list[list[int]], fixed: list[int], cluster: 
     train = loads(demand.train[cohort], placement[cohort], cluster)
     evaluate = demand.due * loads(demand.evaluate[judged], placement[judged], cluster)
     rest = loads(np.full(len(cohort), demand.rest), placement[cohort], cluster)
-    alone = train + evaluate + rest
+    uneven = demand.spread * np.sqrt(np.bincount(placement[cohort], demand.train[cohort] ** 2, cluster.ranks))
+    alone, uneven = train + evaluate + rest, uneven / np.array(cluster.fast)
     done = cluster.busy(alone)
     stretch = np.divide(done, alone, out=np.ones_like(done), where=alone > 0)
     means = {name: float((load * stretch).mean()) for name, load in
              (("train", train), ("evaluate", evaluate), ("rest", rest))}  # fmt: skip
-    return means | {"wait": float(done.max() - done.mean())}
+    return means | {"wait": slowest(done, uneven * stretch) - float(done.mean())}
 
 
 def placed(demand: Demand, groups: list[list[int]], cluster: Cluster) -> list[int]:
@@ -155,7 +159,7 @@ def communicated(demand: Demand, cluster: Cluster, placement: list[int]) -> floa
     """Seconds of a round's collectives: two barriers, the exchange, the record; and the arithmetic of exact sums."""
     wires, cohort = cluster.wires, [k for ks in demand.cohorts[0] for k in ks]
     rows = np.bincount(np.array(placement)[cohort], minlength=cluster.ranks).max()
-    work = cluster.crowd * demand.values * float(ROW * rows + (TOTAL if cluster.nodes == 1 else SENT))
+    work = cluster.crowd * demand.values * float(ROW * rows + TOTAL + SENT * wires.abroad)
     if cluster.ranks == 1:
         return work
     exchange = wires.sum(demand.values, demand.arrays) if demand.values else wires.gather(demand.uploads)

@@ -1,10 +1,16 @@
-"""When ranks that share cores or a GPU are done: each gets an equal share, and no more than one core or GPU."""
+"""When ranks that share cores or a GPU are done: each gets an equal share, and no more than one core or GPU.
+
+And when the slowest of all is done, where their seconds vary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+
+POINTS, REACH = 100, 6  # of an integral, and how many standard deviations it goes
 
 
 def finish(loads: Sequence[float], units: float) -> list[float]:
@@ -30,3 +36,18 @@ def shared(loads: np.ndarray, of: np.ndarray, units: float) -> np.ndarray:
         mine = np.flatnonzero(of == one)
         done[mine] = finish(loads[mine].tolist(), units)
     return done
+
+
+def slowest(done: np.ndarray, deviation: np.ndarray) -> float:
+    """When the last rank is done, on average: seconds and standard deviation of each, normal and independent, [R].
+
+    The more ranks there are, the later: the mean of the largest is its upper end less the integral of the chance that
+    all ranks are done.
+    """
+    if not deviation.any():
+        return float(done.max())
+    first, last = ((done + sign * REACH * deviation).max() for sign in (-1, 1))
+    when = np.linspace(first, last, POINTS)
+    near = (when[:, None] - done) / np.maximum(deviation, 1e-12 * last)
+    chance = torch.special.ndtr(torch.from_numpy(near)).prod(1).numpy()
+    return float(last - np.sum((chance[1:] + chance[:-1]) / 2 * np.diff(when)))

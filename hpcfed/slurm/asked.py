@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -26,7 +27,8 @@ def batch_of(name: str, runs: Sequence[Fields], wanted: str, chain: bool = False
     asked = counted(asked)
     if most["threads"] > 1 and asked["cpus_per_task"] is None:
         asked["cpus_per_task"] = most["threads"]
-    asked["env"] = (*python_first(), *(asked["env"] or []))
+    asked["sbatch"] = tuple(asked["sbatch"] or ())
+    asked["env"] = (*python_first(alone(asked["sbatch"])), *(asked["env"] or []))
     return Batch(name or "hpcfed", launcher=launcher(wanted), chain=chain, restarts=most["max_restarts"],
                  notice=max(NOTICE, int(most["grace"]) + SPARE), threads=most["threads"], made_by=made_by(),
                  **asked)  # fmt: skip
@@ -42,11 +44,16 @@ def counted(asked: dict[str, Any]) -> dict[str, Any]:
     return asked | {"ntasks_per_node": tasks}
 
 
-def python_first() -> list[str]:
-    """A line for the script where `hpcfed` on the PATH, and with it `python`, is not this one."""
-    here = Path(sys.executable).parent
-    found = shutil.which("hpcfed")
-    return [] if found and Path(found).parent == here else [f"export PATH={shlex.quote(str(here))}:$PATH"]
+def alone(options: Sequence[str]) -> bool:
+    """Whether jobs begin without the environment of who submits them, as some sites have it."""
+    return "SBATCH_EXPORT" in os.environ or any(option.startswith("--export") for option in options)
+
+
+def python_first(always: bool) -> list[str]:
+    """A line for the script where `hpcfed` on the PATH, and with it `python`, is not this one; or always."""
+    here, found = Path(sys.executable).parent, shutil.which("hpcfed")
+    known = found and Path(found).parent == here and not always
+    return [] if known else [f"export PATH={shlex.quote(str(here))}:$PATH"]
 
 
 def made_by() -> str:

@@ -24,6 +24,7 @@ OPTIONS = ("nodes", "ntasks_per_node", "gpus_per_node", "cpus_per_task", "mem", 
 class Batch:
     """What a batch job asks for; names, units and forms are sbatch's, and None leaves a thing to the site.
 
+    sbatch: more of sbatch's options, as on its command line.  at_once: tasks of an array that may run at a time.
     env: lines of shell that prepare each start, such as `module load openmpi`.  container: an image, for the ranks.
     launcher: the words that start the ranks.  restarts: how often the job may have been queued again.
     notice: seconds from the signal to the end of the job.
@@ -42,6 +43,8 @@ class Batch:
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
+    sbatch: tuple[str, ...] = ()
+    at_once: int | None = None
     env: tuple[str, ...] = ()
     container: str | None = None
     launcher: tuple[str, ...] = ("mpirun",)
@@ -67,9 +70,9 @@ class Batch:
         return [*self.launcher, *cores, *image]
 
 
-def run(batch: Batch, fields: Sequence[str], again: bool = False) -> str:
-    """The script of one run.  again: it is not the first job that works on the run."""
-    return script(batch, watched(batch, quoted(fields), again))
+def run(batch: Batch, fields: Sequence[str], before: Sequence[str] = ()) -> str:
+    """The script of one run.  before: ids of the jobs that work on the run before this one."""
+    return script(batch, watched(batch, quoted(fields), before))
 
 
 def array(batch: Batch, fields: Sequence[str], each: Sequence[Sequence[str]]) -> str:
@@ -88,15 +91,18 @@ def study(batch: Batch, fields: Sequence[str], folder: str, counts: Sequence[int
     return script(batch, f"for ranks in {numbers}; do\n{one}\n  [ $status = {DONE} ] || break\ndone")
 
 
-def watched(batch: Batch, fields: str, again: bool = False, options: str = "", last: str = "", indent: str = "") -> str:
+def watched(
+    batch: Batch, fields: str, before: Sequence[str] = (), options: str = "", last: str = "", indent: str = ""
+) -> str:
     """The command that does one run, or as much of it as is left.
 
-    fields: quoted.  options: of the launcher.  last: after the fields that are given when the script is submitted.
+    fields: quoted.  before: as `run` has it.  options: of the launcher.  last: after the fields that are given when the
+    script is submitted.
     """
     launcher, *others = batch.ranks()
-    told = "--again" if again else "${SLURM_RESTART_COUNT:+--again}"
+    jobs = " ".join(f"--job {one}" for one in (*before, "$SLURM_JOB_ID"))
     start = " ".join(filter(None, [quoted([launcher]), options, quoted(others), fields]))
-    return f'{indent}watch hpcfed supervise {told} -- \\\n{indent}  {start} "$@"{last}'
+    return f'{indent}watch hpcfed supervise {jobs} -- \\\n{indent}  {start} "$@"{last}'
 
 
 def script(batch: Batch, body: str, tasks: int = 0) -> str:
@@ -112,6 +118,7 @@ def script(batch: Batch, body: str, tasks: int = 0) -> str:
         "",
         *signals(batch),
         "",
+        "unset SLURM_EXPORT_ENV   # it keeps from srun's ranks what is set here, where jobs begin with no environment",
         f"export OMP_NUM_THREADS={batch.threads}   # of a rank: libraries beside torch start one for each core else",
         *[one_line("env", line) for line in batch.env],
         "",
@@ -126,10 +133,11 @@ def script(batch: Batch, body: str, tasks: int = 0) -> str:
 def directives(batch: Batch, tasks: int) -> list[str]:
     """The lines that sbatch reads."""
     asked = {option.replace("_", "-"): getattr(batch, option) for option in OPTIONS}
-    asked |= {"array": f"0-{tasks - 1}" if tasks else None, "signal": f"B:USR1@{batch.notice}", "open-mode": "append"}
+    array = f"0-{tasks - 1}" + (f"%{batch.at_once}" if batch.at_once else "")
+    asked |= {"array": array if tasks else None, "signal": f"B:USR1@{batch.notice}", "open-mode": "append"}
     given = {"job-name": batch.name} | {name: value for name, value in asked.items() if value is not None}
     return [f"#SBATCH --{name}={one_line(name, quoted([str(value)]))}" for name, value in given.items()] + [
-        "#SBATCH --requeue"]  # fmt: skip
+        "#SBATCH --requeue", *(f"#SBATCH {one_line('sbatch', option)}" for option in batch.sbatch)]  # fmt: skip
 
 
 def signals(batch: Batch) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from hpcfed.config.job import Job
@@ -40,23 +41,23 @@ def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each:
     numbers = counts(ranks, batch) if ranks else []
     if numbers:
         jobs = checked(words, [["--out", f"{own}-{n}"] for n in numbers])
-    texts = written(batch, words, chain, tasks, str(own), numbers)
+    text = partial(written, batch, words, tasks, str(own), numbers)
     if dry_run:
-        return texts[0].rstrip("\n")
+        return text([]).rstrip("\n")
     for job in jobs:
         free(job)
     doubt = launcher == AUTO and not known()
-    return told(sbatch_all(texts), jobs, waiting=bool(chain > 1 or tasks), guess=batch.launcher if doubt else ())
+    return told(sbatch_all(text, chain), jobs, waiting=bool(chain > 1 or tasks), guess=batch.launcher if doubt else ())
 
 
-def written(batch: Batch, words: Sequence[str], chain: int, tasks: Sequence[Sequence[str]], out: str,
-            numbers: Sequence[int]) -> list[str]:  # fmt: skip
-    """The scripts: one, or one for each link of a chain."""
+def written(batch: Batch, words: Sequence[str], tasks: Sequence[Sequence[str]], out: str, numbers: Sequence[int],
+            before: Sequence[str]) -> str:  # fmt: skip
+    """The script.  before: ids of the links of a chain that come before this one."""
     if tasks:
-        return [script.array(batch, words, tasks)]
+        return script.array(batch, words, tasks)
     if numbers:
-        return [script.study(batch, words, out, numbers)]
-    return [script.run(batch, words), *[script.run(batch, words, again=True)] * (chain - 1)]
+        return script.study(batch, words, out, numbers)
+    return script.run(batch, words, before)
 
 
 def checked(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]:
@@ -93,12 +94,15 @@ def free(job: Job) -> None:
                           "another --out")  # fmt: skip
 
 
-def sbatch_all(texts: Sequence[str]) -> list[str]:
-    """Submit one script after the other, each to begin when the one before has ended; their ids."""
+def sbatch_all(text: Callable[[list[str]], str], chain: int) -> list[str]:
+    """Submit so many scripts, each to begin when the one before has ended; their ids.
+
+    text: of a script, from the ids of those before.
+    """
     ids: list[str] = []
-    for text in texts:
+    while len(ids) < chain:
         try:
-            ids.append(sbatch(text, [f"--dependency=afterany:{ids[-1]}"] if ids else []))
+            ids.append(sbatch(text(ids), [f"--dependency=afterany:{ids[-1]}"] if ids else []))
         except ConfigError as error:
             if not ids:
                 raise

@@ -1,6 +1,7 @@
 """Where each file of a run lies."""
 
 import os
+import socket
 from pathlib import Path
 
 RESULTS = "hpcfed-results"  # the `format` attribute of a result file
@@ -54,6 +55,11 @@ def journal_file(results: Path) -> Path:
 def partition_file(run: Path) -> Path:
     """Who holds which examples; another job can load it as data.partition_file."""
     return run / "partition.h5"
+
+
+def seen_file(run: Path) -> Path:
+    """What all nodes look for at the start, to know that they have the same folder."""
+    return run / f".{socket.gethostname()}-{os.getpid()}.seen"
 
 
 def spill_folder(run: Path, rank: int | str) -> Path:

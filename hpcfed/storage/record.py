@@ -18,6 +18,7 @@ from hpcfed.storage.columns import joined, length
 from hpcfed.storage.journal import blocks
 
 Header = dict[str, Any]
+JOB_ID = "slurm_job"  # in the header: the batch job that the run was started by; "": none
 FINISHED, STOPPED = "finished", "stopped"  # `ended` in the header: all rounds are done, or a signal ended the run
 
 

@@ -14,14 +14,14 @@ from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import replacing, writing
 from hpcfed.storage.columns import Columns, joined, length, stacked
 from hpcfed.storage.journal import Journal
-from hpcfed.storage.record import Header, Record, load, recover
+from hpcfed.storage.record import JOB_ID, Header, Record, load, recover
 
 __all__ = ["Record", "Results", "load", "recover"]
 
 BUDGET = 0.02  # largest share of a run's time that goes into making the file anew
 MANY = 100  # rounds that wait in memory, where nothing asks for them on the disk
 FINAL = "final"  # arrays of what a method does after the last round
-PAST = ("versions", "commit", "hardware", "ranks")  # what a resumed run keeps of each header before its own
+PAST = ("versions", "commit", "hardware", "ranks", JOB_ID)  # what a resumed run keeps of each header before its own
 
 Cell = np.ndarray | np.generic | float | int
 Rows = dict[str, dict[str, Cell]]  # by the round's number, from 0
@@ -50,8 +50,8 @@ class Results:
         """Go on after the first `rounds` rounds of the run's result file; later rows are dropped.
 
         known: rows that the file may lack, as `unwritten` gave them.  `header` replaces the old one, of which "history"
-        keeps the versions, hardware and ranks, and up to which round they hold. Raises CheckpointError if rows are
-        missing, or as `load` does.
+        keeps the versions, hardware, ranks and batch job, and up to which round they hold. Raises CheckpointError if
+        rows are missing, or as `load` does.
         """
         known = known or {}
         old = recover(run, next((t for t in range(rounds, 0, -1) if str(t - 1) not in known), 0))

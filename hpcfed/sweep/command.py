@@ -40,7 +40,7 @@ def sweep(words: Sequence[str], out: Path | None = None, at_once: int | None = N
     if goes_on(words):
         as_defined(found, tasks)
     if submit:
-        return submitted(found, dry_run, ranks=ranks, launcher=launcher, **batch)
+        return submitted(found, dry_run, ranks=ranks, launcher=launcher, at_once=at_once, **batch)
     places = at_once or room(found)
     if dry_run:
         return preview(found, places)

@@ -41,7 +41,7 @@ def command(sweep: Sweep, run: Member) -> list[str]:
     folder = (sweep.folder / run.name).resolve()
     below = folder.is_relative_to(sweep.directory)  # its file then names no folder of this machine
     out = folder.relative_to(sweep.directory) if below else folder
-    job = [*sweep.words, *run.words, "--out", str(out), *onward(folder, since=0.0)]
+    job = [*sweep.words, *run.words, "--out", str(out), *onward(folder)]
     return [*launcher(sweep), sys.executable, "-m", MAIN, *job]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic
 
+from hpcfed.comm.settings import cores
 from hpcfed.engine.signals import heard
 from hpcfed.report.summary import accuracy, share
 from hpcfed.report.tables import duration
@@ -120,8 +120,7 @@ class Pool:
 
 def room(sweep: Sweep) -> int:
     """How many runs this machine has room for: each has ranks, each rank its threads, and a GPU where there are any."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max(run.fields["run.threads"] for run in sweep.runs)
-    places = min(cores // (sweep.ranks * threads), len(sweep.runs))
+    places = min(cores() // (sweep.ranks * threads), len(sweep.runs))
     gpus = len(usable(sweep)) if places > 1 else 0
     return max(1, min(places, gpus // sweep.ranks) if gpus else places)

@@ -27,11 +27,17 @@ def desk(cluster: Cluster, tmp_path: Path) -> Desk:
 
 
 @pytest.fixture(scope="session")
-def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of JOB on one rank, without Slurm and without a break; it is the same under mpirun on three."""
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JOB on one rank, without Slurm and without a break; under mpirun on three it has the same digest."""
     folder = tmp_path_factory.mktemp("wanted")
     (folder / gated.OPEN).touch()
     for ranks in (1, 3):
         mpirun(ranks, "-m", "hpcfed.main", *JOB, "--out", str(ranks), timeout=LIMIT, cwd=folder)
     assert digest(folder / "1") == digest(folder / "3")
-    return digest(folder / "1")
+    return folder / "1"
+
+
+@pytest.fixture(scope="session")
+def wanted(unbroken: Path) -> str:
+    """The digest of JOB."""
+    return digest(unbroken)

@@ -4,6 +4,7 @@ Where the README has a command for it, that is the one that is called, with the 
 """
 
 import shlex
+import shutil
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.slurm.desk import ARRAY, CHAIN, JOB, LIMIT, QUEUED, STOP, Desk
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 RUN = [*JOB, "--out", "run"]
+REQUEUED_AT_FIRST = '[ "$SLURM_RESTART_COUNT" ] || { scontrol requeue $SLURM_JOB_ID; exec sleep 60; }'
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +88,20 @@ def test_a_chain_goes_on_after_the_time_limit_and_what_is_left_of_it_ends_at_onc
     assert "hpcfed supervise: run: all 3 rounds are done" in (desk.folder / f"slurm-{ids[2]}.out").read_text()
 
 
-def test_requeued_in_mid_round_and_then_preempted_a_run_ends_with_the_same_bits(desk, wanted):
-    (job,) = desk.submit(*RUN, "--nodes", "2", "--time", "10")
+def test_requeued_before_its_first_round_in_mid_round_and_preempted_a_run_ends_with_the_same_bits(
+    desk, unbroken, wanted
+):
+    shutil.copytree(unbroken, desk.folder / "run")  # which is to be overwritten, and by the first start is not yet
+    (job,) = desk.submit(*RUN, "--overwrite", "--nodes", "2", "--time", "10", "--env", REQUEUED_AT_FIRST)
     desk.waiting(job)
     desk.call("scontrol", "requeue", job)  # ends all processes; what is left is the last checkpoint
-    again = {"Restarts": "1", "JobState": "RUNNING"}  # then no process of the first start is left
+    again = {"Restarts": "2", "JobState": "RUNNING"}  # then no process of the first start is left
     desk.until(lambda: again.items() <= desk.show(job).items(), "not started again")
     (desk.folder / "waiting").unlink(missing_ok=True)
     desk.waiting(job)
     other = desk.call("sbatch", "--parsable", "--partition=urgent", "--nodes=3", "--exclusive", "--wrap", "hostname")
     desk.done(other.strip())
     desk.open()
-    assert desk.done(job)["Restarts"] == "2"
+    assert desk.done(job)["Restarts"] == "3"
     assert [past["rounds"] for past in results.load(desk.folder / "run").header["history"]] == [1, 1]
     assert digest(desk.folder / "run") == wanted

@@ -11,7 +11,7 @@ from hpcfed import cli
 from hpcfed.config.load import load
 from hpcfed.errors import ConfigError
 from hpcfed.plan.command import best, efficiencies, numbers
-from hpcfed.plan.costs import costs, differing
+from hpcfed.plan.costs import costs, differing, spread
 from hpcfed.plan.predict import Prediction
 from hpcfed.storage.results import Results
 
@@ -55,6 +55,14 @@ def test_costs_are_medians_over_clients_and_rounds_but_the_first(tmp_path: Path)
     assert found.evaluate == pytest.approx(0.8 / ((4 + 8) / 20))  # over training as many
     assert found.rest == pytest.approx(0.3) and found.server == 0.1  # one client a rank
     assert (found.peak, found.held, found.cores) == (2e8, [["mlp"], ["mlp"]], 2)
+
+
+def test_the_spread_of_clients_leaves_out_the_pace_of_a_round_and_what_they_always_take():
+    kinds, train = np.array(["mlp"] * 4), {"mlp": 1.0}
+    seconds = np.array([[10.0, 20.0, 30.0, 40.0], [11.0, 18.0, 33.0, 36.0]])  # the second round is 10 % up or down
+    examples = np.array([[10, 20, 30, 40]] * 2)
+    assert spread(kinds, 2 * seconds[:1], examples[:1], train) == 0.0
+    assert spread(kinds, seconds[1:], examples[1:], train) == pytest.approx(0.1 * 1.4826)
 
 
 @pytest.mark.parametrize(("changed", "words"), [
@@ -145,7 +153,7 @@ def test_without_costs_the_message_says_how_to_get_them(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(("words", "why"), [
     (["--nodes", "none"], "'none' is no number of nodes"),
     (["--network", "fast"], "--network 'fast': give latency and bandwidth"),
-    (["--disk", "much"], "--disk: 'much' is no number with one of the units"),
+    (["--disk", "much"], "--disk 'much': 'much' is no number with one of the units"),
     (["--gpus-per-node", "-1"], "--gpus-per-node -1: give at least 0"),
     (["--ranks-per-node", "0"], "--ranks-per-node 0: give at least 1"),
     (["--gpus-per-node", "4"], "the short run computed on cpu, but --gpus-per-node is 4"),

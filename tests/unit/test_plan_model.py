@@ -1,14 +1,18 @@
 """The model of the cluster: messages, collectives, shared cores, rounds; by hand, and what must grow with what."""
 
+import math
+
 import numpy as np
 import pytest
 
+from hpcfed.comm.board import size_of
+from hpcfed.comm.messages import WORK, apart, width
 from hpcfed.errors import ConfigError
-from hpcfed.plan.collectives import LOOK, Wires
+from hpcfed.plan.collectives import LOOK, Wires, buffers
 from hpcfed.plan.demand import Demand
-from hpcfed.plan.network import Network, bandwidth, network
-from hpcfed.plan.predict import COPY, ROW, TOTAL, Cluster, predict
-from hpcfed.plan.sharing import finish, shared
+from hpcfed.plan.network import Network, disk, network
+from hpcfed.plan.predict import COPY, ROW, SENT, TOTAL, Cluster, predict
+from hpcfed.plan.sharing import finish, shared, slowest
 
 FAR, NEAR = Network(1.0, 100.0), Network(0.1, 1000.0)  # one second and 100 bytes a second; a tenth and 1,000
 
@@ -31,7 +35,7 @@ def test_a_network_is_read_as_data_sheets_write_it():
     assert network("latency 2us, 100Gb/s") == Network(2e-6, 12.5e9)
     assert network("1.5 ms, bandwidth 10 MB/s") == Network(1.5e-3, 1e7)
     assert network("0s,8b/s") == Network(0.0, 1.0)
-    assert bandwidth("500MB/s") == 5e8
+    assert disk("500MB/s") == (5e8, math.inf) and disk("2GB/s, 20GB/s") == (2e9, 2e10)
 
 
 @pytest.mark.parametrize("text", ["", "2us", "fast, 1Gb/s", "2us, 100", "2us, 0Gb/s", "2 years, 1Gb/s", "-1us, 1Gb/s"])
@@ -75,7 +79,14 @@ def test_an_exact_sum_is_a_maximum_a_weight_and_messages_of_a_line_a_rank():
     assert quick.sum(values, 1) == 2 * (8 * 4 + 16) + 12 * line  # in as float64, out as float32
     assert quick.sum(values + 1, 1) == 2 * (8 * 4 + 16) + 2 * 12 * (65537 + 6)  # one more value: two messages, alike
     assert Wires(1, 1, FAR).sum(values, 1) == 0
-    assert quick.buffers(values) == 2 * line * (8 + 8 + 4) and quick.buffers(100) == 0
+
+
+def test_memory_of_a_sum_is_that_of_its_buffers():
+    columns = width(10**7, 3) + 1
+    held = sum(buffer.nbytes for buffer in apart(3, columns, np.dtype(np.float32)))
+    assert buffers(wires(3, 1), 10**7) == held + 8 * WORK * columns
+    assert buffers(wires(1, 4), 10**7) == size_of(4, 4) / 4 + 8 * WORK * (width(10**7, 4) + 1)  # all in the node's
+    assert buffers(wires(1, 1), 10**7) == buffers(wires(3, 1), 100) == 0
 
 
 def test_ranks_share_cores_until_the_short_ones_are_done():
@@ -89,6 +100,24 @@ def test_ranks_share_cores_until_the_short_ones_are_done():
 
 def test_only_ranks_of_the_same_node_or_gpu_slow_one_another():
     assert shared(np.array([1.0, 3.0, 1.0, 1.0]), np.array([0, 0, 1, 2]), 1.0).tolist() == [2.0, 4.0, 1.0, 1.0]
+
+
+def test_the_last_of_more_ranks_that_vary_is_later():
+    def late(ranks: int) -> float:
+        return slowest(np.zeros(ranks), np.ones(ranks))
+
+    assert [late(n) for n in (1, 2, 4)] == pytest.approx([0, 0.5642, 1.0294], abs=1e-3)  # of normal order statistics
+    assert slowest(np.array([1.0, 3.0]), np.zeros(2)) == 3.0
+    assert slowest(np.array([1.0, 9.0]), np.array([0.1, 0.0])) == pytest.approx(9.0)  # the other one never is
+
+
+def test_clients_that_vary_make_ranks_wait_and_many_clients_of_a_rank_even_out():
+    def wait(clients: int) -> float:
+        many = asked(kinds=("a",) * clients, train=np.ones(clients), evaluate=np.zeros(clients), spread=0.1,
+                     kept=np.zeros(clients), cohorts=[[[k] for k in range(clients)]])  # fmt: skip
+        return predict(many, Cluster(2, 1, 1, FAR)).parts["wait"]
+
+    assert wait(2) == pytest.approx(0.1 * 0.5642, rel=1e-2) and wait(8) == pytest.approx(2 * wait(2))  # of 4 seconds
 
 
 def test_a_round_on_one_rank_is_the_sum_of_its_clients():
@@ -120,9 +149,10 @@ def test_ranks_beyond_the_cores_and_on_the_same_gpu_gain_nothing():
 
 def test_memory_checkpoint_and_gpu_are_those_of_the_fullest():
     kept = asked(kept=np.full(4, 1000.0), every=2)
-    found = predict(kept, Cluster(1, 2, 2, FAR, gpus=1, disk=100.0), peak=5.0, gpu=7.0)
+    found = predict(kept, Cluster(1, 2, 2, FAR, gpus=1, disk=(100.0, 1e9)), peak=5.0, gpu=7.0)
     assert found.memory == 5 + 2000 + (4 * 100 + 2 * 100)  # copies for the checkpoint; a module with its moments, two
     assert found.gpu == 2 * (7 + 600) and found.save == 4000 / 100
+    assert predict(kept, Cluster(4, 1, 1, FAR, disk=(100.0, 150.0))).save == 4000 / 150  # all nodes at once
     waits = 40 / 2 - sum(part for name, part in found.parts.items() if name != "checkpoint")
     assert found.parts["checkpoint"] == pytest.approx(2000 / COPY / 2 + waits)
 
@@ -136,6 +166,14 @@ def test_who_keeps_nothing_is_dealt_out_anew_in_each_round():
 
 def test_the_arithmetic_of_sums_is_that_of_the_rank_with_most_uploads():
     assert predict(asked(values=1000, arrays=2), Cluster(1, 1, 1, FAR)).parts["communicate"] == 1000 * (4 * ROW + TOTAL)
+
+
+def test_ranks_of_a_node_share_what_its_sum_sends_to_others():
+    free, many = Network(0.0, 1e30), asked(values=10**6, cohorts=[[[0]]])
+    work = [predict(many, Cluster(nodes, each, each, free, near=free)).parts["communicate"] - 4 * LOOK * steps
+            for nodes, each, steps in ((1, 2, 1), (2, 1, 1), (2, 2, 2))]  # fmt: skip
+    apart, halves, quarters = (10**6 * (ROW + TOTAL + SENT * share) for share in (0, 1 / 2, 1 / 4))
+    assert work == pytest.approx([apart, halves, quarters])
 
 
 @pytest.mark.parametrize(("ranks", "uploads", "measured"), [

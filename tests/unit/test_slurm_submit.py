@@ -55,7 +55,7 @@ def program(folder: Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of stand-ins, which is the working directory and first on the path."""
+    """A folder of stand-ins, where we are and first on the path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{HERE}{os.pathsep}{os.environ['PATH']}")
     program(tmp_path, "hpcfed", FAKE_HPCFED)
@@ -98,7 +98,7 @@ def test_there_is_a_ready_script_for_each_typical_cluster():
 @pytest.mark.parametrize("word", ["a b", "$(touch x)", "`touch x`", "';touch x;'", "line\nbreak", "*", "-n", "\\"])
 def test_no_shell_reads_a_field_of_the_job(bin, word):
     assert execute(script.run(Batch("name"), ["--out", word]), bin, status=0) == 0
-    assert told(bin) == [["supervise", "--", "mpirun", "python", "-m", "hpcfed.main", "--out", word]]
+    assert told(bin) == [["supervise", "--job", "7", "--", "mpirun", "python", "-m", "hpcfed.main", "--out", word]]
     assert not (bin / "x").exists()
 
 
@@ -124,7 +124,6 @@ def test_a_run_that_the_queue_stops_queues_itself_again_and_no_other_does(bin, s
     more = {"SLURM_RESTART_COUNT": starts} if starts else {}
     assert execute(script.run(Batch("x"), []), bin, sent, status, **more) == status
     assert (bin / "queued").exists() is queued
-    assert ("--again" in told(bin)[0]) is bool(starts)
 
 
 def test_a_task_of_an_array_queues_itself_alone_with_its_own_fields(bin):
@@ -137,7 +136,7 @@ def test_a_task_of_an_array_queues_itself_alone_with_its_own_fields(bin):
 
 def test_a_study_runs_on_each_number_of_ranks_in_a_folder_of_its_own(bin):
     assert execute(script.study(Batch("x"), [], "a b", [1, 4]), bin, status=0) == 0
-    assert [line[2:5] + line[-2:] for line in told(bin)] == [["mpirun", "-n", n, "--out", f"a b-{n}"] for n in "14"]
+    assert [line[4:7] + line[-2:] for line in told(bin)] == [["mpirun", "-n", n, "--out", f"a b-{n}"] for n in "14"]
     (bin / "told").unlink()
     assert execute(script.study(Batch("x"), ["--data.name", "a\nb"], "x", [1]), bin, status=0) == 0
     assert told(bin)[0][-4:] == ["--data.name", "a\nb", "--out", "x-1"]
@@ -147,7 +146,7 @@ def test_a_study_runs_on_each_number_of_ranks_in_a_folder_of_its_own(bin):
 
 
 def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, capsys, monkeypatch):
-    monkeypatch.setattr("hpcfed.slurm.asked.python_first", lambda: [])  # so that the stand-in is found
+    monkeypatch.setattr("hpcfed.slurm.asked.python_first", lambda _: [])  # so that the stand-in is found
     assert main(["submit", *SMALL, "--out", "run", "--chain", "3"]) == 0
     submitted = [json.loads(line) for line in (bin / "submitted").read_text().splitlines()]
     waits = [[], ["--dependency=afterany:101"], ["--dependency=afterany:102"]]
@@ -159,13 +158,30 @@ def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, c
     for _, text in submitted:
         assert execute(text, bin, signal.SIGUSR1) == 75
     assert not (bin / "queued").exists()
-    assert [line[1] for line in told(bin)] == ["--", "--again", "--again"]
+    known = [[line[i + 1] for i, word in enumerate(line) if word == "--job"] for line in told(bin)]
+    assert known == [["7"], ["101", "7"], ["101", "102", "7"]]  # 7 is its own
 
 
 def test_a_script_brings_this_python_where_another_or_none_is_on_the_path(bin, capsys):
     assert main(["submit", *SMALL, "--env", "module load x", "--dry-run"]) == 0
     assert f"export PATH={shlex.quote(HERE)}:$PATH\nmodule load x\n" in capsys.readouterr().out
     assert not (bin / "submitted").exists()
+
+
+def test_a_script_brings_this_python_where_jobs_begin_without_the_users_environment(bin, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(bin / "python"))  # which is first on the path
+    for options in ([], ["--sbatch=--export=NONE"]):
+        assert main(["submit", *SMALL, "--launcher", "mpirun", *options, "--dry-run"]) == 0
+        assert (f"export PATH={bin}:$PATH\n" in capsys.readouterr().out) is bool(options)
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    assert main(["submit", *SMALL, "--launcher", "mpirun", "--dry-run"]) == 0
+    assert f"export PATH={bin}:$PATH\n" in capsys.readouterr().out
+
+
+def test_other_options_of_sbatch_stand_in_the_script_as_they_are(bin, capsys):
+    assert main(["submit", *SMALL, "--sbatch=--exclusive", "--sbatch", "-x n7 --mail-type=END", "--dry-run"]) == 0
+    assert "#SBATCH --requeue\n#SBATCH --exclusive\n#SBATCH -x n7 --mail-type=END\n" in capsys.readouterr().out
+    assert main(["submit", *SMALL, "--sbatch=--exclusive\nrm x", "--dry-run"]) == 2
 
 
 @pytest.mark.parametrize(("grace", "notice"), [("10", 120), ("600", 660)])

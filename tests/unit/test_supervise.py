@@ -16,12 +16,12 @@ from hpcfed.comm import Serial
 from hpcfed.engine import run
 from hpcfed.status import DONE
 from hpcfed.storage import names
-from hpcfed.storage.record import FINISHED, STOPPED
+from hpcfed.storage.record import FINISHED, JOB_ID, STOPPED
 from hpcfed.storage.results import Results
 from tests.contract import toy
 from tests.mpirun import environment
 
-# A run that ends as a plan says: each start takes the next [status, checkpoint file or null], and notes its arguments.
+# A run that ends as a plan says: each start takes the next [status, files], and notes its arguments.
 FAKE = """
 import json, os, signal, sys
 from pathlib import Path
@@ -31,9 +31,9 @@ status, saved = steps.pop(0)
 plan.write_text(json.dumps(steps))
 with open(told, "a") as file:
     print(json.dumps(sys.argv[3:]), file=file)
-if saved:
-    Path(saved).parent.mkdir(parents=True, exist_ok=True)
-    Path(saved).touch()
+for file in saved:
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    Path(file).touch()
 if status == "wait":
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(75))
     print("waiting", flush=True)
@@ -49,15 +49,21 @@ class Case:
 
     def __init__(self, folder: Path, *steps: list):
         self.run, self.plan, self.fake = folder / "run", folder / "plan.json", folder / "fake.py"
-        saved = [[status, self.file(rounds)] for status, rounds in steps]
+        saved = [[status, self.files(rounds)] for status, rounds in steps]
         self.plan.write_text(json.dumps(saved))
         self.fake.write_text(FAKE)
 
-    def file(self, rounds: int | None) -> str | None:
+    def files(self, rounds: int | None) -> list[str]:
         """What a start leaves."""
-        if rounds is None:
-            return None
-        return str(names.checkpoint_file(self.run, rounds) if rounds else names.results_file(self.run))
+        checkpoint = [names.checkpoint_file(self.run, rounds)] if rounds else []
+        return [] if rounds is None else [str(path) for path in (names.results_file(self.run), *checkpoint)]
+
+    def held(self, *rounds: int, **header: object) -> None:
+        """A run that lies there before, with checkpoints after so many rounds."""
+        write(self.run, max(rounds), STOPPED, job={}, **header)
+        names.checkpoint_folder(self.run).mkdir()
+        for t in rounds:
+            names.checkpoint_file(self.run, t).touch()
 
     def words(self, *flags: str, options: tuple[str, ...] = ()) -> list[str]:
         job = ["--clients", "2", "--models.mix", "mlp", "--rounds", "6", "--out", str(self.run), *flags]
@@ -65,8 +71,11 @@ class Case:
 
     def starts(self) -> list[str]:
         """The last flag of each start."""
-        told = self.plan.with_suffix(".told").read_text().splitlines()
-        return [next(word for word in reversed(json.loads(line)) if word.startswith("--")) for line in told]
+        return [next(word for word in reversed(words) if word.startswith("--")) for words in self.told()]
+
+    def told(self) -> list[list[str]]:
+        """The arguments of each start."""
+        return [json.loads(line) for line in self.plan.with_suffix(".told").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("status", [75, 137, 1, -signal.SIGKILL])
@@ -84,7 +93,7 @@ def test_a_run_that_had_saved_nothing_begins_anew(tmp_path):
 
 def test_results_that_the_run_did_not_make_are_never_overwritten(tmp_path):
     case = Case(tmp_path, [137, None], [2, None])
-    results = Path(case.file(0))
+    results = names.results_file(case.run)
     results.parent.mkdir(parents=True)
     results.touch()
     os.utime(results, (0, 0))
@@ -149,20 +158,48 @@ def test_a_launcher_that_returns_0_before_all_rounds_are_done_is_not_believed(tm
     assert case.starts() == ["--out", "--resume"]
 
 
-@pytest.mark.parametrize(("saved", "flag"), [(3, "--resume"), (None, "--overwrite")])
-def test_again_goes_on_with_what_there_is_whatever_the_job_says(tmp_path, saved, flag):
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_start_that_wrote_nothing_leaves_the_next_one_to_begin_as_the_job_says(tmp_path, resumed):
+    case = Case(tmp_path, [1, None], [75, 2], [0, 6])
+    case.held(3, 5)
+    told = ["--resume", str(names.checkpoint_file(case.run, 3))] if resumed else ["--overwrite"]
+    assert main(case.words(*told)) == 0
+    assert [words[-1] for words in case.told()] == [told[-1], told[-1], str(case.run)]
+
+
+@pytest.mark.parametrize(("header", "flag"), [
+    ({JOB_ID: "8"}, "--resume"), ({JOB_ID: "7"}, "--resume"),
+    ({JOB_ID: "", "history": [{JOB_ID: "7"}]}, "--resume"),  # gone on with by hand since
+    ({JOB_ID: "6", "history": [{}]}, "--overwrite"), ({}, "--overwrite"),
+])  # fmt: skip
+def test_batch_jobs_go_on_with_what_one_of_them_began_whatever_the_job_says_and_with_nothing_else(
+    tmp_path, header, flag
+):
     case = Case(tmp_path, [0, 6])
-    if saved:
-        names.checkpoint_file(case.run, saved).parent.mkdir(parents=True)
-        names.checkpoint_file(case.run, saved).touch()
-    assert main(case.words("--overwrite", options=("--again",))) == 0
+    case.held(5, **header)
+    assert main(case.words("--overwrite", options=("--job", "7", "--job", "8"))) == 0
     assert case.starts() == [flag]
 
 
-def write(run: Path, rounds: int, ended: str) -> None:
+def test_a_run_that_a_batch_job_began_and_did_not_save_begins_anew(tmp_path):
+    case = Case(tmp_path, [0, 6])
+    write(case.run, 1, STOPPED, **{JOB_ID: "7"})
+    assert main(case.words(options=("--job", "7"))) == 0
+    assert case.starts() == ["--overwrite"]
+
+
+@pytest.mark.parametrize(("by", "starts"), [("7", 0), ("6", 1)])
+def test_a_finished_run_is_overwritten_unless_the_same_batch_job_made_it(tmp_path, by, starts):
+    case = Case(tmp_path, [0, 6])
+    write(case.run, 6, FINISHED, **{JOB_ID: by})
+    assert main(case.words("--overwrite", options=("--job", "7"))) == 0
+    assert case.plan.with_suffix(".told").exists() is bool(starts)
+
+
+def write(run: Path, rounds: int, ended: str, **header: object) -> None:
     """Results of so many rounds."""
     run.mkdir(exist_ok=True)
-    results = Results(run, {"ended": ended}, {})
+    results = Results(run, {"ended": ended, **header}, {})
     for _ in range(rounds):
         results.append({"clients/accuracy": np.ones(2)})
     results.finish()

@@ -281,10 +281,10 @@ def test_there_is_room_for_a_gpu_a_rank(sweep, monkeypatch):
 def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["sweep", *HOMOGENEOUS, "--seed", "0,1,2", "--out", "s", "--submit", "--launcher", "mpirun"]
-    asked = ["--nodes", "2", "--ntasks-per-node", "4", "--cpus-per-task", "2"]
+    asked = ["--nodes", "2", "--ntasks-per-node", "4", "--cpus-per-task", "2", "--at-once", "2"]
     assert main([*words, *asked, "--dry-run"]) == 0
     text = capsys.readouterr().out
-    assert "#SBATCH --array=0-2\n" in text
+    assert "#SBATCH --array=0-2%2\n" in text
     assert f"\nwatch hpcfed sweep --task $SLURM_ARRAY_TASK_ID {tmp_path}/s\n" in text
     assert not (tmp_path / "s").exists()
 

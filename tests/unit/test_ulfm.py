@@ -1,8 +1,8 @@
-"""What is asked of Open MPI where a run is to outlive its ranks."""
+"""What Open MPI is told before it starts: where a run is to outlive its ranks, and where ranks share cores."""
 
 import pytest
 
-from hpcfed.comm import ulfm
+from hpcfed.comm import settings, ulfm
 from hpcfed.main import patience
 
 
@@ -37,3 +37,11 @@ def test_the_launcher_says_whether_a_run_outlives_its_ranks(monkeypatch, value, 
 ])  # fmt: skip
 def test_at_the_start_ranks_wait_for_one_another_as_long_as_the_watchdog(words, seconds):
     assert patience(words) == seconds
+
+@pytest.mark.parametrize(("env", "cores", "yields"), [
+    ({settings.HERE: "4"}, 2, "true"), ({settings.HERE: "2"}, 2, None), ({}, 1, None),
+    ({settings.HERE: "4", settings.YIELD: "0"}, 2, "0"),
+])  # fmt: skip
+def test_ranks_that_wait_leave_their_core_to_others_where_cores_are_shared(env, cores, yields):
+    settings.prepare(env, cores)
+    assert env.get(settings.YIELD) == yields

@@ -1,0 +1,30 @@
+"""The output folder of a run is the same on all nodes, or the run is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcfed.comm import spmd
+from hpcfed.engine import folder
+from hpcfed.engine.folder import same_everywhere
+from hpcfed.errors import HpcfedError
+
+
+def test_a_folder_that_all_nodes_share_is_taken_and_nothing_is_left_in_it(tmp_path: Path):
+    spmd(4, lambda comm: same_everywhere(tmp_path, comm), nodes=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_on_each_nodes_own_disk_is_refused_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(folder, "PATIENCE", 0.0)
+
+    def refused(comm) -> str:
+        own = tmp_path / f"node-{comm.node_of[comm.rank]}"
+        own.mkdir(exist_ok=True)
+        with pytest.raises(HpcfedError) as error:
+            same_everywhere(own, comm)
+        return str(error.value)
+
+    said = spmd(4, refused, nodes=2)
+    assert len(set(said)) == 1 and said[0].startswith("rank 2: out: ") and "that all nodes share" in said[0]
+    assert not list(tmp_path.glob("*/*"))
