@@ -38,15 +38,16 @@ def shown(paths: Sequence[Path], now: float) -> tuple[list[Shown], list[str]]:
     now: Unix seconds. Raises CheckpointError for a path that has no readable results, as `load` does.
     """
     found: dict[str, tuple[Path, Record, str]] = {}
-    absent = []
+    absent: dict[str, str] = {}
     for place in paths:
         for path, record, why in within(place, now):
             if record is None:
-                absent.append(f"{path}: {why}")
+                absent.setdefault(os.path.realpath(path), f"{path}: {why}")
             else:
                 found.setdefault(os.path.realpath(record.path), (path, record, why))
     called = unique([path for path, _, _ in found.values()])
-    return [Shown(name, record, why) for name, (_, record, why) in zip(called, found.values(), strict=True)], absent
+    seen = [Shown(name, record, why) for name, (_, record, why) in zip(called, found.values(), strict=True)]
+    return seen, list(absent.values())
 
 
 def within(place: Path, now: float) -> Iterator[tuple[Path, Record | None, str]]:

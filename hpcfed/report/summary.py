@@ -135,7 +135,8 @@ def title(record: Record) -> str:
     job = record.header["job"]
     data, method = job["data"], job["algorithm"]["name"]
     skew = f"dirichlet({data['alpha']:g})" if data["partition"] == "dirichlet" else data["partition"]
-    return f"{method} on {data['name']}, {skew}, {job['clients']} clients, seed {job['seed']}"
+    clients = f"{job['clients']} client{'s' * (job['clients'] != 1)}"
+    return f"{method} on {data['name']}, {skew}, {clients}, seed {job['seed']}"
 
 
 def words(item: Any) -> str:
@@ -169,8 +170,8 @@ def traffic_table(found: dict[str, Any]) -> Table:
 
 
 def amount(n: float | None) -> str:
-    """Bytes exactly and for reading: `20,520 B (20.5 kB)`."""
-    return "-" if n is None else f"{n:,} B" + (f" ({size(n)})" if n >= 1000 else "")
+    """Bytes, to a tenth where they are a mean, and for reading: `20,520 B (20.5 kB)`."""
+    return "-" if n is None else f"{whole(round(float(n), 1)):,} B" + (f" ({size(n)})" if n >= 1000 else "")
 
 
 def time_table(found: dict[str, Any]) -> Table:

@@ -80,9 +80,9 @@ def test_what_users_call_things_is_shown_as_it_is(page):
 
 def test_a_click_on_a_run_takes_its_curve_away_and_brings_it_back(page):
     page.click("#runs tbody tr:nth-child(2) input")
-    assert lines(page, "lines-loss")["name"] == ["fedavg", "<i onclick=1>"]
+    assert lines(page, "lines-train_loss")["name"] == ["fedavg", "<i onclick=1>"]
     page.click("#runs tbody tr:nth-child(2) input")
-    assert len(lines(page, "lines-loss")["name"]) == 3
+    assert len(lines(page, "lines-train_loss")["name"]) == 3
 
 
 def test_words_filter_runs_and_an_architecture_filters_clients(page):

@@ -71,7 +71,7 @@ def test_curves_without_rounds_or_with_infinite_losses_can_be_packed():
 def test_a_run_is_drawn_as_means_over_its_clients():
     found = curves.of_run(record(), curves.by_client(record()))
     assert found["accuracy"] == pytest.approx([0.3, 0.7]) and found["accuracy_std"] == pytest.approx([0.1, 0.2])
-    assert found["loss"] == pytest.approx([3.0, 2.0]) and found["loss_std"] == pytest.approx([1.0, 1.0])
+    assert found["train_loss"] == pytest.approx([3.0, 2.0]) and found["train_loss_std"] == pytest.approx([1.0, 1.0])
     assert found["x_round"].tolist() == [1, 2] and found["x_wall"].tolist() == [3.0, 8.0]
     assert found["x_bytes"] == pytest.approx([10.0, 20.0]) and found["x_epochs"] == pytest.approx([2 / 3, 4 / 3])
     assert np.isnan(found["x_virtual"]).all()
@@ -113,7 +113,7 @@ def test_a_line_of_the_runs_table():
 def test_the_clients_table():
     found = tables.clients(record(placement=[0, 1, 0]), np.arange(3))
     assert found["architecture"] == ["mlp", "cnn", "mlp"] and found["rank"] == [0, 1, 0]
-    assert found["accuracy"] == [0.5, 0.9, None] and found["loss"] == [2, 3, 1]
+    assert found["accuracy"] == [0.5, 0.9, None] and found["train_loss"] == [2, 3, 1]
     assert found["rounds"] == [1, 2, 1] and found["lost"] == [0, 0, 1] and found["traffic"] == [15, 30, 15]
     assert found["before"] == [None] * 3 and list(found) == list(tables.CLIENTS)
 
@@ -128,7 +128,8 @@ def test_what_differs_between_jobs_is_told_apart():
     found = job.jobs(runs)
     assert found.differs == ["algorithm.name", "algorithm.mu", "seed"]
     assert found.values == [["fedavg", "", ""], ["fedprox", "0.1", "1"]]
-    assert found.heads == ["field", "a", "b"] and found.lines[1] == ["algorithm.mu", "", "0.1"]
+    assert found.tables == [[("field", "a", "b"), ("algorithm.name", "fedavg", "fedprox"), ("algorithm.mu", "", "0.1"),
+                             ("seed", "", "1")]]  # fmt: skip
     assert found.same == {"data.name": "digits", "data.partition": "iid", "clients": "3", "rounds": "2"}
 
 
