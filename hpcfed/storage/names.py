@@ -13,11 +13,6 @@ def run_of(path: Path) -> Path:
     return path.parent.parent if path.suffix == ".h5" else path
 
 
-def job_file(run: Path) -> Path:
-    """The job as it was run, in a form that can be run again; the result file holds it too."""
-    return run / "job.toml"
-
-
 def results_file(run: Path) -> Path:
     return run / "results.h5"
 

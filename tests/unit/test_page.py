@@ -133,6 +133,13 @@ def test_what_differs_between_jobs_is_told_apart():
     assert found.same == {"data.name": "digits", "data.partition": "iid", "clients": "3", "rounds": "2"}
 
 
+def test_what_differs_fits_on_paper_however_many_runs_there_are():
+    jobs = [record().header["job"] | {"seed": i, **{f"field{n}": i for n in range(20)}} for i in range(11)]
+    found = job.jobs([Shown(str(i), record(job=one)) for i, one in enumerate(jobs)]).tables
+    assert [len(lines[0]) for lines in found] == [9, 4] and found[1][0] == ("field", "8", "9", "10")
+    assert all(line[0] == other[0] for line, other in zip(*found, strict=True))
+
+
 def test_warnings_say_what_the_run_recorded():
     before = {"rounds": 1, "commit": "abc", "ranks": 3, "versions": {"torch": "2.4"}}
     one = record(commit="def+", versions={"torch": "2.5"}, history=[before], faults=["", "diverged", "data"])
@@ -181,7 +188,7 @@ def test_a_sweep_shows_its_runs_and_says_which_have_no_results(tmp_path):
     sweep = store.Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", runs)
     store.write(sweep)
     stored(sweep.folder / "done", record())
-    found, absent = shown([sweep.folder], now=0.0)
+    found, absent = shown([sweep.folder, sweep.folder], now=0.0)  # as of a pattern that names it again
     assert [run.name for run in found] == ["done"]
     assert absent == [f"{sweep.folder / 'absent'}: not begun, 0 of 9 rounds are done"]
 
