@@ -21,11 +21,11 @@ import numpy as np
 from paired import Row, ratio, save
 
 from hpcfed.rng import stream
+from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Results
 
 CLASSES, RANKS = 10, 8
 MODELS = ("resnet18", "shufflenetv2", "googlenet", "alexnet")
-PHASES = ("train", "server", "communicate", "evaluate", "wait", "checkpoint")
 MEGA = 1e6
 
 

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run from anywhere
 
 from benchmarks.launch import ROOT, SETTINGS, mpirun
 from benchmarks.paired import machine, ratio
-from hpcfed.engine.record import PHASES
+from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import load
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -5,6 +5,7 @@ from text import anchored, code, joined, prose, table
 
 from hpcfed.config.job import FREE, Job
 from hpcfed.report.catalogue import parameter, written
+from hpcfed.storage.fields import covers
 
 HEAD = ("field", "type, limits", "default", "resume", "meaning")
 INTRO = """
@@ -49,9 +50,8 @@ def fields(part: type[BaseModel], prefix: str, names: list[str]) -> str:
 def row(prefix: str, facts: dict) -> tuple[str, ...]:
     """One field."""
     name = prefix + facts["name"]
-    free = {name, prefix.rstrip(".")} & set(FREE)
     return (anchored(name, name.replace(".", "-")), kind(facts), default(facts),
-            "free" if free else "stays", prose(facts["meaning"]))  # fmt: skip
+            "free" if covers(FREE, name) else "stays", prose(facts["meaning"]))  # fmt: skip
 
 
 def default(facts: dict) -> str:

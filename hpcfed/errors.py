@@ -52,6 +52,11 @@ def told(error: object) -> str:
     return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in short)
 
 
+def first_line(error: Exception) -> str:
+    """The first line of a message; of an error without one its kind."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def escape_unprintable() -> None:
     """From now on what stdout's encoding lacks, such as bytes of a file's name, is printed as escapes."""
     if hasattr(sys.stdout, "reconfigure"):

@@ -1,10 +1,15 @@
-"""Paths from users' hands: what is read from the start to the end is a file, and nothing else."""
+"""Paths from users' hands: what is read or written is a file, and nothing else; and names for them."""
 
 import errno
 import os
 import stat
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from hpcfed.errors import ConfigError
 
 
 def regular(path: Path) -> Path:
@@ -23,6 +28,25 @@ def regular(path: Path) -> Path:
     return path
 
 
+def tail(path: Path, most: int) -> str:
+    """The end of a text file, so many bytes at most."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read().decode(errors="replace")
+
+
+@contextmanager
+def output(path: Path, what: str) -> Iterator[None]:
+    """Inside, what a user has asked for is written to this path. ConfigError where it cannot be, or is no file."""
+    try:
+        if os.path.exists(path):
+            regular(path)  # a pipe without a reader would never open
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(f"{path}: cannot write {what}: {why}; choose another place with -o") from error
+
+
 def matching(folder: Path, pattern: str) -> list[Path]:
     """What is in a folder under such names; nothing where there is no such folder, or it may not be read."""
     try:
@@ -39,3 +63,17 @@ def named(value: Any) -> Any:
     if isinstance(value, str) and (not value or "\0" in value):
         raise ValueError(f"a path has at least one character, and no NUL, got {value!r}")
     return value
+
+
+def told_apart(paths: Sequence[Path]) -> list[str]:
+    """A name for each path: its last part, and as many before it as it takes to tell it from all others.
+
+    Equal paths have equal names.
+    """
+    ends = Counter(path.parts[-n:] for path in set(paths) for n in range(1, len(path.parts) + 1))
+
+    def name(path: Path) -> str:
+        own = (n for n in range(1, len(path.parts)) if ends[path.parts[-n:]] == 1)
+        return str(Path(*path.parts[-next(own, len(path.parts)) :]))
+
+    return list(map(name, paths))

@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 
 from hpcfed.comm.memory import FOLDERS
-from hpcfed.comm.messages import MESSAGE, PART
+from hpcfed.comm.messages import most, padded
 
 FOLDER = FOLDERS[0]  # where that gives too little room, ranks send one another what they have
 ITEM = 8  # bytes of a float64
@@ -16,7 +16,7 @@ ITEM = 8  # bytes of a float64
 
 def line(ranks: int) -> int:
     """Bytes of a line at most."""
-    return ITEM * (max(MESSAGE // ranks, PART) + 1)
+    return ITEM * padded(most(ranks))
 
 
 def size_of(each: int, ranks: int) -> int:

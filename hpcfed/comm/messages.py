@@ -17,6 +17,7 @@ from hpcfed.comm.protocol import Into, Row
 SMALL = 1 << 14  # values: up to here one call costs less than two
 MESSAGE = 1 << 18  # values of a large message: 2 MiB
 EAGER = 1 << 21  # bytes of a message that goes over TCP without being announced and asked for (comm.start)
+CACHE = 8  # values of a line of the processor's cache
 PART = 1 << 13  # values of a rank's part, at least; fewer do not repay numpy's calls
 
 
@@ -85,9 +86,26 @@ def groups(sizes: Sequence[int], first: int) -> Iterator[range]:
 
 def width(values: int, lines: int) -> int:
     """Values of a line, of so many in all: in as few messages as can be, all of the same size."""
-    most = max(MESSAGE // lines, PART)
-    messages = max(1, -(-values // (lines * most)))
-    return -(-values // (lines * messages))
+    messages = max(1, -(-values // (lines * most(lines))))
+    return padded(-(-values // (lines * messages))) - 1
+
+
+def most(lines: int) -> int:
+    """Values of a line of a large message that are asked for at most."""
+    return max(MESSAGE // lines, PART)
+
+
+def padded(values: int) -> int:
+    """Columns for so many values and the count of rows: they fill lines of the cache, so that none has two owners."""
+    return -(-(values + 1) // CACHE) * CACHE
+
+
+def added(lines: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """The sum of lines [R, m], in out [m]; `np.add.reduce` would begin with a copy of the first."""
+    np.add(lines[0], lines[1] if len(lines) > 1 else 0.0, out=out)
+    for line in lines[2:]:
+        out += line
+    return out
 
 
 class Piece(NamedTuple):
@@ -143,7 +161,7 @@ class Message:
     def shared(self) -> None:
         """This rank's line is added up and finished here, each other one by its rank."""
         self.ways.lines(self.sent, self.got)
-        self.checked(np.add.reduce(self.got, axis=0, out=self.total))
+        self.checked(added(self.got, self.total))
         for piece in self.pieces:
             if piece.line == self.ways.rank:
                 self.finish(self.total, piece)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpcfed.comm.board import Board
-from hpcfed.comm.messages import Room
+from hpcfed.comm.messages import Room, added
 from hpcfed.comm.start import MPI
 
 Spread = tuple[np.ndarray, np.ndarray]  # counts and places of what a rank sends to, or has from, each other one
@@ -47,7 +47,7 @@ class Nodes:
         if not self.speakers:
             return
         for r, out in [(self.world.rank, got[0]), *zip(self.theirs, self.shares, strict=True)]:
-            np.add.reduce(self.given[:, r], axis=0, out=out)
+            added(self.given[:, r], out)
         rows, columns = range(len(self.theirs)), len(got[0])
         self.world.Alltoallv([self.shares, self.spread(self.theirs, rows, columns)],
                              [got, self.spread(self.speakers, range(1, len(got)), columns)])  # fmt: skip

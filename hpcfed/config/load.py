@@ -17,6 +17,7 @@ from hpcfed.config.files import EMBEDDED, merge, read, read_preset
 from hpcfed.config.job import Job, job_model
 from hpcfed.config.messages import PREFIX, explain, no_field, section, stray
 from hpcfed.errors import ConfigError
+from hpcfed.storage.fields import at
 
 DEFAULT_ALGORITHM = "fedclassavg"
 
@@ -122,15 +123,7 @@ def peek(field: str, flags: list[str], environ: Mapping[str, str], *files: dict[
         if word.startswith(flag + "="):
             return word.partition("=")[2]
     env = environ.get(PREFIX + field.upper().replace(".", "__"))
-    return env or next((v for v in (dig(file, field) for file in files) if v is not None), None)
-
-
-def dig(values: dict[str, Any], field: str) -> str | None:
-    """The string at a dotted name, if there is one."""
-    value: Any = values
-    for part in field.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value if isinstance(value, str) else None
+    return env or next((v for v in (at(file, field) for file in files) if isinstance(v, str)), None)
 
 
 def known_environment(model: type[Job], environ: Mapping[str, str]) -> None:

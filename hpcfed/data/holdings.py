@@ -1,6 +1,5 @@
 """A partition as it is kept: index arrays in memory, and the HDF5 file that holds them."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 from hpcfed.data import check
 from hpcfed.data.readable import hdf5, readable, whole
 from hpcfed.errors import DataError
-from hpcfed.storage.atomic import writing
+from hpcfed.storage.atomic import instead, writing
 
 _NAMES = ("train", "train_sizes", "test", "test_sizes", "public")  # of the arrays in a partition file
 
@@ -45,14 +44,12 @@ class Partition:
 
         Written beside the file and renamed, so that no half file is ever seen. WriteError where the disk refuses.
         """
-        new = path.with_name(path.name + ".new")
-        with writing(path), open(new, "w+b") as raw:  # through Python's file: HDF5's own way crashes on a full disk
-            with h5py.File(raw, "w") as file:
-                for name, parts in (("train", self.train), ("test", self.test)):
-                    file[name] = np.concatenate(parts)
-                    file[f"{name}_sizes"] = np.array([len(part) for part in parts])
-                file["public"] = self.public
-            os.replace(new, path)
+        with writing(path), instead(path) as new, open(new, "w+b") as raw, h5py.File(raw, "w") as file:
+            # through Python's file, for HDF5's own way crashes on a full disk
+            for name, parts in (("train", self.train), ("test", self.test)):
+                file[name] = np.concatenate(parts)
+                file[f"{name}_sizes"] = np.array([len(part) for part in parts])
+            file["public"] = self.public
 
     @classmethod
     def load(cls, path: Path) -> "Partition":

@@ -21,6 +21,7 @@ from hpcfed.data.record import TEXT, DataSet, Split, Text
 from hpcfed.data.text import encode
 from hpcfed.errors import DataError
 from hpcfed.paths import regular
+from hpcfed.storage.atomic import instead
 
 URL = "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip"  # 81 MB; not to be had by https
 SHA256 = "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57"
@@ -96,11 +97,9 @@ def fetch(root: Path, url: str = URL, sha256: str = SHA256) -> None:
 
 
 def _unpack(packed: zipfile.ZipFile, name: str, path: Path) -> None:
-    """One file of an archive, written beside its place and renamed, so that no half file is ever seen."""
-    new = path.with_name(path.name + ".new")
-    with packed.open(name) as source, new.open("wb") as target:
+    """One file of an archive, so that no half file is ever seen."""
+    with instead(path) as new, packed.open(name) as source, new.open("wb") as target:
         shutil.copyfileobj(source, target)
-    new.replace(path)
 
 
 def _missing(root: Path, reason: str) -> DataError:

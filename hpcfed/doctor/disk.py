@@ -83,7 +83,7 @@ def findings(folder: Path, seconds: float) -> list[Finding]:
     if outcome.status is None:
         return [wrong("output folder", f"{folder}: no answer for {seconds:g} s", f"its server may be gone; {ANOTHER}")]
     if outcome.status:
-        said = (outcome.err.strip().splitlines() or ["no reason given"])[-1]
+        said = outcome.said or "no reason given"
         return [wrong("output folder", f"{folder}: cannot be written: {said}", f"see its permissions, or {ANOTHER}")]
     return [judged(json.loads(outcome.out))]
 

@@ -1,13 +1,16 @@
-"""Commands that may fail, hang, or not be there: each is given a time, and leaves nothing behind."""
+"""Commands as users write them; those that may fail, hang, or not be there are given a time, and leave nothing."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+
+from hpcfed.errors import ConfigError
 
 GRACE = 5.0  # seconds in which a launcher that is told to stop ends its ranks itself
 JOB = ("OMPI_COMM_", "PMIX_", "PMI_", "MV2_COMM_", "PRTE_LAUNCHED", "PALS_", "FLUX_TASK_")  # variables of an MPI job
@@ -20,6 +23,22 @@ class Outcome:
     status: int | None
     out: str
     err: str
+
+    @property
+    def said(self) -> str:
+        """The last line of what it complained of."""
+        return (self.err.strip().splitlines() or [""])[-1]
+
+
+def split(option: str, text: str) -> list[str]:
+    """The words of an option that has several, as a shell splits them. ConfigError where it cannot, or has none."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--{option} {text}: {str(error).lower()}; give it as a shell takes it") from error
+    if not words:
+        raise ConfigError(f"--{option}: it is empty")
+    return words
 
 
 def limited(words: Sequence[str], seconds: float, env: Mapping[str, str] | None = None) -> Outcome:

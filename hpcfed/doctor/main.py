@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from hpcfed.config.load import load
 from hpcfed.doctor import disk, hdf5, known, launchers, mpi, ranks, slurm
 from hpcfed.doctor.finding import Finding, is_wrong, render
+from hpcfed.doctor.limited import split
 from hpcfed.doctor.trials import Trial, judged
 from hpcfed.errors import ConfigError
 from hpcfed.report.tables import console
@@ -54,7 +54,7 @@ def number(variable: str, otherwise: int) -> int:
 
 def examine(job: Job, n: int, out: Path, options: str, limit: float) -> list[Finding]:
     """All findings; which launcher works under Slurm is kept for `hpcfed submit`."""
-    asked, plugins, facts = words(options), launchers.plugins(), mpi.library(limit)
+    asked, plugins, facts = split("slurm", options) if options else [], launchers.plugins(), mpi.library(limit)
     tried = [launchers.trial(c, n, limit) for c in launchers.here(n, plugins, asked, limit)]
     works = [trial.launcher.name for trial in tried if trial.works]
     if plugins:
@@ -70,14 +70,6 @@ def examine(job: Job, n: int, out: Path, options: str, limit: float) -> list[Fin
         hdf5.finding(),
         *slurm.findings(plugins),
     ]
-
-
-def words(options: str) -> list[str]:
-    """Options as a shell splits them."""
-    try:
-        return shlex.split(options)
-    except ValueError as error:
-        raise ConfigError(f"--slurm {options!r}: {error}; give options as a shell has them") from error
 
 
 def seen_by_ranks(tried: Sequence[Trial], job: Job) -> list[Finding]:

@@ -21,7 +21,7 @@ def library(seconds: float) -> dict[str, Any]:
     env = {name: value for name, value in outside(os.environ).items() if not name.startswith("SLURM_")}
     outcome = limited([sys.executable, "-m", "hpcfed.doctor.probe"], seconds, env)
     found = worlds(outcome.out)
-    said = (outcome.err.strip().splitlines() or [f"the process ended with status {outcome.status}"])[-1]
+    said = outcome.said or f"the process ended with status {outcome.status}"
     return found[0]["library"] if found and "library" in found[0] else {"error": said}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from hpcfed.doctor.finding import Finding, ok, warning
 from hpcfed.doctor.limited import limited
+from hpcfed.few import listed
 
 SHOWN = 8  # partitions
 
@@ -16,15 +17,14 @@ def findings(plugins: Sequence[str]) -> list[Finding]:
     """plugins: of srun --mpi, as `launchers.plugins` found them."""
     if not shutil.which("srun"):
         return [ok("Slurm", "none here; `hpcfed supervise` restarts runs on machines without one")]
-    listed = limited(["sinfo", "-h", "-o", "%P %D nodes %c cores %G %l"], 10)
-    if listed.status != 0:
-        said = (listed.err.strip().splitlines() or ["no answer"])[-1]
+    answer = limited(["sinfo", "-h", "-o", "%P %D nodes %c cores %G %l"], 10)
+    if answer.status != 0:
+        said = answer.said or "no answer"
         return [warning("Slurm", f"does not answer: {said}", "set SLURM_CONF, or ask those who run the cluster")]
     version = limited(["sinfo", "--version"], 10).out.strip()
     inside = f", inside job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
-    rows = listed.out.strip().splitlines()
-    more = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+    rows = answer.out.strip().splitlines()
     return [
-        ok("Slurm", f"{version}{inside}; {'; '.join([*rows[:SHOWN], *more])}"),
+        ok("Slurm", f"{version}{inside}; {listed(rows, SHOWN, '; ')}"),
         ok("srun --mpi", ", ".join(name for name in plugins if name != "none") or "no plugins"),
     ]

@@ -14,7 +14,6 @@ Row = dict[str, Any]
 COLUMNS = ("train_loss", "examples", "epochs", "seconds", "down", "up", "work", "accuracy_before", "loss_before",
            "accuracy_received", "loss_received", "accuracy", "loss")  # fmt: skip
 SMALL = 10_000  # up to so many clients each has a value in every round's record, beyond only who took part
-PHASES = ("train", "server", "communicate", "evaluate", "wait", "checkpoint")
 
 
 def cells(tally: Tally) -> tuple[float, ...]:

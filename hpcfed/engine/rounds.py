@@ -13,11 +13,12 @@ import numpy as np
 from hpcfed.engine import balance
 from hpcfed.engine.attempts import Attempts
 from hpcfed.engine.evaluation import Evaluation
-from hpcfed.engine.record import COLUMNS, NOTHING, PHASES, SMALL, Row, cells, peak_bytes, peak_device_bytes
+from hpcfed.engine.record import COLUMNS, NOTHING, SMALL, Row, cells, peak_bytes, peak_device_bytes
 from hpcfed.evaluate import NONE
 from hpcfed.federation import Federation
 from hpcfed.journal import WHY
 from hpcfed.payload import Tally
+from hpcfed.storage.columns import PHASES
 from hpcfed.training import stacked
 
 if TYPE_CHECKING:

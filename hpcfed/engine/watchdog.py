@@ -22,6 +22,7 @@ from time import localtime, sleep, strftime, time
 from hpcfed.cluster.pulse import Pulse
 from hpcfed.status import HUNG
 from hpcfed.storage import names
+from hpcfed.storage.atomic import instead
 
 LOOKS = 40  # times that a rank looks in the seconds allowed; but at least every
 OFTEN = 30.0  # seconds
@@ -107,9 +108,8 @@ class Watchdog:
         sign = Sign(self.rank, os.getpid(), socket.gethostname(), now, self.since, str(self.pulse))
         with suppress(OSError):
             path.parent.mkdir(exist_ok=True)
-            new = path.with_suffix(".new")
-            new.write_text(json.dumps(asdict(sign)))
-            new.replace(path)
+            with instead(path) as new:
+                new.write_text(json.dumps(asdict(sign)))
             return True
         return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcfed.errors import ConfigError
+from hpcfed.errors import ConfigError, first_line
 from hpcfed.figures import look
 from hpcfed.figures.registry import ALL, FIGURES, chosen
 from hpcfed.figures.runs import Drawn, drawn
@@ -29,7 +29,7 @@ def plot(runs: Sequence[Path], figure: str | None = None, out: Path | None = Non
         except ConfigError as error:
             if figure and figure != ALL:
                 raise
-            told += [f"left out: {str(error).partition(chr(10))[0]}"] if figure else []
+            told += [f"left out: {first_line(error)}"] if figure else []
             continue
         bare = len(names) == 1 or (not figure and name == "curves")
         told.append(str(look.save(drawing, place(name, seen, out, format, bare))))

@@ -13,11 +13,10 @@ from matplotlib.ticker import NullFormatter
 
 from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn, short
-from hpcfed.report.columns import column
+from hpcfed.report.columns import column, evaluated, so_far
 from hpcfed.report.summary import title
 from hpcfed.storage.record import Record
 
-FAR = 1e30  # virtual seconds; more cannot be drawn, and mean nothing
 FEW = 8  # lines of a panel that have bands; those of more would hide one another
 
 
@@ -39,14 +38,12 @@ class Curve:
 
     @classmethod
     def of(cls, record: Record) -> Curve:
-        accuracy = column(record, "clients/accuracy")  # [T, K]
-        t = np.flatnonzero(np.isfinite(accuracy).any(1))
-        columns = (column(record, f"clients/{name}") for name in ("epochs", "down", "up"))
-        K = record.header["job"]["clients"]
-        epochs, down, up = (np.nan_to_num(values).sum(1).cumsum()[t] / K for values in columns)
-        now = record.columns.get("rounds/virtual_seconds", np.zeros(record.rounds))[t]
-        now = now if (now < FAR).all() else np.zeros(len(t))
-        return cls(t + 1, epochs, down + up, now, np.nanmean(accuracy[t], 1), np.nanstd(accuracy[t], 1))
+        t = evaluated(record)
+        accuracy = column(record, "clients/accuracy")[t]  # [E, K]
+        x = {name: values[t] for name, values in so_far(record).items()}
+        seconds = x["virtual"] if np.isfinite(x["virtual"]).all() else np.zeros(len(t))
+        mean, std = np.nanmean(accuracy, 1), np.nanstd(accuracy, 1)
+        return cls(t + 1, x["epochs"], x["bytes"], seconds, mean, std)
 
     @classmethod
     def pooled(cls, curves: Sequence[Curve]) -> Curve:
@@ -118,13 +115,9 @@ def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, str], band: boo
         for level in curve.mean[-1:]:
             ax.axhline(level, linewidth=1.2, **style)
         return
-    ax.plot(x, curve.mean, marker="o" if len(x) <= 30 else "", markersize=2.5, linewidth=1.2, **style)
-    if not band:
-        return
-    low, high = (curve.mean - curve.std).clip(min=0), (curve.mean + curve.std).clip(max=1)
-    if len(x) == 1:  # a band has no width
-        ax.errorbar(x, curve.mean, [curve.mean - low, high - curve.mean], capsize=3, linewidth=1.2, **style)
-    ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    look.line(ax, x, curve.mean, style)
+    if band:
+        look.band(ax, x, curve.mean, (curve.mean - curve.std).clip(min=0), (curve.mean + curve.std).clip(max=1), style)
 
 
 def scale(ax: Axes, totals: Sequence[float], curves: int, axis: Axis) -> None:

@@ -6,7 +6,6 @@ a paper: a panel is as wide as a column or a part of it, and its letters are rea
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -20,10 +19,10 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatt
 
 from hpcfed.errors import ConfigError, told
 from hpcfed.figures.runs import short
-from hpcfed.paths import regular
+from hpcfed.paths import output
+from hpcfed.report.colours import DASHES
+from hpcfed.report.colours import LIGHT as COLOURS
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-DASHES = ("-", "--", ":", "-.")  # the next seven lines
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 FORMATS = (".png", ".svg", ".pdf")
 COLUMN, PAGE = 3.4, 7.0  # inches, of a paper's column and of its page
@@ -31,6 +30,7 @@ SMALL, LETTERS = 7, 8  # points: of ticks and legends, of axes and titles
 DPI = 200
 GREY = "0.45"
 HANDLE, LETTER = 0.48, 0.053  # inches in a legend: what stands before a text, and one of its letters
+DOTTED = 30  # points of a curve up to which each is seen
 WIDELY = 10  # times; values that differ by more are drawn on a logarithmic axis
 
 
@@ -47,9 +47,13 @@ def panels(n: int, across: int = 2, height: float = 2.3, below: int = 0, wide: b
     """
     across = min(n, across)
     rows = -(-n // across)
-    size = (PAGE if wide or across > 1 else COLUMN, height * rows + 0.16 * below)
+    return grid(n, across, (PAGE if wide or across > 1 else COLUMN, height * rows + 0.16 * below), **shared)
+
+
+def grid(n: int, across: int, size: tuple[float, float], **shared: bool) -> tuple[Figure, list[Axes]]:
+    """A figure of this size in inches with n panels, so many side by side."""
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(rows, across, squeeze=False, **shared).ravel().tolist()
+    axes = figure.subplots(-(-n // across), across, squeeze=False, **shared).ravel().tolist()
     for ax in axes[n:]:
         ax.remove()
     return figure, axes[:n]
@@ -75,6 +79,18 @@ def dot(i: int) -> Line2D:
     """What stands for the i-th strip of dots in a legend."""
     marker = MARKERS[i // len(COLOURS) % len(MARKERS)]
     return Line2D([], [], color=style(i)["color"], marker=marker, linestyle="", markersize=4)
+
+
+def line(ax: Axes, x: np.ndarray, y: np.ndarray, style: dict[str, str]) -> None:
+    """A curve; its points are seen where they are few."""
+    ax.plot(x, y, linewidth=1.2, marker="o" if len(x) <= DOTTED else "", markersize=2.5, **style)
+
+
+def band(ax: Axes, x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, style: dict[str, str]) -> None:
+    """Between bounds of a curve; around a single point a bar, for there a band has no width."""
+    if len(x) == 1:
+        ax.errorbar(x, y, [y - low, high - y], capsize=3, linewidth=1.2, **style)
+    ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def numbered(ax: Axes, integer: bool = False) -> None:
@@ -177,11 +193,6 @@ def save(figure: Figure, path: Path) -> Path:
     """Write the picture in the format of the path's ending; returns path. ConfigError where it fails."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path}: no picture format {path.suffix!r}; end the name in {', '.join(FORMATS)}")
-    try:
-        if os.path.exists(path):
-            regular(path)  # a pipe without a reader would never open
+    with output(path, "the picture"):
         figure.savefig(path, dpi=DPI)
-    except OSError as error:
-        advice = "choose another place with -o"
-        raise ConfigError(f"{path}: cannot write the picture: {error.strerror}; {advice}") from error
     return path

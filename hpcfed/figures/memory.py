@@ -69,8 +69,8 @@ def over_rounds(ax: Axes, one: Peaks, style: dict[str, str]) -> None:
     """The rank that took most as a line."""
     low, high = one.spread
     rounds = np.arange(1, len(high) + 1)
-    ax.plot(rounds, high, linewidth=1.2, marker="o" if len(rounds) <= 30 else "", markersize=2.5, **style)
-    ax.fill_between(rounds, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    look.line(ax, rounds, high, style)
+    look.band(ax, rounds, high, low, high, style)
 
 
 def finish(left: Axes, right: Axes, where: str, ranks: int) -> None:

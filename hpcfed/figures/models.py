@@ -141,11 +141,7 @@ def squares(n: int, across: int, side: float) -> tuple[Figure, list[Axes]]:
     """A figure of n square panels, so many side by side, each so many inches wide at most, with a scale beside them."""
     rows = -(-n // across)
     width = min(look.PAGE, max(look.COLUMN, side * across + BAR))
-    figure = Figure(figsize=(width, rows * ((width - BAR) / across + 0.45) + 0.1), layout="constrained")
-    axes = figure.subplots(rows, across, squeeze=False).ravel().tolist()
-    for ax in axes[n:]:
-        ax.remove()
-    return figure, axes[:n]
+    return look.grid(n, across, (width, rows * ((width - BAR) / across + 0.45) + 0.1))
 
 
 def heat(ax: Axes, table: np.ndarray, scale: str) -> AxesImage:

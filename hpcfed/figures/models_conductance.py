@@ -67,18 +67,11 @@ def mean_of_pairs(ranks: np.ndarray) -> float:
 def figure(runs: Sequence[Drawn]) -> Figure:
     """A panel for each run: clients that are right to the right, units downwards, the rank as a colour."""
     found = numbers(runs)
-    across = min(len(found), 2)
-    rows = -(-len(found) // across)
-    size = (look.COLUMN if across == 1 else look.PAGE, 2.9 * rows)
-    drawing = Figure(figsize=size, layout="constrained")
-    axes = drawing.subplots(rows, across, squeeze=False).ravel().tolist()
-    for ax in axes[len(found) :]:
-        ax.remove()
-    axes = axes[: len(found)]
+    drawing, axes = look.panels(len(found), height=2.9)
     for ax, one in zip(axes, found, strict=True):
         shares = one.ranks / len(one.ranks)
         seen = ax.imshow(shares, cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        at = look.numbers(one.clients, (size[0] - BAR) / across)
+        at = look.numbers(one.clients, (drawing.get_figwidth() - BAR) / min(len(found), 2))
         ax.set_xticks(at, one.clients[at])
         titled(ax, one.title + agreed(one.agreement), "client", "unit of the representation")
     colours(drawing, seen, axes, "rank of the unit's conductance / number of units")

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from hpcfed import rng
 from hpcfed.errors import ConfigError
+from hpcfed.few import evenly
 from hpcfed.figures import look
 from hpcfed.figures.models import BESIDE, THIN, WIDE, probed, titled
 from hpcfed.figures.runs import Drawn
@@ -51,8 +52,8 @@ def numbers(runs: Sequence[Drawn]) -> list[Plane]:
 def plane(name: str, found: Probe, seed: int) -> Plane:
     """The points of the clients whose representations have the most common width."""
     ks = most_common_width(found)
-    n = max(1, min(len(found.labels), POINTS // len(ks)))
-    images = np.linspace(0, len(found.labels) - 1, n).round().astype(int)  # they lie in the order of the test split
+    images = evenly(len(found.labels), max(1, POINTS // len(ks)))  # they lie in the order of the test split
+    n = len(images)
     z = np.concatenate([found.representations[k][images] for k in ks]).astype(np.float64)
     of = (f"{len(ks)} of " if len(ks) < len(found.clients) else "") + counted(len(found.clients))
     whose, labels = np.repeat(found.clients[ks], n), np.tile(found.labels[images], len(ks))

@@ -13,15 +13,13 @@ from matplotlib.patches import Patch
 from hpcfed.errors import ConfigError
 from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn
-from hpcfed.report.summary import PHASES
+from hpcfed.report.colours import phase
+from hpcfed.report.columns import phases
 from hpcfed.storage.record import Record
 
 OTHER = "other"
-LOOKS = {  # Okabe and Ito's colours, and hatches for who sees none
-    "train": ("#0072B2", ""), "evaluate": ("#56B4E9", "//"), "wait": ("#E69F00", ".."),
-    "communicate": ("#D55E00", "xx"), "server": ("#CC79A7", "\\\\"), "checkpoint": ("#009E73", "++"),
-    OTHER: ("#999999", ""),
-}  # fmt: skip
+HATCHES = {"train": "", "evaluate": "//", "wait": "..", "communicate": "xx", "server": "\\\\", "checkpoint": "++"}
+LOOKS = {name: (phase(name), hatch) for name, hatch in HATCHES.items()} | {OTHER: ("#999999", "")}  # in this order
 WIDE = 40  # ranks of which bars have room for hatches
 
 
@@ -52,7 +50,7 @@ def numbers(runs: Sequence[Drawn]) -> list[Phases]:
 
 
 def spent(record: Record) -> dict[str, np.ndarray]:
-    known = {name: record.columns[f"ranks/{name}"] for name in PHASES if f"ranks/{name}" in record.columns}
+    known = phases(record)
     there = np.isfinite(known["train"])  # [T, R]
     rounds = there.sum(0).clip(min=1)
     means = {name: np.nansum(column, 0) / rounds for name, column in known.items()}
@@ -123,8 +121,7 @@ def seconds(runs: Sequence[Drawn]) -> Figure:
         style = look.style(i)
         if not np.array_equal(one.middle, one.seconds):
             ax.plot(one.rounds, one.seconds, color=style["color"], linewidth=0.4, alpha=0.4)
-        ax.plot(one.rounds, one.middle, linewidth=1.2, marker="o" if len(one.rounds) <= 30 else "", markersize=2.5,
-                **style)  # fmt: skip
+        look.line(ax, one.rounds, one.middle, style)
     look.frame(ax, "round", "wall time of a round")
     look.numbered(ax, integer=True)
     every = np.concatenate([one.seconds for one in found])

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import CheckpointError
+from hpcfed.paths import told_apart
 from hpcfed.report.cases import one_skew
 from hpcfed.storage import names as files
 from hpcfed.storage import sweep as store
+from hpcfed.storage.fields import flat
 from hpcfed.storage.record import Record, load
 
 
@@ -27,7 +29,7 @@ class Drawn:
     @cached_property
     def fields(self) -> dict[str, Any]:
         """Its job, by dotted names."""
-        return store.fields(self.record.header["job"])
+        return flat(self.record.header["job"])
 
     @property
     def method(self) -> str:
@@ -57,37 +59,19 @@ def drawn(paths: Sequence[Path]) -> list[Drawn]:
 
     Raises CheckpointError for a run without readable results, or a sweep of which no run has any.
     """
-    found = {place(path): path for given in paths for path in members(given)}
-    return [Drawn(name, path if os.path.isdir(path) else path.parent, load(path))
-            for name, path in zip(shortest(list(found)), found.values(), strict=True)]  # fmt: skip
+    found: dict[str, Record] = {}
+    for record in (load(path) for given in paths for path in members(given)):
+        found.setdefault(os.path.realpath(record.path), record)
+    called = told_apart([files.place_of(record.path) for record in found.values()])
+    return [Drawn(name, record.path.parent, record) for name, record in zip(called, found.values(), strict=True)]
 
 
 def members(path: Path) -> list[Path]:
-    """The run at this path, or those of the sweep."""
-    if not store.exists(path):
-        return [path]
-    begun = [path / run.name for run in store.read(path).runs if files.results_file(path / run.name).is_file()]
+    """The run at this path, or those of the sweep that have begun."""
+    begun = [run for run, of in store.runs(path) if of is None or files.results_file(run).is_file()]
     if not begun:
         raise CheckpointError(f"{path}: no run of this sweep has results yet; see `hpcfed status {path}`")
     return begun
-
-
-def place(path: Path) -> Path:
-    """What names a run: its folder, or a result file that lies among others."""
-    real = Path(os.path.realpath(path))
-    if real.name == files.results_file(real).name:
-        return real.parent
-    return real.with_suffix("") if real.suffix == ".h5" else real
-
-
-def shortest(places: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as make them all different."""
-    longest = max((len(place.parts) for place in places), default=1)
-    for n in range(1, longest + 1):
-        names = ["/".join(place.parts[-n:]) for place in places]
-        if len(set(names)) == len(names):
-            break
-    return names
 
 
 def short(text: str, most: int = 60) -> str:

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from hpcfed.errors import ConfigError
 from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn
-from hpcfed.report.columns import last
+from hpcfed.report.columns import by_round, last
 
-LINKS, DISTANCE = "links", "rounds/consensus_distance"
+LINKS = "links"
 NUMBERED = 40  # clients whose numbers have room
 
 
@@ -47,7 +47,7 @@ def numbers(runs: Sequence[Drawn]) -> list[Topology]:
 
 
 def topology(run: Drawn) -> Topology:
-    distance = run.record.columns.get(DISTANCE, np.zeros(0))
+    distance = by_round(run.record, "consensus_distance")
     known = np.flatnonzero(np.isfinite(distance))
     clients, kind = run.fields["clients"], run.fields.get("algorithm.topology", "")
     accuracy = last(run.record, "clients/accuracy")
@@ -78,9 +78,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
         bar.ax.tick_params(labelsize=look.SMALL)
     if below:
         for i, one in enumerate(found):
-            ax = axes[-1]
-            ax.plot(one.rounds, one.distance, linewidth=1.2, marker="o" if len(one.rounds) <= 30 else "",
-                    markersize=2.5, **look.style(i))  # fmt: skip
+            look.line(axes[-1], one.rounds, one.distance, look.style(i))
         look.frame(axes[-1], "round", "distance to the mean model,\nroot mean square over clients")
         look.numbered(axes[-1], integer=True)
         look.upwards(axes[-1])

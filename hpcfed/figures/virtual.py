@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from hpcfed.errors import ConfigError
 from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn
-from hpcfed.report.columns import column
+from hpcfed.report.columns import by_round, column, so_far
 from hpcfed.storage.record import Record
 
-PER_CLIENT, MEAN = "clients/staleness", "rounds/staleness"
+PER_CLIENT = "clients/staleness"
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,7 @@ def staleness(run: Drawn) -> Staleness:
     none = ~np.isfinite(each).any(1)
     low, high = (np.where(none, np.nan, of(np.where(np.isfinite(each), each, end), axis=1))
                  for of, end in ((np.min, np.inf), (np.max, -np.inf)))  # fmt: skip
-    mean = record.columns.get(MEAN, np.full(record.rounds, np.nan))
-    return Staleness(run, record.column("rounds/virtual_seconds"), mean, low, high, done(record))
+    return Staleness(run, so_far(record)["virtual"], by_round(record, "staleness"), low, high, done(record))
 
 
 def done(record: Record) -> np.ndarray:
@@ -102,7 +101,5 @@ def figure(runs: Sequence[Drawn]) -> Figure:
 def band(ax: Axes, x: np.ndarray, values: Sequence[np.ndarray], style: dict[str, str]) -> None:
     """A line between two bounds."""
     low, middle, high = values
-    ax.plot(x, middle, marker="o" if len(x) <= 30 else "", markersize=2.5, linewidth=1.2, **style)
-    if len(x) == 1:
-        ax.errorbar(x, middle, [middle - low, high - middle], capsize=3, linewidth=1.2, **style)
-    ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    look.line(ax, x, middle, style)
+    look.band(ax, x, middle, low, high, style)

@@ -13,12 +13,8 @@ from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, NumeralTickFo
 from bokeh.plotting import figure
 
 from hpcfed.page.curves import Y
+from hpcfed.report.colours import LIGHT
 
-COLOURS = (  # after Okabe and Ito: on light and on dark ground
-    ("#0072B2", "#3D9BDB"), ("#D55E00", "#E8743B"), ("#009E73", "#1DB586"), ("#CC79A7", "#D98FB8"),
-    ("#E69F00", "#F0B429"), ("#56B4E9", "#8FD0F5"), ("#000000", "#FFFFFF"),
-)  # fmt: skip
-DASHES = ("solid", "dashed", "dotted", "dotdash")  # the next seven runs
 HEIGHT = 300
 REACH = 14  # pixels: how wide a line is for the pointer
 TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
@@ -54,7 +50,7 @@ def labels() -> figure:
     """Training examples of each class by client; darker are more."""
     chart = empty("labels", x_range=Range1d(0, 1, name="x-labels"), y_range=Range1d(0, 1, name="y-labels"))
     cells = source("cells-labels", "x y client label n a")
-    drawn = chart.rect("x", "y", 1, 1, source=cells, fill_color=COLOURS[0][0], fill_alpha=field("a"), line_alpha=0)
+    drawn = chart.rect("x", "y", 1, 1, source=cells, fill_color=LIGHT[0], fill_alpha=field("a"), line_alpha=0)
     chart.xaxis.ticker, chart.yaxis.ticker = FixedTicker(ticks=[]), FixedTicker(ticks=[])
     chart.grid.visible = False
     hover(chart, "hover-labels", [("client", "@client"), ("class", "@label"), ("examples", "@n")], [drawn])

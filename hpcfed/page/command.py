@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,9 @@ from hpcfed import __version__
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.page import curves, job, notes, packed, tables, write
 from hpcfed.page.runs import Shown, shown
-from hpcfed.paths import regular
+from hpcfed.paths import output
+from hpcfed.report import colours
+from hpcfed.storage import names
 
 NAME = "report.html"
 
@@ -22,20 +23,16 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
 
     Raises CheckpointError for a run without results, ConfigError where a library is missing or the disk refuses.
     """
-    write.needed()
+    write.check()
     found, absent = shown(runs, time.time())
     if not found:
         raise CheckpointError("report: none of these runs has results yet:\n  " + "\n  ".join(absent))
-    path = out or (runs[0] if os.path.isdir(runs[0]) else runs[0].parent) / NAME
+    path = out or names.folder_of(runs[0]) / NAME
     if path.suffix != ".html":
         raise ConfigError(f"{path}: not the name of a page; end it in .html")
     text = made(found, absent)
-    try:
-        if os.path.exists(path):
-            regular(path)  # a pipe without a reader would never open
+    with output(path, "the page"):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot write the page: {error.strerror}; choose another place with -o") from error
     return str(path)
 
 
@@ -54,7 +51,7 @@ def read(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> dict[str, 
     from hpcfed.page import charts
 
     return {
-        "x": curves.X, "y": curves.Y, "colours": charts.COLOURS, "dashes": charts.DASHES, "steps": packed.STEPS,
+        "x": curves.X, "y": curves.Y, "steps": packed.STEPS, **colours.for_scripts(),
         "heads": {"runs": tables.RUNS, "clients": tables.CLIENTS},
         "rows": [tables.run(run) for run in found],
         "runs": [content(run, choice) for run, choice in zip(found, choices, strict=True)],

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.few import evenly
 from hpcfed.page import packed
-from hpcfed.report.columns import column
+from hpcfed.report.columns import by_round, column, evaluated, so_far
 from hpcfed.storage.record import Record
 
 MOST_ROUNDS = 1_000  # of a curve: more than a screen has columns for
 MOST_VALUES = 1_500_000  # of clients, for each thing that is drawn, in all runs together
-FAR = 1e30  # virtual seconds; more cannot be drawn, and mean nothing
 
 X = {  # what curves can be drawn over: name -> text, unit
     "round": ("round", ""),
@@ -45,18 +45,12 @@ def chosen(record: Record, runs: int) -> Chosen:
     """
     t = np.arange(record.rounds)
     if len(t) > MOST_ROUNDS:
-        seen = np.flatnonzero(np.isfinite(column(record, "clients/accuracy")).any(1))
-        t = even(seen if len(seen) else t, MOST_ROUNDS)
-    known = "clients/id" not in record.columns
+        seen = evaluated(record)
+        t = seen if len(seen) else t
+        t = t[evenly(len(t), MOST_ROUNDS)]
+    K = 0 if "clients/id" in record.columns else record.header["job"]["clients"]
     room = MOST_VALUES // (runs * max(1, len(t)))
-    return Chosen(t, even(np.arange(record.header["job"]["clients"] if known else 0), max(1, room)))
-
-
-def even(places: np.ndarray, most: int) -> np.ndarray:
-    """At most so many of these, evenly spaced, first and last among them."""
-    if len(places) <= most:
-        return places
-    return places[np.unique(np.linspace(0, len(places) - 1, most).round().astype(int))]
+    return Chosen(t, evenly(K, max(1, room)))
 
 
 def by_client(record: Record) -> dict[str, np.ndarray]:
@@ -70,13 +64,8 @@ def by_client(record: Record) -> dict[str, np.ndarray]:
 
 def axes(record: Record) -> dict[str, np.ndarray]:
     """What curves are drawn over, each [T] and never falling; nan where it was not recorded."""
-    K, none = record.header["job"]["clients"], np.full(record.rounds, np.nan)
-    epochs, down, up = (np.nan_to_num(column(record, f"clients/{name}")).sum(1).cumsum() / K
-                        for name in ("epochs", "down", "up"))  # fmt: skip
-    virtual = record.columns.get("rounds/virtual_seconds", none)
-    wall = np.nancumsum(record.columns.get("rounds/seconds", none))
-    return {"round": np.arange(1, record.rounds + 1), "epochs": epochs, "bytes": down + up,
-            "virtual": np.where(virtual < FAR, virtual, np.nan), "wall": wall}  # fmt: skip
+    wall = np.nancumsum(by_round(record, "seconds"))
+    return {"round": np.arange(1, record.rounds + 1), **so_far(record), "wall": wall}
 
 
 def of_run(record: Record, clients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -85,8 +74,8 @@ def of_run(record: Record, clients: dict[str, np.ndarray]) -> dict[str, np.ndarr
     bands = {}
     for name in ("accuracy", "train_loss"):
         bands[name], bands[f"{name}_std"] = spread(clients[name])
-    seconds = record.columns.get("rounds/seconds", np.full(record.rounds, np.nan))
-    return {**{f"x_{name}": values for name, values in x.items()}, **bands, "traffic": x["bytes"], "seconds": seconds}
+    drawn = {**bands, "traffic": x["bytes"], "seconds": by_round(record, "seconds")}
+    return {f"x_{name}": values for name, values in x.items()} | drawn
 
 
 def spread(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcfed.page.runs import Shown
 from hpcfed.report.cases import ASIDE, shown
-from hpcfed.storage import sweep as store
+from hpcfed.storage.fields import covers, flat
 
 Facts = dict[str, str]  # by dotted name, as text
 WIDE = 8  # columns of a table that fit on a page
@@ -48,14 +48,13 @@ def parted(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:
 
 def jobs(runs: Sequence[Shown]) -> Parted:
     """The fields of all jobs, the method first; those on which no number depends (where a run is written) come last."""
-    fields = [store.fields(run.job) for run in runs]
+    fields = [flat(run.job) for run in runs]
     return parted(runs, [{name: shown(own[name]) for name in sorted(own, key=place)} for own in fields])
 
 
 def place(name: str) -> tuple[bool, bool]:
     """Where a field stands among others."""
-    aside = any(name == free or name.startswith(f"{free}.") for free in ASIDE)
-    return aside, name != "algorithm.name"
+    return covers(ASIDE, name), name != "algorithm.name"
 
 
 def environments(runs: Sequence[Shown]) -> Parted:
@@ -65,4 +64,4 @@ def environments(runs: Sequence[Shown]) -> Parted:
 
 def environment(header: dict[str, Any]) -> Facts:
     known = {name: header[name] for name in ("commit", "versions", "hardware", "ranks") if name in header}
-    return {name: shown(value) for name, value in store.fields(known).items()}
+    return {name: shown(value) for name, value in flat(known).items()}

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.few import listed
 from hpcfed.page.job import environment, environments
 from hpcfed.page.runs import Shown
-from hpcfed.report.columns import evaluated, last
+from hpcfed.report.columns import evaluated, faults, last
 from hpcfed.storage.record import Record
 
 FEW = 8  # things of one kind that are named; the others are counted
@@ -22,7 +23,7 @@ def notes(runs: Sequence[Shown], absent: Sequence[str]) -> list[tuple[str, str]]
     for run in runs:
         for text in of_run(run):
             whose.setdefault(text, []).append(run.name)
-    found = [(listed(names), text) for text, names in whose.items()]
+    found = [(listed(names, FEW), text) for text, names in whose.items()]
     return [*(("", text) for text in absent), *found, *(("", text) for text in between(runs))]
 
 
@@ -48,7 +49,7 @@ def starts(header: dict[str, Any]) -> Iterator[str]:
         old, new = environment(before), environment(after)
         other = [f"{name} {old.get(name, 'unknown')}, then {new.get(name, 'unknown')}"
                  for name in new if name in old and old[name] != new[name]]  # fmt: skip
-        yield f"gone on with after round {before['rounds']}" + (f"; {listed(other, '; ')}" if other else "")
+        yield f"gone on with after round {before['rounds']}" + (f"; {listed(other, FEW, '; ')}" if other else "")
 
 
 def ranks(record: Record) -> Iterator[str]:
@@ -66,31 +67,23 @@ def clients(record: Record) -> Iterator[str]:
     lost = record.columns.get("clients/lost")
     if lost is not None and np.nansum(lost):
         yield f"clients lost: {int(np.nansum(lost))} times in {int((np.nansum(lost, 1) > 0).sum())} rounds"
-    yield from faults(record)
-    if evaluated(record, "clients/accuracy") < 0:
+    yield from failed(record)
+    if not len(evaluated(record)):
         yield "no accuracy was recorded"
     elif "clients/id" not in record.columns:
         without = np.flatnonzero(~np.isfinite(last(record, "clients/accuracy")))
         if len(without):
-            some = listed([str(k) for k in without])
+            some = listed([str(k) for k in without], FEW)
             yield f"no accuracy in the last evaluated round, so not in its mean: clients {some}"
 
 
-def faults(record: Record) -> Iterator[str]:
-    """Clients that failed and left a round, by the kind of failure."""
-    column, kinds = record.columns.get("clients/fault"), record.header.get("faults", [])
-    if column is None:
-        return
-    for number in range(1, len(kinds)):
-        t, k = np.nonzero(column == number)
-        if len(t):
-            places = listed([f"client {name(record, i, j)} in round {i + 1}" for i, j in zip(t, k, strict=True)])
-            yield f"clients that failed and left the round ({kinds[number]}): {places}"
-
-
-def name(record: Record, t: int, i: int) -> int:
-    """The client of this place of a row."""
-    return int(record.columns["clients/id"][t, i]) if "clients/id" in record.columns else int(i)
+def failed(record: Record) -> Iterator[str]:
+    """Clients that failed and left a round, by how they failed."""
+    places: dict[str, list[str]] = {}
+    for t, k, how in faults(record):
+        places.setdefault(how, []).append(f"client {k} in round {t}")
+    for how, found in places.items():
+        yield f"clients that failed and left the round ({how}): {listed(found, FEW)}"
 
 
 def between(runs: Sequence[Shown]) -> Iterator[str]:
@@ -98,9 +91,4 @@ def between(runs: Sequence[Shown]) -> Iterator[str]:
     found = environments(runs)
     other = [field for field in found.differs if field == "commit" or field.startswith(("versions.", "hardware."))]
     if other:
-        yield f"runs differ in {listed(other)}; equal jobs may give other bits there, and times do not compare"
-
-
-def listed(words: Sequence[str], between: str = ", ") -> str:
-    more = f"{between}and {len(words) - FEW} more" if len(words) > FEW else ""
-    return between.join(words[:FEW]) + more
+        yield f"runs differ in {listed(other, FEW)}; equal jobs may give other bits there, and times do not compare"

@@ -10,7 +10,8 @@ import numpy as np
 from hpcfed.page import packed
 from hpcfed.page.runs import Shown
 from hpcfed.report.columns import column, last
-from hpcfed.report.summary import PHASES, facts
+from hpcfed.report.columns import phases as spent
+from hpcfed.report.summary import data, facts
 from hpcfed.storage.record import Record
 
 RUNS = {  # columns of the runs' table: name -> head, how it is shown
@@ -57,12 +58,6 @@ def run(one: Shown) -> dict[str, Any]:
         "total": traffic["down_total"] + traffic["up_total"], "seconds": time["seconds"],
         "virtual": time["virtual_seconds"],
     }  # fmt: skip
-
-
-def data(about: dict[str, Any]) -> str:
-    """A job's data in few words."""
-    skew = f"({about['alpha']:g})" if about["partition"] == "dirichlet" and "alpha" in about else ""
-    return f"{about['name']}, {about['partition']}{skew}"
 
 
 def clients(record: Record, ids: np.ndarray) -> dict[str, list[Any]]:
@@ -121,8 +116,7 @@ def labels(record: Record, ids: np.ndarray) -> dict[str, Any] | None:
 
 def phases(record: Record) -> dict[str, list[float | None]]:
     """Seconds of each phase by rank, over all rounds; nothing where no rank was recorded."""
-    known = {phase: record.columns.get(f"ranks/{phase}") for phase in PHASES}
-    return {phase: numbers(np.nansum(column, 0)) for phase, column in known.items() if column is not None}
+    return {phase: numbers(np.nansum(seconds, 0)) for phase, seconds in spent(record).items()}
 
 
 def differing(found: Sequence[dict[str, Any]], name: str) -> bool:

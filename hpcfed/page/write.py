@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-from hpcfed.errors import ConfigError
+from hpcfed.extras import needed
 
 SCRIPTS = ("data.js", "tables.js", "curves.js", "csv.js", "page.js")
 FILES = files("hpcfed.page") / "files"
@@ -46,10 +46,7 @@ def plain(data: Any) -> str:
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", r"\u003c")
 
 
-def needed() -> None:
+def check() -> None:
     """ConfigError where a library that only this needs is missing."""
-    try:
-        import bokeh  # noqa: F401
-        import jinja2  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"report: no module {error.name!r} here; pip install \"hpcfed[report]\"") from error
+    for name in ("bokeh", "jinja2"):
+        needed(name, "report", "report")

@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcfed.errors import ConfigError
 from hpcfed.report.columns import architectures, column
+from hpcfed.storage.fields import at
 from hpcfed.storage.record import Record, load
 
 APART = ("train", "evaluate", "server", "communicate", "wait")  # what a round's seconds are recorded of, but for `rest`
@@ -115,11 +116,4 @@ def rest(record: Record, first: int) -> float:
 
 def differing(costs: Costs, job: dict[str, Any]) -> list[str]:
     """The fields that costs hang on and in which the trial was another job."""
-    return [name for name in ALIKE if dig(costs.job, name) != dig(job, name)]
-
-
-def dig(values: Any, name: str) -> Any:
-    """The value at a dotted name; None without one."""
-    for part in name.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values
+    return [name for name in ALIKE if at(costs.job, name) != at(job, name)]

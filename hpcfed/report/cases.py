@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from hpcfed.report.state import NOT_BEGUN, State, complete
 from hpcfed.report.status import member
 from hpcfed.report.status import words as told
 from hpcfed.storage import sweep as store
+from hpcfed.storage.fields import covers, flat
 from hpcfed.storage.record import Record, load
 
 SEED = "seed"
@@ -51,19 +52,19 @@ def cases(paths: Sequence[Path]) -> list[Case]:
     """Each run once, of those given and of the sweeps given."""
     found = {}
     for path in paths:
-        for folder, case in within(path):
-            found.setdefault(os.path.realpath(folder), case)
+        for run, of in store.runs(path):
+            found.setdefault(os.path.realpath(run), of_sweep(*of) if of else alone(run))
     return list(found.values())
 
 
-def within(path: Path) -> Iterator[tuple[Path, Case]]:
-    if not store.exists(path):
-        record = load(path)
-        yield path, counted(Case(str(path), store.fields(record.header["job"]), record))
-        return
-    sweep = store.read(path)
-    for run in sweep.runs:
-        yield path / run.name, of_sweep(sweep, run)
+def alone(run: Path) -> Case:
+    """A run that is given by itself: it counts when all its rounds are done."""
+    record = load(run)
+    case = Case(str(run), flat(record.header["job"]), record)
+    if complete(record):
+        return case
+    why = f"{record.rounds} of {case.fields['rounds']} rounds are done"
+    return replace(case, record=None, short="unfinished", why=why)
 
 
 def of_sweep(sweep: store.Sweep, run: store.Member) -> Case:
@@ -83,14 +84,6 @@ def without(case: Case, state: State) -> Case:
     """A case that has no number, and why."""
     at = "" if state.word == NOT_BEGUN or not state.rounds else f", {state.rounds} of {state.total} rounds"
     return replace(case, record=None, short=state.word, why=f"{told(state)}{at}")
-
-
-def counted(case: Case) -> Case:
-    """A run that is given by itself: it counts when all its rounds are done."""
-    if case.record and complete(case.record):
-        return case
-    rounds, total = case.record.rounds, case.fields["rounds"]
-    return replace(case, record=None, short="unfinished", why=f"{rounds} of {total} rounds are done")
 
 
 def skewed(found: list[Case], axes: Sequence[str]) -> list[Case]:
@@ -150,7 +143,7 @@ def order(found: list[Case], name: str) -> tuple[int, int, str]:
 
 def differing(found: list[Case], axes: list[str], name: str) -> set[str]:
     """Two or more values of a field among the runs of one cell; nothing where there is no such cell."""
-    if any(name == free or name.startswith(f"{free}.") for free in ASIDE):
+    if covers(ASIDE, name):
         return set()
     cells: dict[tuple[str, ...], set[str]] = {}
     for case in found:

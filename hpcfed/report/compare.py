@@ -59,7 +59,7 @@ def compare(runs: Sequence[Path], baseline: str | None = None, value: str | None
     if len(found) < 2:
         raise ConfigError(f"compare: all runs are {base.label}; give runs that differ in more than their seed")
     result = Result(base, compared(found, base, view), view)
-    return stored("compare", FORMATS[format](result), out)
+    return stored(FORMATS[format](result), out)
 
 
 def chosen(found: list[Method], baseline: str | None) -> Method | None:

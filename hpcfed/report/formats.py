@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from hpcfed.errors import ConfigError
+from hpcfed.paths import output
 
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
        **{c: f"\\{c}" for c in "&%$#_{}"}}  # fmt: skip
@@ -183,12 +183,10 @@ def comma_separated(grid: Grid) -> str:
 FORMATS: dict[str, Callable[[Grid], str]] = {"text": text, "markdown": markdown, "latex": latex, "csv": comma_separated}
 
 
-def stored(command: str, text: str, out: Path | None) -> str:
+def stored(text: str, out: Path | None) -> str:
     """The text, or where it is to be written to a file, that file's path."""
     if out is None:
         return text
-    try:
+    with output(out, "the table"):
         out.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{command}: cannot write {out}: {error.strerror}; give another -o") from error
     return str(out)

@@ -14,7 +14,7 @@ from hpcfed.report.cases import SEED, Case, differing, shown
 from hpcfed.report.cells import caption, cell, marked
 from hpcfed.report.formats import Grid
 from hpcfed.report.measures import View, measure
-from hpcfed.storage.sweep import Fields, fields
+from hpcfed.storage.fields import Fields, flat
 
 FILE = Path(__file__).with_name("papers.toml")
 
@@ -59,7 +59,7 @@ def layout(name: str) -> Layout:
     if name not in papers():
         raise ConfigError(f"table: --layout: {unknown('layout', name, papers())}")
     about = dict(papers()[name])
-    whole = {part: fields(about.pop(part)) for part in ("where", "setting")}
+    whole = {part: flat(about.pop(part)) for part in ("where", "setting")}
     value = about.pop("value")
     rows, columns = ([slot(each, value) for each in about.pop(part)] for part in ("rows", "columns"))
     rows = [replace(row, where=whole["where"] | row.where, setting=whole["setting"] | row.setting) for row in rows]
@@ -68,7 +68,7 @@ def layout(name: str) -> Layout:
 
 def slot(each: dict[str, Any], value: str) -> Slot:
     paper = tuple(each.get("paper", ()))
-    return Slot(tuple(each["label"]), fields(each["where"]), fields(each.get("setting", {})), each.get("value", value),
+    return Slot(tuple(each["label"]), flat(each["where"]), flat(each.get("setting", {})), each.get("value", value),
                 paper)  # fmt: skip
 
 

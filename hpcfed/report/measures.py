@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcfed.errors import ConfigError, unknown
-from hpcfed.report.columns import column
+from hpcfed.report.columns import column, evaluated
 from hpcfed.report.progress import mean
 from hpcfed.report.summary import facts, spread
 from hpcfed.report.tables import size
@@ -52,8 +52,7 @@ def best(record: Record) -> Numbers:
 def lately(n: int) -> Callable[[Record], Numbers]:
     """Mean over the last n evaluated rounds, and of their deviations."""
     def numbers(record: Record) -> Numbers:
-        rows = column(record, "clients/accuracy")
-        found = [spread(row) for row in rows[np.isfinite(rows).any(1)][-n:]]
+        found = [spread(row) for row in column(record, "clients/accuracy")[evaluated(record)][-n:]]
         if len(found) < n:
             return None, None
         return mean_of([s["mean"] for s in found]), mean_of([s["std"] for s in found])
@@ -80,7 +79,7 @@ def each_of(record: Record, name: str, rounds: Sequence[int]) -> dict[int, float
 def each_last(name: str = "clients/accuracy", n: int = 1) -> Callable[[Record], dict[int, float]]:
     """Over the last n evaluated rounds; none where there are fewer."""
     def clients(record: Record) -> dict[int, float]:
-        rounds = np.flatnonzero(np.isfinite(column(record, name)).any(1))
+        rounds = evaluated(record, name)
         return each_of(record, name, rounds[-n:] if len(rounds) >= n else ())
 
     return clients

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from hpcfed.report.tables import console, size, table
+from hpcfed.storage.fields import flat
 
 if TYPE_CHECKING:
     from hpcfed.engine.setup import World
@@ -22,7 +23,7 @@ def show(
 ) -> None:  # fmt: skip
     """Print the plan. memory: bytes of weights by rank.  traffic: bytes down and up per round of each client."""
     out = console()
-    out.print(table("job,value", flat(job)))
+    out.print(table("job,value", [(name, json.dumps(value)) for name, value in flat(job).items()]))
     held = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
     rows = [(r, len(ks), listed(ks), size(memory[r])) for r, ks in held.items()]
     out.print(f"\nrank 0 computes on {device}")
@@ -58,10 +59,3 @@ def partition(facts: World, placement: list[int]) -> Table:
         for k, row in enumerate(shown)
     ]
     return table(",".join([">client,architecture,>rank,>test,>train", *heads]), rows)
-
-
-def flat(values: Any, name: str = "") -> list[tuple[str, str]]:
-    """Nested fields as rows of dotted names and values."""
-    if not isinstance(values, dict):
-        return [(name, json.dumps(values))]
-    return [row for key, value in values.items() for row in flat(value, f"{name}.{key}" if name else key)]

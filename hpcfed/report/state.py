@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.errors import CheckpointError
+from hpcfed.errors import CheckpointError, first_line
 from hpcfed.paths import matching
-from hpcfed.report.columns import column
+from hpcfed.report.columns import by_round
 from hpcfed.report.summary import accuracy
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.record import FINISHED, STOPPED, Record, load
@@ -45,12 +45,12 @@ class State:
 
 def state(run: Path) -> State:
     """The state of the run in this folder, or of the result file at this path."""
-    folder = run if os.path.isdir(run) else run.parent
+    folder = names.folder_of(run)
     try:
         record = load(run)
     except CheckpointError as error:
         there = os.path.exists(names.results_file(folder))
-        return State(DAMAGED, why=str(error).partition("\n")[0]) if there else State(NOT_BEGUN)
+        return State(DAMAGED, why=first_line(error)) if there else State(NOT_BEGUN)
     return of(record, folder)
 
 
@@ -104,7 +104,7 @@ def progress(record: Record) -> dict[str, Any]:
 
 def seconds_of(record: Record) -> float | None:
     """Seconds of a round: the mean of the last ones."""
-    known = column(record, "rounds/seconds")[-RECENT:]
+    known = by_round(record, "seconds")[-RECENT:]
     return float(np.nanmean(known)) if np.isfinite(known).any() else None
 
 

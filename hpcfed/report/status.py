@@ -34,15 +34,16 @@ def status(runs: Sequence[Path], json: bool = False) -> list[dict[str, Any]] | T
 
 def states(path: Path) -> Iterator[tuple[str, State]]:
     """The run at this path, or those of the sweep there."""
+    for run, of in store.runs(existing(path)):
+        yield str(run), member(*of) if of else state(run)
+
+
+def existing(path: Path) -> Path:
+    """The path; CheckpointError where nothing is there."""
     if not os.path.exists(path):
         raise CheckpointError(f"{path}: there is no such file or folder; give the folder of a run or of a sweep "
                               "(a job that waits in a queue makes it when it begins)")
-    if not store.exists(path):
-        yield str(path), state(path)
-        return
-    sweep = store.read(path)
-    for run in sweep.runs:
-        yield str(path / run.name), member(sweep, run)
+    return path
 
 
 def member(sweep: store.Sweep, run: store.Member) -> State:

@@ -10,11 +10,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from hpcfed.report.columns import architectures, column, last
+from hpcfed.report.columns import architectures, by_round, column, last
 from hpcfed.report.tables import duration, size, table
+from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Record, load
-
-PHASES = ("train", "server", "communicate", "evaluate", "wait", "checkpoint")  # columns ranks/..., seconds
 
 
 def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
@@ -100,12 +99,12 @@ def whole(number: float) -> int | float:
 
 
 def time(record: Record) -> dict[str, Any]:
-    total = float(np.nansum(column(record, "rounds/seconds")))
+    total = float(np.nansum(by_round(record, "seconds")))
     spent = {phase: per_rank(column(record, f"ranks/{phase}")) for phase in PHASES}
     together = sum(spent.values()) or 1.0
     phases = {phase: {"seconds": seconds, "share": seconds / together} for phase, seconds in spent.items()}
-    each, ends = total / record.rounds if record.rounds else None, record.columns.get("rounds/virtual_seconds")
-    simulated = float(ends[-1]) if ends is not None and len(ends) and np.isfinite(ends[-1]) else None
+    each, ends = total / record.rounds if record.rounds else None, by_round(record, "virtual_seconds")
+    simulated = float(ends[-1]) if np.isfinite(ends[-1:]).any() else None
     return {"seconds": total, "seconds_per_round": each, "virtual_seconds": simulated, **phases}
 
 
@@ -133,10 +132,14 @@ def brief(record: Record) -> str:
 def title(record: Record) -> str:
     """The job in a few words."""
     job = record.header["job"]
-    data, method = job["data"], job["algorithm"]["name"]
-    skew = f"dirichlet({data['alpha']:g})" if data["partition"] == "dirichlet" else data["partition"]
     clients = f"{job['clients']} client{'s' * (job['clients'] != 1)}"
-    return f"{method} on {data['name']}, {skew}, {clients}, seed {job['seed']}"
+    return f"{job['algorithm']['name']} on {data(job['data'])}, {clients}, seed {job['seed']}"
+
+
+def data(about: dict[str, Any]) -> str:
+    """A job's data in few words."""
+    skew = f"({about['alpha']:g})" if about["partition"] == "dirichlet" and "alpha" in about else ""
+    return f"{about['name']}, {about['partition']}{skew}"
 
 
 def words(item: Any) -> str:

@@ -24,13 +24,13 @@ def table(runs: Sequence[Path], rows: str | None = None, columns: str | None = N
     if layout:
         refuse(layout, rows=rows, columns=columns, value=value, deviation=deviation, percent=percent)
         made = layouts.layout(layout)
-        return stored("table", FORMATS[format](layouts.laid_out(cases(runs), made, paper)), out)
+        return stored(FORMATS[format](layouts.laid_out(cases(runs), made, paper)), out)
     if paper:
         raise ConfigError("table: --paper, but no --layout tells of which table of a paper; add it")
     view = View(value or "accuracy", measure(value or "accuracy"), deviation or "seeds", percent)
     chosen = [names.split(",") if names else None for names in (rows, columns)]
     found = skewed(cases(runs), [name for names in chosen for name in names or []])
-    return stored("table", FORMATS[format](grid(found, *axes(found, *chosen), view)), out)
+    return stored(FORMATS[format](grid(found, *axes(found, *chosen), view)), out)
 
 
 def refuse(layout: str, **given: object) -> None:

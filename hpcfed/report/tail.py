@@ -9,7 +9,7 @@ from time import sleep
 import numpy as np
 
 from hpcfed.errors import ConfigError
-from hpcfed.report.columns import column
+from hpcfed.report.columns import by_round, column
 from hpcfed.report.progress import line, mean
 from hpcfed.report.state import complete
 from hpcfed.status import DONE
@@ -64,7 +64,7 @@ def told(record: Record, first: int) -> Iterator[str]:
     """A line for each round from `first` on, counted from 0; its accuracy is that of the last evaluation."""
     total, losses = record.header["job"]["rounds"], column(record, "clients/train_loss")
     means = [mean(row) for row in column(record, "clients/accuracy")]
-    seconds = column(record, "rounds/seconds").reshape(record.rounds, -1)[:, 0]
+    seconds = by_round(record, "seconds")
     known = np.nan
     for t in range(record.rounds):
         known = known if np.isnan(means[t]) else means[t]

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcfed.extras import needed
 from hpcfed.report import state
-from hpcfed.report.columns import column
+from hpcfed.report.columns import by_round, column, phases
 from hpcfed.report.summary import facts, share, title
 from hpcfed.report.tables import duration, size
 from hpcfed.results.tables import table
@@ -18,8 +18,6 @@ from hpcfed.storage.record import Record, load, stamp
 
 if TYPE_CHECKING:
     import pandas
-
-PHASES = ("train", "server", "communicate", "evaluate", "wait", "checkpoint")
 
 
 class Run:
@@ -101,17 +99,17 @@ class Run:
     @property
     def seconds(self) -> np.ndarray:
         """[T], seconds that each round took here."""
-        return self._of_rounds("seconds")
+        return by_round(self._record, "seconds")
 
     @property
     def virtual_seconds(self) -> np.ndarray:
         """[T], seconds since the start at the end of each round, as the clients' devices and network would take."""
-        return self._of_rounds("virtual_seconds")
+        return by_round(self._record, "virtual_seconds")
 
     @property
     def phases(self) -> dict[str, np.ndarray]:
         """[T, R] by phase: seconds that each rank spent in it; `wait` is for the others."""
-        return {phase: c for phase in PHASES if (c := self._record.columns.get(f"ranks/{phase}")) is not None}
+        return phases(self._record)
 
     @property
     def architectures(self) -> list[str]:
@@ -169,6 +167,3 @@ class Run:
             "time": duration(found["time"]["seconds"]),
         }
         return known | ({"left": duration(now.left)} if now.left else {})
-
-    def _of_rounds(self, name: str) -> np.ndarray:
-        return self._record.columns.get(f"rounds/{name}", np.full(self._record.rounds, np.nan))

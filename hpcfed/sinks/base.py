@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from hpcfed.errors import CheckpointError
 from hpcfed.storage import names
+from hpcfed.storage.atomic import put
 from hpcfed.storage.record import Header
 
 
@@ -42,10 +43,7 @@ class Sink(ABC):
 
     def mark(self, name: str, **known: Any) -> None:
         """Keep what the log needs to go on, in the run's folder."""
-        path = names.sink_file(self.run, name)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(known))
-        new.replace(path)
+        put(names.sink_file(self.run, name), json.dumps(known).encode())
 
     def marked(self, name: str, done: int) -> dict[str, Any]:
         """What was kept; nothing where no round is done, for then the log is a new one."""

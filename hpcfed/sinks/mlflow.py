@@ -12,8 +12,8 @@ from time import time
 
 from hpcfed.sinks.base import Sink
 from hpcfed.storage import names
+from hpcfed.storage.fields import flat
 from hpcfed.storage.record import Header
-from hpcfed.storage.same import flat
 
 NAME = "mlflow"
 ENDS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -47,7 +47,7 @@ class MLflow(Sink):
         found = self.client.get_experiment_by_name(name)
         place = found.experiment_id if found else self.client.create_experiment(name)
         run = self.client.create_run(place, run_name=self.run.resolve().name).info.run_id
-        params = [Param(name, str(value)[:LONG]) for name, value in flat(header["job"])]
+        params = [Param(name, str(value)[:LONG]) for name, value in flat(header["job"]).items()]
         for first in range(0, len(params), BATCH):
             self.client.log_batch(run, params=params[first : first + BATCH])
         return run

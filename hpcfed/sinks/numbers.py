@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.report.summary import PHASES, spread
+from hpcfed.report.summary import spread
+from hpcfed.storage.columns import PHASES
 
 Row = dict[str, Any]  # a round's record, as engine/rounds.py makes it
 CLIENTS = {"loss/train": "train_loss", "loss/test": "loss", "accuracy/before": "accuracy_before",

@@ -12,7 +12,7 @@ from typing import Any
 from hpcfed.errors import ConfigError
 from hpcfed.slurm.launcher import launcher
 from hpcfed.slurm.script import NOTICE, Batch
-from hpcfed.storage.sweep import Fields
+from hpcfed.storage.fields import Fields
 
 SPARE = 60  # seconds of notice beyond run.grace, for the last checkpoint on a slow file system
 

@@ -6,6 +6,7 @@ import sys
 
 from hpcfed.doctor.known import known
 from hpcfed.doctor.launchers import PLUGINS, listed, starters
+from hpcfed.doctor.limited import split
 
 AUTO = "auto"
 
@@ -13,9 +14,10 @@ AUTO = "auto"
 def launcher(wanted: str = AUTO) -> tuple[str, ...]:
     """The words before the ranks' command: those that are wanted, `srun` with the options that it needs.
 
-    auto: what `hpcfed doctor` has found to work on this cluster; a guess where nobody has asked it.
+    auto: what `hpcfed doctor` has found to work on this cluster; a guess where nobody has asked it.  ConfigError for
+    words that no shell could split.
     """
-    words = shlex.split((known() or likely()) if wanted == AUTO else wanted)
+    words = split("launcher", (known() or likely()) if wanted == AUTO else wanted)
     if words == ["srun"]:
         words += [f"--mpi={interface()}"]
     if words[0] == "srun" and wanted in (AUTO, "srun"):

@@ -11,6 +11,7 @@ from typing import Any
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.doctor.known import known
+from hpcfed.doctor.limited import split
 from hpcfed.engine import folder
 from hpcfed.errors import ConfigError
 from hpcfed.report.state import GOING_ON, SIGNS, state
@@ -19,7 +20,7 @@ from hpcfed.slurm.asked import batch_of
 from hpcfed.slurm.launcher import AUTO
 from hpcfed.slurm.script import Batch
 from hpcfed.storage import checkpoint, names
-from hpcfed.storage.sweep import fields
+from hpcfed.storage.fields import flat
 
 
 def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each: list[str] | None,
@@ -31,11 +32,10 @@ def submit(words: Sequence[str], dry_run: bool, chain: int, launcher: str, each:
     asked: of Batch.  Raises ConfigError for a job that is wrong, or that Slurm refuses.
     """
     tasks = [split("each", fields) for fields in each or []]
-    split("launcher", launcher)
     if (chain > 1) + bool(each) + bool(ranks) > 1 or chain < 1:
         raise ConfigError(f"submit: --chain {chain}, --each and --ranks: one of the three, and a chain of 1 or more")
     jobs = checked(words, tasks)
-    own, runs = folder.of(jobs[0]), [fields(job.plain()) for job in jobs]
+    own, runs = folder.of(jobs[0]), [flat(job.plain()) for job in jobs]
     batch = batch_of("hpcfed" if tasks else own.name, runs, launcher, chain > 1, **asked)
     numbers = counts(ranks, batch) if ranks else []
     if numbers:
@@ -57,17 +57,6 @@ def written(batch: Batch, words: Sequence[str], chain: int, tasks: Sequence[Sequ
     if numbers:
         return [script.study(batch, words, out, numbers)]
     return [script.run(batch, words), *[script.run(batch, words, again=True)] * (chain - 1)]
-
-
-def split(option: str, text: str) -> list[str]:
-    """The words of an option that has several."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"submit: --{option} {text}: {str(error).lower()}") from error
-    if not words:
-        raise ConfigError(f"submit: --{option}: it is empty")
-    return words
 
 
 def checked(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]:

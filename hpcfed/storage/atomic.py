@@ -1,7 +1,7 @@
-"""HDF5 files that are complete or absent, and that say so when a single byte has changed (see `seal`).
+"""Files that are complete or absent; those of HDF5 also say so when a single byte has changed (see `seal`).
 
-A file is written under a temporary name, sealed, flushed to the disk and then renamed: whoever opens it
-sees the old file or the new one, whenever the writer is killed.
+A file is written under a temporary name (HDF5: sealed, and flushed to the disk) and then renamed: whoever opens it sees
+the old file or the new one, whenever the writer is killed.
 
 HDF5 writes through a Python file here: its own driver ends the process with a segmentation fault when the
 disk is full, and locks files, which some parallel file systems refuse.
@@ -43,21 +43,35 @@ def replacing(
     Makes the folder where it is missing, and removes what killed writers of the same file left in it. Raises
     WriteError if the file cannot be written (no space, no permission, no disk); `path` is then as before.
     """
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY}")
+    with writing(path), instead(path) as new:
+        _prepare(path)
+        with passing.new(new) as raw:
+            with h5py.File(raw, "w", userblock_size=BLOCK) as file:
+                file.attrs.update({"format": form, "format_version": versions(form)[0]})
+                yield file
+            seal(raw)
+        check(new)
+    _sync(path.parent)
+
+
+@contextmanager
+def instead(path: Path) -> Iterator[Path]:
+    """Where to write a new file, which takes the place of `path` at once when the block ends without error. OSError."""
+    new = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY}")
     try:
-        with writing(path):
-            _prepare(path)
-            with passing.new(temporary) as raw:
-                with h5py.File(raw, "w", userblock_size=BLOCK) as file:
-                    file.attrs.update({"format": form, "format_version": versions(form)[0]})
-                    yield file
-                seal(raw)
-            check(temporary)
-            os.replace(temporary, path)
+        yield new
+        os.replace(new, path)
     finally:
         with suppress(OSError):  # gone after the rename; on a read-only disk it never was
-            temporary.unlink()
-    _sync(path.parent)
+            new.unlink()
+
+
+def put(path: Path, content: bytes) -> None:
+    """Make a small file, or replace it, at once; and its folder where it is missing. WriteError."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with instead(path) as new:
+            new.write_bytes(content)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 Columns = dict[str, np.ndarray]
+PHASES = ("train", "server", "communicate", "evaluate", "wait", "checkpoint")  # columns ranks/..., seconds
 
 
 def stacked(rows: list[dict[str, np.ndarray]]) -> Columns:

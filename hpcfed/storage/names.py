@@ -1,5 +1,6 @@
 """Where each file of a run lies."""
 
+import os
 from pathlib import Path
 
 RESULTS = "hpcfed-results"  # the `format` attribute of a result file
@@ -11,6 +12,24 @@ PROBE = "hpcfed-probe"  # and of what the trained models answered
 def run_of(path: Path) -> Path:
     """The run folder that a --resume path means: itself, or that of a checkpoint's index."""
     return path.parent.parent if path.suffix == ".h5" else path
+
+
+def folder_of(run: Path) -> Path:
+    """The folder of a run, which may be given by its results."""
+    return run.parent if os.path.isfile(run) else run
+
+
+def results_of(run: Path) -> Path:
+    """The results of a run, which may be given by its folder."""
+    return results_file(run) if os.path.isdir(run) else run
+
+
+def place_of(results: Path) -> Path:
+    """What names the run with these results: its folder, or the file where that lies among others."""
+    real = Path(os.path.realpath(results))
+    if real.name == results_file(real).name:
+        return real.parent
+    return real.with_suffix("") if real.suffix == ".h5" else real
 
 
 def results_file(run: Path) -> Path:

@@ -47,7 +47,7 @@ def load(run: Path) -> Record:
 
     Raises CheckpointError if there are none, or the file is damaged, foreign or of another version.
     """
-    path = names.results_file(run) if os.path.isdir(run) else run
+    path = names.results_of(run)
     while True:  # again, if the file was made anew while it was read, for then the journal is not the one that it had
         before = _stamp(path)
         record = _read(path)
@@ -82,7 +82,7 @@ def _read(path: Path) -> Record:
 
 def stamp(run: Path) -> tuple[Any, ...]:
     """What tells the results of a run from those of another moment, without reading them."""
-    path = names.results_file(run) if os.path.isdir(run) else run
+    path = names.results_of(run)
     return _stamp(path), _stamp(names.journal_file(path))
 
 

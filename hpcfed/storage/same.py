@@ -1,12 +1,12 @@
 """Whether two jobs are the same, and whether two values are, bit for bit."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from hpcfed.errors import CheckpointError
+from hpcfed.storage.fields import covers, flat
 
 ABSENT = "absent"
 
@@ -20,11 +20,11 @@ def same_job(
     that the checkpoint does not have, because hpcfed had no such field when it was written.
     """
     ours, defaults = (json.loads(json.dumps(job or {})) for job in (ours, defaults))  # tuples are lists, as in theirs
-    here, there = dict(flat(ours)), dict(flat(defaults)) | dict(flat(theirs))
+    here, there = flat(ours), flat(defaults) | flat(theirs)
     differences = [
         f"{name}: {here.get(name, ABSENT)} here, {there.get(name, ABSENT)} in the checkpoint"
         for name in sorted(here.keys() | there.keys())
-        if here.get(name, ABSENT) != there.get(name, ABSENT) and not _parents(name) & ignore
+        if here.get(name, ABSENT) != there.get(name, ABSENT) and not covers(ignore, name)
     ]
     if differences:
         raise CheckpointError(
@@ -57,18 +57,3 @@ def same(a: Any, b: Any) -> bool:
 
 def _bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def flat(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of nested dicts."""
-    if isinstance(part, dict) and (part or not name):
-        for key, value in part.items():
-            yield from flat(value, f"{name}.{key}" if name else key)
-    else:
-        yield name, part
-
-
-def _parents(name: str) -> set[str]:
-    """a.b.c: a, a.b and a.b.c."""
-    parts = name.split(".")
-    return {".".join(parts[:i]) for i in range(1, len(parts) + 1)}

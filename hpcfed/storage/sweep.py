@@ -9,14 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
-from typing import Any
 
 from hpcfed.errors import CheckpointError
 from hpcfed.storage import names
-from hpcfed.storage.atomic import TEMPORARY, writing
+from hpcfed.storage.atomic import put
+from hpcfed.storage.fields import Fields
 
 FORMAT, VERSION = "hpcfed-sweep", 1
-Fields = dict[str, Any]  # of a job, by dotted name
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def write(sweep: Sweep) -> None:
     runs = [{"name": run.name, "words": run.words, "job": _without(run.fields, common)} for run in sweep.runs]
     about = {"words": sweep.words, "directory": sweep.directory, "ranks": sweep.ranks, "launcher": sweep.launcher}
     text = {"format": FORMAT, "version": VERSION, **about, "job": common, "runs": runs}
-    _store(names.sweep_file(sweep.folder), json.dumps(text, indent=1))
+    put(names.sweep_file(sweep.folder), f"{json.dumps(text, indent=1)}\n".encode())
 
 
 def read(folder: Path) -> Sweep:
@@ -96,11 +95,24 @@ def read(folder: Path) -> Sweep:
         raise CheckpointError(f"{path}: not as `hpcfed sweep` writes it ({error!r}); define the sweep again") from error
 
 
+def runs(path: Path) -> Iterator[tuple[Path, tuple[Sweep, Member] | None]]:
+    """The run at this path, or those of the sweep there, begun or not; each with what it is there, None if in none.
+
+    Raises CheckpointError as `read`.
+    """
+    if not exists(path):
+        yield path, None
+        return
+    sweep = read(path)
+    for run in sweep.runs:
+        yield path / run.name, (sweep, run)
+
+
 def note(sweep: Sweep, run: str, end: End | None) -> None:
     """Record how a run ended; None: it is begun, and has not."""
     path = names.end_file(sweep.folder, run)
     if end:
-        _store(path, json.dumps(vars(end)))
+        put(path, f"{json.dumps(vars(end))}\n".encode())
     else:
         path.unlink(missing_ok=True)
 
@@ -116,27 +128,5 @@ def now_ended(status: int, line: str) -> End:
     return End(status, line, time())
 
 
-def fields(job: dict[str, Any], above: str = "") -> Fields:
-    """A job's nested tables as one, by dotted names."""
-    return dict(_flat(job, above))
-
-
-def _flat(table: dict[str, Any], above: str) -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
-
-
 def _without(fields: Fields, common: Fields) -> Fields:
     return {name: value for name, value in fields.items() if name not in common}
-
-
-def _store(path: Path, text: str) -> None:
-    """Put a text in the place of a file, at once."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-        new.write_text(text + "\n", encoding="utf-8")
-        os.replace(new, path)

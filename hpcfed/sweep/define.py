@@ -16,7 +16,8 @@ from hpcfed.config.job import FREE, Job, algorithm_model
 from hpcfed.config.load import DEFAULT_ALGORITHM, load, peek, split
 from hpcfed.config.messages import section
 from hpcfed.errors import ConfigError
-from hpcfed.storage.sweep import Fields, Member, Sweep, fields
+from hpcfed.storage.fields import Fields, covers, flat
+from hpcfed.storage.sweep import Member, Sweep
 
 MOST = 1000  # runs of a sweep
 OURS = {"out", "resume", "overwrite", "dry_run"}  # fields of a job that a sweep sets itself
@@ -177,7 +178,7 @@ def checked(lines: list[list[str]], called: list[str]) -> list[Fields]:
 
 def job_of(words: list[str]) -> Fields:
     """The whole job of a command line, by dotted names, less what the sweep sets itself."""
-    return {name: value for name, value in fields(load(words).plain()).items() if name not in OURS}
+    return {name: value for name, value in flat(load(words).plain()).items() if name not in OURS}
 
 
 def agree(old: Sweep, new: Sweep) -> None:
@@ -194,6 +195,6 @@ def unchanged(run: Member, fields: Fields, folder: Path) -> None:
     """ConfigError where a run's job is no longer what it was when the sweep was defined."""
     for name in sorted(run.fields.keys() | fields.keys()):
         before, now = run.fields.get(name), fields.get(name)
-        if before != now and not any(name == free or name.startswith(f"{free}.") for free in FREE):
+        if before != now and not covers(FREE, name):
             raise ConfigError(f"{folder}: run {run.name} was defined with {name} = {before!r}, and now has {now!r}; "
                               "put the job back as it was, or give another --out")  # fmt: skip

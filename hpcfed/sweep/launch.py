@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from hpcfed.doctor.limited import split
 from hpcfed.engine.supervise import MAIN, onward
 from hpcfed.engine.supervise import finished as all_done
 from hpcfed.errors import ConfigError
+from hpcfed.paths import tail
 from hpcfed.storage.atomic import writing
 from hpcfed.storage.sweep import Member, Sweep
 from hpcfed.sweep.gpus import MASK
@@ -35,9 +37,11 @@ def finished(sweep: Sweep, run: Member) -> bool:
 
 
 def command(sweep: Sweep, run: Member) -> list[str]:
-    """The command line of a run, on from its last checkpoint where it has one."""
+    """The command line of a run, which starts in `sweep.directory`; on from its last checkpoint where it has one."""
     folder = (sweep.folder / run.name).resolve()
-    job = [*sweep.words, *run.words, "--out", str(folder), *onward(folder, since=0.0)]
+    below = folder.is_relative_to(sweep.directory)  # its file then names no folder of this machine
+    out = folder.relative_to(sweep.directory) if below else folder
+    job = [*sweep.words, *run.words, "--out", str(out), *onward(folder, since=0.0)]
     return [*launcher(sweep), sys.executable, "-m", MAIN, *job]
 
 
@@ -45,7 +49,7 @@ def launcher(sweep: Sweep) -> list[str]:
     """What starts the ranks; nothing for one rank. ConfigError where there is no such command."""
     if sweep.ranks == 1 and not sweep.launcher:
         return []
-    name, *options = shlex.split(sweep.launcher) or ["mpirun"]
+    name, *options = split("launcher", sweep.launcher or "mpirun")
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if not found:
         raise ConfigError(f"sweep: no {name} beside this Python or on the PATH, which starts the {sweep.ranks} ranks; "
@@ -92,8 +96,6 @@ def held(path: Path) -> Iterator[BinaryIO | None]:
 
 def reason(log: Path) -> str:
     """What a run last said about why it ended: its line that begins with `hpcfed:`, or else its last one."""
-    with open(log, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-        text = file.read().decode(errors="replace").rpartition("\n$ ")[2]
+    text = tail(log, TAIL).rpartition("\n$ ")[2]
     lines = [line.strip() for line in text.splitlines()[1:] if line.strip()]
     return next((line for line in lines[::-1] if line.startswith("hpcfed:")), lines[-1] if lines else "it said nothing")

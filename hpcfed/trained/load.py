@@ -28,9 +28,10 @@ def from_file(path: Path, client: int | None) -> Trained:
 
 def from_run(path: Path, client: int | None) -> Trained:
     """The model in the newest checkpoint of a run that is whole."""
-    from hpcfed.trained.saved import Saved, folder_of, from_newest
+    from hpcfed.storage import names
+    from hpcfed.trained.saved import Saved, from_newest
 
     if client is None:
         raise ConfigError(f"{path}: say whose model, as in load_model({str(path)!r}, client=0)")
-    run = folder_of(path)
+    run = names.folder_of(path)
     return from_newest(run, lambda source: Saved(run, source, [client]).model(client))

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from hpcfed import rng
 from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.few import evenly
 from hpcfed.models.trained import Trained
-from hpcfed.storage import checkpoint, probe
+from hpcfed.storage import checkpoint, names, probe
 from hpcfed.storage.probe import Probe
 from hpcfed.storage.reader import Reader
 from hpcfed.storage.seal import identity
 from hpcfed.trained.conductance import NOTHING, conductance, shared_image
 from hpcfed.trained.export import numbers
-from hpcfed.trained.saved import Saved, folder_of, from_newest, saved_in
+from hpcfed.trained.saved import Saved, from_newest, saved_in
 from hpcfed.training.similarity import pairwise_cka
 
 EXAMPLES = 1000  # of the test split, as in the paper
@@ -32,8 +33,8 @@ BATCH = 256
 
 def command(run: Path, examples: int = EXAMPLES, clients: str | None = None) -> str:
     """The command; returns what was written. Raises CheckpointError where the run has no checkpoint that is whole."""
-    made = make(folder_of(run), examples, numbers(clients))
-    path = probe.write(folder_of(run), made)
+    made = make(names.folder_of(run), examples, numbers(clients))
+    path = probe.write(names.folder_of(run), made)
     n, about = len(made.clients), f"after round {made.rounds[-1]}, {len(made.labels):,} test examples"
     return f"{path}: {n} client{'s' * (n != 1)} {about}"
 
@@ -91,7 +92,8 @@ class Probing:
     def alike(self, last: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
         """Rounds [P] and the CKA of each two clients then, [P, K, K], as far back as there are checkpoints."""
         tables = {self.source.rounds: pairwise_cka(last)}
-        for path in evenly([p for p in saved_in(self.run) if checkpoint.rounds_of(p) < self.source.rounds], PANELS - 1):
+        older = [path for path in saved_in(self.run) if checkpoint.rounds_of(path) < self.source.rounds]
+        for path in (older[i] for i in evenly(len(older), PANELS - 1)):
             try:
                 with Reader(path) as source:
                     before = Saved(self.run, source, self.ks)
@@ -108,12 +110,6 @@ def some(saved: Saved) -> list[int]:
     if K <= MOST:
         return list(range(K))
     return np.sort(rng.stream(saved.job.seed, "probe", "clients").choice(K, MOST, replace=False)).tolist()
-
-
-def evenly(paths: list[Path], n: int) -> list[Path]:
-    """At most n of them, the first and the last and what lies evenly between."""
-    places = np.linspace(0, len(paths) - 1, min(n, len(paths))).round().astype(int)
-    return [paths[i] for i in places]
 
 
 @torch.no_grad()

@@ -96,11 +96,6 @@ def saved_in(run: Path) -> list[Path]:
     return checkpoint.candidates(run) if checkpoint.newest(run) else []
 
 
-def folder_of(run: Path) -> Path:
-    """The folder of a run, which may be given by its results."""
-    return run.parent if run.suffix == ".h5" else run
-
-
 def chosen(clients: Collection[int] | None, K: int) -> list[int]:
     """These clients, in order; all where none are named. ConfigError for one that is not there."""
     for k in clients or ():

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.cluster.devices import lowered
+from hpcfed.errors import first_line
 from hpcfed.training.graphs import Fixed, Graph
 from hpcfed.training.objective import Untraceable, flat, like, opened, title
 from hpcfed.training.tape import Objective, Tape, alike, signature
@@ -112,8 +113,8 @@ class Traced:
 
     def give_up(self, why: Exception, what: str = "recorded", other: str = "eager") -> None:
         """Say that another engine takes over."""
-        reason = (str(why).splitlines() or [type(why).__name__])[0]
-        self.steps.fed.say(f"{title(self.loss)} cannot be {what} ({reason}); it trains with the {other} engine")
+        told = f"{title(self.loss)} cannot be {what} ({first_line(why)})"
+        self.steps.fed.say(f"{told}; it trains with the {other} engine")
 
 
 class Graphed(Traced):

@@ -40,6 +40,8 @@ class Graph:
     def __init__(self, tape: Tape, optimiser: Optimiser, given: Sequence[Tensor], batch: Sequence[Tensor]):
         self.given, self.batch = ([v.clone() for v in part] for part in (given, batch))
         flat = optimiser.skeleton.flat
+        if any(v.device != flat.device for v in (*given, *batch)):
+            raise RuntimeError("it holds a tensor on another device, whose value would be captured for good")
 
         def step() -> Tensor:
             value, gradient = tape([*self.given, *self.batch])

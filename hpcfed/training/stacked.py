@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.client import joined
+from hpcfed.errors import first_line
 from hpcfed.params import Mean, Params
 from hpcfed.payload import finite
 from hpcfed.training.batches import planned, policy, prepared
@@ -152,7 +153,7 @@ class Group:
             try:
                 self.stack.tapes[key] = Stacked(self.stack, objective, inputs, (*(self.dims for _ in self.own), 0, 0))
             except Exception as why:  # torch raises many kinds; whatever it is, other engines need no stack
-                self.stack.tapes[key] = (str(why).splitlines() or [type(why).__name__])[0]
+                self.stack.tapes[key] = first_line(why)
         if isinstance(tape := self.stack.tapes[key], str):
             raise Untraceable(tape)
         return tape

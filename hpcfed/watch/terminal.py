@@ -11,6 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hpcfed.report.colours import LIGHT, phase
+from hpcfed.report.state import State
 from hpcfed.report.status import ago, words
 from hpcfed.report.summary import share, spread
 from hpcfed.report.tables import duration, table
@@ -21,11 +23,8 @@ LEAST, MOST = 60, 120  # characters of a line
 SPARE = 17  # lines of a view beside those of curve, clients and ranks
 TALL = 40  # lines of a terminal that has room for all
 WIDEST = 6  # characters of one round in the curve
-BLUE = "#0072b2"
-PHASES = {  # a mark for each, to be told apart without colours, and a colour of Okabe and Ito's
-    "train": ("█", BLUE), "server": ("▓", "#cc79a7"), "communicate": ("▒", "#e69f00"),
-    "evaluate": ("░", "#009e73"), "wait": ("·", "#999999"), "checkpoint": ("x", "#d55e00"),
-}  # fmt: skip
+BLUE = LIGHT[0]
+MARKS = {"train": "█", "server": "▓", "communicate": "▒", "evaluate": "░", "wait": "·", "checkpoint": "x"}  # of phases
 HEADS = "run,>round,>accuracy,over rounds,>a round,>left,state"
 
 
@@ -83,11 +82,15 @@ def progress(view: View, width: int, now: float) -> Iterator[RenderableType]:
     state = view.state
     done, left = parts([state.rounds, max(0, (state.total or 1) - state.rounds)], width)
     yield Text.assemble(("━" * done, BLUE), ("─" * left, "dim"))
-    told = [f"{view.name}: round {counted(view)}"]
-    told += [f"{duration(state.seconds)} a round"] if state.seconds is not None else []
+    yield Text(", ".join([f"{view.name}: round {counted(view)}", *pace(state, now)]))
+
+
+def pace(state: State, now: float) -> list[str]:
+    """What is known of time and checkpoints."""
+    told = [f"{duration(state.seconds)} a round"] if state.seconds is not None else []
     told += [f"{duration(state.left)} left"] if state.left is not None else []
     told += [f"checkpoint of round {state.saved}{ago(state.saved_at, now)}"] if state.saved is not None else []
-    yield Text(", ".join(told))
+    return told
 
 
 def curve(view: View, width: int, height: int) -> Iterator[Text]:
@@ -121,13 +124,13 @@ def clients(view: View, most: int, width: int) -> Iterator[RenderableType]:
 
 def ranks(view: View, width: int, most: int) -> Iterator[RenderableType]:
     """Seconds of a round by phase, a bar a rank; the longest is as wide as there is room."""
-    legend = [(f"{PHASES[name][0]} {name}  ", PHASES[name][1]) for name in view.phases]
+    legend = [(f"{MARKS[name]} {name}  ", phase(name)) for name in view.phases]
     yield Text.assemble(("rank  seconds a round  ", "bold"), *legend)
     amounts = np.array(list(view.phases.values())).T  # [R, phases]
     totals = amounts.sum(1)
     for r, row in enumerate(amounts[:most]):
         room = round((width - 17) * totals[r] / (totals.max() or 1.0))
-        drawn = [(PHASES[name][0] * n, PHASES[name][1]) for name, n in zip(view.phases, parts(row, room), strict=True)]
+        drawn = [(MARKS[name] * n, phase(name)) for name, n in zip(view.phases, parts(row, room), strict=True)]
         yield Text.assemble(f"{r:>4}  {duration(totals[r]):>9}  ", *drawn)
     if len(amounts) > most:
         yield Text(f"      and {len(amounts) - most} more ranks", "dim")

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from hpcfed.errors import CheckpointError
+from hpcfed.paths import told_apart
 from hpcfed.report import state
-from hpcfed.report.columns import architectures, column, last
+from hpcfed.report.columns import architectures, column, evaluated, last
+from hpcfed.report.columns import phases as spent
 from hpcfed.report.state import RECENT, State
-from hpcfed.report.status import FAILED, noted
-from hpcfed.report.summary import PHASES, spread, title
+from hpcfed.report.status import FAILED, existing, noted
+from hpcfed.report.summary import spread, title
+from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, Record, load, stamp
 from hpcfed.storage.sweep import Member, Sweep
@@ -58,7 +61,7 @@ class Watched:
 
     def __init__(self, path: Path, member: tuple[Sweep, Member] | None = None):
         self.path, self.member, self.name = path, member, ""
-        self.folder = path if member or os.path.isdir(path) else path.parent
+        self.folder = names.folder_of(path)
         self.seen: Any = None
         self.known: dict[str, Any] = {}
         self.record: Record | None = None
@@ -83,13 +86,13 @@ class Watched:
 
 def numbers(record: Record) -> dict[str, Any]:
     """What a view has of a record."""
-    accuracy = [spread(row) for row in column(record, "clients/accuracy")]
-    done = [t for t, s in enumerate(accuracy, start=1) if s["clients"]]
+    done = evaluated(record)
+    accuracy = [spread(row) for row in column(record, "clients/accuracy")[done]]
     return {
         "title": title(record),
-        "evaluated": done,
-        "mean": [accuracy[t - 1]["mean"] for t in done],
-        "std": [accuracy[t - 1]["std"] for t in done],
+        "evaluated": (done + 1).tolist(),
+        "mean": [s["mean"] for s in accuracy],
+        "std": [s["std"] for s in accuracy],
         "loss": [nothing(spread(row)["mean"]) for row in column(record, "clients/train_loss")],
         "seconds": record.columns.get("rounds/seconds", np.zeros(0)).tolist(),
         "phases": phases(record),
@@ -100,9 +103,9 @@ def numbers(record: Record) -> dict[str, Any]:
 
 def phases(record: Record) -> dict[str, np.ndarray]:
     """[R] by phase: mean seconds a round of the last ones, of the ranks that the last of them had."""
-    recent = {name: record.columns[f"ranks/{name}"][-RECENT:] for name in PHASES if f"ranks/{name}" in record.columns}
-    there = {name: c[:, np.isfinite(c[-1])] for name, c in recent.items() if len(c)}
-    return {name: np.nanmean(c, 0) for name, c in there.items()}
+    recent = {phase: seconds[-RECENT:] for phase, seconds in spent(record).items()}
+    there = {phase: c[:, np.isfinite(c[-1])] for phase, c in recent.items() if len(c)}
+    return {phase: np.nanmean(c, 0) for phase, c in there.items()}
 
 
 def nothing(number: float | None) -> float:
@@ -111,28 +114,8 @@ def nothing(number: float | None) -> float:
 
 def watched(paths: Sequence[Path]) -> list[Watched]:
     """These runs and those of these sweeps; CheckpointError where there is none."""
-    runs = [run for path in paths for run in at(path)]
+    runs = [Watched(run, of) for path in paths for run, of in sweeps.runs(existing(path))]
     folders = [Path(os.path.abspath(run.folder)) for run in runs]
-    for run, name in zip(runs, names(folders), strict=True):
+    for run, name in zip(runs, told_apart(folders), strict=True):
         run.name = name
     return runs
-
-
-def at(path: Path) -> list[Watched]:
-    """The run at this path, or those of the sweep there."""
-    if not os.path.exists(path):
-        raise CheckpointError(f"{path}: there is no such file or folder; give the folder of a run or of a sweep")
-    if not sweeps.exists(path):
-        return [Watched(path)]
-    sweep = sweeps.read(path)
-    return [Watched(path / run.name, (sweep, run)) for run in sweep.runs]
-
-
-def names(folders: Sequence[Path]) -> list[str]:
-    """The last parts of these folders, as many as it takes to tell one from another."""
-    found, longest = [], max(len(folder.parts) for folder in folders)
-    for n in range(1, longest + 1):
-        found = ["/".join(folder.parts[-n:]) for folder in folders]
-        if len(set(found)) == len(set(folders)):
-            break
-    return found

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
-import numpy as np
-
+from hpcfed.few import listed
+from hpcfed.paths import tail
+from hpcfed.report.columns import faults
 from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import Record
 
 MARK = "hpcfed: warning: "  # before what a run warns of, on stderr
+FEW = 5  # clients that are named
 TAIL = 65536  # bytes of a log that are looked at
 
 
 def warnings(record: Record, folder: Path) -> list[str]:
     """In the order of rounds, and then what the log of a sweep's run says."""
-    told = sorted([*restarts(record), *faults(record)])
+    told = sorted([*restarts(record), *left(record)])
     return [text for _, text in told] + logged(folder)
 
 
@@ -31,16 +35,10 @@ def restarts(record: Record) -> Iterator[tuple[int, str]]:
         yield past["rounds"], f"went on after round {past['rounds']} from a checkpoint{change}"
 
 
-def faults(record: Record) -> Iterator[tuple[int, str]]:
+def left(record: Record) -> Iterator[tuple[int, str]]:
     """Clients that left a round, a line a round."""
-    column, kinds = record.columns.get("clients/fault"), record.header.get("faults", [])
-    if column is None:
-        return
-    ids = record.columns.get("clients/id", np.broadcast_to(np.arange(column.shape[1]), column.shape))
-    for t in np.flatnonzero((column > 0).any(1)):
-        left = [f"{int(ids[t, i])} ({kinds[int(column[t, i])]})" for i in np.flatnonzero(column[t] > 0)]
-        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-        yield int(t + 1), f"round {t + 1}: left out: client {', '.join(left[:5])}{more}"
+    for t, found in groupby(faults(record), itemgetter(0)):
+        yield t, f"round {t}: left out: client {listed([f'{k} ({how})' for _, k, how in found], FEW)}"
 
 
 def logged(folder: Path) -> list[str]:
@@ -48,8 +46,5 @@ def logged(folder: Path) -> list[str]:
     path = names.log_file(folder.parent, folder.name)
     if not sweeps.exists(folder.parent) or not os.path.isfile(path):
         return []
-    with open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-        lines = file.read().decode(errors="replace").splitlines()
-    found = [line.partition(MARK)[2] for line in lines if MARK in line]
+    found = [line.partition(MARK)[2] for line in tail(path, TAIL).splitlines() if MARK in line]
     return found[-1:]

@@ -15,16 +15,18 @@ from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
 from socketserver import ThreadingTCPServer
 from threading import Event, Lock, Thread
-from time import sleep
+from time import sleep, time
 from typing import Any
 
 import numpy as np
 
 from hpcfed.errors import ConfigError
+from hpcfed.few import evenly
+from hpcfed.report import colours
+from hpcfed.report.status import words
 from hpcfed.report.summary import share
 from hpcfed.status import DONE
-from hpcfed.watch.terminal import counted, time_of
-from hpcfed.watch.terminal import words as state_of
+from hpcfed.watch.terminal import counted, pace
 from hpcfed.watch.view import View, Watched
 
 HOST = "127.0.0.1"
@@ -89,7 +91,7 @@ class Server(ThreadingTCPServer):
         with self.looking:
             views = [run.look() for run in self.runs]
             self.over = all(view.over for view in views)
-        answer = {"over": self.over, "runs": list(map(plain, views))}
+        answer = {"over": self.over, "runs": list(map(plain, views)), **colours.for_scripts()}
         return "application/json", json.dumps(answer, allow_nan=False).encode()
 
 
@@ -123,7 +125,7 @@ def page(file: str) -> bytes:
 
 def plain(view: View) -> dict[str, Any]:
     """A view as JSON types; of long curves every so many rounds, the last included."""
-    kept = thinned(len(view.mean))
+    kept = evenly(len(view.mean), POINTS)
     return {
         "name": view.name,
         "title": view.title,
@@ -139,17 +141,8 @@ def plain(view: View) -> dict[str, Any]:
 
 def told(view: View) -> str:
     """A run in a line."""
-    state = view.state
     parts = [view.name, f"round {counted(view)}", f"accuracy {share(view.mean[-1] if view.mean else None)}"]
-    parts += [f"{time_of(state.seconds)} a round"] if state.seconds is not None else []
-    parts += [f"{time_of(state.left)} left"] if state.left is not None else []
-    parts += [f"checkpoint of round {state.saved}"] if state.saved is not None else []
-    return ", ".join([*parts, state_of(state)])
-
-
-def thinned(n: int) -> list[int]:
-    """At most POINTS positions of n, evenly spread, first and last included."""
-    return np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(int)).tolist() if n else []
+    return ", ".join([*parts, *pace(view.state, time()), words(view.state)])
 
 
 def rounded(number: float) -> float | None:

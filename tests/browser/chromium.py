@@ -1,9 +1,7 @@
-"""A headless Chromium for tests, driven by Selenium; Debian's packages, installed where they are missing."""
+"""A headless Chromium for tests, driven by Selenium."""
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,8 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
-PACKAGES = PROGRAMS = ("chromium", "chromedriver")
-DEBIAN = {"chromedriver": "chromium-driver"}  # where a package has another name than its program
+PROGRAMS = ("chromium", "chromedriver")
+PACKAGES = ("chromium", "chromium-driver")  # of Debian
 LOCAL = ("file:", "data:", "blob:", "chrome:", "about:")
 LIMIT = 30  # seconds for whatever is waited for
 
@@ -70,23 +68,3 @@ class Browser:
 
     def close(self) -> None:
         self.driver.quit()
-
-
-def missing() -> list[str]:
-    """Programs that a browser needs and that this machine lacks."""
-    return [program for program in PROGRAMS if not shutil.which(program)]
-
-
-def install() -> str:
-    """Install what is missing, where this user may; returns why it is still missing, or nothing."""
-    apt = ["apt-get", "-y", "-q", "-o", "DPkg::Lock::Timeout=50"]
-    packages = [DEBIAN.get(package, package) for package in PACKAGES]
-    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for words in ([*apt, "update"], [*apt, "install", "--no-install-recommends", *packages]):
-        try:
-            done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
-        if done.returncode:
-            return f"{' '.join(words)}: {done.stderr.strip()[-300:]}"
-    return ""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hpcfed.page.command import report
+from hpcfed.report.colours import phase
 from hpcfed.storage.results import Results
 from tests.browser.chromium import Browser
 
@@ -66,7 +67,9 @@ def test_it_draws_runs_curves_labels_and_phases(page):
     assert drawn["xs"][0] == [1, 2, 3, 4, 5, 6] and drawn["ys"][0] == pytest.approx(0.515 + np.arange(1, 7) / 1000)
     assert len(lines(page, "bands-accuracy")["xs"]) == 3
     assert sorted(lines(page, "cells-labels")["n"]) == list(range(1, K * C))
-    assert lines(page, "bars-phases")["top"] == pytest.approx([9.0, 6.0, 9.0, 9.0])
+    bars = lines(page, "bars-phases")
+    assert bars["top"] == pytest.approx([9.0, 6.0, 9.0, 9.0])
+    assert bars["colour"] == 2 * [phase("train")] + 2 * [phase("wait")]
     sizes = page.do("return [...document.querySelectorAll('.charts figure')].map(f => f.clientHeight)")
     assert len(sizes) == 4 and min(sizes) > 250
 

@@ -9,7 +9,7 @@ from hpcfed.errors import ConfigError, DamagedError
 from hpcfed.figures.models import probed
 from hpcfed.figures.runs import drawn
 from hpcfed.storage import checkpoint, names, probe
-from hpcfed.trained.probe import command, evenly, make
+from hpcfed.trained.probe import command, make
 from tests.contract import toy
 from tests.contract.models import saved_run
 
@@ -48,7 +48,6 @@ def test_clients_are_compared_over_the_checkpoints_that_are_kept(run):
     assert found.rounds.tolist() == [1, 2, 3] and found.cka.shape == (3, 6, 6)
     assert np.allclose(found.cka[:, range(6), range(6)], 1) and (found.cka >= 0).all() and (found.cka < 1.001).all()
     assert not np.allclose(found.cka[0], found.cka[2])
-    assert evenly([*range(10)], 3) == [0, 4, 9] and evenly([1], 3) == [1] and evenly([], 3) == []
 
 
 def test_the_same_seed_draws_the_same_examples_for_all_methods(run, tmp_path):

@@ -7,7 +7,6 @@ nothing of a Slurm that the machine may have is touched. All daemons end with th
 import getpass
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import time
@@ -15,9 +14,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
-PACKAGES = ("slurm-wlm", "munge")
-SBIN = "/usr/sbin"  # where Debian has daemons; it is not on every user's path
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "setpriv")
+PACKAGES = ("slurm-wlm", "munge")  # of Debian
+PATH = f"{os.environ['PATH']}{os.pathsep}/usr/sbin"  # where Debian has daemons; it is not on every user's path
 CONFIG = """
 ClusterName=virtual
 SlurmctldHost={host}(127.0.0.1)
@@ -60,7 +59,7 @@ class Cluster:
 
     def __init__(self, folder: Path, nodes: int = 3):
         self.folder, self.nodes, self.daemons = folder, nodes, ExitStack()
-        self.env = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}{os.pathsep}{SBIN}"}
+        self.env = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": PATH}
 
     def __enter__(self) -> "Cluster":
         try:
@@ -144,23 +143,3 @@ def free_ports(n: int) -> int:
                 continue
             return first
     raise RuntimeError("no free ports from 20000 to 30000")
-
-
-def missing() -> list[str]:
-    """Programs that a cluster needs and that this machine lacks."""
-    path = f"{os.environ['PATH']}{os.pathsep}{SBIN}"
-    return [program for program in (*PROGRAMS, "setpriv") if not shutil.which(program, path=path)]
-
-
-def install() -> str:
-    """Install what is missing, where this user may; returns why it is still missing, or nothing."""
-    apt = ["apt-get", "-y", "-q", "-o", "DPkg::Lock::Timeout=50"]
-    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for words in ([*apt, "update"], [*apt, "install", "--no-install-recommends", *PACKAGES]):
-        try:
-            done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
-        if done.returncode:
-            return f"{' '.join(words)}: {done.stderr.strip()[-300:]}"
-    return ""

@@ -10,8 +10,9 @@ import pytest
 from hpcfed.config.limits import limits
 from hpcfed.config.load import load
 from hpcfed.config.parts import Part
-from hpcfed.engine.rounds import COLUMNS, PHASES
+from hpcfed.engine.rounds import COLUMNS
 from hpcfed.storage import names, results
+from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Record
 from tests.mpirun import mpirun
 from tests.system.several import LIMIT, SMALL, Outcome, together

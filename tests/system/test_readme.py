@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
 from tests.mpirun import ROOT, environment
 
@@ -80,6 +81,14 @@ def test_the_job_file_of_the_readme_is_a_valid_job(desk):
 
 def test_the_readme_counts_the_methods():
     assert f"**{len(ALGORITHMS)} methods**" in TEXT
+
+
+def test_the_first_table_is_that_of_the_committed_runs(capsys):
+    runs = sorted((ROOT / "benchmarks/results/try").glob("*.h5"))
+    assert len(runs) == 12 and cli.main(["table", *map(str, runs)]) == 0
+    shown = re.search(r"^```\n(Test accuracy.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)[1].splitlines()
+    made = capsys.readouterr().out.splitlines()
+    assert made[0].startswith(shown[0]) and sorted(made[2:]) == sorted(shown[2:])
 
 
 def test_pictures_and_files_that_the_readme_names_exist():

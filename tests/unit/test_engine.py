@@ -8,13 +8,14 @@ import torch
 
 from hpcfed.comm import Serial, spmd
 from hpcfed.engine import saving, snapshot
-from hpcfed.engine.rounds import PHASES, Rounds, cells
+from hpcfed.engine.rounds import Rounds, cells
 from hpcfed.engine.setup import assign, world
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.evaluate import NONE, score
 from hpcfed.params import Params
 from hpcfed.payload import Tally
 from hpcfed.storage import checkpoint
+from hpcfed.storage.columns import PHASES
 from tests.contract import toy
 
 

@@ -166,7 +166,7 @@ class Halved:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_messages_in_parts_finish_each_value_once_and_the_first_arrays_before(monkeypatch, ranks):
-    for name, value in (("SMALL", 4), ("MESSAGE", 12), ("PART", 3)):
+    for name, value in (("SMALL", 4), ("MESSAGE", 12), ("PART", 3), ("CACHE", 1)):
         monkeypatch.setattr(messages, name, value)
     g = np.random.default_rng(0)
     shapes = [(), (7, 3), (2,), (0,), (50,)]

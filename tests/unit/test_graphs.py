@@ -142,6 +142,13 @@ def test_a_step_that_cannot_be_captured_is_replayed_and_the_run_says_so_once(cap
     assert said.count("cross_entropy cannot be captured (the device is no GPU); it trains with the traced engine") == 1
 
 
+def test_a_step_with_a_tensor_of_another_device_is_not_captured(captures: list):
+    optimiser = SimpleNamespace(skeleton=SimpleNamespace(flat=torch.zeros(1)))
+    with pytest.raises(RuntimeError, match="another device"):
+        Graph(None, optimiser, [torch.zeros((), device="meta")], [])
+    assert captures == []
+
+
 @pytest.mark.parametrize("rounds, wanted", [("1", False), ("500", True)])
 def test_on_a_gpu_auto_captures_where_there_are_enough_steps_of_any_length(rounds: str, wanted: bool):
     fed = federation("--rounds", rounds)

@@ -7,6 +7,7 @@ import pytest
 
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
+from hpcfed.storage.fields import flat
 
 JOBS = Path(__file__).parents[2] / "jobs"
 OTHER = {"common", "small", "methods", "fedhenn"}  # folders of jobs that are no cell of the tables
@@ -28,14 +29,6 @@ def cell(name: str) -> tuple[str, ...]:
     found = HEAD.match((JOBS / name).read_text())
     assert found, f"{name}: the first line names no table, row, column and number"
     return found.groups()
-
-
-def flat(values: dict, prefix: str = "") -> dict:
-    """Nested fields by dotted name."""
-    fields = {}
-    for key, value in values.items():
-        fields |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return fields
 
 
 def test_each_table_is_complete_and_no_cell_is_there_twice():

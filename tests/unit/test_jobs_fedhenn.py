@@ -7,7 +7,7 @@ import pytest
 
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
-from tests.unit.test_jobs import flat
+from hpcfed.storage.fields import flat
 
 JOBS = Path(__file__).parents[2] / "jobs/fedhenn"
 FULL = sorted(path.name for path in JOBS.glob("*.toml"))

@@ -12,8 +12,9 @@ import pytest
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.page import curves, job, notes, packed, tables, write
 from hpcfed.page.command import made, report
-from hpcfed.page.runs import Shown, shown, unique
+from hpcfed.page.runs import Shown, shown
 from hpcfed.storage import sweep as store
+from hpcfed.storage.fields import flat
 from hpcfed.storage.results import Record, Results
 
 NAN = np.nan
@@ -162,11 +163,6 @@ def test_runs_on_different_machines_are_warned_of():
     assert found[-1][1].startswith("runs differ in hardware.cpu;")
 
 
-def test_runs_get_names_that_tell_them_apart():
-    paths = [Path(path) for path in ("/x/a/results.h5", "/x/b", "/y/b", "/y/c.h5")]
-    assert unique(paths) == ["a", "x/b", "y/b", "c"]
-
-
 def stored(folder: Path, one: Record, rounds: int = 2) -> Path:
     results = Results(folder, one.header | {"ended": "finished"}, one.arrays)
     for t in range(rounds):
@@ -183,7 +179,7 @@ def test_a_run_is_shown_once_and_an_unfinished_one_says_so(tmp_path):
 
 
 def test_a_sweep_shows_its_runs_and_says_which_have_no_results(tmp_path):
-    fields = store.fields(record().header["job"]) | {"rounds": 9}
+    fields = flat(record().header["job"]) | {"rounds": 9}
     runs = tuple(store.Member(name, [], fields) for name in ("done", "absent"))
     sweep = store.Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", runs)
     store.write(sweep)
@@ -222,5 +218,5 @@ def test_a_run_without_rounds_has_a_page(tmp_path):
 
 def test_a_missing_library_is_one_message(monkeypatch):
     monkeypatch.setitem(sys.modules, "bokeh", None)
-    with pytest.raises(ConfigError, match=r"no module 'bokeh'.*hpcfed\[report\]"):
-        write.needed()
+    with pytest.raises(ConfigError, match=r"the package bokeh, .*hpcfed\[report\]"):
+        write.check()

@@ -71,10 +71,11 @@ def test_an_exact_sum_is_a_maximum_a_weight_and_messages_of_a_line_a_rank():
     quick = Wires(2, 1, Network(0.0, 1.0), NEAR)  # seconds are bytes
     assert quick.sum(100, arrays=3) == 2 * (8 * (3 + 1 + 2) + 16 + 8 * 100)  # each up and down
     values = 2 * 131072  # two lines of half a message each
-    assert quick.sum(values, 1) == 2 * (8 * 4 + 16) + 12 * 131072  # in as float64, out as float32
-    assert quick.sum(values + 1, 1) == 2 * (8 * 4 + 16) + 2 * 12 * 65537  # one more value: two messages, alike
+    line = 131072 + 7  # with the count of rows as long as lines of the cache
+    assert quick.sum(values, 1) == 2 * (8 * 4 + 16) + 12 * line  # in as float64, out as float32
+    assert quick.sum(values + 1, 1) == 2 * (8 * 4 + 16) + 2 * 12 * (65537 + 6)  # one more value: two messages, alike
     assert Wires(1, 1, FAR).sum(values, 1) == 0
-    assert quick.buffers(values) == 2 * 131072 * (8 + 8 + 4) and quick.buffers(100) == 0
+    assert quick.buffers(values) == 2 * line * (8 + 8 + 4) and quick.buffers(100) == 0
 
 
 def test_ranks_share_cores_until_the_short_ones_are_done():

@@ -11,10 +11,12 @@ from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.figures.command import plot
 from hpcfed.figures.curves import Curve
 from hpcfed.report import catalogue, cite, summary, tables
+from hpcfed.report.columns import so_far
 from hpcfed.report.formats import named
 from hpcfed.report.measures import View, measure
 from hpcfed.report.references import bibtex, references
 from hpcfed.report.tables import console, duration, size
+from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Record, Results, load
 
 HEAD = 4 * (512 * 10 + 10)  # bytes of FedClassAvg's upload for 10 classes
@@ -98,7 +100,7 @@ def test_time_is_the_mean_over_ranks_and_shares_add_up_to_one(run):
     assert (found["seconds"], found["seconds_per_round"]) == (15.0, 5.0)
     assert found["train"] == {"seconds": 6.0, "share": pytest.approx(6 / 14.5)}  # 6 + 1.5 + 3 + 3 + 1
     assert found["checkpoint"]["seconds"] == 1.0
-    assert sum(found[phase]["share"] for phase in summary.PHASES) == pytest.approx(1)
+    assert sum(found[phase]["share"] for phase in PHASES) == pytest.approx(1)
 
 
 def test_ranks_that_a_round_did_not_have_do_not_count(tmp_path):
@@ -222,3 +224,11 @@ def told(record: Record) -> str:
     with out.capture() as text:
         out.print(summary.render(record))
     return text.get()
+
+
+def test_so_far_counts_up_over_all_clients_and_time_too_far_to_be_drawn_is_unknown():
+    columns = {"clients/epochs": np.array([[1, NAN], [1, 1]]), "clients/down": np.array([[10, 0], [10, 10]]),
+               "rounds/virtual_seconds": np.array([2.0, 1e31])}  # fmt: skip
+    found = so_far(Record({"job": {"clients": 2}, "architectures": ["mlp"] * 2}, {}, columns, 2))
+    assert found["epochs"].tolist() == [0.5, 1.5] and found["bytes"].tolist() == [5, 15]
+    assert found["virtual"][0] == 2.0 and np.isnan(found["virtual"][1])

@@ -225,8 +225,8 @@ def test_what_is_finished_is_known_by_its_results(sweep):
 
 def test_a_run_is_one_process_or_ranks_of_a_launcher(sweep, monkeypatch):
     monkeypatch.setattr(launch.shutil, "which", lambda name, path=None: f"/bin/{name}")
-    alone = launch.command(sweep, sweep.runs[0])
-    assert alone[1:3] == ["-m", "hpcfed.main"] and alone[-2:] == ["--out", str(sweep.folder / "a")]
+    alone, elsewhere = (launch.command(it, it.runs[0]) for it in (sweep, replace(sweep, directory="/else")))
+    assert alone[1:3] == ["-m", "hpcfed.main"] and (alone[-1], elsewhere[-1]) == ("s/a", str(sweep.folder / "a"))
     assert launch.command(replace(sweep, ranks=3), sweep.runs[0])[:3] == ["/bin/mpirun", "-n", "3"]
     srun = replace(sweep, ranks=2, launcher="srun --mpi=pmix")
     assert launch.command(srun, sweep.runs[0])[:4] == ["/bin/srun", "-n", "2", "--mpi=pmix"]

@@ -8,6 +8,7 @@ import pytest
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.report.table import table
 from hpcfed.storage import sweep as store
+from hpcfed.storage.fields import flat
 from hpcfed.storage.results import Results
 from hpcfed.storage.sweep import End, Member, Sweep
 
@@ -51,7 +52,7 @@ def sweep(tmp_path: Path) -> Path:
         for alpha in (0.1, 0.5):
             for seed in (0, 1):
                 name = f"{method}_{alpha}_{seed}"
-                members.append(Member(name, [], store.fields(job(method, alpha, seed))))
+                members.append(Member(name, [], flat(job(method, alpha, seed))))
     found = Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", tuple(members))
     store.write(found)
     for i, member in enumerate(members[:5]):

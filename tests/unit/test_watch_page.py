@@ -18,7 +18,7 @@ import pytest
 from hpcfed import cli
 from hpcfed.watch import web
 from hpcfed.watch.view import watched
-from hpcfed.watch.web import Server, plain, thinned
+from hpcfed.watch.web import Server, plain
 from tests import records
 
 LIMIT = 30  # seconds for an answer
@@ -170,9 +170,3 @@ def test_a_browser_draws_runs_whatever_they_have(tmp_path):
     assert done.stdout.count('class="card"') == 5  # all curves in one picture, and four runs
     assert done.stdout.count("<svg") == 1 + 3 * 3 and "NaN" not in done.stdout
     assert "<img" not in done.stdout and "&lt;img src=x&gt;" in done.stdout and "not begun, round 0/?" in done.stdout
-
-
-def test_long_curves_are_thinned_to_their_ends():
-    assert (thinned(0), thinned(1), thinned(5)) == ([], [0], [0, 1, 2, 3, 4])
-    kept = thinned(10_000)
-    assert (len(kept), kept[0], kept[-1]) == (400, 0, 9999)

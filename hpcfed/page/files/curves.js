@@ -33,6 +33,10 @@ function colour(pair) {
   return pair[dark() ? 1 : 0];
 }
 
+function ofPhase(name) {
+  return colour(PAGE.colours[PAGE.phases[name]]);
+}
+
 function look(i) {
   const n = PAGE.colours.length;
   return {colour: colour(PAGE.colours[i % n]), dash: PAGE.dashes[Math.floor(i / n) % PAGE.dashes.length]};
@@ -162,10 +166,10 @@ function drawPhases() {
   document.getElementById("phases").hidden = !names.length;
   if (!names.length) return;
   const height = phases[names[0]].map(() => 0);
-  const bars = names.flatMap((phase, p) => phases[phase].map((seconds, rank) => {
+  const bars = names.flatMap(phase => phases[phase].map((seconds, rank) => {
     const bottom = height[rank];
     height[rank] += seconds;
-    return {rank, bottom, top: height[rank], colour: colour(PAGE.colours[p]), phase, seconds};
+    return {rank, bottom, top: height[rank], colour: ofPhase(phase), phase, seconds};
   }));
   model("bars-phases").data = columns(bars, ["rank", "bottom", "top", "colour", "phase", "seconds"]);
   const chart = model("phases");

@@ -26,11 +26,11 @@ function repaint() {
 
 function legend() {
   const names = Object.keys(PAGE.runs[state.run].phases);
-  $("phases-legend").replaceChildren(...names.map((name, p) => {
+  $("phases-legend").replaceChildren(...names.map(name => {
     const item = document.createElement("li");
     const box = item.appendChild(document.createElement("span"));
     box.className = "box";
-    box.style.background = colour(PAGE.colours[p]);
+    box.style.background = ofPhase(name);
     item.append(name);
     return item;
   }));

@@ -3,10 +3,7 @@
 const EVERY = 2000;  // milliseconds
 const WIDTH = 400, HEIGHT = 220, LEFT = 42, RIGHT = 12, TOP = 10, BOTTOM = 36;
 const DARK = matchMedia("(prefers-color-scheme: dark)").matches;
-const BLUES = DARK ? ["#56b4e9", "#0072b2"] : ["#0072b2", "#56b4e9"];  // Okabe and Ito's, the one that stands out first
-const COLOURS = [BLUES[0], "#d55e00", "#009e73", "#cc79a7", "#e69f00", BLUES[1], "#8c6d31", "#7f7f7f"];
-const PHASES = { train: BLUES[0], server: "#cc79a7", communicate: "#e69f00", evaluate: "#009e73", wait: "#999999",
-                 checkpoint: "#d55e00" };
+let colours, phases;  // for this ground, as the answer has them
 const SVG = "http://www.w3.org/2000/svg";
 
 function html(name, text = "", kind = "", ...inner) {
@@ -102,9 +99,9 @@ function strips(run) {  // a dot a client, a row an architecture, a stroke at th
   kinds.forEach((kind, r) => {
     const values = run.clients.filter((v, i) => run.kinds[i] === kind && v !== null), y = TOP + r * row;
     drawn.append(svg("text", { x: LEFT, y: y + 11 }, kind));
-    for (const v of values) drawn.append(svg("circle", { cx: x.at(v), cy: y + 22, r: 4, fill: COLOURS[0], opacity: 0.45 }));
+    for (const v of values) drawn.append(svg("circle", { cx: x.at(v), cy: y + 22, r: 4, fill: colours[0], opacity: 0.45 }));
     const mean = x.at(values.reduce((a, b) => a + b, 0) / values.length);
-    if (values.length) drawn.append(svg("line", { x1: mean, x2: mean, y1: y + 14, y2: y + 30, stroke: COLOURS[1], "stroke-width": 2.5 }));
+    if (values.length) drawn.append(svg("line", { x1: mean, x2: mean, y1: y + 14, y2: y + 30, stroke: colours[1], "stroke-width": 2.5 }));
   });
   return drawn;
 }
@@ -121,11 +118,11 @@ function bars(run) {  // seconds of a round by phase, a bar a rank
     if (row > 12 || r % 8 === 0) drawn.append(svg("text", { x: LEFT - 6, y: y + row / 2 + 4, "text-anchor": "end" }, r));
     for (const name of names) {
       const to = from + run.phases[name][r];
-      drawn.append(svg("rect", { x: x.at(from), y: y + 1, width: x.at(to) - x.at(from), height: row - 2, fill: PHASES[name] }));
+      drawn.append(svg("rect", { x: x.at(from), y: y + 1, width: x.at(to) - x.at(from), height: row - 2, fill: phases[name] }));
       from = to;
     }
   }
-  return html("div", "", "", drawn, key(names.map(name => [name, PHASES[name]])));
+  return html("div", "", "", drawn, key(names.map(name => [name, phases[name]])));
 }
 
 function key(entries) {
@@ -146,7 +143,7 @@ function card(run) {
   if (run.warnings.length) node.append(html("p", `warning: ${run.warnings.at(-1)}`, "warning"));
   const charts = html("div", "", "charts");
   if (run.mean.length) {
-    const line = { name: run.name, rounds: run.evaluated, mean: run.mean, std: run.std, colour: COLOURS[0] };
+    const line = { name: run.name, rounds: run.evaluated, mean: run.mean, std: run.std, colour: colours[0] };
     charts.append(figure("test accuracy, mean and std over clients", curves([line], "test accuracy over rounds")),
                   figure("clients when last evaluated, means", strips(run)));
   }
@@ -157,7 +154,7 @@ function card(run) {
 
 function together(runs) {  // all curves in one picture
   const lines = runs.filter(run => run.mean.length).map((run, i) => (
-    { name: run.name, rounds: run.evaluated, mean: run.mean, colour: COLOURS[i % COLOURS.length] }));
+    { name: run.name, rounds: run.evaluated, mean: run.mean, colour: colours[i % colours.length] }));
   if (runs.length < 2 || !lines.length) return [];
   return [html("section", "", "card", figure("test accuracy, mean over clients", curves(lines, "test accuracy of all runs")),
                key(lines.map(line => [line.name, line.colour])))];
@@ -174,6 +171,8 @@ async function look() {
     said.textContent = "no answer: hpcfed watch has ended; this is what it said last";
     return;
   }
+  colours = answer.colours.map(([light, dark]) => DARK ? dark : light);
+  phases = Object.fromEntries(Object.entries(answer.phases).map(([name, i]) => [name, colours[i]]));
   document.getElementById("runs").replaceChildren(...together(answer.runs), ...answer.runs.map(card));
   said.textContent = answer.over ? "finished; hpcfed watch has ended" : `as of ${new Date().toLocaleTimeString()}`;
   if (!answer.over) setTimeout(look, EVERY);

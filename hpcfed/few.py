@@ -1,0 +1,18 @@
+"""A few of many, where nobody would look at all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def evenly(n: int, most: int) -> np.ndarray:
+    """At most so many of the places 0..n-1, evenly spread, first and last among them (of one: the first)."""
+    return np.linspace(0, n - 1, min(n, most)).round().astype(int)
+
+
+def listed(words: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first words; the others are counted."""
+    more = [f"and {len(words) - most} more"] if len(words) > most else []
+    return between.join([*words[:most], *more])
