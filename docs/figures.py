@@ -9,8 +9,10 @@ GALLERY = Path(__file__).parent / "pages" / "gallery"
 HEAD = """# Figures
 
 Each is drawn from result files alone, while a run goes on or later, for one run or a hundred; those of trained models
-ask the models in the newest checkpoint. Sweeps may stand for their runs: runs that differ in the seed alone are one
-line, those whose data differ make panels. What runs cannot give is one message, and `all` leaves it out.
+ask the models in the newest checkpoint. Sweeps may stand for their runs. In `learning`, `bytes`, `time`, `accuracies`
+and `halved` runs that differ in the seed alone are one line, and those whose data differ make panels; `labels` has a
+panel for each way in which data were shared out; in the others each run has a line or a panel of its own. What runs
+cannot give is one message, and `all` leaves it out.
 
 ```sh
 hpcfed plot runs/first runs/alone --figure learning,accuracies -o figures.png

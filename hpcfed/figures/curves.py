@@ -122,13 +122,11 @@ def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, str], band: boo
 
 def scale(ax: Axes, totals: Sequence[float], curves: int, axis: Axis) -> None:
     """Ticks with their unit; logarithmic for curves whose totals differ widely; says what a level line is."""
-    if look.widely(totals) and axis is not ROUNDS:
-        ax.set_xscale("log")
-        ax.autoscale(axis="x")
-        look.unit(ax.xaxis, axis.unit)
     if not totals:
         ax.xaxis.set_major_formatter(NullFormatter())
+    elif look.widely(totals) and axis is not ROUNDS:
+        look.logarithmic_across(ax, axis.unit)
     elif axis.unit:
         look.unit(ax.xaxis, axis.unit)
     if len(totals) < curves:
-        ax.set_xlabel(f"{ax.get_xlabel()} (level line: none)", fontsize=look.LETTERS)
+        ax.set_xlabel(f"{ax.get_xlabel()}\n(level line: none)", fontsize=look.LETTERS)

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfed.errors import ConfigError
+from hpcfed.figures.groups import by_panel, groups
 from hpcfed.figures.look import COLOURS, COLUMN, LETTERS, PAGE, SMALL, places, plain
-from hpcfed.figures.runs import Drawn, setting, short
-from hpcfed.storage.record import Record
+from hpcfed.figures.runs import Drawn, short
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,8 @@ def numbers(runs: Sequence[Drawn]) -> list[Labels]:
 
     Raises ConfigError where no run recorded it.
     """
-    known: dict[str, Record] = {}
-    for run in runs:
-        if "label_counts" in run.record.arrays:
-            known.setdefault(setting(run), run.record)
+    recorded = [run for run in runs if "label_counts" in run.record.arrays]
+    known = {panel: found[0].runs[0].record for panel, found in by_panel(groups(recorded, ["participation"])).items()}
     if not known:
         raise ConfigError("labels: no run recorded who holds which examples: those of a population do not "
                           "(clients up to 10,000 of a data set of files do)")  # fmt: skip

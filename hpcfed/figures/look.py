@@ -100,8 +100,8 @@ def numbered(ax: Axes, integer: bool = False) -> None:
 
 
 def unit(axis: Axis, name: str) -> None:
-    """Ticks in B, kB, MB (or s, ks)."""
-    axis.set_major_formatter(EngFormatter(name))
+    """Ticks in B, kB, MB (or s, ks); plain numbers where there is no unit."""
+    axis.set_major_formatter(EngFormatter(name) if name else "{x:g}")
 
 
 def upwards(ax: Axes) -> None:
@@ -120,6 +120,17 @@ def logarithmic(ax: Axes, name: str) -> None:
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_minor_formatter(NullFormatter())
     unit(ax.yaxis, name)
+
+
+def logarithmic_across(ax: Axes, name: str) -> None:
+    """A logarithmic x axis of all that is drawn, with a few ticks, however few decades it has."""
+    ax.set_xscale("log")
+    ax.autoscale(axis="x")
+    low, high = ax.get_xlim()
+    decades = np.log10(high / low)
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1 else (1, 3) if decades < 2 else (1,)))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    unit(ax.xaxis, name)
 
 
 def widely(values: Sequence[float]) -> bool:
@@ -171,6 +182,11 @@ def step(n: int, most: int = 30) -> int:
 def places(n: int, most: int = 30) -> np.ndarray:
     """The places of 0..n-1 that get a tick."""
     return np.arange(0, n, step(n, most)) if n else np.arange(0)
+
+
+def numbers(ids: np.ndarray, width: float) -> np.ndarray:
+    """The places of these whole numbers that get a tick below a panel so many inches wide."""
+    return places(len(ids), max(1, int(width / (LETTER * len(str(ids.max(initial=0))) + 0.09))))
 
 
 def save(figure: Figure, path: Path) -> Path:

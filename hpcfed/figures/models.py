@@ -12,10 +12,13 @@ from matplotlib.image import AxesImage
 
 from hpcfed.errors import CheckpointError, ConfigError, DataError
 from hpcfed.figures import look
-from hpcfed.figures.runs import Drawn
+from hpcfed.figures.runs import Drawn, clients
 from hpcfed.storage import probe
 from hpcfed.storage.probe import Probe
 
+BESIDE = 3  # runs of one panel each
+THIN = 0.1  # inches, the width of a scale
+BAR = 0.9  # inches of a scale and what stands at it
 CELLS = 12  # classes up to which shares are written into the cells
 WIDE = 96  # letters above a figure as wide as a page
 DARK = 0.55  # of the colours: on darker ones letters are white
@@ -57,7 +60,7 @@ def confused(name: str, found: Probe) -> Confusion:
     np.add.at(counts, (np.broadcast_to(found.labels, (K, N)), found.predictions), 1)
     total = counts.sum(1, keepdims=True)
     shares = np.where(total > 0, counts / np.maximum(total, 1), np.nan)
-    return Confusion(f"{name}\n{K} clients, {N:,} test images", found.header["classes"], counts, shares)
+    return Confusion(f"{name}\n{clients(K)}, {N:,} test examples", found.header["classes"], counts, shares)
 
 
 def confusion(runs: Sequence[Drawn]) -> Figure:
@@ -72,7 +75,7 @@ def confusion(runs: Sequence[Drawn]) -> Figure:
         ax.set_yticks(look.places(C), names)
         titled(ax, one.title, "predicted class", "class")
         written(ax, one.shares, len(found))
-    colours(drawing, seen, axes, "share of the answers to images of the class")
+    colours(drawing, seen, axes, "share of the answers to examples of the class (in cells: %)")
     return drawing
 
 
@@ -110,23 +113,26 @@ def compared(name: str, found: Probe) -> Alike:
 
 
 def cka(runs: Sequence[Drawn]) -> Figure:
-    """A row of panels for each run: one for each round of which there is a checkpoint."""
+    """A panel for each round of which there is a checkpoint, a row of them for each run; of one round each, runs side
+    by side."""
     found = alike(runs)
-    across = max(len(one.rounds) for one in found)
-    drawing, axes = squares(len(found) * across, across, 2.4)
+    most = max(len(one.rounds) for one in found)
+    across = most if most > 1 else min(len(found), BESIDE)
+    cells = [(one, p) for one in found for p in range(most)]
+    drawing, axes = squares(len(cells), across, 2.4)
     shown = []
-    for i, one in enumerate(found):
-        row = axes[i * across : (i + 1) * across]
-        for ax in row[len(one.rounds) :]:
+    for i, (ax, (one, p)) in enumerate(zip(axes, cells, strict=True)):
+        if p >= len(one.rounds):  # this run has fewer checkpoints
             ax.remove()
-        shown += row[: len(one.rounds)]
-        for ax, t, table, mean in zip(row, one.rounds, one.cka, one.means, strict=False):
-            seen = heat(ax, table, "viridis")
-            at = look.places(len(one.clients), 20 // across)
-            ax.set_xticks(at, one.clients[at])
-            ax.set_yticks(at, one.clients[at])
-            titled(ax, f"{one.name}\nround {t}: mean {mean:.2f}", "client" if i + 1 == len(found) else "",
-                   "client" if ax is row[0] else "", letters=WIDE // across)  # fmt: skip
+            continue
+        shown.append(ax)
+        seen = heat(ax, one.cka[p], "viridis")
+        at = look.numbers(one.clients, (drawing.get_figwidth() - BAR) / across)
+        ax.set_xticks(at, one.clients[at])
+        ax.set_yticks(at, one.clients[at])
+        mean = f": mean {one.means[p]:.2f}" if np.isfinite(one.means[p]) else ""
+        titled(ax, f"{one.name}\nround {one.rounds[p]}{mean}", "client" if i + across >= len(cells) else "",
+               "" if i % across else "client", letters=WIDE // across)  # fmt: skip
     colours(drawing, seen, shown, "linear CKA; above: mean of pairs")
     return drawing
 
@@ -134,8 +140,8 @@ def cka(runs: Sequence[Drawn]) -> Figure:
 def squares(n: int, across: int, side: float) -> tuple[Figure, list[Axes]]:
     """A figure of n square panels, so many side by side, each so many inches wide at most, with a scale beside them."""
     rows = -(-n // across)
-    width = min(look.PAGE, max(look.COLUMN, side * across + 0.9))
-    return look.grid(n, across, (width, rows * ((width - 0.9) / across + 0.45) + 0.1))
+    width = min(look.PAGE, max(look.COLUMN, side * across + BAR))
+    return look.grid(n, across, (width, rows * ((width - BAR) / across + 0.45) + 0.1))
 
 
 def heat(ax: Axes, table: np.ndarray, scale: str) -> AxesImage:
@@ -145,14 +151,9 @@ def heat(ax: Axes, table: np.ndarray, scale: str) -> AxesImage:
 
 def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -> None:
     """What the colours of these panels mean, beside them."""
-    bar = drawing.colorbar(seen, ax=list(axes), aspect=thin(drawing), pad=0.02)
+    bar = drawing.colorbar(seen, ax=list(axes), aspect=drawing.get_figheight() / THIN, pad=0.02)
     bar.set_label(text, fontsize=look.SMALL)
     bar.ax.tick_params(labelsize=look.SMALL, length=2)
-
-
-def thin(drawing: Figure) -> float:
-    """Length over width of a scale as high as the figure, a tenth of an inch wide."""
-    return 10 * drawing.get_figheight()
 
 
 def titled(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42) -> None:

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 from hpcfed.errors import ConfigError
 from hpcfed.figures import look
-from hpcfed.figures.models import colours, probed, titled
+from hpcfed.figures.models import BAR, colours, probed, titled
 from hpcfed.figures.models_tsne import most_common_width
-from hpcfed.figures.runs import Drawn
+from hpcfed.figures.runs import Drawn, clients
 from hpcfed.storage.probe import Probe
 
 
@@ -51,7 +51,7 @@ def ranked(name: str, found: Probe) -> Ranks:
                           "most; ranks of units of different layers cannot be compared")  # fmt: skip
     ranks = np.stack([rankdata(found.conductance[k]) for k in right], axis=1)  # equal ones share their mean rank
     label = found.header["classes"][found.labels[found.image]]
-    title = f"{name}\nan image of {look.short(label, 16)}, {len(right)} of {len(found.clients)} clients"
+    title = f"{name}\nan image of {look.short(label, 16)}, {len(right)} of {clients(len(found.clients))}"
     return Ranks(title, found.clients[right], ranks, mean_of_pairs(ranks))
 
 
@@ -69,12 +69,15 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     found = numbers(runs)
     drawing, axes = look.panels(len(found), height=2.9)
     for ax, one in zip(axes, found, strict=True):
-        d, n = one.ranks.shape
-        seen = ax.imshow(one.ranks / d, cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        at = look.places(n, 20 // min(len(found), 2))
+        shares = one.ranks / len(one.ranks)
+        seen = ax.imshow(shares, cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        at = look.numbers(one.clients, (drawing.get_figwidth() - BAR) / min(len(found), 2))
         ax.set_xticks(at, one.clients[at])
-        # + 0.0: -0.0 is no number for people
-        titled(ax, f"{one.title}\ncorrelation of ranks, mean of pairs: {round(one.agreement, 2) + 0.0:.2f}", "client",
-               "unit of the representation")  # fmt: skip
+        titled(ax, one.title + agreed(one.agreement), "client", "unit of the representation")
     colours(drawing, seen, axes, "rank of the unit's conductance / number of units")
     return drawing
+
+
+def agreed(agreement: float) -> str:
+    """A line of a title; none where there is one client. + 0.0: -0.0 is no number for people."""
+    return "" if np.isnan(agreement) else f"\ncorrelation of ranks, mean of pairs: {round(agreement, 2) + 0.0:.2f}"

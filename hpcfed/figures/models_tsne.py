@@ -21,8 +21,9 @@ from hpcfed import rng
 from hpcfed.errors import ConfigError
 from hpcfed.few import evenly
 from hpcfed.figures import look
-from hpcfed.figures.models import WIDE, probed, thin, titled
+from hpcfed.figures.models import BESIDE, THIN, WIDE, probed, titled
 from hpcfed.figures.runs import Drawn
+from hpcfed.figures.runs import clients as counted
 from hpcfed.storage.probe import Probe
 
 LINE = 0.14  # inches from one tick's letters to the next
@@ -54,9 +55,9 @@ def plane(name: str, found: Probe, seed: int) -> Plane:
     images = evenly(len(found.labels), max(1, POINTS // len(ks)))  # they lie in the order of the test split
     n = len(images)
     z = np.concatenate([found.representations[k][images] for k in ks]).astype(np.float64)
-    of = f"{len(ks)} clients" if len(ks) == len(found.clients) else f"{len(ks)} of {len(found.clients)} clients"
+    of = (f"{len(ks)} of " if len(ks) < len(found.clients) else "") + counted(len(found.clients))
     whose, labels = np.repeat(found.clients[ks], n), np.tile(found.labels[images], len(ks))
-    return Plane(f"{name}\n{of} × {n} images", found.header["classes"], found.clients[ks], placed(z, seed), labels,
+    return Plane(f"{name}\n{of} × {n} examples", found.header["classes"], found.clients[ks], placed(z, seed), labels,
                  whose)  # fmt: skip
 
 
@@ -83,20 +84,43 @@ def placed(z: np.ndarray, seed: int) -> np.ndarray:
 
 def figure(runs: Sequence[Drawn]) -> Figure:
     """Runs side by side; above the points have the colours of their labels, below those of their clients."""
-    found = numbers(runs)
-    width = max(look.COLUMN, min(look.PAGE, 2.2 * len(found) + 1.0))
-    side = (width - 1.0) / len(found)
-    drawing = Figure(figsize=(width, 2 * side + 0.6), layout="constrained")
-    axes = drawing.subplots(2, len(found), squeeze=False)
-    for column, one in zip(axes.T, found, strict=True):
-        for ax, values in zip(column, (one.labels, order(one)), strict=True):
-            scatter(ax, one.xy, values, *palette(len(one.classes) if values is one.labels else len(one.clients)))
-        titled(column[0], one.title, letters=WIDE // max(2, len(found)))
-    last = found[-1]
-    bar(drawing, axes[0], "class", [look.plain(look.short(name, 12)) for name in last.classes])
-    most = max(found, key=lambda one: len(one.clients))
-    bar(drawing, axes[1], "client", [str(k) for k in most.clients])
+    found = blocks(numbers(runs))
+    across = max(map(len, found))
+    width = max(look.COLUMN, min(look.PAGE, 2.2 * across + 1.0))
+    drawing = Figure(figsize=(width, len(found) * (2 * (width - 1.0) / across + 0.6)), layout="constrained")
+    axes = drawing.subplots(2 * len(found), across, squeeze=False).reshape(len(found), 2, across)
+    for two, block in zip(axes, found, strict=True):
+        for ax in two[:, len(block) :].ravel():
+            ax.remove()
+        draw(drawing, two[:, : len(block)], block, drawing.get_figheight() / 2 / len(found), WIDE // max(2, across))
     return drawing
+
+
+def blocks(found: Sequence[Plane]) -> list[list[Plane]]:
+    """Runs one after the other that share their scales, for they have the same classes and clients; few in each."""
+    made: list[list[Plane]] = []
+    for one in found:
+        before = made[-1] if made else []
+        if before and len(before) < BESIDE and alike(before[0], one):
+            before.append(one)
+        else:
+            made.append([one])
+    return made
+
+
+def alike(one: Plane, other: Plane) -> bool:
+    return one.classes == other.classes and np.array_equal(one.clients, other.clients)
+
+
+def draw(drawing: Figure, two: np.ndarray, block: Sequence[Plane], height: float, letters: int) -> None:
+    """One block. two: its two rows of axes, each so many inches high.  letters: of a title."""
+    classes, clients = block[0].classes, block[0].clients
+    for column, one in zip(two.T, block, strict=True):
+        scatter(column[0], one.xy, one.labels, *palette(len(classes)))
+        scatter(column[1], one.xy, order(one), *palette(len(clients)))
+        titled(column[0], one.title, letters=letters)
+    bar(drawing, two[0], height, "class", [look.plain(look.short(name, 12)) for name in classes])
+    bar(drawing, two[1], height, "client", [str(k) for k in clients])
 
 
 def order(one: Plane) -> np.ndarray:
@@ -118,12 +142,12 @@ def scatter(ax: Axes, xy: np.ndarray, values: np.ndarray, colours: ListedColorma
     ax.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")  # t-SNE's axes have no unit
 
 
-def bar(drawing: Figure, axes: np.ndarray, text: str, names: Sequence[str]) -> None:
-    """What the colours of a row of panels are."""
+def bar(drawing: Figure, axes: np.ndarray, height: float, text: str, names: Sequence[str]) -> None:
+    """What the colours of a row of panels, so many inches high, are."""
     colours, norm = palette(len(names))
     scale = matplotlib.cm.ScalarMappable(norm, colours)
-    at = look.places(len(names), int(drawing.get_figheight() / 2 / LINE))
-    shown = drawing.colorbar(scale, ax=axes.tolist(), ticks=at, aspect=thin(drawing) / 2, pad=0.02)
+    at = look.places(len(names), int(height / LINE))
+    shown = drawing.colorbar(scale, ax=axes.tolist(), ticks=at, aspect=height / THIN, pad=0.02)
     shown.ax.set_yticklabels([names[i] for i in at], fontsize=look.SMALL)
     shown.ax.invert_yaxis()
     shown.ax.tick_params(length=0)

@@ -43,10 +43,15 @@ class Drawn:
 
 def setting(run: Drawn, ignore: Sequence[str] = ()) -> str:
     """Its data, how they are shared out, and among how many. ignore: fields of which nothing is said."""
-    fields, clients = one_skew(run.fields), run.fields["clients"]
+    fields = one_skew(run.fields)
     halved = 0.0 if "data.halve" in ignore else fields.get("data.halve") or 0.0
     kept = f", {100 * halved:g} % of them halved" if halved else ""
-    return f"{fields['data.name']}, {fields['data.partition']}, {clients:,} client{'s' * (clients != 1)}{kept}"
+    return f"{fields['data.name']}, {fields['data.partition']}, {clients(fields['clients'])}{kept}"
+
+
+def clients(n: int) -> str:
+    """So many of them, in words."""
+    return f"{n:,} client{'s' * (n != 1)}"
 
 
 def drawn(paths: Sequence[Path]) -> list[Drawn]:

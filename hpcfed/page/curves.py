@@ -24,7 +24,7 @@ X = {  # what curves can be drawn over: name -> text, unit
 }
 Y = {  # and what is drawn
     "accuracy": ("test accuracy", ""),
-    "loss": ("training loss", ""),
+    "train_loss": ("training loss", ""),
     "traffic": ("traffic of a client so far, down + up", "B"),
     "seconds": ("time of a round; of a client: its training", "s"),
 }
@@ -59,7 +59,7 @@ def by_client(record: Record) -> dict[str, np.ndarray]:
     accuracy, loss, seconds, examples, down, up = (column(record, f"clients/{name}") for name in names)
     traffic = np.nancumsum(down + up, 0)
     worked = np.where(np.nan_to_num(examples) > 0, seconds, np.nan) if "clients/examples" in record.columns else seconds
-    return {"accuracy": accuracy, "loss": loss, "traffic": traffic, "seconds": worked}
+    return {"accuracy": accuracy, "train_loss": loss, "traffic": traffic, "seconds": worked}
 
 
 def axes(record: Record) -> dict[str, np.ndarray]:
@@ -72,7 +72,7 @@ def of_run(record: Record, clients: dict[str, np.ndarray]) -> dict[str, np.ndarr
     """All that is drawn of the run itself, each [T]: x's, means over clients and standard deviations."""
     x = axes(record)
     bands = {}
-    for name in ("accuracy", "loss"):
+    for name in ("accuracy", "train_loss"):
         bands[name], bands[f"{name}_std"] = spread(clients[name])
     drawn = {**bands, "traffic": x["bytes"], "seconds": by_round(record, "seconds")}
     return {f"x_{name}": values for name, values in x.items()} | drawn

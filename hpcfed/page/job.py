@@ -11,14 +11,12 @@ from hpcfed.report.cases import ASIDE, shown
 from hpcfed.storage.fields import covers, flat
 
 Facts = dict[str, str]  # by dotted name, as text
+WIDE = 8  # columns of a table that fit on a page
 
 
 @dataclass(frozen=True)
 class Parted:
-    """Facts of runs. differs: names, and for each run its values; same: those that all runs have in common.
-
-    heads, lines: what differs as a table, runs across where that makes it narrower; a line begins with its own head.
-    """
+    """Facts of runs. differs: names, and for each run its values; same: those that all runs have in common."""
 
     runs: list[str]
     differs: list[str]
@@ -26,17 +24,17 @@ class Parted:
     same: Facts
 
     @property
-    def across(self) -> bool:
-        return len(self.differs) > len(self.runs)
+    def tables(self) -> list[list[tuple[str, ...]]]:
+        """What differs, runs across where that makes it narrower, in as many tables as fit on paper.
 
-    @property
-    def heads(self) -> list[str]:
-        return ["field", *self.runs] if self.across else ["run", *self.differs]
-
-    @property
-    def lines(self) -> list[list[str]]:
-        table = zip(*self.values, strict=True) if self.across else self.values
-        return [[head, *row] for head, row in zip(self.differs if self.across else self.runs, table, strict=True)]
+        A table's first line are its heads, and so is each line's first cell.
+        """
+        if len(self.differs) > len(self.runs):
+            first, columns = ["field", *self.differs], zip(self.runs, self.values, strict=True)
+        else:
+            first, columns = ["run", *self.runs], zip(self.differs, zip(*self.values, strict=True), strict=True)
+        rows = [[head, *values] for head, values in columns]
+        return [list(zip(first, *rows[i : i + WIDE], strict=True)) for i in range(0, len(rows), WIDE)]
 
 
 def parted(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:

@@ -37,16 +37,16 @@ def shown(paths: Sequence[Path], now: float) -> tuple[list[Shown], list[str]]:
     now: Unix seconds. Raises CheckpointError for a path that has no readable results, as `load` does.
     """
     found: dict[str, tuple[Record, str]] = {}
-    absent = []
+    absent: dict[str, str] = {}
     for path in paths:
         for run, of in store.runs(path):
             record, why = of_sweep(*of) if of else alone(run, now)
             if record is None:
-                absent.append(f"{run}: {why}")
+                absent.setdefault(os.path.realpath(run), f"{run}: {why}")
             else:
                 found.setdefault(os.path.realpath(record.path), (record, why))
     called = told_apart([names.place_of(record.path) for record, _ in found.values()])
-    return [Shown(name, *one) for name, one in zip(called, found.values(), strict=True)], absent
+    return [Shown(name, *one) for name, one in zip(called, found.values(), strict=True)], list(absent.values())
 
 
 def alone(run: Path, now: float) -> tuple[Record, str]:

@@ -39,7 +39,7 @@ CLIENTS = {  # and of the clients'
     "accuracy": ("accuracy", "share"),
     "best": ("best", "share"),
     "before": ("before", "share"),
-    "loss": ("loss", "number"),
+    "train_loss": ("train loss", "number"),
     "rounds": ("rounds", "count"),
     "lost": ("lost", "count"),
     "traffic": ("traffic", "bytes"),
@@ -71,7 +71,8 @@ def clients(record: Record, ids: np.ndarray) -> dict[str, list[Any]]:
     found = {
         "client": np.arange(K), "rank": placement, **sizes(record, K),
         "accuracy": last(record, "clients/accuracy"), "best": greatest(column(record, "clients/accuracy")),
-        "before": last(record, "clients/accuracy_before"), "loss": latest(column(record, "clients/train_loss")),
+        "before": last(record, "clients/accuracy_before"),
+        "train_loss": latest(column(record, "clients/train_loss")),
         "rounds": np.nansum(cohort, 0), "lost": np.nansum(lost, 0), "traffic": np.nansum(traffic, 0),
         "seconds": np.nansum(seconds, 0),
     }  # fmt: skip

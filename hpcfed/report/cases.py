@@ -22,6 +22,7 @@ SEED = "seed"
 SKEW = {"dirichlet": "data.alpha", "classes": "data.classes_per_client", "shards": "data.shards_per_client",
         "quantity": "data.spread"}  # of each partition, what says how skewed it is  # fmt: skip
 FIRST = ("data.name", "data.partition", "clients", "participation")  # of the fields that may head columns
+COMPARED = ("data.name", "data.partition", "clients")  # numbers of other values never stand in one column
 ASIDE = tuple(name for name in FREE if name != "rounds")  # fields on which no number depends
 
 
@@ -102,7 +103,8 @@ def one_skew(fields: dict[str, Any]) -> dict[str, Any]:
 def axes(found: list[Case], rows: list[str] | None, columns: list[str] | None) -> tuple[list[str], list[str]]:
     """The fields of rows and of columns, so that the runs of a cell differ in their seed alone.
 
-    Those that are not given are chosen: rows by method and its own parameters, columns by all else that differs.
+    Those that are not given are chosen: rows by method and its own parameters, columns by all else that differs. Other
+    data are another column even where each method has its own: their numbers are not compared.
     Raises ConfigError where runs of a cell would differ in a field that neither axis may take, or have one seed.
     """
     down, across = list(rows or ["algorithm.name"]), list(columns or [])
@@ -110,7 +112,8 @@ def axes(found: list[Case], rows: list[str] | None, columns: list[str] | None) -
     for name in (name for name in (*down, *across) if name not in known):
         raise ConfigError(f"table: no field {name!r} in the jobs of these runs; it is written as in --{FIRST[0]}")
     for name in sorted(known - {SEED}, key=lambda name: order(found, name)):
-        cell = differing(found, [*down, *across], name)
+        apart = name in COMPARED and name not in (*down, *across) and columns is None
+        cell = differing(found, [] if apart else [*down, *across], name)
         if not cell:
             continue
         axis = down if name.startswith("algorithm.") else across

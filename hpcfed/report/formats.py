@@ -89,7 +89,7 @@ def named(field: str, value: str) -> str:
     short = field.rpartition(".")[2]
     if short in ("name", "partition", "mix"):
         return value
-    return f"{value} clients" if field == "clients" else f"{short}={value}"
+    return f"{value} client{'s' * (value != '1')}" if field == "clients" else f"{short}={value}"
 
 
 def text(grid: Grid) -> str:

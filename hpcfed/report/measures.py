@@ -151,7 +151,7 @@ class View:
 
     def number(self, value: float) -> str:
         if not self.measure.share:
-            whole = float(value).is_integer()
+            whole = float(value).is_integer() or (self.measure.unit == "B" and value >= 1000)
             exact = f"{value:,.0f} {self.measure.unit}" if whole else f"{value:.3g} {self.measure.unit}"
             return f"{exact} ({size(value)})" if self.measure.unit == "B" and value >= 1000 else exact
         return f"{100 * value:.2f}" if self.percent else f"{value:.4f}"

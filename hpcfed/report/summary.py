@@ -132,7 +132,8 @@ def brief(record: Record) -> str:
 def title(record: Record) -> str:
     """The job in a few words."""
     job = record.header["job"]
-    return f"{job['algorithm']['name']} on {data(job['data'])}, {job['clients']} clients, seed {job['seed']}"
+    clients = f"{job['clients']} client{'s' * (job['clients'] != 1)}"
+    return f"{job['algorithm']['name']} on {data(job['data'])}, {clients}, seed {job['seed']}"
 
 
 def data(about: dict[str, Any]) -> str:
@@ -172,8 +173,8 @@ def traffic_table(found: dict[str, Any]) -> Table:
 
 
 def amount(n: float | None) -> str:
-    """Bytes exactly and for reading: `20,520 B (20.5 kB)`."""
-    return "-" if n is None else f"{n:,} B" + (f" ({size(n)})" if n >= 1000 else "")
+    """Bytes, to a tenth where they are a mean, and for reading: `20,520 B (20.5 kB)`."""
+    return "-" if n is None else f"{whole(round(float(n), 1)):,} B" + (f" ({size(n)})" if n >= 1000 else "")
 
 
 def time_table(found: dict[str, Any]) -> Table:

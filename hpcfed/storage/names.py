@@ -33,11 +33,6 @@ def place_of(results: Path) -> Path:
     return real.with_suffix("") if real.suffix == ".h5" else real
 
 
-def job_file(run: Path) -> Path:
-    """The job as it was run, in a form that can be run again; the result file holds it too."""
-    return run / "job.toml"
-
-
 def results_file(run: Path) -> Path:
     return run / "results.h5"
 

@@ -35,7 +35,8 @@ def command(run: Path, examples: int = EXAMPLES, clients: str | None = None) -> 
     """The command; returns what was written. Raises CheckpointError where the run has no checkpoint that is whole."""
     made = make(names.folder_of(run), examples, numbers(clients))
     path = probe.write(names.folder_of(run), made)
-    return f"{path}: {len(made.clients)} clients after round {made.rounds[-1]}, {len(made.labels):,} test examples"
+    n, about = len(made.clients), f"after round {made.rounds[-1]}, {len(made.labels):,} test examples"
+    return f"{path}: {n} client{'s' * (n != 1)} {about}"
 
 
 def anew(run: Path) -> Probe:

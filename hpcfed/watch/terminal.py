@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from time import time
 
 import numpy as np
@@ -34,14 +35,15 @@ def render(views: Sequence[View], width: int, height: int) -> RenderableType:
 
 
 def several(views: Sequence[View], width: int) -> RenderableType:
-    """A line for each run, and the last warning of each that has one."""
+    """A line for each run, why one failed, and the last warning of each that has one."""
     rows = [
         (v.name, counted(v), share(v.mean[-1] if v.mean else None), spark(v.mean, width // 5),
-         time_of(v.state.seconds), time_of(v.state.left), words(v.state))
+         time_of(v.state.seconds), time_of(v.state.left), brief(v))
         for v in views
     ]  # fmt: skip
+    ended = [Text(f"{v.name}: {v.state.word}: {v.state.why}", "yellow") for v in views if v.state.why]
     warned = [Text(f"{v.name}: warning: {v.warnings[-1]}", "yellow") for v in views if v.warnings]
-    return Group(table(HEADS, rows), *warned)
+    return Group(table(HEADS, rows), *ended, *warned)
 
 
 def single(view: View, width: int, height: int, now: float) -> RenderableType:
@@ -49,6 +51,8 @@ def single(view: View, width: int, height: int, now: float) -> RenderableType:
     high, most = (8, 9) if height >= TALL else (4, 5)
     kinds = min(most, 1 + len(set(view.kinds.tolist())))
     lines: list[RenderableType] = [heading(view, width), *progress(view, width, now)]
+    if view.state.why:
+        lines += ["", Text(f"{view.state.word}: {view.state.why}", "yellow")]
     if view.mean:
         lines += ["", *curve(view, width - 8, high), "", *clients(view, kinds, width)]
     if view.phases:
@@ -61,10 +65,16 @@ def single(view: View, width: int, height: int, now: float) -> RenderableType:
 
 def heading(view: View, width: int) -> Table:
     grid = Table.grid(expand=False)
-    grid.add_column(width=width - len(words(view.state)) - 1, no_wrap=True, overflow="ellipsis")
+    state = brief(view)
+    grid.add_column(width=width - len(state) - 1, no_wrap=True, overflow="ellipsis")
     grid.add_column(justify="right")
-    grid.add_row(Text(view.title or view.name, "bold"), Text(words(view.state), "bold"))
+    grid.add_row(Text(view.title or view.name, "bold"), Text(state, "bold"))
     return grid
+
+
+def brief(view: View) -> str:
+    """The state without what may be a long sentence about it."""
+    return words(replace(view.state, why=""))
 
 
 def progress(view: View, width: int, now: float) -> Iterator[RenderableType]:

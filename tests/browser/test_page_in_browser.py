@@ -74,6 +74,13 @@ def test_it_draws_runs_curves_labels_and_phases(page):
     assert len(sizes) == 4 and min(sizes) > 250
 
 
+def test_ticks_say_what_they_stand_at_and_leave_room_for_each_other(page):
+    assert page.do("return model('phases').left[0].formatter.doFormat([0, 0.5, 1.5])") == ["0", "0.5", "1.5"]
+    shown = """mark(model('labels').below[0], [...Array(100).keys()], arguments[0]);
+        return model('labels').below[0].ticker.ticks.length"""
+    assert [page.do(shown, width) for width in (1300, 300, 20)] == [25, 12, 1]
+
+
 def test_what_users_call_things_is_shown_as_it_is(page):
     assert NASTY in page.texts("#job")[0] or NASTY in page.do("return document.getElementById('job').textContent")
     assert page.texts("#runs tbody tr:nth-child(3) td:nth-child(2)") == ["<i onclick=1>"]
@@ -83,9 +90,9 @@ def test_what_users_call_things_is_shown_as_it_is(page):
 
 def test_a_click_on_a_run_takes_its_curve_away_and_brings_it_back(page):
     page.click("#runs tbody tr:nth-child(2) input")
-    assert lines(page, "lines-loss")["name"] == ["fedavg", "<i onclick=1>"]
+    assert lines(page, "lines-train_loss")["name"] == ["fedavg", "<i onclick=1>"]
     page.click("#runs tbody tr:nth-child(2) input")
-    assert len(lines(page, "lines-loss")["name"]) == 3
+    assert len(lines(page, "lines-train_loss")["name"]) == 3
 
 
 def test_words_filter_runs_and_an_architecture_filters_clients(page):

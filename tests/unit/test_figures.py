@@ -92,6 +92,15 @@ def test_labels_are_those_of_each_way_to_share_out_once(tmp_path):
     assert found[0].counts.tolist() == [[5, 0], [1, 4], [0, 9], [2, 2]]
 
 
+def test_labels_of_other_numbers_of_examples_are_another_panel(tmp_path):
+    found = runs.drawn([run_of(tmp_path / name, []) for name in ("a", "b", "c")])
+    for run, limit, share in zip(found, (100, 200, 100), (1.0, 1.0, 0.5), strict=True):
+        run.record.header["job"] |= {"data": run.record.header["job"]["data"] | {"train_limit": limit},
+                                     "participation": share}  # fmt: skip
+    titles = [one.title for one in labels.numbers(found)]
+    assert titles == [f"digits, dirichlet(0.5), 4 clients, train limit {limit}" for limit in (100, 200)]
+
+
 @pytest.mark.parametrize(("K", "C"), [(1, 1), (3, 26), (100, 10)])
 def test_labels_of_few_and_of_many_clients_are_drawn(run, K, C):
     [one] = runs.drawn([run])

@@ -18,6 +18,7 @@ from hpcfed.storage.probe import Probe
 from hpcfed.storage.record import Record
 from hpcfed.trained.conductance import conductance, shared_image
 from hpcfed.training.similarity import linear_cka, pairwise_cka
+from tests.unit.test_figures_numbers import apart
 
 CLASSES = ["cat", "dog", "owl"]
 
@@ -136,6 +137,35 @@ def test_pictures_are_drawn_of_one_run_and_of_several(figure, n, tmp_path):
     picture = figure(runs)
     picture.canvas.draw()
     assert len(picture.axes) > n  # panels, and what their colours mean
+
+
+@pytest.mark.parametrize("K", [3, 20, 100])
+@pytest.mark.parametrize("figure", [models.cka, models_conductance.figure])
+def test_numbers_of_clients_do_not_touch_each_other(figure, K, tmp_path):
+    found = answers([[0]] * K, [0], (4,) * K, conductances=[[0.1, 0.2, 0.3, 0.4]] * K)
+    picture = figure([run_with(tmp_path / "a", replace(found, rounds=found.rounds[1:], cka=found.cka[1:]))])
+    picture.canvas.draw()
+    assert apart([text for text in picture.axes[0].get_xticklabels() if text.get_text()])
+
+
+def test_of_one_client_there_is_no_mean_of_pairs(tmp_path):
+    run = run_with(tmp_path / "a", answers([[0, 1]], [0, 1], (4,), conductances=[[0.1, 0.2, 0.3, 0.4]]))
+    drawn = [figure([run]).axes[0].get_title() for figure in (models.cka, models_conductance.figure, models.confusion)]
+    assert drawn == ["a\nround 1", "a\nan image of cat, 1 of 1 client", "a\n1 client, 2 test examples"]
+
+
+def test_runs_of_one_round_each_lie_side_by_side(tmp_path):
+    found = answers([[0]] * 2, [0])
+    late = replace(found, rounds=found.rounds[1:], cka=found.cka[1:])
+    panels = models.cka([run_with(tmp_path / str(i), late) for i in range(4)]).axes[:4]
+    assert [ax.get_subplotspec().rowspan.start for ax in panels] == [0, 0, 0, 1]
+
+
+def test_planes_share_scales_only_where_classes_and_clients_are_the_same():
+    one = models_tsne.plane("a", answers([[0] * 4] * 2, [0, 1, 2, 0]), seed=0)
+    other, fewer = replace(one, classes=["x", "y", "z"]), replace(one, clients=one.clients[:1])
+    found = models_tsne.blocks([one, one, other, fewer, one, one, one, one])
+    assert list(map(len, found)) == [2, 1, 1, 3, 1]
 
 
 def run_with(folder: Path, found: Probe) -> Drawn:

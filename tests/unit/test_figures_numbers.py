@@ -1,12 +1,14 @@
 """The numbers behind each figure, by hand."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from hpcfed.errors import ConfigError
-from hpcfed.figures import clients, halved, learning, memory, phases, topology, virtual
+from hpcfed.figures import clients, halved, learning, look, memory, phases, topology, virtual
 from hpcfed.figures.groups import groups
 from hpcfed.figures.registry import FIGURES
 from hpcfed.figures.runs import Drawn, drawn
@@ -157,6 +159,33 @@ def test_a_graph_has_its_links_places_and_distances(tmp_path):
     assert np.allclose(found.at, [[0, 1], [1, 0], [0, -1], [-1, 0]])
     assert (found.rounds.tolist(), found.distance.tolist()) == ([2], [2.0])
     assert np.allclose(topology.laid("star", 3), [[0, 0], [0, 1], [0, -1]])
+
+
+def apart(labels: list) -> bool:
+    """Whether texts below an axis, from left to right, leave room between them; one at least."""
+    boxes = sorted((text.get_window_extent() for text in labels), key=lambda box: box.x0)
+    return len(boxes) > 0 and all(one.x1 + 2 < other.x0 for one, other in pairwise(boxes))
+
+
+@pytest.mark.parametrize("times", [11.0, 30.0, 1e3, 1e6])
+@pytest.mark.parametrize("name", ["time", "bytes", "curves"])
+def test_ticks_of_a_logarithmic_axis_do_not_touch_each_other(tmp_path, name, times):
+    runs = [timed(tmp_path / "a", [0.5]), timed(tmp_path / "b", [0.5])]
+    for column in ("clients/up", "clients/down", "clients/epochs", "rounds/virtual_seconds"):
+        runs[1].record.columns[column] = runs[0].record.columns[column] * times
+    picture = FIGURES[name].load()(runs)
+    picture.canvas.draw()
+    for ax in picture.axes:
+        marks = [*ax.get_xticklabels(), *ax.get_xticklabels(minor=True)]
+        low, high = ax.get_xlim()
+        seen = [text for text in marks if text.get_text() and low <= text.get_position()[0] <= high]
+        assert apart(seen)
+
+
+def test_where_there_is_no_unit_a_tick_is_a_plain_number():
+    ax = Figure().subplots()
+    look.unit(ax.xaxis, "")
+    assert ax.xaxis.get_major_formatter()(0.1) == "0.1"  # and no 100 m, for metres or minutes
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -72,7 +72,7 @@ def test_curves_without_rounds_or_with_infinite_losses_can_be_packed():
 def test_a_run_is_drawn_as_means_over_its_clients():
     found = curves.of_run(record(), curves.by_client(record()))
     assert found["accuracy"] == pytest.approx([0.3, 0.7]) and found["accuracy_std"] == pytest.approx([0.1, 0.2])
-    assert found["loss"] == pytest.approx([3.0, 2.0]) and found["loss_std"] == pytest.approx([1.0, 1.0])
+    assert found["train_loss"] == pytest.approx([3.0, 2.0]) and found["train_loss_std"] == pytest.approx([1.0, 1.0])
     assert found["x_round"].tolist() == [1, 2] and found["x_wall"].tolist() == [3.0, 8.0]
     assert found["x_bytes"] == pytest.approx([10.0, 20.0]) and found["x_epochs"] == pytest.approx([2 / 3, 4 / 3])
     assert np.isnan(found["x_virtual"]).all()
@@ -114,7 +114,7 @@ def test_a_line_of_the_runs_table():
 def test_the_clients_table():
     found = tables.clients(record(placement=[0, 1, 0]), np.arange(3))
     assert found["architecture"] == ["mlp", "cnn", "mlp"] and found["rank"] == [0, 1, 0]
-    assert found["accuracy"] == [0.5, 0.9, None] and found["loss"] == [2, 3, 1]
+    assert found["accuracy"] == [0.5, 0.9, None] and found["train_loss"] == [2, 3, 1]
     assert found["rounds"] == [1, 2, 1] and found["lost"] == [0, 0, 1] and found["traffic"] == [15, 30, 15]
     assert found["before"] == [None] * 3 and list(found) == list(tables.CLIENTS)
 
@@ -129,8 +129,16 @@ def test_what_differs_between_jobs_is_told_apart():
     found = job.jobs(runs)
     assert found.differs == ["algorithm.name", "algorithm.mu", "seed"]
     assert found.values == [["fedavg", "", ""], ["fedprox", "0.1", "1"]]
-    assert found.heads == ["field", "a", "b"] and found.lines[1] == ["algorithm.mu", "", "0.1"]
+    assert found.tables == [[("field", "a", "b"), ("algorithm.name", "fedavg", "fedprox"), ("algorithm.mu", "", "0.1"),
+                             ("seed", "", "1")]]  # fmt: skip
     assert found.same == {"data.name": "digits", "data.partition": "iid", "clients": "3", "rounds": "2"}
+
+
+def test_what_differs_fits_on_paper_however_many_runs_there_are():
+    jobs = [record().header["job"] | {"seed": i, **{f"field{n}": i for n in range(20)}} for i in range(11)]
+    found = job.jobs([Shown(str(i), record(job=one)) for i, one in enumerate(jobs)]).tables
+    assert [len(lines[0]) for lines in found] == [9, 4] and found[1][0] == ("field", "8", "9", "10")
+    assert all(line[0] == other[0] for line, other in zip(*found, strict=True))
 
 
 def test_warnings_say_what_the_run_recorded():
@@ -176,7 +184,7 @@ def test_a_sweep_shows_its_runs_and_says_which_have_no_results(tmp_path):
     sweep = store.Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", runs)
     store.write(sweep)
     stored(sweep.folder / "done", record())
-    found, absent = shown([sweep.folder], now=0.0)
+    found, absent = shown([sweep.folder, sweep.folder], now=0.0)  # as of a pattern that names it again
     assert [run.name for run in found] == ["done"]
     assert absent == [f"{sweep.folder / 'absent'}: not begun, 0 of 9 rounds are done"]
 

@@ -12,6 +12,8 @@ from hpcfed.figures.command import plot
 from hpcfed.figures.curves import Curve
 from hpcfed.report import catalogue, cite, summary, tables
 from hpcfed.report.columns import so_far
+from hpcfed.report.formats import named
+from hpcfed.report.measures import View, measure
 from hpcfed.report.references import bibtex, references
 from hpcfed.report.tables import console, duration, size
 from hpcfed.storage.columns import PHASES
@@ -126,6 +128,15 @@ def test_bytes_and_seconds_are_written_for_people():
     assert [size(n) for n in (0, 999, 20520, 999_950)] == ["0 B", "999 B", "20.5 kB", "1.0 MB"]
     assert [duration(s) for s in (0.25, 59.96, 125)] == ["0.25 s", "1 min 0 s", "2 min 5 s"]
     assert duration(12000) == "3 h 20 min"
+    mean = 2_026_719.466666  # bytes, of clients whose models differ
+    assert summary.amount(mean) == "2,026,719.5 B (2.0 MB)" and summary.amount(20520) == "20,520 B (20.5 kB)"
+    assert View("up", measure("up")).number(mean) == "2,026,719 B (2.0 MB)"
+
+
+def test_one_client_is_no_clients(run):
+    record = load(run)
+    record.header["job"]["clients"] = 1
+    assert summary.title(record).endswith(", 1 client, seed 7") and named("clients", "1") == "1 client"
 
 
 def test_every_citation_of_every_registry_has_an_entry():

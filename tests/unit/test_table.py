@@ -133,6 +133,12 @@ def test_a_methods_own_parameters_make_rows(tmp_path):
     assert [line.split("  ")[0] for line in lines(text)[3:]] == ["fedprox, mu=0.1", "fedprox, mu=1", "fedavg"]
 
 
+def test_other_data_are_another_column_even_where_each_method_has_its_own(tmp_path):
+    run(tmp_path / "a", to_end(0.5)), run(tmp_path / "b", to_end(0.7), method="local", data="mnist")
+    text = table([tmp_path / "a", tmp_path / "b"])
+    assert "digits" in text and "mnist" in text and text.count("no run") == 2 and "*" not in text
+
+
 def test_what_a_row_or_column_decides_is_no_column_of_its_own(tmp_path):
     """As in FedClassAvg's table 3: one form of KT-pFL needs public data, and its rates depend on form and data."""
     rates = {("digits", "weights"): 0.005, ("digits", "predictions"): 0.01, ("cifar10", "weights"): 0.01,

@@ -107,6 +107,16 @@ def swept(folder: Path, names_: str) -> Sweep:
     return sweep
 
 
+@pytest.mark.parametrize("runs", ["a", "ab"])
+def test_why_a_run_failed_stands_below_it_and_takes_no_room_from_others(tmp_path, runs):
+    sweep, why = swept(tmp_path / "s", runs), "hpcfed: rank 0 of 1: the loss is nan in round 1, epoch 1, batch 2 (lr 9)"
+    store.note(sweep, "a", End(2, why, 0.0))
+    lines = drawn(sweep.folder, width=80).splitlines()
+    below = next(i for i, line in enumerate(lines) if line.startswith(("failed: ", "a: failed: ")))
+    assert f"failed: status 2: {why}" in " ".join(line.strip() for line in lines[below:])
+    assert "failed since 1970-01-01" in "".join(lines[:below]) and "nan" not in "".join(lines[:below])
+
+
 def test_the_last_warning_in_the_log_of_a_sweeps_run_is_shown(tmp_path):
     sweep = swept(tmp_path / "s", "ab")
     records.run(sweep.folder / "a", 2, total=4)

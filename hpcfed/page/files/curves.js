@@ -126,19 +126,34 @@ async function drawLabels() {
   chart.height = Math.min(700, 120 + 14 * C);
   scale(chart.below[0], "x-labels", ids, "client");
   scale(chart.left[0], "y-labels", labels.classes, "class");
+  mark(chart.left[0], labels.classes);
   model("y-labels").setv({start: C - 0.5, end: -0.5, reset_start: C - 0.5, reset_end: -0.5});
   document.getElementById("most").textContent = most.toLocaleString("en");
 }
 
-// An axis of named places, of which at most 25 are written. least: places that there is room for.
+// An axis of named places. least: places that there is room for.
 function scale(axis, range, names, text, least = 1) {
-  const step = Math.ceil(names.length / 25);
-  const places = [...names.keys()].filter(i => i % step === 0);
-  axis.ticker.ticks = places;
-  axis.major_label_overrides = new Map(places.map(i => [i, short(String(names[i]))]));
   axis.axis_label = text;
   const [start, end] = [-0.5, Math.max(names.length, least) - 0.5];
   model(range).setv({start, end, reset_start: start, reset_end: end});
+}
+
+// Write at most 25 of an axis's names, and across no more than there is room for.
+function mark(axis, names, pixels = Infinity) {
+  const words = [...names].map(name => short(String(name)));
+  const each = 10 + 7 * words.reduce((most, word) => Math.max(most, word.length), 1);
+  const step = Math.ceil(words.length / Math.max(1, Math.min(25, Math.floor(pixels / each))));
+  const places = [...words.keys()].filter(i => i % step === 0);
+  axis.ticker.ticks = places;
+  axis.major_label_overrides = new Map(places.map(i => [i, words[i]]));
+}
+
+// The clients and ranks of the chosen run, in a window as wide as it is now.
+function markAcross() {
+  const {ids, phases} = PAGE.runs[state.run];
+  const room = document.getElementById("curves").clientWidth - 120;
+  mark(model("labels").below[0], ids, room);
+  mark(model("phases").below[0], Object.keys(Object.values(phases)[0] ?? []), room);
 }
 
 function short(text) {
@@ -160,6 +175,7 @@ function drawPhases() {
   const chart = model("phases");
   scale(chart.below[0], "x-phases", height.map((_, rank) => rank), "rank", 8);
   chart.left[0].axis_label = "seconds";
+  chart.left[0].formatter.doFormat = ticks => ticks.map(value => tick(value, "s"));
 }
 
 // Colours of axes and grids from the page's style.

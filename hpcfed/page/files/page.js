@@ -71,6 +71,7 @@ async function chooseRun(i) {
   legend();
   drawPhases();
   await drawLabels();
+  markAcross();
 }
 
 async function drawClients() {
@@ -97,6 +98,7 @@ function openControls() {
   for (const make of [csvOfRuns, csvOfRounds, csvOfClients, csvOfCurves]) $(make.name).addEventListener("click", make);
   $("ground").addEventListener("click", () => { document.documentElement.classList.toggle("other"); repaint(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+  addEventListener("resize", markAcross);
 }
 
 // Whether any run has such an x that is not 0 all the time.
