@@ -19,6 +19,7 @@ MESSAGE = 1 << 18  # values of a large message: 2 MiB
 EAGER = 1 << 21  # bytes of a message that goes over TCP without being announced and asked for (comm.settings)
 CACHE = 8  # values of a line of the processor's cache
 PART = 1 << 13  # values of a rank's part, at least; fewer do not repay numpy's calls
+MOST = 1 << 23  # values of a message, of however many ranks: 64 MiB
 WORK = 2  # lines of float64 in which a rank works
 
 
@@ -98,7 +99,7 @@ def width(values: int, lines: int) -> int:
 
 def most(lines: int) -> int:
     """Values of a line of a large message that are asked for at most."""
-    return max(MESSAGE // lines, PART)
+    return max(MESSAGE // lines, min(PART, MOST // lines))
 
 
 def padded(values: int) -> int:

@@ -81,6 +81,11 @@ def test_an_exact_sum_is_a_maximum_a_weight_and_messages_of_a_line_a_rank():
     assert Wires(1, 1, FAR).sum(values, 1) == 0
 
 
+@pytest.mark.parametrize(("ranks", "mib"), [(8, 3), (256, 23), (1024, 90), (8192, 90)])
+def test_memory_of_a_sum_is_bounded_on_many_ranks(ranks, mib):
+    assert buffers(wires(ranks // 8, 8), 10**9) < 2**20 * mib
+
+
 def test_memory_of_a_sum_is_that_of_its_buffers():
     columns = width(10**7, 3) + 1
     held = sum(buffer.nbytes for buffer in apart(3, columns, np.dtype(np.float32)))
