@@ -79,12 +79,13 @@ def numbers(runs: Sequence[Drawn]) -> list[Curve]:
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
-    """Mean accuracy with a band of one standard deviation over clients, in four panels, a line for each run."""
+    """Mean accuracy with a band of one standard deviation over clients, in a panel an axis, a line for each run."""
     found = numbers(runs)
+    across = [ROUNDS, *(axis for axis in (EPOCHS, TRAFFIC, SECONDS) if any(axis.of(curve).any() for curve in found))]
     texts = [run.title for run in runs]
     below = look.lines(texts, look.PAGE) if len(runs) > 1 else 1
-    drawing, axes = look.panels(4, below=below, sharey=True)
-    for ax, axis in zip(axes, (ROUNDS, EPOCHS, TRAFFIC, SECONDS), strict=True):
+    drawing, axes = look.panels(len(across), below=below, sharey=True)
+    for ax, axis in zip(axes, across, strict=True):
         lines(ax, axis, found)
     for ax in axes[::2]:
         ax.set_ylabel(y(len(found)), fontsize=look.LETTERS)

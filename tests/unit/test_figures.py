@@ -9,7 +9,7 @@ import pytest
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.figures import labels, look, runs
 from hpcfed.figures.command import plot
-from hpcfed.figures.curves import Curve
+from hpcfed.figures.curves import Curve, figure
 from hpcfed.figures.registry import FIGURES, chosen
 from hpcfed.storage import sweep
 from hpcfed.storage.record import load
@@ -32,6 +32,13 @@ def test_the_pictures_of_one_run_lie_in_its_folder(run, tmp_path):
     assert plot([run]).split("\n") == [str(run / "curves.png"), str(run / "labels.png")]
     plot([run / "results.h5", run_of(tmp_path / "b", [])], format="svg")
     assert (run / "comparison.svg").exists() and (run / "labels.svg").exists()
+
+
+def test_an_axis_along_which_no_run_moved_has_no_panel(run):
+    (one,) = runs.drawn([run])
+    for name in ("clients/down", "clients/up", "rounds/virtual_seconds"):
+        one.record.columns[name] = np.zeros(2) if name.startswith("rounds") else np.zeros((2, 4))
+    assert [ax.get_xlabel() for ax in figure([one]).axes] == ["round", "local epochs per client"]
 
 
 def test_figures_are_drawn_by_name_one_where_asked_several_with_their_names(run, tmp_path):
