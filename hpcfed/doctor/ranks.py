@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcfed.cluster.sharing import MPS, sharers, take
 from hpcfed.doctor.finding import Finding, ok, warning, wrong
+from hpcfed.few import listed
 from hpcfed.report.tables import size
 
 SHOWN = 8  # ranks
@@ -61,21 +62,16 @@ def gpus(ranks: Seen, allowed: int | None) -> list[Finding]:
     seen = {i: (rank["node"], rank["gpus"]) for i, rank in enumerate(ranks)}
     numbers, shared = take(seen), sharers(seen)
     most = max(shared.values(), key=len)
-    rows = some([f"rank {i}: {numbers[i]} of {len(seen[i][1])}" for i in numbers])
+    rows = listed([f"rank {i}: {numbers[i]} of {len(seen[i][1])}" for i in numbers], SHOWN)
     if len(most) > (allowed or 1):
-        return [warning("GPUs", f"ranks {some(most)} share one ({rows})",
+        return [warning("GPUs", f"ranks {listed(list(map(str, most)), SHOWN)} share one ({rows})",
                         f"start one rank a GPU, or set run.ranks_per_gpu = {len(most)}; {MPS}")]  # fmt: skip
     return [ok("GPUs", rows), *idle(ranks, numbers)]
 
 
-def some(what: Sequence[object]) -> str:
-    """The first of many, and how many more."""
-    return ", ".join(map(str, what[:SHOWN])) + (f" and {len(what) - SHOWN} more" if len(what) > SHOWN else "")
-
-
 def unseen(blind: list[int], rank: dict[str, Any]) -> Finding:
     """Ranks that see no GPU on a node that has some."""
-    who = f"ranks {some(blind)} see none of the {rank['present']} of their node"
+    who = f"ranks {listed(list(map(str, blind)), SHOWN)} see none of the {rank['present']} of their node"
     if rank["mask"] == "":
         return wrong("GPUs", f"{who}: CUDA_VISIBLE_DEVICES is empty", "ask Slurm for --gpus-per-node, or unset it")
     return wrong("GPUs", f"{who}: torch does not", "install torch for this driver's CUDA, ask Slurm for "
