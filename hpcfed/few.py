@@ -12,7 +12,7 @@ def evenly(n: int, most: int) -> np.ndarray:
     return np.linspace(0, n - 1, min(n, most)).round().astype(int)
 
 
-def listed(words: Sequence[str], most: int, between: str = ", ") -> str:
-    """The first words; the others are counted."""
-    more = [f"and {len(words) - most} more"] if len(words) > most else []
-    return between.join([*words[:most], *more])
+def listed(things: Sequence[object], most: int, between: str = ", ") -> str:
+    """The first ones; the others are counted."""
+    more = [f"and {len(things) - most} more"] if len(things) > most else []
+    return between.join(map(str, [*things[:most], *more]))

@@ -8,10 +8,9 @@ from contextlib import suppress
 import numpy as np
 
 from hpcfed.comm.memory import FOLDERS
-from hpcfed.comm.messages import most, padded
+from hpcfed.comm.messages import ITEM, most, padded
 
 FOLDER = FOLDERS[0]  # where that gives too little room, ranks send one another what they have
-ITEM = 8  # bytes of a float64
 
 
 def line(ranks: int) -> int:

@@ -82,13 +82,13 @@ def restore(totals: np.ndarray, s: int, i: int) -> None:
 
 def times(values: np.ndarray, factor: float, s: int, out: np.ndarray) -> np.ndarray:
     """values * factor * 2**s in float64; s is -1126..1126, so that 2**s itself may be beyond float64."""
+    if values.dtype != out.dtype:  # apart, for a multiplication that converts as well takes 1.5 times as long
+        np.copyto(out, values, casting="unsafe")
+        values = out
     if abs(s) < PLAIN and 1 / 2.0**60 < abs(factor) < 2.0**60:
-        if values.dtype != out.dtype:  # apart, for a multiplication that converts as well takes 1.5 times as long
-            np.copyto(out, values, casting="unsafe")
-            values = out
         return np.multiply(values, math.ldexp(factor, s), out=out)
     with np.errstate(over="ignore"):  # restore tests its result
-        np.multiply(values, factor, out=out, dtype=np.float64, casting="unsafe")
+        np.multiply(values, factor, out=out)
         np.multiply(out, 2.0 ** (s // 2), out=out)
         return np.multiply(out, 2.0 ** (s - s // 2), out=out)
 

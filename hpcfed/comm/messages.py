@@ -17,6 +17,7 @@ from hpcfed.comm.protocol import Into, Row
 SMALL = 1 << 14  # values: up to here one call costs less than two
 MESSAGE = 1 << 18  # values of a large message: 2 MiB
 EAGER = 1 << 21  # bytes of a message that goes over TCP without being announced and asked for (comm.settings)
+ITEM = 8  # bytes of a value on its way: a float64
 CACHE = 8  # values of a line of the processor's cache
 PART = 1 << 13  # values of a rank's part, at least; fewer do not repay numpy's calls
 MOST = 1 << 23  # values of a message, of however many ranks: 64 MiB
@@ -40,7 +41,7 @@ def apart(lines: int, columns: int, dtype: np.dtype) -> Room:
 
 def size_apart(lines: int, columns: int, item: int) -> int:
     """Bytes of these buffers, with those in which a rank works. item: of a value that is finished."""
-    return columns * (8 * (2 * lines + WORK) + item * (lines + 1))
+    return columns * (ITEM * (2 * lines + WORK) + item * (lines + 1))
 
 
 class Ways(NamedTuple):

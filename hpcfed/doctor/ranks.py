@@ -64,14 +64,14 @@ def gpus(ranks: Seen, allowed: int | None) -> list[Finding]:
     most = max(shared.values(), key=len)
     rows = listed([f"rank {i}: {numbers[i]} of {len(seen[i][1])}" for i in numbers], SHOWN)
     if len(most) > (allowed or 1):
-        return [warning("GPUs", f"ranks {listed(list(map(str, most)), SHOWN)} share one ({rows})",
+        return [warning("GPUs", f"ranks {listed(most, SHOWN)} share one ({rows})",
                         f"start one rank a GPU, or set run.ranks_per_gpu = {len(most)}; {MPS}")]  # fmt: skip
     return [ok("GPUs", rows), *idle(ranks, numbers)]
 
 
 def unseen(blind: list[int], rank: dict[str, Any]) -> Finding:
     """Ranks that see no GPU on a node that has some."""
-    who = f"ranks {listed(list(map(str, blind)), SHOWN)} see none of the {rank['present']} of their node"
+    who = f"ranks {listed(blind, SHOWN)} see none of the {rank['present']} of their node"
     if rank["mask"] == "":
         return wrong("GPUs", f"{who}: CUDA_VISIBLE_DEVICES is empty", "ask Slurm for --gpus-per-node, or unset it")
     return wrong("GPUs", f"{who}: torch does not", "install torch for this driver's CUDA, ask Slurm for "

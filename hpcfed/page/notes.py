@@ -73,8 +73,7 @@ def clients(record: Record) -> Iterator[str]:
     elif "clients/id" not in record.columns:
         without = np.flatnonzero(~np.isfinite(last(record, "clients/accuracy")))
         if len(without):
-            some = listed([str(k) for k in without], FEW)
-            yield f"no accuracy in the last evaluated round, so not in its mean: clients {some}"
+            yield f"no accuracy in the last evaluated round, so not in its mean: clients {listed(without, FEW)}"
 
 
 def failed(record: Record) -> Iterator[str]:

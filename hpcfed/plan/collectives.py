@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcfed.comm.board import size_of
-from hpcfed.comm.messages import SMALL, WORK, size_apart, width
+from hpcfed.comm.messages import ITEM, SMALL, WORK, size_apart, width
 from hpcfed.plan.network import Network
 
 LOOK = 2e-4  # seconds between two looks of a rank that waits in a barrier (comm.mpi.LONG)
 NEAR = Network(1e-6, 1e10)  # between ranks of one node, through its memory
-WIDE, NARROW = 8, 4  # bytes of a value on its way into a sum, and of a model's value on its way out
+WIDE, NARROW = ITEM, 4  # bytes of a value on its way into a sum, and of a model's value on its way out
 
 
 @dataclass(frozen=True)

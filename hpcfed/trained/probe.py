@@ -33,8 +33,9 @@ BATCH = 256
 
 def command(run: Path, examples: int = EXAMPLES, clients: str | None = None) -> str:
     """The command; returns what was written. Raises CheckpointError where the run has no checkpoint that is whole."""
-    made = make(names.folder_of(run), examples, numbers(clients))
-    path = probe.write(names.folder_of(run), made)
+    folder = names.folder_of(run)
+    made = make(folder, examples, numbers(clients))
+    path = probe.write(folder, made)
     n, about = len(made.clients), f"after round {made.rounds[-1]}, {len(made.labels):,} test examples"
     return f"{path}: {n} client{'s' * (n != 1)} {about}"
 
