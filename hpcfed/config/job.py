@@ -123,7 +123,7 @@ class Job(BaseSettings):
 
         What a job from before a field was there did: so a new field's default is what was done without it.
         """
-        return type(self).model_construct().identity()
+        return type(self).model_construct(algorithm=type(self.algorithm).model_construct()).identity()
 
     def identity(self) -> dict[str, Any]:
         """What the results depend on: all fields but those in FREE (rounds counts where the cosine uses it).
@@ -156,6 +156,7 @@ def job_model(name: str, flags: list[str], dicts: list[dict[str, Any]], parser: 
     algorithm = algorithm_model(name)
     # It has no docstrings of its own: pydantic would look for them in this file, and ast is not made for threads.
     own = {"use_attribute_docstrings": False}
-    model = create_model("Job", __base__=Job, __cls_kwargs__=own, algorithm=(algorithm, algorithm()))
+    default = ... if any(field.is_required() for field in algorithm.model_fields.values()) else algorithm()
+    model = create_model("Job", __base__=Job, __cls_kwargs__=own, algorithm=(algorithm, default))
     model.layers = (flags, dicts, parser)
     return model

@@ -48,6 +48,8 @@ def one(e: Any, model: type[BaseModel], layers: Sequence[Layer], flags: Sequence
         return f"{place}: {no_field(path[-1], table)}"
     if e["type"] == "value_error":  # a check of ours, which says all itself
         return f"{place}: {e['ctx']['error']}"
+    if e["type"] == "missing":
+        return f"{place}: must be given; its method has no default for it"
     return f"{place}: {e['msg'][:1].lower()}{e['msg'][1:]}, got {e['input']!r}"
 
 

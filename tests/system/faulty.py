@@ -1,4 +1,8 @@
-"""A method one of whose clients always fails."""
+"""Methods in whose rounds something happens that a test needs to happen there."""
+
+import os
+import signal
+from pathlib import Path
 
 from hpcfed.algorithms.base import RoundBased
 
@@ -8,3 +12,20 @@ class Faulty(RoundBased):
 
     def loss(self, client, state, model, x, y):
         return super().loss(client, state, model, x, y) * (float("nan") if client.id == 2 else 1.0)
+
+
+class Signalled(RoundBased):
+    """FedAvg of heads, but when client 0 has trained for the first time its rank is told to end."""
+
+    sign: Path
+    """A file that is there from then on."""
+
+    def shared(self, name):
+        return name.startswith("head.")
+
+    def local(self, fed, client, state, t):
+        mean = super().local(fed, client, state, t)
+        if client.id == 0 and not self.sign.exists():
+            self.sign.touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return mean

@@ -5,7 +5,7 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -34,11 +34,18 @@ class Live:
                 self._fail(f"no {text!r} within {seconds} s")
 
     def until_file(self, path: Path, text: str, seconds: float = LIMIT) -> None:
-        """Until this file holds the text; fails when it does not within so many seconds."""
+        """Until this file holds the text; fails when it does not within so many seconds, or the job ends."""
+        self._until(lambda: path.exists() and text in path.read_text(), f"no {text!r} in {path}", seconds)
+
+    def until_warned(self, text: str, seconds: float = LIMIT) -> None:
+        """Until stderr holds the text; fails when it does not within so many seconds, or the job ends."""
+        self._until(lambda: text in self._errors(), f"no {text!r} on stderr", seconds)
+
+    def _until(self, true: Callable[[], bool], otherwise: str, seconds: float) -> None:
         deadline = monotonic() + seconds
-        while not (path.exists() and text in path.read_text()):
+        while not true():
             if monotonic() > deadline or self.job.poll() is not None:
-                self._fail(f"no {text!r} in {path} within {seconds} s")
+                self._fail(f"{otherwise} within {seconds} s")
             self._more(monotonic() + 0.05)
 
     def finish(self, seconds: float = LIMIT) -> int:
@@ -74,8 +81,8 @@ class Live:
         yield from ((int(v.removeprefix(RANK)), int(entry.name)) for v in variables if v.startswith(RANK))
 
     def _errors(self) -> str:
-        self.errors.seek(0)
-        return self.errors.read().decode(errors="replace")
+        size = os.fstat(self.errors.fileno()).st_size
+        return os.pread(self.errors.fileno(), size, 0).decode(errors="replace")  # the job writes on where it is
 
     def _fail(self, what: str) -> NoReturn:
         pytest.fail(f"{what}\n--- stdout\n{self.out}\n--- stderr\n{self._errors()}")

@@ -119,7 +119,7 @@ def test_a_loss_that_diverges_ends_all_ranks_and_names_the_place_and_the_last_ch
 
 def test_what_one_rank_meets_alone_ends_all_ranks_and_names_it(tmp_path):
     """The result file, which only rank 0 writes, becomes a folder while the run goes on."""
-    required = ["--rounds", "300", "--checkpoint.every", "0", "--checkpoint.required", "--out", str(tmp_path)]
+    required = ["--rounds", "100000", "--checkpoint.every", "0", "--checkpoint.required", "--out", str(tmp_path)]
     with started(2, *SMALL, *required) as job:
         job.until("round 1/")
         names.results_file(tmp_path).unlink()

@@ -15,9 +15,9 @@ from tests.system.several import LIMIT, SMALL, together
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 RESUME_ME, HUNG = 75, 70
 JOB = shlex.split("--clients 6 --models.mix mlp --models.d 16 --data.train_limit 180 --participation 1 "
-                  "--algorithm.name lgfedavg --rounds 1 --local.keep_optimiser")  # fmt: skip
-LONG = [*JOB, "--local.steps", "1000"]
-ENDLESS = [*JOB, "--local.steps", "200000", "--run.grace", "2"]
+                  "--rounds 1 --local.keep_optimiser")  # fmt: skip
+SIGNALLED = [*JOB, "--algorithm.name", "tests.system.faulty:Signalled"]
+ENDLESS = shlex.split("--algorithm.name lgfedavg --local.steps 1000000 --run.grace 2")
 
 
 def turns(run: Path) -> dict[int, int]:
@@ -29,18 +29,17 @@ def turns(run: Path) -> dict[int, int]:
 
 def test_a_round_that_a_signal_ends_is_gone_on_with_by_client(tmp_path):
     run, whole = tmp_path / "run", tmp_path / "whole"
-    with started(3, *LONG, "--out", str(run), "--run.watchdog", "120") as job:
-        job.until_file(names.watch_file(run, 0), "round 1, train")
-        os.kill(job.ranks()[1], signal.SIGTERM)
+    words = [*SIGNALLED, "--algorithm.sign", str(tmp_path / "sign")]
+    with started(3, *words, "--out", str(run)) as job:
         job.ends(RESUME_ME)
-    assert results.load(run).rounds == 0 and turns(run)
-    together(2, tmp_path, {"again": ["--resume", str(run)], "whole": [*LONG, "--out", str(whole)]})
+    assert results.load(run).rounds == 0 and 0 in turns(run)
+    together(2, tmp_path, {"again": ["--resume", str(run)], "whole": [*words, "--out", str(whole)]})
     assert digest(run) == digest(whole)
 
 
 def test_a_client_in_hand_is_given_up_where_it_would_take_too_long(tmp_path):
     run = tmp_path / "run"
-    with started(2, *ENDLESS, "--out", str(run), "--run.watchdog", "120") as job:
+    with started(2, *JOB, *ENDLESS, "--out", str(run), "--run.watchdog", "120") as job:
         job.until_file(names.watch_file(run, 1), "round 1, train")
         os.kill(job.job.pid, signal.SIGUSR1)  # mpirun hands it on
         job.ends(RESUME_ME)

@@ -18,11 +18,11 @@ from tests.system.live import Live, started
 from tests.system.several import LIMIT, together
 
 pytestmark = pytest.mark.timeout(5 * LIMIT)
-ROUNDS, RESUME_ME = 30, 75
+ENDLESS, MORE, RESUME_ME = 100_000, 10, 75
 # Moments that stay with clients, and clients that rest, so that a checkpoint holds more than weights.
 JOB = shlex.split(
     "--clients 6 --models.mix mlp,fedhenn-1,fedhenn-3 --models.d 16 --data.train_limit 180 --checkpoint.every 2 "
-    f"--rounds {ROUNDS} --evaluate.every 1 --local.keep_optimiser --participation 0.5"
+    f"--rounds {ENDLESS} --evaluate.every 1 --local.keep_optimiser --participation 0.5"
 )
 
 
@@ -59,7 +59,7 @@ def interrupt(name: str, folder: Path) -> Broken:
     """A run on 3 ranks, hit in a random round."""
     moment = int(stream(0, "moment", name).integers(3, 9))
     with started(3, *JOB, "--out", str(folder)) as job:
-        job.until(f"round {moment}/{ROUNDS} ")
+        job.until(f"round {moment}/")
         (KILLS | STOPS)[name](job)
         return Broken(job.finish(), job.out, folder)
 
@@ -70,17 +70,9 @@ def broken(tmp_path_factory) -> dict[str, Broken]:
     return {name: interrupt(name, folder / name) for name in KILLS | STOPS}
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken")
-    together(1, folder, {"run": [*JOB, "--out", str(folder / "run")]})
-    return folder / "run"
-
-
 @pytest.mark.parametrize("name", KILLS)
 def test_a_killed_run_ends_at_once_and_says_so(broken, name):
-    assert broken[name].status != 0
-    assert f"round {ROUNDS}/" not in broken[name].out
+    assert broken[name].status not in (0, RESUME_ME) and "rounds done" not in broken[name].out
 
 
 @pytest.mark.parametrize("name", STOPS)
@@ -91,9 +83,12 @@ def test_a_signal_saves_and_ends_with_status_75(broken, name):
     assert f"stopped by a signal after round {saved}; continue with --resume {run.folder}" in run.out
 
 
-def test_resumed_on_two_ranks_every_broken_run_equals_the_unbroken_one(broken, unbroken, tmp_path):
-    together(2, tmp_path, {name: ["--resume", str(run.folder)] for name, run in broken.items()})
-    assert {name: digest(run.folder) for name, run in broken.items()} == dict.fromkeys(broken, digest(unbroken))
+def test_resumed_on_two_ranks_every_broken_run_equals_the_unbroken_one(broken, tmp_path):
+    rounds = ["--rounds", str(max(results.load(run.folder).rounds for run in broken.values()) + MORE)]
+    together(2, tmp_path, {name: ["--resume", str(run.folder), *rounds] for name, run in broken.items()})
+    together(1, tmp_path, {"run": [*JOB, *rounds, "--out", str(tmp_path / "unbroken")]})
+    unbroken = digest(tmp_path / "unbroken")
+    assert {name: digest(run.folder) for name, run in broken.items()} == dict.fromkeys(broken, unbroken)
     history = results.load(broken["one_rank"].folder).header["history"]
     assert [past["ranks"] for past in history] == [3]
 
@@ -103,6 +98,6 @@ def test_results_can_be_read_while_the_run_goes_on(tmp_path):
         job.until("round 2/")
         with h5py.File(tmp_path / "run" / "results.h5") as file:
             assert file["columns/clients/train_loss"].shape[1] == 6
-        assert 1 <= results.load(tmp_path / "run").rounds <= ROUNDS
+        assert results.load(tmp_path / "run").rounds >= 1
         os.kill(job.job.pid, signal.SIGTERM)
         job.ends(RESUME_ME)

@@ -55,6 +55,13 @@ def test_the_file_wins_over_the_preset_and_the_preset_over_defaults(job_file):
     assert load([job_file("")]).algorithm.tau == 0.07
 
 
+def test_a_field_of_an_own_method_may_have_no_default(monkeypatch):
+    own = ["--algorithm.name", "tests.system.faulty:Signalled"]
+    assert message(*own) == "algorithm.sign: must be given; its method has no default for it"
+    job = load([*own, "--algorithm.sign", "here", "--models.mix", "mlp"])
+    assert job.algorithm.sign == Path("here") and "sign" not in job.usual()["algorithm"]
+
+
 @pytest.mark.parametrize("value", ["mlp,cnn", '["mlp", "cnn"]'])
 def test_several_values_are_written_alike_in_environment_and_flags(monkeypatch, value):
     assert load(["--models.mix", value]).models.mix == ("mlp", "cnn")
