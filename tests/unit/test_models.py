@@ -12,7 +12,7 @@ from torch import nn
 from hpcfed.errors import ConfigError
 from hpcfed.models import MODELS, build, check
 from hpcfed.models.cost import cost, work
-from hpcfed.models.layers import BatchNorm2d, Conv2d, met
+from hpcfed.models.layers import BatchNorm2d, Conv2d, seen
 from hpcfed.rng import scoped
 
 each_model = pytest.mark.parametrize("name", [name for name, entry in MODELS.items() if not entry.text])
@@ -177,22 +177,29 @@ def test_weights_of_convolutions_lie_with_their_channels_last(name: str):
 
 
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1), (5, 2), (7, 2), (1, 1)])
-def test_a_kernel_cut_to_the_places_that_meet_the_image_gives_the_same_maps_and_gradients(kernel: int, stride: int):
+def test_a_convolution_as_one_matrix_as_productgives_the_same_maps_and_gradients(kernel: int, stride: int):
     for size, padding in product(range(1, 9), range(kernel // 2 + 1)):
         if size + 2 * padding >= kernel:
             whole = nn.Conv2d(3, 4, kernel, stride, padding).double()
-            cut = copy.deepcopy(whole)
-            cut.__class__ = Conv2d
+            as_product = copy.deepcopy(whole)
+            as_product.__class__ = Conv2d
             x = torch.linspace(-1, 1, 6 * size * (size + 1), dtype=torch.double).view(2, 3, size, size + 1)
-            for conv in (whole, cut):
+            for conv in (whole, as_product):
                 conv(x).square().sum().backward()
-            torch.testing.assert_close(cut(x), whole(x))
-            torch.testing.assert_close(cut.weight.grad, whole.weight.grad)
+            torch.testing.assert_close(as_product(x), whole(x))
+            torch.testing.assert_close(as_product.weight.grad, whole.weight.grad)
 
 
-def test_of_a_3x3_kernel_only_the_middle_meets_one_pixel_and_all_of_it_meets_three():
-    assert [met(size, 3, 1, 1) for size in (1, 2, 3)] == [slice(1, 2), None, None]
-    assert met(2, 3, 1, 2) == slice(1, 3) and met(1, 5, 2, 1) == slice(2, 3) and met(2, 5, 2, 1) == slice(1, 4)
+def test_all_outputs_of_a_3x3_kernel_see_one_pixel_under_its_middle_and_two_under_two_places_but_not_three():
+    assert [seen(size, 3, 1, 1) for size in (1, 2, 3)] == [(slice(1, 2),), (slice(1, 3), slice(0, 2)), ()]
+    assert (seen(2, 3, 1, 2), seen(1, 1, 0, 1), seen(2, 1, 0, 1)) == ((slice(1, 3),), (slice(0, 1),), ())
+
+
+def test_the_gradient_of_a_convolution_as_a_matrix_as_productlies_as_its_weight_does():
+    conv = build("resnet18", (3, 32, 32), 10).body.layer4[1].conv1
+    value = conv(torch.ones(2, 512, 1, 1)).sum()
+    (gradient,) = torch.autograd.grad(value, [conv.weight])
+    assert gradient.stride() == conv.weight.stride()
 
 
 OWN = """
