@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 
 import pytest
 
@@ -75,11 +76,21 @@ def ulfm() -> tuple[str, ...]:
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The tests' own environment, free of any MPI job around them, with hpcfed and tests importable."""
+    """The tests' own environment, free of any MPI job around them, with hpcfed and tests importable.
+
+    Each job has temporary files of its own: what killed jobs leave has the numbers of their processes in its names,
+    and where such a number comes round mpirun does not start.
+    """
     own = {name: value for name, value in os.environ.items()
            if not name.startswith(("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_LAUNCHED"))}
     path = os.pathsep.join(filter(None, [str(ROOT), own.get("PYTHONPATH")]))
-    return {**own, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **extra}
+    return {**own, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": mkdtemp(dir=temporary().name), **extra}
+
+
+@cache
+def temporary() -> TemporaryDirectory:
+    """Gone when this process ends. Short, for sockets lie in it, whose paths may have 107 characters."""
+    return TemporaryDirectory(prefix="hpcfed-")
 
 
 def end(job: subprocess.Popen[str]) -> tuple[str, str]:
