@@ -70,8 +70,7 @@ def _read(path: Path) -> Record:
             header, rounds = tree.read_json(file, "header"), int(file.attrs["rounds"])
             arrays, columns = _datasets(file["arrays"]), _datasets(file["columns"])
     except CheckpointError as error:
-        advice = "give the folder of a run that has begun, restore the file from a copy, or run the job again"
-        raise type(error)(f"{error}\n  {advice}") from error
+        raise type(error)(f"{error}\n  {_advice(path.parent)}") from error
     parts = [columns] if rounds else []
     for first, block in blocks(names.journal_file(path), path):
         if first != rounds:  # the file has been made anew meanwhile
@@ -79,6 +78,12 @@ def _read(path: Path) -> Record:
         parts.append(block)
         rounds += length(block)
     return Record(header, arrays, joined(parts), rounds, path)
+
+
+def _advice(folder: Path) -> str:
+    if os.path.isfile(names.sweep_file(folder)):
+        return f"{folder} is a sweep: give one of its runs, which `hpcfed status {folder}` lists"
+    return "give the folder of a run that has begun, restore the file from a copy, or run the job again"
 
 
 def stamp(run: Path) -> tuple[Any, ...]:

@@ -154,6 +154,12 @@ def test_missing_results_say_what_to_do(tmp_path):
         load(tmp_path)
 
 
+def test_the_folder_of_a_sweep_where_a_run_is_wanted_is_told_from_one_without_results(tmp_path):
+    names.sweep_file(tmp_path).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"{tmp_path} is a sweep: give one of its runs"):
+        load(tmp_path)
+
+
 def test_every_truncation_and_every_flipped_byte_is_noticed(tmp_path):
     run_of(tmp_path, 4)
     path = tmp_path / "results.h5"
