@@ -41,7 +41,8 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES[:2])
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     options = parser.parse_args()
-    save("faster", [row for name in options.only for row in compare(name, options.engines, options.passes)])
+    rows = [row for name in options.only for row in compare(name, options.engines, options.passes)]
+    save("faster", rows, whole=len(options.only) == len(CASES))
 
 
 def compare(name: str, engines: tuple[str, ...], passes: int) -> list[Row]:

@@ -39,7 +39,7 @@ def main() -> None:
     options = arguments()
     rows = [training(CASES[name], options.passes) for name in options.only]
     rows += [everything(CASES[name], options.passes) for name in options.only]
-    save("overhead", rows)
+    save("overhead", rows, whole=len(options.only) == len(CASES))
 
 
 def arguments() -> argparse.Namespace:

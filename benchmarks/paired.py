@@ -99,9 +99,11 @@ def processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def save(name: str, rows: Sequence[Row], **more: Any) -> None:
-    """Print the rows, and write them with the machine to results/bench/NAME.json."""
+def save(name: str, rows: Sequence[Row], whole: bool = True, **more: Any) -> None:
+    """Print the rows, and write them with the machine to results/bench/NAME.json, unless they are not the whole."""
     print(table(rows))
+    if not whole:
+        return
     RESULTS.mkdir(parents=True, exist_ok=True)
     text = {"benchmark": name, "machine": machine(), "rows": [asdict(row) | {"met": row.met} for row in rows], **more}
     (RESULTS / f"{name}.json").write_text(json.dumps(text, indent=1) + "\n")

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run from anywhere
 
 from benchmarks.launch import ROOT, SETTINGS, mpirun
 from benchmarks.nodes import Nodes, missing
-from benchmarks.paired import Ratio, Row, machine, ratio, save, table
+from benchmarks.paired import Ratio, Row, machine, ratio, save
 from benchmarks.scaling import WARM, measure
 from hpcfed.config.load import load
 from hpcfed.plan.command import measured, predicted
@@ -79,7 +79,7 @@ def main() -> None:
                 print(f"pass {i + 1} of {given.passes}: {case.name}: predicted {one['predicted']:.3g} s, measured "
                       f"{one['measured']:.3g} s", file=sys.stderr, flush=True)  # fmt: skip
     rows = [row(case, passes) for case, passes in found.items()]
-    save("plan", rows) if not given.only else print(table(rows))
+    save("plan", rows, whole=not given.only)
 
 
 def compared(case: Case, folder: Path) -> dict[str, Any]:

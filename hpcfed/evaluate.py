@@ -61,7 +61,7 @@ def measure(fed: Federation, predict: Predict, test: Shard) -> Score:
     for rows in fed.chunks(len(test)):
         x, y = test.batch(rows)
         logits = predict(fed.prepare(x))
-        sums[0] += (logits.argmax(1) == y).sum()
-        sums[1] += F.cross_entropy(logits, y, reduction="sum")
+        right, loss = (logits.argmax(1) == y).sum(), F.cross_entropy(logits, y, reduction="sum")
+        sums += torch.stack([right.double(), loss.double()])
     correct, loss = (sums / len(test)).tolist()
     return Score(correct, loss)

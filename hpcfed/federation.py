@@ -138,7 +138,8 @@ class Federation(Turns):
 
     def chunks(self, n: int) -> list[np.ndarray]:
         """Positions 0..n-1 in parts of at most evaluate.batch, as many as pass a model at a time."""
-        return np.array_split(np.arange(n), max(1, -(-n // self.job.evaluate.batch)))
+        rows, parts = np.arange(n), -(-n // self.job.evaluate.batch)
+        return np.array_split(rows, parts) if parts > 1 else [rows]
 
     def pooled(self) -> Client:
         """A client that holds all clients' data, for training without a federation; its id is K."""

@@ -10,6 +10,7 @@ run saved on 3 ranks resumes on 4: each rank opens the parts, and reads of them 
 
 import re
 import shutil
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,9 +104,11 @@ def prune(run: Path, keep: int) -> None:
     with suppress(OSError):
         for index in _saved(folder)[keep:]:
             remove(index)
-        for parts in _parts(folder):
-            index = names.index_of(parts)
-            if not index.exists() or number_of(parts) != used(index) >= 0:
+        found = _parts(folder)
+        many = Counter(map(names.index_of, found))
+        for parts in found:
+            index = names.index_of(parts)  # is read only where it has a choice: that takes a millisecond
+            if not index.exists() or (many[index] > 1 and number_of(parts) != used(index) >= 0):
                 shutil.rmtree(parts)
         for left in folder.glob(f".*{TEMPORARY}"):
             left.unlink()
