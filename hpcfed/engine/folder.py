@@ -46,17 +46,26 @@ def of(job: Job) -> Path:
 def claim(job: Job, folder: Path) -> None:
     """Make the folder; refuse one that holds a run, unless that is to be resumed or overwritten."""
     make(folder)
-    if not job.resume and (os.path.exists(names.results_file(folder)) or checkpoint.newest(folder)):
-        if not job.overwrite:
+    if not job.resume:
+        if holds(folder) and not job.overwrite:
             raise ConfigError(
                 f"out: {folder} holds a run already; continue it with --resume {folder}, "
                 "replace it with --overwrite, or give another --out"
             )
         for old in (names.results_file(folder), names.journal_file(names.results_file(folder))):
             old.unlink(missing_ok=True)
-        shutil.rmtree(names.checkpoint_folder(folder), ignore_errors=True)
+        if job.overwrite:
+            shutil.rmtree(names.checkpoint_folder(folder), ignore_errors=True)
     sweep(folder)
     make(names.checkpoint_folder(folder))
+
+
+def holds(folder: Path) -> bool:
+    """Whether a run is there of which something would be lost: a round, a checkpoint, or what cannot be read."""
+    try:
+        return bool(checkpoint.newest(folder)) or results.load(folder).rounds > 0
+    except CheckpointError:
+        return os.path.exists(names.results_file(folder))
 
 
 def same_everywhere(folder: Path, comm: Comm) -> None:

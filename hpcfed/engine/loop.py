@@ -36,6 +36,8 @@ class Loop:
     def run(self) -> int:
         """All rounds that are left; collective. Returns the exit status, when all ranks are through."""
         self.course.signals.heed()
+        if self.results and not self.results.rounds:
+            self.record()  # so that it can be seen that it goes on, however long the first round takes
         with self.saver:
             self.copy()
             try:
@@ -128,19 +130,23 @@ class Loop:
         return flags["stop"] or flags["save"] or bool(every and self.rounds.t % every == 0)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Record a round, on rank 0; what the disk refuses is written with a later round."""
+        """Record a round, on rank 0."""
         if not self.results:
             return
         self.results.append(row)
+        self.record()
+        self.progress.round(self.rounds.t, row)
+        if self.log:
+            self.log.round(self.rounds.t, row)
+
+    def record(self) -> None:
+        """Bring results to the disk; what it refuses is written with a later round."""
         try:
             self.results.write()
         except WriteError as error:
             if self.job.checkpoint.required:
                 raise
             self.warn(f"{error}\n  results stay in memory, and are written as soon as that can be done")
-        self.progress.round(self.rounds.t, row)
-        if self.log:
-            self.log.round(self.rounds.t, row)
 
     def copy(self, row: dict[str, Any] | None = None) -> None:
         """Let the ranks copy what they hold into one another's memory, where they do. row: that of the last round."""

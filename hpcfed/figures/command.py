@@ -29,7 +29,7 @@ def plot(runs: Sequence[Path], figure: str | None = None, out: Path | None = Non
         except ConfigError as error:
             if figure and figure != ALL:
                 raise
-            told += [f"left out: {first_line(error)}"] if figure else []
+            told.append(f"left out: {first_line(error)}")
             continue
         bare = len(names) == 1 or (not figure and name == "curves")
         told.append(str(look.save(drawing, place(name, seen, out, format, bare))))

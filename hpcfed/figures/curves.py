@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from hpcfed.errors import ConfigError
 from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn, short
 from hpcfed.report.columns import column, evaluated, so_far
@@ -79,8 +80,13 @@ def numbers(runs: Sequence[Drawn]) -> list[Curve]:
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
-    """Mean accuracy with a band of one standard deviation over clients, in a panel an axis, a line for each run."""
+    """Mean accuracy with a band of one standard deviation over clients, in a panel an axis, a line for each run.
+
+    Raises ConfigError where no run has an evaluated round.
+    """
     found = numbers(runs)
+    if not any(len(curve.rounds) for curve in found):
+        raise ConfigError("curves: no round has been evaluated yet")
     across = [ROUNDS, *(axis for axis in (EPOCHS, TRAFFIC, SECONDS) if any(axis.of(curve).any() for curve in found))]
     texts = [run.title for run in runs]
     below = look.lines(texts, look.PAGE) if len(runs) > 1 else 1

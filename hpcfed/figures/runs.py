@@ -55,23 +55,25 @@ def clients(n: int) -> str:
 
 
 def drawn(paths: Sequence[Path]) -> list[Drawn]:
-    """The runs at these paths, and those of the sweeps among them that have results; each once.
+    """The runs at these paths, and those of the sweeps among them that have done a round; each once.
 
     Raises CheckpointError for a run without readable results, or a sweep of which no run has any.
     """
     found: dict[str, Record] = {}
-    for record in (load(path) for given in paths for path in members(given)):
+    for record in (record for given in paths for record in members(given)):
         found.setdefault(os.path.realpath(record.path), record)
     called = told_apart([files.place_of(record.path) for record in found.values()])
     return [Drawn(name, record.path.parent, record) for name, record in zip(called, found.values(), strict=True)]
 
 
-def members(path: Path) -> list[Path]:
-    """The run at this path, or those of the sweep that have begun."""
-    begun = [run for run, of in store.runs(path) if of is None or files.results_file(run).is_file()]
-    if not begun:
+def members(path: Path) -> list[Record]:
+    """The run at this path, or those of the sweep that have done a round."""
+    if not store.exists(path):
+        return [load(path)]
+    begun = [load(run) for run, _ in store.runs(path) if files.results_file(run).is_file()]
+    if not (done := [record for record in begun if record.rounds]):
         raise CheckpointError(f"{path}: no run of this sweep has results yet; see `hpcfed status {path}`")
-    return begun
+    return done
 
 
 def short(text: str, most: int = 60) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from hpcfed.slurm import script
 from hpcfed.slurm.asked import batch_of
 from hpcfed.slurm.launcher import AUTO
 from hpcfed.slurm.script import Batch
-from hpcfed.storage import checkpoint, names
+from hpcfed.storage import checkpoint
 from hpcfed.storage.fields import flat
 
 
@@ -88,8 +87,7 @@ def free(job: Job) -> None:
     if state(run).word == GOING_ON:
         raise ConfigError(f"out: a run goes on in {run}: its files say so, or did {SIGNS:g} s ago; two in one folder "
                           "would spoil it; wait for its end, or give another --out")  # fmt: skip
-    there = os.path.exists(names.results_file(run)) and not checkpoint.newest(run)
-    if there and not (job.resume or job.overwrite):
+    if folder.holds(run) and not (checkpoint.newest(run) or job.resume or job.overwrite):
         raise ConfigError(f"out: {run} holds a run that has saved nothing; replace it with --overwrite, or give "
                           "another --out")  # fmt: skip
 

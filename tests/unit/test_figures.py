@@ -60,11 +60,17 @@ def test_runs_are_named_by_as_many_folders_as_tell_them_apart(tmp_path):
     assert [one.folder for one in found] == [tmp_path / "a/run", tmp_path / "b/run"]
 
 
-def test_a_sweep_stands_for_those_of_its_runs_that_have_results(tmp_path):
+def test_a_run_in_its_first_round_has_no_curves_and_that_is_said(tmp_path):
+    told = plot([run_of(tmp_path / "run", [])]).split("\n")
+    assert told == ["left out: curves: no round has been evaluated yet", str(tmp_path / "run" / "labels.png")]
+
+
+def test_a_sweep_stands_for_those_of_its_runs_that_have_done_a_round(tmp_path):
     sweep.write(sweep.Sweep(tmp_path, [], "", 1, "", tuple(sweep.Member(name, [], {}) for name in "ab")))
     with pytest.raises(CheckpointError, match="no run of this sweep has results yet; see `hpcfed status"):
         runs.drawn([tmp_path])
-    run_of(tmp_path / "b", [])
+    run_of(tmp_path / "a", [])
+    run_of(tmp_path / "b", [row([0.5, 0.3, 0.5, NAN], [0, 1, 2, 3])])
     assert [one.name for one in runs.drawn([tmp_path, tmp_path / "b"])] == ["b"]
 
 

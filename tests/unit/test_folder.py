@@ -1,18 +1,36 @@
-"""The output folder of a run is the same on all nodes, or the run is refused."""
+"""The output folder of a run is the same on all nodes, and holds nothing that would be lost; or the run is refused."""
 
 from pathlib import Path
 
 import pytest
 
 from hpcfed.comm import spmd
+from hpcfed.config.load import load
 from hpcfed.engine import folder
 from hpcfed.engine.folder import same_everywhere
 from hpcfed.errors import HpcfedError
+from hpcfed.storage import names
+from hpcfed.storage.results import Results
 
 
 def test_a_folder_that_all_nodes_share_is_taken_and_nothing_is_left_in_it(tmp_path: Path):
     spmd(4, lambda comm: same_everywhere(tmp_path, comm), nodes=2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_a_round_or_a_checkpoint_may_be_replaced_and_no_other(tmp_path: Path):
+    for name, rounds in (("none", 0), ("one", 1)):
+        made = Results(tmp_path / name, {}, {})
+        for _ in range(rounds):
+            made.append({"rounds/seconds": 1.0})
+        made.write()
+    (tmp_path / "damaged").mkdir()
+    names.results_file(tmp_path / "damaged").write_bytes(b"no HDF5")
+    folder.claim(load([], environ={}), tmp_path / "none")
+    assert not names.results_file(tmp_path / "none").exists()
+    for name in ("one", "damaged"):
+        with pytest.raises(HpcfedError, match="holds a run already"):
+            folder.claim(load([], environ={}), tmp_path / name)
 
 
 def test_a_folder_on_each_nodes_own_disk_is_refused_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
