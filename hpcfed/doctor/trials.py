@@ -10,6 +10,7 @@ from typing import Any
 from hpcfed.doctor.finding import Finding
 from hpcfed.doctor.limited import Outcome
 from hpcfed.doctor.probe import worlds
+from hpcfed.few import counted
 
 OWN = "use the launcher of that library (an MPI module's mpirun), or install mpi4py for this launcher's library"
 HINTS = (  # what launchers and libraries write when they fail, and what helps
@@ -71,7 +72,7 @@ def explained(trial: Trial) -> tuple[str, str]:
     """What happened, and what to do."""
     if trial.works:
         nodes = len({rank["node"] for rank in trial.worlds[0]["ranks"]})
-        return f"{trial.ranks} ranks on {nodes} node{'s' * (nodes > 1)} form one world ({trial.seconds:.1f} s)", ""
+        return f"{trial.ranks} ranks on {counted(nodes, 'node')} form one world ({trial.seconds:.1f} s)", ""
     if trial.outcome.status is None:
         return "did not end in time", hint(trial) or SLOW
     if trial.worlds:

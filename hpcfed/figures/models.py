@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from hpcfed.errors import CheckpointError, ConfigError, DataError
+from hpcfed.few import counted
 from hpcfed.figures import look
-from hpcfed.figures.runs import Drawn, clients
+from hpcfed.figures.runs import Drawn
 from hpcfed.storage import probe
 from hpcfed.storage.probe import Probe
 
@@ -60,7 +61,7 @@ def confused(name: str, found: Probe) -> Confusion:
     np.add.at(counts, (np.broadcast_to(found.labels, (K, N)), found.predictions), 1)
     total = counts.sum(1, keepdims=True)
     shares = np.where(total > 0, counts / np.maximum(total, 1), np.nan)
-    return Confusion(f"{name}\n{clients(K)}, {N:,} test examples", found.header["classes"], counts, shares)
+    return Confusion(f"{name}\n{counted(K, 'client')}, {N:,} test examples", found.header["classes"], counts, shares)
 
 
 def confusion(runs: Sequence[Drawn]) -> Figure:

@@ -12,10 +12,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from hpcfed.errors import ConfigError
+from hpcfed.few import counted
 from hpcfed.figures import look
 from hpcfed.figures.models import BAR, colours, probed, titled
 from hpcfed.figures.models_tsne import most_common_width
-from hpcfed.figures.runs import Drawn, clients
+from hpcfed.figures.runs import Drawn
 from hpcfed.storage.probe import Probe
 
 
@@ -51,7 +52,7 @@ def ranked(name: str, found: Probe) -> Ranks:
                           "most; ranks of units of different layers cannot be compared")  # fmt: skip
     ranks = np.stack([rankdata(found.conductance[k]) for k in right], axis=1)  # equal ones share their mean rank
     label = found.header["classes"][found.labels[found.image]]
-    title = f"{name}\nan image of {look.short(label, 16)}, {len(right)} of {clients(len(found.clients))}"
+    title = f"{name}\nan image of {look.short(label, 16)}, {len(right)} of {counted(len(found.clients), 'client')}"
     return Ranks(title, found.clients[right], ranks, mean_of_pairs(ranks))
 
 

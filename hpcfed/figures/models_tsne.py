@@ -19,11 +19,10 @@ from matplotlib.figure import Figure
 
 from hpcfed import rng
 from hpcfed.errors import ConfigError
-from hpcfed.few import evenly
+from hpcfed.few import counted, evenly
 from hpcfed.figures import look
 from hpcfed.figures.models import BESIDE, THIN, WIDE, probed, titled
 from hpcfed.figures.runs import Drawn
-from hpcfed.figures.runs import clients as counted
 from hpcfed.storage.probe import Probe
 
 LINE = 0.14  # inches from one tick's letters to the next
@@ -55,7 +54,7 @@ def plane(name: str, found: Probe, seed: int) -> Plane:
     images = evenly(len(found.labels), max(1, POINTS // len(ks)))  # they lie in the order of the test split
     n = len(images)
     z = np.concatenate([found.representations[k][images] for k in ks]).astype(np.float64)
-    of = (f"{len(ks)} of " if len(ks) < len(found.clients) else "") + counted(len(found.clients))
+    of = (f"{len(ks)} of " if len(ks) < len(found.clients) else "") + counted(len(found.clients), "client")
     whose, labels = np.repeat(found.clients[ks], n), np.tile(found.labels[images], len(ks))
     return Plane(f"{name}\n{of} × {n} examples", found.header["classes"], found.clients[ks], placed(z, seed), labels,
                  whose)  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import CheckpointError
+from hpcfed.few import counted
 from hpcfed.paths import told_apart
 from hpcfed.report.cases import one_skew
 from hpcfed.storage import names as files
@@ -46,12 +47,7 @@ def setting(run: Drawn, ignore: Sequence[str] = ()) -> str:
     fields = one_skew(run.fields)
     halved = 0.0 if "data.halve" in ignore else fields.get("data.halve") or 0.0
     kept = f", {100 * halved:g} % of them halved" if halved else ""
-    return f"{fields['data.name']}, {fields['data.partition']}, {clients(fields['clients'])}{kept}"
-
-
-def clients(n: int) -> str:
-    """So many of them, in words."""
-    return f"{n:,} client{'s' * (n != 1)}"
+    return f"{fields['data.name']}, {fields['data.partition']}, {counted(fields['clients'], 'client')}{kept}"
 
 
 def drawn(paths: Sequence[Path]) -> list[Drawn]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed.errors import ConfigError, unknown
+from hpcfed.few import counted
 from hpcfed.report import differences
 from hpcfed.report.cases import cases
 from hpcfed.report.comparison import ENOUGH, Comparison, compared
@@ -100,7 +101,7 @@ def alone(result: Result) -> str:
 def cells(one: Comparison, view: View) -> list[str]:
     """A comparison as words."""
     interval = " to ".join(signed(end, view) for end in one.interval or ())
-    single = f"{one.clients} client{'s' * (one.clients > 1)} of one seed" if one.clients else "one seed"
+    single = f"{counted(one.clients, 'client')} of one seed" if one.clients else "one seed"
     over = f"{one.seeds} seeds" if one.seeds > 1 else single
     told = " / ".join(map(str, one.counts)) if one.clients else ""
     numbers = view.number(one.mean), signed(one.difference, view), interval, likely(one.p), likely(one.holm)

@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from hpcfed.few import counted
 from hpcfed.report.columns import architectures, by_round, column, last
 from hpcfed.report.tables import duration, size, table
 from hpcfed.storage.columns import PHASES
@@ -126,13 +127,13 @@ def render(record: Record) -> Group:
 def brief(record: Record) -> str:
     """The job in two lines."""
     ranks, rounds = record.header["ranks"], record.header["job"]["rounds"]
-    return f"{title(record)}\n{record.rounds} of {rounds} rounds done, on {ranks} rank{'s' * (ranks != 1)}"
+    return f"{title(record)}\n{record.rounds} of {rounds} rounds done, on {counted(ranks, 'rank')}"
 
 
 def title(record: Record) -> str:
     """The job in a few words."""
     job = record.header["job"]
-    clients = f"{job['clients']} client{'s' * (job['clients'] != 1)}"
+    clients = counted(job["clients"], "client")
     return f"{job['algorithm']['name']} on {data(job['data'])}, {clients}, seed {job['seed']}"
 
 

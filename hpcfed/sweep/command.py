@@ -15,6 +15,7 @@ from typing import Any
 
 from hpcfed.engine.folder import make
 from hpcfed.errors import ConfigError
+from hpcfed.few import counted
 from hpcfed.report.tables import console, table
 from hpcfed.status import DONE, FAULT, RESUME_ME
 from hpcfed.storage import sweep as store
@@ -77,8 +78,13 @@ def preview(found: Sweep, places: int) -> int:
     """What would be done; nothing is started or written."""
     rows = [(i, run.name, "finished" if finished(found, run) else "to run") for i, run in enumerate(found.runs)]
     console().print(table(">task,run,", rows))
-    print(f"{len(rows)} runs in {found.folder}, {places} at a time, {ranks_of(found)} each")
+    print(described(found, places))
     return DONE
+
+
+def described(found: Sweep, places: int) -> str:
+    runs = counted(len(found.runs), "run")
+    return f"{runs} in {found.folder}, {places} at a time, {counted(found.ranks, 'rank')} each"
 
 
 def start(found: Sweep) -> None:
@@ -126,7 +132,7 @@ def one(found: Sweep, task: int) -> int:
 
 def all_of(found: Sweep, places: int) -> int:
     """All runs, so many at a time; what is not done is said at the end."""
-    print(f"{len(found.runs)} runs in {found.folder}, {places} at a time, {ranks_of(found)} each", flush=True)
+    print(described(found, places), flush=True)
     outcomes = Pool(found, places).run(range(len(found.runs)))
     failed = [outcome for outcome in outcomes if outcome.failed]
     open_ = [outcome for outcome in outcomes if not outcome.failed and outcome.status != DONE]
@@ -140,7 +146,3 @@ def listed(outcomes: list[Outcome], what: str) -> None:
         print(f"{len(outcomes)} {what}")
         for outcome in outcomes:
             print(f"  {outcome.run.name}{': not begun' if outcome.status == LEFT else f': {outcome.line}'}")
-
-
-def ranks_of(found: Sweep) -> str:
-    return f"{found.ranks} rank{'s' * (found.ranks != 1)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcfed.errors import ConfigError
+from hpcfed.few import counted
 from hpcfed.models import files
 from hpcfed.storage import names
 from hpcfed.storage.atomic import put
@@ -31,7 +32,7 @@ def write(saved: Saved, source: Reader, folder: Path) -> str:
     for model in saved.models():
         put(names.model_file(folder, model.about.client), files.encode(model))
     n = len(saved.clients)
-    return f"{folder}: models of {n} client{'s' * (n != 1)} after round {source.rounds}, {WHAT[saved.keeps]}"
+    return f"{folder}: models of {counted(n, 'client')} after round {source.rounds}, {WHAT[saved.keeps]}"
 
 
 def numbers(text: str | None) -> list[int] | None:

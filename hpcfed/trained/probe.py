@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpcfed import rng
 from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.few import evenly
+from hpcfed.few import counted, evenly
 from hpcfed.models.trained import Trained
 from hpcfed.storage import checkpoint, names, probe
 from hpcfed.storage.probe import Probe
@@ -37,7 +37,7 @@ def command(run: Path, examples: int = EXAMPLES, clients: str | None = None) -> 
     made = make(folder, examples, numbers(clients))
     path = probe.write(folder, made)
     n, about = len(made.clients), f"after round {made.rounds[-1]}, {len(made.labels):,} test examples"
-    return f"{path}: {n} client{'s' * (n != 1)} {about}"
+    return f"{path}: {counted(n, 'client')} {about}"
 
 
 def anew(run: Path) -> Probe:

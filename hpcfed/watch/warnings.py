@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from hpcfed.few import listed
+from hpcfed.few import counted, listed
 from hpcfed.paths import tail
 from hpcfed.report.columns import faults
 from hpcfed.storage import names
@@ -31,7 +31,7 @@ def restarts(record: Record) -> Iterator[tuple[int, str]]:
     history = record.header.get("history", [])
     ranks = [past.get("ranks") for past in history] + [record.header.get("ranks")]
     for past, before, after in zip(history, ranks, ranks[1:], strict=False):
-        change = "" if before == after else f", on {after} rank{'s' * (after != 1)} after {before}"
+        change = "" if before == after else f", on {counted(after, 'rank')} after {before}"
         yield past["rounds"], f"went on after round {past['rounds']} from a checkpoint{change}"
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.figures.command import plot
 from hpcfed.figures.curves import Curve
 from hpcfed.report import catalogue, cite, summary, tables
 from hpcfed.report.columns import so_far
@@ -108,12 +107,10 @@ def test_ranks_that_a_round_did_not_have_do_not_count(tmp_path):
     assert summary.facts(load(run_of(tmp_path / "r", rows)))["time"]["train"]["seconds"] == 2.0 + 7.0
 
 
-def test_a_run_without_rounds_has_facts_a_table_and_pictures(tmp_path):
+def test_a_run_without_rounds_has_facts_and_a_table(tmp_path):
     run = run_of(tmp_path / "empty", [])
     assert summary.facts(load(run))["accuracy"]["mean"] is None
     console().print(summary.render(load(run)))
-    plot([run])
-    assert (run / "curves.png").exists()
 
 
 def test_the_table_marks_the_best_round_and_gives_bytes_exactly(run, capsys):
