@@ -28,6 +28,10 @@ TITLES = {
     "checkpoint": "Checkpoints",
     "longrun": "Long runs",
     "page": "A page of 20 runs of 500 rounds and 100 clients",
+    "plan": "What `hpcfed plan` predicts",
+    "gpu": "On a GPU",
+    "peers": "Beside other simulators",
+    "authors": "Beside the authors' code",
     CHAOS: "Runs that a fault struck at a random moment",
 }
 
