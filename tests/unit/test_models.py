@@ -177,7 +177,7 @@ def test_weights_of_convolutions_lie_with_their_channels_last(name: str):
 
 
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1), (5, 2), (7, 2), (1, 1)])
-def test_a_convolution_as_one_matrix_as_productgives_the_same_maps_and_gradients(kernel: int, stride: int):
+def test_a_convolution_as_one_matrix_product_gives_the_same_maps_and_gradients(kernel: int, stride: int):
     for size, padding in product(range(1, 9), range(kernel // 2 + 1)):
         if size + 2 * padding >= kernel:
             whole = nn.Conv2d(3, 4, kernel, stride, padding).double()
@@ -195,7 +195,7 @@ def test_all_outputs_of_a_3x3_kernel_see_one_pixel_under_its_middle_and_two_unde
     assert (seen(2, 3, 1, 2), seen(1, 1, 0, 1), seen(2, 1, 0, 1)) == ((slice(1, 3),), (slice(0, 1),), ())
 
 
-def test_the_gradient_of_a_convolution_as_a_matrix_as_productlies_as_its_weight_does():
+def test_the_gradient_of_a_convolution_as_a_matrix_product_lies_as_its_weight_does():
     conv = build("resnet18", (3, 32, 32), 10).body.layer4[1].conv1
     value = conv(torch.ones(2, 512, 1, 1)).sum()
     (gradient,) = torch.autograd.grad(value, [conv.weight])
