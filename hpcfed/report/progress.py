@@ -103,9 +103,9 @@ class Progress:
 
 
 def line(accuracy: float, loss: float, seconds: float) -> str:
-    """A round in a few words; nothing about an accuracy that is nan."""
-    known = "" if np.isnan(accuracy) else f"accuracy {accuracy:.4f}  "
-    return f"{known}loss {loss:.3f}  {seconds:.1f} s/round"
+    """A round in a few words; nothing about what is nan: an accuracy before the first evaluation, say."""
+    known = {f"accuracy {accuracy:.4f}  ": accuracy, f"loss {loss:.3f}  ": loss}
+    return "".join(text for text, value in known.items() if not np.isnan(value)) + f"{seconds:.1f} s/round"
 
 
 def mean(values: np.ndarray) -> float:

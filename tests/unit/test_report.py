@@ -10,6 +10,7 @@ import pytest
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.figures.curves import Curve
 from hpcfed.report import catalogue, cite, summary, tables
+from hpcfed.report.progress import line
 from hpcfed.report.columns import so_far
 from hpcfed.report.formats import named
 from hpcfed.report.measures import View, measure
@@ -119,6 +120,12 @@ def test_the_table_marks_the_best_round_and_gives_bytes_exactly(run, capsys):
     assert "fedclassavg on digits, dirichlet(0.5), 4 clients, seed 7\n3 of 3 rounds done, on 2 ranks" in text
     assert "best round: 2, selected on test data" in text and "20,520 B (20.5 kB)" in text
     assert "time: 15.0 s (5.00 s per round)" in text
+
+
+def test_a_rounds_line_says_nothing_of_what_was_not_measured():
+    assert line(0.5, 1.25, 2.0) == "accuracy 0.5000  loss 1.250  2.0 s/round"
+    assert line(NAN, 1.25, 2.0) == "loss 1.250  2.0 s/round"
+    assert line(NAN, NAN, 2.0) == "2.0 s/round"  # central training, whose loss is no client's
 
 
 def test_bytes_and_seconds_are_written_for_people():
