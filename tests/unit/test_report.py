@@ -10,10 +10,10 @@ import pytest
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.figures.curves import Curve
 from hpcfed.report import catalogue, cite, summary, tables
-from hpcfed.report.progress import line
 from hpcfed.report.columns import so_far
 from hpcfed.report.formats import named
 from hpcfed.report.measures import View, measure
+from hpcfed.report.progress import line
 from hpcfed.report.references import bibtex, references
 from hpcfed.report.tables import console, duration, size
 from hpcfed.storage.columns import PHASES
