@@ -89,7 +89,7 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def temporary() -> TemporaryDirectory:
-    """Gone when this process ends. Short, for sockets lie in it, whose paths may have 107 characters."""
+    """Gone when this process ends. Short, for MPI libraries may have sockets there: 107 characters at most."""
     return TemporaryDirectory(prefix="hpcfed-")
 
 
