@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     options = parser.parse_args()
     rows = [row for name in options.only for row in compare(name, options.engines, options.passes)]
-    save("faster", rows, whole=len(options.only) == len(CASES))
+    save("faster", rows, whole=set(options.only) == set(CASES))
 
 
 def compare(name: str, engines: tuple[str, ...], passes: int) -> list[Row]:

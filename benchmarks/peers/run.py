@@ -136,7 +136,8 @@ def main() -> None:
         interleaved(turns, given.passes, warm=0)
     for (peer, n), why in measured.failed.items():
         print(f"{peer.name}, {n} processes: skipped: {why}", file=sys.stderr)
-    save("peers", rows(measured), skipped={f"{p.name}, {n}": why[-200:] for (p, n), why in measured.failed.items()})
+    skipped = {f"{p.name}, {n}": why[-200:] for (p, n), why in measured.failed.items()}
+    save("peers", rows(measured), whole=not given.only, skipped=skipped)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def claim(job: Job, folder: Path) -> None:
     """Make the folder; refuse one that holds a run, unless that is to be resumed or overwritten."""
     make(folder)
     if not job.resume:
-        if holds(folder) and not job.overwrite:
+        if not job.overwrite and holds(folder):
             raise ConfigError(
                 f"out: {folder} holds a run already; continue it with --resume {folder}, "
                 "replace it with --overwrite, or give another --out"

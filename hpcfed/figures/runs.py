@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def drawn(paths: Sequence[Path]) -> list[Drawn]:
     Raises CheckpointError for a run without readable results, or a sweep of which no run has any.
     """
     found: dict[str, Record] = {}
-    for record in (record for given in paths for record in members(given)):
+    for record in chain.from_iterable(map(members, paths)):
         found.setdefault(os.path.realpath(record.path), record)
     called = told_apart([files.place_of(record.path) for record in found.values()])
     return [Drawn(name, record.path.parent, record) for name, record in zip(called, found.values(), strict=True)]
@@ -64,10 +65,9 @@ def drawn(paths: Sequence[Path]) -> list[Drawn]:
 
 def members(path: Path) -> list[Record]:
     """The run at this path, or those of the sweep that have done a round."""
-    if not store.exists(path):
-        return [load(path)]
-    begun = [load(run) for run, _ in store.runs(path) if files.results_file(run).is_file()]
-    if not (done := [record for record in begun if record.rounds]):
+    begun = [(load(run), of) for run, of in store.runs(path) if of is None or files.results_file(run).is_file()]
+    done = [record for record, of in begun if of is None or record.rounds]
+    if not done:
         raise CheckpointError(f"{path}: no run of this sweep has results yet; see `hpcfed status {path}`")
     return done
 

@@ -60,7 +60,8 @@ def seen(size: int, kernel: int, padding: int, stride: int) -> tuple[slice, ...]
     """
     outputs = (size + 2 * padding - kernel) // stride + 1
     starts = [padding - j * stride for j in range(outputs)]
-    return tuple(slice(at, at + size) for at in starts if all(0 <= at <= kernel - size for at in starts))
+    whole = all(0 <= at <= kernel - size for at in starts)
+    return tuple(slice(at, at + size) for at in starts) if whole else ()
 
 
 def for_small_images(net: nn.Module) -> nn.Module:

@@ -87,7 +87,7 @@ def free(job: Job) -> None:
     if state(run).word == GOING_ON:
         raise ConfigError(f"out: a run goes on in {run}: its files say so, or did {SIGNS:g} s ago; two in one folder "
                           "would spoil it; wait for its end, or give another --out")  # fmt: skip
-    if folder.holds(run) and not (checkpoint.newest(run) or job.resume or job.overwrite):
+    if not (job.resume or job.overwrite or checkpoint.newest(run)) and folder.holds(run):
         raise ConfigError(f"out: {run} holds a run that has saved nothing; replace it with --overwrite, or give "
                           "another --out")  # fmt: skip
 

@@ -96,9 +96,10 @@ def number_of(parts: Path) -> int:
 
 
 def prune(run: Path, keep: int) -> None:
-    """Delete all but the `keep` newest checkpoints, and parts that no index names; keep >= 1.
+    """Delete all but the `keep` newest checkpoints, parts without an index, and of several those it does not name.
 
-    For while no rank writes. What cannot be deleted stays, and so do the parts of an index that cannot be read.
+    keep >= 1.  For while no rank writes. What cannot be deleted stays, and so do the parts of an index that cannot be
+    read.
     """
     folder = names.checkpoint_folder(run)
     with suppress(OSError):

@@ -83,6 +83,7 @@ def preview(found: Sweep, places: int) -> int:
 
 
 def described(found: Sweep, places: int) -> str:
+    """What there is to do, in a line."""
     runs = counted(len(found.runs), "run")
     return f"{runs} in {found.folder}, {places} at a time, {counted(found.ranks, 'rank')} each"
 
