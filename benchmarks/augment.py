@@ -1,9 +1,11 @@
-"""Two views of the paper's transforms: their share of a training step, and against torchvision's on PIL images.
+"""Two views of the paper's transforms: their share of a training step, and against torchvision's on
+PIL images.
 
 `python benchmarks/augment.py [--passes 9]`
 
-One thread, batches of 64. The step is forward, backward and Adam on both views, channels last where hpcfed has it so.
-The PIL pipeline is that of the authors' code, without the loader workers that it needs beside the training process.
+One thread, batches of 64. The step is forward, backward and Adam on both views, channels last where
+hpcfed has it so. The PIL pipeline is that of the authors' code, without the loader workers that it
+needs beside the training process.
 """
 
 from __future__ import annotations
@@ -43,12 +45,19 @@ def main() -> None:
 
 
 def throughput(kind: str, shape: tuple[int, int, int]) -> Row:
-    """Views a second, ours over PIL's; each side in its own process, for the allocator is set for ours alone."""
+    """Views a second, ours over PIL's; each side in its own process, for the allocator is set for
+    ours alone.
+    """
     with Apart(ours, shape) as batch, Apart(theirs, shape) as pictures:
         seconds = interleaved({"ours": batch, "pil": pictures}, PEER_PASSES)
     micros = {name: 1e6 * min(values) / (BATCHES * BATCH) for name, values in seconds.items()}
     what = f"two views of {kind}: views a second, batched tensors over PIL images"
-    return Row(what, ratio(seconds["pil"], seconds["ours"]), least=20, details={"microseconds per image": micros})
+    return Row(
+        what,
+        ratio(seconds["pil"], seconds["ours"]),
+        least=20,
+        details={"microseconds per image": micros},
+    )
 
 
 def ours(shape: tuple[int, int, int]) -> Callable[[], None]:
@@ -72,11 +81,17 @@ def share(model: str, kind: str, passes: int) -> Row:
     x, make = images(shape), batched(shape)
     step, both = training(model, shape), make(x)
     seconds = interleaved({"views": lambda: make(x), "step": lambda: step(both)}, passes)
-    return Row(f"two views of {kind} over a step of {model}", ratio(seconds["views"], seconds["step"]), most=0.1)
+    return Row(
+        f"two views of {kind} over a step of {model}",
+        ratio(seconds["views"], seconds["step"]),
+        most=0.1,
+    )
 
 
 def images(shape: tuple[int, int, int]) -> Tensor:
-    return torch.randint(0, 256, (BATCH, *shape), dtype=torch.uint8, generator=torch_stream(0, "images"))
+    return torch.randint(
+        0, 256, (BATCH, *shape), dtype=torch.uint8, generator=torch_stream(0, "images")
+    )
 
 
 def batched(shape: tuple[int, int, int]) -> Callable[[Tensor], list[Tensor]]:
@@ -93,7 +108,9 @@ def by_pil(shape: tuple[int, int, int]) -> Callable[[Tensor], list[Tensor]]:
     transform = pipeline(shape)
 
     def two_views(x: Tensor) -> list[Tensor]:
-        pictures = [to_pil_image(image) for image in x]  # their data sets make the PIL image of an item, too
+        pictures = [
+            to_pil_image(image) for image in x
+        ]  # their data sets make the PIL image of an item, too
         return [torch.stack([transform(picture) for picture in pictures]) for _ in range(2)]
 
     return two_views
@@ -105,11 +122,16 @@ def pipeline(shape: tuple[int, int, int]) -> Callable[[Any], Tensor]:
     from torchvision import transforms as T
 
     numbers = [0.5] * shape[0]
-    return T.Compose([
-        T.RandomResizedCrop(shape[1], scale=(0.2, 1.0)), T.RandomHorizontalFlip(),
-        T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8), T.RandomGrayscale(p=0.2), T.ToTensor(),
-        T.Normalize(numbers, numbers),
-    ])  # fmt: skip
+    return T.Compose(
+        [
+            T.RandomResizedCrop(shape[1], scale=(0.2, 1.0)),
+            T.RandomHorizontalFlip(),
+            T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
+            T.RandomGrayscale(p=0.2),
+            T.ToTensor(),
+            T.Normalize(numbers, numbers),
+        ]
+    )
 
 
 def training(model: str, shape: tuple[int, int, int]) -> Callable[[list[Tensor]], None]:

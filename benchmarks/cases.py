@@ -1,4 +1,6 @@
-"""What the timed rows train: made-up examples, hpcfed's job on them, and the same as plain tensors."""
+"""What the timed rows train: made-up examples, hpcfed's job on them, and the same as plain
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,24 @@ from hpcfed.rng import stream
 
 CLASSES = 10
 NEVER = "1000000"
-QUIET = ("--evaluate.every", NEVER, "--evaluate.before", "false", "--rounds", NEVER, "--checkpoint.every", "0")
+QUIET = (
+    "--evaluate.every",
+    NEVER,
+    "--evaluate.before",
+    "false",
+    "--rounds",
+    NEVER,
+    "--checkpoint.every",
+    "0",
+)
 
 
 @dataclass(frozen=True)
 class Case:
     """One model with the federation that trains it: all clients, in each round, for one epoch.
 
-    module: the network as a researcher would write it.  shape: of one example.  n: examples of a client.
+    module: the network as a researcher would write it.  shape: of one example.  n: examples of a
+    client.
     """
 
     model: str
@@ -47,11 +59,19 @@ class Case:
     def words(self) -> list[str]:
         """The job as hpcfed takes it on the command line."""
         words = {
-            "data.name": examples(self.shape, self.clients * self.n), "data.partition": "iid", "clients": self.clients,
-            "models.mix": self.model, "local.optimiser": self.optimiser, "local.lr": self.lr, "local.batch": self.batch,
+            "data.name": examples(self.shape, self.clients * self.n),
+            "data.partition": "iid",
+            "clients": self.clients,
+            "models.mix": self.model,
+            "local.optimiser": self.optimiser,
+            "local.lr": self.lr,
+            "local.batch": self.batch,
             "local.augment": "none",
-        }  # fmt: skip
-        return [*(word for name, value in words.items() for word in (f"--{name}", str(value))), *self.flags]
+        }
+        return [
+            *(word for name, value in words.items() for word in (f"--{name}", str(value))),
+            *self.flags,
+        ]
 
     def job(self, *more: str) -> Job:
         """The job, flags over it."""
@@ -65,7 +85,10 @@ class Case:
     def tensors(self, split: str = "train") -> list[tuple[Tensor, Tensor]]:
         """Each client's normalised images and labels, in memory."""
         with np.load(examples(self.shape, self.clients * self.n)) as file:
-            x, y = torch.from_numpy(file[f"x_{split}"]).float() / 255, torch.from_numpy(file[f"y_{split}"])
+            x, y = (
+                torch.from_numpy(file[f"x_{split}"]).float() / 255,
+                torch.from_numpy(file[f"y_{split}"]),
+            )
         x = (x - x.mean((0, 2, 3), keepdim=True)) / x.std((0, 2, 3), keepdim=True)
         return list(zip(x.chunk(self.clients), y.chunk(self.clients), strict=True))
 
@@ -83,7 +106,9 @@ def folder() -> TemporaryDirectory:
 
 @cache
 def examples(shape: tuple[int, ...], n: int) -> Path:
-    """A file of n examples and as many tests: noise, for what a step costs does not depend on the pixels."""
+    """A file of n examples and as many tests: noise, for what a step costs does not depend on the
+    pixels.
+    """
     path = Path(folder().name) / f"{'x'.join(map(str, shape))}-{n}.npz"
     g = stream(0, "examples", n)
     x, y = g.integers(0, 256, (n, *shape), dtype=np.uint8), np.arange(n) % CLASSES
@@ -94,16 +119,24 @@ def examples(shape: tuple[int, ...], n: int) -> Path:
 def cnn() -> nn.Module:
     """The FedAvg paper's CNN for 28x28 grey images."""
     return nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, CLASSES),
-    )  # fmt: skip
+        nn.Conv2d(1, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(3136, 512),
+        nn.ReLU(),
+        nn.Linear(512, CLASSES),
+    )
 
 
 def mlp() -> nn.Module:
     """hpcfed's mlp: one hidden layer, a representation of 512, and the classifier."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 512), nn.Linear(512, CLASSES)
-    )  # fmt: skip
+    )
 
 
 def logistic() -> nn.Module:
@@ -112,8 +145,12 @@ def logistic() -> nn.Module:
 
 
 def resnet18() -> nn.Module:
-    """torchvision's ResNet-18, with a representation of 512 before the classifier as hpcfed's has."""
-    return nn.Sequential(import_torchvision().models.resnet18(num_classes=512), nn.Linear(512, CLASSES))
+    """torchvision's ResNet-18, with a representation of 512 before the classifier as hpcfed's
+    has.
+    """
+    return nn.Sequential(
+        import_torchvision().models.resnet18(num_classes=512), nn.Linear(512, CLASSES)
+    )
 
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)

@@ -2,12 +2,13 @@
 
 `python benchmarks/checkpoint.py [--seconds 20] [--passes 9] [--check]`
 
-20 ResNet-18 clients that keep Adam's moments, 2.7 GB, on two ranks of one thread; rounds of so many seconds with a
-checkpoint under way and without take turns in one run. The round with a checkpoint is timed from before its snapshot is
-taken until after its index is there; what it takes longer is a minute's cost, for the file is written well within the
-round. The first checkpoint, which takes memory that the later ones have, is told apart. Second row, which other work on
-the machine blurs less: the processor's seconds that snapshot, writer and index take on a rank. --check: a small model,
-rounds of a moment, and nothing is written to results/.
+20 ResNet-18 clients that keep Adam's moments, 2.7 GB, on two ranks of one thread; rounds of so many
+seconds with a checkpoint under way and without take turns in one run. The round with a checkpoint
+is timed from before its snapshot is taken until after its index is there; what it takes longer is a
+minute's cost, for the file is written well within the round. The first checkpoint, which takes
+memory that the later ones have, is told apart. Second row, which other work on
+the machine blurs less: the processor's seconds that snapshot, writer and index take on a rank.
+--check: a small model, rounds of a moment, and nothing is written to results/.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def main() -> None:
         return inside(options)
     with TemporaryDirectory(prefix="hpcfed-benchmark-") as folder:
         flags = ("--seconds", options.seconds, "--passes", options.passes, "--inside", folder)
-        argv = [str(Path(__file__).resolve()), *map(str, flags), *(["--check"] if options.check else [])]
+        argv = [
+            str(Path(__file__).resolve()),
+            *map(str, flags),
+            *(["--check"] if options.check else []),
+        ]
         on_ranks(RANKS, *argv, timeout=LIMIT)
         found = json.loads((Path(folder) / "found.json").read_text())
     rows = [paired(found), processor(found)]
@@ -64,9 +69,19 @@ def arguments() -> argparse.Namespace:
 
 
 def paired(found: dict[str, Any]) -> Row:
-    added = [there - without for there, without in zip(found["with"], found["without"], strict=True)]
-    what = f"round of a minute with a checkpoint of {found['bytes'] / 1e9:.2g} GB in the background over one without"
-    return Row(what, over_a_minute([MINUTE + s for s in later(added)]), most=1.05, details=found | {"added": added})
+    added = [
+        there - without for there, without in zip(found["with"], found["without"], strict=True)
+    ]
+    what = (
+        f"round of a minute with a checkpoint of {found['bytes'] / 1e9:.2g} GB in the "
+        f"background over one without"
+    )
+    return Row(
+        what,
+        over_a_minute([MINUTE + s for s in later(added)]),
+        most=1.05,
+        details=found | {"added": added},
+    )
 
 
 def processor(found: dict[str, Any]) -> Row:
@@ -93,7 +108,13 @@ def inside(options: argparse.Namespace) -> None:
     del one
     rounds = started(case, comm, steps)
     timed(rounds)
-    found: dict[str, Any] = {"steps": steps, "peak_without": peaks(comm), "with": [], "without": [], "parts": []}
+    found: dict[str, Any] = {
+        "steps": steps,
+        "peak_without": peaks(comm),
+        "with": [],
+        "without": [],
+        "parts": [],
+    }
     with Saver(rounds, run) as saver:
         for _ in range(options.passes):
             found["without"].append(timed(rounds))
@@ -120,7 +141,8 @@ def timed(rounds: Rounds) -> float:
 
 
 def with_checkpoint(rounds: Rounds, saver: Saver) -> tuple[float, dict[str, list[Any]]]:
-    """Seconds of a round with a checkpoint, and of its parts on each rank: snapshot, write (beside the round), end.
+    """Seconds of a round with a checkpoint, and of its parts on each rank: snapshot, write (beside
+    the round), end.
 
     processor: the processor's seconds of the three.
     """

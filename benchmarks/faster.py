@@ -1,10 +1,12 @@
-"""Client training through hpcfed against the plain eager loop: how many times as fast, engine by engine.
+"""Client training through hpcfed against the plain eager loop: how many times as fast, engine by
+engine.
 
-`python benchmarks/faster.py [--passes 5] [--engines auto eager traced stacked] [--only cnn logistic]`
+`python benchmarks/faster.py [--passes 5] [--engines auto eager traced stacked] [--only cnn
+logistic]`
 
-A round of training alone, one rank, one thread, each side in its own process, in turns. ResNet-18 trains on two
-augmented views with FedClassAvg's loss and clients' own bodies; the raw loop has them made beforehand, and then by
-torchvision on PIL images inside the loop, as the authors' code does.
+A round of training alone, one rank, one thread, each side in its own process, in turns. ResNet-18
+trains on two augmented views with FedClassAvg's loss and clients' own bodies; the raw loop has them
+made beforehand, and then by torchvision on PIL images inside the loop, as the authors' code does.
 """
 
 from __future__ import annotations
@@ -28,10 +30,16 @@ from hpcfed.config.job import Job
 from hpcfed.training.losses import supcon
 
 TWO_VIEWS = replace(
-    RESNET18, n=128, flags=("--algorithm.name", "fedclassavg", "--algorithm.rho", "0", "--local.augment", "simclr")
+    RESNET18,
+    n=128,
+    flags=("--algorithm.name", "fedclassavg", "--algorithm.rho", "0", "--local.augment", "simclr"),
 )
 CASES = {"cnn": CNN, "resnet18": TWO_VIEWS, "logistic": LOGISTIC, "mlp": MLP}
-LEAST = {"cnn": 1.3, "resnet18": 1.3, "logistic": 3.0}  # mlp has 265,000 weights: memory is what its steps wait for
+LEAST = {
+    "cnn": 1.3,
+    "resnet18": 1.3,
+    "logistic": 3.0,
+}  # mlp has 265,000 weights: memory is what its steps wait for
 ENGINES = ("auto", "eager", "traced", "stacked") if "training" in Job.model_fields else ("eager",)
 
 
@@ -48,18 +56,29 @@ def main() -> None:
 def compare(name: str, engines: tuple[str, ...], passes: int) -> list[Row]:
     """The rows of one model: each raw loop over each engine; only `auto` has a goal."""
     case = CASES[name]
-    loops = {"raw loop": made} | {"raw loop with PIL": by_pil} if name == "resnet18" else {"raw loop": raw}
+    loops = (
+        {"raw loop": made} | {"raw loop with PIL": by_pil}
+        if name == "resnet18"
+        else {"raw loop": raw}
+    )
     seconds = timed(case, engines, loops, passes)
     details = {"clients": case.clients, "examples": case.n, "batch": case.batch}
     details["seconds"] = {who: sorted(values)[passes // 2] for who, values in seconds.items()}
     return [
-        Row(f"{name}: {loop} over hpcfed, engine {own}", ratio(seconds[loop], seconds[own]),
-            least=LEAST.get(name) if own == "auto" else None, details=details)
-        for own in engines for loop in loops
-    ]  # fmt: skip
+        Row(
+            f"{name}: {loop} over hpcfed, engine {own}",
+            ratio(seconds[loop], seconds[own]),
+            least=LEAST.get(name) if own == "auto" else None,
+            details=details,
+        )
+        for own in engines
+        for loop in loops
+    ]
 
 
-def timed(case: Case, engines: tuple[str, ...], loops: Mapping[str, Callable], passes: int) -> dict[str, list[float]]:
+def timed(
+    case: Case, engines: tuple[str, ...], loops: Mapping[str, Callable], passes: int
+) -> dict[str, list[float]]:
     """Seconds of a round of each engine and each raw loop, all in turns."""
     sides = {own: Apart(steps, case, own) for own in engines}
     sides |= {name: Apart(loop, case) for name, loop in loops.items()}
@@ -78,7 +97,9 @@ def by_pil(case: Case) -> Callable[[], None]:
 
 
 class Contrastive(RawLoop):
-    """Cross-entropy and supervised contrastive loss on two views, which are there already; only heads are averaged."""
+    """Cross-entropy and supervised contrastive loss on two views, which are there already; only
+    heads are averaged.
+    """
 
     def __init__(self, case: Case):
         super().__init__(case)
@@ -88,11 +109,15 @@ class Contrastive(RawLoop):
         """Each client goes on from its own body and the mean head."""
         heads = []
         for k, (x, y) in enumerate(self.data):
-            self.model.load_state_dict(self.states[k] | {n: v for n, v in self.state.items() if n.startswith("1.")})
+            self.model.load_state_dict(
+                self.states[k] | {n: v for n, v in self.state.items() if n.startswith("1.")}
+            )
             self.losses[k] = self.train(x, y)
             self.states[k] = {name: v.clone() for name, v in self.model.state_dict().items()}
             heads.append({name: v for name, v in self.states[k].items() if name.startswith("1.")})
-        self.state = self.state | {n: torch.stack([head[n] for head in heads]).mean(0) for n in heads[0]}
+        self.state = self.state | {
+            n: torch.stack([head[n] for head in heads]).mean(0) for n in heads[0]
+        }
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         first, second = self.views(x)
@@ -116,7 +141,9 @@ class Pictures(Contrastive):
         from torchvision.transforms.functional import to_pil_image
 
         pictures = [to_pil_image(image) for image in x.clamp(0, 1)]
-        first, second = (torch.stack([self.transform(picture) for picture in pictures]) for _ in range(2))
+        first, second = (
+            torch.stack([self.transform(picture) for picture in pictures]) for _ in range(2)
+        )
         return first, second
 
 

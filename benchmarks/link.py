@@ -1,6 +1,7 @@
 """What MPI sees of the link between two nodes, whose ranks exchange messages, both ways at once.
 
-    mpirun -np 4 --host a:2,b:2 python benchmarks/link.py    # prints latency [s] and bandwidth [bytes/s, each way]
+mpirun -np 4 --host a:2,b:2 python benchmarks/link.py    # prints latency [s] and bandwidth
+[bytes/s, each way]
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ TIMES, BLOCKS = 10, 5
 
 def main() -> None:
     comm, each = MPI.COMM_WORLD, MPI.COMM_WORLD.size // 2
-    latency, line = (exchange(comm, (comm.rank + each) % comm.size, nbytes) for nbytes in (SHORT, LONG))
+    latency, line = (
+        exchange(comm, (comm.rank + each) % comm.size, nbytes) for nbytes in (SHORT, LONG)
+    )
     if comm.rank == 0:
         print(json.dumps([latency, each * LONG / (line - latency)]))
 

@@ -1,8 +1,9 @@
-"""Does a long run stay as it began? 2,000 rounds of a tiny job on 4 ranks: memory, open files, seconds, file size.
+"""Does a long run stay as it began? 2,000 rounds of a tiny job on 4 ranks: memory, open files,
+seconds, file size.
 
-`python benchmarks/longrun.py [ROUNDS] [RANKS]`: a few minutes. Whatever the run itself records (seconds, largest
-resident size by rank) is read from its result file; resident size and open files of every rank from /proc, each
-time that the run has finished another twentieth of its rounds.
+`python benchmarks/longrun.py [ROUNDS] [RANKS]`: a few minutes. Whatever the run itself records
+(seconds, largest resident size by rank) is read from its result file; resident size and open files
+of every rank from /proc, each time that the run has finished another twentieth of its rounds.
 """
 
 from __future__ import annotations
@@ -22,15 +23,27 @@ from benchmarks.paired import Ratio, Row, ratio, save
 from hpcfed.storage import names
 from hpcfed.storage.results import load
 
-JOB = ["--clients", "8", "--algorithm.name", "fedavg", "--models.mix", "mlp", "--models.d", "16",
-       "--data.train_limit", "160", "--local.optimiser", "sgd"]  # fmt: skip
+JOB = [
+    "--clients",
+    "8",
+    "--algorithm.name",
+    "fedavg",
+    "--models.mix",
+    "mlp",
+    "--models.d",
+    "16",
+    "--data.train_limit",
+    "160",
+    "--local.optimiser",
+    "sgd",
+]
 SAMPLES = 20  # of a run; the first two are of its beginning
 MIB = 2**20
 
 
 class Sample(NamedTuple):
-    """What was seen after so many rounds: seconds since the start, bytes of the result file with its journal, and by
-    rank bytes of memory and open files."""
+    """What was seen after so many rounds: seconds since the start, bytes of the result file with
+    its journal, and by rank bytes of memory and open files."""
 
     rounds: int
     seconds: float
@@ -41,7 +54,10 @@ class Sample(NamedTuple):
 
 def sample(leader: int, rounds: int, start: float, run: Path) -> Sample:
     ranks = dict(sorted(ranks_of(leader)))
-    resident = {r: int((p / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") for r, p in ranks.items()}
+    resident = {
+        r: int((p / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        for r, p in ranks.items()
+    }
     written = (names.results_file(run), names.journal_file(names.results_file(run)))
     size = sum(path.stat().st_size for path in written if path.exists())
     files = {r: len(list((p / "fd").iterdir())) for r, p in ranks.items()}
@@ -53,8 +69,14 @@ def watched(ranks: int, rounds: int, run: Path) -> list[Sample]:
     command = [mpirun(), "-np", str(ranks), sys.executable, "-m", "hpcfed.main", *JOB]
     command += ["--rounds", str(rounds), "--out", str(run)]
     every, start, seen = max(1, rounds // SAMPLES), perf_counter(), []
-    with subprocess.Popen(command, cwd=ROOT, env=os.environ | SETTINGS, stdout=subprocess.PIPE, text=True,
-                          start_new_session=True) as job:  # fmt: skip
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | SETTINGS,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as job:
         for line in job.stdout:
             t = int(line.split()[1].split("/")[0]) if line.startswith("round ") else 0
             if t and t % every == 0 and t < rounds:
@@ -76,21 +98,33 @@ def rows(seen: list[Sample], run: Path) -> list[Row]:
     wall = one((last.seconds - seen[-6].seconds) / (seen[5].seconds - seen[0].seconds))
     half = seen[len(seen) // 2]
     slope = one(((last.size - half.size) / (last.rounds - half.rounds)) / (half.size / half.rounds))
-    quarter = max(1, len(seen) // 4)  # the most in it: a file that is just being written counts as open
+    quarter = max(
+        1, len(seen) // 4
+    )  # the most in it: a file that is just being written counts as open
     files = one(max(most(seen[-quarter:], r) / most(seen[:quarter], r) for r in first.files))
     counts = {str(r): [s.files[r] for s in seen] for r in first.files}
     span = f"round {last.rounds} over round {first.rounds}"
-    details = {"MiB": {str(r): [round(s.resident[r] / MIB, 1) for s in seen] for r in first.resident}}
+    details = {
+        "MiB": {str(r): [round(s.resident[r] / MIB, 1) for s in seen] for r in first.resident}
+    }
     return [
         Row(f"resident size, of the rank that grew most, {span}", grown, 1.05, details=details),
         Row(f"largest resident size so far, {span}", peak, 1.05),
         Row("open files at most, last quarter over first", files, 1.0, details={"files": counts}),
         Row("seconds of a round, last quarter over first", pace, 1.1),
-        Row("seconds of all that a round takes, last quarter over first", wall, 1.1,
-            details={"seconds": [round(s.seconds, 2) for s in seen]}),
-        Row("bytes a round adds to the results, second half over first", slope, 1.1,
-            details={"bytes": [s.size for s in seen]}),
-    ]  # fmt: skip
+        Row(
+            "seconds of all that a round takes, last quarter over first",
+            wall,
+            1.1,
+            details={"seconds": [round(s.seconds, 2) for s in seen]},
+        ),
+        Row(
+            "bytes a round adds to the results, second half over first",
+            slope,
+            1.1,
+            details={"bytes": [s.size for s in seen]},
+        ),
+    ]
 
 
 def most(seen: list[Sample], rank: int) -> int:
@@ -105,7 +139,12 @@ def one(value: float) -> Ratio:
 def main(rounds: int = 2000, ranks: int = 4) -> None:
     with TemporaryDirectory(prefix="hpcfed-bench-", dir=Path.cwd()) as folder:
         seen = watched(ranks, rounds, Path(folder) / "run")
-        about: dict[str, Any] = {"rounds": rounds, "ranks": ranks, "job": JOB, "sampled_at": [s.rounds for s in seen]}
+        about: dict[str, Any] = {
+            "rounds": rounds,
+            "ranks": ranks,
+            "job": JOB,
+            "sampled_at": [s.rounds for s in seen],
+        }
         save("longrun", rows(seen, Path(folder) / "run"), **about)
 
 

@@ -1,11 +1,13 @@
 """Every method on the same clients: accuracy, bytes, simulated and real seconds, in one table.
 
-`python benchmarks/methods.py [--seeds 0] [--own-seeds 0,1,2] [--data fashion-mnist cifar10] [--only fedavg ...]`
+`python benchmarks/methods.py [--seeds 0] [--own-seeds 0,1,2] [--data fashion-mnist cifar10] [--only
+fedavg ...]`
 
-Three groups: clients of one architecture, of five, and of one architecture in three widths. Each method sees the same
-examples in the same number of local epochs; what it needs beyond `methods.toml` stands here. The papers' own methods
-run with all of --own-seeds. Writes one result file a run, and the table as Markdown and JSON, to results/methods.
-Runs that are there already are not run again.
+Three groups: clients of one architecture, of five, and of one architecture in three widths. Each
+method sees the same examples in the same number of local epochs; what it needs beyond
+`methods.toml` stands here. The papers' own methods run with all of --own-seeds. Writes one result
+file a run, and the table as Markdown and JSON, to results/methods. Runs that are there already are
+not run again.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ JOB = Path(__file__).parent / "methods.toml"
 FIVE = "--models.mix fedhenn-1,fedhenn-2,fedhenn-3,fedhenn-4,fedhenn-5"
 WIDTHS = "--models.widths 1,0.5,0.25"
 ALIGNED = "--algorithm.rad_size 100 --algorithm.align_every 5 --algorithm.eta0 0.1"
-OWN = ("fedclassavg", "fedhenn", "local", "fedavg")  # more seeds: the papers' own, and what they are held against
+OWN = (
+    "fedclassavg",
+    "fedhenn",
+    "local",
+    "fedavg",
+)  # more seeds: the papers' own, and what they are held against
 
 ONE_MODEL = {  # row: method and flags
     "local training": "local",
@@ -52,7 +59,8 @@ FIVE_MODELS = {
     "FedProto, prototypes": "fedproto --algorithm.lam 0.1",
     "FedProto, heads": "fedproto --algorithm.lam 0.1 --algorithm.inference head",
     "FedGH": "fedgh --algorithm.server_epochs 10",
-    "FedGKT": "fedgkt --models.mix resnet8 --models.server resnet20-server --algorithm.server_epochs 1",
+    "FedGKT": "fedgkt --models.mix resnet8 --models.server resnet20-server "
+    "--algorithm.server_epochs 1",
     "FedMD": "fedmd --algorithm.transfer_epochs 1 --algorithm.digest_batch 20",
     "DS-FL": "dsfl --algorithm.distil_epochs 1",
     "FedDF": "feddf --algorithm.steps 50 --algorithm.server_batch 20",
@@ -71,7 +79,16 @@ GROUPS = {
     "five models": (FIVE, FIVE_MODELS),
     "three widths": (WIDTHS, THREE_WIDTHS),
 }
-COLUMNS = ("method", "personal", "received", "personal, 3 seeds", "kB down", "kB up", "simulated s", "real s")
+COLUMNS = (
+    "method",
+    "personal",
+    "received",
+    "personal, 3 seeds",
+    "kB down",
+    "kB up",
+    "simulated s",
+    "real s",
+)
 
 
 def main() -> None:
@@ -81,13 +98,21 @@ def main() -> None:
         for group, (_, rows) in GROUPS.items()
         for row, words in rows.items()
         if not options.only or words.split()[0] in options.only
-        for seed in (options.own_seeds if words.split()[0] in OWN and "views" not in row else options.seeds)
+        for seed in (
+            options.own_seeds if words.split()[0] in OWN and "views" not in row else options.seeds
+        )
         for data in options.data
     ]
-    cells.sort(key=lambda cell: (cell[3], options.data.index(cell[0])))  # what all rows need comes first
-    files = {cell: RESULTS / "methods" / f"{slug(' '.join(cell[:3]))}-seed{cell[3]}.h5" for cell in cells}
+    cells.sort(
+        key=lambda cell: (cell[3], options.data.index(cell[0]))
+    )  # what all rows need comes first
+    files = {
+        cell: RESULTS / "methods" / f"{slug(' '.join(cell[:3]))}-seed{cell[3]}.h5" for cell in cells
+    }
     run_all([Run(JOB, flags(*cell), kept) for cell, kept in files.items()], options.side_by_side)
-    tables = {data: table({c: load(f) for c, f in files.items() if c[0] == data}) for data in options.data}
+    tables = {
+        data: table({c: load(f) for c, f in files.items() if c[0] == data}) for data in options.data
+    }
     (RESULTS / "methods/table.json").write_text(json.dumps(tables, indent=1))
     text = "\n".join(markdown(data, rows) for data, rows in tables.items())
     (RESULTS / "methods/table.md").write_text(text)
@@ -98,7 +123,9 @@ def arguments() -> argparse.Namespace:
     numbers = lambda text: [int(s) for s in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=numbers, default=[0])
-    parser.add_argument("--own-seeds", type=numbers, default=[0, 1, 2], help="of the papers' own methods")
+    parser.add_argument(
+        "--own-seeds", type=numbers, default=[0, 1, 2], help="of the papers' own methods"
+    )
     parser.add_argument("--data", nargs="+", default=["fashion-mnist", "cifar10"])
     parser.add_argument("--only", nargs="+", default=[], help="names of methods")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
@@ -113,21 +140,34 @@ def flags(data: str, group: str, row: str, seed: int) -> tuple[str, ...]:
 
 
 def table(records: dict[tuple, Record]) -> list[dict]:
-    """One row a group and method: means over clients; of the first seed, which all have, and by seed."""
+    """One row a group and method: means over clients; of the first seed, which all have, and by
+    seed.
+    """
     rows = []
     for group, row in dict.fromkeys((g, r) for _, g, r, _ in records):
-        found = [measured(record) for (_, g, r, _), record in records.items() if (g, r) == (group, row)]
+        found = [
+            measured(record) for (_, g, r, _), record in records.items() if (g, r) == (group, row)
+        ]
         rows.append({"group": group, "method": row, "by_seed": found} | found[0])
     return rows
 
 
 def measured(record: Record) -> dict[str, float]:
     """What one run cost and reached; accuracies of the last round, means over clients."""
-    last = {name: float(np.nanmean(record.column(f"clients/{name}")[-1])) for name in ("accuracy", "accuracy_received")}
+    last = {
+        name: float(np.nanmean(record.column(f"clients/{name}")[-1]))
+        for name in ("accuracy", "accuracy_received")
+    }
     members = record.column("clients/cohort").sum()
-    traffic = {way: float(record.column(f"clients/{way}").sum() / members / 1e3) for way in ("down", "up")}
+    traffic = {
+        way: float(record.column(f"clients/{way}").sum() / members / 1e3) for way in ("down", "up")
+    }
     simulated = float(record.column("rounds/virtual_seconds")[-1])
-    return last | traffic | {"virtual": simulated, "seconds": float(record.column("rounds/seconds").sum())}
+    return (
+        last
+        | traffic
+        | {"virtual": simulated, "seconds": float(record.column("rounds/seconds").sum())}
+    )
 
 
 def markdown(data: str, rows: list[dict]) -> str:
@@ -141,8 +181,16 @@ def markdown(data: str, rows: list[dict]) -> str:
 def line(row: dict) -> str:
     seeds = [f["accuracy"] for f in row["by_seed"]]
     spread = f"{np.mean(seeds):.3f} +- {np.std(seeds, ddof=1):.3f}" if len(seeds) > 1 else ""
-    cells = (row["method"], f"{row['accuracy']:.3f}", f"{row['accuracy_received']:.3f}", spread, f"{row['down']:,.0f}",
-             f"{row['up']:,.0f}", f"{row['virtual']:,.1f}", f"{row['seconds']:.0f}")  # fmt: skip
+    cells = (
+        row["method"],
+        f"{row['accuracy']:.3f}",
+        f"{row['accuracy_received']:.3f}",
+        spread,
+        f"{row['down']:,.0f}",
+        f"{row['up']:,.0f}",
+        f"{row['virtual']:,.1f}",
+        f"{row['seconds']:.0f}",
+    )
     return " | ".join(cells)
 
 

@@ -1,6 +1,8 @@
-"""FedClassAvg as a researcher writes it for a GPU: modules, torch.optim, torchvision's transforms in a DataLoader.
+"""FedClassAvg as a researcher writes it for a GPU: modules, torch.optim, torchvision's transforms
+in a DataLoader.
 
-The loader's workers stay for the whole run and read ahead from one client to the next, which is more than most do.
+The loader's workers stay for the whole run and read ahead from one client to the next, which is
+more than most do.
 """
 
 from __future__ import annotations
@@ -50,22 +52,35 @@ class Order:
 
 
 class Naive:
-    """All clients' models and optimisers on the device; float32, eager, every loss read when it is there."""
+    """All clients' models and optimisers on the device; float32, eager, every loss read when it is
+    there.
+    """
 
     def __init__(self, case: Case, device: torch.device):
         import_torchvision()
         self.case, self.device = case, device
         kinds = case.model.split(",")
-        self.models = [net(kinds[k % len(kinds)], case.shape).to(device) for k in range(case.clients)]
-        self.optimisers = [torch.optim.Adam(model.parameters(), lr=case.lr) for model in self.models]
+        self.models = [
+            net(kinds[k % len(kinds)], case.shape).to(device) for k in range(case.clients)
+        ]
+        self.optimisers = [
+            torch.optim.Adam(model.parameters(), lr=case.lr) for model in self.models
+        ]
         x, y = (torch.cat(parts) for parts in zip(*case.tensors(), strict=True))
         workers = 0 if device.type == "cpu" else max(1, len(os.sched_getaffinity(0)) - 1)
-        self.loader = DataLoader(Views(x.clamp(0, 1), y), batch_sampler=Order(case), num_workers=workers,
-                                 persistent_workers=workers > 0, pin_memory=device.type == "cuda")  # fmt: skip
+        self.loader = DataLoader(
+            Views(x.clamp(0, 1), y),
+            batch_sampler=Order(case),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=device.type == "cuda",
+        )
         self.head = self.mean()
 
     def round(self) -> list[float]:
-        """One epoch of every client, then the mean of the heads. Returns the losses of all steps."""
+        """One epoch of every client, then the mean of the heads. Returns the losses of all
+        steps.
+        """
         as_installed()
         losses, each = [], -(-self.case.n // self.case.batch)
         for i, (*views, y) in enumerate(self.loader):
@@ -108,12 +123,16 @@ def net(name: str, shape: tuple[int, ...]) -> Net:
         "shufflenetv2": lambda: models.shufflenet_v2_x1_0(num_classes=D),
         "googlenet": lambda: models.GoogLeNet(num_classes=D, aux_logits=False, init_weights=False),
     }
-    own = plain.get(name, lambda: build(name, shape, CLASSES, D).body.to(memory_format=torch.contiguous_format))
+    own = plain.get(
+        name, lambda: build(name, shape, CLASSES, D).body.to(memory_format=torch.contiguous_format)
+    )
     return Net(own()).train()
 
 
 def as_installed() -> None:
-    """torch's settings as they are without hpcfed, but for products in float32, as the naive loop is meant."""
+    """torch's settings as they are without hpcfed, but for products in float32, as the naive loop
+    is meant.
+    """
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False

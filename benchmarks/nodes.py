@@ -1,8 +1,10 @@
-"""Two nodes on this machine: network namespaces, each on one core, joined by a link of known latency and bandwidth.
+"""Two nodes on this machine: network namespaces, each on one core, joined by a link of known
+latency and bandwidth.
 
-Bandwidth is that of tc's token bucket (tbf). Without latency the link is a pair of the kernel's veth devices. Latency
-would be tc's netem, which not every kernel has: here a process in between holds every frame for so long, and takes a
-little of the cores from what is measured. Needs root, `ip`, `tc`, `unshare` and /dev/net/tun.
+Bandwidth is that of tc's token bucket (tbf). Without latency the link is a pair of the kernel's
+veth devices. Latency would be tc's netem, which not every kernel has: here a process in between
+holds every frame for so long, and takes a little of the cores from what is measured. Needs root,
+`ip`, `tc`, `unshare` and /dev/net/tun.
 
     python benchmarks/nodes.py relay SECONDS     # what runs in between
 """
@@ -29,13 +31,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run from anywhere
 
 from benchmarks.launch import mpirun
 
-NAMES, ENDS = ("hpcfed-node0", "hpcfed-node1"), ("hpcfed0", "hpcfed1")  # of nodes, and of their link
+NAMES, ENDS = (
+    ("hpcfed-node0", "hpcfed-node1"),
+    ("hpcfed0", "hpcfed1"),
+)  # of nodes, and of their link
 MTU, BURST = 16_000, 32_768  # bytes; the bucket lets so much pass at once
 TUNSETIFF, TAP, PLAIN = 0x400454CA, 0x0002, 0x1000
 AGENT = """#!/bin/sh
 # mpirun calls this as it would ssh: NODE COMMAND...
 node=$1; shift; core=${node#hpcfed-node}
-exec ip netns exec "$node" unshare --uts sh -c 'hostname "$0"; exec taskset -c "$1" sh -c "$2"' "$node" "$core" "$*"
+inner='hostname "$0"; exec taskset -c "$1" sh -c "$2"'
+exec ip netns exec "$node" unshare --uts sh -c "$inner" "$node" "$core" "$*"
 """
 
 
@@ -43,12 +49,20 @@ def missing() -> str:
     """What is not here to make nodes with; "": nothing."""
     tools = [tool for tool in ("ip", "tc", "unshare", "taskset") if not shutil.which(tool)]
     cores = [] if len(os.sched_getaffinity(0)) > 1 else ["a second core"]
-    return ", ".join([*tools, *cores, *(["root"] if os.geteuid() else []),
-                      *([] if Path("/dev/net/tun").exists() else ["/dev/net/tun"])])  # fmt: skip
+    return ", ".join(
+        [
+            *tools,
+            *cores,
+            *(["root"] if os.geteuid() else []),
+            *([] if Path("/dev/net/tun").exists() else ["/dev/net/tun"]),
+        ]
+    )
 
 
 class Nodes:
-    """The two nodes, as long as the block lasts. latency: seconds, one way.  bandwidth: bytes a second, each way."""
+    """The two nodes, as long as the block lasts. latency: seconds, one way.  bandwidth: bytes a
+    second, each way.
+    """
 
     def __init__(self, latency: float, bandwidth: float):
         self.latency, self.bandwidth = latency, bandwidth
@@ -71,20 +85,28 @@ class Nodes:
         self.join()
         for i, (name, end) in enumerate(zip(NAMES, ENDS, strict=True)):
             for line in (
-                f"ip netns add {name}", f"ip link set {end} netns {name}", f"ip -n {name} link set {end} mtu {MTU} up",
-                f"ip -n {name} addr add 10.77.0.{i + 1}/24 dev {end}", f"ip -n {name} link set lo up",
-                f"tc -n {name} qdisc add dev {end} root tbf rate {8 * self.bandwidth:.0f}bit burst {BURST} latency 1s",
+                f"ip netns add {name}",
+                f"ip link set {end} netns {name}",
+                f"ip -n {name} link set {end} mtu {MTU} up",
+                f"ip -n {name} addr add 10.77.0.{i + 1}/24 dev {end}",
+                f"ip -n {name} link set lo up",
+                f"tc -n {name} qdisc add dev {end} root tbf rate {8 * self.bandwidth:.0f}bit "
+                f"burst {BURST} latency 1s",
                 f"ip netns exec {name} sysctl -qw net.ipv4.tcp_slow_start_after_idle=0",
-            ):  # fmt: skip
+            ):
                 subprocess.run(shlex.split(line), check=True)
         return self
 
     def join(self) -> None:
         """Make both ends of the link."""
         if not self.latency:
-            subprocess.run(["ip", "link", "add", ENDS[0], "type", "veth", "peer", "name", ENDS[1]], check=True)
+            subprocess.run(
+                ["ip", "link", "add", ENDS[0], "type", "veth", "peer", "name", ENDS[1]], check=True
+            )
             return
-        self.relay = subprocess.Popen([sys.executable, __file__, "relay", str(self.latency)], stdout=subprocess.PIPE)
+        self.relay = subprocess.Popen(
+            [sys.executable, __file__, "relay", str(self.latency)], stdout=subprocess.PIPE
+        )
         assert self.relay.stdout is not None
         if self.relay.stdout.readline() != b"ready\n":
             raise SystemExit("no TAP devices here: /dev/net/tun, and root, are needed")
@@ -93,7 +115,9 @@ class Nodes:
         self.end()
 
     def end(self) -> None:
-        """End what runs on the nodes, and take them away; the relay first, for its devices go with them."""
+        """End what runs on the nodes, and take them away; the relay first, for its devices go with
+        them.
+        """
         if self.relay:
             self.relay.kill()
             self.relay.wait()
@@ -103,7 +127,9 @@ class Nodes:
     def launcher(self, each: int) -> str:
         """What starts so many ranks on each node, with {ranks} for all of them."""
         hosts = ",".join(f"{name}:{each}" for name in NAMES)
-        words = f'--allow-run-as-root --host {hosts} --map-by slot --bind-to none -np {{ranks}} "$@"'
+        words = (
+            f'--allow-run-as-root --host {hosts} --map-by slot --bind-to none -np {{ranks}} "$@"'
+        )
         start = f"taskset -c 0 env PRTE_MCA_plm_ssh_agent={self.agent} {mpirun()}"
         inner = f"hostname {NAMES[0]}; exec {start} {words}"
         return f"ip netns exec {NAMES[0]} unshare --uts sh -c {shlex.quote(inner)} sh"
@@ -111,9 +137,13 @@ class Nodes:
 
 def clear() -> None:
     """End what runs on nodes of these names, and take them away."""
-    there = subprocess.run(shlex.split("ip netns list"), capture_output=True, text=True, check=True).stdout.split()
+    there = subprocess.run(
+        shlex.split("ip netns list"), capture_output=True, text=True, check=True
+    ).stdout.split()
     for name in set(NAMES) & set(there):
-        left = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
+        left = subprocess.run(
+            ["ip", "netns", "pids", name], capture_output=True, text=True
+        ).stdout.split()
         for pid in left:
             os.kill(int(pid), signal.SIGKILL)
         subprocess.run(["ip", "netns", "del", name], check=False)
@@ -128,7 +158,9 @@ def relay(latency: float) -> None:
     while True:
         wait = max(0.0, on_the_way[0][0] - monotonic()) if on_the_way else None
         for end in select.select(ends, [], [], wait)[0]:
-            on_the_way.append((monotonic() + latency, ends[1 - ends.index(end)], os.read(end, 1 << 16)))
+            on_the_way.append(
+                (monotonic() + latency, ends[1 - ends.index(end)], os.read(end, 1 << 16))
+            )
         while on_the_way and on_the_way[0][0] <= monotonic():
             _, to, frame = on_the_way.popleft()
             with suppress(OSError):  # the other end is not up yet

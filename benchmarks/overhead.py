@@ -1,10 +1,11 @@
-"""What hpcfed adds to the loop that a researcher writes: the same steps on the same data, one rank, one thread.
+"""What hpcfed adds to the loop that a researcher writes: the same steps on the same data, one rank,
+one thread.
 
 `python benchmarks/overhead.py [--passes 5] [--only cnn logistic]`
 
-First group: a round of training alone. Second group: a round with everything on, that is evaluation of all clients,
-a checkpoint and the record of the round; the raw loop evaluates, saves its state with torch.save and writes a line
-of CSV. Each side runs in its own process; they take turns.
+First group: a round of training alone. Second group: a round with everything on, that is evaluation
+of all clients, a checkpoint and the record of the round; the raw loop evaluates, saves its state
+with torch.save and writes a line of CSV. Each side runs in its own process; they take turns.
 """
 
 from __future__ import annotations
@@ -31,8 +32,22 @@ from hpcfed.report.progress import Progress
 CASES = {case.model: case for case in (CNN, RESNET18, LOGISTIC)}
 MOST = {"cnn": 1.02, "resnet18": 1.02, "logistic": 1.10}
 MOST_ALL = 1.10
-EVERYTHING = ("--evaluate.every", "1", "--evaluate.before", "false", "--checkpoint.every", "1", "--rounds", NEVER,
-              "--data.test_share", "0.3", "--quiet", "true", "--overwrite", "true")  # fmt: skip
+EVERYTHING = (
+    "--evaluate.every",
+    "1",
+    "--evaluate.before",
+    "false",
+    "--checkpoint.every",
+    "1",
+    "--rounds",
+    NEVER,
+    "--data.test_share",
+    "0.3",
+    "--quiet",
+    "true",
+    "--overwrite",
+    "true",
+)
 
 
 def main() -> None:
@@ -50,7 +65,14 @@ def arguments() -> argparse.Namespace:
 
 
 def training(case: Case, passes: int) -> Row:
-    return compared(f"round of {case.model}: hpcfed over the raw loop", case, passes, MOST[case.model], steps, raw)
+    return compared(
+        f"round of {case.model}: hpcfed over the raw loop",
+        case,
+        passes,
+        MOST[case.model],
+        steps,
+        raw,
+    )
 
 
 def everything(case: Case, passes: int) -> Row:
@@ -58,7 +80,9 @@ def everything(case: Case, passes: int) -> Row:
     return compared(what, case, passes, MOST_ALL, whole, whole_raw)
 
 
-def compared(what: str, case: Case, passes: int, most: float, ours: Callable, theirs: Callable) -> Row:
+def compared(
+    what: str, case: Case, passes: int, most: float, ours: Callable, theirs: Callable
+) -> Row:
     with Apart(ours, case) as hpcfed, Apart(theirs, case) as by_hand:
         seconds = interleaved({"hpcfed": hpcfed, "raw": by_hand}, passes)
     medians = {name: sorted(values)[passes // 2] for name, values in seconds.items()}
@@ -82,8 +106,13 @@ def whole(case: Case) -> Callable[[], object]:
     facts = world(job, comm)
     rounds = events.start(federation(job, comm, facts))
     place = prepare(job, comm)
-    loop = Loop(rounds, place, open_results(job, place, facts, rounds), Progress(job, place, facts, active=False),
-                Course(job))
+    loop = Loop(
+        rounds,
+        place,
+        open_results(job, place, facts, rounds),
+        Progress(job, place, facts, active=False),
+        Course(job),
+    )
     return lambda: one_round(loop)
 
 
@@ -120,7 +149,9 @@ class EvaluatedLoop(RawLoop):
         """Accuracy and loss."""
         self.model.eval()
         logits = self.model(x)
-        return (logits.argmax(1) == y).float().mean().item(), torch.nn.functional.cross_entropy(logits, y).item()
+        return (logits.argmax(1) == y).float().mean().item(), torch.nn.functional.cross_entropy(
+            logits, y
+        ).item()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""The page of many runs: 20 runs of 500 rounds and 100 clients; seconds to make it, bytes, and how a browser opens it.
+"""The page of many runs: 20 runs of 500 rounds and 100 clients; seconds to make it, bytes, and how
+a browser opens it.
 
 `python benchmarks/page.py [--runs 20] [--rounds 500] [--clients 100] [--passes 3]`
 
-The runs are made up, with numbers that compress badly (every accuracy, loss and time has noise of its own), and
-written as hpcfed writes them. The browser is Chromium without a GPU, driven by Selenium (Debian: chromium,
-chromium-driver); its seconds are from the address to the page that has drawn itself.
+The runs are made up, with numbers that compress badly (every accuracy, loss and time has noise of
+its own), and written as hpcfed writes them. The browser is Chromium without a GPU, driven by
+Selenium (Debian: chromium, chromium-driver); its seconds are from the address to the page that has
+drawn itself.
 """
 
 from __future__ import annotations
@@ -43,14 +45,22 @@ def main() -> None:
 def measured(runs: list[Path], folder: Path, passes: int) -> list[Row]:
     page = folder / "report.html"
     command = [sys.executable, "-m", "hpcfed.cli", "report", *map(str, runs), "-o", str(page)]
-    making = [timed(lambda: subprocess.run(command, check=True, capture_output=True)) for _ in range(passes)]
+    making = [
+        timed(lambda: subprocess.run(command, check=True, capture_output=True))
+        for _ in range(passes)
+    ]
     size = page.stat().st_size / MEGA
-    return [row("seconds to make the page", making, most=30), row("its size in MB", [size], most=10),
-            *opened(page, folder, passes)]  # fmt: skip
+    return [
+        row("seconds to make the page", making, most=30),
+        row("its size in MB", [size], most=10),
+        *opened(page, folder, passes),
+    ]
 
 
 def opened(page: Path, folder: Path, passes: int) -> list[Row]:
-    """Seconds in a browser: until the page is drawn, until another x is, and until 100 clients of one run are."""
+    """Seconds in a browser: until the page is drawn, until another x is, and until 100 clients of
+    one run are.
+    """
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from tests.browser.chromium import Browser
 
@@ -63,13 +73,19 @@ def opened(page: Path, folder: Path, passes: int) -> list[Row]:
     try:
         opening = [timed(lambda: browser.open(page)) for _ in range(passes)]
         over = [timed(act(f"chooseX('{x}');")) for x in ("bytes", "wall", "round")]
-        clients = [timed(act(f"await chooseRun({i}); clientsTable.tickAll(true); await drawClients();"))
-                   for i in range(passes)]  # fmt: skip
+        clients = [
+            timed(act(f"await chooseRun({i}); clientsTable.tickAll(true); await drawClients();"))
+            for i in range(passes)
+        ]
         zoom = [timed(act(f"setX({i}, {100 + i});")) for i in range(passes)]
     finally:
         browser.close()
-    return [row("seconds to open it in Chromium", opening), row("seconds to draw over another x", over),
-            row("seconds to draw all clients of a run", clients), row("seconds to zoom with them", zoom)]  # fmt: skip
+    return [
+        row("seconds to open it in Chromium", opening),
+        row("seconds to draw over another x", over),
+        row("seconds to draw all clients of a run", clients),
+        row("seconds to zoom with them", zoom),
+    ]
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -80,16 +96,34 @@ def timed(work: Callable[[], object]) -> float:
 
 def row(what: str, values: list[float], most: float | None = None) -> Row:
     """A number as a ratio to one of its unit."""
-    return Row(what, ratio(values, [1.0] * len(values)), most=most, details={"values": [round(v, 3) for v in values]})
+    return Row(
+        what,
+        ratio(values, [1.0] * len(values)),
+        most=most,
+        details={"values": [round(v, 3) for v in values]},
+    )
 
 
 def made(folder: Path, i: int, rounds: int, clients: int) -> Path:
-    """A run whose clients learn at different speeds; all of them report in each round, for that takes most room."""
+    """A run whose clients learn at different speeds; all of them report in each round, for that
+    takes most room.
+    """
     run, g, K = folder / f"run-{i:02d}", stream(0, "page", i), clients
-    job = {"algorithm": {"name": ("fedavg", "fedprox", "fedclassavg", "fedproto")[i % 4]}, "clients": K, "seed": i // 4,
-           "data": {"name": "cifar10", "partition": "dirichlet", "alpha": 0.5}, "rounds": rounds}  # fmt: skip
-    header = {"job": job, "ranks": RANKS, "classes": [str(c) for c in range(CLASSES)], "ended": "finished",
-              "architectures": [MODELS[k % 4] for k in range(K)], "placement": [k % RANKS for k in range(K)]}
+    job = {
+        "algorithm": {"name": ("fedavg", "fedprox", "fedclassavg", "fedproto")[i % 4]},
+        "clients": K,
+        "seed": i // 4,
+        "data": {"name": "cifar10", "partition": "dirichlet", "alpha": 0.5},
+        "rounds": rounds,
+    }
+    header = {
+        "job": job,
+        "ranks": RANKS,
+        "classes": [str(c) for c in range(CLASSES)],
+        "ended": "finished",
+        "architectures": [MODELS[k % 4] for k in range(K)],
+        "placement": [k % RANKS for k in range(K)],
+    }
     sizes = {"train_sizes": g.integers(100, 900, K), "test_sizes": g.integers(20, 200, K)}
     results = Results(run, header, {"label_counts": g.integers(0, 90, (K, CLASSES)), **sizes})
     speed = g.uniform(0.005, 0.02, K)
@@ -106,12 +140,16 @@ def one_round(g: np.random.Generator, t: int, speed: np.ndarray) -> dict[str, np
     noise = lambda: g.normal(0, 0.01, K)  # noqa: E731
     return {
         **{f"clients/{name}": np.full(K, value) for name, value in same.items()},
-        "clients/accuracy": level + noise(), "clients/accuracy_before": level + noise() - 0.02,
-        "clients/loss": 2.3 - 2 * level + noise(), "clients/train_loss": 2.3 - 2 * level + noise(),
-        "clients/seconds": 3 + noise(), "clients/lost": g.random(K) < 0.001,
+        "clients/accuracy": level + noise(),
+        "clients/accuracy_before": level + noise() - 0.02,
+        "clients/loss": 2.3 - 2 * level + noise(),
+        "clients/train_loss": 2.3 - 2 * level + noise(),
+        "clients/seconds": 3 + noise(),
+        "clients/lost": g.random(K) < 0.001,
         **{f"ranks/{phase}": g.uniform(0, 2, RANKS) for phase in PHASES},
-        "rounds/seconds": float(g.uniform(9, 11)), "rounds/virtual_seconds": 60.0 * (t + 1),
-    }  # fmt: skip
+        "rounds/seconds": float(g.uniform(9, 11)),
+        "rounds/virtual_seconds": 60.0 * (t + 1),
+    }
 
 
 if __name__ == "__main__":

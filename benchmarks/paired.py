@@ -1,4 +1,6 @@
-"""Paired timing: candidates take turns in one run, and what counts is the ratio of neighbours, not a time."""
+"""Paired timing: candidates take turns in one run, and what counts is the ratio of neighbours, not
+a time.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Ratio(NamedTuple):
 class Row:
     """One line of a benchmark: what was compared, the ratio, and the goal that it is held against.
 
-    goal: a number that the ratio should be at most (`most`) or at least (`least`); none: it is only reported.
+    goal: a number that the ratio should be at most (`most`) or at least (`least`); none: it is only
+    reported.
     details: whatever else was measured, in words and numbers that JSON takes.
     """
 
@@ -56,8 +59,11 @@ class Row:
         return None if self.least is None else self.ratio.median >= self.least
 
 
-def interleaved(candidates: Mapping[str, Callable[[], Any]], passes: int = 9, warm: int = 1) -> dict[str, list[float]]:
-    """Seconds of each candidate in each pass. In a pass all have one turn, each time in another order.
+def interleaved(
+    candidates: Mapping[str, Callable[[], Any]], passes: int = 9, warm: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each candidate in each pass. In a pass all have one turn, each time in another
+    order.
 
     warm: turns before the first pass that are not timed.
     """
@@ -74,7 +80,9 @@ def interleaved(candidates: Mapping[str, Callable[[], Any]], passes: int = 9, wa
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """above over below, pass by pass."""
-    ratios = [float(a) / float(b) for a, b in zip(above, below, strict=True)]  # of numpy numbers too
+    ratios = [
+        float(a) / float(b) for a, b in zip(above, below, strict=True)
+    ]  # of numpy numbers too
     low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return Ratio(median, low, high)
 
@@ -88,24 +96,37 @@ def machine() -> dict[str, Any]:
         except PackageNotFoundError:
             continue
     return {
-        "processor": processor(), "cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(), "versions": found,
-    }  # fmt: skip
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "versions": found,
+    }
 
 
 def processor() -> str:
     """The processor's name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def save(name: str, rows: Sequence[Row], whole: bool = True, **more: Any) -> None:
-    """Print the rows, and write them with the machine to results/bench/NAME.json, unless they are not the whole."""
+    """Print the rows, and write them with the machine to results/bench/NAME.json, unless they are
+    not the whole.
+    """
     print(table(rows))
     if not whole:
         return
     RESULTS.mkdir(parents=True, exist_ok=True)
-    text = {"benchmark": name, "machine": machine(), "rows": [asdict(row) | {"met": row.met} for row in rows], **more}
+    text = {
+        "benchmark": name,
+        "machine": machine(),
+        "rows": [asdict(row) | {"met": row.met} for row in rows],
+        **more,
+    }
     (RESULTS / f"{name}.json").write_text(json.dumps(text, indent=1) + "\n")
 
 

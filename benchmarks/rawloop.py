@@ -1,4 +1,6 @@
-"""The loop that a researcher writes: modules, torch.optim, state_dicts that are averaged; data in memory as floats."""
+"""The loop that a researcher writes: modules, torch.optim, state_dicts that are averaged; data in
+memory as floats.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Batches = Sequence[tuple[Tensor, Tensor]]
 
 
 class RawLoop:
-    """FedAvg without a framework: one model, a global state_dict, one epoch of each client in each round."""
+    """FedAvg without a framework: one model, a global state_dict, one epoch of each client in each
+    round.
+    """
 
     def __init__(self, case: Case):
         self.case, self.model, self.losses = case, case.module(), {}
@@ -24,12 +28,16 @@ class RawLoop:
         self.data, self.order = case.tensors(), torch_stream(0, "order")
 
     def round(self) -> None:
-        """Each client trains from the global state; the mean of what they end with is the new one."""
+        """Each client trains from the global state; the mean of what they end with is the new
+        one.
+        """
         total: State = {}
         for k, (x, y) in enumerate(self.data):
             self.model.load_state_dict(self.state)
             self.losses[k] = self.train(x, y)
-            add(total, self.model.state_dict(), len(y) / sum(len(labels) for _, labels in self.data))
+            add(
+                total, self.model.state_dict(), len(y) / sum(len(labels) for _, labels in self.data)
+            )
         self.state = {name: v.to(self.state[name].dtype) for name, v in total.items()}
 
     def train(self, x: Tensor, y: Tensor) -> float:
@@ -48,9 +56,10 @@ class RawLoop:
         return F.cross_entropy(self.model(x), y)
 
     def optimiser(self) -> torch.optim.Optimizer:
-        kind: Callable[..., torch.optim.Optimizer] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[
-            self.case.optimiser
-        ]
+        kind: Callable[..., torch.optim.Optimizer] = {
+            "sgd": torch.optim.SGD,
+            "adam": torch.optim.Adam,
+        }[self.case.optimiser]
         return kind(self.model.parameters(), lr=self.case.lr)
 
 

@@ -1,4 +1,5 @@
-"""One table of all rows, of `make bench` and the longer ones, from the files that the benchmarks wrote.
+"""One table of all rows, of `make bench` and the longer ones, from the files that the benchmarks
+wrote.
 
 `python benchmarks/report.py` composes results/bench/table.md; nothing is measured.
 """
@@ -14,7 +15,16 @@ import tally
 from paired import RESULTS, Ratio, Row, table
 
 CHAOS = "chaos"  # a table of another kind, not part of `make bench`
-CPU = ("overhead", "faster", "augment", "startup", "sums", "placement", "ranks", "clients")  # what `make bench` runs
+CPU = (
+    "overhead",
+    "faster",
+    "augment",
+    "startup",
+    "sums",
+    "placement",
+    "ranks",
+    "clients",
+)  # what `make bench` runs
 TITLES = {
     "overhead": "Overhead over the raw loop",
     "faster": "Faster than the raw loop",
@@ -45,8 +55,14 @@ def main() -> None:
 
 def compose(folder: Path) -> str:
     """The table of the files in this folder, in Markdown; a benchmark that has none is left out."""
-    found = {name: json.loads(path.read_text()) for name in TITLES if (path := folder / f"{name}.json").exists()}
-    return "\n".join(["# What was measured", ""] + [part(name, content) for name, content in found.items()])
+    found = {
+        name: json.loads(path.read_text())
+        for name in TITLES
+        if (path := folder / f"{name}.json").exists()
+    }
+    return "\n".join(
+        ["# What was measured", ""] + [part(name, content) for name, content in found.items()]
+    )
 
 
 def part(name: str, content: dict[str, Any]) -> str:

@@ -1,4 +1,6 @@
-"""Runs for tables: several at a time, each in a process of its own, of which the result file is kept."""
+"""Runs for tables: several at a time, each in a process of its own, of which the result file is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-RESULTS = Path(os.path.relpath(Path(__file__).parent / "results"))  # relative: result files record it
+RESULTS = Path(
+    os.path.relpath(Path(__file__).parent / "results")
+)  # relative: result files record it
 
 
 class Run(NamedTuple):
@@ -40,8 +44,12 @@ def run(it: Run) -> str | None:
     it.kept.parent.mkdir(parents=True, exist_ok=True)
     out = it.kept.with_suffix("")
     command = [sys.executable, "-m", "hpcfed.main", str(it.job), *it.flags, "--out", str(out)]
-    done = subprocess.run([*command, "--overwrite", "--quiet"], capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    done = subprocess.run(
+        [*command, "--overwrite", "--quiet"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     if done.returncode:
         return f"{' '.join(it.flags)}: {done.stderr}"
     shutil.move(out / "results.h5", it.kept)

@@ -1,15 +1,18 @@
-"""Strong and weak scaling of one job: seconds of a round on 1, 2, 4, ... ranks by phase, efficiency, parallel fraction.
+"""Strong and weak scaling of one job: seconds of a round on 1, 2, 4, ... ranks by phase,
+efficiency, parallel fraction.
 
-    python benchmarks/scaling.py                                         # this machine's cores, by mpirun
-    python benchmarks/scaling.py JOB.toml --launcher 'srun -n {ranks}'   # in a Slurm allocation: up to SLURM_NTASKS
-    python benchmarks/scaling.py --ranks 1 2 4 8 --passes 5 --name mine --field '--models.mix resnet18'
+    python benchmarks/scaling.py                                         # this machine's cores, by
+    mpirun python benchmarks/scaling.py JOB.toml --launcher 'srun -n {ranks}'   # in a Slurm
+    allocation: up to SLURM_NTASKS python benchmarks/scaling.py --ranks 1 2 4 8 --passes 5 --name
+    mine --field '--models.mix resnet18'
 
-Strong: --clients in all. Weak: --per-rank clients on each rank. Each client has --examples examples. The numbers of
-ranks take turns, --passes times; what counts is the ratio to one rank's round of the same pass. Seconds are those of
-the result files, of the rounds after clients have moved to other ranks by measured cost.
+Strong: --clients in all. Weak: --per-rank clients on each rank. Each client has --examples
+examples. The numbers of ranks take turns, --passes times; what counts is the ratio to one rank's
+round of the same pass. Seconds are those of the result files, of the rounds after clients have
+moved to other ranks by measured cost.
 
-Parallel fraction p, by least squares over the ranks that had a core (or GPU) of their own: strong by Amdahl's law,
-T_R / T_1 = (1 - p) + p / R; weak by Gustafson's, R T_1 / T_R = (1 - p) + p R.
+Parallel fraction p, by least squares over the ranks that had a core (or GPU) of their own: strong
+by Amdahl's law, T_R / T_1 = (1 - p) + p / R; weak by Gustafson's, R T_1 / T_R = (1 - p) + p R.
 """
 
 from __future__ import annotations
@@ -36,23 +39,38 @@ from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import load
 
 RESULTS = ROOT / "benchmarks" / "results"
-FIELDS = ["--algorithm.name", "fedavg", "--models.mix", "cnn", "--local.epochs", "2"]  # without a job file
+FIELDS = [
+    "--algorithm.name",
+    "fedavg",
+    "--models.mix",
+    "cnn",
+    "--local.epochs",
+    "2",
+]  # without a job file
 WARM = 2  # rounds that measure, after which clients move; they do not count
 Point = dict[str, Any]  # one number of ranks in one mode
 
 
 def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("job", nargs="?", help="a job file; default: FedAvg of a small CNN on digits")
-    parser.add_argument("--modes", nargs="+", default=["strong", "weak"], choices=["strong", "weak"])
-    parser.add_argument("--ranks", nargs="+", type=int, help="default: 1, 2, 4, ... up to SLURM_NTASKS, or 8")
+    parser.add_argument(
+        "job", nargs="?", help="a job file; default: FedAvg of a small CNN on digits"
+    )
+    parser.add_argument(
+        "--modes", nargs="+", default=["strong", "weak"], choices=["strong", "weak"]
+    )
+    parser.add_argument(
+        "--ranks", nargs="+", type=int, help="default: 1, 2, 4, ... up to SLURM_NTASKS, or 8"
+    )
     parser.add_argument("--launcher", help="with {ranks} in it; default: mpirun -np {ranks}")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--per-rank", type=int, default=4)
     parser.add_argument("--examples", type=int, default=40, help="of each client, for training")
     parser.add_argument("--rounds", type=int, default=3, help="that count, in each run")
     parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--field", action="append", default=[], help="'--name value ...' of the job")
+    parser.add_argument(
+        "--field", action="append", default=[], help="'--name value ...' of the job"
+    )
     parser.add_argument("--name", default="scaling", help="of the folder in benchmarks/results")
     return parser.parse_args(words)
 
@@ -62,12 +80,26 @@ def main() -> None:
     ranks = given.ranks or doubled(int(os.environ.get("SLURM_NTASKS", 8)))
     cases = [(mode, R) for mode in given.modes for R in sorted({1, *ranks})]
     runs: dict[tuple[str, int], list[Point]] = {case: [] for case in cases}
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="scaling-") as folder:  # that all nodes see
+    with tempfile.TemporaryDirectory(
+        dir=Path.cwd(), prefix="scaling-"
+    ) as folder:  # that all nodes see
         for i in range(given.passes):
             for mode, R in cases[i % len(cases) :] + cases[: i % len(cases)]:
-                print(f"pass {i + 1} of {given.passes}: {mode}, {R} ranks", file=sys.stderr, flush=True)
-                runs[mode, R].append(measure(command(given, mode, R, folder), Path(folder) / "run", given.launcher))
-    write(given, {mode: points(mode, {R: runs[m, R] for m, R in cases if m == mode}) for mode in given.modes})
+                print(
+                    f"pass {i + 1} of {given.passes}: {mode}, {R} ranks",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                runs[mode, R].append(
+                    measure(command(given, mode, R, folder), Path(folder) / "run", given.launcher)
+                )
+    write(
+        given,
+        {
+            mode: points(mode, {R: runs[m, R] for m, R in cases if m == mode})
+            for mode in given.modes
+        },
+    )
 
 
 def doubled(most: int) -> list[int]:
@@ -80,47 +112,86 @@ def command(given: argparse.Namespace, mode: str, ranks: int, folder: str) -> li
     clients = given.clients if mode == "strong" else given.per_rank * ranks
     launcher = shlex.split((given.launcher or f"{mpirun()} -np {{ranks}}").format(ranks=ranks))
     fields = [given.job] if given.job else FIELDS
-    fixed = ["--clients", clients, "--data.train_limit", clients * given.examples, "--rounds", WARM + given.rounds,
-             "--run.rebalance", WARM, "--checkpoint.every", 1, "--evaluate.every", 1, "--data.partition", "iid",
-             "--overwrite", "--quiet", "--out", Path(folder) / "run"]  # fmt: skip
+    fixed = [
+        "--clients",
+        clients,
+        "--data.train_limit",
+        clients * given.examples,
+        "--rounds",
+        WARM + given.rounds,
+        "--run.rebalance",
+        WARM,
+        "--checkpoint.every",
+        1,
+        "--evaluate.every",
+        1,
+        "--data.partition",
+        "iid",
+        "--overwrite",
+        "--quiet",
+        "--out",
+        Path(folder) / "run",
+    ]
     own = [word for field in given.field for word in shlex.split(field)]
     return [*launcher, sys.executable, "-m", "hpcfed.main", *fields, *own, *map(str, fixed)]
 
 
 def measure(words: list[str], run: Path, launcher: str | None = None) -> Point:
-    """One run: seconds of a round and, by phase, of its ranks on average; medians over the rounds that count."""
+    """One run: seconds of a round and, by phase, of its ranks on average; medians over the rounds
+    that count.
+    """
     env = {"PYTHONPATH": str(ROOT), **({} if launcher else SETTINGS), **os.environ}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=3600)
     if done.returncode:
         sys.exit(f"{shlex.join(words)} ended with {done.returncode}\n{done.stderr[-3000:]}")
     record = load(run)
     spent = {phase: record.columns[f"ranks/{phase}"][WARM:].mean(1) for phase in PHASES}  # [T]
-    seconds = record.columns["rounds/seconds"][WARM:] + spent["checkpoint"]  # which comes between rounds
+    # which comes between rounds
+    seconds = record.columns["rounds/seconds"][WARM:] + spent["checkpoint"]
     spent["other"] = seconds - sum(spent.values())
     hardware, threads = record.header["hardware"], record.header["job"]["run"]["threads"]
-    room = hardware["cores"] * hardware["nodes"] >= threads * record.header["ranks"] or hardware["device"] != "cpu"
+    room = (
+        hardware["cores"] * hardware["nodes"] >= threads * record.header["ranks"]
+        or hardware["device"] != "cpu"
+    )
     parts = {phase: float(np.median(values)) for phase, values in spent.items()}
-    return {"seconds": float(np.median(seconds)), "parts": parts, "room": room, "nodes": hardware["nodes"],
-            "processor": hardware["device"]}  # fmt: skip
+    return {
+        "seconds": float(np.median(seconds)),
+        "parts": parts,
+        "room": room,
+        "nodes": hardware["nodes"],
+        "processor": hardware["device"],
+    }
 
 
 def points(mode: str, runs: dict[int, list[Point]]) -> dict[str, Any]:
     """One mode as JSON: a point for each number of ranks, and the parallel fraction."""
     found = []
     for R, passes in runs.items():
-        slower = ratio([p["seconds"] for p in runs[1]], [p["seconds"] for p in passes])  # T_1 / T_R, by pass
+        slower = ratio(
+            [p["seconds"] for p in runs[1]], [p["seconds"] for p in passes]
+        )  # T_1 / T_R, by pass
         share = R if mode == "strong" else 1
-        found.append({
-            "ranks": R, "nodes": passes[0]["nodes"], "room": passes[0]["room"], "processor": passes[0]["processor"],
-            "seconds": statistics.median(p["seconds"] for p in passes),
-            "parts": {n: statistics.median(p["parts"][n] for p in passes) for n in passes[0]["parts"]},
-            "efficiency": [value / share for value in slower],
-        })  # fmt: skip
+        found.append(
+            {
+                "ranks": R,
+                "nodes": passes[0]["nodes"],
+                "room": passes[0]["room"],
+                "processor": passes[0]["processor"],
+                "seconds": statistics.median(p["seconds"] for p in passes),
+                "parts": {
+                    n: statistics.median(p["parts"][n] for p in passes) for n in passes[0]["parts"]
+                },
+                "efficiency": [value / share for value in slower],
+            }
+        )
     return {"points": found, "parallel_fraction": parallel(mode, found)}
 
 
 def parallel(mode: str, found: Sequence[Point]) -> float | None:
-    """p of Amdahl's or Gustafson's law through the points with cores of their own; None with one rank only."""
+    """p of Amdahl's or Gustafson's law through the points with cores of their own; None with one
+    rank only.
+    """
     pairs = [(p["ranks"], p["efficiency"][0]) for p in found if p["room"] and p["ranks"] > 1]
     if mode == "strong":  # 1 / (R e) = (1 - p) + p / R
         lines = [(1 - 1 / R, 1 / (R * e) - 1 / R) for R, e in pairs]
@@ -149,18 +220,25 @@ def write(given: argparse.Namespace, modes: dict[str, Any]) -> None:
 def table(mode: str, found: dict[str, Any]) -> str:
     """One mode in Markdown."""
     names = list(found["points"][0]["parts"])
-    lines = [f"## {mode.capitalize()} scaling, seconds of a round", "",
-             f"| ranks | nodes | round | {' | '.join(names)} | efficiency (quartiles) |",
-             "|" + "---|" * (len(names) + 4)]  # fmt: skip
+    lines = [
+        f"## {mode.capitalize()} scaling, seconds of a round",
+        "",
+        f"| ranks | nodes | round | {' | '.join(names)} | efficiency (quartiles) |",
+        "|" + "---|" * (len(names) + 4),
+    ]
     for p in found["points"]:
         parts = " | ".join(f"{p['parts'][name]:.3g}" for name in names)
         median, low, high = p["efficiency"]
         shared = "" if p["room"] else " *"
-        lines.append(f"| {p['ranks']}{shared} | {p['nodes']} | {p['seconds']:.3g} | {parts} | {median:.2f} "
-                     f"({low:.2f} to {high:.2f}) |")  # fmt: skip
+        lines.append(
+            f"| {p['ranks']}{shared} | {p['nodes']} | {p['seconds']:.3g} | {parts} | {median:.2f} "
+            f"({low:.2f} to {high:.2f}) |"
+        )
     law, p = "Amdahl" if mode == "strong" else "Gustafson", found["parallel_fraction"]
     told = "" if p is None else f"Parallel fraction ({law}, least squares): {p:.3f}. "
-    return "\n".join([*lines, "", f"{told}* more ranks than cores: they share them, and are not in the fit.", ""])
+    return "\n".join(
+        [*lines, "", f"{told}* more ranks than cores: they share them, and are not in the fit.", ""]
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The picture of a scaling study: seconds of a round by phase above, efficiency below; as wide as a paper's column."""
+"""The picture of a scaling study: seconds of a round by phase above, efficiency below; as wide as a
+paper's column.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ def draw(mode: str, found: dict[str, Any], path: Path) -> None:
     """Write the picture of one mode."""
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-    points, names = found["points"], [str(p["ranks"]) + ("" if p["room"] else "*") for p in found["points"]]
+    points, names = (
+        found["points"],
+        [str(p["ranks"]) + ("" if p["room"] else "*") for p in found["points"]],
+    )
     bars(above, points, names)
     efficiency(below, points, names)
     shared = "" if all(p["room"] for p in points) else "   (* more than cores)"
@@ -37,7 +42,17 @@ def bars(ax: Axes, points: list[dict[str, Any]], names: list[str]) -> None:
     for phase, (colour, hatch) in LOOKS.items():
         heights = [max(0.0, p["parts"][phase]) for p in points]
         if max(heights) > 0.005 * max(p["seconds"] for p in points):
-            ax.bar(names, heights, 0.7, base, label=phase, color=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
+            ax.bar(
+                names,
+                heights,
+                0.7,
+                base,
+                label=phase,
+                color=colour,
+                hatch=hatch,
+                edgecolor="white",
+                linewidth=0.3,
+            )
             base = [b + h for b, h in zip(base, heights, strict=True)]
     ax.set_ylabel("seconds of a round", fontsize=POINTS)
 
@@ -45,8 +60,13 @@ def bars(ax: Axes, points: list[dict[str, Any]], names: list[str]) -> None:
 def efficiency(ax: Axes, points: list[dict[str, Any]], names: list[str]) -> None:
     """Median over passes, and quartiles."""
     middle, low, high = zip(*(p["efficiency"] for p in points), strict=True)
-    ends = [[m - v for m, v in zip(middle, low, strict=True)], [v - m for m, v in zip(middle, high, strict=True)]]
+    ends = [
+        [m - v for m, v in zip(middle, low, strict=True)],
+        [v - m for m, v in zip(middle, high, strict=True)],
+    ]
     ax.axhline(1, color="0.6", linewidth=0.8, linestyle=":")
-    ax.errorbar(names, middle, ends, color="#000000", marker="o", markersize=4, linewidth=1.2, capsize=2)
+    ax.errorbar(
+        names, middle, ends, color="#000000", marker="o", markersize=4, linewidth=1.2, capsize=2
+    )
     ax.set_ylim(0, max(1.15, *high))
     ax.set_ylabel("efficiency", fontsize=POINTS)

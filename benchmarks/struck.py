@@ -1,4 +1,6 @@
-"""One run of `chaos.py`: begun, struck, gone on with as a batch script would, and held against the clean run."""
+"""One run of `chaos.py`: begun, struck, gone on with as a batch script would, and held against the
+clean run.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,13 @@ LIMIT = 180  # seconds that one start may take: the machine may be crowded
 STARTS = 3  # of a run at most; the first is struck
 ON_ITS_WAY = 0.03  # seconds that a line takes at most from a rank to us
 DISK = "16m"
-SMALL = (f"--clients 6 --models.d 16 --data.train_limit 180 --rounds {ROUNDS} --evaluate.every 5 "
-         f"--checkpoint.every {EVERY}")  # fmt: skip
+SMALL = (
+    f"--clients 6 --models.d 16 --data.train_limit 180 --rounds {ROUNDS} --evaluate.every 5 "
+    f"--checkpoint.every {EVERY}"
+)
 MIXED = "--models.mix mlp,fedhenn-1,fedhenn-3 --local.keep_optimiser --participation 0.5"
-JOBS = {  # moments that stay with clients, and clients that rest, so that there is more to lose than weights
+# moments that stay with clients, and clients that rest, so that there is more to lose than weights
+JOBS = {
     "fedclassavg": MIXED,
     "fedproto": f"--algorithm.name fedproto {MIXED}",
     "ktpfl": f"--algorithm.name ktpfl --data.public 30 {MIXED}",
@@ -39,7 +44,9 @@ JOBS = {  # moments that stay with clients, and clients that rest, so that there
 
 @dataclass(frozen=True)
 class Case:
-    """One run and its fault. ranks: of the first start, and of each later one.  round, delay: when it strikes."""
+    """One run and its fault. ranks: of the first start, and of each later one.  round, delay: when
+    it strikes.
+    """
 
     kind: str
     number: int
@@ -69,7 +76,9 @@ class Case:
 
 @dataclass
 class History:
-    """What was seen of a run. hit: when it was struck, after `reached` rounds.  said: what it wrote to stderr."""
+    """What was seen of a run. hit: when it was struck, after `reached` rounds.  said: what it wrote
+    to stderr.
+    """
 
     hit: float = 0.0
     reached: int = 0
@@ -96,13 +105,20 @@ class History:
 
     @property
     def seconds(self) -> float:
-        """From the fault until a round is done that was not done before it; to the end where all were."""
-        return min((told.at for told in self.told if told.round > self.reached), default=self.end) - self.hit
+        """From the fault until a round is done that was not done before it; to the end where all
+        were.
+        """
+        return (
+            min((told.at for told in self.told if told.round > self.reached), default=self.end)
+            - self.hit
+        )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run. unexpected: no start should have ended as one did.  said: why, where it is not the same."""
+    """What became of a run. unexpected: no start should have ended as one did.  said: why, where it
+    is not the same.
+    """
 
     case: Case
     verdict: str
@@ -119,8 +135,10 @@ class Outcome:
     def __str__(self) -> str:
         case = self.case
         when = f"after round {case.round} + {case.delay:.3f} s"
-        text = (f"{case.kind} {case.number}, {case.job}, ranks {case.ranks}, {when}: {self.verdict}, "
-                f"{self.repeated} repeated, {self.seconds:.1f} s, statuses {self.statuses}")  # fmt: skip
+        text = (
+            f"{case.kind} {case.number}, {case.job}, ranks {case.ranks}, {when}: {self.verdict}, "
+            f"{self.repeated} repeated, {self.seconds:.1f} s, statuses {self.statuses}"
+        )
         again = f"python benchmarks/chaos.py {case}"
         return f"{text}\n  UNEXPECTED; again: {again}\n{self.said[-3000:]}" if self.failed else text
 
@@ -146,7 +164,9 @@ def play(case: Case, clean: str, folder: Path) -> Outcome:
                 with Watched(case.command(run, later=True), LIMIT) as job:
                     seen.add(job)
         except Hung as error:
-            return Outcome(case, "hung", statuses=tuple(seen.statuses), said=f"{error}\n{seen.said}")
+            return Outcome(
+                case, "hung", statuses=tuple(seen.statuses), said=f"{error}\n{seen.said}"
+            )
         return judged(case, run, seen, clean)
 
 
@@ -168,7 +188,9 @@ def strike(case: Case, run: Path, seen: History) -> None:
     """The first start, and the fault."""
     draw = stream(case.seed, "chaos", "strike", case.kind, case.number)
     with Watched(case.command(run, later=False), LIMIT) as job:
-        job.until(lambda: job.reached >= case.round if case.round else job.ranks(), f"round {case.round}")
+        job.until(
+            lambda: job.reached >= case.round if case.round else job.ranks(), f"round {case.round}"
+        )
         sleep(case.delay)
         case.fault.strike(job, run, draw)
         seen.hit = monotonic()
@@ -182,10 +204,18 @@ def strike(case: Case, run: Path, seen: History) -> None:
 
 
 def judged(case: Case, run: Path, seen: History, clean: str) -> Outcome:
-    """What to think of it: a struck start may end as its fault says, a second one goes on to the end."""
-    unexpected = seen.statuses[0] not in case.fault.statuses or len(seen.statuses) > 2 or "Traceback" in seen.said
+    """What to think of it: a struck start may end as its fault says, a second one goes on to the
+    end.
+    """
+    unexpected = (
+        seen.statuses[0] not in case.fault.statuses
+        or len(seen.statuses) > 2
+        or "Traceback" in seen.said
+    )
     try:
         verdict = "lost" if not seen.done(run) else "same" if digest(run) == clean else "differing"
     except CheckpointError as error:
         verdict, seen.said = "lost", f"{seen.said}\n{error}"
-    return Outcome(case, verdict, seen.repeated, seen.seconds, tuple(seen.statuses), unexpected, seen.said)
+    return Outcome(
+        case, verdict, seen.repeated, seen.seconds, tuple(seen.statuses), unexpected, seen.said
+    )

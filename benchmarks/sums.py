@@ -1,9 +1,11 @@
-"""The exact weighted mean of models over ranks, beside one flat float32 Allreduce of the same library.
+"""The exact weighted mean of models over ranks, beside one flat float32 Allreduce of the same
+library.
 
     python benchmarks/sums.py
 
-Starts mpirun itself. Rows with one upload a rank are held against the goals; those with 20 uploads in all also
-against adding up each rank's uploads in float32, weighted, before the Allreduce: whoever averages must do that.
+Starts mpirun itself. Rows with one upload a rank are held against the goals; those with 20 uploads
+in all also against adding up each rank's uploads in float32, weighted, before the Allreduce:
+whoever averages must do that.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ from hpcfed.params import Mean, Params
 
 RANKS = (2, 4, 8)
 CLIENTS = 20
-MODELS = {"ResNet-18, 44 MB": (7, 1, 2.0), "classifier, 20 KB": (15, 100, 1.3)}  # passes, sums in each, goal
+MODELS = {
+    "ResNet-18, 44 MB": (7, 1, 2.0),
+    "classifier, 20 KB": (15, 100, 1.3),
+}  # passes, sums in each, goal
 OURS, FLAT, WIDE = "exact mean", "flat float32 Allreduce", "flat int64 Allreduce"
 LOCAL = "local float32 sums, Allreduce"
 
@@ -43,11 +48,17 @@ def main() -> None:
 
 
 def row(ranks: int, model: str, uploads: str, seconds: dict[str, list[float]]) -> Row:
-    """One line: against the flat Allreduce with one upload a rank, else against adding up locally as well."""
+    """One line: against the flat Allreduce with one upload a rank, else against adding up locally
+    as well.
+    """
     below = FLAT if uploads == "1" else LOCAL
     what = f"{model}, {ranks} ranks, {uploads} uploads a rank: {OURS} / {below}"
     details = {f"{name}, ms": round(1e3 * median(times), 4) for name, times in seconds.items()}
-    details |= {f"{OURS} / {name}": str(ratio(seconds[OURS], times)) for name, times in seconds.items() if name != OURS}
+    details |= {
+        f"{OURS} / {name}": str(ratio(seconds[OURS], times))
+        for name, times in seconds.items()
+        if name != OURS
+    }
     return Row(what, ratio(seconds[OURS], seconds[below]), most=MODELS[model][2], details=details)
 
 
@@ -61,7 +72,9 @@ def rank() -> None:
             ways = candidates(comm, shapes(model), uploads)
             repeated = {name: partial(repeat, way, times) for name, way in ways.items()}
             seconds = interleaved(repeated, passes)
-            measured[f"{model} x {uploads}"] = {name: [s / times for s in each] for name, each in seconds.items()}
+            measured[f"{model} x {uploads}"] = {
+                name: [s / times for s in each] for name, each in seconds.items()
+            }
     if comm.rank == 0:
         print(json.dumps(measured))
     comm.close()
@@ -81,12 +94,16 @@ def shapes(model: str) -> dict[str, tuple[int, ...]]:
     return dict(zip(layout.names, layout.shapes, strict=True))
 
 
-def candidates(comm, shapes: dict[str, tuple[int, ...]], uploads: int) -> dict[str, Callable[[], object]]:
+def candidates(
+    comm, shapes: dict[str, tuple[int, ...]], uploads: int
+) -> dict[str, Callable[[], object]]:
     """The ways to add up; each begins when all ranks are there."""
     from mpi4py import MPI
 
     world, g = MPI.COMM_WORLD, rng.torch_stream(0, "uploads", comm.rank)
-    sent = [Params({n: torch.randn(s, generator=g) for n, s in shapes.items()}) for _ in range(uploads)]
+    sent = [
+        Params({n: torch.randn(s, generator=g) for n, s in shapes.items()}) for _ in range(uploads)
+    ]
     weights = [100.0 + k for k in range(uploads)]
     flat = torch.zeros(sum(v.numel() for v in sent[0].values()))
     stretches = dict(zip(shapes, flat.split([v.numel() for v in sent[0].values()]), strict=True))
@@ -108,7 +125,12 @@ def candidates(comm, shapes: dict[str, tuple[int, ...]], uploads: int) -> dict[s
                 stretch.add_(up[name].view(-1), alpha=w)
         allreduce(flat_array)
 
-    return {OURS: ours, FLAT: lambda: allreduce(flat_array), LOCAL: local, WIDE: lambda: allreduce(wide)}
+    return {
+        OURS: ours,
+        FLAT: lambda: allreduce(flat_array),
+        LOCAL: local,
+        WIDE: lambda: allreduce(wide),
+    }
 
 
 if __name__ == "__main__":

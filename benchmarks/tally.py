@@ -1,4 +1,6 @@
-"""What became of the runs of `chaos.py`, in one table, that `report.py` makes again from numbers alone."""
+"""What became of the runs of `chaos.py`, in one table, that `report.py` makes again from numbers
+alone.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,28 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-HEAD = ("fault", "runs", "same bits", "rounds repeated, median (most)", "seconds to recover, median (most)", "lost",
-        "hung", "differing", "unexpected status")  # fmt: skip
+HEAD = (
+    "fault",
+    "runs",
+    "same bits",
+    "rounds repeated, median (most)",
+    "seconds to recover, median (most)",
+    "lost",
+    "hung",
+    "differing",
+    "unexpected status",
+)
 VERDICTS = ("same", "lost", "hung", "differing")
 
 
 def rows(outcomes: Sequence[Any], faults: dict[str, Any]) -> list[dict[str, Any]]:
     """One row a kind of fault, of those that struck, and all that JSON is to keep of it."""
     struck = {kind: [it for it in outcomes if it.kind == kind] for kind in faults}
-    return [{"kind": kind, "what": faults[kind].what} | counted(own) for kind, own in struck.items() if own]
+    return [
+        {"kind": kind, "what": faults[kind].what} | counted(own)
+        for kind, own in struck.items()
+        if own
+    ]
 
 
 def counted(outcomes: Sequence[Any]) -> dict[str, Any]:
@@ -29,19 +44,34 @@ def counted(outcomes: Sequence[Any]) -> dict[str, Any]:
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     """The rows in Markdown, and their sum."""
-    return "\n".join([line(HEAD), "|---" * len(HEAD) + "|", *(line(cells(row)) for row in [*found, total(found)])])
+    return "\n".join(
+        [
+            line(HEAD),
+            "|---" * len(HEAD) + "|",
+            *(line(cells(row)) for row in [*found, total(found)]),
+        ]
+    )
 
 
 def total(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     counts = {name: sum(row[name] for row in found) for name in ("runs", *VERDICTS, "unexpected")}
-    values = {name: [value for row in found for value in row[name]] for name in ("repeated", "seconds")}
+    values = {
+        name: [value for row in found for value in row[name]] for name in ("repeated", "seconds")
+    }
     return {"what": "all"} | counts | values
 
 
 def cells(row: dict[str, Any]) -> list[object]:
     repeated, seconds = (spread(row[name]) for name in ("repeated", "seconds"))
-    return [row["what"], row["runs"], row["same"], repeated, seconds, *(row[name] for name in VERDICTS[1:]),
-            row["unexpected"]]  # fmt: skip
+    return [
+        row["what"],
+        row["runs"],
+        row["same"],
+        repeated,
+        seconds,
+        *(row[name] for name in VERDICTS[1:]),
+        row["unexpected"],
+    ]
 
 
 def spread(values: Sequence[float]) -> str:

@@ -31,7 +31,8 @@ class Hung(Exception):
 
 
 class Watched:
-    """A command in a session of its own; inside a with block it runs, and nothing of it is left after.
+    """A command in a session of its own; inside a with block it runs, and nothing of it is left
+    after.
 
     told: the rounds that its stdout told of so far.  said: its stderr, once it has ended.
     """
@@ -40,9 +41,16 @@ class Watched:
         self.deadline, self.told, self.said = monotonic() + limit, list[Told](), ""
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  __exit__ closes it
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | SETTINGS, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=self.errors, text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
+            command,
+            cwd=ROOT,
+            env=os.environ | SETTINGS,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 

@@ -1,4 +1,6 @@
-"""What an algorithm may use: signatures and docstrings, read from the source; nothing is imported."""
+"""What an algorithm may use: signatures and docstrings, read from the source; nothing is
+imported.
+"""
 
 import ast
 import re
@@ -11,8 +13,9 @@ SOURCE = Path(__file__).parents[1] / "hpcfed"
 INTRO = """
 # What an algorithm may use
 
-Read from the source. A method is a class with [hooks](#method); what it may do is in [Federation](#federation);
-what it has in hand are [clients](#client), [Params and Mean](#params), and [the one training loop](#localsteps).
+Read from the source. A method is a class with [hooks](#method); what it may do is in
+[Federation](#federation); what it has in hand are [clients](#client), [Params and Mean](#params),
+and [the one training loop](#localsteps).
 """
 Function = ast.FunctionDef
 PARTS = (  # file, and what of it is shown
@@ -43,7 +46,10 @@ def part(path: str, wanted: tuple[str, ...]) -> str:
     tree = ast.parse(text)
     nodes = {node.name: node for node in tree.body if isinstance(node, Function | ast.ClassDef)}
     names = wanted or [name for name in nodes if not name.startswith("_")]
-    shown = (klass(nodes[n], text) if isinstance(nodes[n], ast.ClassDef) else function(nodes[n], "###") for n in names)
+    shown = (
+        klass(nodes[n], text) if isinstance(nodes[n], ast.ClassDef) else function(nodes[n], "###")
+        for n in names
+    )
     module = "hpcfed." + path.removesuffix(".py").replace("/", ".")
     heading = "" if isinstance(nodes[names[0]], ast.ClassDef) else f"## {module}"
     return joined(heading, prose(ast.get_docstring(tree)) if heading else "", *shown)
@@ -51,16 +57,24 @@ def part(path: str, wanted: tuple[str, ...]) -> str:
 
 def klass(node: ast.ClassDef, text: str) -> str:
     """A class: what it declares, then what can be called or replaced."""
-    rows = [(f"`{name}`", f"`{default}`", prose(comment))
-            for name, _, default, comment in DECLARED.findall(ast.get_source_segment(text, node))]  # fmt: skip
+    rows = [
+        (f"`{name}`", f"`{default}`", prose(comment))
+        for name, _, default, comment in DECLARED.findall(ast.get_source_segment(text, node))
+    ]
     declared = table(("attribute", "default", "meaning"), rows) if rows else ""
-    return joined(f"## {node.name}", prose(ast.get_docstring(node)), declared, *map(function, public(node)))
+    return joined(
+        f"## {node.name}", prose(ast.get_docstring(node)), declared, *map(function, public(node))
+    )
 
 
 def public(node: ast.ClassDef) -> Iterator[Function]:
     """The functions of a class that others may call, and that say what they are."""
     for child in node.body:
-        if isinstance(child, Function) and not child.name.startswith("_") and ast.get_docstring(child):
+        if (
+            isinstance(child, Function)
+            and not child.name.startswith("_")
+            and ast.get_docstring(child)
+        ):
             yield child
 
 
@@ -69,5 +83,8 @@ def function(node: Function, level: str = "###") -> str:
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     is_property = any(ast.unparse(d).endswith("property") for d in node.decorator_list)
     arguments = "" if is_property else f"({ast.unparse(node.args)})"
-    return joined(f"{level} {node.name}", block(f"{node.name}{arguments}{returns}", "python"),
-                  prose(ast.get_docstring(node)))  # fmt: skip
+    return joined(
+        f"{level} {node.name}",
+        block(f"{node.name}{arguments}{returns}", "python"),
+        prose(ast.get_docstring(node)),
+    )

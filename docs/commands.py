@@ -7,16 +7,16 @@ from hpcfed.commands import COMMANDS, Argument, Command
 INTRO = """
 # Commands
 
-A run is `python -m hpcfed.main [JOB.toml] [--field value ...]`, under `mpirun` or not; its flags are the
-[fields of a job](job.md). All else is the command `hpcfed`, which needs no MPI. Commands that read runs read result
-files alone, while a run goes on too.
+A run is `python -m hpcfed.main [JOB.toml] [--field value ...]`, under `mpirun` or not; its flags
+are the [fields of a job](job.md). All else is the command `hpcfed`, which needs no MPI. Commands
+that read runs read result files alone, while a run goes on too.
 
 Exit statuses, of runs and of commands:
 
 | status | meaning |
 |---|---|
 | 0 | done; also where ranks died and the others went on |
-| 1 | a bug, with a traceback; a rank's death where `run.on_fault = "stop"`; a run of a sweep has failed |
+| 1 | a bug, with a traceback; a rank's death where `run.on_fault = "stop"`; a failed sweep's run |
 | 2 | a mistake in job, data or files: one message says what, where, which value and what to do |
 | 70 | ended by the watchdog, for no rank got on; go on with `--resume` |
 | 75 | stopped by a signal and saved, or by a rank's death; go on with `--resume` |
@@ -31,7 +31,9 @@ def page() -> str:
 def section(name: str, command: Command) -> str:
     """One command with its arguments."""
     fields = "It takes a job file and its fields too, as a run does." if command.fields else ""
-    rows = table(("argument", "", "meaning"), map(row, command.arguments)) if command.arguments else ""
+    rows = (
+        table(("argument", "", "meaning"), map(row, command.arguments)) if command.arguments else ""
+    )
     return joined(f"## hpcfed {name}", f"{sentence(prose(command.line))}. {fields}", rows)
 
 

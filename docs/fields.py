@@ -11,12 +11,13 @@ HEAD = ("field", "type, limits", "default", "resume", "meaning")
 INTRO = """
 # Fields of a job
 
-Made from the schema that every job is checked against; `python -m hpcfed.main --help` prints the same. How a job is
-given, and what overrides what: [The job](../job.md).
+Made from the schema that every job is checked against; `python -m hpcfed.main --help` prints the
+same. How a job is given, and what overrides what: [The job](../job.md).
 
-`data.alpha` is `alpha` below `[data]` in a job file, the flag `--data.alpha`, and `HPCFED_DATA__ALPHA` in the
-environment. Limits hold for each value of a list. On `--resume` some fields are *free*: a run that goes on may have
-other values of them. Those which decide about results *stay*.
+`data.alpha` is `alpha` below `[data]` in a job file, the flag `--data.alpha`, and
+`HPCFED_DATA__ALPHA` in the environment. Limits hold for each value of a list. On `--resume` some
+fields are *free*: a run that goes on may have other values of them. Those which decide about
+results *stay*.
 """
 ALGORITHM = """
 ## algorithm
@@ -39,7 +40,9 @@ def is_part(annotation: object) -> bool:
 
 
 def section(name: str, part: type[BaseModel]) -> str:
-    return joined(f"## {name}", prose(part.__doc__), fields(part, f"{name}.", list(part.model_fields)))
+    return joined(
+        f"## {name}", prose(part.__doc__), fields(part, f"{name}.", list(part.model_fields))
+    )
 
 
 def fields(part: type[BaseModel], prefix: str, names: list[str]) -> str:
@@ -50,8 +53,13 @@ def fields(part: type[BaseModel], prefix: str, names: list[str]) -> str:
 def row(prefix: str, facts: dict) -> tuple[str, ...]:
     """One field."""
     name = prefix + facts["name"]
-    return (anchored(name, name.replace(".", "-")), kind(facts), default(facts),
-            "free" if covers(FREE, name) else "stays", prose(facts["meaning"]))  # fmt: skip
+    return (
+        anchored(name, name.replace(".", "-")),
+        kind(facts),
+        default(facts),
+        "free" if covers(FREE, name) else "stays",
+        prose(facts["meaning"]),
+    )
 
 
 def default(facts: dict) -> str:

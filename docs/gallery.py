@@ -1,6 +1,8 @@
-"""The pictures of the documentation: runs of committed jobs on Fashion-MNIST, and every figure that they give.
+"""The pictures of the documentation: runs of committed jobs on Fashion-MNIST, and every figure that
+they give.
 
-    python docs/gallery.py [--data.root FOLDER]    # about 10 minutes on two cores; what is finished is not run again
+    python docs/gallery.py [--data.root FOLDER]    # about 10 minutes on two cores; what is finished
+    is not run again
 
 Runs lie in runs/gallery, pictures in docs/pages/gallery.
 """
@@ -14,17 +16,46 @@ from hpcfed.figures.registry import FIGURES
 
 ROOT = Path(__file__).parents[1]
 RUNS, PICTURES = ROOT / "runs" / "gallery", ROOT / "docs" / "pages" / "gallery"
-SMALL = ["--data.name", "fashion-mnist", "--data.train_limit", "4000", "--clients", "20", "--rounds", "20"]
+SMALL = [
+    "--data.name",
+    "fashion-mnist",
+    "--data.train_limit",
+    "4000",
+    "--clients",
+    "20",
+    "--rounds",
+    "20",
+]
 JOBS = {  # folder: its job
     "local": ["jobs/small/local-fashion-mnist-dirichlet.toml"],
-    "fedclassavg": ["jobs/small/fedclassavg-fashion-mnist-dirichlet.toml", "--checkpoint.every", "13",
-                    "--checkpoint.keep", "4"],
+    "fedclassavg": [
+        "jobs/small/fedclassavg-fashion-mnist-dirichlet.toml",
+        "--checkpoint.every",
+        "13",
+        "--checkpoint.keep",
+        "4",
+    ],
     "fedasync": ["jobs/methods/fedasync.toml", *SMALL],
-    "swift": ["jobs/methods/swift.toml", *SMALL, "--models.mix", "cnn", "--algorithm.merges", "200"],
-}  # fmt: skip
+    "swift": [
+        "jobs/methods/swift.toml",
+        *SMALL,
+        "--models.mix",
+        "cnn",
+        "--algorithm.merges",
+        "200",
+    ],
+}
 FIRST, BOTH, TWO_CLOCKS = ["fedclassavg"], ["local", "fedclassavg"], ["fedclassavg", "fedasync"]
-DRAWN = {"curves": BOTH, "learning": BOTH, "accuracies": BOTH, "tsne": BOTH, "bytes": TWO_CLOCKS, "time": TWO_CLOCKS,
-         "staleness": ["fedasync"], "topology": ["swift"]}  # fmt: skip
+DRAWN = {
+    "curves": BOTH,
+    "learning": BOTH,
+    "accuracies": BOTH,
+    "tsne": BOTH,
+    "bytes": TWO_CLOCKS,
+    "time": TWO_CLOCKS,
+    "staleness": ["fedasync"],
+    "topology": ["swift"],
+}
 ELSEWHERE = {"halved"}  # FedHeNN's, of runs that take longer
 
 
@@ -35,7 +66,13 @@ def main() -> None:
             subprocess.run([*run, "--out", str(RUNS / name), "--quiet"], cwd=ROOT, check=True)
     PICTURES.mkdir(exist_ok=True)
     for figure in FIGURES.keys() - ELSEWHERE:
-        print(plot([RUNS / name for name in DRAWN.get(figure, FIRST)], figure, PICTURES / f"{figure}.png"))
+        print(
+            plot(
+                [RUNS / name for name in DRAWN.get(figure, FIRST)],
+                figure,
+                PICTURES / f"{figure}.png",
+            )
+        )
 
 
 if __name__ == "__main__":

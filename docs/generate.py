@@ -1,6 +1,8 @@
-"""MkDocs asks here for the pages that are made of hpcfed itself: nothing of them is written down twice.
+"""MkDocs asks here for the pages that are made of hpcfed itself: nothing of them is written down
+twice.
 
-A page of the navigation that is not in docs/pages is a file of the repository (jobs/README.md), or one of PAGES.
+A page of the navigation that is not in docs/pages is a file of the repository (jobs/README.md), or
+one of PAGES.
 """
 
 from collections.abc import Iterator
@@ -34,8 +36,14 @@ PICTURES = {"pictures/demo.png": "benchmarks/results/demo/curves.png"}
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the methods' pages into the navigation."""
-    pages = [{"All methods": "algorithms/index.md"}, *({methods.title(n): f"algorithms/{n}.md"} for n in ALGORITHMS)]
-    config.nav = [{t: pages if part == "ALGORITHMS" else part for t, part in entry.items()} for entry in config.nav]
+    pages = [
+        {"All methods": "algorithms/index.md"},
+        *({methods.title(n): f"algorithms/{n}.md"} for n in ALGORITHMS),
+    ]
+    config.nav = [
+        {t: pages if part == "ALGORITHMS" else part for t, part in entry.items()}
+        for entry in config.nav
+    ]
     return config
 
 

@@ -1,4 +1,6 @@
-"""The pages of the methods: each from its registry's line, its docstrings, its fields, its job and its code."""
+"""The pages of the methods: each from its registry's line, its docstrings, its fields, its job and
+its code.
+"""
 
 import inspect
 from collections.abc import Iterator
@@ -27,8 +29,9 @@ MODELS = {  # what a method accepts, as the table of all methods has it
 INDEX = """
 # All methods
 
-`algorithm.name` is one of these, or [one of your own](../extend/algorithm.md). *Models*: which architectures clients
-may have, with a method's defaults. A job that a method cannot run is refused with the reason and with methods that can.
+`algorithm.name` is one of these, or [one of your own](../extend/algorithm.md). *Models*: which
+architectures clients may have, with a method's defaults. A job that a method cannot run is refused
+with the reason and with methods that can.
 """
 HEAD = ("method", "what it does", "models", "needs beside", "time")
 
@@ -46,7 +49,9 @@ def lines(name: str) -> list[str]:
 def index() -> str:
     """The page of all methods."""
     rows = [row(name, entry, entry.load()()) for name, entry in ALGORITHMS.items()]
-    return joined(INDEX, table(HEAD, sorted(rows, key=lambda cells: list(MODELS.values()).index(cells[2]))))
+    return joined(
+        INDEX, table(HEAD, sorted(rows, key=lambda cells: list(MODELS.values()).index(cells[2])))
+    )
 
 
 def row(name: str, entry: Entry, own: Method) -> tuple[str, ...]:
@@ -72,14 +77,17 @@ def page(name: str) -> str:
     return joined(
         f"# {title(name)}",
         sentence(prose(first.partition(": ")[2] or first)),
-        f"`algorithm.name = \"{name}\"`",
+        f'`algorithm.name = "{name}"`',
         joined("## Source", prose(source)) if source.strip() else "",
         joined("## Deviations", sentence(prose(deviations.strip()))) if found else "",
         joined("## What it runs with", conditions(cls())),
         joined("## Parameters", prose(cls.__doc__), fields(cls)),
         joined("## Traffic", traffic(name)),
         *job(name),
-        folded(f"The whole method: {Path(inspect.getfile(cls)).relative_to(ROOT)}", block(code_, "python")),
+        folded(
+            f"The whole method: {Path(inspect.getfile(cls)).relative_to(ROOT)}",
+            block(code_, "python"),
+        ),
         folded("BibTeX", block(bibtex(keys(entry)), "bibtex")) if entry.cite else "",
     )
 
@@ -102,7 +110,7 @@ def fields(cls: type[Method]) -> str:
     rows = (
         (anchored(f["name"], f["name"]), kind(f), default(f), prose(f["meaning"]))
         for f in (parameter(name, field) for name, field in cls.model_fields.items())
-    )  # fmt: skip
+    )
     return table(("`algorithm.`", "type, limits", "default", "meaning"), rows)
 
 
@@ -110,5 +118,7 @@ def job(name: str) -> Iterator[str]:
     """The job of the method's paper."""
     path = f"jobs/methods/{name}.toml"
     yield "## Its job"
-    yield f"[{path}](../{path}): the main experiment of its paper, as far as its settings are known."
+    yield (
+        f"[{path}](../{path}): the main experiment of its paper, as far as its settings are known."
+    )
     yield block((ROOT / path).read_text(), "toml")

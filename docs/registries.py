@@ -22,7 +22,9 @@ def cited(entry: Named) -> str:
 
 
 def said(entry: Named) -> str:
-    """What the code of one name says of itself; where a function has no text of its own, what its file says."""
+    """What the code of one name says of itself; where a function has no text of its own, what its
+    file says.
+    """
     target = entry.load()
     text = None if isinstance(target, partial) else target.__doc__
     return prose(text or import_module(entry.target.partition(":")[0]).__doc__)
@@ -36,17 +38,32 @@ def names(entries: dict[str, Any], kind: str) -> str:
 
 def datasets() -> str:
     """The page of data sets."""
-    intro = ("# Data sets", "`data.name` is one of these, or the path of [a file of your own](../extend/data.md). "
-             "They lie below `data.root`, or are downloaded to it (`data.download = false` switches that off, "
-             "for nodes without a network).")  # fmt: skip
-    each = (joined(f"## {name} {{ #dataset-{name} }}", sentence(prose(entry.line)) + ".", said(entry), cited(entry))
-            for name, entry in DATASETS.items())  # fmt: skip
+    intro = (
+        "# Data sets",
+        "`data.name` is one of these, or the path of [a file of your own](../extend/data.md). "
+        "They lie below `data.root`, or are downloaded to it (`data.download = false` switches "
+        "that off, "
+        "for nodes without a network).",
+    )
+    each = (
+        joined(
+            f"## {name} {{ #dataset-{name} }}",
+            sentence(prose(entry.line)) + ".",
+            said(entry),
+            cited(entry),
+        )
+        for name, entry in DATASETS.items()
+    )
     return joined(*intro, names(DATASETS, "dataset"), *each)
 
 
 def partitions() -> str:
     """The page of partitions."""
-    intro = ("# Partitions", "`data.partition`: which client holds which training examples.", prose(split.__doc__))
+    intro = (
+        "# Partitions",
+        "`data.partition`: which client holds which training examples.",
+        prose(split.__doc__),
+    )
     tests = joined("## Test sets", prose(mirror.__doc__))
     each = (joined(f"## {name} {{ #partition-{name} }}", partition(name)) for name in PARTITIONS)
     return joined(*intro, names(PARTITIONS, "partition"), *each, tests)
@@ -54,21 +71,43 @@ def partitions() -> str:
 
 def partition(name: str) -> str:
     """One partition: its functions' texts, and the fields that concern it."""
-    drawn = {"": getattr(schemes, name), " with `sizes = \"free\"`": getattr(schemes, f"{name}_free", None)}
-    texts = [joined(f"### {name}{how}" if how else "", prose(fn.__doc__)) for how, fn in drawn.items() if fn]
+    drawn = {
+        "": getattr(schemes, name),
+        ' with `sizes = "free"`': getattr(schemes, f"{name}_free", None),
+    }
+    texts = [
+        joined(f"### {name}{how}" if how else "", prose(fn.__doc__))
+        for how, fn in drawn.items()
+        if fn
+    ]
     known = (parameter(n, field) for n, field in Data.model_fields.items())
     mine = [f for f in known if f["meaning"].lower().startswith(f"{name}:")]
-    rows = ((f"[`data.{f['name']}`](job.md#data-{f['name']})", code(f["default"]), prose(f["meaning"])) for f in mine)
-    return joined(*texts, table(("field", "default", "meaning"), rows) if mine else "", cited(PARTITIONS[name]))
+    rows = (
+        (f"[`data.{f['name']}`](job.md#data-{f['name']})", code(f["default"]), prose(f["meaning"]))
+        for f in mine
+    )
+    return joined(
+        *texts,
+        table(("field", "default", "meaning"), rows) if mine else "",
+        cited(PARTITIONS[name]),
+    )
 
 
 def models() -> str:
     """The page of models."""
-    intro = ("# Models", "`models.mix` names the architectures, and `models.d` the width of the representation. "
-             "Each model is a body, inputs to representation `[n, d]`, and a linear head, `[n, d]` to logits `[n, C]`. "
-             "Sizes below are with 10 classes and `d = 512`; work is that of one forward pass of one example. "
-             "[A model of your own](../extend/model.md) is one function.")  # fmt: skip
-    each = (joined(f"## {name} {{ #model-{name} }}", architecture(name, entry)) for name, entry in MODELS.items())
+    intro = (
+        "# Models",
+        "`models.mix` names the architectures, and `models.d` the width of the representation. "
+        "Each model is a body, inputs to representation `[n, d]`, and a linear head, `[n, d]` to "
+        "logits `[n, C]`. "
+        "Sizes below are with 10 classes and `d = 512`; work is that of one forward pass of one "
+        "example. "
+        "[A model of your own](../extend/model.md) is one function.",
+    )
+    each = (
+        joined(f"## {name} {{ #model-{name} }}", architecture(name, entry))
+        for name, entry in MODELS.items()
+    )
     return joined(*intro, names(MODELS, "model"), *each)
 
 
@@ -78,5 +117,9 @@ def architecture(name: str, entry: Entry) -> str:
     takes = f"images of at least {entry.least} x {entry.least} pixels" if entry.least else takes
     sizes = model(name, entry)["sizes"].items()
     rows = ((s, f"{n['parameters']:,}", f"{n['multiply_adds']:,}") for s, n in sizes)
-    return joined(f"{sentence(prose(entry.line))}. It takes {takes}.", said(entry),
-                  table(("input", "parameters", "multiply-adds"), rows), cited(entry))  # fmt: skip
+    return joined(
+        f"{sentence(prose(entry.line))}. It takes {takes}.",
+        said(entry),
+        table(("input", "parameters", "multiply-adds"), rows),
+        cited(entry),
+    )

@@ -13,7 +13,9 @@ PAPERS = (
 
 
 def prose(text: str | None) -> str:
-    """A docstring as Markdown: what it has in backticks is code, papers are links, all else is as it stands."""
+    """A docstring as Markdown: what it has in backticks is code, papers are links, all else is as
+    it stands.
+    """
     parts = CODE.split(cleandoc(text or ""))
     return "".join(part if part.startswith("`") else linked(escaped(part)) for part in parts)
 
@@ -59,7 +61,9 @@ def block(text: str, language: str = "") -> str:
 
 def folded(title: str, body: str) -> str:
     """A part of a page that is closed until it is clicked."""
-    return f'??? note "{title}"\n' + "".join(f"    {line}\n" if line else "\n" for line in body.splitlines())
+    return f'??? note "{title}"\n' + "".join(
+        f"    {line}\n" if line else "\n" for line in body.splitlines()
+    )
 
 
 def anchored(name: str, anchor: str) -> str:

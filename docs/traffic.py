@@ -16,17 +16,27 @@ PUBLIC = 200
 COMMON = ("--clients", "20", "--local.optimiser", "sgd")  # which every method accepts
 MODELS = {  # what a method accepts: a job's models, and what they are
     "one architecture": (("--models.mix", "cnn"), "all with the CNN of the FedAvg paper"),
-    "widths": (("--models.mix", "cnn", "--models.widths", "1,0.5,0.25"),
-               "with the CNN of the FedAvg paper in widths 1, 1/2 and 1/4"),
-    "a common head": (("--models.mix", "cnn,fedhenn-3,fedhenn-5,mlp"), "with four architectures in turn"),
-    "any models": (("--models.mix", "cnn,fedhenn-3,fedhenn-5,mlp"), "with four architectures in turn"),
-}  # fmt: skip
+    "widths": (
+        ("--models.mix", "cnn", "--models.widths", "1,0.5,0.25"),
+        "with the CNN of the FedAvg paper in widths 1, 1/2 and 1/4",
+    ),
+    "a common head": (
+        ("--models.mix", "cnn,fedhenn-3,fedhenn-5,mlp"),
+        "with four architectures in turn",
+    ),
+    "any models": (
+        ("--models.mix", "cnn,fedhenn-3,fedhenn-5,mlp"),
+        "with four architectures in turn",
+    ),
+}
 NEEDED = {
     "public": (("--data.public", str(PUBLIC)), f"{PUBLIC} public examples"),
     "proxy": (("--models.proxy", "fedhenn-1"), "the proxy fedhenn-1"),
-    "server": (("--models.server", "resnet20-server", "--models.mix", "resnet8"),
-               "ResNet-8 on clients and the server's part of ResNet-20"),
-}  # fmt: skip
+    "server": (
+        ("--models.server", "resnet20-server", "--models.mix", "resnet8"),
+        "ResNet-8 on clients and the server's part of ResNet-20",
+    ),
+}
 
 
 def traffic(name: str) -> str:
@@ -36,13 +46,22 @@ def traffic(name: str) -> str:
     words = [*COMMON, *(word for flags, _ in parts for word in flags)]
     told = parts[-1][1] if "server" in cls().needs else "; ".join(text for _, text in parts)
     job = load(["--algorithm.name", name, *words], environ={})
-    like = name if "proxy" in cls().needs else "local"  # the other methods do not decide about data and clients
+    # the other methods do not decide about data and clients
+    like = name if "proxy" in cls().needs else "local"
     fed = federation(job, Serial(), known(like, *words))
-    counted = np.array([(*job.algorithm.traffic(fed, k), fed.shapes(k=k).nbytes) for k in range(fed.K)])  # [K, 3]
+    counted = np.array(
+        [(*job.algorithm.traffic(fed, k), fed.shapes(k=k).nbytes) for k in range(fed.K)]
+    )  # [K, 3]
     down, up, own = (f"{bytes_:,.0f}" for bytes_ in counted.mean(0))
-    setting = (f"Bytes of a client in a round with the method's defaults, mean over 20 clients on digits "
-               f"(10 classes, `models.d = 512`), {told}:")  # fmt: skip
-    return joined(setting, table(("down", "up", "for comparison: its own model"), [(down, up, own)]), formula(cls))
+    setting = (
+        f"Bytes of a client in a round with the method's defaults, mean over 20 clients on digits "
+        f"(10 classes, `models.d = 512`), {told}:"
+    )
+    return joined(
+        setting,
+        table(("down", "up", "for comparison: its own model"), [(down, up, own)]),
+        formula(cls),
+    )
 
 
 @cache
@@ -56,4 +75,7 @@ def formula(cls: type) -> str:
     own = next(base for base in cls.__mro__ if "traffic" in vars(base))
     if own.__module__ == "hpcfed.algorithms.base":
         return "That is all that `shared` names, both ways."
-    return joined("As the method counts it:", block(inspect.cleandoc(inspect.getsource(own.traffic)), "python"))
+    return joined(
+        "As the method counts it:",
+        block(inspect.cleandoc(inspect.getsource(own.traffic)), "python"),
+    )

@@ -13,19 +13,23 @@ __version__ = "0.1.0"
 
 
 def load(run: str | Path) -> Run:
-    """The results of a run, by its folder or its results.h5: a small read-only object, also while the run goes on."""
+    """The results of a run, by its folder or its results.h5: a small read-only object, also while
+    the run goes on.
+    """
     from hpcfed.results.run import Run  # here: `hpcfed list` reads no results
 
     return Run(run)
 
 
 def load_model(source: str | Path, client: int | None = None) -> Trained:
-    """Client k's trained model: a torch.nn.Module in eval mode, on the CPU, that takes inputs as the data set has them.
+    """Client k's trained model: a torch.nn.Module in eval mode, on the CPU, that takes inputs as
+    the data set has them.
 
-    source: folder of a run, also while it goes on: its newest checkpoint that is whole; or a file of `hpcfed models`,
-    for which nothing of the run is needed, and no client.
-    model(x): scores [n, C].  model.represent(x): representations [n, d].  model.about: architecture, classes, job.
-    Raises CheckpointError where there is no such model, ConfigError for a client that the run does not have.
+    source: folder of a run, also while it goes on: its newest checkpoint that is whole; or a file
+    of `hpcfed models`, for which nothing of the run is needed, and no client.
+    model(x): scores [n, C].  model.represent(x): representations [n, d].  model.about:
+    architecture, classes, job. Raises CheckpointError where there is no such model, ConfigError for
+    a client that the run does not have.
     """
     from hpcfed.trained.load import load_model  # here: `hpcfed list` needs no torch
 

@@ -1,8 +1,10 @@
 """The console command `hpcfed`: looks things up and reads result files; never needs MPI.
 
-A command is one function and one line in `hpcfed.commands`, which names its arguments. The function returns what is
-printed: text, a list or dict (as JSON), or a table of rich; a number is the exit status. Its module is imported only
-when the command is called, so that `hpcfed list` and `hpcfed --help` answer at once.
+A command is one function and one line in `hpcfed.commands`, which names its arguments. The function
+returns what is
+printed: text, a list or dict (as JSON), or a table of rich; a number is the exit status. Its module
+is imported only when the command is called, so that `hpcfed list` and `hpcfed --help` answer at
+once.
 """
 
 import json
@@ -18,7 +20,9 @@ from hpcfed.errors import HpcfedError, escape_unprintable, told
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one command. The exit status: 0 or its own, 2 for a user's error, 1 if the reader has gone."""
+    """Run one command. The exit status: 0 or its own, 2 for a user's error, 1 if the reader has
+    gone.
+    """
     escape_unprintable()
     options = _options(words)
     try:
@@ -41,7 +45,9 @@ def _options(words: Sequence[str] | None) -> dict[str, Any]:
     parser = _parser()
     known, others = parser.parse_known_args(words)
     if COMMANDS[known.command].fields:
-        sys.path.insert(0, "")  # methods and models of one's own, in the folder where one starts, as with python -m
+        sys.path.insert(
+            0, ""
+        )  # methods and models of one's own, in the folder where one starts, as with python -m
         return {**vars(known), "words": others}
     if others:
         parser.error(f"{known.command}: unrecognized arguments: {' '.join(others)}")
@@ -49,12 +55,18 @@ def _options(words: Sequence[str] | None) -> dict[str, Any]:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser("hpcfed", description="Look up what a job can name; read what runs have written.")
+    parser = ArgumentParser(
+        "hpcfed", description="Look up what a job can name; read what runs have written."
+    )
     parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        usage = f"hpcfed {name} [JOB.toml] [--field value ...] [options]" if command.fields else None
-        sub = commands.add_parser(name, help=command.line, description=command.line, usage=usage, allow_abbrev=False)
+        usage = (
+            f"hpcfed {name} [JOB.toml] [--field value ...] [options]" if command.fields else None
+        )
+        sub = commands.add_parser(
+            name, help=command.line, description=command.line, usage=usage, allow_abbrev=False
+        )
         for names, options in command.arguments:
             sub.add_argument(*names, **options)
     return parser

@@ -24,9 +24,11 @@ MADE = 1000  # clients that may be there between rounds; more are made anew when
 
 
 class Shard:
-    """Some examples of a split: all examples in memory that ranks share, and the rows that are meant.
+    """Some examples of a split: all examples in memory that ranks share, and the rows that are
+    meant.
 
-    On the CPU each batch is gathered from the shared memory; on a GPU the rows are copied there once.
+    On the CPU each batch is gathered from the shared memory; on a GPU the rows are copied there
+    once.
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray, rows: np.ndarray, device: torch.device):
@@ -53,7 +55,9 @@ class Shard:
         return torch.from_numpy(self.labels[which]).to(self.device, non_blocking=True)
 
     def batch(self, which: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Inputs [b, *shape] as they are stored, and labels [b], on the device. which: positions 0..n-1."""
+        """Inputs [b, *shape] as they are stored, and labels [b], on the device. which: positions
+        0..n-1.
+        """
         y = self.targets(which)
         if self.device.type == "cpu":
             return torch.from_numpy(self.x[self.rows[which]]), y
@@ -71,18 +75,25 @@ def joined(shards: Sequence[Shard]) -> Shard:
     """The examples of several shards, one after the other."""
     first = copy(shards[0])
     if any(s.x is not first.x for s in shards):  # a population's clients have memory of their own
-        first.x, first.rows = np.concatenate([s.x[s.rows] for s in shards]), np.arange(sum(map(len, shards)))
+        first.x, first.rows = (
+            np.concatenate([s.x[s.rows] for s in shards]),
+            np.arange(sum(map(len, shards))),
+        )
     else:
         first.rows = np.concatenate([s.rows for s in shards])
     first.labels = np.concatenate([s.labels for s in shards])
-    first._resident = None if first.device.type == "cpu" else torch.cat([s.resident for s in shards])
+    first._resident = (
+        None if first.device.type == "cpu" else torch.cat([s.resident for s in shards])
+    )
     return first
 
 
 class Paired(Shard):
-    """The same examples with other targets: soft predictions, or a pair of label and teacher's logits.
+    """The same examples with other targets: soft predictions, or a pair of label and teacher's
+    logits.
 
-    targets: [n, ...], one row a position of the shard.  with_labels: targets come as (labels, target rows).
+    targets: [n, ...], one row a position of the shard.  with_labels: targets come as (labels,
+    target rows).
     """
 
     def __init__(self, shard: Shard, targets: Tensor, with_labels: bool = False):
@@ -106,7 +117,9 @@ class Client:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """Kept between rounds and saved: tensors and numbers by name. Ask for it anew after using other clients."""
+        """Kept between rounds and saved: tensors and numbers by name. Ask for it anew after using
+        other clients.
+        """
         return self.store.own(self.id).memory
 
     @memory.setter
@@ -150,7 +163,8 @@ class Client:
 
 
 class Clients(Mapping[int, Client]):
-    """One rank's clients by id, in id order, each made when it is asked for: what they keep is in the store.
+    """One rank's clients by id, in id order, each made when it is asked for: what they keep is in
+    the store.
 
     placement: the rank of each client, shared with the federation.  make: client k.
     """

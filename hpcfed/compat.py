@@ -11,16 +11,18 @@ _SCHEMAS = {  # what torchvision's compiled part declares, from torchvision/csrc
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-_kept: list[torch.library.Library] = []  # an operator lives only as long as the library that declares it
+_kept: list[
+    torch.library.Library
+] = []  # an operator lives only as long as the library that declares it
 
 
 def import_torchvision() -> ModuleType:
     """The torchvision module, also where its compiled part does not fit the installed torch.
 
-    A torchvision wheel built for CUDA cannot load its operators beside a torch built for the CPU (or the
-    other way round), and then already `import torchvision` fails, though datasets, models and transforms
-    need none of them. The missing operators get a schema without an implementation: calling one is still an
-    error. Raises what the import raises for any other reason.
+    A torchvision wheel built for CUDA cannot load its operators beside a torch built for the CPU
+    (or the other way round), and then already `import torchvision` fails, though datasets, models
+    and transforms need none of them. The missing operators get a schema without an implementation:
+    calling one is still an error. Raises what the import raises for any other reason.
     """
     with _LOCK:
         try:

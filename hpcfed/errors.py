@@ -1,8 +1,9 @@
-"""What can go wrong for a user: each error is one message that says what, where, which value, what to do.
+"""What can go wrong for a user: each error is one message that says what, where, which value, what
+to do.
 
-`hpcfed.main` and `hpcfed.cli` print the message of an `HpcfedError` without a traceback and exit with
-status 2. A `RankLost` is met by going on without that rank. Any other exception is a bug of hpcfed and shows its
-traceback.
+`hpcfed.main` and `hpcfed.cli` print the message of an `HpcfedError` without a traceback and exit
+with status 2. A `RankLost` is met by going on without that rank. Any other exception is a bug of
+hpcfed and shows its traceback.
 """
 
 import sys
@@ -13,7 +14,9 @@ LINES, WIDTH = 60, 2000  # of a message; what is longer repeats what a user gave
 
 
 class HpcfedError(Exception):
-    """Base of all errors that a user can mend. everywhere: all ranks raise it, none waits for another."""
+    """Base of all errors that a user can mend. everywhere: all ranks raise it, none waits for
+    another.
+    """
 
     everywhere = False
 
@@ -45,11 +48,21 @@ class WriteError(CheckpointError):
 
 
 def told(error: object) -> str:
-    """The message as it is printed: what a user gave at length is shortened, what cannot be printed escaped."""
+    """The message as it is printed: what a user gave at length is shortened, what cannot be printed
+    escaped.
+    """
     lines = str(error).split("\n")
-    shown = lines if len(lines) <= LINES else [*lines[:LINES], f"... and {len(lines) - LINES} more lines"]
-    short = (line if len(line) <= WIDTH else f"{line[: WIDTH - 300]} ... {line[-200:]}" for line in shown)
-    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in short)
+    shown = (
+        lines
+        if len(lines) <= LINES
+        else [*lines[:LINES], f"... and {len(lines) - LINES} more lines"]
+    )
+    short = (
+        line if len(line) <= WIDTH else f"{line[: WIDTH - 300]} ... {line[-200:]}" for line in shown
+    )
+    return "\n".join(
+        "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in short
+    )
 
 
 def first_line(error: Exception) -> str:
@@ -58,17 +71,23 @@ def first_line(error: Exception) -> str:
 
 
 def escape_unprintable() -> None:
-    """From now on what stdout's encoding lacks, such as bytes of a file's name, is printed as escapes."""
+    """From now on what stdout's encoding lacks, such as bytes of a file's name, is printed as
+    escapes.
+    """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class RankLost(Exception):
-    """A rank has died. Every other rank raises this, each in its next collective; see engine/recover.py."""
+    """A rank has died. Every other rank raises this, each in its next collective; see
+    engine/recover.py.
+    """
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name that is not among the known ones, with the nearest valid ones first."""
+    """The sentence for a name that is not among the known ones, with the nearest valid ones
+    first.
+    """
     known = sorted(known)
     near = get_close_matches(name, known, n=2)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

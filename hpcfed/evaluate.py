@@ -1,11 +1,17 @@
-"""The one evaluation: accuracy and loss of a model on a client's test set. It draws nothing and trains nothing.
+"""The one evaluation: accuracy and loss of a model on a client's test set. It draws nothing and
+trains nothing.
 
 What is reported of client k in a round (papers differ; results say it in these words):
-- before: the model as the client has it when the round starts, what it received included; cohort only.
-- after: the client's own model after its local training, before anything new arrives. A client outside the
-  cohort keeps its model and so its score; where clients keep nothing (FedAvg), it is the new global model.
-- received: every client with what it would receive now, a global model on each client's test set for example.
-- common: the server's new model on the whole test split, where it is a whole model; each rank takes a part.
+- before: the model as the client has it when the round starts, what it received included; cohort
+only.
+- after: the client's own model after its local training, before anything new arrives. A client
+outside the
+  cohort keeps its model and so its score; where clients keep nothing (FedAvg), it is the new global
+  model.
+- received: every client with what it would receive now, a global model on each client's test set
+for example.
+- common: the server's new model on the whole test split, where it is a whole model; each rank takes
+a part.
 """
 
 from __future__ import annotations
@@ -32,7 +38,9 @@ class Score(NamedTuple):
 NONE = Score(float("nan"), float("nan"))
 
 
-Predict = Callable[[Tensor], Tensor]  # prepared inputs [n, *shape] -> logits [n, C], or other scores of the classes
+Predict = Callable[
+    [Tensor], Tensor
+]  # prepared inputs [n, *shape] -> logits [n, C], or other scores of the classes
 
 
 def score(fed: Federation, client: Client, predict: Predict) -> Score:
@@ -43,10 +51,16 @@ def score(fed: Federation, client: Client, predict: Predict) -> Score:
 
 
 def common(fed: Federation, predict: Predict) -> float:
-    """Accuracy of the pooled client's model on the whole test split; collective, the same for any ranks."""
+    """Accuracy of the pooled client's model on the whole test split; collective, the same for any
+    ranks.
+    """
     with fed.clock("evaluate"):
         fed.pooled().model.eval()
-        right = round(measure(fed, predict, fed.common).accuracy * len(fed.common)) if len(fed.common) else 0
+        right = (
+            round(measure(fed, predict, fed.common).accuracy * len(fed.common))
+            if len(fed.common)
+            else 0
+        )
     fed.wait("common accuracy")
     counts = fed.comm.gather({fed.comm.rank: (right, len(fed.common))})
     return sum(c for c, _ in counts.values()) / sum(n for _, n in counts.values())

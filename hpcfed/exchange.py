@@ -1,4 +1,6 @@
-"""Exchange: what goes between clients and server and between ranks; all of it is counted and checked here."""
+"""Exchange: what goes between clients and server and between ranks; all of it is counted and
+checked here.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ T = TypeVar("T")
 
 @dataclass(eq=False, kw_only=True)
 class Exchange:
-    """The collectives of a federation. down, up, mean and gather count bytes; the others move what is counted so.
+    """The collectives of a federation. down, up, mean and gather count bytes; the others move what
+    is counted so.
 
     Tensors that arrive are on this rank's device.
     """
@@ -40,10 +43,14 @@ class Exchange:
     speeds: list[float]  # of each rank, relative to one another
     share: float = 0.0  # bytes of a GPU's memory for this rank; 0 on a CPU
     clock: Clock = field(default_factory=Clock)
-    tally: defaultdict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))  # of who did something
+    tally: defaultdict[int, Tally] = field(
+        default_factory=lambda: defaultdict(Tally)
+    )  # of who did something
     journal: Journal = field(default_factory=Journal)
     said: set[str] = field(default_factory=set)
-    meanwhile: Callable[[], object] = lambda: None  # what a rank does instead of waiting for slower ones
+    meanwhile: Callable[[], object] = lambda: (
+        None
+    )  # what a rank does instead of waiting for slower ones
     t: int = 0
     last_checkpoint: str = "no checkpoint yet"
 
@@ -75,16 +82,22 @@ class Exchange:
         return value
 
     def mean(
-        self, uploads: Iterable[tuple[int, Mean]], keep: Params, per: Per = "mean", counted: bool = True,
+        self,
+        uploads: Iterable[tuple[int, Mean]],
+        keep: Params,
+        per: Per = "mean",
+        counted: bool = True,
         last: bool = False,
-    ) -> Params:  # fmt: skip
-        """The exact weighted mean over all clients of all ranks; collective, the same bits for any ranks.
+    ) -> Params:
+        """The exact weighted mean over all clients of all ranks; collective, the same bits for any
+        ranks.
 
-        uploads: (client id, its part), one after the other.  keep: values where the weights sum to 0, and the
-        shapes.  per: what has a weight of its own (a whole part, a tensor, a row of it, a value).  counted:
-        false for what the server computes itself from earlier uploads.  last: no client's own model changes any
-        more in this round, so that it can be evaluated before the ranks wait for one another.
-        Raises DivergedError for a value that is nan or infinite, naming client and tensor.
+        uploads: (client id, its part), one after the other.  keep: values where the weights sum to
+        0, and the shapes.  per: what has a weight of its own (a whole part, a tensor, a row of it,
+        a value).  counted: false for what the server computes itself from earlier uploads.  last:
+        no client's own model changes any more in this round, so that it can be evaluated before the
+        ranks wait for one another. Raises DivergedError for a value that is nan or infinite, naming
+        client and tensor.
         """
         parts = []
         for k, part in uploads:
@@ -107,9 +120,11 @@ class Exchange:
             return on_device(self.comm.gather(dict(by_client)), self.device)
 
     def each(self, by_client: Mapping[int, T]) -> Iterator[tuple[int, T]]:
-        """All clients' values in id order, on all ranks, one in memory at a time; collective, nothing is counted.
+        """All clients' values in id order, on all ranks, one in memory at a time; collective,
+        nothing is counted.
 
-        For what concerns pairs of clients. by_client: this rank's; a client that nobody gives is left out.
+        For what concerns pairs of clients. by_client: this rank's; a client that nobody gives is
+        left out.
         """
         self.wait("gather")
         given = self.comm.gather(dict.fromkeys(by_client, 1))
@@ -123,7 +138,8 @@ class Exchange:
             return on_device(self.comm.bcast(value, root=self.placement[k]), self.device)
 
     def to_client(self, k: int, by_client: Mapping[int, T], given: Iterable[int]) -> dict[int, T]:
-        """Values of the given clients, in that order, on the rank of client k, none elsewhere; collective, not counted.
+        """Values of the given clients, in that order, on the rank of client k, none elsewhere;
+        collective, not counted.
 
         by_client: this rank's own.
         """
@@ -131,13 +147,17 @@ class Exchange:
         return self.moved(by_client, given, self.placement[k])
 
     def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
-        """All clients' values on rank 0, which does the server's work, none elsewhere; collective, not counted."""
+        """All clients' values on rank 0, which does the server's work, none elsewhere; collective,
+        not counted.
+        """
         self.wait("at root")
         given = self.comm.gather(dict.fromkeys(by_client, 1))
         return self.moved(by_client, given, 0)
 
     def moved(self, by_client: Mapping[int, T], given: Iterable[int], rank: int) -> dict[int, T]:
-        """The given clients' values, in that order, on one rank, none elsewhere; collective, not counted."""
+        """The given clients' values, in that order, on one rank, none elsewhere; collective, not
+        counted.
+        """
         with self.clock("communicate"):
             moved = {k: self.comm.move(by_client.get(k), self.placement[k], rank) for k in given}
         return on_device(moved, self.device) if self.comm.rank == rank else {}
@@ -159,11 +179,12 @@ class Exchange:
             return on_device(self.comm.bcast(value), self.device)
 
     def wait(self, what: str, over: bool = False) -> None:
-        """Until all ranks are here, before an exchange; what the slowest rank costs the others is timed apart.
+        """Until all ranks are here, before an exchange; what the slowest rank costs the others is
+        timed apart.
 
-        what: the exchange, in words.  over: this rank has done all of the round, and need not stop in it.
-        Here a round ends that cannot go on: raises Stopped on all ranks where a signal asked one of them to stop, and
-        else Again where a client has failed.
+        what: the exchange, in words.  over: this rank has done all of the round, and need not stop
+        in it. Here a round ends that cannot go on: raises Stopped on all ranks where a signal asked
+        one of them to stop, and else Again where a client has failed.
         """
         word = STOP if self.pulse.asked and not over else AGAIN if self.journal.news else GO
         self.pulse.exchange = what
@@ -182,7 +203,8 @@ class Exchange:
         self.tally[k].up += size
         if name := not_finite(value):
             raise DivergedError(
-                f"{self.where(self.clients.get(k))}: its {name} is nan or infinite after round {self.t + 1}; "
+                f"{self.where(self.clients.get(k))}: its {name} is nan or infinite after round "
+                f"{self.t + 1}; "
                 f"{self.last_checkpoint}\n  a smaller local.lr may help"
             )
 

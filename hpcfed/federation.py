@@ -32,7 +32,9 @@ class Federation(Turns):
     architectures: tuple[str, ...]  # of all clients, by id
     sizes: Sequence[int]  # training examples of all clients, by id
     costs: Sequence[float]  # estimated work of one epoch of each client, by id
-    label_counts: Sequence[np.ndarray]  # [K, C], training examples of each class that each client has
+    label_counts: Sequence[
+        np.ndarray
+    ]  # [K, C], training examples of each class that each client has
     classes: int
     profiles: Profiles  # the clients' devices and network, in virtual time
     mean_pixel: tuple[float, ...]
@@ -41,7 +43,9 @@ class Federation(Turns):
     common: Shard  # this rank's part of the whole test split
     pool: Callable[[], Client] | None = None  # a client that holds all clients' data
     turnout: Turnout = field(default_factory=Turnout)  # who reports in this round, and who is lost
-    partial: dict[int, int] = field(default_factory=dict)  # of this round: epochs or steps of those who do not do all
+    partial: dict[int, int] = field(
+        default_factory=dict
+    )  # of this round: epochs or steps of those who do not do all
 
     _announced: dict[int, tuple[int, int]] = field(default_factory=dict, init=False)
 
@@ -63,10 +67,11 @@ class Federation(Turns):
         return self.job.models.d
 
     def begin(self, t: int, cohort: list[int], keep_stragglers: bool) -> list[int]:
-        """Open round t: new tallies; absent clients, stragglers and drop-outs drawn. Returns who will report.
+        """Open round t: new tallies; absent clients, stragglers and drop-outs drawn. Returns who
+        will report.
 
-        Who is lost received what the method announces, and worked, but sends nothing: that is counted. So is who
-        has failed in the round (`journal`).
+        Who is lost received what the method announces, and worked, but sends nothing: that is
+        counted. So is who has failed in the round (`journal`).
         """
         self.open(t)
         there = [k for k in cohort if self.draws.reachable(t, k)]
@@ -83,7 +88,9 @@ class Federation(Turns):
         self.t, self.tally, self.turnout, self.partial = t, defaultdict(Tally), Turnout(), {}
 
     def lose(self, k: int, examples: float) -> None:
-        """Count what a client that never reports received, and the examples that it worked through."""
+        """Count what a client that never reports received, and the examples that it worked
+        through.
+        """
         if k in self.clients:
             self.tally[k].down += self.announced(k)[0]
             self.tally[k].work += examples
@@ -99,25 +106,35 @@ class Federation(Turns):
         return max(1, math.ceil(self.job.participation * self.K - 1e-9))
 
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
-        """A cohort of max(1, ceil(participation K)) clients without replacement, in id order; the same on all ranks.
+        """A cohort of max(1, ceil(participation K)) clients without replacement, in id order; the
+        same on all ranks.
 
         p: probability of each client, [K]; uniform by default.
         """
-        chosen = rng.stream(self.seed, "cohort", t).choice(self.K, self.cohort_size, replace=False, p=p)
+        chosen = rng.stream(self.seed, "cohort", t).choice(
+            self.K, self.cohort_size, replace=False, p=p
+        )
         return sorted(chosen.tolist())
 
     def prepare(self, x: Tensor) -> Tensor:
-        """A batch as it is stored, [n, *shape], to what models take: images normalised, tokens as they are."""
+        """A batch as it is stored, [n, *shape], to what models take: images normalised, tokens as
+        they are.
+        """
         self.pulse.beats += 1
         return prepare(x, self.mean_pixel, self.std_pixel)
 
     def initial(
-        self, wanted: Callable[[str], bool] = lambda name: True, k: int = 0, architecture: str = "",
+        self,
+        wanted: Callable[[str], bool] = lambda name: True,
+        k: int = 0,
+        architecture: str = "",
         shape: tuple[int, ...] | None = None,
-    ) -> Params:  # fmt: skip
-        """The initial weights of client k with wanted names: those of client 0 are what the server starts from.
+    ) -> Params:
+        """The initial weights of client k with wanted names: those of client 0 are what the server
+        starts from.
 
-        architecture: another one than that of client k.  shape: of its inputs, where they are no examples.
+        architecture: another one than that of client k.  shape: of its inputs, where they are no
+        examples.
         """
         model = self.store.initial(architecture or self.architectures[k], k, shape)
         return model.items(wanted).clone().map(lambda v: v.to(self.device))
@@ -125,10 +142,14 @@ class Federation(Turns):
     def shapes(
         self, wanted: Callable[[str], bool] = lambda name: True, k: int = 0, architecture: str = ""
     ) -> Params:
-        """The tensors of `initial` without values: for their names, shapes and bytes, which cost nothing so."""
+        """The tensors of `initial` without values: for their names, shapes and bytes, which cost
+        nothing so.
+        """
         layout = self.store.layout(architecture or self.architectures[k])
         named = zip(layout.names, layout.shapes, strict=True)
-        return Params({name: torch.empty(shape, device="meta") for name, shape in named if wanted(name)})
+        return Params(
+            {name: torch.empty(shape, device="meta") for name, shape in named if wanted(name)}
+        )
 
     def start_alike(self) -> None:
         """Give all clients the initial weights of client 0."""
@@ -137,7 +158,9 @@ class Federation(Turns):
             client.load(first)
 
     def chunks(self, n: int) -> list[np.ndarray]:
-        """Positions 0..n-1 in parts of at most evaluate.batch, as many as pass a model at a time."""
+        """Positions 0..n-1 in parts of at most evaluate.batch, as many as pass a model at a
+        time.
+        """
         rows, parts = np.arange(n), -(-n // self.job.evaluate.batch)
         return np.array_split(rows, parts) if parts > 1 else [rows]
 
@@ -147,28 +170,41 @@ class Federation(Turns):
         return self.pool()
 
     def draw_public(self, t: int, n: int) -> np.ndarray:
-        """n of the public examples, drawn anew for round t, the same on all ranks; all of them where n is larger."""
+        """n of the public examples, drawn anew for round t, the same on all ranks; all of them
+        where n is larger.
+        """
         N = len(self.public)
         return np.sort(rng.stream(self.seed, "public", t).choice(N, min(n, N), replace=False))
 
     def module(self, architecture: str, shape: tuple[int, ...] | None = None) -> Skeleton:
-        """A module of this architecture for the server's own work; no client's weights are ever in it.
+        """A module of this architecture for the server's own work; no client's weights are ever in
+        it.
 
         shape: of its inputs, where they are no examples but a client's feature maps, say.
         """
         return self.store.skeleton(architecture, f"server {shape}" if shape else "server", shape)
 
     def work(self, client: Client, epochs: int | None = None) -> int:
-        """Epochs (or steps, where the job counts in steps) that the client completes in this round."""
+        """Epochs (or steps, where the job counts in steps) that the client completes in this
+        round.
+        """
         full = self.job.local.steps or self.job.local.epochs
         return epochs or self.partial.get(client.id, full)
 
     def note(
-        self, client: Client, losses: np.ndarray, examples: list[int], seconds: float, own: bool = True, views: int = 1
+        self,
+        client: Client,
+        losses: np.ndarray,
+        examples: list[int],
+        seconds: float,
+        own: bool = True,
+        views: int = 1,
     ) -> None:
-        """Add a stretch of local training to the client's tally: mean losses and sizes of its batches.
+        """Add a stretch of local training to the client's tally: mean losses and sizes of its
+        batches.
 
-        own: on its own examples; training on others' (public data) is work, but no epoch and no training loss.
+        own: on its own examples; training on others' (public data) is work, but no epoch and no
+        training loss.
         views: copies of each example that went through the model.
         """
         tally = self.tally[client.id]

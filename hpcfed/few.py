@@ -8,7 +8,9 @@ import numpy as np
 
 
 def evenly(n: int, most: int) -> np.ndarray:
-    """At most so many of the places 0..n-1, evenly spread, first and last among them (of one: the first)."""
+    """At most so many of the places 0..n-1, evenly spread, first and last among them (of one: the
+    first).
+    """
     return np.linspace(0, n - 1, min(n, most)).round().astype(int)
 
 

@@ -1,7 +1,9 @@
-"""What clients have done in the round that is going on, so that a round that is begun again does nothing twice.
+"""What clients have done in the round that is going on, so that a round that is begun again does
+nothing twice.
 
-A client's turn is a stretch of its work: it depends on the client and what the round gives it, and hands on one
-value. A round is begun again where a signal ended it, in another process, or without a client that failed.
+A client's turn is a stretch of its work: it depends on the client and what the round gives it, and
+hands on one value. A round is begun again where a signal ended it, in another process, or without a
+client that failed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from hpcfed.params import Mean, Params, Part
 from hpcfed.payload import Tally
 
 GO, AGAIN, STOP = range(3)  # what a rank says to the others where all meet; the highest counts
-WHY = ("", "diverged", "data", "memory")  # a failure's kind, as results number them: loss, weights or upload not finite
+WHY = (
+    "",
+    "diverged",
+    "data",
+    "memory",
+)  # a failure's kind, as results number them: loss, weights or upload not finite
 
 
 class Again(Exception):
@@ -26,7 +33,9 @@ class Again(Exception):
 
 @dataclass
 class Turn:
-    """A turn that is done: what it handed on, the client's tally after it, and with whom it was, itself included."""
+    """A turn that is done: what it handed on, the client's tally after it, and with whom it was,
+    itself included.
+    """
 
     value: Any
     tally: Tally | None
@@ -35,7 +44,9 @@ class Turn:
 
 @dataclass
 class Entry:
-    """Of one client: its turns so far, its scores before them, and why it has left the round, by number of job."""
+    """Of one client: its turns so far, its scores before them, and why it has left the round, by
+    number of job.
+    """
 
     turns: list[Turn] = field(default_factory=list)
     before: tuple[float, ...] | None = None
@@ -43,14 +54,18 @@ class Entry:
 
     def encode(self) -> np.ndarray:
         """As bytes, to be sent or saved."""
-        turns = [(turn.value, turn.tally and astuple(turn.tally), turn.group) for turn in self.turns]
+        turns = [
+            (turn.value, turn.tally and astuple(turn.tally), turn.group) for turn in self.turns
+        ]
         before = None if self.before is None else tuple(self.before)
         return np.frombuffer(codec.encode([turns, before, self.failed]), np.uint8)
 
     @classmethod
     def decode(cls, data: np.ndarray) -> Entry:
         turns, before, failed = codec.decode(data.tobytes())
-        return cls([Turn(v, tally and Tally(*tally), group) for v, tally, group in turns], before, failed)
+        return cls(
+            [Turn(v, tally and Tally(*tally), group) for v, tally, group in turns], before, failed
+        )
 
 
 class Journal:
@@ -58,8 +73,12 @@ class Journal:
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
-        self.given: dict[int, int] = {}  # turns that a client has had since the round was begun, the last time
-        self.left: dict[int, dict[int, tuple[str, str]]] = {}  # as `failed`, by client, as all ranks know it
+        self.given: dict[
+            int, int
+        ] = {}  # turns that a client has had since the round was begun, the last time
+        self.left: dict[
+            int, dict[int, tuple[str, str]]
+        ] = {}  # as `failed`, by client, as all ranks know it
         self.exchanges = 0  # since then
         self.news = False  # a client of this rank has failed, and the others do not know
 
@@ -76,7 +95,9 @@ class Journal:
         self.__init__()
 
     def next(self, k: int, group: list[int]) -> Turn | None:
-        """Client k's next turn, if it is done already. One with others than these is forgotten: they keep nothing."""
+        """Client k's next turn, if it is done already. One with others than these is forgotten:
+        they keep nothing.
+        """
         turns, i = self.turns(k), self.given.get(k, 0)
         self.given[k] = i + 1
         if i < len(turns) and turns[i].group != group:
@@ -88,7 +109,9 @@ class Journal:
         return self.entries[k].turns if k in self.entries else []
 
     def fail(self, k: int, number: int, kind: str, message: str) -> None:
-        """Client k leaves the round, and its turns with it. number: of its job, where it may have several."""
+        """Client k leaves the round, and its turns with it. number: of its job, where it may have
+        several.
+        """
         entry = self.of(k)
         entry.failed[number], self.news = (kind, message), True
 
@@ -105,7 +128,10 @@ class Journal:
 
 def mean_to_plain(mean: Mean) -> list[Any]:
     """A mean's parts as lists, with the places of their values as arrays."""
-    return [[p.value, p.weight, {n: list(map(np.asarray, axes)) for n, axes in p.at.items()}] for p in mean.parts]
+    return [
+        [p.value, p.weight, {n: list(map(np.asarray, axes)) for n, axes in p.at.items()}]
+        for p in mean.parts
+    ]
 
 
 def plain_to_mean(parts: list[Any]) -> Mean:

@@ -1,4 +1,6 @@
-"""What one client keeps from round to round, where that lies, and what it was before a round that does not end."""
+"""What one client keeps from round to round, where that lies, and what it was before a round that
+does not end.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Kept:
-    """What one client keeps from round to round: its weights, unless they are in a module, and its memory."""
+    """What one client keeps from round to round: its weights, unless they are in a module, and its
+    memory.
+    """
 
     weights: Tensor | None = None
     memory: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +49,8 @@ class Kept:
 
 
 def shelf(folder: Path, resident: float, device: torch.device, room: float) -> Shelf[Kept]:
-    """What clients keep: in the device's memory, then in the host's where that is another one, then on the disk.
+    """What clients keep: in the device's memory, then in the host's where that is another one, then
+    on the disk.
 
     resident, room: bytes in the memory of the host and of a GPU.
     """
@@ -53,25 +58,35 @@ def shelf(folder: Path, resident: float, device: torch.device, room: float) -> S
     if device.type == "cpu":
         return host
     ferry = Ferry(device)
-    return Upper(host, room, lambda kept: kept.moved(ferry.down), lambda kept: kept.moved(ferry.up), host.size)
+    return Upper(
+        host,
+        room,
+        lambda kept: kept.moved(ferry.down),
+        lambda kept: kept.moved(ferry.up),
+        host.size,
+    )
 
 
 class Past:
     """The clients that were used while it was open, as they were before.
 
-    It holds the tensors themselves, not copies: a client's are replaced, never changed. shelf: where they are.
+    It holds the tensors themselves, not copies: a client's are replaced, never changed. shelf:
+    where they are.
     """
 
     def __init__(self, store: ClientStore, shelf: Shelf[Kept]):
         self.store, self.shelf, self.open = store, shelf, False
-        self.before: set[int] = set()  # the clients that are in it; one that kept nothing is not on the shelf
+        # the clients that are in it; one that kept nothing is not on the shelf
+        self.before: set[int] = set()
 
     def __contains__(self, k: int) -> bool:
         return k in self.before
 
     @contextmanager
     def opened(self, now: bool = True) -> Iterator[None]:
-        """Clients that are used inside the block are noted; now = False: inside such a block, these are not."""
+        """Clients that are used inside the block are noted; now = False: inside such a block, these
+        are not.
+        """
         before, self.open = self.open, now
         try:
             yield

@@ -1,6 +1,7 @@
 """`mpirun -np 15 python -m hpcfed.main [JOB.toml] [--field value ...]`: one run.
 
-Exit statuses are those of `hpcfed.status`. Without ULFM a rank's death ends the launcher itself, with a status of its
+Exit statuses are those of `hpcfed.status`. Without ULFM a rank's death ends the launcher itself,
+with a status of its
 own: mpirun's is 128 + the signal, 137 after SIGKILL.
 """
 
@@ -26,9 +27,12 @@ from hpcfed.errors import HpcfedError, RankLost, escape_unprintable, told
 from hpcfed.faults import out_of_memory
 from hpcfed.status import FAULT, RESUME_ME, WRONG
 
-ADVICE = "make models or data smaller, or give each rank more memory (fewer ranks a node, larger nodes)"
+ADVICE = (
+    "make models or data smaller, or give each rank more memory (fewer ranks a node, larger nodes)"
+)
 EARLY = "hpcfed: a rank died before the run began; start it again"
-GRACE = 1.0  # seconds; launchers pass on what ranks print a little later, and drop the rest when a rank aborts
+# seconds; launchers pass on what ranks print a little later, and drop the rest when a rank aborts
+GRACE = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def patience(words: Sequence[str]) -> float:
-    """Seconds that ranks wait for one another at the start: run.watchdog, of which flags and environment are known."""
+    """Seconds that ranks wait for one another at the start: run.watchdog, of which flags and
+    environment are known.
+    """
     try:
         seconds = float(peek("run.watchdog", list(words), os.environ) or Run().watchdog)
     except ValueError:
@@ -58,7 +64,9 @@ def patience(words: Sequence[str]) -> float:
 
 
 def guarded(comm: Comm, words: Sequence[str]) -> int:
-    """A mistake that all ranks know of ends in order; what one rank meets alone ends all ranks at once."""
+    """A mistake that all ranks know of ends in order; what one rank meets alone ends all ranks at
+    once.
+    """
     try:
         share_environment(comm)
         status = run(agreed(comm, lambda: load(words, stored)), comm)
@@ -72,7 +80,11 @@ def guarded(comm: Comm, words: Sequence[str]) -> int:
         leave(comm, EARLY, RESUME_ME)
     except Exception as error:
         if out_of_memory(error):
-            leave(comm, f"hpcfed: {told(named(comm, MemoryError(f'out of memory: {error}; {ADVICE}')))}", WRONG)
+            leave(
+                comm,
+                f"hpcfed: {told(named(comm, MemoryError(f'out of memory: {error}; {ADVICE}')))}",
+                WRONG,
+            )
         leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", FAULT)
     with suppress(RankLost):  # all is done
         comm.close()
@@ -82,14 +94,18 @@ def guarded(comm: Comm, words: Sequence[str]) -> int:
 
 
 def depart(status: int) -> NoReturn:
-    """End this process, without MPI's own end, which may wait for the dead, also for one that dies just now."""
+    """End this process, without MPI's own end, which may wait for the dead, also for one that dies
+    just now.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def share_environment(comm: Comm) -> None:
-    """Rank 0's HPCFED_ variables for all ranks: launchers hand them to the processes of one node alone."""
+    """Rank 0's HPCFED_ variables for all ranks: launchers hand them to the processes of one node
+    alone.
+    """
     ours = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
     theirs = comm.bcast(ours)
     for name in ours.keys() - theirs.keys():
@@ -100,7 +116,11 @@ def share_environment(comm: Comm) -> None:
 def named(comm: Comm, error: Exception) -> str:
     """What one rank met alone, with its rank."""
     text = str(error)
-    return text if comm.size == 1 or text.startswith("rank ") else f"rank {comm.rank} of {comm.size}: {text}"
+    return (
+        text
+        if comm.size == 1 or text.startswith("rank ")
+        else f"rank {comm.rank} of {comm.size}: {text}"
+    )
 
 
 def leave(comm: Comm, message: str, status: int) -> None:
@@ -112,5 +132,6 @@ def leave(comm: Comm, message: str, status: int) -> None:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what is imported lasts: not to look at it again saves 0.3 s a rank, most of it at the end
+    # what is imported lasts: not to look at it again saves 0.3 s a rank, most of it at the end
+    gc.freeze()
     sys.exit(main())

@@ -12,7 +12,8 @@ from torch import Tensor
 class Params(dict[str, Tensor]):
     """Tensors by name, added and scaled as one vector, so that a formula reads as in the paper.
 
-    `(1 - alpha) * old + alpha * new`. Both sides of + and - have the same names. Missing names: KeyError.
+    `(1 - alpha) * old + alpha * new`. Both sides of + and - have the same names. Missing names:
+    KeyError.
     """
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Params:
@@ -43,7 +44,9 @@ class Params(dict[str, Tensor]):
 
     def under(self, prefix: str) -> Params:
         """The tensors whose names begin so, without that beginning: the inverse of `prefixed`."""
-        return Params({name[len(prefix) :]: value for name, value in self.items() if name.startswith(prefix)})
+        return Params(
+            {name[len(prefix) :]: value for name, value in self.items() if name.startswith(prefix)}
+        )
 
     @property
     def nbytes(self) -> int:
@@ -51,8 +54,11 @@ class Params(dict[str, Tensor]):
         return sum(value.numel() * value.element_size() for value in self.values())
 
 
-Weight = float | Params  # one number for all tensors, or by name a tensor that broadcasts against the value
-At = Mapping[str, tuple[Any, ...]]  # by name: for each of the first dimensions the indices that a value fills
+# one number for all tensors, or by name a tensor that broadcasts against the value
+Weight = float | Params
+At = Mapping[
+    str, tuple[Any, ...]
+]  # by name: for each of the first dimensions the indices that a value fills
 Per = Literal["mean", "tensor", "row", "value"]  # what has a weight of its own
 
 
@@ -68,13 +74,14 @@ class Part(NamedTuple):
 class Mean:
     """A partial weighted mean: what is known of sum(weight * value) / sum(weight) so far.
 
-    `Mean.of(value, weight)` is one client's part; `a + b` joins parts without adding them, so that the
-    one division at the end sees an exact sum, whatever the order and the ranks (`averaging`).
+    `Mean.of(value, weight)` is one client's part; `a + b` joins parts without adding them, so that
+    the one division at the end sees an exact sum, whatever the order and the ranks (`averaging`).
     Entries whose weights sum to 0 keep their old value. Weights are >= 0.
 
-    at: where a value is a piece of the mean's tensor. {"w": (rows,)} fills these rows, {"w": (rows, columns)}
-    the places where they cross; all else gets weight 0, as do tensors that the value lacks. Index tensors
-    or arrays without repetition; they are not counted as traffic, for both sides compute them.
+    at: where a value is a piece of the mean's tensor. {"w": (rows,)} fills these rows, {"w": (rows,
+    columns)} the places where they cross; all else gets weight 0, as do tensors that the value
+    lacks. Index tensors or arrays without repetition; they are not counted as traffic, for both
+    sides compute them.
     """
 
     parts: tuple[Part, ...] = ()
@@ -88,5 +95,10 @@ class Mean:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values; weights that are numbers travel as part of the header and are not counted."""
-        return sum(p.value.nbytes + (p.weight.nbytes if isinstance(p.weight, Params) else 0) for p in self.parts)
+        """Bytes of the values; weights that are numbers travel as part of the header and are not
+        counted.
+        """
+        return sum(
+            p.value.nbytes + (p.weight.nbytes if isinstance(p.weight, Params) else 0)
+            for p in self.parts
+        )

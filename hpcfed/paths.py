@@ -1,4 +1,6 @@
-"""Paths from users' hands: what is read or written is a file, and nothing else; and names for them."""
+"""Paths from users' hands: what is read or written is a file, and nothing else; and names for
+them.
+"""
 
 import errno
 import os
@@ -13,7 +15,8 @@ from hpcfed.errors import ConfigError
 
 
 def regular(path: Path) -> Path:
-    """The path, if it is that of a file. A pipe would never open, a device such as /dev/zero never end.
+    """The path, if it is that of a file. A pipe would never open, a device such as /dev/zero never
+    end.
 
     Raises OSError with its reason: missing, a folder, a loop of links, too long, no name at all.
     """
@@ -37,18 +40,24 @@ def tail(path: Path, most: int) -> str:
 
 @contextmanager
 def output(path: Path, what: str) -> Iterator[None]:
-    """Inside, what a user has asked for is written to this path. ConfigError where it cannot be, or is no file."""
+    """Inside, what a user has asked for is written to this path. ConfigError where it cannot be, or
+    is no file.
+    """
     try:
         if os.path.exists(path):
             regular(path)  # a pipe without a reader would never open
         yield
     except OSError as error:
         why = error.strerror or error
-        raise ConfigError(f"{path}: cannot write {what}: {why}; choose another place with -o") from error
+        raise ConfigError(
+            f"{path}: cannot write {what}: {why}; choose another place with -o"
+        ) from error
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:
-    """What is in a folder under such names; nothing where there is no such folder, or it may not be read."""
+    """What is in a folder under such names; nothing where there is no such folder, or it may not be
+    read.
+    """
     try:
         return list(folder.glob(pattern))
     except (OSError, ValueError):
@@ -58,7 +67,8 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 def named(value: Any) -> Any:
     """A path as a job gives it, before it is checked: ValueError where it cannot name anything.
 
-    The empty one is refused too: it would mean the current folder, and comes from an unset variable of a shell.
+    The empty one is refused too: it would mean the current folder, and comes from an unset variable
+    of a shell.
     """
     if isinstance(value, str) and (not value or "\0" in value):
         raise ValueError(f"a path has at least one character, and no NUL, got {value!r}")
@@ -66,7 +76,8 @@ def named(value: Any) -> Any:
 
 
 def told_apart(paths: Sequence[Path]) -> list[str]:
-    """A name for each path: its last part, and as many before it as it takes to tell it from all others.
+    """A name for each path: its last part, and as many before it as it takes to tell it from all
+    others.
 
     Equal paths have equal names.
     """

@@ -16,7 +16,9 @@ from hpcfed.params import Mean
 
 @dataclass
 class Tally:
-    """What one client did in one round. Bytes are those of tensors; numbers beside them are not counted."""
+    """What one client did in one round. Bytes are those of tensors; numbers beside them are not
+    counted.
+    """
 
     loss: float = 0.0  # sum over examples
     examples: int = 0
@@ -24,7 +26,9 @@ class Tally:
     seconds: float = 0.0
     down: int = 0
     up: int = 0
-    work: float = 0.0  # examples that went forward and backward, its own or not; forward alone counts a third
+    work: float = (
+        0.0  # examples that went forward and backward, its own or not; forward alone counts a third
+    )
 
 
 def on_device(value: Any, device: torch.device) -> Any:
@@ -33,11 +37,18 @@ def on_device(value: Any, device: torch.device) -> Any:
 
 
 def changed(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
-    """Nested dicts, lists and means of tensors and other things, with something done to each tensor."""
+    """Nested dicts, lists and means of tensors and other things, with something done to each
+    tensor.
+    """
     if isinstance(value, dict):
         return type(value)({name: changed(v, how) for name, v in value.items()})
     if isinstance(value, Mean):  # where a part belongs stays on the host
-        return Mean(tuple(p._replace(value=changed(p.value, how), weight=changed(p.weight, how)) for p in value.parts))
+        return Mean(
+            tuple(
+                p._replace(value=changed(p.value, how), weight=changed(p.weight, how))
+                for p in value.parts
+            )
+        )
     if type(value) in (list, tuple):
         return type(value)(changed(v, how) for v in value)
     return how(value) if isinstance(value, Tensor) else value
@@ -55,7 +66,9 @@ def from_tree(like: Any, tree: Any, device: torch.device) -> Any:
 
 
 def nbytes(value: Any) -> int:
-    """Bytes of the tensors and arrays in a value: tensors, mappings, sequences of them; other things are 0."""
+    """Bytes of the tensors and arrays in a value: tensors, mappings, sequences of them; other
+    things are 0.
+    """
     return sum(tensor.nbytes for _, tensor in tensors(value))
 
 
@@ -75,9 +88,13 @@ def tensors(value: Any, name: str = "value") -> Iterator[tuple[str, Tensor | np.
 
 def not_finite(value: Any) -> str | None:
     """The name of the first tensor in a value that holds nan or infinity; None if all is well."""
-    return next((name for name, tensor in tensors(value) if not finite(torch.as_tensor(tensor))), None)
+    return next(
+        (name for name, tensor in tensors(value) if not finite(torch.as_tensor(tensor))), None
+    )
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether no value is nan or infinite. By the extremes, which are nan where a value is: one pass, no copy."""
+    """Whether no value is nan or infinite. By the extremes, which are nan where a value is: one
+    pass, no copy.
+    """
     return not tensor.numel() or all(map(isfinite, torch.stack(tensor.aminmax()).tolist()))

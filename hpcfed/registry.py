@@ -1,4 +1,6 @@
-"""Names that a job may use: what each stands for, in one line, and where its code is, imported when needed."""
+"""Names that a job may use: what each stands for, in one line, and where its code is, imported when
+needed.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +12,9 @@ from hpcfed.errors import ConfigError, unknown
 
 @dataclass(frozen=True)
 class Entry:
-    """One name: `target` is "module:attribute"; `cite` holds keys of references.bib, separated by commas."""
+    """One name: `target` is "module:attribute"; `cite` holds keys of references.bib, separated by
+    commas.
+    """
 
     target: str
     line: str

@@ -1,8 +1,9 @@
-"""Randomness has a name: every draw comes from a stream that its purpose, round and client determine.
+"""Randomness has a name: every draw comes from a stream that its purpose, round and client
+determine.
 
-`stream(seed, "cohort", t)` is the same on all ranks; `stream(seed, "batches", t, k)` is the same wherever
-client k lives. So results do not depend on placement, and a checkpoint holds no generator state.
-This is the only module that touches torch's global generator.
+`stream(seed, "cohort", t)` is the same on all ranks; `stream(seed, "batches", t, k)` is the same
+wherever client k lives. So results do not depend on placement, and a checkpoint holds no generator
+state. This is the only module that touches torch's global generator.
 """
 
 import hashlib
@@ -29,7 +30,9 @@ _quoted = cache(json.dumps)  # of a part of a name; a run has few
 
 
 def stream(seed: int, *key: str | int) -> np.random.Generator:
-    """The numpy generator of this name; for draws on the host (cohorts, partitions, batch order)."""
+    """The numpy generator of this name; for draws on the host (cohorts, partitions, batch
+    order).
+    """
     return np.random.Generator(np.random.Philox(key=number(seed, *key)))
 
 
@@ -41,8 +44,8 @@ def torch_stream(seed: int, *key: str | int, device: torch.device | str = "cpu")
 def shuffled(n: int, g: torch.Generator) -> list[int]:
     """0..n-1 in an order that the generator's state determines, on the host.
 
-    Where it is a GPU's its seed and offset, which the host knows, name a stream: to read a draw of the GPU would be
-    to wait for all its work.
+    Where it is a GPU's its seed and offset, which the host knows, name a stream: to read a draw of
+    the GPU would be to wait for all its work.
     """
     if g.device.type == "cpu":
         return torch.randperm(n, generator=g).tolist()
@@ -54,10 +57,13 @@ def shuffled(n: int, g: torch.Generator) -> list[int]:
 def scoped(seed: int, *key: str | int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Seed torch's global generator inside the block, restore it after.
 
-    For library code that takes no generator (dropout, torch.nn.init). No collective may run inside: where
-    ranks are threads, they enter one after the other.
+    For library code that takes no generator (dropout, torch.nn.init). No collective may run inside:
+    where ranks are threads, they enter one after the other.
     """
-    own, generators = number(seed, *key) % 2**63, [torch.random.default_generator, *_on(torch.device(device))]
+    own, generators = (
+        number(seed, *key) % 2**63,
+        [torch.random.default_generator, *_on(torch.device(device))],
+    )
     with _GLOBAL:
         before = [generator.get_state() for generator in generators]
         for generator in generators:
@@ -74,4 +80,8 @@ def _on(device: torch.device) -> list[torch.Generator]:
     if device.type != "cuda":
         return []
     torch.cuda.init()
-    return [torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]]
+    return [
+        torch.cuda.default_generators[
+            torch.cuda.current_device() if device.index is None else device.index
+        ]
+    ]

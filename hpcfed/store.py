@@ -23,39 +23,60 @@ if TYPE_CHECKING:
 
 
 class ClientStore:
-    """The models of one rank's clients: one module per architecture, one flat vector of weights per client.
+    """The models of one rank's clients: one module per architecture, one flat vector of weights per
+    client.
 
     Never two copies of a model where one serves: a client's vector is copied into the module of its
-    architecture when it is used, and back when another client of that architecture is. A client that was never
-    used has no weights yet, and costs nothing.
+    architecture when it is used, and back when another client of that architecture is. A client
+    that was never used has no weights yet, and costs nothing.
 
-    resident: bytes of weights and memories that stay in the host's memory, beside `room` bytes in that of a GPU; the
-    least recently used go to files in `folder`.
+    resident: bytes of weights and memories that stay in the host's memory, beside `room` bytes in
+    that of a GPU; the least recently used go to files in `folder`.
     """
 
     def __init__(
-        self, seed: int, shape: tuple[int, ...], classes: int, d: int, relu_head: bool, device: torch.device,
-        vocabulary: int = 0, resident: float = math.inf, folder: Path = Path("spill"), room: float = math.inf,
-    ):  # fmt: skip
+        self,
+        seed: int,
+        shape: tuple[int, ...],
+        classes: int,
+        d: int,
+        relu_head: bool,
+        device: torch.device,
+        vocabulary: int = 0,
+        resident: float = math.inf,
+        folder: Path = Path("spill"),
+        room: float = math.inf,
+    ):
         self.seed, self.device = seed, device
-        self.build = lambda name, other=None: build(name, other or shape, classes, d, relu_head, vocabulary)
+        self.build = lambda name, other=None: build(
+            name, other or shape, classes, d, relu_head, vocabulary
+        )
         self.form, self.vocabulary = (shape, classes, d), vocabulary
         self.layouts: dict[str, Layout] = {}
         self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
-        self.active: dict[str, int] = {}  # architecture -> the client whose weights are in its module
+        self.active: dict[
+            str, int
+        ] = {}  # architecture -> the client whose weights are in its module
         self.kept = shelf(folder, resident, device, room)
         self.past = Past(self, shelf(folder / "before", resident, device, 0.0))
         self.weighted: set[int] = set()  # clients that have weights of their own
-        self.stateless = False  # every tensor is received anew each round: clients have no weights of their own
+        self.stateless = (
+            False  # every tensor is received anew each round: clients have no weights of their own
+        )
 
-    def skeleton(self, architecture: str, owner: str = "clients", shape: tuple[int, ...] | None = None) -> Skeleton:
-        """The module of an architecture, whoever's weights it holds; other owners have modules of their own.
+    def skeleton(
+        self, architecture: str, owner: str = "clients", shape: tuple[int, ...] | None = None
+    ) -> Skeleton:
+        """The module of an architecture, whoever's weights it holds; other owners have modules of
+        their own.
 
         shape: of its inputs, where they are others than the examples.
         """
         if (architecture, owner) not in self.skeletons:
             with rng.scoped(self.seed, "module", architecture):
-                self.skeletons[architecture, owner] = Skeleton(self.build(architecture, shape), self.device)
+                self.skeletons[architecture, owner] = Skeleton(
+                    self.build(architecture, shape), self.device
+                )
         return self.skeletons[architecture, owner]
 
     def layout(self, architecture: str) -> Layout:
@@ -66,7 +87,9 @@ class ClientStore:
         return self.layouts[architecture]
 
     def units(self, architecture: str) -> Units:
-        """What sub-models of this architecture's full width are cut from. ConfigError where it cannot be cut."""
+        """What sub-models of this architecture's full width are cut from. ConfigError where it
+        cannot be cut.
+        """
         return structure(parse(architecture).base, *self.form)
 
     def work(self, architecture: str) -> int:
@@ -74,7 +97,9 @@ class ClientStore:
         return work(architecture, *self.form, self.vocabulary).multiply_adds
 
     def initial(self, architecture: str, k: int, shape: tuple[int, ...] | None = None) -> Skeleton:
-        """A new model, on the CPU, with the weights that client k starts from: the same on every rank."""
+        """A new model, on the CPU, with the weights that client k starts from: the same on every
+        rank.
+        """
         with rng.scoped(self.seed, "init", k):
             return Skeleton(self.build(architecture, shape))
 
@@ -113,7 +138,9 @@ class ClientStore:
         return kept
 
     def parcel(self, k: int) -> dict[str, Any]:
-        """Client k's weights, None if it has none of its own yet, and memory: to be read, sent or saved."""
+        """Client k's weights, None if it has none of its own yet, and memory: to be read, sent or
+        saved.
+        """
         self.settle(k)
         kept = self.kept.peek(k) or Kept()
         return {"weights": kept.weights, "memory": kept.memory}

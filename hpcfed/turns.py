@@ -1,4 +1,6 @@
-"""Turns: the clients of a round one after the other, each once, and what becomes of one that fails."""
+"""Turns: the clients of a round one after the other, each once, and what becomes of one that
+fails.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,20 @@ class Turns(Exchange):
         """This rank's clients of the cohort, in id order."""
         return [self.clients[k] for k in cohort if k in self.clients]
 
-    def turns(self, cohort: Iterable[int], work: Callable[[Client], T], job: int = 0) -> Iterator[tuple[int, T]]:
-        """What each of this rank's clients of the cohort hands on after its turn, in id order, one after the other.
+    def turns(
+        self, cohort: Iterable[int], work: Callable[[Client], T], job: int = 0
+    ) -> Iterator[tuple[int, T]]:
+        """What each of this rank's clients of the cohort hands on after its turn, in id order, one
+        after the other.
 
-        work: client -> its model and memory changed, and a value that can travel (`comm.codec`) and in which all is
-        that it leaves elsewhere: a turn that is done is not done again when the round is, it hands on what it did.
-        What a round does to clients outside of turns is undone then, and done again.
+        work: client -> its model and memory changed, and a value that can travel (`comm.codec`) and
+        in which all is
+        that it leaves elsewhere: a turn that is done is not done again when the round is, it hands
+        on what it did. What a round does to clients outside of turns is undone then, and done
+        again.
         job: number of the client's, where it may have several in a round.
-        With run.on_client_fault = "drop" a client that fails is left out here; all ranks learn of it when they meet.
+        With run.on_client_fault = "drop" a client that fails is left out here; all ranks learn of
+        it when they meet.
         """
         for client in self.mine(cohort):
             yield from self.joint([client], lambda clients: [work(clients[0])], job)
@@ -49,7 +57,8 @@ class Turns(Exchange):
     def joint(
         self, clients: Sequence[Client], work: Callable[[Sequence[Client]], list[T]], job: int = 0
     ) -> Iterator[tuple[int, T]]:
-        """One turn of several clients, which is done, or begun again, as a whole; as `turns` has it for one.
+        """One turn of several clients, which is done, or begun again, as a whole; as `turns` has it
+        for one.
 
         work: clients -> what each hands on. Of several, none keeps anything from round to round.
         """
@@ -63,17 +72,26 @@ class Turns(Exchange):
 
     def again(self, group: Sequence[int], done: Sequence[Turn]) -> list[Any]:
         """What a turn that is done handed on; its tallies too are what they were."""
-        self.tally |= {k: copy(turn.tally) for k, turn in zip(group, done, strict=True) if turn.tally}
+        self.tally |= {
+            k: copy(turn.tally) for k, turn in zip(group, done, strict=True) if turn.tally
+        }
         return [on_device(turn.value, self.device) for turn in done]
 
-    def turn(self, clients: Sequence[Client], work: Callable[[Sequence[Client]], list[T]], job: int) -> list[T]:
-        """One turn; its end is written down where nothing else has changed the clients in this round."""
+    def turn(
+        self, clients: Sequence[Client], work: Callable[[Sequence[Client]], list[T]], job: int
+    ) -> list[T]:
+        """One turn; its end is written down where nothing else has changed the clients in this
+        round.
+        """
         group, past = [client.id for client in clients], self.store.past
         self.pulse.enter("train")
         self.pulse.visit(", ".join(f"{client.id} ({client.architecture})" for client in clients))
         drops = self.job.run.on_client_fault == "drop" and past.open
-        # A turn after an exchange hangs on who took part in that, which changes when somebody leaves the round.
-        whole = past.open and past.before.isdisjoint(group) and not (drops and self.journal.exchanges)
+        # A turn after an exchange hangs on who took part in that, which changes when somebody
+        # leaves the round.
+        whole = (
+            past.open and past.before.isdisjoint(group) and not (drops and self.journal.exchanges)
+        )
         for k in group:
             past.note(k)
         steady = held(self.device)
@@ -93,12 +111,18 @@ class Turns(Exchange):
         """DivergedError where a client hands on what is not finite."""
         for client, value in zip(clients, values, strict=False):
             if name := not_finite(value):
-                error = DivergedError(f"{self.where(client)}: its {name} is nan or infinite in round {self.t + 1}")
+                error = DivergedError(
+                    f"{self.where(client)}: its {name} is nan or infinite in round {self.t + 1}"
+                )
                 error.client = client.id
                 raise error
 
-    def fails(self, clients: Sequence[Client], error: Exception, job: int, drops: bool, steady: int) -> NoReturn:
-        """Let the client that failed leave the round, all of a group where that is not known; or end the run."""
+    def fails(
+        self, clients: Sequence[Client], error: Exception, job: int, drops: bool, steady: int
+    ) -> NoReturn:
+        """Let the client that failed leave the round, all of a group where that is not known; or
+        end the run.
+        """
         whose = getattr(error, "client", None)
         failed = [client for client in clients if whose in (None, client.id)]
         told = explained(error, self.where(failed[0]), self.job, self.device, steady)
@@ -109,12 +133,17 @@ class Turns(Exchange):
         raise Left from error
 
     def spread(self) -> None:
-        """All ranks learn who has left the round; collective. Each client's first failure is told."""
+        """All ranks learn who has left the round; collective. Each client's first failure is
+        told.
+        """
         for k, failed in self.comm.gather(self.journal.failed()).items():
             self.journal.left[k] = failed
             if self.comm.rank == 0 and k not in self.warned:
                 message = next(iter(failed.values()))[1].splitlines()[0]
-                self.say(f"{message}\n  client {k} leaves the round, as run.on_client_fault = 'drop' has it")
+                self.say(
+                    f"{message}\n  client {k} leaves the round, as run.on_client_fault = 'drop' "
+                    f"has it"
+                )
             self.warned.add(k)
 
     def parcel(self, k: int) -> dict[str, Any]:

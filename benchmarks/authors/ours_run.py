@@ -1,4 +1,6 @@
-"""Our FedClassAvg in the same setting: `ours_run.py ROUNDS ENGINE`, under mpirun, in a folder with ours.npz."""
+"""Our FedClassAvg in the same setting: `ours_run.py ROUNDS ENGINE`, under mpirun, in a folder with
+ours.npz.
+"""
 
 import sys
 
@@ -8,12 +10,24 @@ from hpcfed import main
 from hpcfed.engine import run
 
 JOB = {
-    "preset": "authors", "clients": CLIENTS, "algorithm.name": "fedclassavg", "algorithm.rho": 0.4662,
-    "models.mix": "resnet18,shufflenetv2,googlenet,alexnet", "data.name": "ours.npz", "data.partition": "classes",
-    "local.lr": 1e-4, "local.betas": "0.5,0.999", "local.batch": BATCH, "local.steps": STEPS,
-    "evaluate.before": "false", "checkpoint.every": 0, "checkpoint.minutes": 0, "out": "ours", "overwrite": "true",
+    "preset": "authors",
+    "clients": CLIENTS,
+    "algorithm.name": "fedclassavg",
+    "algorithm.rho": 0.4662,
+    "models.mix": "resnet18,shufflenetv2,googlenet,alexnet",
+    "data.name": "ours.npz",
+    "data.partition": "classes",
+    "local.lr": 1e-4,
+    "local.betas": "0.5,0.999",
+    "local.batch": BATCH,
+    "local.steps": STEPS,
+    "evaluate.before": "false",
+    "checkpoint.every": 0,
+    "checkpoint.minutes": 0,
+    "out": "ours",
+    "overwrite": "true",
     "quiet": "true",
-}  # fmt: skip
+}
 
 
 def report():

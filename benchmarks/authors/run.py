@@ -1,4 +1,6 @@
-"""A FedClassAvg round of the authors' public code and of ours, side by side: seconds per round, taking turns."""
+"""A FedClassAvg round of the authors' public code and of ours, side by side: seconds per round,
+taking turns.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,30 @@ from simulators import environment, launcher, output  # noqa: E402
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--theirs", type=Path, required=True, help="the folder of the authors' repository")
-    parser.add_argument("--engines", nargs="+", default=["eager", "auto"], help="of ours; default: the job's default")
+    parser.add_argument(
+        "--theirs", type=Path, required=True, help="the folder of the authors' repository"
+    )
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        default=["eager", "auto"],
+        help="of ours; default: the job's default",
+    )
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2, help="rounds that are timed in each run")
-    parser.add_argument("--timeout", type=int, default=600, help="seconds after which a run is given up")
-    parser.add_argument("--data", type=Path, default=HERE.parents[2] / "shared/data/fashion_mnist.h5")
+    parser.add_argument(
+        "--timeout", type=int, default=600, help="seconds after which a run is given up"
+    )
+    parser.add_argument(
+        "--data", type=Path, default=HERE.parents[2] / "shared/data/fashion_mnist.h5"
+    )
     return parser.parse_args()
 
 
 def seconds(folder: Path, timeout: int, script: str, *words: str) -> float:
-    """Seconds of one round in one run. Ends the benchmark where there is no result: there is nothing to compare."""
+    """Seconds of one round in one run. Ends the benchmark where there is no result: there is
+    nothing to compare.
+    """
     start = [*launcher(Path(sys.executable), RANKS), str(HERE / script), *words]
     said = output(start, environment(folder), timeout, folder)
     lines = [line for line in said.splitlines() if line.startswith('{"seconds_per_round"')]
@@ -49,23 +64,41 @@ def workplace(folder: Path, given: argparse.Namespace) -> None:
 
 def rows(found: dict[str, list[float]]) -> list[Row]:
     theirs = found.pop("theirs")
-    both = {name: {"seconds": statistics.median(own), "theirs": statistics.median(theirs)}
-            for name, own in found.items()}  # fmt: skip
-    return [Row(f"a FedClassAvg round, authors' code over {name}", ratio(theirs, own), least=2.0, details=both[name])
-            for name, own in found.items()]  # fmt: skip
+    both = {
+        name: {"seconds": statistics.median(own), "theirs": statistics.median(theirs)}
+        for name, own in found.items()
+    }
+    return [
+        Row(
+            f"a FedClassAvg round, authors' code over {name}",
+            ratio(theirs, own),
+            least=2.0,
+            details=both[name],
+        )
+        for name, own in found.items()
+    ]
 
 
 def main() -> None:
     given = arguments()
     if not (given.theirs / "src/fedclassavg.py").exists():
         sys.exit(f"{given.theirs}: has no src/fedclassavg.py; README.md here tells where to get it")
-    rounds, found = str(WARM + given.rounds), {"theirs": []} | {f"hpcfed ({e})": [] for e in given.engines}
+    rounds, found = (
+        str(WARM + given.rounds),
+        {"theirs": []} | {f"hpcfed ({e})": [] for e in given.engines},
+    )
     with tempfile.TemporaryDirectory() as place:
         workplace(Path(place), given)
         run = partial(seconds, Path(place), given.timeout)
-        turns = {"theirs": lambda: found["theirs"].append(run("theirs_run.py", str(given.theirs.resolve()), rounds))}
+        turns = {
+            "theirs": lambda: found["theirs"].append(
+                run("theirs_run.py", str(given.theirs.resolve()), rounds)
+            )
+        }
         for engine in given.engines:
-            turns[f"hpcfed ({engine})"] = partial(ours, run, found[f"hpcfed ({engine})"], rounds, engine)
+            turns[f"hpcfed ({engine})"] = partial(
+                ours, run, found[f"hpcfed ({engine})"], rounds, engine
+            )
         interleaved(turns, given.passes, warm=0)
     save("authors", rows(found), rounds=given.rounds)
 

@@ -1,8 +1,9 @@
 """The authors' fedclassavg.py, run from their folder as it is, but for what this machine lacks.
 
-`theirs_run.py FOLDER ROUNDS`, under mpirun, in a folder with data/. Changed while loading: no GPU, numpy's old name of
-infinity, stand-ins for wandb (which wants an account) and for three libraries that training does not use, and one
-client of each architecture (their rule gives two ranks only two of them).
+`theirs_run.py FOLDER ROUNDS`, under mpirun, in a folder with data/. Changed while loading: no GPU,
+numpy's old name of infinity, stand-ins for wandb (which wants an account) and for three libraries
+that training does not use, and one client of each architecture (their rule gives two ranks only two
+of them).
 """
 
 import os
@@ -30,11 +31,18 @@ def stand_ins(watch):
     sklearnex.patch_sklearn = lambda: None
     tqdm = ModuleType("tqdm")
     tqdm.tqdm = iter
-    sys.modules |= {"wandb": wandb, "sklearnex": sklearnex, "seaborn": ModuleType("seaborn"), "tqdm": tqdm}
+    sys.modules |= {
+        "wandb": wandb,
+        "sklearnex": sklearnex,
+        "seaborn": ModuleType("seaborn"),
+        "tqdm": tqdm,
+    }
 
 
 def one_of_each():
-    """The first model that their code builds is the server's, the next are the clients', in order."""
+    """The first model that their code builds is the server's, the next are the clients', in
+    order.
+    """
     import supcon_utils
 
     build, names = supcon_utils.define_model, iter((MODELS[0], *MODELS))
@@ -50,8 +58,19 @@ def main():
     sys.path.insert(0, str(theirs / "src"))
     one_of_each()
     os.makedirs("sweep/best", exist_ok=True)  # a folder of this name: their code saves no models
-    sys.argv = ["fedclassavg.py", "--data", "fashion-mnist", "--models", ",".join(MODELS), "--mu", "0.4662",
-                "--max_rounds", rounds, "--output_path", "sweep"]  # fmt: skip
+    sys.argv = [
+        "fedclassavg.py",
+        "--data",
+        "fashion-mnist",
+        "--models",
+        ",".join(MODELS),
+        "--mu",
+        "0.4662",
+        "--max_rounds",
+        rounds,
+        "--output_path",
+        "sweep",
+    ]
     source = (theirs / "src/fedclassavg.py").read_text()
     source = source.replace("'cuda:{}'.format(args.gpu_id)", "'cpu'").replace("'cuda:0'", "'cpu'")
     changed = Path(f"fedclassavg-{os.getpid()}.py")

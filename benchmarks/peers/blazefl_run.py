@@ -1,7 +1,13 @@
-"""BlazeFL: its FedAvg; one process is its serial trainer, two are its thread pool with two threads (its fast mode)."""
+"""BlazeFL: its FedAvg; one process is its serial trainer, two are its thread pool with two threads
+(its fast mode).
+"""
 
 import torch
-from blazefl.contrib import FedAvgBaseClientTrainer, FedAvgBaseServerHandler, FedAvgThreadPoolClientTrainer
+from blazefl.contrib import (
+    FedAvgBaseClientTrainer,
+    FedAvgBaseServerHandler,
+    FedAvgThreadPoolClientTrainer,
+)
 from task import BATCH, CLIENTS, COHORT, LR, Watch, accuracy, arguments, clients, cnn
 
 
@@ -32,10 +38,19 @@ def trainer(given, common):
 
 def main():
     given = arguments()
-    common = {"model_selector": Models(), "model_name": "cnn", "dataset": Data(given.data), "device": "cpu",
-              "num_clients": CLIENTS, "seed": 0}  # fmt: skip
+    common = {
+        "model_selector": Models(),
+        "model_name": "cnn",
+        "dataset": Data(given.data),
+        "device": "cpu",
+        "num_clients": CLIENTS,
+        "seed": 0,
+    }
     server = FedAvgBaseServerHandler(
-        **common, global_round=given.warm + given.rounds, sample_ratio=COHORT / CLIENTS, batch_size=BATCH
+        **common,
+        global_round=given.warm + given.rounds,
+        sample_ratio=COHORT / CLIENTS,
+        batch_size=BATCH,
     )
     client, watch = trainer(given, common), Watch(given)
     while not server.if_stop():

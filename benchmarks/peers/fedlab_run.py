@@ -1,8 +1,20 @@
-"""FedLab: its FedAvg; one process is its standalone pipeline, more: its server and serial trainers (gloo)."""
+"""FedLab: its FedAvg; one process is its standalone pipeline, more: its server and serial trainers
+(gloo).
+"""
 
 import socket
 
-from task import BATCH, CLIENTS, COHORT, LR, Watch, accuracy, arguments, clients, cnn  # first: mends torchvision
+from task import (
+    BATCH,
+    CLIENTS,
+    COHORT,
+    LR,
+    Watch,
+    accuracy,
+    arguments,
+    clients,
+    cnn,
+)  # first: mends torchvision
 
 # isort: split
 import torch
@@ -24,7 +36,9 @@ class Data(FedDataset):
 
     def get_dataloader(self, id, batch_size, type="train"):
         k = self.first + int(id)
-        return torch.utils.data.DataLoader(BaseDataset(self.x[k], self.y[k]), batch_size, shuffle=True)
+        return torch.utils.data.DataLoader(
+            BaseDataset(self.x[k], self.y[k]), batch_size, shuffle=True
+        )
 
 
 class Handler(SyncServerHandler):
@@ -73,8 +87,10 @@ def main():
         Pipeline(server, trainer(given)).main()
     else:
         address = "127.0.0.1", free_port()
-        others = [torch.multiprocessing.Process(target=train, args=(rank, given, address))
-                  for rank in range(1, given.processes + 1)]  # fmt: skip
+        others = [
+            torch.multiprocessing.Process(target=train, args=(rank, given, address))
+            for rank in range(1, given.processes + 1)
+        ]
         for process in others:
             process.start()
         SynchronousServerManager(DistNetwork(address, given.processes + 1, 0), server).run()

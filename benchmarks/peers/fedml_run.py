@@ -1,4 +1,5 @@
-"""FedML: FedAvg_seq of its MPI simulation (Parrot: several clients in turn on each worker), and its own trainer.
+"""FedML: FedAvg_seq of its MPI simulation (Parrot: several clients in turn on each worker), and its
+own trainer.
 
 One process is FedML's server only, so there are as many workers besides; messages are pickled.
 """
@@ -38,18 +39,37 @@ class Aggregator(ServerAggregator):
 def settings(given, comm):
     """What FedML reads from its configuration file."""
     return SimpleNamespace(
-        training_type="simulation", backend="MPI", federated_optimizer="FedAvg_seq", dataset="fashion", model="cnn",
-        client_num_in_total=CLIENTS, client_num_per_round=COHORT, comm_round=given.warm + given.rounds + 1, epochs=1,
-        batch_size=BATCH, client_optimizer="sgd", learning_rate=LR, weight_decay=0.0, frequency_of_the_test=10**6,
-        process_id=comm.rank, rank=comm.rank, worker_num=comm.size, comm=comm, enable_wandb=False, using_mlops=False,
-        run_id="0", random_seed=0,
-    )  # fmt: skip
+        training_type="simulation",
+        backend="MPI",
+        federated_optimizer="FedAvg_seq",
+        dataset="fashion",
+        model="cnn",
+        client_num_in_total=CLIENTS,
+        client_num_per_round=COHORT,
+        comm_round=given.warm + given.rounds + 1,
+        epochs=1,
+        batch_size=BATCH,
+        client_optimizer="sgd",
+        learning_rate=LR,
+        weight_decay=0.0,
+        frequency_of_the_test=10**6,
+        process_id=comm.rank,
+        rank=comm.rank,
+        worker_num=comm.size,
+        comm=comm,
+        enable_wandb=False,
+        using_mlops=False,
+        run_id="0",
+        random_seed=0,
+    )
 
 
 def main():
     given, comm = task.arguments(), MPI.COMM_WORLD
     x, y = task.clients(given.data)
-    loaders = {k: DataLoader(TensorDataset(x[k], y[k]), BATCH, shuffle=True) for k in range(CLIENTS)}
+    loaders = {
+        k: DataLoader(TensorDataset(x[k], y[k]), BATCH, shuffle=True) for k in range(CLIENTS)
+    }
     counts = dict.fromkeys(range(CLIENTS), EXAMPLES)
     data = [CLIENTS * EXAMPLES, 0, None, None, counts, loaders, dict.fromkeys(loaders), 10]
     args, model = settings(given, comm), task.cnn()

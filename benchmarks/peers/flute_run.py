@@ -1,7 +1,8 @@
-"""FLUTE: its FedAvg over torch.distributed (gloo); more than one process is its server and as many workers.
+"""FLUTE: its FedAvg over torch.distributed (gloo); more than one process is its server and as many
+workers.
 
-FLUTE is no package: it runs from the root of its repository with an experiment in a folder of it, so a folder of links
-to a copy (FLUTE_SOURCE) is made, with our experiment in it.
+FLUTE is no package: it runs from the root of its repository with an experiment in a folder of it,
+so a folder of links to a copy (FLUTE_SOURCE) is made, with our experiment in it.
 """
 
 import os
@@ -19,34 +20,66 @@ def settings(given):
     """FLUTE's configuration file."""
     held = {"batch_size": BATCH}
     data = {"val": held | {"val_data": None}, "test": held | {"test_data": None}}
-    train = held | {"list_of_train_data": os.path.basename(given.data), "desired_max_samples": 10**6}
+    train = held | {
+        "list_of_train_data": os.path.basename(given.data),
+        "desired_max_samples": 10**6,
+    }
     return {
         "model_config": {"model_type": "CNN", "model_folder": "experiments/peer/model.py"},
-        "dp_config": {"enable_local_dp": False}, "privacy_metrics_config": {"apply_metrics": False},
+        "dp_config": {"enable_local_dp": False},
+        "privacy_metrics_config": {"apply_metrics": False},
         "strategy": "FedAvg",
         "server_config": {
-            "wantRL": False, "resume_from_checkpoint": False, "do_profiling": False,
+            "wantRL": False,
+            "resume_from_checkpoint": False,
+            "do_profiling": False,
             "optimizer_config": {"type": "sgd", "lr": 1.0},
-            "annealing_config": {"type": "step_lr", "step_interval": "epoch", "gamma": 1.0, "step_size": 100},
-            "val_freq": 10**6, "rec_freq": 10**6, "initial_val": False, "initial_rec": False,
-            "max_iteration": given.warm + given.rounds, "num_clients_per_iteration": COHORT, "data_config": data,
-            "type": "model_optimization", "aggregate_median": "softmax", "initial_lr_client": LR,
-            "lr_decay_factor": 1.0, "weight_train_loss": "train_loss", "best_model_criterion": "loss",
-            "fall_back_to_best_model": False, "softmax_beta": 1.0,
+            "annealing_config": {
+                "type": "step_lr",
+                "step_interval": "epoch",
+                "gamma": 1.0,
+                "step_size": 100,
+            },
+            "val_freq": 10**6,
+            "rec_freq": 10**6,
+            "initial_val": False,
+            "initial_rec": False,
+            "max_iteration": given.warm + given.rounds,
+            "num_clients_per_iteration": COHORT,
+            "data_config": data,
+            "type": "model_optimization",
+            "aggregate_median": "softmax",
+            "initial_lr_client": LR,
+            "lr_decay_factor": 1.0,
+            "weight_train_loss": "train_loss",
+            "best_model_criterion": "loss",
+            "fall_back_to_best_model": False,
+            "softmax_beta": 1.0,
         },
         "client_config": {
-            "do_profiling": False, "ignore_subtask": False, "data_config": {"train": train},
-            "optimizer_config": {"type": "sgd", "lr": LR}, "type": "optimization",
+            "do_profiling": False,
+            "ignore_subtask": False,
+            "data_config": {"train": train},
+            "optimizer_config": {"type": "sgd", "lr": LR},
+            "type": "optimization",
         },
-    }  # fmt: skip
+    }
 
 
 def root(folder, source):
-    """A folder that looks like the root of FLUTE's repository, with our experiment; the same for all processes."""
+    """A folder that looks like the root of FLUTE's repository, with our experiment; the same for
+    all processes.
+    """
     experiments = Path(folder, "experiments")
     experiments.mkdir(parents=True, exist_ok=True)
-    links = {Path(folder, name): source / name for name in ("core", "utils", "extensions", "e2e_trainer.py")}
-    links |= {experiments / "__init__.py": source / "experiments/__init__.py", experiments / "peer": HERE / "flute"}
+    links = {
+        Path(folder, name): source / name
+        for name in ("core", "utils", "extensions", "e2e_trainer.py")
+    }
+    links |= {
+        experiments / "__init__.py": source / "experiments/__init__.py",
+        experiments / "peer": HERE / "flute",
+    }
     for link, target in links.items():
         try:
             link.symlink_to(target)
@@ -80,8 +113,19 @@ def main():
     config = Path(f"config-{os.environ.get('RANK', 0)}.yaml")
     config.write_text(yaml.safe_dump(settings(given)))
     watched(given)
-    sys.argv = ["e2e_trainer.py", "-config", str(config), "-outputPath", "out", "-dataPath", os.path.dirname(data),
-                "-task", "peer", "-backend", "gloo"]  # fmt: skip
+    sys.argv = [
+        "e2e_trainer.py",
+        "-config",
+        str(config),
+        "-outputPath",
+        "out",
+        "-dataPath",
+        os.path.dirname(data),
+        "-task",
+        "peer",
+        "-backend",
+        "gloo",
+    ]
     runpy.run_path("e2e_trainer.py", run_name="__main__")
 
 

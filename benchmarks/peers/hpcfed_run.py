@@ -21,15 +21,29 @@ def watched(watch):
 
 
 def words(given):
-    """The command line. The last round, in which all clients are evaluated, comes after those that are timed."""
+    """The command line. The last round, in which all clients are evaluated, comes after those that
+    are timed.
+    """
     job = {
-        "rounds": given.warm + given.rounds + 1, "clients": CLIENTS, "participation": COHORT / CLIENTS,
-        "algorithm.name": "fedavg", "models.mix": "cnn", "data.name": given.data, "data.partition": "iid",
-        "local.optimiser": "sgd", "local.lr": LR, "local.batch": BATCH, "local.augment": "none",
+        "rounds": given.warm + given.rounds + 1,
+        "clients": CLIENTS,
+        "participation": COHORT / CLIENTS,
+        "algorithm.name": "fedavg",
+        "models.mix": "cnn",
+        "data.name": given.data,
+        "data.partition": "iid",
+        "local.optimiser": "sgd",
+        "local.lr": LR,
+        "local.batch": BATCH,
+        "local.augment": "none",
         "evaluate.every": 10**6,
-        "checkpoint.every": 0, "checkpoint.minutes": 0, "out": given.folder, "overwrite": "true", "quiet": "true",
+        "checkpoint.every": 0,
+        "checkpoint.minutes": 0,
+        "out": given.folder,
+        "overwrite": "true",
+        "quiet": "true",
         "evaluate.common": "true",
-    }  # fmt: skip
+    }
     if given.engine:
         job["training.engine"] = given.engine
     return [word for name, value in job.items() for word in (f"--{name}", str(value))]

@@ -1,4 +1,6 @@
-"""pfl-research: its FederatedAveraging on its SimulatedBackend; processes by torchrun, gloo between them."""
+"""pfl-research: its FederatedAveraging on its SimulatedBackend; processes by torchrun, gloo between
+them.
+"""
 
 import itertools
 import types
@@ -42,17 +44,22 @@ def main():
     module = cnn()
     module.loss, module.metrics = types.MethodType(loss, module), types.MethodType(metrics, module)
     users = itertools.chain.from_iterable(cohort(t) for t in itertools.count())
-    data = FederatedDataset(lambda k: Dataset(raw_data=[x[k], y[k]], user_id=str(k)), lambda: next(users))
+    data = FederatedDataset(
+        lambda k: Dataset(raw_data=[x[k], y[k]], user_id=str(k)), lambda: next(users)
+    )
     rounds, watch = given.warm + given.rounds, Watch(given)
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=rounds, evaluation_frequency=10 * rounds, train_cohort_size=COHORT, val_cohort_size=0
+            central_num_iterations=rounds,
+            evaluation_frequency=10 * rounds,
+            train_cohort_size=COHORT,
+            val_cohort_size=0,
         ),
         SimulatedBackend(training_data=data, val_data=data),
         PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), 1.0)),
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=BATCH),
         callbacks=[Ticks(watch)],
-    )  # fmt: skip
+    )
     if get_framework_module().distributed.global_rank == 0:
         watch.report(accuracy(given.data, module))
 

@@ -1,4 +1,6 @@
-"""The plain PyTorch loop: what a researcher writes without a framework. Two processes train half a cohort each."""
+"""The plain PyTorch loop: what a researcher writes without a framework. Two processes train half a
+cohort each.
+"""
 
 import torch
 from task import COHORT, LR, Watch, accuracy, arguments, batches, clients, cnn, cohort, step

@@ -1,4 +1,6 @@
-"""Ours beside other simulators of federated learning, each in an environment of its own, taking turns in one run."""
+"""Ours beside other simulators of federated learning, each in an environment of its own, taking
+turns in one run.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,28 @@ Run = tuple[Peer, int]  # a peer and its number of processes
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[], help="names of peers (their beginnings), instead of all")
-    parser.add_argument("--engines", nargs="*", default=["eager", "auto"], help="of ours; default: the job's default")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="names of peers (their beginnings), instead of all"
+    )
+    parser.add_argument(
+        "--engines",
+        nargs="*",
+        default=["eager", "auto"],
+        help="of ours; default: the job's default",
+    )
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10, help="rounds that are timed in each run")
     parser.add_argument("--warm", type=int, default=3, help="rounds before them")
-    parser.add_argument("--timeout", type=int, default=180, help="seconds after which a run is given up")
-    parser.add_argument("--data", type=Path, default=HERE.parents[2] / "shared/data/fashion_mnist.h5")
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/hpcfed/peers", help="the environments")
+    parser.add_argument(
+        "--timeout", type=int, default=180, help="seconds after which a run is given up"
+    )
+    parser.add_argument(
+        "--data", type=Path, default=HERE.parents[2] / "shared/data/fashion_mnist.h5"
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache/hpcfed/peers", help="the environments"
+    )
     parser.add_argument("--flute", default=simulators.FLUTE, help="where FLUTE is cloned from")
     return parser.parse_args()
 
@@ -86,9 +101,19 @@ class Measured:
         """What a run reports, or the end of what it said instead."""
         peer, processes = run
         folder = self.folder / f"{peer.place}{peer.engine}{processes}"
-        words = [*simulators.command(peer, self.pythons[peer], processes), str(self.folder / "data.npz"), "--folder",
-                 str(folder), "--processes", str(processes), "--rounds", str(self.given.rounds), "--warm",
-                 str(self.given.warm), *(["--engine", peer.engine] if peer.engine else [])]  # fmt: skip
+        words = [
+            *simulators.command(peer, self.pythons[peer], processes),
+            str(self.folder / "data.npz"),
+            "--folder",
+            str(folder),
+            "--processes",
+            str(processes),
+            "--rounds",
+            str(self.given.rounds),
+            "--warm",
+            str(self.given.warm),
+            *(["--engine", peer.engine] if peer.engine else []),
+        ]
         said = output(words, simulators.environment(self.given.cache), self.given.timeout)
         lines = [line for line in said.splitlines() if line.startswith('{"images_per_second"')]
         return json.loads(lines[-1]) if lines else f"no result: {said[-600:]}"
@@ -106,9 +131,14 @@ def rows(measured: Measured) -> list[Row]:
         whole, where = measured.whole(n), f"{n} process{'es' * (n > 1)}"
         raw = whole.pop(simulators.RAW.name, (None, None))[0]
         for name, (rates, run) in whole.items():
-            details = {"images_per_second": statistics.median(rates), "accuracy": measured.accuracy[run]}
+            details = {
+                "images_per_second": statistics.median(rates),
+                "accuracy": measured.accuracy[run],
+            }
             if raw:
-                found.append(Row(f"{name} over the raw loop, {where}", ratio(rates, raw), details=details))
+                found.append(
+                    Row(f"{name} over the raw loop, {where}", ratio(rates, raw), details=details)
+                )
         found += against(whole, where, goal=1.0 if n > 1 else None)
     return found
 
@@ -117,8 +147,11 @@ def against(whole: dict[str, tuple[list[float], Run]], where: str, goal: float |
     """Ours over every peer."""
     own = {name: rates for name, (rates, run) in whole.items() if run[0].own}
     others = {name: rates for name, (rates, run) in whole.items() if not run[0].own}
-    return [Row(f"{mine} over {name}, {where}", ratio(own[mine], rates), least=goal)
-            for mine in own for name, rates in others.items()]  # fmt: skip
+    return [
+        Row(f"{mine} over {name}, {where}", ratio(own[mine], rates), least=goal)
+        for mine in own
+        for name, rates in others.items()
+    ]
 
 
 def main() -> None:
@@ -132,7 +165,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepare(given.data, Path(folder) / "data.npz")
         measured = Measured(given, pythons, Path(folder))
-        turns = {f"{peer.name} {n}": partial(measured.turn, (peer, n)) for peer, n in measured.rates}
+        turns = {
+            f"{peer.name} {n}": partial(measured.turn, (peer, n)) for peer, n in measured.rates
+        }
         interleaved(turns, given.passes, warm=0)
     for (peer, n), why in measured.failed.items():
         print(f"{peer.name}, {n} processes: skipped: {why}", file=sys.stderr)

@@ -19,9 +19,10 @@ FLUTE_COMMIT = "8bfe085"
 class Peer:
     """One simulator.
 
-    script: NAME_run.py, or raw.py.  launcher: plain (it starts its processes itself), torchrun or mpirun.
-    processes: for how many it can be measured.  server: it has one process more, for its server, where there are
-    several.  engine: ours only.  own: it runs in our environment.
+    script: NAME_run.py, or raw.py.  launcher: plain (it starts its processes itself), torchrun or
+    mpirun.
+    processes: for how many it can be measured.  server: it has one process more, for its server,
+    where there are several.  engine: ours only.  own: it runs in our environment.
     """
 
     name: str
@@ -56,7 +57,9 @@ RAW = Peer("raw loop", "raw.py", "torchrun", own=True)
 def ours(engine: str) -> Peer:
     """hpcfed with training.engine = engine; "default": as the job's default is."""
     name = "hpcfed" if engine == "default" else f"hpcfed ({engine})"
-    return Peer(name, "hpcfed_run.py", "mpirun", engine="" if engine == "default" else engine, own=True)
+    return Peer(
+        name, "hpcfed_run.py", "mpirun", engine="" if engine == "default" else engine, own=True
+    )
 
 
 def command(peer: Peer, python: Path, processes: int) -> list[str]:
@@ -65,18 +68,30 @@ def command(peer: Peer, python: Path, processes: int) -> list[str]:
     if peer.launcher == "mpirun":
         return [*launcher(python, peer.started(processes)), script]
     if peer.launcher == "torchrun" and (n != "1" or peer.server):
-        return [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n, script]
+        return [
+            str(python),
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            n,
+            script,
+        ]
     return [str(python), script]
 
 
 def launcher(python: Path, ranks: int) -> list[str]:
-    """The words that start Python as so many ranks: by the Open MPI that is installed beside it, or the machine's."""
+    """The words that start Python as so many ranks: by the Open MPI that is installed beside it, or
+    the machine's.
+    """
     beside = python.parent / "mpirun"
     return [str(beside) if beside.exists() else "mpirun", "-np", str(ranks), str(python)]
 
 
 def installed(peer: Peer, cache: Path) -> Path:
-    """The Python of a peer's environment, which is made where it is missing or its requirements have changed."""
+    """The Python of a peer's environment, which is made where it is missing or its requirements
+    have changed.
+    """
     if peer.own:
         return Path(sys.executable)
     folder, python = cache / peer.place, cache / peer.place / "bin/python"
@@ -88,7 +103,9 @@ def installed(peer: Peer, cache: Path) -> Path:
         pip = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, "-r", str(files[0])], check=True)
         if files[1].exists():  # says it needs a newer Python, or what it does not use
-            subprocess.run([*pip, "--no-deps", "--ignore-requires-python", "-r", str(files[1])], check=True)
+            subprocess.run(
+                [*pip, "--no-deps", "--ignore-requires-python", "-r", str(files[1])], check=True
+            )
         stamp.write_text(wanted)
     return python
 
@@ -105,17 +122,32 @@ def flute_source(cache: Path, origin: str) -> Path:
 def environment(cache: Path) -> dict[str, str]:
     """One thread a process, no telemetry, more MPI processes than cores if need be."""
     return os.environ | {
-        "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}",
-        "FLUTE_SOURCE": str(cache / "flute-src"), "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
-    }  # fmt: skip
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}",
+        "FLUTE_SOURCE": str(cache / "flute-src"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+    }
 
 
-def output(words: list[str], environment: dict[str, str], timeout: int, folder: Path | None = None) -> str:
+def output(
+    words: list[str], environment: dict[str, str], timeout: int, folder: Path | None = None
+) -> str:
     """What a command prints; it and all that it started are ended when it takes too long."""
-    process = subprocess.Popen(words, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               text=True, errors="replace", start_new_session=True)  # fmt: skip
+    process = subprocess.Popen(
+        words,
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
     try:
         return process.communicate(timeout=timeout)[0]
     except subprocess.TimeoutExpired:

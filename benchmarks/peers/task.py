@@ -1,7 +1,9 @@
-"""The one task of all peers, and the one way of counting: needs only numpy and torch, for it runs in every environment.
+"""The one task of all peers, and the one way of counting: needs only numpy and torch, for it runs
+in every environment.
 
-FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629) on its CNN: 100 clients with 60 grey images of 28x28 each,
-10 clients in a round, one local epoch in batches of 10, SGD with rate 0.1. Nobody is evaluated.
+FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629) on its CNN: 100 clients with 60 grey images
+of 28x28 each, 10 clients in a round, one local epoch in batches of 10, SGD with rate 0.1. Nobody is
+evaluated.
 """
 
 from __future__ import annotations
@@ -60,10 +62,17 @@ def batches() -> tuple[torch.Tensor, ...]:
 def cnn() -> nn.Sequential:
     """The CNN of the FedAvg paper: 1,663,370 parameters."""
     return nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
+    )
 
 
 class Watch:
@@ -76,7 +85,9 @@ class Watch:
         self.stamps.append(time.perf_counter())
 
     def report(self, accuracy: float) -> None:
-        """One line of JSON: images per second from the end of the last warm round to the end of the last timed one."""
+        """One line of JSON: images per second from the end of the last warm round to the end of the
+        last timed one.
+        """
         timed = self.stamps[self.warm - 1 : self.end]
         rate = (len(timed) - 1) * IMAGES / (timed[-1] - timed[0])
         found = {"images_per_second": rate, "rounds": len(timed) - 1, "accuracy": accuracy}
@@ -91,7 +102,9 @@ def accuracy(path: str, model: nn.Module) -> float:
     return (model.eval()(x).argmax(1) == y).float().mean().item()
 
 
-def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+def step(
+    model: nn.Module, optimiser: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> None:
     """One local step, where the loop is ours to write."""
     optimiser.zero_grad()
     cross_entropy(model(x), y).backward()
@@ -99,7 +112,9 @@ def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: torch.Tensor, y:
 
 
 def mend_torchvision() -> None:
-    """Let `import torchvision` work where its compiled part does not fit a torch for CPUs (see hpcfed/compat.py)."""
+    """Let `import torchvision` work where its compiled part does not fit a torch for CPUs (see
+    hpcfed/compat.py).
+    """
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
             library = torch.library.Library("torchvision", "FRAGMENT")

@@ -1,7 +1,7 @@
 """The registry of algorithms: one line each; the file of that name holds the method.
 
-A method of your own needs no line here: `algorithm.name = "mine:Mine"` is class Mine of mine.py, in the folder
-where you start or anywhere on Python's path.
+A method of your own needs no line here: `algorithm.name = "mine:Mine"` is class Mine of mine.py, in
+the folder where you start or anywhere on Python's path.
 """
 
 from hpcfed.config.parts import Part
@@ -9,18 +9,50 @@ from hpcfed.errors import ConfigError
 from hpcfed.registry import Entry, find, loaded
 
 ALGORITHMS = {
-    "local": Entry("hpcfed.algorithms.local:Local", "each client trains alone; nothing is exchanged"),
-    "central": Entry("hpcfed.algorithms.central:Central", "one model on all clients' data pooled (upper bound)"),
-    "fedsgd": Entry("hpcfed.algorithms.fedsgd:FedSGD", "one full-batch gradient per client and round", "mcmahan2017"),
-    "fedavg": Entry("hpcfed.algorithms.fedavg:FedAvg", "weighted mean of locally trained models", "mcmahan2017"),
-    "fedprox": Entry("hpcfed.algorithms.fedprox:FedProx", "FedAvg with a proximal term; stragglers count", "li2020"),
-    "fedmd": Entry("hpcfed.algorithms.fedmd:FedMD", "clients agree on their scores of public examples", "li2019fedmd"),
-    "dsfl": Entry("hpcfed.algorithms.dsfl:DSFL", "clients learn a sharpened mean of soft predictions", "itahara2023"),
-    "feddf": Entry("hpcfed.algorithms.feddf:FedDF", "FedAvg by architecture, then ensemble distillation", "lin2020"),
-    "fedasync": Entry(
-        "hpcfed.algorithms.fedasync:FedAsync", "asynchronous: models are merged as they come", "xie2019"
+    "local": Entry(
+        "hpcfed.algorithms.local:Local", "each client trains alone; nothing is exchanged"
     ),
-    "swift": Entry("hpcfed.algorithms.swift:SWIFT", "decentralised and wait-free, in virtual time", "bornstein2023"),
+    "central": Entry(
+        "hpcfed.algorithms.central:Central", "one model on all clients' data pooled (upper bound)"
+    ),
+    "fedsgd": Entry(
+        "hpcfed.algorithms.fedsgd:FedSGD",
+        "one full-batch gradient per client and round",
+        "mcmahan2017",
+    ),
+    "fedavg": Entry(
+        "hpcfed.algorithms.fedavg:FedAvg", "weighted mean of locally trained models", "mcmahan2017"
+    ),
+    "fedprox": Entry(
+        "hpcfed.algorithms.fedprox:FedProx",
+        "FedAvg with a proximal term; stragglers count",
+        "li2020",
+    ),
+    "fedmd": Entry(
+        "hpcfed.algorithms.fedmd:FedMD",
+        "clients agree on their scores of public examples",
+        "li2019fedmd",
+    ),
+    "dsfl": Entry(
+        "hpcfed.algorithms.dsfl:DSFL",
+        "clients learn a sharpened mean of soft predictions",
+        "itahara2023",
+    ),
+    "feddf": Entry(
+        "hpcfed.algorithms.feddf:FedDF",
+        "FedAvg by architecture, then ensemble distillation",
+        "lin2020",
+    ),
+    "fedasync": Entry(
+        "hpcfed.algorithms.fedasync:FedAsync",
+        "asynchronous: models are merged as they come",
+        "xie2019",
+    ),
+    "swift": Entry(
+        "hpcfed.algorithms.swift:SWIFT",
+        "decentralised and wait-free, in virtual time",
+        "bornstein2023",
+    ),
     "dsgd": Entry(
         "hpcfed.algorithms.dsgd:DSGD",
         "decentralised in step: D-SGD, and PA-SGD and LD-SGD as its schedules",
@@ -36,30 +68,77 @@ ALGORITHMS = {
         "representations of common examples agree; different or one architecture",
         "makhija2022,kornblith2019",
     ),
-    "fedrep": Entry("hpcfed.algorithms.fedrep:FedRep", "a common body, personal heads, trained in turn", "collins2021"),
-    "lgfedavg": Entry("hpcfed.algorithms.lgfedavg:LGFedAvg", "a common head, personal bodies", "liang2020"),
+    "fedrep": Entry(
+        "hpcfed.algorithms.fedrep:FedRep",
+        "a common body, personal heads, trained in turn",
+        "collins2021",
+    ),
+    "lgfedavg": Entry(
+        "hpcfed.algorithms.lgfedavg:LGFedAvg", "a common head, personal bodies", "liang2020"
+    ),
     "fedproto": Entry("hpcfed.algorithms.fedproto:FedProto", "only class means travel", "tan2022"),
-    "fml": Entry("hpcfed.algorithms.fml:FML", "own and common model learn from each other", "shen2020,hinton2015"),
-    "scaffold": Entry("hpcfed.algorithms.scaffold:Scaffold", "control variates against drift", "karimireddy2020"),
-    "perfedavg": Entry("hpcfed.algorithms.perfedavg:PerFedAvg", "a start from which one step adapts", "fallah2020"),
-    "pfedme": Entry("hpcfed.algorithms.pfedme:PFedMe", "personal models near a common one", "dinh2020"),
-    "heterofl": Entry("hpcfed.algorithms.heterofl:HeteroFL", "slices of one model by clients' widths", "diao2021"),
-    "fedrolex": Entry("hpcfed.algorithms.fedrolex:FedRolex", "slices that roll through one model", "alam2022"),
-    "feddropout": Entry("hpcfed.algorithms.feddropout:FedDropout", "random parts of one model", "caldas2018"),
-    "fjord": Entry("hpcfed.algorithms.fjord:FjORD", "ordered dropout: nested slices of one model", "horvath2021"),
-    "ktpfl": Entry("hpcfed.algorithms.ktpfl:KTpFL", "personal mixtures of soft predictions", "zhang2021,jang2022"),
-    "fedgh": Entry("hpcfed.algorithms.fedgh:FedGH", "the server trains the head on class means", "yi2023"),
-    "ifca": Entry("hpcfed.algorithms.ifca:IFCA", "each client trains the best of several", "ghosh2020,mansour2020"),
-    "fedgkt": Entry("hpcfed.algorithms.fedgkt:FedGKT", "small clients and a large server teach each other", "he2020"),
-    "fesem": Entry("hpcfed.algorithms.fesem:FeSEM", "clients train on from the nearest centre", "long2023"),
+    "fml": Entry(
+        "hpcfed.algorithms.fml:FML",
+        "own and common model learn from each other",
+        "shen2020,hinton2015",
+    ),
+    "scaffold": Entry(
+        "hpcfed.algorithms.scaffold:Scaffold", "control variates against drift", "karimireddy2020"
+    ),
+    "perfedavg": Entry(
+        "hpcfed.algorithms.perfedavg:PerFedAvg", "a start from which one step adapts", "fallah2020"
+    ),
+    "pfedme": Entry(
+        "hpcfed.algorithms.pfedme:PFedMe", "personal models near a common one", "dinh2020"
+    ),
+    "heterofl": Entry(
+        "hpcfed.algorithms.heterofl:HeteroFL", "slices of one model by clients' widths", "diao2021"
+    ),
+    "fedrolex": Entry(
+        "hpcfed.algorithms.fedrolex:FedRolex", "slices that roll through one model", "alam2022"
+    ),
+    "feddropout": Entry(
+        "hpcfed.algorithms.feddropout:FedDropout", "random parts of one model", "caldas2018"
+    ),
+    "fjord": Entry(
+        "hpcfed.algorithms.fjord:FjORD",
+        "ordered dropout: nested slices of one model",
+        "horvath2021",
+    ),
+    "ktpfl": Entry(
+        "hpcfed.algorithms.ktpfl:KTpFL",
+        "personal mixtures of soft predictions",
+        "zhang2021,jang2022",
+    ),
+    "fedgh": Entry(
+        "hpcfed.algorithms.fedgh:FedGH", "the server trains the head on class means", "yi2023"
+    ),
+    "ifca": Entry(
+        "hpcfed.algorithms.ifca:IFCA",
+        "each client trains the best of several",
+        "ghosh2020,mansour2020",
+    ),
+    "fedgkt": Entry(
+        "hpcfed.algorithms.fedgkt:FedGKT",
+        "small clients and a large server teach each other",
+        "he2020",
+    ),
+    "fesem": Entry(
+        "hpcfed.algorithms.fesem:FeSEM", "clients train on from the nearest centre", "long2023"
+    ),
 }
 
 
 def load(name: str) -> type:
-    """The class of an algorithm: a registered name, or "module:Class". ConfigError if there is none."""
+    """The class of an algorithm: a registered name, or "module:Class". ConfigError if there is
+    none.
+    """
     if ":" not in name:
         return find("algorithm", name, ALGORITHMS).load()
     cls = loaded("algorithm.name", name, "module:Class")
     if not (isinstance(cls, type) and issubclass(cls, Part)):
-        raise ConfigError(f"algorithm.name = {name!r} is no algorithm; make it a subclass of RoundBased or EventBased")
+        raise ConfigError(
+            f"algorithm.name = {name!r} is no algorithm; make it a subclass of RoundBased or "
+            f"EventBased"
+        )
     return cls

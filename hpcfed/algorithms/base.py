@@ -20,17 +20,27 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation import Federation
 
-State = Any  # Params, or a frozen dataclass of them: passed in, returned, never kept in the algorithm
+State = (
+    Any  # Params, or a frozen dataclass of them: passed in, returned, never kept in the algorithm
+)
 
 
 class Method(Part):
-    """What every method says of itself; an instance is its own frozen record of hyper-parameters."""
+    """What every method says of itself; an instance is its own frozen record of
+    hyper-parameters.
+    """
 
     accepts: ClassVar[str] = "one architecture"  # or "widths" of one, "a common head", "any models"
-    needs: ClassVar[tuple[str, ...]] = ()  # "public" data, a "proxy" model beside each client's, a "server" model
+    needs: ClassVar[
+        tuple[str, ...]
+    ] = ()  # "public" data, a "proxy" model beside each client's, a "server" model
     views: ClassVar[int] = 1  # augmented copies of a batch that the loss gets
-    keeps_stragglers: ClassVar[bool] = False  # partial work counts; else stragglers are left out of the round
-    usual: ClassVar[bool] = False  # clients do what stands in RoundBased: receive, train down `loss`, send
+    keeps_stragglers: ClassVar[bool] = (
+        False  # partial work counts; else stragglers are left out of the round
+    )
+    usual: ClassVar[bool] = (
+        False  # clients do what stands in RoundBased: receive, train down `loss`, send
+    )
 
     def refuses(self, job: Job) -> str | None:
         """Why this method, so set, cannot run the job, beyond `accepts` and `needs`; None: it can.
@@ -45,7 +55,9 @@ class Method(Part):
         return bytes_, bytes_
 
     def architecture(self, fed: Federation, k: int, t: int) -> str:
-        """The architecture of client k in round t; another one than the job's only where clients keep nothing."""
+        """The architecture of client k in round t; another one than the job's only where clients
+        keep nothing.
+        """
         return fed.architectures[k]
 
     def init(self, fed: Federation) -> State:
@@ -65,7 +77,9 @@ class Method(Part):
         return ()
 
     def keeps(self, fed: Federation) -> bool:
-        """Whether clients keep weights of their own from round to round; else they hold none between rounds."""
+        """Whether clients keep weights of their own from round to round; else they hold none
+        between rounds.
+        """
         return not self.whole(fed)
 
     def offer(self, fed: Federation, client: Client, state: State) -> State:
@@ -80,28 +94,40 @@ class Method(Part):
         """The local objective on one batch, a scalar."""
         return F.cross_entropy(model(x), y)
 
-    def adapted(self, fed: Federation, client: Client, state: State, t: int) -> AbstractContextManager:
-        """Inside, the client's model is as it is evaluated, after a step of its own, say; afterwards as before."""
+    def adapted(
+        self, fed: Federation, client: Client, state: State, t: int
+    ) -> AbstractContextManager:
+        """Inside, the client's model is as it is evaluated, after a step of its own, say;
+        afterwards as before.
+        """
         return nullcontext()
 
     def predict(self, fed: Federation, client: Client, state: State, x: Any) -> Tensor:
-        """Logits [n, C], or other scores of the classes, of prepared inputs: what evaluation measures."""
+        """Logits [n, C], or other scores of the classes, of prepared inputs: what evaluation
+        measures.
+        """
         return client.model(x)
 
     def common(self, fed: Federation, client: Client, state: State) -> bool:
-        """Give the pooled client the one model that the whole test split is for; False: there is none. Collective."""
+        """Give the pooled client the one model that the whole test split is for; False: there is
+        none. Collective.
+        """
         if self.whole(fed):
             self.receive(client, self.offer(fed, client, state))
         return self.whole(fed)
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        """Further numbers of an evaluated round's record, by name; collective, the same for any ranks."""
+        """Further numbers of an evaluated round's record, by name; collective, the same for any
+        ranks.
+        """
         return {}
 
     def finish(self, fed: Federation, state: State, t: int) -> State | None:
-        """What follows the last round (a last mean, a fine-tuning), and the state then; None: nothing.
+        """What follows the last round (a last mean, a fine-tuning), and the state then; None:
+        nothing.
 
-        t: the last round.  What comes of it is evaluated apart and is in no checkpoint, so that a run can be extended.
+        t: the last round.  What comes of it is evaluated apart and is in no checkpoint, so that a
+        run can be extended.
         """
         return None
 
@@ -130,7 +156,10 @@ class RoundBased(Method):
     @property
     def usual(self) -> bool:
         """Whether no hook of what clients do was replaced but `loss`, `offer` and `weight`."""
-        return all(getattr(type(self), hook) is getattr(RoundBased, hook) for hook in ("receive", "local", "round"))
+        return all(
+            getattr(type(self), hook) is getattr(RoundBased, hook)
+            for hook in ("receive", "local", "round")
+        )
 
     def groups(self, fed: Federation, cohort: list[int]) -> list[list[int]]:
         """The cohort in parts, each of which trains on one rank; the same on all ranks."""
@@ -141,6 +170,8 @@ class RoundBased(Method):
         return mean
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
-        """One round with a cohort of at least one; replaced only by methods with more than one exchange."""
+        """One round with a cohort of at least one; replaced only by methods with more than one
+        exchange.
+        """
         uploads = stacked.uploads(fed, self, state, self.groups(fed, cohort), t)
         return self.server(state, fed.mean(uploads, keep=state, last=True))

@@ -1,8 +1,9 @@
-"""Central training: one model trained on all clients' data pooled, the upper bound of the papers' tables.
+"""Central training: one model trained on all clients' data pooled, the upper bound of the papers'
+tables.
 
-No traffic is counted: only indices of examples are known everywhere, no data move. Rank 0 trains, the others
-wait. One round trains local.epochs epochs over all data, so it sees as many examples as a round of FedAvg in
-which all clients take part.
+No traffic is counted: only indices of examples are known everywhere, no data move. Rank 0 trains,
+the others wait. One round trains local.epochs epochs over all data, so it sees as many examples as
+a round of FedAvg in which all clients take part.
 """
 
 from functools import partial
@@ -16,7 +17,10 @@ class Central(RoundBased):
 
     def refuses(self, job):
         if job.data.name == "synthetic":
-            return "needs all examples in one place, but synthetic has none in store; take another data set"
+            return (
+                "needs all examples in one place, but synthetic has none in store; take "
+                "another data set"
+            )
         return None
 
     def traffic(self, fed, k):

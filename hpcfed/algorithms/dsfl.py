@@ -1,8 +1,9 @@
 """DS-FL: clients learn from the sharpened mean of their soft predictions of public examples.
 
-Itahara et al., IEEE TMC 2023, arXiv:2008.06180, algorithm 1; entropy reduction aggregation (ERA) is eq. 12. A
-client trains on its own data, predicts some public examples, receives the aggregate and learns it by
-cross-entropy. With models.server the server learns it too, and its model is evaluated as common. Deviations: none.
+Itahara et al., IEEE TMC 2023, arXiv:2008.06180, algorithm 1; entropy reduction aggregation (ERA) is
+eq. 12. A client trains on its own data, predicts some public examples, receives the aggregate and
+learns it by cross-entropy. With models.server the server learns it too, and its model is evaluated
+as common. Deviations: none.
 """
 
 from functools import partial
@@ -23,6 +24,7 @@ from hpcfed.training.server import taught
 
 class DSFL(RoundBased):
     """distil_epochs = 0 is local training, bit for bit."""
+
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
     weighting: Literal["samples", "uniform"] = "uniform"
@@ -47,7 +49,9 @@ class DSFL(RoundBased):
         return False
 
     def init(self, fed):
-        return fed.initial(architecture=fed.job.models.server) if fed.job.models.server else Params()
+        return (
+            fed.initial(architecture=fed.job.models.server) if fed.job.models.server else Params()
+        )
 
     def receive(self, client, state):
         pass
@@ -71,10 +75,16 @@ class DSFL(RoundBased):
     def round(self, fed, state, cohort, t):
         public = fed.public.pick(fed.draw_public(t, self.subset))
         soft = fed.turns(cohort, lambda client: self.local(fed, client, state, t, public))
-        mean = fed.mean(soft, keep=Params(soft=torch.zeros(len(public), fed.classes, device=fed.device)))["soft"]
+        mean = fed.mean(
+            soft, keep=Params(soft=torch.zeros(len(public), fed.classes, device=fed.device))
+        )["soft"]
         data = Paired(public, soften(mean, self.tau) if self.aggregation == "era" else mean)
         list(fed.turns(cohort, lambda client: self.learn(fed, client, t, data)))
         if not (state and self.distil_epochs):
             return state
         how = {"epochs": self.distil_epochs, "size": fed.job.local.batch, "lr": self.server_lr}
-        return fed.on_root(lambda: taught(fed, fed.job.models.server, state, data, F.cross_entropy, "server", t, **how))
+        return fed.on_root(
+            lambda: taught(
+                fed, fed.job.models.server, state, data, F.cross_entropy, "server", t, **how
+            )
+        )

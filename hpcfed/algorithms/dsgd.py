@@ -1,10 +1,11 @@
-"""D-SGD, PA-SGD and LD-SGD: decentralised; clients step and average with their neighbours, all in step.
+"""D-SGD, PA-SGD and LD-SGD: decentralised; clients step and average with their neighbours, all in
+step.
 
-Lian et al., NeurIPS 2017, arXiv:1705.09056, algorithm 1: x_i <- sum_j W_ij x_j - eta g_i(x_i). i1 local steps, then
-i2 with averaging: D-SGD is (0, 1), PA-SGD (i1, 1), LD-SGD (Li et al., 2019, arXiv:1910.09126) (i1, i2). A step is
-the local work of one round; the papers' is local.steps = 1. Deviations: where not all clients take part, the
-links between those that do count, with weights of their own. Batch statistics are averaged too,
-a client's own as they are after its step.
+Lian et al., NeurIPS 2017, arXiv:1705.09056, algorithm 1: x_i <- sum_j W_ij x_j - eta g_i(x_i). i1
+local steps, then i2 with averaging: D-SGD is (0, 1), PA-SGD (i1, 1), LD-SGD (Li et al., 2019,
+arXiv:1910.09126) (i1, i2). A step is the local work of one round; the papers' is local.steps = 1.
+Deviations: where not all clients take part, the links between those that do count, with weights of
+their own. Batch statistics are averaged too, a client's own as they are after its step.
 """
 
 from functools import partial
@@ -31,14 +32,22 @@ class DSGD(Peers, RoundBased):
 
     def rows(self, fed, cohort):
         """The weights with which the cohort's clients average, [K, K]."""
-        return (metropolis if self.weights == "metropolis" else uniform)(among(self.links(fed), cohort))
+        return (metropolis if self.weights == "metropolis" else uniform)(
+            among(self.links(fed), cohort)
+        )
 
     def average(self, fed, cohort):
-        """The cohort's models, each averaged with its neighbours', of this rank's clients; collective."""
+        """The cohort's models, each averaged with its neighbours', of this rank's clients;
+        collective.
+        """
         links, rows = among(self.links(fed), cohort), self.rows(fed, cohort)
         mine = dict(fed.turns(cohort, lambda client: client.params()))
         for client in fed.mine(cohort):
-            fed.up(client, fed.down(client, mine[client.id], times=links[client.id].sum()), links[client.id].sum())
+            fed.up(
+                client,
+                fed.down(client, mine[client.id], times=links[client.id].sum()),
+                links[client.id].sum(),
+            )
         return mix({k: rows[k] for k in mine}, fed.each(mine))
 
     def round(self, fed, state, cohort, t):
@@ -53,7 +62,9 @@ class DSGD(Peers, RoundBased):
             sgd(fed, client, t, partial(self.loss, client, state))
             if self.order == "together" and averages:
                 norms = client.skeleton.layout.buffers
-                client.load(stepped(mixed.pop(client.id), before, client.params(), norms, own[client.id]))
+                client.load(
+                    stepped(mixed.pop(client.id), before, client.params(), norms, own[client.id])
+                )
 
         list(fed.turns(cohort, step))
         if averages and self.order == "step-first":

@@ -1,8 +1,9 @@
 """EventBased: a method without rounds, as a few hooks for the events of virtual time.
 
-A job is one client's stretch of work. It is fixed when it starts: what the client has then, and how long it
-takes. When it ends, its result is merged into what the target holds, one job after the other, in the order
-(time, client). The engine keeps the clock; a "round" is so many merges, after which there is a record.
+A job is one client's stretch of work. It is fixed when it starts: what the client has then, and how
+long it takes. When it ends, its result is merged into what the target holds, one job after the
+other, in the order (time, client). The engine keeps the clock; a "round" is so many merges, after
+which there is a record.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ SERVER = -1  # the target of jobs whose results the server merges
 class Work:
     """One job: `number` counts those of its client, from 0; times in virtual seconds.
 
-    amount: epochs, or steps where the job counts in steps.  share: of the work that is done before the client
-    is lost, and with it the job; 1.0: all, and the client reports.  staleness: the server's merges since the start.
+    amount: epochs, or steps where the job counts in steps.  share: of the work that is done before
+    the client is lost, and with it the job; 1.0: all, and the client reports.  staleness: the
+    server's merges since the start.
     failed: the client fails at the end of the job, and with it the job.
     """
 
@@ -50,7 +52,9 @@ class Work:
 
 
 class EventBased(Method):
-    """The defaults: clients that are free download the server's model, train it and send it back."""
+    """The defaults: clients that are free download the server's model, train it and send it
+    back.
+    """
 
     keeps_stragglers: ClassVar[bool] = True
 
@@ -59,11 +63,16 @@ class EventBased(Method):
 
     def refuses(self, job: Job) -> str | None:
         if job.system.deadline is not None:
-            return "needs no deadline, for it has no rounds that could close; set system.deadline to none"
+            return (
+                "needs no deadline, for it has no rounds that could close; set "
+                "system.deadline to none"
+            )
         return None
 
     def at_once(self, fed: Federation) -> int:
-        """How many clients work at the same time; who is free is drawn when another one has ended."""
+        """How many clients work at the same time; who is free is drawn when another one has
+        ended.
+        """
         return fed.cohort_size
 
     def target(self, k: int) -> int:
@@ -71,7 +80,9 @@ class EventBased(Method):
         return SERVER
 
     def near(self, fed: Federation, k: int, number: int) -> list[int]:
-        """The clients whose latest models the merge of client k's job needs; only where a client is the target."""
+        """The clients whose latest models the merge of client k's job needs; only where a client is
+        the target.
+        """
         return []
 
     def seconds(self, fed: Federation, k: int, examples: int) -> float:
@@ -79,7 +90,9 @@ class EventBased(Method):
         return fed.profiles.seconds(k, examples, *fed.announced(k))
 
     def delay(self, fed: Federation, k: int) -> float:
-        """Virtual seconds after its job's start in which client k's model reaches those that are near."""
+        """Virtual seconds after its job's start in which client k's model reaches those that are
+        near.
+        """
         return 0.0
 
     def start(self, client: Client, state: State) -> None:
@@ -87,7 +100,9 @@ class EventBased(Method):
         client.memory["download"] = state
 
     def work(self, fed: Federation, client: Client, job: Work) -> Any:
-        """The job's result, which is sent. A job's number names its random draws, as a round's does elsewhere."""
+        """The job's result, which is sent. A job's number names its random draws, as a round's does
+        elsewhere.
+        """
         given = fed.down(client, client.memory.pop("download"))
         self.receive(client, given)
         self.train(fed, client, given, job)
@@ -99,10 +114,14 @@ class EventBased(Method):
         sgd(fed, client, job.number, loss, views=self.views, lr=learning_rate(fed, fed.t))
 
     def sent(self, client: Client, arrived: bool) -> Params:
-        """The client's model as others have it. arrived: that of its present job; else the one before it."""
+        """The client's model as others have it. arrived: that of its present job; else the one
+        before it.
+        """
         return client.params(self.shared)
 
-    def merge(self, fed: Federation, job: Work, held: State, up: Any, near: dict[int, Params]) -> State | None:
+    def merge(
+        self, fed: Federation, job: Work, held: State, up: Any, near: dict[int, Params]
+    ) -> State | None:
         """What the target holds after this job; None: the job is rejected.
 
         held: the server's state, on all ranks, or the target client's model, on its rank.

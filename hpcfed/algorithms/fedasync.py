@@ -1,9 +1,11 @@
-"""FedAsync: the server merges each client's model when it comes, with a weight that falls with its staleness.
+"""FedAsync: the server merges each client's model when it comes, with a weight that falls with its
+staleness.
 
-Xie et al., OPT 2020, arXiv:1903.03934, algorithm 1: x_t = (1 - alpha_t) x_(t-1) + alpha_t x_new with
-alpha_t = alpha s(staleness). Deviations: staleness is the number of merges since the download, 0 for the freshest
-model, so that s(0) = 1 in all forms; it comes from the clients' profiles in virtual time, not from random draws.
-The defaults stand for the paper's settings as others report them.
+Xie et al., OPT 2020, arXiv:1903.03934, algorithm 1: x_t = (1 - alpha_t) x_(t-1) + alpha_t x_new
+with alpha_t = alpha s(staleness). Deviations: staleness is the number of merges since the download,
+0 for the freshest model, so that s(0) = 1 in all forms; it comes from the clients' profiles in
+virtual time, not from random draws. The defaults stand for the paper's settings as others report
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from hpcfed.training.staleness import damping
 
 
 class FedAsync(EventBased):
-    """participation * clients work at the same time; alpha = 1 with one client is sequential training, bit for bit."""
+    """participation * clients work at the same time; alpha = 1 with one client is sequential
+    training, bit for bit.
+    """
 
     alpha: Share = 0.6
     """Weight of a fresh model in a merge."""
@@ -36,7 +40,9 @@ class FedAsync(EventBased):
     decay: PositiveFloat = 1.0
     """Factor of alpha at each of decay_at."""
     decay_at: tuple[PositiveInt, ...] = ()
-    """Rounds, so many merges each, after which alpha is multiplied by decay; the paper: 0.5 after 800 merges."""
+    """Rounds, so many merges each, after which alpha is multiplied by decay; the paper: 0.5 after
+    800 merges.
+    """
 
     def loss(self, client, state, model, x, y):
         value = super().loss(client, state, model, x, y)

@@ -1,7 +1,7 @@
 """FedAvg: the mean of locally trained models, weighted by their numbers of examples.
 
-McMahan et al., AISTATS 2017, arXiv:1602.05629, algorithm 1. Float buffers of batch normalisation are
-averaged like parameters. Deviations: weights are renormalised over the clients that report.
+McMahan et al., AISTATS 2017, arXiv:1602.05629, algorithm 1. Float buffers of batch normalisation
+are averaged like parameters. Deviations: weights are renormalised over the clients that report.
 """
 
 from hpcfed.algorithms.base import RoundBased

@@ -1,10 +1,13 @@
-"""FedClassAvg: clients with different bodies share one classifier, and learn representations that agree.
+"""FedClassAvg: clients with different bodies share one classifier, and learn representations that
+agree.
 
-Jang et al., ICPP 2022, doi:10.1145/3545008.3545073, algorithm 1, eqs. 3-5. Deviations: the mean runs over
-the clients that report, not over all. The paper gives neither temperature nor normalisation of the
-contrastive loss: those of Khosla et al. are the defaults. The authors' code differs; preset = "authors"
-follows it: prox = "mse", tau = 100 over base 0.07 on representations that are not normalised, an epoch of
-training before round 1. share = "all" is the paper's "+weight" for one architecture.
+Jang et al., ICPP 2022, doi:10.1145/3545008.3545073, algorithm 1, eqs. 3-5. Deviations: the mean
+runs over the clients that report, not over all. The paper gives neither temperature nor
+normalisation of the
+contrastive loss: those of Khosla et al. are the defaults. The authors' code differs; preset =
+"authors"
+follows it: prox = "mse", tau = 100 over base 0.07 on representations that are not normalised, an
+epoch of training before round 1. share = "all" is the paper's "+weight" for one architecture.
 """
 
 from __future__ import annotations
@@ -25,11 +28,15 @@ class FedClassAvg(RoundBased):
     share: Literal["head", "all"] = "head"
     """Exchange the classifier only, or all weights ("+weight", one architecture)."""
     averaging: bool = True
-    """CA: exchange and average; false leaves clients alone, and the proximal term without an anchor."""
+    """CA: exchange and average; false leaves clients alone, and the proximal term without an
+    anchor.
+    """
     rho: NonNegativeFloat = 0.1
     """PR: weight of the proximal term on the classifier; 0 switches it off."""
     prox: Literal["norm", "squared", "mse"] = "norm"
-    """Proximal term: the distance (eq. 5), half its square, or half the sum of mean squares (authors' code)."""
+    """Proximal term: the distance (eq. 5), half its square, or half the sum of mean squares
+    (authors' code).
+    """
     contrastive: bool = True
     """CL: two augmented views and the supervised contrastive loss."""
     tau: PositiveFloat = 0.07
@@ -39,7 +46,9 @@ class FedClassAvg(RoundBased):
     normalise: bool = True
     """Contrastive loss on representations scaled to length 1."""
     pretrain_epochs: NonNegativeInt = 0
-    """Epochs that every client trains alone before the first round; without effect where all weights are shared."""
+    """Epochs that every client trains alone before the first round; without effect where all
+    weights are shared.
+    """
 
     @property
     def accepts(self):
@@ -69,8 +78,14 @@ class FedClassAvg(RoundBased):
         return distance(model, head) if self.prox == "norm" else half_mean_squares(model, head)
 
     def round(self, fed, state, cohort, t):
-        if t == 0 and self.pretrain_epochs and not fed.store.stateless:  # else nothing of it would remain
+        if (
+            t == 0 and self.pretrain_epochs and not fed.store.stateless
+        ):  # else nothing of it would remain
             how = {"views": self.views, "epochs": self.pretrain_epochs, "phase": "pretrain"}
             alone = state.pick(lambda name: False)
-            list(fed.turns(range(fed.K), lambda c: sgd(fed, c, t, partial(self.loss, c, alone), **how)))
+            list(
+                fed.turns(
+                    range(fed.K), lambda c: sgd(fed, c, t, partial(self.loss, c, alone), **how)
+                )
+            )
         return super().round(fed, state, cohort, t)

@@ -1,10 +1,11 @@
 """FedDF: FedAvg for each architecture, then each mean learns from all clients' models together.
 
-Lin et al., NeurIPS 2020, arXiv:2006.07242, algorithms 1 and 3. A group's student starts from the mean of its
-models and learns the mean logits of all uploaded models on public data. A group without a client in the cohort
-stays as it is. Deviations: the student is kept that has the least distillation loss on held-out public data;
-the authors look at the accuracy. drop_worst needs labels there, as theirs; whoever is left out counts neither
-as a teacher nor in the mean. Students' batch statistics end as those of public data.
+Lin et al., NeurIPS 2020, arXiv:2006.07242, algorithms 1 and 3. A group's student starts from the
+mean of its models and learns the mean logits of all uploaded models on public data. A group without
+a client in the cohort stays as it is. Deviations: the student is kept that has the least
+distillation loss on held-out public data; the authors look at the accuracy. drop_worst needs labels
+there, as theirs; whoever is left out counts neither as a teacher nor in the mean. Students' batch
+statistics end as those of public data.
 """
 
 from __future__ import annotations
@@ -42,12 +43,19 @@ class FedDF(RoundBased):
     patience: PositiveInt = 1000
     """Steps without a better student on the held-out data after which the distillation ends."""
     drop_worst: NonNegativeFloat = 0.0
-    """Leave out clients less accurate on held-out data than so many times guessing (authors: 1.2); 0: nobody."""
+    """Leave out clients less accurate on held-out data than so many times guessing (authors: 1.2);
+    0: nobody.
+    """
 
     def refuses(self, job):
-        if self.drop_worst and (job.data.public_source or not int(self.validation * job.data.public)):
-            return ("needs held-out public data with the clients' labels to leave clients out, but has none; "
-                    "set algorithm.drop_worst = 0")  # fmt: skip
+        if self.drop_worst and (
+            job.data.public_source or not int(self.validation * job.data.public)
+        ):
+            return (
+                "needs held-out public data with the clients' labels to leave clients out, but "
+                "has none; "
+                "set algorithm.drop_worst = 0"
+            )
         return None
 
     def init(self, fed):
@@ -69,10 +77,21 @@ class FedDF(RoundBased):
     def round(self, fed, state, cohort, t):
         sent = dict(fed.turns(cohort, lambda client: self.uploads(fed, client, state, t)))
         new = fed.mean(((k, model) for k, (model, _) in sent.items()), keep=state, per="tensor")
-        nobody = Params(logits=torch.full((len(fed.public), fed.classes), torch.nan, device=fed.device))
-        teacher = fed.mean(((k, answer) for k, (_, answer) in sent.items()), keep=nobody, counted=False)["logits"]
+        nobody = Params(
+            logits=torch.full((len(fed.public), fed.classes), torch.nan, device=fed.device)
+        )
+        teacher = fed.mean(
+            ((k, answer) for k, (_, answer) in sent.items()), keep=nobody, counted=False
+        )["logits"]
         if not self.steps or teacher.isnan().any():
             return new
-        how = {"steps": self.steps, "size": self.server_batch, "lr": self.server_lr, "schedule": self.schedule,
-               "clip": self.clip, "held": self.validation, "patience": self.patience}  # fmt: skip
+        how = {
+            "steps": self.steps,
+            "size": self.server_batch,
+            "lr": self.server_lr,
+            "schedule": self.schedule,
+            "clip": self.clip,
+            "held": self.validation,
+            "patience": self.patience,
+        }
         return fed.on_root(lambda: fusion.students(fed, new, cohort, teacher, self.tau, t, **how))

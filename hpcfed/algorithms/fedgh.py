@@ -1,8 +1,10 @@
-"""FedGH: clients send mean representations of their classes, and the server trains the common header on them.
+"""FedGH: clients send mean representations of their classes, and the server trains the common
+header on them.
 
-Yi et al., ACM MM 2023, arXiv:2303.13137, algorithm 1. Deviations: class means are those of all training examples
-after local training (the authors' code averages means of batches); the server has an optimiser of its own, SGD
-over the received pairs in mini-batches (in the authors' code the header never learns).
+Yi et al., ACM MM 2023, arXiv:2303.13137, algorithm 1. Deviations: class means are those of all
+training examples after local training (the authors' code averages means of batches); the server has
+an optimiser of its own, SGD over the received pairs in mini-batches (in the authors' code the
+header never learns).
 """
 
 from functools import partial
@@ -43,22 +45,36 @@ class FedGH(RoundBased):
         return fed.up(client, self.means(fed, client))
 
     def round(self, fed, state, cohort, t):
-        sent = fed.at_root(dict(fed.turns(cohort, lambda client: self.local(fed, client, state, t))))
+        sent = fed.at_root(
+            dict(fed.turns(cohort, lambda client: self.local(fed, client, state, t)))
+        )
         return fed.on_root(lambda: self.train(fed, state, list(sent.values()), t))
 
     def means(self, fed, client):
-        """The client's mean representation of each class that it has, [C_k, d], and the classes, [C_k]."""
-        sums, counts = class_sums(represent(fed, client, client.train), client.train.labels, fed.classes)
+        """The client's mean representation of each class that it has, [C_k, d], and the classes,
+        [C_k].
+        """
+        sums, counts = class_sums(
+            represent(fed, client, client.train), client.train.labels, fed.classes
+        )
         held = counts > 0
-        return {"mean": (sums[held] / counts[held, None]).float(), "label": held.nonzero()[:, 0].int()}
+        return {
+            "mean": (sums[held] / counts[held, None]).float(),
+            "label": held.nonzero()[:, 0].int(),
+        }
 
     def train(self, fed, state, sent, t):
         """The header after the server's epochs over all pairs of mean and label."""
-        z, y = torch.cat([pair["mean"] for pair in sent]), torch.cat([pair["label"] for pair in sent]).long()
+        z, y = (
+            torch.cat([pair["mean"] for pair in sent]),
+            torch.cat([pair["label"] for pair in sent]).long(),
+        )
         relu = F.relu if fed.job.models.relu_head else lambda z: z
 
         def loss(head, rows):
-            return F.cross_entropy(F.linear(relu(z[rows]), head["head.weight"], head["head.bias"]), y[rows])
+            return F.cross_entropy(
+                F.linear(relu(z[rows]), head["head.weight"], head["head.bias"]), y[rows]
+            )
 
         how = {"epochs": self.server_epochs, "size": self.server_batch, "lr": self.server_lr}
         return fit(fed, state, loss, torch.from_numpy, len(y), "header", t, **how)

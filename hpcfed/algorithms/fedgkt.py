@@ -1,9 +1,12 @@
-"""FedGKT: small clients send the features of all their examples to a large server model; both learn from each other.
+"""FedGKT: small clients send the features of all their examples to a large server model; both learn
+from each other.
 
-He et al., NeurIPS 2020, arXiv:2007.14513, algorithm 1, eqs. 5-8. Labels and feature maps leave the clients, weights
-never do. Rank 0 holds the features of a whole cohort: n |H| values. Deviations: all clients have one architecture
-(the paper: any with features of one shape); the server learns from the clients of the round's cohort; examples are
-told apart by their places in the client's data, not by batches that must not be shuffled, as in the authors' code.
+He et al., NeurIPS 2020, arXiv:2007.14513, algorithm 1, eqs. 5-8. Labels and feature maps leave the
+clients, weights never do. Rank 0 holds the features of a whole cohort: n |H| values. Deviations:
+all clients have one architecture
+(the paper: any with features of one shape); the server learns from the clients of the round's
+cohort; examples are told apart by their places in the client's data, not by batches that must not
+be shuffled, as in the authors' code.
 """
 
 from functools import partial
@@ -20,10 +23,13 @@ from hpcfed.training.losses import distil, soften
 
 class FedGKT(RoundBased):
     """The client's loss is CE + alpha KL, the server's KL + alpha CE. weighting has no effect."""
+
     needs: ClassVar[tuple[str, ...]] = ("server",)
 
     alpha: NonNegativeFloat = 0.5
-    """Weight of the server's predictions in the clients' loss, and of the labels in the server's."""
+    """Weight of the server's predictions in the clients' loss, and of the labels in the
+    server's.
+    """
     tau: PositiveFloat = 3.0
     """Temperature of both divergences, which are multiplied by its square."""
     server_epochs: NonNegativeInt = 2
@@ -35,7 +41,9 @@ class FedGKT(RoundBased):
     server_optimiser: Literal["adam", "sgd"] = "adam"
     """Optimiser of the server."""
     evaluate: Literal["server", "client"] = "server"
-    """A client predicts with the server's model on its own features, or with its own small classifier."""
+    """A client predicts with the server's model on its own features, or with its own small
+    classifier.
+    """
 
     def refuses(self, job):
         return split.refusal(job)
@@ -57,24 +65,40 @@ class FedGKT(RoundBased):
         if client.memory.get("server") is None:
             return super().loss(client, state, model, x, y)
         (labels, server), logits = y, model(x)
-        return F.cross_entropy(logits, labels) + self.alpha * distil(soften(server, self.tau), logits, self.tau)
+        return F.cross_entropy(logits, labels) + self.alpha * distil(
+            soften(server, self.tau), logits, self.tau
+        )
 
     def predict(self, fed, client, state, x):
-        return split.predict(fed, client, state, x) if self.evaluate == "server" else client.model(x)
+        return (
+            split.predict(fed, client, state, x) if self.evaluate == "server" else client.model(x)
+        )
 
     def local(self, fed, client, state, t):
         sgd(fed, client, t, partial(self.loss, client, state), data=split.taught(client, "server"))
         return fed.up(client, split.features(fed, client))
 
     def round(self, fed, state, cohort, t):
-        sent = fed.at_root(dict(fed.turns(cohort, lambda client: self.local(fed, client, state, t))))
-        how = {"epochs": self.server_epochs, "size": self.server_batch, "optimiser": self.server_optimiser}
-        server = fed.on_root(lambda: split.learn(fed, state, sent, self.server_loss, t, lr=self.server_lr, **how))
-        answers = fed.from_root({k: split.answers(fed, server, parcel) for k, parcel in sent.items()})
+        sent = fed.at_root(
+            dict(fed.turns(cohort, lambda client: self.local(fed, client, state, t)))
+        )
+        how = {
+            "epochs": self.server_epochs,
+            "size": self.server_batch,
+            "optimiser": self.server_optimiser,
+        }
+        server = fed.on_root(
+            lambda: split.learn(fed, state, sent, self.server_loss, t, lr=self.server_lr, **how)
+        )
+        answers = fed.from_root(
+            {k: split.answers(fed, server, parcel) for k, parcel in sent.items()}
+        )
         for client in fed.mine(cohort):
             client.memory["server"] = fed.down(client, answers[client.id])
         return server
 
     def server_loss(self, out, logits, labels):
         """The server's objective on one batch: its logits, those of the clients, and the labels."""
-        return distil(soften(logits, self.tau), out, self.tau) + self.alpha * F.cross_entropy(out, labels)
+        return distil(soften(logits, self.tau), out, self.tau) + self.alpha * F.cross_entropy(
+            out, labels
+        )

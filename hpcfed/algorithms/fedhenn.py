@@ -1,10 +1,12 @@
-"""FedHeNN: clients learn representations whose kernels, on examples that all of them see, are alike.
+"""FedHeNN: clients learn representations whose kernels, on examples that all of them see, are
+alike.
 
-Makhija et al., ICML 2022, arXiv:2202.07757, algorithms 1 and 2, eqs. 5 and 6; the examples (RAD) are drawn anew each
-round. Homogeneous: FedAvg with a pull towards what the received model makes of them, and at the end the mean of all
-clients' last models, the initial one of a client that never took part. Heterogeneous: a pull towards the mean of all
-clients' kernels. Deviations: how eta grows and that every step has the term, both open in the paper, are as in the
-authors' code; the distance is 1 - CKA on centred columns; the RAD passes models in eval mode.
+Makhija et al., ICML 2022, arXiv:2202.07757, algorithms 1 and 2, eqs. 5 and 6; the examples (RAD)
+are drawn anew each round. Homogeneous: FedAvg with a pull towards what the received model makes of
+them, and at the end the mean of all clients' last models, the initial one of a client that never
+took part. Heterogeneous: a pull towards the mean of all clients' kernels. Deviations: how eta grows
+and that every step has the term, both open in the paper, are as in the authors' code; the distance
+is 1 - CKA on centred columns; the RAD passes models in eval mode.
 """
 
 from functools import partial
@@ -19,8 +21,11 @@ from hpcfed.training import align, kernels
 
 class FedHeNN(RoundBased):
     """eta0 = 0 is FedAvg (homogeneous) or local training (heterogeneous), bit for bit."""
+
     needs: ClassVar[tuple[str, ...]] = ("public",)
-    accepts = property(lambda self: "one architecture" if self.setting == "homogeneous" else "any models")
+    accepts = property(
+        lambda self: "one architecture" if self.setting == "homogeneous" else "any models"
+    )
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"
     """Any models and a mean of kernels, or one architecture and a mean of models."""
     eta0: NonNegativeFloat = 0.001
@@ -40,15 +45,25 @@ class FedHeNN(RoundBased):
     mean_over: Literal["all", "cohort"] = "all"
     """Heterogeneous: whose kernels are averaged."""
     client_weights: Literal["uniform", "samples", "capacity"] = "uniform"
-    """Heterogeneous: weight of a client's kernel: 1, its training examples, or its number of parameters."""
+    """Heterogeneous: weight of a client's kernel: 1, its training examples, or its number of
+    parameters.
+    """
     kernel_norm: Literal["none", "frobenius"] = "none"
-    """Heterogeneous: average kernels as they are, or each at length 1, so that none outweighs the others."""
+    """Heterogeneous: average kernels as they are, or each at length 1, so that none outweighs the
+    others.
+    """
     upload: Literal["model", "representations", "kernel"] = "model"
-    """Heterogeneous: what is sent: models after training, or what the mean takes, by all in it, before."""
+    """Heterogeneous: what is sent: models after training, or what the mean takes, by all in it,
+    before.
+    """
 
     def refuses(self, job):
         wrong = self.distance == "procrustes" and self.setting == "heterogeneous"
-        return "needs one width for Procrustes, but is heterogeneous; set algorithm.distance = 'cka'" if wrong else None
+        return (
+            "needs one width for Procrustes, but is heterogeneous; set algorithm.distance = 'cka'"
+            if wrong
+            else None
+        )
 
     def shared(self, name):
         return self.setting == "homogeneous"
@@ -57,7 +72,11 @@ class FedHeNN(RoundBased):
         return True
 
     def traffic(self, fed, k):
-        return super().traffic(fed, k) if self.setting == "homogeneous" else kernels.traffic(fed, k, self)
+        return (
+            super().traffic(fed, k)
+            if self.setting == "homogeneous"
+            else kernels.traffic(fed, k, self)
+        )
 
     def round(self, fed, state, cohort, t):
         rad = fed.public.pick(fed.draw_public(t, self.rad_size))
@@ -76,5 +95,8 @@ class FedHeNN(RoundBased):
         if self.setting == "heterogeneous":
             return None
         first, clients = fed.initial(), fed.mine(range(fed.K))
-        last = ((c.id, Mean.of(c.params() if "trained" in c.memory else first, self.weight(c))) for c in clients)
+        last = (
+            (c.id, Mean.of(c.params() if "trained" in c.memory else first, self.weight(c)))
+            for c in clients
+        )
         return fed.mean(last, keep=state, counted=False)

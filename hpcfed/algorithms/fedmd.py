@@ -1,9 +1,10 @@
 """FedMD: clients agree on their scores of public examples, each with an architecture of its own.
 
-Li and Wang, 2019, arXiv:1910.03581, algorithm 1. Before its first round everybody learns the labels of the
-public data, then its own (transfer learning); in a round the cohort sends its logits of some public examples,
-receives their mean (the consensus), approaches it (digest) and goes on with its own data (revisit). Deviations:
-transfer_epochs instead of training to convergence; the digest's loss, open in the paper, is that of the authors' code.
+Li and Wang, 2019, arXiv:1910.03581, algorithm 1. Before its first round everybody learns the labels
+of the public data, then its own (transfer learning); in a round the cohort sends its logits of some
+public examples, receives their mean (the consensus), approaches it (digest) and goes on with its
+own data (revisit). Deviations: transfer_epochs instead of training to convergence; the digest's
+loss, open in the paper, is that of the authors' code.
 """
 
 from functools import partial
@@ -24,16 +25,21 @@ from hpcfed.training.losses import distil, soften
 
 class FedMD(RoundBased):
     """digest_epochs = 0 without transfer is local training, bit for bit."""
+
     accepts: ClassVar[str] = "any models"
     needs: ClassVar[tuple[str, ...]] = ("public",)
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the consensus: 1, or its number of training examples."""
     transfer_epochs: NonNegativeInt = 5
-    """Epochs on the labelled public data, then as many on the own data, before the first round; 0: none."""
+    """Epochs on the labelled public data, then as many on the own data, before the first round; 0:
+    none.
+    """
     subset: PositiveInt = 5000
     """Public examples of a round, drawn anew for each."""
     digest: Literal["mae", "kl"] = "mae"
-    """Distance to the consensus: mean absolute error of the logits, or KL of the soft predictions."""
+    """Distance to the consensus: mean absolute error of the logits, or KL of the soft
+    predictions.
+    """
     digest_epochs: NonNegativeInt = 1
     """Epochs over the round's public examples."""
     digest_batch: PositiveInt = 256
@@ -49,7 +55,10 @@ class FedMD(RoundBased):
         labels = fed.public.labels
         if self.transfer_epochs and labels.max() >= fed.classes:
             found = f"one is {labels.max()}, and the clients have {fed.classes} classes"
-            raise DataError(f"fedmd first learns the public labels, but {found}; set algorithm.transfer_epochs = 0")
+            raise DataError(
+                f"fedmd first learns the public labels, but {found}; set "
+                f"algorithm.transfer_epochs = 0"
+            )
         return Params()
 
     def transfer(self, fed, client, state, t):
@@ -61,7 +70,11 @@ class FedMD(RoundBased):
             client.memory["transferred"] = 1
 
     def approach(self, model, x, consensus):
-        return F.l1_loss(model(x), consensus) if self.digest == "mae" else distil(soften(consensus), model(x))
+        return (
+            F.l1_loss(model(x), consensus)
+            if self.digest == "mae"
+            else distil(soften(consensus), model(x))
+        )
 
     def learn(self, fed, client, state, t, data):
         fed.down(client, data.soft)
@@ -73,8 +86,14 @@ class FedMD(RoundBased):
     def round(self, fed, state, cohort, t):
         list(fed.turns(range(fed.K), lambda client: self.transfer(fed, client, state, t)))
         public = fed.public.pick(fed.draw_public(t, self.subset))
-        uploads = fed.turns(cohort, lambda c: Mean.of(Params(logits=logits(fed, c, public)), self.weight(c)))
+        uploads = fed.turns(
+            cohort, lambda c: Mean.of(Params(logits=logits(fed, c, public)), self.weight(c))
+        )
         keep = Params(logits=torch.zeros(len(public), fed.classes, device=fed.device))
         consensus = fed.mean(uploads, keep=keep)["logits"]
-        list(fed.turns(cohort, lambda client: self.learn(fed, client, state, t, Paired(public, consensus))))
+        list(
+            fed.turns(
+                cohort, lambda client: self.learn(fed, client, state, t, Paired(public, consensus))
+            )
+        )
         return state

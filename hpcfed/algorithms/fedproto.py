@@ -1,10 +1,12 @@
-"""FedProto: clients exchange nothing but the mean representation of each class, and pull their own towards it.
+"""FedProto: clients exchange nothing but the mean representation of each class, and pull their own
+towards it.
 
-Tan et al., AAAI 2022, arXiv:2105.00243, algorithm 1, eqs. 3, 6 and 8. Deviations: class means are taken after
-local training; the authors' code collects them during it, from models that change (prototypes = "during"; there of
-the last epoch alone). Weights sum to 1, without the further 1/|N_j| of eq. 6. The term is the squared distance of
-each example, summed over d; eq. 8 has class means, and the code a mean over d, so that its lam is d times this one.
-The code weights clients alike (weighting = "uniform"), the paper by their examples of the class (default).
+Tan et al., AAAI 2022, arXiv:2105.00243, algorithm 1, eqs. 3, 6 and 8. Deviations: class means are
+taken after local training; the authors' code collects them during it, from models that change
+(prototypes = "during"; there of the last epoch alone). Weights sum to 1, without the further
+1/|N_j| of eq. 6. The term is the squared distance of each example, summed over d; eq. 8 has class
+means, and the code a mean over d, so that its lam is d times this one. The code weights clients
+alike (weighting = "uniform"), the paper by their examples of the class (default).
 """
 
 from functools import partial
@@ -31,11 +33,17 @@ class FedProto(RoundBased):
     inference: Literal["prototype", "head"] = "prototype"
     """The class of the nearest prototype, or the client's own head."""
     prototypes: Literal["after", "during"] = "after"
-    """When class means are taken: of all examples after local training, or batch by batch during it."""
+    """When class means are taken: of all examples after local training, or batch by batch during
+    it.
+    """
 
     def refuses(self, job):
         steps = self.prototypes == "during" and job.local.steps
-        return "needs whole epochs to collect prototypes in; set local.epochs instead of steps" if steps else None
+        return (
+            "needs whole epochs to collect prototypes in; set local.epochs instead of steps"
+            if steps
+            else None
+        )
 
     def shared(self, name):
         return False

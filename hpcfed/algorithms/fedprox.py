@@ -1,8 +1,10 @@
-"""FedProx: FedAvg with a proximal term in the local objective; the partial work of stragglers counts.
+"""FedProx: FedAvg with a proximal term in the local objective; the partial work of stragglers
+counts.
 
-Li et al., MLSys 2020, arXiv:1812.06127, eq. 2 and algorithm 2. Deviations: clients are drawn without
-replacement. The paper draws client k with probability n_k / n and takes the plain mean (sampling = "size",
-weighting = "uniform"); most code draws uniformly and weights by n_k (the default here).
+Li et al., MLSys 2020, arXiv:1812.06127, eq. 2 and algorithm 2. Deviations: clients are drawn
+without replacement. The paper draws client k with probability n_k / n and takes the plain mean
+(sampling = "size", weighting = "uniform"); most code draws uniformly and weights by n_k (the
+default here).
 """
 
 from __future__ import annotations
@@ -24,16 +26,23 @@ class FedProx(RoundBased):
     mu: NonNegativeFloat = 0.1
     """Weight of the proximal term."""
     sampling: Literal["uniform", "size"] = "uniform"
-    """Clients of a cohort are equally likely, or likely in proportion to their number of examples."""
+    """Clients of a cohort are equally likely, or likely in proportion to their number of
+    examples.
+    """
 
     @model_validator(mode="after")
     def counts_sizes_once(self) -> FedProx:
         if self.sampling == "size" and self.weighting == "samples":
-            raise ValueError("sampling = 'size' with weighting = 'samples' counts sizes twice; use 'uniform' in one")
+            raise ValueError(
+                "sampling = 'size' with weighting = 'samples' counts sizes twice; use 'uniform' "
+                "in one"
+            )
         return self
 
     def cohort(self, fed, t):
-        return fed.sample(t, p=np.array(fed.sizes) / sum(fed.sizes) if self.sampling == "size" else None)
+        return fed.sample(
+            t, p=np.array(fed.sizes) / sum(fed.sizes) if self.sampling == "size" else None
+        )
 
     def loss(self, client, state, model, x, y):
         return super().loss(client, state, model, x, y) + proximal(model, anchor=state, mu=self.mu)

@@ -1,10 +1,11 @@
-"""FedRep: clients share the body; each trains its own head for it first, then the body for its head.
+"""FedRep: clients share the body; each trains its own head for it first, then the body for its
+head.
 
-Collins et al., ICML 2021, arXiv:2102.07078, algorithm 1 and section 5. In the last round's wake all clients
-train their heads once more. Deviations: bodies are weighted by examples, as in the authors' code (the paper
-has clients of one size); running statistics of batch normalisation, part of the body, follow the data in
-both phases. The code's 10 local epochs, 9 and 1, are the defaults; local.epochs and local.steps have
-no effect.
+Collins et al., ICML 2021, arXiv:2102.07078, algorithm 1 and section 5. In the last round's wake all
+clients train their heads once more. Deviations: bodies are weighted by examples, as in the authors'
+code (the paper has clients of one size); running statistics of batch normalisation, part of the
+body, follow the data in both phases. The code's 10 local epochs, 9 and 1, are the defaults;
+local.epochs and local.steps have no effect.
 """
 
 from functools import partial
@@ -45,7 +46,15 @@ class FedRep(RoundBased):
         """So many epochs for the head alone."""
         if epochs:
             only = lambda name: name.startswith("head.")  # noqa: E731
-            sgd(fed, client, t, partial(self.loss, client, state), epochs=epochs, only=only, phase=phase)
+            sgd(
+                fed,
+                client,
+                t,
+                partial(self.loss, client, state),
+                epochs=epochs,
+                only=only,
+                phase=phase,
+            )
 
     def finish(self, fed, state, t):
         for client in fed.mine(range(fed.K)):

@@ -1,8 +1,10 @@
-"""FedSGD: each client of the cohort sends one gradient over all of its data; the server takes one step.
+"""FedSGD: each client of the cohort sends one gradient over all of its data; the server takes one
+step.
 
-McMahan et al., AISTATS 2017, arXiv:1602.05629, section 2. Clients send the step -lr * gradient (and, where a
-model has them, the change of its batch statistics), which has the gradient's size. Deviations: with batch
-normalisation the gradient is that of batches of local.batch examples, each with its own statistics.
+McMahan et al., AISTATS 2017, arXiv:1602.05629, section 2. Clients send the step -lr * gradient
+(and, where a model has them, the change of its batch statistics), which has the gradient's size.
+Deviations: with batch normalisation the gradient is that of batches of local.batch examples, each
+with its own statistics.
 """
 
 from functools import partial
@@ -13,7 +15,9 @@ from hpcfed.training.local import gradient, learning_rate
 
 
 class FedSGD(RoundBased):
-    """Equal to FedAvg with one full batch and plain SGD, up to rounding. local.epochs has no effect."""
+    """Equal to FedAvg with one full batch and plain SGD, up to rounding. local.epochs has no
+    effect.
+    """
 
     def local(self, fed, client, state, t):
         self.receive(client, fed.down(client, state))

@@ -1,8 +1,9 @@
 """FeSEM: several centres; each client trains on from the centre that its model is nearest to.
 
-Long et al., World Wide Web 26, 2023, arXiv:2108.08647, algorithm 1. Deviations: as all start from one
-model, centres are sought among trained ones, after each round until M clients had trained before it; a client that has
-not trained yet starts from centre k mod M. The authors' code has scope = "head" and leaves out clusters of one.
+Long et al., World Wide Web 26, 2023, arXiv:2108.08647, algorithm 1. Deviations: as all start from
+one model, centres are sought among trained ones, after each round until M clients had trained
+before it; a client that has not trained yet starts from centre k mod M. The authors' code has scope
+= "head" and leaves out clusters of one.
 """
 
 from dataclasses import dataclass
@@ -20,13 +21,17 @@ from hpcfed.training.losses import proximal
 
 @dataclass(frozen=True)
 class State:
-    """The centres, each tensor [M, *shape], and the cluster of each client, [K]; -1: it has not trained yet."""
+    """The centres, each tensor [M, *shape], and the cluster of each client, [K]; -1: it has not
+    trained yet.
+    """
+
     centres: Params
     cluster: Tensor
 
 
 class FeSEM(RoundBased):
     """With one cluster and all clients in each round it is FedAvg of equal weights, bit for bit."""
+
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in its centre: its number of training examples, or 1."""
     clusters: PositiveInt = 3
@@ -36,7 +41,9 @@ class FeSEM(RoundBased):
     start: Literal["k-means++", "clients"] = "k-means++"
     """First centres: models of clients far from one another, or of any different clients."""
     empty: Literal["keep", "farthest"] = "keep"
-    """A centre without clients stays as it is, or moves to the client that is farthest from its own."""
+    """A centre without clients stays as it is, or moves to the client that is farthest from its
+    own.
+    """
     lam: NonNegativeFloat = 0.0
     """Weight of the squared distance to the centre in the local objective."""
 
@@ -49,7 +56,11 @@ class FeSEM(RoundBased):
 
     def counts(self, fed):
         """Which tensors distances are over: parameters, not statistics."""
-        names = fed.module(fed.architectures[0]).layout.params if self.scope == "all" else ("head.weight",)
+        names = (
+            fed.module(fed.architectures[0]).layout.params
+            if self.scope == "all"
+            else ("head.weight",)
+        )
         return set(names).__contains__
 
     def offer(self, fed, client, state):
@@ -61,19 +72,27 @@ class FeSEM(RoundBased):
         return value + proximal(model, anchor=state, mu=2 * self.lam) if self.lam else value
 
     def send(self, fed, client, state, t):
-        fed.up(client, self.local(fed, client, state, t).parts[0].value)  # what its model then holds: not kept twice
+        fed.up(
+            client, self.local(fed, client, state, t).parts[0].value
+        )  # what its model then holds: not kept twice
 
     def round(self, fed, state, cohort, t):
         list(fed.turns(cohort, lambda client: self.send(fed, client, state, t)))
         known = {*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()}
         mine, centres = fed.mine(sorted(known)), state.centres
         if state.cluster.ge(0).sum() < self.clusters:
-            centres = clusters.seeds(fed, mine, centres, self.counts(fed), self.start == "k-means++")
+            centres = clusters.seeds(
+                fed, mine, centres, self.counts(fed), self.start == "k-means++"
+            )
         return self.moved(fed, mine, centres)
 
     def moved(self, fed, mine, centres):
-        """Each client goes to its nearest centre (E), then each centre to the mean of its clients (M)."""
-        found = fed.gather({c.id: clusters.nearest(c.params(), centres, self.counts(fed)) for c in mine})
+        """Each client goes to its nearest centre (E), then each centre to the mean of its clients
+        (M).
+        """
+        found = fed.gather(
+            {c.id: clusters.nearest(c.params(), centres, self.counts(fed)) for c in mine}
+        )
         at = clusters.reseed(found, self.clusters if self.empty == "farthest" else 0)
         parts = ((c.id, clusters.part(c.params(), self.weight(c), at[c.id], centres)) for c in mine)
         cluster = torch.tensor([at.get(k, -1) for k in range(fed.K)], device=fed.device)

@@ -1,11 +1,13 @@
-"""FjORD: ordered dropout; every step trains the first units of each layer, at a width drawn for that step.
+"""FjORD: ordered dropout; every step trains the first units of each layer, at a width drawn for
+that step.
 
-Horvath et al., NeurIPS 2021, arXiv:2102.13451, algorithm 1: client k has at most the width p_max(k) and draws the
-width of each step evenly from those of models.widths up to it; the narrower model lies inside the wider. Values are
-averaged over the clients whose widest model has them, by their numbers of examples. Each width has batch statistics
-of its own, which the clients that may draw it average (the whole model's stay as they start where no client has
-width 1). Deviations: with kd the soft target is compared by KL(teacher || student), whose gradient is that of the
-soft cross-entropy in public code; a width for a step, not an example; virtual time takes each step for a widest one.
+Horvath et al., NeurIPS 2021, arXiv:2102.13451, algorithm 1: client k has at most the width p_max(k)
+and draws the width of each step evenly from those of models.widths up to it; the narrower model
+lies inside the wider. Values are averaged over the clients whose widest model has them, by their
+numbers of examples. Each width has batch statistics of its own, which the clients that may draw it
+average (the whole model's stay as they start where no client has width 1). Deviations: with kd the
+soft target is compared by KL(teacher || student), whose gradient is that of the soft cross-entropy
+in public code; a width for a step, not an example; virtual time takes each step for a widest one.
 """
 
 from functools import partial
@@ -28,10 +30,15 @@ class FjORD(RoundBased):
     accepts: ClassVar[str] = "widths"
 
     kd: bool = False
-    """Each step trains the client's whole model too, and the narrower one learns from its soft predictions."""
+    """Each step trains the client's whole model too, and the narrower one learns from its soft
+    predictions.
+    """
 
     def traffic(self, fed, k):
-        inside = [fed.shapes(submodels.buffers(fed), k, name) for name in self.inside(fed, fed.architectures[k])]
+        inside = [
+            fed.shapes(submodels.buffers(fed), k, name)
+            for name in self.inside(fed, fed.architectures[k])
+        ]
         bytes_ = fed.shapes(k=k).nbytes + sum(statistics.nbytes for statistics in inside)
         return bytes_, bytes_
 
@@ -51,7 +58,9 @@ class FjORD(RoundBased):
     def offer(self, fed, client, state):
         own = submodels.piece(client, state, submodels.window(fed, client.architecture))
         names = self.inside(fed, client.architecture)
-        return Params({**own, **state.statistics.pick(lambda name: name.partition("/")[0] in names)})
+        return Params(
+            {**own, **state.statistics.pick(lambda name: name.partition("/")[0] in names)}
+        )
 
     def receive(self, client, state):
         client.load(state.pick(lambda name: "/" not in name))

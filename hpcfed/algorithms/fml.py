@@ -1,8 +1,10 @@
-"""FML: each client trains its own model and a small common one, which learn from each other; only that is shared.
+"""FML: each client trains its own model and a small common one, which learn from each other; only
+that is shared.
 
-Shen et al. (Federated Mutual Learning), 2020, arXiv:2006.16765, eqs. 5 and 6. The common model is the paper's
-meme model, here models.proxy. Deviations: none; teachers are constants, and the divergence is a mean over
-examples of a sum over classes (one public port divides by the number of classes as well).
+Shen et al. (Federated Mutual Learning), 2020, arXiv:2006.16765, eqs. 5 and 6. The common model is
+the paper's meme model, here models.proxy. Deviations: none; teachers are constants, and the
+divergence is a mean over examples of a sum over classes (one public port divides by the number of
+classes as well).
 """
 
 from typing import ClassVar, Literal
@@ -31,7 +33,9 @@ class FML(RoundBased):
 
     def loss(self, client, state, model, x, y):
         own, proxy = model.own(x), model.proxy(x)
-        mutual = (1 - self.alpha) * distil(soften(proxy), own) + (1 - self.beta) * distil(soften(own), proxy)
+        mutual = (1 - self.alpha) * distil(soften(proxy), own) + (1 - self.beta) * distil(
+            soften(own), proxy
+        )
         return self.alpha * F.cross_entropy(own, y) + self.beta * F.cross_entropy(proxy, y) + mutual
 
     def predict(self, fed, client, state, x):

@@ -1,8 +1,10 @@
-"""IFCA (also HypCluster): several models; each client trains the one that fits its own examples best.
+"""IFCA (also HypCluster): several models; each client trains the one that fits its own examples
+best.
 
-Ghosh et al., NeurIPS 2020, arXiv:2006.04088, algorithm 1; Mansour et al., 2020, arXiv:2002.10619, section 4.
-Deviations: a cluster's mean is that of its members in the cohort, weighted by examples; that of gradients too,
-which the paper divides by the number of all clients in the cohort.
+Ghosh et al., NeurIPS 2020, arXiv:2006.04088, algorithm 1; Mansour et al., 2020, arXiv:2002.10619,
+section 4.
+Deviations: a cluster's mean is that of its members in the cohort, weighted by examples; that of
+gradients too, which the paper divides by the number of all clients in the cohort.
 """
 
 from functools import partial
@@ -19,22 +21,30 @@ from hpcfed.training.local import gradient, learning_rate, sgd
 
 
 class IFCA(RoundBased):
-    """With one cluster it is FedAvg, bit for bit. A client's cluster is in its memory, as `cluster`."""
+    """With one cluster it is FedAvg, bit for bit. A client's cluster is in its memory, as
+    `cluster`.
+    """
 
     clusters: PositiveInt = 3
     """Number of clusters, M: every client of a cohort downloads all their models."""
     averaging: Literal["models", "gradients"] = "models"
-    """Clients train locally and send models, or take one step of local.lr down the gradient over all examples."""
+    """Clients train locally and send models, or take one step of local.lr down the gradient over
+    all examples.
+    """
     share_body: bool = False
     """Clusters differ in their heads alone; one body is averaged over all clients."""
     start: Literal["random", "perturbed"] = "random"
-    """Models start from different random weights, or all but the first from the first's plus noise."""
+    """Models start from different random weights, or all but the first from the first's plus
+    noise.
+    """
     sigma: NonNegativeFloat = 0.01
     """Standard deviation of that noise."""
 
     def traffic(self, fed, k):
         model, own = fed.shapes(k=k), fed.shapes(self.of_cluster, k)
-        return model.nbytes + (self.clusters - 1) * own.nbytes, model.nbytes + 4  # 4: the cluster's number
+        return model.nbytes + (
+            self.clusters - 1
+        ) * own.nbytes, model.nbytes + 4  # 4: the cluster's number
 
     def whole(self, fed):
         return False
@@ -55,8 +65,15 @@ class IFCA(RoundBased):
             return fed.initial(k=m, architecture=fed.architectures[0])
         g = rng.torch_stream(fed.seed, "cluster", m)
         trained = fed.module(fed.architectures[0]).layout.params
-        noise = {n: torch.randn(v.shape, generator=g) for n, v in fed.initial().items() if n in trained}
-        return Params({n: v + self.sigma * noise[n].to(v) if n in noise else v for n, v in fed.initial().items()})
+        noise = {
+            n: torch.randn(v.shape, generator=g) for n, v in fed.initial().items() if n in trained
+        }
+        return Params(
+            {
+                n: v + self.sigma * noise[n].to(v) if n in noise else v
+                for n, v in fed.initial().items()
+            }
+        )
 
     def offer(self, fed, client, state):
         return clusters.row(state, clusters.fittest(fed, client, state))
@@ -70,7 +87,9 @@ class IFCA(RoundBased):
             sgd(fed, client, t, loss)
         else:
             gradient(fed, client, t, loss)
-            step = Params(client.skeleton.layout.views(client.skeleton.grad)) * -learning_rate(fed, t)
+            step = Params(client.skeleton.layout.views(client.skeleton.grad)) * -learning_rate(
+                fed, t
+            )
             client.load(step + model)
         return clusters.part(client.params(), self.weight(client), m, state)
 

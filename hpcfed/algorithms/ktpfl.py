@@ -1,9 +1,11 @@
-"""KT-pFL: each client learns from a mixture of all predictions that is its own; the mixtures' coefficients learn too.
+"""KT-pFL: each client learns from a mixture of all predictions that is its own; the mixtures'
+coefficients learn too.
 
-Zhang et al., NeurIPS 2021, arXiv:2111.02862, algorithm 1. share = "weights" is "+weight" of Jang et al., ICPP 2022,
-doi:10.1145/3545008.3545073, table 3. Deviations: a cohort mixes its own members alone, their rows scaled to sum 1;
-rows are projected onto the simplex; the penalty's step never overshoots; distil_lr is the objective's lambda. The
-authors' code has distance = "mse" for the coefficients alone, softmax = true, a step that adapts to the gradient.
+Zhang et al., NeurIPS 2021, arXiv:2111.02862, algorithm 1. share = "weights" is "+weight" of Jang et
+al., ICPP 2022, doi:10.1145/3545008.3545073, table 3. Deviations: a cohort mixes its own members
+alone, their rows scaled to sum 1; rows are projected onto the simplex; the penalty's step never
+overshoots; distil_lr is the objective's lambda. The authors' code has distance = "mse" for the
+coefficients alone, softmax = true, a step that adapts to the gradient.
 """
 
 from functools import partial
@@ -22,19 +24,27 @@ class KTpFL(RoundBased):
     """Without distillation it is Local, bit for bit. weighting has no effect."""
 
     share: Literal["predictions", "weights"] = "predictions"
-    """Clients exchange soft predictions of public examples, or ("+weight", one architecture) their models."""
+    """Clients exchange soft predictions of public examples, or ("+weight", one architecture) their
+    models.
+    """
     public: PositiveInt = 3000
     """Public examples drawn for each round."""
     tau: PositiveFloat = 10.0
     """Temperature of the soft predictions."""
     distance: Literal["kl", "mse"] = "kl"
-    """Distance of a client's predictions from its mixture: Kullback-Leibler divergence, or squared distance."""
+    """Distance of a client's predictions from its mixture: Kullback-Leibler divergence, or squared
+    distance.
+    """
     distil: NonNegativeInt = 1
-    """Passes over the public examples in a round, or gradient steps towards the mixed models; 0: none."""
+    """Passes over the public examples in a round, or gradient steps towards the mixed models; 0:
+    none.
+    """
     distil_batch: PositiveInt = 256
     """Public examples in one step of distillation."""
     distil_lr: PositiveFloat | None = None
-    """Learning rate of distillation; none: local.lr. With share = "weights", 0.5 goes all the way to the mixture."""
+    """Learning rate of distillation; none: local.lr. With share = "weights", 0.5 goes all the way
+    to the mixture.
+    """
     rho: NonNegativeFloat = 0.7
     """Weight of the penalty that draws the coefficients towards equal ones."""
     coeff_lr: NonNegativeFloat = 0.01
@@ -62,19 +72,34 @@ class KTpFL(RoundBased):
     def init(self, fed):
         if self.share == "weights":
             fed.start_alike()  # models are mixed that began alike
-        return Params(coeff=torch.full((fed.K, fed.K), 1 / fed.K, dtype=torch.float64, device=fed.device))
+        return Params(
+            coeff=torch.full((fed.K, fed.K), 1 / fed.K, dtype=torch.float64, device=fed.device)
+        )
 
     def receive(self, client, state):
         """Nothing: clients keep their models."""
 
     def round(self, fed, state, cohort, t):
         epochs = min(t + 1, self.ramp) or None
-        list(fed.turns(cohort, lambda c: sgd(fed, c, t, partial(self.loss, c, state), epochs=epochs)))
+        list(
+            fed.turns(cohort, lambda c: sgd(fed, c, t, partial(self.loss, c, state), epochs=epochs))
+        )
         rows, mass = personal.among(state["coeff"], cohort)
         if self.share == "predictions":
-            how = {"public": self.public, "tau": self.tau, "distance": self.distance, "size": self.distil_batch}
-            gradient = personal.by_predictions(fed, cohort, rows, t, passes=self.distil, lr=self.distil_lr, **how)
+            how = {
+                "public": self.public,
+                "tau": self.tau,
+                "distance": self.distance,
+                "size": self.distil_batch,
+            }
+            gradient = personal.by_predictions(
+                fed, cohort, rows, t, passes=self.distil, lr=self.distil_lr, **how
+            )
         else:
-            gradient = personal.by_weights(fed, cohort, rows, t, steps=self.distil, lr=self.distil_lr)
-        new = fed.on_root(lambda: personal.improved(rows, gradient, self.coeff_lr, self.rho, self.softmax))
+            gradient = personal.by_weights(
+                fed, cohort, rows, t, steps=self.distil, lr=self.distil_lr
+            )
+        new = fed.on_root(
+            lambda: personal.improved(rows, gradient, self.coeff_lr, self.rho, self.softmax)
+        )
         return Params(coeff=personal.put(state["coeff"], cohort, new, mass))

@@ -1,8 +1,9 @@
-"""LG-FedAvg: clients share the last layer of their models and keep the representation to themselves.
+"""LG-FedAvg: clients share the last layer of their models and keep the representation to
+themselves.
 
-Liang et al., 2020, arXiv:2001.01523, algorithm 1. Deviations: the shared part is the head, one linear layer,
-so that bodies may differ; the paper's auxiliary losses on representations are left out, as in its experiments
-on federated data.
+Liang et al., 2020, arXiv:2001.01523, algorithm 1. Deviations: the shared part is the head, one
+linear layer, so that bodies may differ; the paper's auxiliary losses on representations are left
+out, as in its experiments on federated data.
 """
 
 from typing import ClassVar

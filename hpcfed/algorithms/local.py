@@ -1,7 +1,8 @@
 """Local training: each client of the cohort trains alone, nothing is exchanged.
 
-The baseline of all papers ("Standalone", "NoFed"). With contrastive = true it trains with the two views and
-the loss of FedClassAvg's clients, a comparison that separates what federation adds from what they add.
+The baseline of all papers ("Standalone", "NoFed"). With contrastive = true it trains with the two
+views and the loss of FedClassAvg's clients, a comparison that separates what federation adds from
+what they add.
 """
 
 from typing import ClassVar

@@ -49,7 +49,9 @@ class Peers(Part):
         return graph(*self.of(fed))
 
     def init(self, fed: Federation) -> Params:
-        """Give all clients the same initial weights, those of client 0. The server's state holds nothing."""
+        """Give all clients the same initial weights, those of client 0. The server's state holds
+        nothing.
+        """
         fed.start_alike()
         return Params()
 
@@ -66,13 +68,16 @@ class Peers(Part):
         return True
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
-        """Consensus distance: root of the mean over clients of the squared distance to the mean model; collective.
+        """Consensus distance: root of the mean over clients of the squared distance to the mean
+        model; collective.
 
         Over parameters and buffers. Kong et al., ICML 2021, arXiv:2102.04828.
         """
         mean, mine = consensus(fed), {}
         for client in fed.mine(range(fed.K)):
-            mine[client.id] = sum(float(d.double().square().sum()) for d in (client.params() - mean).values())
+            mine[client.id] = sum(
+                float(d.double().square().sum()) for d in (client.params() - mean).values()
+            )
         return {"consensus_distance": math.sqrt(sum(fed.gather(mine).values()) / fed.K)}
 
 

@@ -1,9 +1,11 @@
-"""pFedMe: personal models near a common one, which follows them as the gradient of their Moreau envelopes.
+"""pFedMe: personal models near a common one, which follows them as the gradient of their Moreau
+envelopes.
 
-Dinh et al., NeurIPS 2020, arXiv:2006.08848, algorithm 1. A batch of the job is one local round of the paper
-(R is local.steps), the step of the personal model is the job's optimiser with local.lr. Deviations: the
-authors' code adds a small L2 term to the personal objective (here local.weight_decay); personal models start
-from the received one in each round, as in that code; beta > 1 is not for batch statistics.
+Dinh et al., NeurIPS 2020, arXiv:2006.08848, algorithm 1. A batch of the job is one local round of
+the paper (R is local.steps), the step of the personal model is the job's optimiser with local.lr.
+Deviations: the authors' code adds a small L2 term to the personal objective (here
+local.weight_decay); personal models start from the received one in each round, as in that code;
+beta > 1 is not for batch statistics.
 """
 
 from functools import partial
@@ -18,7 +20,9 @@ from hpcfed.training.losses import proximal
 
 
 class PFedMe(RoundBased):
-    """A client's own model is its personal one; what it received and moved is uploaded and forgotten."""
+    """A client's own model is its personal one; what it received and moved is uploaded and
+    forgotten.
+    """
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: its number of training examples, or 1."""
@@ -29,12 +33,16 @@ class PFedMe(RoundBased):
     eta: PositiveFloat = 0.005
     """Step of the common model towards the personal one, times lam."""
     beta: NonNegativeFloat = 1.0
-    """The server's step from its old model to the mean; 1 is the mean itself, and the paper goes up to 4."""
+    """The server's step from its old model to the mean; 1 is the mean itself, and the paper goes up
+    to 4.
+    """
 
     @model_validator(mode="after")
     def contracts(self):
         if self.eta * self.lam >= 1:
-            raise ValueError(f"eta * lam = {self.eta * self.lam:g} must be < 1, else the common model oversteps")
+            raise ValueError(
+                f"eta * lam = {self.eta * self.lam:g} must be < 1, else the common model oversteps"
+            )
         return self
 
     def keeps(self, fed):
@@ -54,8 +62,15 @@ class PFedMe(RoundBased):
         return Mean.of(Params({**anchor, **buffers}), self.weight(client))
 
     def round(self, fed, state, cohort, t):
-        mean, params = super().round(fed, state, cohort, t), fed.module(fed.architectures[0]).layout.params
+        mean, params = (
+            super().round(fed, state, cohort, t),
+            fed.module(fed.architectures[0]).layout.params,
+        )
         if self.beta == 1:
             return mean
-        step = {name: self.beta if name in params else min(self.beta, 1.0) for name in mean}  # a variance stays >= 0
-        return Params({name: (1 - step[name]) * state[name] + step[name] * v for name, v in mean.items()})
+        step = {
+            name: self.beta if name in params else min(self.beta, 1.0) for name in mean
+        }  # a variance stays >= 0
+        return Params(
+            {name: (1 - step[name]) * state[name] + step[name] * v for name, v in mean.items()}
+        )

@@ -1,7 +1,8 @@
 """SCAFFOLD: control variates correct each local step for the drift of the client from the others.
 
-Karimireddy et al., ICML 2020, arXiv:1910.06378, algorithm 1. Deviations: float buffers of batch normalisation
-are averaged like parameters and have no control variate; eta_g is not for them, lest a variance become negative.
+Karimireddy et al., ICML 2020, arXiv:1910.06378, algorithm 1. Deviations: float buffers of batch
+normalisation are averaged like parameters and have no control variate; eta_g is not for them, lest
+a variance become negative.
 """
 
 from dataclasses import dataclass
@@ -31,12 +32,17 @@ class Scaffold(RoundBased):
     eta_g: PositiveFloat = 1.0
     """The server's step."""
     control: Literal["steps", "gradient"] = "steps"
-    """New control variate: from the steps taken (option II), or the gradient at the received model (option I)."""
+    """New control variate: from the steps taken (option II), or the gradient at the received model
+    (option I).
+    """
 
     def refuses(self, job):
         if job.local.optimiser == "sgd" and not job.local.momentum:
             return None
-        return "needs plain SGD, for its control variates are mean gradients; set local.optimiser = 'sgd', momentum 0"
+        return (
+            "needs plain SGD, for its control variates are mean gradients; set "
+            "local.optimiser = 'sgd', momentum 0"
+        )
 
     def traffic(self, fed, k):
         trained = fed.store.layout(fed.architectures[k]).params
@@ -66,14 +72,20 @@ class Scaffold(RoundBased):
         return Mean.of(change, self.weight(client)), new - own
 
     def at_start(self, fed, client, state, t):
-        """The mean gradient over the client's data at the received model, which stays as it is, statistics too."""
+        """The mean gradient over the client's data at the received model, which stays as it is,
+        statistics too.
+        """
         with client.borrowed():
-            gradient(fed, client, t, lambda m, x, y: self.loss(client, state, m, x, y), phase="control")
+            gradient(
+                fed, client, t, lambda m, x, y: self.loss(client, state, m, x, y), phase="control"
+            )
         return Params(client.skeleton.layout.views(client.skeleton.grad)).clone()
 
     def round(self, fed, state, cohort, t):
         done = dict(fed.turns(cohort, lambda client: self.local(fed, client, state, t)))
-        changes = {k: dc for k, (_, dc) in done.items()}  # of the control variates of this rank's clients
+        changes = {
+            k: dc for k, (_, dc) in done.items()
+        }  # of the control variates of this rank's clients
         dx = fed.mean(((k, dx) for k, (dx, _) in done.items()), keep=state.x * 0)
         dc = fed.mean(((k, Mean.of(dc)) for k, dc in changes.items()), keep=state.c * 0)
         dx = Params({name: self.eta_g * v if name in state.c else v for name, v in dx.items()})

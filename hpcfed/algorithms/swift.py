@@ -1,10 +1,12 @@
-"""SWIFT: decentralised and wait-free; each client averages with what its neighbours last sent, when it is ready.
+"""SWIFT: decentralised and wait-free; each client averages with what its neighbours last sent, when
+it is ready.
 
-Bornstein et al., ICLR 2023, arXiv:2210.14026, algorithm 1. A job is one step: it starts with sending x_i; its
-gradient is that at x_i; when it ends, x_i <- sum_j w_ij x_j + (local step), or in a local step (i1) without the sum.
-Models are counted as sent in every step, as received where they are averaged. Deviations: a step is the job's local
-work, the papers' is local.steps = 1. Sending goes on beside the work, and a job lasts as long as the longer of the two;
-models arrive that much later. Batch statistics are averaged too, a client's own as they are after its step.
+Bornstein et al., ICLR 2023, arXiv:2210.14026, algorithm 1. A job is one step: it starts with
+sending x_i; its gradient is that at x_i; when it ends, x_i <- sum_j w_ij x_j + (local step), or in
+a local step (i1) without the sum. Models are counted as sent in every step, as received where they
+are averaged. Deviations: a step is the job's local work, the papers' is local.steps = 1. Sending
+goes on beside the work, and a job lasts as long as the longer of the two; models arrive that much
+later. Batch statistics are averaged too, a client's own as they are after its step.
 """
 
 from hpcfed.algorithms.events import EventBased
@@ -19,7 +21,9 @@ class SWIFT(Peers, EventBased):
     """
 
     weights: Weights = "ccs"
-    """Weights of neighbours: SWIFT's for equal speeds (ccs) or the clients' (ccs-rates), metropolis, uniform."""
+    """Weights of neighbours: SWIFT's for equal speeds (ccs) or the clients' (ccs-rates),
+    metropolis, uniform.
+    """
 
     def traffic(self, fed, k):
         return (int(self.links(fed)[k].sum()) * fed.shapes().nbytes,) * 2

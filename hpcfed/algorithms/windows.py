@@ -1,8 +1,9 @@
 """WindowBased: clients train a part of the server's model, chosen by a window on its units.
 
-What differs between such methods is the window. The rest is common: a client receives its piece, trains it as a
-smaller dense model, and each value of the server's model becomes the mean over the clients whose piece had it.
-Scaler, static batch normalisation and masked cross-entropy are those of Diao et al. (HeteroFL), ICLR 2021.
+What differs between such methods is the window. The rest is common: a client receives its piece,
+trains it as a smaller dense model, and each value of the server's model becomes the mean over the
+clients whose piece had it. Scaler, static batch normalisation and masked cross-entropy are those of
+Diao et al. (HeteroFL), ICLR 2021.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ class WindowBased(RoundBased):
     scaler: bool = True
     """Multiply the outputs of hidden layers by 1 / width while training."""
     mask: submodels.Mask = "none"
-    """What the logits of classes become that a client has no examples of; none: they and their rows are as others."""
+    """What the logits of classes become that a client has no examples of; none: they and their rows
+    are as others.
+    """
     batch_norm: Literal["static", "aggregate"] = "static"
-    """Statistics for evaluation: taken anew by one more pass over the cohort's data, or averaged like weights."""
+    """Statistics for evaluation: taken anew by one more pass over the cohort's data, or averaged
+    like weights.
+    """
     assignment: submodels.Assignment = "fix"
     """Clients keep their width, or draw one of models.widths for each round."""
 
@@ -65,7 +70,9 @@ class WindowBased(RoundBased):
 
     def loss(self, client, state, model, x, y):
         logits = model(x)
-        return F.cross_entropy(submodels.masked(logits, submodels.held(client, logits.shape[1]), self.mask), y)
+        return F.cross_entropy(
+            submodels.masked(logits, submodels.held(client, logits.shape[1]), self.mask), y
+        )
 
     def local(self, fed, client, state, t):
         given = self.offer(fed, client, state)

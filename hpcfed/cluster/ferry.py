@@ -5,9 +5,11 @@ from torch import Tensor
 
 
 class Ferry:
-    """Copies to the host's page-locked memory and back, on a stream of its own; for one thread in the background.
+    """Copies to the host's page-locked memory and back, on a stream of its own; for one thread in
+    the background.
 
-    Each call returns when its copy is there, so that any thread and stream may use it, and the original may go.
+    Each call returns when its copy is there, so that any thread and stream may use it, and the
+    original may go.
     """
 
     def __init__(self, device: torch.device):
@@ -23,7 +25,8 @@ class Ferry:
         return self.carry(tensor, torch.empty_like(tensor, device=self.device))
 
     def carry(self, tensor: Tensor, to: Tensor) -> Tensor:
-        # what computes the tensor, or last used the memory of `to`, was started on the stream on which all is computed
+        # what computes the tensor, or last used the memory of `to`, was started on the stream on
+        # which all is computed
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             to.copy_(tensor, non_blocking=True)

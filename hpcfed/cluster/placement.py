@@ -1,6 +1,8 @@
-"""Which rank holds which client: heaviest first, each to the rank that is done with it first; then exchanges of pairs.
+"""Which rank holds which client: heaviest first, each to the rank that is done with it first; then
+exchanges of pairs.
 
-Ranks may differ in speed (GPUs of two kinds): a client's cost over its rank's speed is the time that it takes there.
+Ranks may differ in speed (GPUs of two kinds): a client's cost over its rank's speed is the time
+that it takes there.
 """
 
 import heapq
@@ -10,7 +12,9 @@ import numpy as np
 
 ENOUGH = 1.001  # times the bound: nearer is not worth looking for
 STEPS = 20  # exchanges, at most, for each rank
-PAIRS = 10**7  # looked at for one exchange, at most: with more, clients are so many a rank that the rule is near
+# Pairs looked at for one exchange, at most: with more there are so many clients a rank that the
+# rule is near the bound.
+PAIRS = 10**7
 
 Floats = Sequence[float] | np.ndarray
 
@@ -18,16 +22,22 @@ Floats = Sequence[float] | np.ndarray
 def place(costs: Floats, ranks: int, speeds: Floats = ()) -> list[int]:
     """The rank of each client. Deterministic: equal costs go by client id, equal times by rank.
 
-    costs: [K], any unit, >= 0.  speeds: [R], > 0, any unit; without them all ranks are alike.  Graham's
-    longest-processing-time rule, makespan at most 4/3 of the best (twice, where speeds differ: Gonzalez, Ibarra,
-    Sahni, SIAM J. Comput. 1977), then improved as long as an exchange helps the rank that takes longest.
-    O(K log R) for each kind of rank, where the rule alone is good enough, as it is for many clients a rank.
+    costs: [K], any unit, >= 0.  speeds: [R], > 0, any unit; without them all ranks are alike.
+    Graham's longest-processing-time rule, makespan at most 4/3 of the best (twice, where speeds
+    differ: Gonzalez, Ibarra, Sahni, SIAM J. Comput. 1977), then improved as long as an exchange
+    helps the rank that takes longest. O(K log R) for each kind of rank, where the rule alone is
+    good enough, as it is for many clients a rank.
     """
     speeds = every(speeds, ranks)
-    kinds = {speed: [(0.0, int(r)) for r in np.flatnonzero(speeds == speed)] for speed in np.unique(speeds).tolist()}
+    kinds = {
+        speed: [(0.0, int(r)) for r in np.flatnonzero(speeds == speed)]
+        for speed in np.unique(speeds).tolist()
+    }
     placement = [0] * len(costs)
     for k in sorted(range(len(costs)), key=lambda k: (-costs[k], k)):
-        done = {speed: ((loads[0][0] + costs[k]) / speed, loads[0][1]) for speed, loads in kinds.items()}
+        done = {
+            speed: ((loads[0][0] + costs[k]) / speed, loads[0][1]) for speed, loads in kinds.items()
+        }
         loads = kinds[min(done, key=done.__getitem__)]
         load, placement[k] = loads[0]
         heapq.heapreplace(loads, (load + costs[k], placement[k]))
@@ -40,12 +50,18 @@ def every(speeds: Floats, ranks: int) -> np.ndarray:
 
 
 def improved(costs: np.ndarray, placement: np.ndarray, speeds: np.ndarray) -> np.ndarray:
-    """The placement after exchanges that each take load from the rank that takes longest, until none does."""
+    """The placement after exchanges that each take load from the rank that takes longest, until
+    none does.
+    """
     ranks = len(speeds)
     loads, enough = np.bincount(placement, costs, ranks), ENOUGH * bound(costs, ranks, speeds)
     for _ in range(STEPS * ranks if len(costs) ** 2 <= PAIRS * ranks else 0):
         top = int((loads / speeds).argmax())
-        found = exchange(costs, placement, loads, speeds, top) if loads[top] / speeds[top] > enough else None
+        found = (
+            exchange(costs, placement, loads, speeds, top)
+            if loads[top] / speeds[top] > enough
+            else None
+        )
         if found is None:
             break
         a, b, rank = found
@@ -59,13 +75,18 @@ def improved(costs: np.ndarray, placement: np.ndarray, speeds: np.ndarray) -> np
 def exchange(
     costs: np.ndarray, placement: np.ndarray, loads: np.ndarray, speeds: np.ndarray, top: int
 ) -> tuple[int, int | None, int] | None:
-    """Client a of rank `top`, client b or nobody, and b's rank, whose exchange leaves the longer of both times least.
+    """Client a of rank `top`, client b or nobody, and b's rank, whose exchange leaves the longer of
+    both times least.
 
     None where no exchange makes it shorter.
     """
     mine, others = np.flatnonzero(placement == top), np.flatnonzero(placement != top)
-    ranks = np.concatenate([placement[others], np.arange(len(loads))])  # to each rank also without anything back
-    shift = costs[mine, None] - np.concatenate([costs[others], np.zeros(len(loads))])  # [mine, others + R]
+    ranks = np.concatenate(
+        [placement[others], np.arange(len(loads))]
+    )  # to each rank also without anything back
+    shift = costs[mine, None] - np.concatenate(
+        [costs[others], np.zeros(len(loads))]
+    )  # [mine, others + R]
     longer = np.maximum((loads[top] - shift) / speeds[top], (loads[ranks] + shift) / speeds[ranks])
     longer[:, ranks == top] = np.inf
     best = int(longer.argmin())
@@ -76,14 +97,18 @@ def exchange(
 
 
 def bound(costs: Floats, ranks: int, speeds: Floats = ()) -> float:
-    """What no placement can be below: the mean load, the largest client, and clients that must share a rank.
+    """What no placement can be below: the mean load, the largest client, and clients that must
+    share a rank.
 
-    Of the j R + 1 largest clients some rank, at best the fastest, holds j + 1, so at least the j + 1 smallest of them.
+    Of the j R + 1 largest clients some rank, at best the fastest, holds j + 1, so at least the j +
+    1 smallest of them.
     """
     speeds = every(speeds, ranks)
     falling = np.sort(np.asarray(costs, dtype=float))[::-1]
     sums = np.concatenate([[0.0], falling.cumsum()])
-    shared = [sums[j * ranks + 1] - sums[j * ranks - j] for j in range((len(falling) - 1) // ranks + 1)]
+    shared = [
+        sums[j * ranks + 1] - sums[j * ranks - j] for j in range((len(falling) - 1) // ranks + 1)
+    ]
     return max([sums[-1] / speeds.sum(), *(load / speeds.max() for load in shared)])
 
 
@@ -92,4 +117,6 @@ def makespan(costs: Floats, placement: Sequence[int], speeds: Floats = ()) -> fl
     loads: dict[int, float] = {}
     for cost, rank in zip(costs, placement, strict=True):
         loads[rank] = loads.get(rank, 0.0) + cost
-    return max((load / (speeds[rank] if len(speeds) else 1.0) for rank, load in loads.items()), default=0.0)
+    return max(
+        (load / (speeds[rank] if len(speeds) else 1.0) for rank, load in loads.items()), default=0.0
+    )

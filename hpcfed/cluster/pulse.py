@@ -7,13 +7,17 @@ from time import monotonic
 
 
 class Stopped(Exception):
-    """A signal ends the run inside a round. everywhere: all ranks raise it; else the others do not know of it yet."""
+    """A signal ends the run inside a round. everywhere: all ranks raise it; else the others do not
+    know of it yet.
+    """
 
     everywhere = False
 
 
 class Pulse:
-    """A count that grows as long as the rank gets on, and where it is; to keep it costs next to nothing."""
+    """A count that grows as long as the rank gets on, and where it is; to keep it costs next to
+    nothing.
+    """
 
     def __init__(self) -> None:
         self.beats = 0
@@ -50,4 +54,6 @@ class Pulse:
 
     def __str__(self) -> str:
         last = {"client": self.client, "exchange": self.exchange}
-        return f"round {self.t + 1}, {self.phase}" + "".join(f", last {n} {v}" for n, v in last.items() if v)
+        return f"round {self.t + 1}, {self.phase}" + "".join(
+            f", last {n} {v}" for n, v in last.items() if v
+        )

@@ -1,7 +1,8 @@
-"""Which GPU each rank takes, and who shares one; plain lists of names, so that it needs no GPU to be tested.
+"""Which GPU each rank takes, and who shares one; plain lists of names, so that it needs no GPU to
+be tested.
 
-A GPU is known by a name that is the same for all ranks of its node, whatever number it has for them: Slurm's
-`--gpus-per-task` shows each rank one GPU, which is number 0 for all of them.
+A GPU is known by a name that is the same for all ranks of its node, whatever number it has for
+them: Slurm's `--gpus-per-task` shows each rank one GPU, which is number 0 for all of them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from collections.abc import Mapping, Sequence
 
 from hpcfed.errors import ConfigError
 
-MPS = ("NVIDIA's MPS (nvidia-cuda-mps-control -d, on each node, before the run) lets them compute at the same time; "
-       "without it they take turns")  # fmt: skip
+MPS = (
+    "NVIDIA's MPS (nvidia-cuda-mps-control -d, on each node, before the run) lets them compute "
+    "at the same time; "
+    "without it they take turns"
+)
 
 
 def visible(wanted: str) -> list[str]:
-    """Names of the GPUs that this process may use, in torch's order; none where the CPU is wanted."""
+    """Names of the GPUs that this process may use, in torch's order; none where the CPU is
+    wanted.
+    """
     import torch
 
     if wanted == "cpu":
@@ -31,8 +37,9 @@ def visible(wanted: str) -> list[str]:
 def named(i: int, mask: Sequence[str], uuid: str) -> str:
     """The name of GPU number i. mask: the parts of CUDA_VISIBLE_DEVICES.
 
-    A part of a GPU (MIG) has the name in the mask, for its uuid may be that of the whole; without a uuid the mask's
-    number stands, which is right as long as all ranks of the node have masks of the same GPUs.
+    A part of a GPU (MIG) has the name in the mask, for its uuid may be that of the whole; without a
+    uuid the mask's number stands, which is right as long as all ranks of the node have masks of the
+    same GPUs.
     """
     given = mask[i] if i < len(mask) else ""
     if given.startswith("MIG-") or not uuid:
@@ -41,10 +48,12 @@ def named(i: int, mask: Sequence[str], uuid: str) -> str:
 
 
 def take(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, int]:
-    """The number of the GPU that each rank takes, as that rank counts; ranks that see none are left out.
+    """The number of the GPU that each rank takes, as that rank counts; ranks that see none are left
+    out.
 
-    seen: by rank, its node and the names of the GPUs that it sees.  Each takes the one with the fewest ranks so far:
-    where all ranks of a node see the same GPUs that is (local rank modulo GPUs), where each sees one, it is 0.
+    seen: by rank, its node and the names of the GPUs that it sees.  Each takes the one with the
+    fewest ranks so far: where all ranks of a node see the same GPUs that is (local rank modulo
+    GPUs), where each sees one, it is 0.
     """
     taken: Counter[tuple[int, str]] = Counter()
     numbers = {}
@@ -56,9 +65,14 @@ def take(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, int]:
 
 
 def sharers(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, list[int]]:
-    """By rank, the ranks that compute on its GPU, itself included; nobody for a rank without one."""
+    """By rank, the ranks that compute on its GPU, itself included; nobody for a rank without
+    one.
+    """
     gpu = {rank: (seen[rank][0], seen[rank][1][i]) for rank, i in take(seen).items()}
-    return {rank: [other for other, name in gpu.items() if name == gpu.get(rank)] for rank in sorted(seen)}
+    return {
+        rank: [other for other, name in gpu.items() if name == gpu.get(rank)]
+        for rank in sorted(seen)
+    }
 
 
 def crowded(shared: Mapping[int, Sequence[int]], allowed: int | None) -> str:
@@ -70,10 +84,15 @@ def crowded(shared: Mapping[int, Sequence[int]], allowed: int | None) -> str:
     ranks = ", ".join(map(str, most))
     if allowed and len(most) > allowed:
         raise ConfigError(
-            f"run.ranks_per_gpu = {allowed}, but ranks {ranks} would share one GPU; start fewer ranks a node "
-            f"(--ntasks-per-node, or mpirun --map-by ppr:N:node), or set run.ranks_per_gpu = {len(most)}"
+            f"run.ranks_per_gpu = {allowed}, but ranks {ranks} would share one GPU; start fewer "
+            f"ranks a node "
+            f"(--ntasks-per-node, or mpirun --map-by ppr:N:node), or set run.ranks_per_gpu = "
+            f"{len(most)}"
         )
     if allowed or len(most) < 2:
         return ""
-    return (f"warning: ranks {ranks} share one GPU; one rank a GPU is usual, run.ranks_per_gpu = {len(most)} says that "
-            f"it is meant; {MPS}")  # fmt: skip
+    return (
+        f"warning: ranks {ranks} share one GPU; one rank a GPU is usual, run.ranks_per_gpu = "
+        f"{len(most)} says that "
+        f"it is meant; {MPS}"
+    )

@@ -1,4 +1,6 @@
-"""Errors that some ranks meet alone become the same error on all ranks, so that all leave together."""
+"""Errors that some ranks meet alone become the same error on all ranks, so that all leave
+together.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -10,7 +12,8 @@ T = TypeVar("T")
 
 
 def agreed(comm: Comm, fn: Callable[[], T]) -> T:
-    """fn() on every rank; collective. If it raises HpcfedError on any, all ranks raise the first rank's.
+    """fn() on every rank; collective. If it raises HpcfedError on any, all ranks raise the first
+    rank's.
 
     fn must not communicate: a rank that fails would leave the others waiting.
     """

@@ -1,4 +1,6 @@
-"""Memory of a node that all its ranks write and read: there a sum costs two meetings a message, and no copies."""
+"""Memory of a node that all its ranks write and read: there a sum costs two meetings a message, and
+no copies.
+"""
 
 import mmap
 import os
@@ -19,7 +21,9 @@ def line(ranks: int) -> int:
 
 
 def size_of(each: int, ranks: int) -> int:
-    """Bytes for `each` ranks of a node: each gives a line for every rank; and for the lines of the outcome."""
+    """Bytes for `each` ranks of a node: each gives a line for every rank; and for the lines of the
+    outcome.
+    """
     return (each + 1) * ranks * line(ranks)
 
 
@@ -28,7 +32,9 @@ def make(each: int, ranks: int) -> str:
     with suppress(OSError):
         handle, path = tempfile.mkstemp(prefix="hpcfed-", dir=FOLDER)
         try:
-            os.posix_fallocate(handle, 0, size_of(each, ranks))  # now, for a mapping without room ends the process
+            os.posix_fallocate(
+                handle, 0, size_of(each, ranks)
+            )  # now, for a mapping without room ends the process
         except OSError:
             os.unlink(path)
             raise
@@ -49,8 +55,8 @@ def look(path: str, each: int, ranks: int) -> "Board | None":
 class Board:
     """A rank's view of such a file, which may be removed as soon as all ranks have theirs.
 
-    What is given and what is done never share a place, also where messages differ in size: a rank may write the one
-    while another still reads the other.
+    What is given and what is done never share a place, also where messages differ in size: a rank
+    may write the one while another still reads the other.
     """
 
     def __init__(self, path: str, each: int, ranks: int):
@@ -62,9 +68,15 @@ class Board:
     def given(self, columns: int) -> np.ndarray:
         """What each rank of the node gives to every rank, [each, R, columns] float64."""
         wide = self.memory[: self.each * self.ranks * line(self.ranks)].reshape(self.each, -1)
-        return wide[:, : self.ranks * columns * ITEM].view(np.float64).reshape(self.each, self.ranks, columns)
+        return (
+            wide[:, : self.ranks * columns * ITEM]
+            .view(np.float64)
+            .reshape(self.each, self.ranks, columns)
+        )
 
     def done(self, columns: int, dtype: np.dtype) -> np.ndarray:
         """The line that each rank has finished, [R, columns]."""
         last = self.memory[self.each * self.ranks * line(self.ranks) :]
-        return last[: self.ranks * columns * dtype.itemsize].view(dtype).reshape(self.ranks, columns)
+        return (
+            last[: self.ranks * columns * dtype.itemsize].view(dtype).reshape(self.ranks, columns)
+        )

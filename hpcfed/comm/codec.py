@@ -1,7 +1,8 @@
-"""Values as bytes and back, without pickle: a JSON header, then the raw little-endian bytes of all arrays.
+"""Values as bytes and back, without pickle: a JSON header, then the raw little-endian bytes of all
+arrays.
 
-Carries None, bool, int, float, str, list, tuple, dict (keys str or int), numpy arrays and scalars of bool,
-int and float, torch tensors, and registered classes.
+Carries None, bool, int, float, str, list, tuple, dict (keys str or int), numpy arrays and scalars
+of bool, int and float, torch tensors, and registered classes.
 Layout: MAGIC, length of the header (8 bytes), header, arrays.
 """
 
@@ -18,12 +19,24 @@ MAGIC = b"hpcfed1\n"
 START = struct.Struct("<8sQ")
 PLAIN = (type(None), bool, int, float, str)
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
-TENSORS = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
-           "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes a value
+TENSORS = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+}  # bytes a value
 
 
 class Kind(NamedTuple):
-    """A registered class: its name in the header, and the way to a value that the codec carries and back."""
+    """A registered class: its name in the header, and the way to a value that the codec carries and
+    back.
+    """
 
     tag: str
     to_plain: Callable[[Any], Any]
@@ -33,8 +46,12 @@ class Kind(NamedTuple):
 _KINDS: dict[type, Kind] = {}
 
 
-def register(cls: type, tag: str, to_plain: Callable[[Any], Any], from_plain: Callable[[Any], Any]) -> None:
-    """Let values of exactly this class travel, as to_plain(value), which must not be of that class itself."""
+def register(
+    cls: type, tag: str, to_plain: Callable[[Any], Any], from_plain: Callable[[Any], Any]
+) -> None:
+    """Let values of exactly this class travel, as to_plain(value), which must not be of that class
+    itself.
+    """
     if any(kind.tag == tag and other is not cls for other, kind in _KINDS.items()):
         raise ValueError(f"codec: the tag {tag!r} is taken")
     _KINDS[cls] = Kind(tag, to_plain, from_plain)
@@ -54,7 +71,7 @@ def decode(data: bytes) -> Any:
     """
     try:
         magic, length = START.unpack_from(data)
-        view = memoryview(data)[START.size:]
+        view = memoryview(data)[START.size :]
         if magic != MAGIC or length > len(view):
             raise ValueError("no header")
         body = _Body(view[length:])
@@ -62,12 +79,21 @@ def decode(data: bytes) -> Any:
         if body.at != len(body.data):
             raise ValueError(f"{len(body.data) - body.at} bytes too many")
         return item
-    except (struct.error, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+    except (
+        struct.error,
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise ValueError(f"damaged data of {len(data)} bytes: {error}") from error
 
 
 def _pack(item: Any, arrays: list[np.ndarray]) -> Any:
-    """The header's tree: plain values as they are, all else as [kind, ...]; arrays get each array's bytes."""
+    """The header's tree: plain values as they are, all else as [kind, ...]; arrays get each array's
+    bytes.
+    """
     if type(item) in PLAIN:
         return item
     if type(item) in (list, tuple):
@@ -81,12 +107,16 @@ def _pack(item: Any, arrays: list[np.ndarray]) -> Any:
     torch = sys.modules.get("torch")  # who has a tensor has imported torch
     if torch and isinstance(item, torch.Tensor):
         return _pack_tensor(item, arrays)
-    raise TypeError(f"codec: cannot carry a value of type {type(item).__module__}.{type(item).__qualname__}")
+    raise TypeError(
+        f"codec: cannot carry a value of type {type(item).__module__}.{type(item).__qualname__}"
+    )
 
 
 def _key(key: Any) -> str | int:
     if type(key) not in (str, int):
-        raise TypeError(f"codec: a dict key is a str or an int, not {key!r} of type {type(key).__qualname__}")
+        raise TypeError(
+            f"codec: a dict key is a str or an int, not {key!r} of type {type(key).__qualname__}"
+        )
     return key
 
 
@@ -95,7 +125,11 @@ def _pack_array(item: np.ndarray | np.generic, arrays: list[np.ndarray]) -> list
     if array.dtype.str not in DTYPES:
         raise TypeError(f"codec: cannot carry a numpy value of dtype {array.dtype}")
     arrays.append(array.reshape(-1).view(np.uint8))
-    return ["scalar" if isinstance(item, np.generic) else "array", array.dtype.str, list(array.shape)]
+    return [
+        "scalar" if isinstance(item, np.generic) else "array",
+        array.dtype.str,
+        list(array.shape),
+    ]
 
 
 def _pack_tensor(item: Any, arrays: list[np.ndarray]) -> list[Any]:
@@ -103,7 +137,9 @@ def _pack_tensor(item: Any, arrays: list[np.ndarray]) -> list[Any]:
 
     name = str(item.dtype).removeprefix("torch.")
     if name not in TENSORS or item.layout != torch.strided:
-        raise TypeError(f"codec: cannot carry a torch tensor of dtype {item.dtype}, layout {item.layout}")
+        raise TypeError(
+            f"codec: cannot carry a torch tensor of dtype {item.dtype}, layout {item.layout}"
+        )
     arrays.append(item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return ["tensor", name, list(item.shape)]
 
@@ -124,7 +160,11 @@ def _unpack(node: Any, body: "_Body") -> Any:
         tag, value = parts
         return _from_plain(tag)(_unpack(value, body))
     dtype, shape = parts
-    return _unpack_tensor(dtype, shape, body) if kind == "tensor" else _unpack_array(kind, dtype, shape, body)
+    return (
+        _unpack_tensor(dtype, shape, body)
+        if kind == "tensor"
+        else _unpack_array(kind, dtype, shape, body)
+    )
 
 
 def _from_plain(tag: str) -> Callable[[Any], Any]:
@@ -134,7 +174,9 @@ def _from_plain(tag: str) -> Callable[[Any], Any]:
     raise ValueError(f"nothing is registered as {tag!r}")
 
 
-def _unpack_array(kind: str, dtype: str, shape: list[int], body: "_Body") -> np.ndarray | np.generic:
+def _unpack_array(
+    kind: str, dtype: str, shape: list[int], body: "_Body"
+) -> np.ndarray | np.generic:
     if kind not in ("array", "scalar") or dtype not in DTYPES:
         raise ValueError(f"no {kind!r} of {dtype!r}")
     array = np.frombuffer(body.take(shape, np.dtype(dtype).itemsize), dtype).reshape(shape)
@@ -162,4 +204,4 @@ class _Body:
         start, self.at = self.at, self.at + math.prod(shape) * width
         if self.at > len(self.data):
             raise ValueError(f"{self.at - len(self.data)} bytes are missing")
-        return bytearray(self.data[start:self.at])
+        return bytearray(self.data[start : self.at])

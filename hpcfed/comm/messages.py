@@ -1,9 +1,11 @@
-"""Exact sums over all ranks, message by message: a piece is put on the grid, added up and finished in the cache.
+"""Exact sums over all ranks, message by message: a piece is put on the grid, added up and finished
+in the cache.
 
-A large message has a part for each rank, which receives all ranks' shares of it, adds them up, finishes its
-totals (divides them by their weights, say) and sends the outcome, in its own type, to all. So each rank does its
-share of the work, and a float32 model moves 8 bytes a value on the way in and 4 on the way out. A small message
-is added up on all ranks in one call. No buffer is larger than a message.
+A large message has a part for each rank, which receives all ranks' shares of it, adds them up,
+finishes its totals (divides them by their weights, say) and sends the outcome, in its own type, to
+all. So each rank does its share of the work, and a float32 model moves 8 bytes a value on the way
+in and 4 on the way out. A small message is added up on all ranks in one call. No buffer is larger
+than a message.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +18,8 @@ from hpcfed.comm.protocol import Into, Row
 
 SMALL = 1 << 14  # values: up to here one call costs less than two
 MESSAGE = 1 << 18  # values of a large message: 2 MiB
-EAGER = 1 << 21  # bytes of a message that goes over TCP without being announced and asked for (comm.settings)
+# bytes of a message that goes over TCP without being announced and asked for (comm.settings)
+EAGER = 1 << 21
 ITEM = 8  # bytes of a value on its way: a float64
 CACHE = 8  # values of a line of the processor's cache
 PART = 1 << 13  # values of a rank's part, at least; fewer do not repay numpy's calls
@@ -25,7 +28,9 @@ WORK = 2  # lines of float64 in which a rank works
 
 
 class Room(NamedTuple):
-    """The buffers of a message of R lines, m columns each: a line of values that each rank finishes, and the counts."""
+    """The buffers of a message of R lines, m columns each: a line of values that each rank
+    finishes, and the counts.
+    """
 
     sent: np.ndarray  # [R, m] float64: what this rank gives
     got: np.ndarray  # [R, m] float64: what each rank gives for this rank's line
@@ -36,24 +41,36 @@ class Room(NamedTuple):
 def apart(lines: int, columns: int, dtype: np.dtype) -> Room:
     """Buffers of this rank alone: what others are to have is sent to them."""
     sent = np.zeros((lines, columns))
-    return Room(sent, np.empty_like(sent), np.empty(columns, dtype), np.empty((lines, columns), dtype))
+    return Room(
+        sent, np.empty_like(sent), np.empty(columns, dtype), np.empty((lines, columns), dtype)
+    )
 
 
 def size_apart(lines: int, columns: int, item: int) -> int:
-    """Bytes of these buffers, with those in which a rank works. item: of a value that is finished."""
+    """Bytes of these buffers, with those in which a rank works. item: of a value that is
+    finished.
+    """
     return columns * (ITEM * (2 * lines + WORK) + item * (lines + 1))
 
 
 class Ways(NamedTuple):
-    """How these ranks add up. Sums are of integers within 2**53, so that their order does not matter."""
+    """How these ranks add up. Sums are of integers within 2**53, so that their order does not
+    matter.
+    """
 
     rank: int
     size: int
     room: Callable[[int, int, np.dtype], Room]
-    highest: Callable[[np.ndarray], np.ndarray]  # maximum over all ranks, elementwise; may work in place
+    highest: Callable[
+        [np.ndarray], np.ndarray
+    ]  # maximum over all ranks, elementwise; may work in place
     total: Callable[[np.ndarray], np.ndarray]  # sum over all ranks, elementwise; may work in place
-    lines: Callable[[np.ndarray, np.ndarray], None]  # from [R, m] on each rank: this rank's line of all, to [R, m]
-    collect: Callable[[np.ndarray, np.ndarray], None]  # from [m] on each rank: all of them, to [R, m]
+    lines: Callable[
+        [np.ndarray, np.ndarray], None
+    ]  # from [R, m] on each rank: this rank's line of all, to [R, m]
+    collect: Callable[
+        [np.ndarray, np.ndarray], None
+    ]  # from [m] on each rank: all of them, to [R, m]
 
 
 class Totals:
@@ -68,14 +85,15 @@ class Totals:
         """Nothing more to be done."""
 
 
-def exact_sum(ways: Ways, rows: Sequence[Row], shapes: Shapes, factors: Sequence[float], into: Into | None
-              ) -> list[np.ndarray]:
+def exact_sum(
+    ways: Ways, rows: Sequence[Row], shapes: Shapes, factors: Sequence[float], into: Into | None
+) -> list[np.ndarray]:
     """`Comm.sum`, by one maximum and as many messages as it takes."""
     factors, into = factors or [1.0] * len(rows), into or Totals(shapes)
     counts = np.zeros(ways.size)
     counts[ways.rank] = len(rows)
     small = ways.highest(np.concatenate([largest(rows, shapes, factors), counts]))
-    n = int(small[len(shapes):].sum())
+    n = int(small[len(shapes) :].sum())
     scales = [scale(float(peak), n) for peak in small[: len(shapes)]]
     for group in groups([array.size for array in into.arrays], into.first):
         size = sum(into.arrays[i].size for i in group)
@@ -87,7 +105,9 @@ def exact_sum(ways: Ways, rows: Sequence[Row], shapes: Shapes, factors: Sequence
 
 
 def groups(sizes: Sequence[int], first: int) -> Iterator[range]:
-    """The arrays, by index, that can go in one message: all of a small sum, else those needed first apart."""
+    """The arrays, by index, that can go in one message: all of a small sum, else those needed first
+    apart.
+    """
     both = [range(len(sizes))] if sum(sizes) <= SMALL else [range(first), range(first, len(sizes))]
     return (group for group in both if len(group))
 
@@ -104,7 +124,9 @@ def most(lines: int) -> int:
 
 
 def padded(values: int) -> int:
-    """Columns for so many values and the count of rows: they fill lines of the cache, so that none has two owners."""
+    """Columns for so many values and the count of rows: they fill lines of the cache, so that none
+    has two owners.
+    """
     return -(-(values + 1) // CACHE) * CACHE
 
 
@@ -127,9 +149,20 @@ class Piece(NamedTuple):
 
 
 class Message:
-    """Values on their way, [lines, width + 1]: a line a rank, or one for all; the last column counts the rows."""
+    """Values on their way, [lines, width + 1]: a line a rank, or one for all; the last column
+    counts the rows.
+    """
 
-    def __init__(self, ways: Ways, n: int, scales: Sequence[int], into: Into, rows: int, size: int, dtype: np.dtype):
+    def __init__(
+        self,
+        ways: Ways,
+        n: int,
+        scales: Sequence[int],
+        into: Into,
+        rows: int,
+        size: int,
+        dtype: np.dtype,
+    ):
         self.ways, self.n, self.scales, self.into = ways, n, scales, into
         self.lines = 1 if size <= SMALL else ways.size
         self.width = width(size, self.lines)
@@ -180,21 +213,24 @@ class Message:
 
     def finish(self, total: np.ndarray, piece: Piece) -> None:
         """Make values of a piece's total; total: its line."""
-        values = total[piece.at:piece.at + piece.stop - piece.start]
+        values = total[piece.at : piece.at + piece.stop - piece.start]
         restore(values, self.scales[piece.i], piece.i)
         self.into.finish(piece.i, piece.start, values)
 
     def store(self, done: np.ndarray, piece: Piece) -> None:
-        self.into.arrays[piece.i].reshape(-1)[piece.start:piece.stop] = self.place(done, piece)
+        self.into.arrays[piece.i].reshape(-1)[piece.start : piece.stop] = self.place(done, piece)
 
     def checked(self, total: np.ndarray) -> np.ndarray:
         """The totals, if all ranks' rows are in them."""
         if (total[..., -1] != self.n).any():
-            raise RuntimeError(f"the sum over {self.ways.size} ranks holds {int(total.flat[-1])} rows, but the ranks "
-                               f"gave {self.n}: ranks made different calls, or the MPI library lost a contribution")
+            raise RuntimeError(
+                f"the sum over {self.ways.size} ranks holds {int(total.flat[-1])} rows, but the "
+                f"ranks "
+                f"gave {self.n}: ranks made different calls, or the MPI library lost a contribution"
+            )
         return total
 
     @staticmethod
     def place(lines: np.ndarray, piece: Piece) -> np.ndarray:
         """Where the piece lies in the lines; a view."""
-        return lines[piece.line, piece.at:piece.at + piece.stop - piece.start]
+        return lines[piece.line, piece.at : piece.at + piece.stop - piece.start]

@@ -1,9 +1,10 @@
-"""What becomes of MPI ranks when one of them dies: the others are told, agree, and go on without it.
+"""What becomes of MPI ranks when one of them dies: the others are told, agree, and go on without
+it.
 
-By ULFM: Bland et al., 2013, doi:10.1177/1094342013488238. A collective that has met a death may fail on some ranks
-only, and in Open MPI 5 return wrong data on others, without an error. The one call that gives all ranks the same
-answer is the agreement, and all ranks must make it: each makes one for each `confirm`, or in place of it where it
-has met a death before.
+By ULFM: Bland et al., 2013, doi:10.1177/1094342013488238. A collective that has met a death may
+fail on some ranks only, and in Open MPI 5 return wrong data on others, without an error. The one
+call that gives all ranks the same answer is the agreement, and all ranks must make it: each makes
+one for each `confirm`, or in place of it where it has met a death before.
 """
 
 import time
@@ -19,7 +20,11 @@ from hpcfed.comm.start import MPI
 from hpcfed.errors import RankLost
 
 T = TypeVar("T")
-LOST = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED} if ulfm.available() else set()
+LOST = (
+    {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}
+    if ulfm.available()
+    else set()
+)
 NEWS = 1.0  # seconds in which a rank learns of a death; tens of milliseconds were seen
 
 
@@ -68,7 +73,9 @@ class Mortal:
         return False
 
     def shrink(self) -> list[int]:
-        """Go on with those that are left, as `Comm` has it: until a meeting of all of them has seen no more deaths."""
+        """Go on with those that are left, as `Comm` has it: until a meeting of all of them has seen
+        no more deaths.
+        """
         before, size, was = self.rank, self.size, list[int]()
         if not self._agreed:
             self._revoke()
@@ -76,7 +83,9 @@ class Mortal:
         while not was or not self._agree(True):
             self._revoke()
             self._world, was = self._world.Shrink(), [before]
-            with suppress(RankLost):  # one more death, while the ranks meet: the agreement will tell
+            with suppress(
+                RankLost
+            ):  # one more death, while the ranks meet: the agreement will tell
                 was = self._meet(before)
         self.lost, self._agreed = self.lost + size - len(was), False
         return sorted(set(range(size)) - set(was))
@@ -115,7 +124,9 @@ class Mortal:
             dead.Free()
 
     def _revoke(self) -> None:
-        """Let no rank wait in a call that others will not make; what has begun fails there as well."""
+        """Let no rank wait in a call that others will not make; what has begun fails there as
+        well.
+        """
         for comm in (self._world, self._node):
             if comm != MPI.COMM_NULL and not comm.Is_revoked():
                 comm.Revoke()

@@ -22,14 +22,17 @@ from hpcfed.comm.protocol import Arrays, Into, Row, union, valid_rank
 from hpcfed.comm.start import MPI
 
 T = TypeVar("T")
-SHORT, LONG = 2e-5, 2e-4  # seconds between two looks whether the other ranks are there: at first, and later
+SHORT, LONG = (
+    2e-5,
+    2e-4,
+)  # seconds between two looks whether the other ranks are there: at first, and later
 
 
 class Mpi(Mortal):
     """One MPI process of COMM_WORLD; the verbs are those of `Comm`.
 
-    limit: the largest count in one MPI call, as the C interface before MPI 4 has it; larger buffers go in
-    pieces. Tests make it small.
+    limit: the largest count in one MPI call, as the C interface before MPI 4 has it; larger buffers
+    go in pieces. Tests make it small.
     """
 
     @watched
@@ -58,8 +61,13 @@ class Mpi(Mortal):
         return tuple(sorted(set(firsts)).index(leader) for leader in firsts)
 
     @watched
-    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
-            into: Into | None = None) -> list[np.ndarray]:
+    def sum(
+        self,
+        rows: Sequence[Row],
+        shapes: Sequence[tuple[int, ...]],
+        factors: Sequence[float] = (),
+        into: Into | None = None,
+    ) -> list[np.ndarray]:
         return exact_sum(self._ways, rows, shapes, factors, into)
 
     @cached_property
@@ -67,21 +75,32 @@ class Mpi(Mortal):
         """How these ranks add up; made by all of them in the same call."""
         common = self._board() if self.size > max(self.node_of) + 1 else None
         nodes = Nodes(self._world, self._node, self.node_of, common) if common else None
-        return Ways(self.rank, self.size, nodes.room if nodes else apart,
-                    highest=lambda x: self._allreduce(x, MPI.MAX), total=lambda x: self._allreduce(x, MPI.SUM),
-                    lines=nodes.lines if nodes else self._world.Alltoall,  # Reduce_scatter would add up the lines
-                    collect=nodes.collect if nodes else self._world.Allgather)  # itself, several times slower
+        return Ways(
+            self.rank,
+            self.size,
+            nodes.room if nodes else apart,
+            highest=lambda x: self._allreduce(x, MPI.MAX),
+            total=lambda x: self._allreduce(x, MPI.SUM),
+            lines=nodes.lines
+            if nodes
+            else self._world.Alltoall,  # Reduce_scatter would add up the lines
+            collect=nodes.collect if nodes else self._world.Allgather,
+        )  # itself, several times slower
 
     def _board(self) -> Board | None:
-        """Memory that the ranks of each node share, where there is room for it on all nodes, and all ranks see it."""
+        """Memory that the ranks of each node share, where there is room for it on all nodes, and
+        all ranks see it.
+        """
         each = self._node.size
         found = self._in_memory(lambda: (board.make(each, self.size), each, self.size), board.look)
         return found if min(self._allgather(found is not None)) else None
 
     def _in_memory(self, make: Callable[[], tuple], look: Callable[..., T]) -> T:
-        """look(path, ...) on all ranks of a node at what make() has put into memory there; then its name goes.
+        """look(path, ...) on all ranks of a node at what make() has put into memory there; then its
+        name goes.
 
-        make: called by one rank of each node; the path of a file, or "", and what else `look` needs.
+        make: called by one rank of each node; the path of a file, or "", and what else `look`
+        needs.
         """
         first, made = self.local_rank == 0, ("",)
         try:
@@ -98,11 +117,15 @@ class Mpi(Mortal):
         mine = encode(items)
         sizes = self._allgather(len(mine))
         if sum(sizes) > self.limit:
-            return union(self._bcast(self._world, mine if rank == self.rank else None, rank)
-                         for rank in range(self.size))
+            return union(
+                self._bcast(self._world, mine if rank == self.rank else None, rank)
+                for rank in range(self.size)
+            )
         every = np.empty(sum(sizes), np.uint8)
         starts = np.cumsum([0, *sizes[:-1]])
-        self._world.Allgatherv([np.frombuffer(mine, np.uint8), MPI.BYTE], [every, (sizes, starts), MPI.BYTE])
+        self._world.Allgatherv(
+            [np.frombuffer(mine, np.uint8), MPI.BYTE], [every, (sizes, starts), MPI.BYTE]
+        )
         return union(part.tobytes() for part in np.split(every, starts[1:]))
 
     @watched
@@ -122,7 +145,9 @@ class Mpi(Mortal):
 
     @watched
     def barrier(self, word: int = 0) -> int:
-        """Here ranks wait for one another's training: without keeping the core busy, which others may need."""
+        """Here ranks wait for one another's training: without keeping the core busy, which others
+        may need.
+        """
         highest, pause = np.array([word], np.int64), SHORT
         request = self._world.Iallreduce(MPI.IN_PLACE, highest, MPI.MAX)
         while not request.Test():
@@ -153,7 +178,7 @@ class Mpi(Mortal):
         self._world.Free()
 
     def _pieces(self, flat: np.ndarray) -> Iterator[np.ndarray]:
-        return (flat[start:start + self.limit] for start in range(0, flat.size, self.limit))
+        return (flat[start : start + self.limit] for start in range(0, flat.size, self.limit))
 
     def _allreduce(self, flat: np.ndarray, op: MPI.Op) -> np.ndarray:
         for piece in self._pieces(flat):

@@ -8,37 +8,43 @@ import numpy as np
 from hpcfed.comm.codec import decode
 
 T = TypeVar("T")
-Row = Sequence[np.ndarray]  # one client's contribution to a sum: the same number and shapes on all rows
+Row = Sequence[
+    np.ndarray
+]  # one client's contribution to a sum: the same number and shapes on all rows
 Arrays = dict[str, np.ndarray]
 
 
 class Into(Protocol):
     """Where a sum is written, and what becomes of its totals.
 
-    arrays: of the sum's shapes, float32 or float64, the last ones of one type.  first: so many of the arrays are
-    needed to finish the others; they are complete before any of those is finished.
+    arrays: of the sum's shapes, float32 or float64, the last ones of one type.  first: so many of
+    the arrays are needed to finish the others; they are complete before any of those is finished.
     """
 
     arrays: list[np.ndarray]
     first: int
 
     def finish(self, i: int, start: int, total: np.ndarray) -> None:
-        """Make of a stretch of array i's totals, [m] float64, from its flat position `start`, what is to be stored.
+        """Make of a stretch of array i's totals, [m] float64, from its flat position `start`, what
+        is to be stored.
 
-        In place, by value for value: some stretches are finished on one rank alone, and sent to the others.
+        In place, by value for value: some stretches are finished on one rank alone, and sent to the
+        others.
         """
 
 
 class Comm(Protocol):
     """Ranks that meet in collectives: each verb is called by all ranks, in the same order.
 
-    A rank with nothing to give calls as well, with no rows, no items or None. What `gather`, `bcast` and
-    `move` return is always a copy that came through `codec`, on one rank too: nobody shares memory by
-    accident, and a type that cannot travel is found on the first laptop run.
+    A rank with nothing to give calls as well, with no rows, no items or None. What `gather`,
+    `bcast` and `move` return is always a copy that came through `codec`, on one rank too: nobody
+    shares memory by accident, and a type that cannot travel is found on the first laptop run.
 
-    Where the MPI runtime allows it (`ulfm`), a rank's death raises RankLost on every other rank, in the verb that
-    it is in, or in a later one; then nothing but `shrink` and `abort` can be called. What verbs gave in between may be
-    wrong, without an error: Open MPI's collectives do that. So nothing counts before `confirm` has returned.
+    Where the MPI runtime allows it (`ulfm`), a rank's death raises RankLost on every other rank, in
+    the verb that it is in, or in a later one; then nothing but `shrink` and `abort` can be called.
+    What verbs gave in between may be
+    wrong, without an error: Open MPI's collectives do that. So nothing counts before `confirm` has
+    returned.
     """
 
     rank: int  # 0..size-1
@@ -47,21 +53,29 @@ class Comm(Protocol):
     node_of: tuple[int, ...]  # [size], node index 0.. of every rank
     lost: int  # ranks that died so far, and without which this one goes on
 
-    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
-            into: Into | None = None) -> list[np.ndarray]:
-        """Add the rows of all ranks, array by array, to arrays of these shapes: float64, or those of `into`.
+    def sum(
+        self,
+        rows: Sequence[Row],
+        shapes: Sequence[tuple[int, ...]],
+        factors: Sequence[float] = (),
+        into: Into | None = None,
+    ) -> list[np.ndarray]:
+        """Add the rows of all ranks, array by array, to arrays of these shapes: float64, or those
+        of `into`.
 
-        The same bits on all ranks, for any number of ranks and any placement of the rows; `exact` says how
-        and how near. No rows anywhere: zeros. factors: each row's arrays are multiplied by its own, in float64;
-        1 by default. A row may be lazy: each of its items is taken twice, and must be the same both times.
-        Raises DivergedError for a nan or infinite value (before any communication) and, on one rank at least, for
-        a total beyond float64; ValueError for a row of other shapes.
+        The same bits on all ranks, for any number of ranks and any placement of the rows; `exact`
+        says how and how near. No rows anywhere: zeros. factors: each row's arrays are multiplied by
+        its own, in float64; 1 by default. A row may be lazy: each of its items is taken twice, and
+        must be the same both times. Raises DivergedError for a nan or infinite value (before any
+        communication) and, on one rank at least, for a total beyond float64; ValueError for a row
+        of other shapes.
         """
 
     def gather(self, items: dict[int, T]) -> dict[int, T]:
         """The union of all ranks' items, in the order of the client ids, on all ranks.
 
-        Raises ValueError if two ranks give the same id, TypeError for an item that `codec` does not carry.
+        Raises ValueError if two ranks give the same id, TypeError for an item that `codec` does not
+        carry.
         """
 
     def bcast(self, item: T, root: int = 0) -> T:
@@ -74,7 +88,8 @@ class Comm(Protocol):
         """Return when all ranks have called: the highest word that one gave."""
 
     def share(self, build: Callable[[], Arrays]) -> Arrays:
-        """Arrays that one rank of each node builds and all ranks of that node read from the same memory.
+        """Arrays that one rank of each node builds and all ranks of that node read from the same
+        memory.
 
         They are read-only, and stay valid. An error of build() is raised on the building rank only;
         its caller must abort the run, for the other ranks wait.
@@ -90,10 +105,11 @@ class Comm(Protocol):
         """Whether a rank has died, for who meets an error that may come of that; not collective."""
 
     def shrink(self) -> list[int]:
-        """After RankLost: go on without the dead ranks, which are returned by their numbers of before.
+        """After RankLost: go on without the dead ranks, which are returned by their numbers of
+        before.
 
-        Collective among those that are left. They are numbered anew, in the same order. What `share` gave stays
-        valid. Deaths meanwhile are dealt with.
+        Collective among those that are left. They are numbered anew, in the same order. What
+        `share` gave stays valid. Deaths meanwhile are dealt with.
         """
 
     def abort(self, status: int) -> NoReturn:
@@ -102,7 +118,8 @@ class Comm(Protocol):
     def close(self) -> None:
         """End in order, all ranks together.
 
-        Where ranks were lost, the process must end by os._exit then: MPI would wait for them at Python's exit.
+        Where ranks were lost, the process must end by os._exit then: MPI would wait for them at
+        Python's exit.
         """
 
 
@@ -113,12 +130,16 @@ def valid_rank(name: str, rank: int, size: int) -> None:
 
 
 def union(parts: Iterable[bytes]) -> dict[int, Any]:
-    """All ranks' encoded items as one dict in the order of the ids; parts: one a rank, in rank order."""
+    """All ranks' encoded items as one dict in the order of the ids; parts: one a rank, in rank
+    order.
+    """
     merged: dict[int, Any] = {}
     for rank, part in enumerate(parts):
         items = decode(part)
         if twice := sorted(merged.keys() & items.keys()):
-            raise ValueError(f"gather: rank {rank} gives client {twice[0]}, and so does a lower rank")
+            raise ValueError(
+                f"gather: rank {rank} gives client {twice[0]}, and so does a lower rank"
+            )
         merged |= items
     return dict(sorted(merged.items()))
 

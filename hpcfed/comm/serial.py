@@ -18,9 +18,16 @@ class Serial:
     rank, size, local_rank, lost = 0, 1, 0, 0
     node_of: tuple[int, ...] = (0,)
 
-    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
-            into: Into | None = None) -> list[np.ndarray]:
-        ways = Ways(0, 1, apart, highest=lambda x: x, total=lambda x: x, lines=np.copyto, collect=np.copyto)
+    def sum(
+        self,
+        rows: Sequence[Row],
+        shapes: Sequence[tuple[int, ...]],
+        factors: Sequence[float] = (),
+        into: Into | None = None,
+    ) -> list[np.ndarray]:
+        ways = Ways(
+            0, 1, apart, highest=lambda x: x, total=lambda x: x, lines=np.copyto, collect=np.copyto
+        )
         return exact_sum(ways, rows, shapes, factors, into)
 
     def gather(self, items: dict[int, T]) -> dict[int, T]:

@@ -1,4 +1,6 @@
-"""What Open MPI is told before it starts, where nobody has told it otherwise; this file needs no MPI library."""
+"""What Open MPI is told before it starts, where nobody has told it otherwise; this file needs no
+MPI library.
+"""
 
 import os
 from collections.abc import MutableMapping
@@ -10,11 +12,13 @@ YIELD = "OMPI_MCA_mpi_yield_when_idle"
 
 
 def prepare(env: MutableMapping[str, str], cores: int) -> None:
-    """Settings for long messages over TCP, and for ranks that share cores. cores: that this rank may use.
+    """Settings for long messages over TCP, and for ranks that share cores. cores: that this rank
+    may use.
 
-    Open MPI's word that a long message may come waits behind what goes the same way: over TCP an exchange both ways
-    then goes one way after the other, and takes 1.7 times as long. So messages of sums go unasked. And ranks that wait
-    in a call keep their core busy, also where another rank has work for it, unless Open MPI knows of more ranks than
+    Open MPI's word that a long message may come waits behind what goes the same way: over TCP an
+    exchange both ways then goes one way after the other, and takes 1.7 times as long. So messages
+    of sums go unasked. And ranks that wait in a call keep their core busy, also where another rank
+    has work for it, unless Open MPI knows of more ranks than
     slots: it does not count the cores that ranks may use.
     """
     for limit in ("eager_limit", "rndv_eager_limit", "max_send_size"):

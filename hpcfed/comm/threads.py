@@ -1,4 +1,6 @@
-"""Comm whose ranks are threads of one process: for tests of everything that must not depend on ranks."""
+"""Comm whose ranks are threads of one process: for tests of everything that must not depend on
+ranks.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -16,7 +18,9 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Where the ranks exchange one value each, and are found out if they do not make the same call."""
+    """Where the ranks exchange one value each, and are found out if they do not make the same
+    call.
+    """
 
     def __init__(self, ranks: int, timeout: float) -> None:
         self.barrier = threading.Barrier(ranks, timeout=timeout)
@@ -25,7 +29,9 @@ class Meeting:
         self.last = ["start"] * ranks
 
     def exchange(self, turn: int, rank: int, call: str, value: Any) -> list[Any]:
-        """All ranks' values, [R]. Turns alternate between two tables: nobody writes into one still read."""
+        """All ranks' values, [R]. Turns alternate between two tables: nobody writes into one still
+        read.
+        """
         calls, values = self.calls[turn % 2], self.values[turn % 2]
         calls[rank], values[rank], self.last[rank] = call, value, call
         self.barrier.wait()
@@ -49,15 +55,27 @@ class Threads:
         self._turn += 1
         return self._meeting.exchange(self._turn, self.rank, call, value)
 
-    def sum(self, rows: Sequence[Row], shapes: Sequence[tuple[int, ...]], factors: Sequence[float] = (),
-            into: Into | None = None) -> list[np.ndarray]:
-        def all_ranks(x: np.ndarray) -> list[np.ndarray]:  # copies: a sender may be on its next message already
+    def sum(
+        self,
+        rows: Sequence[Row],
+        shapes: Sequence[tuple[int, ...]],
+        factors: Sequence[float] = (),
+        into: Into | None = None,
+    ) -> list[np.ndarray]:
+        def all_ranks(
+            x: np.ndarray,
+        ) -> list[np.ndarray]:  # copies: a sender may be on its next message already
             return self.exchange(f"sum of {list(map(tuple, shapes))}", x.copy())
 
-        ways = Ways(self.rank, self.size, apart, highest=lambda x: reduce(np.maximum, all_ranks(x)),
-                    total=lambda x: np.sum(all_ranks(x), axis=0),
-                    lines=lambda x, out: np.stack([sent[self.rank] for sent in all_ranks(x)], out=out),
-                    collect=lambda x, out: np.stack(all_ranks(x), out=out))
+        ways = Ways(
+            self.rank,
+            self.size,
+            apart,
+            highest=lambda x: reduce(np.maximum, all_ranks(x)),
+            total=lambda x: np.sum(all_ranks(x), axis=0),
+            lines=lambda x, out: np.stack([sent[self.rank] for sent in all_ranks(x)], out=out),
+            collect=lambda x, out: np.stack(all_ranks(x), out=out),
+        )
         return exact_sum(ways, rows, shapes, factors, into)
 
     def gather(self, items: dict[int, T]) -> dict[int, T]:
@@ -65,12 +83,16 @@ class Threads:
 
     def bcast(self, item: T, root: int = 0) -> T:
         valid_rank("root", root, self.size)
-        return decode(self.exchange(f"bcast from {root}", encode(item) if self.rank == root else None)[root])
+        return decode(
+            self.exchange(f"bcast from {root}", encode(item) if self.rank == root else None)[root]
+        )
 
     def move(self, item: T | None, src: int, dst: int) -> T | None:
         valid_rank("src", src, self.size)
         valid_rank("dst", dst, self.size)
-        sent = self.exchange(f"move {src} to {dst}", encode(item) if self.rank == src else None)[src]
+        sent = self.exchange(f"move {src} to {dst}", encode(item) if self.rank == src else None)[
+            src
+        ]
         return decode(sent) if self.rank == dst else None
 
     def barrier(self, word: int = 0) -> int:
@@ -100,10 +122,10 @@ class Threads:
 def spmd(ranks: int, fn: Callable[[Threads], T], nodes: int = 1, timeout: float = 60.0) -> list[T]:
     """Run fn on each rank, a thread each, and return what the ranks returned, [R].
 
-    nodes: ranks are dealt to so many nodes in blocks. The first error of a rank ends all and is raised again
-    here, with the rank noted. Ranks that make different calls, or of which one returns too early, raise
-    RuntimeError; a rank that does not come to a meeting within `timeout` seconds of the others raises
-    TimeoutError.
+    nodes: ranks are dealt to so many nodes in blocks. The first error of a rank ends all and is
+    raised again here, with the rank noted. Ranks that make different calls, or of which one returns
+    too early, raise RuntimeError; a rank that does not come to a meeting within `timeout` seconds
+    of the others raises TimeoutError.
     """
     meeting, done = Meeting(ranks, timeout), SimpleQueue[tuple[int, Any, BaseException | None]]()
     node_of = tuple(rank * nodes // ranks for rank in range(ranks))
@@ -126,7 +148,9 @@ def _run(comm: Threads, fn: Callable[[Threads], T], meeting: Meeting, done: Simp
 
 
 def _collect(ranks: int, meeting: Meeting, done: SimpleQueue, timeout: float) -> list[Any]:
-    """Each rank's result; when all have ended, raises the first error that is not the echo of another one."""
+    """Each rank's result; when all have ended, raises the first error that is not the echo of
+    another one.
+    """
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
     for _ in range(ranks):
@@ -142,5 +166,7 @@ def _collect(ranks: int, meeting: Meeting, done: SimpleQueue, timeout: float) ->
             raise error
     if errors:
         last = ", ".join(f"rank {r}: {call}" for r, call in enumerate(meeting.last))
-        raise TimeoutError(f"a rank did not come to the others within {timeout} s; last calls: {last}")
+        raise TimeoutError(
+            f"a rank did not come to the others within {timeout} s; last calls: {last}"
+        )
     return [results[rank] for rank in range(ranks)]

@@ -1,7 +1,8 @@
-"""Fault tolerance of MPI (User-Level Failure Mitigation): a dead rank fails the others' calls, not the whole run.
+"""Fault tolerance of MPI (User-Level Failure Mitigation): a dead rank fails the others' calls, not
+the whole run.
 
-Open MPI 5 has it, and is told to use it by `mpirun --with-ft ulfm`. This file decides before MPI starts; it needs
-no MPI library.
+Open MPI 5 has it, and is told to use it by `mpirun --with-ft ulfm`. This file decides before MPI
+starts; it needs no MPI library.
 """
 
 import faulthandler
@@ -11,7 +12,8 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 
 SWITCH = "OMPI_MCA_mpi_ft_enable"  # set for each process by mpirun --with-ft ulfm
-# Not made for faults: han and adapt returned wrong sums after a death, without an error; the other two say so.
+# Not made for faults: han and adapt returned wrong sums after a death, without an error; the other
+# two say so.
 UNFIT = ("han", "adapt", "hcoll", "portals4")
 COLL = "OMPI_MCA_coll"
 
@@ -22,14 +24,20 @@ def available() -> bool:
 
 
 def prepare(env: MutableMapping[str, str]) -> None:
-    """Take the parts of Open MPI that survive a death, whatever else `env` asks for; before MPI starts."""
+    """Take the parts of Open MPI that survive a death, whatever else `env` asks for; before MPI
+    starts.
+    """
     env[COLL] = fit(env.get(COLL, ""))
     env["OMPI_MCA_pml"] = "ob1"  # the others are not made for faults
-    env.setdefault("OMPI_MCA_btl_base_warn_peer_error", "false")  # deaths are expected, and told of by us
+    env.setdefault(
+        "OMPI_MCA_btl_base_warn_peer_error", "false"
+    )  # deaths are expected, and told of by us
 
 
 def fit(choice: str) -> str:
-    """A choice of collective components (`a,b` for these, `^a,b` for all but these) without the unfit ones."""
+    """A choice of collective components (`a,b` for these, `^a,b` for all but these) without the
+    unfit ones.
+    """
     names = [name for name in choice.removeprefix("^").split(",") if name]
     if choice and not choice.startswith("^"):
         return ",".join(name for name in names if name not in UNFIT)
@@ -40,8 +48,9 @@ def fit(choice: str) -> str:
 def starting(seconds: float) -> Iterator[None]:
     """MPI starts inside the block, for which it has so many seconds; 0: as many as it takes.
 
-    Open MPI 5 with ULFM waits there for ever for a rank that has ended before, and lets no Python run meanwhile. So all
-    that can be done is what faulthandler does: say where this rank is, and end with status 1. To end by a signal would
+    Open MPI 5 with ULFM waits there for ever for a rank that has ended before, and lets no Python
+    run meanwhile. So all that can be done is what faulthandler does: say where this rank is, and
+    end with status 1. To end by a signal would
     not do: with ULFM, mpirun takes that for no failure.
     """
     if not (seconds and available()):

@@ -1,1 +1,3 @@
-"""The job: every field with its type, range, default and meaning, and where its value comes from."""
+"""The job: every field with its type, range, default and meaning, and where its value comes
+from.
+"""

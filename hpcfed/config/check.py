@@ -34,25 +34,41 @@ def check(job: Job) -> None:
 def listed(job: Job) -> None:
     n = len(job.models.mix)
     if job.models.assign == "listed" and n != job.clients:
-        raise ConfigError(f"models.assign = 'listed' needs one architecture per client: {n} for {job.clients}")
+        raise ConfigError(
+            f"models.assign = 'listed' needs one architecture per client: {n} for {job.clients}"
+        )
 
 
 def population(job: Job) -> None:
     """ConfigError for what a population cannot have, whose clients make their own examples."""
     data = job.data
     if data.public_source == "synthetic":
-        raise ConfigError("data.public_source: the examples of synthetic belong to its clients; name another data set")
+        raise ConfigError(
+            "data.public_source: the examples of synthetic belong to its clients; name another "
+            "data set"
+        )
     if data.name != "synthetic":
         return
-    wrong = {name: getattr(data, name) for name in ("partition_file", "train_limit", "halve") if getattr(data, name)}
+    wrong = {
+        name: getattr(data, name)
+        for name in ("partition_file", "train_limit", "halve")
+        if getattr(data, name)
+    }
     for name, value in wrong.items():
-        raise ConfigError(f"data.{name} = {value}: there is nothing to share out in synthetic; leave {name} away")
+        raise ConfigError(
+            f"data.{name} = {value}: there is nothing to share out in synthetic; leave {name} away"
+        )
     if data.partition != "natural":
-        raise ConfigError(f"data.partition = {data.partition!r}: the clients of synthetic make their own examples; "
-                          "set data.partition = 'natural'")  # fmt: skip
+        raise ConfigError(
+            f"data.partition = {data.partition!r}: the clients of synthetic make their own "
+            f"examples; "
+            "set data.partition = 'natural'"
+        )
     if data.public and not data.public_source:
-        raise ConfigError(f"data.public = {data.public}: all examples of synthetic belong to clients; "
-                          "give data.public_source = FILE.npz with inputs of shape [1, 1, 60]")  # fmt: skip
+        raise ConfigError(
+            f"data.public = {data.public}: all examples of synthetic belong to clients; "
+            "give data.public_source = FILE.npz with inputs of shape [1, 1, 60]"
+        )
 
 
 def accepted(job: Job) -> None:
@@ -61,9 +77,15 @@ def accepted(job: Job) -> None:
     if reason is None:
         return
     message, _, hint = reason.partition("; ")
-    others = [n for n in ALGORITHMS if n != job.algorithm.name and refusal(ALGORITHMS[n].load()(), job) is None]
+    others = [
+        n
+        for n in ALGORITHMS
+        if n != job.algorithm.name and refusal(ALGORITHMS[n].load()(), job) is None
+    ]
     more = ["..."] if len(others) > SHOWN else []
-    raise ConfigError(f"{job.algorithm.name} {message}\n  use {' or '.join(others[:SHOWN] + more)}, or {hint}")
+    raise ConfigError(
+        f"{job.algorithm.name} {message}\n  use {' or '.join(others[:SHOWN] + more)}, or {hint}"
+    )
 
 
 def refusal(algorithm: Part, job: Job) -> str | None:
@@ -73,28 +95,43 @@ def refusal(algorithm: Part, job: Job) -> str | None:
 
 
 def models(algorithm: Part, job: Job) -> str | None:
-    """Some methods average whole models, so that all clients need one architecture, some in several widths."""
+    """Some methods average whole models, so that all clients need one architecture, some in several
+    widths.
+    """
     kinds, widths = sorted(set(job.models.mix)), sorted(set(job.models.widths))
     if algorithm.accepts not in ("one architecture", "widths"):
         return None
     if len(kinds) > 1:
-        return (f"needs one architecture, but models.mix has {', '.join(kinds)}; "
-                f"set models.mix = ['{kinds[0]}']")  # fmt: skip
+        return (
+            f"needs one architecture, but models.mix has {', '.join(kinds)}; "
+            f"set models.mix = ['{kinds[0]}']"
+        )
     if len(widths) > 1 and algorithm.accepts != "widths":
-        return f"needs models of one width, but models.widths has {', '.join(map(str, widths))}; set one width"
+        return (
+            f"needs models of one width, but models.widths has {', '.join(map(str, widths))}; "
+            f"set one width"
+        )
     return None
 
 
 def one_width(algorithm: Part, job: Job) -> str | None:
-    """Clients that share a head need representations of one width; that of logistic regression is its input."""
+    """Clients that share a head need representations of one width; that of logistic regression is
+    its input.
+    """
     if algorithm.accepts != "a common head":
         return None
     kinds = set(job.models.mix)
     if "logistic" in kinds and len(kinds) > 1:
-        return (f"needs a common head, but that of logistic is as wide as its input, that of the others "
-                f"models.d = {job.models.d}; leave logistic out of models.mix")  # fmt: skip
+        return (
+            f"needs a common head, but that of logistic is as wide as its input, that of the "
+            f"others "
+            f"models.d = {job.models.d}; leave logistic out of models.mix"
+        )
     if len(set(job.models.widths)) > 1:
-        return "needs a common head, but heads of sub-models are narrower; set one width in models.widths"
+        return (
+            "needs a common head, but heads of sub-models are narrower; set one width in "
+            "models.widths"
+        )
     return None
 
 

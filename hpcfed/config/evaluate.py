@@ -14,10 +14,14 @@ class Evaluate(Part):
     before: bool = True
     """Evaluate the cohort before local training too."""
     received: bool = False
-    """Evaluate all clients with what they would receive now: a global model on each client's test set."""
+    """Evaluate all clients with what they would receive now: a global model on each client's test
+    set.
+    """
     common: bool = False
     """Evaluate the server's model, where it is a whole one, on the whole test split."""
     clients: Literal["auto", "all", "cohort"] | PositiveInt = "auto"
-    """Whom to evaluate after a round: all, the cohort, or so many drawn once; auto: all of up to 10,000."""
+    """Whom to evaluate after a round: all, the cohort, or so many drawn once; auto: all of up to
+    10,000.
+    """
     batch: PositiveInt = 256
     """Examples in one forward pass."""

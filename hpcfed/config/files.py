@@ -26,9 +26,13 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> list[Layer]:
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ConfigError(f"{path}: extends must be a list of file names, got {bases!r}")
     layers = (layer for base in bases for layer in read(path.parent / base, (*seen, path)))
-    under = list(islice(layers, MOST + 1))  # files that extend files twice over would be too many to read
+    under = list(
+        islice(layers, MOST + 1)
+    )  # files that extend files twice over would be too many to read
     if len(under) > MOST:
-        raise ConfigError(f"{path}: extends more than {MOST} files, counting those that they extend; name fewer")
+        raise ConfigError(
+            f"{path}: extends more than {MOST} files, counting those that they extend; name fewer"
+        )
     return [*replaced(under, values), (str(path), values)]
 
 
@@ -42,15 +46,27 @@ def parse(path: Path, by: str) -> dict[str, Any]:
     try:
         return tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot read the job file{by}: {error.strerror}; check the path") from error
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, a number of 5,000 digits; nested without end
+        raise ConfigError(
+            f"{path}: cannot read the job file{by}: {error.strerror}; check the path"
+        ) from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # no UTF-8, no TOML, a number of 5,000 digits; nested without end
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
 
 def replaced(under: list[Layer], values: dict[str, Any]) -> list[Layer]:
-    """The layers under a file: where it names another algorithm than they do, without that one's fields."""
-    own, theirs = (table.get("algorithm") for table in (values, merge(*(layer for _, layer in under))))
-    if not (isinstance(own, dict) and isinstance(theirs, dict)) or own.get("name") in (None, theirs.get("name")):
+    """The layers under a file: where it names another algorithm than they do, without that one's
+    fields.
+    """
+    own, theirs = (
+        table.get("algorithm") for table in (values, merge(*(layer for _, layer in under)))
+    )
+    if not (isinstance(own, dict) and isinstance(theirs, dict)) or own.get("name") in (
+        None,
+        theirs.get("name"),
+    ):
         return under
     return [(name, {k: v for k, v in layer.items() if k != "algorithm"}) for name, layer in under]
 
@@ -68,7 +84,8 @@ def merge(*tables: dict[str, Any]) -> dict[str, Any]:
 def read_preset(name: str, algorithm: str) -> dict[str, Any]:
     """A preset's values for this algorithm; a wrong name is left to the job's own check.
 
-    [jobs.NAME] is the whole preset of that algorithm; the others have the rest, and [algorithms.NAME].
+    [jobs.NAME] is the whole preset of that algorithm; the others have the rest, and
+    [algorithms.NAME].
     """
     path = next((path for path in PRESETS.glob("*.toml") if path.stem == name), None)
     if path is None:

@@ -1,4 +1,6 @@
-"""The whole job, and the layers it is made of: flags over environment over file over preset over defaults."""
+"""The whole job, and the layers it is made of: flags over environment over file over preset over
+defaults.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,44 @@ from hpcfed.config.parts import Checkpoint, Data, Local, Log, Models, Part, Run,
 from hpcfed.config.system import System
 
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
-FREE = ("out", "resume", "overwrite", "dry_run", "quiet", "verbose", "rounds", "checkpoint", "data.root",
-        "data.download", "run.device", "run.ranks_per_gpu", "run.speeds", "run.rebalance", "run.resident",
-        "run.on_client_fault", "run.grace", "run.watchdog", "run.on_fault", "run.max_restarts", "log",
-        "training")  # fmt: skip
+FREE = (
+    "out",
+    "resume",
+    "overwrite",
+    "dry_run",
+    "quiet",
+    "verbose",
+    "rounds",
+    "checkpoint",
+    "data.root",
+    "data.download",
+    "run.device",
+    "run.ranks_per_gpu",
+    "run.speeds",
+    "run.rebalance",
+    "run.resident",
+    "run.on_client_fault",
+    "run.grace",
+    "run.watchdog",
+    "run.on_fault",
+    "run.max_restarts",
+    "log",
+    "training",
+)
 
 EXACT = {"engine": "eager, traced or graphed"}  # what stands for the engines in a job's identity
 
 
 class Environment(EnvSettingsSource):
-    """Variables of the environment; several values as on the command line: HPCFED_MODELS__MIX=mlp,cnn."""
+    """Variables of the environment; several values as on the command line:
+    HPCFED_MODELS__MIX=mlp,cnn.
+    """
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: str) -> Any:
         is_json = value.startswith(("[", "{"))
-        return super().decode_complex_value(field_name, field, value) if is_json else value.split(",")
+        return (
+            super().decode_complex_value(field_name, field, value) if is_json else value.split(",")
+        )
 
 
 class Job(BaseSettings):
@@ -57,7 +83,11 @@ class Job(BaseSettings):
         cli_avoid_json=True,
         cli_implicit_flags=True,
     )
-    layers: ClassVar[tuple[list[str], list[dict[str, Any]], Any]] = ([], [], None)  # flags, dicts, parser
+    layers: ClassVar[tuple[list[str], list[dict[str, Any]], Any]] = (
+        [],
+        [],
+        None,
+    )  # flags, dicts, parser
 
     rounds: PositiveInt = 100
     """Rounds to run in all."""
@@ -121,12 +151,16 @@ class Job(BaseSettings):
     def usual(self) -> dict[str, Any]:
         """The identity of a job with this method and all fields at their defaults.
 
-        What a job from before a field was there did: so a new field's default is what was done without it.
+        What a job from before a field was there did: so a new field's default is what was done
+        without it.
         """
-        return type(self).model_construct(algorithm=type(self.algorithm).model_construct()).identity()
+        return (
+            type(self).model_construct(algorithm=type(self.algorithm).model_construct()).identity()
+        )
 
     def identity(self) -> dict[str, Any]:
-        """What the results depend on: all fields but those in FREE (rounds counts where the cosine uses it).
+        """What the results depend on: all fields but those in FREE (rounds counts where the cosine
+        uses it).
 
         Of the engines only `stacked` has bits of its own, which depend on the size of a group.
         """
@@ -154,9 +188,14 @@ def algorithm_model(name: str) -> type[Part]:
 def job_model(name: str, flags: list[str], dicts: list[dict[str, Any]], parser: Any) -> type[Job]:
     """The Job class for one algorithm, whose fields come from these layers (first wins)."""
     algorithm = algorithm_model(name)
-    # It has no docstrings of its own: pydantic would look for them in this file, and ast is not made for threads.
+    # It has no docstrings of its own: pydantic would look for them in this file, and ast is not
+    # made for threads.
     own = {"use_attribute_docstrings": False}
-    default = ... if any(field.is_required() for field in algorithm.model_fields.values()) else algorithm()
+    default = (
+        ...
+        if any(field.is_required() for field in algorithm.model_fields.values())
+        else algorithm()
+    )
     model = create_model("Job", __base__=Job, __cls_kwargs__=own, algorithm=(algorithm, default))
     model.layers = (flags, dicts, parser)
     return model

@@ -29,19 +29,30 @@ def load(
 ) -> Job:
     """The job of a command line: `[JOB.toml] [--field value ...]`.
 
-    Precedence: flags, environment (HPCFED_DATA__ALPHA), job file, preset, defaults. Without a job file the
-    embedded job stands in; with `--resume` the stored job of that run (`stored(path)`) stands under the file.
-    Raises ConfigError with all mistakes in one message.
+    Precedence: flags, environment (HPCFED_DATA__ALPHA), job file, preset, defaults. Without a job
+    file the embedded job stands in; with `--resume` the stored job of that run (`stored(path)`)
+    stands under the file. Raises ConfigError with all mistakes in one message.
     """
     path, flags = split(argv)
     layers = read(path) if path else []
     file = merge(*(values for _, values in layers))
     resume = peek("resume", flags, environ, file)
-    old = stored(Path(resume)) if resume else {} if path else merge(*(values for _, values in read(EMBEDDED)))
+    old = (
+        stored(Path(resume))
+        if resume
+        else {}
+        if path
+        else merge(*(values for _, values in read(EMBEDDED)))
+    )
     name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
     file, old = (about(name, table) for table in (file, old))
     preset = read_preset(peek("preset", flags, environ, file, old) or "paper", name)
-    model = job_model(name, flags, [file, old, preset], Parser("python -m hpcfed.main [JOB.toml]", allow_abbrev=False))
+    model = job_model(
+        name,
+        flags,
+        [file, old, preset],
+        Parser("python -m hpcfed.main [JOB.toml]", allow_abbrev=False),
+    )
     known_environment(model, environ)
     try:
         job = model()
@@ -61,11 +72,15 @@ def again(stored: dict[str, Any], where: str) -> Job:
     try:
         return model()
     except ValidationError as error:
-        raise ConfigError(explain(error, model, [(f"the job stored in {where}", stored)], [])) from error
+        raise ConfigError(
+            explain(error, model, [(f"the job stored in {where}", stored)], [])
+        ) from error
 
 
 def split(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The job file, if the first word is none of the flags; and the flags, with - as _ in their names."""
+    """The job file, if the first word is none of the flags; and the flags, with - as _ in their
+    names.
+    """
     files = list(takewhile(lambda word: not word.startswith("-"), argv))
     for wrong in [word for i, word in enumerate(files) if i or not word.endswith(".toml")]:
         raise ConfigError(stray(wrong))
@@ -84,7 +99,11 @@ def underscored(word: str) -> str:
 
 def switches(words: list[str]) -> list[str]:
     """`--overwrite true` as --overwrite, `--overwrite false` as --no-overwrite."""
-    spread = [part for w in words for part in (w.split("=", 1) if w.lower().endswith(("=true", "=false")) else [w])]
+    spread = [
+        part
+        for w in words
+        for part in (w.split("=", 1) if w.lower().endswith(("=true", "=false")) else [w])
+    ]
     result: list[str] = []
     for word in spread:
         value = word.lower() if result and result[-1].startswith("--") else ""
@@ -96,7 +115,9 @@ def switches(words: list[str]) -> list[str]:
 
 
 def latest(words: list[str]) -> list[str]:
-    """Of a flag that is given twice the last counts, as in any shell; pydantic-settings would join lists."""
+    """Of a flag that is given twice the last counts, as in any shell; pydantic-settings would join
+    lists.
+    """
     given: dict[str, list[str]] = {}
     for word in words:
         if word.startswith("--") or not given:
@@ -108,13 +129,17 @@ def latest(words: list[str]) -> list[str]:
 
 
 def about(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    """A job's table for this algorithm: where it names another, that one's own fields do not count."""
+    """A job's table for this algorithm: where it names another, that one's own fields do not
+    count.
+    """
     theirs = table.get("algorithm")
     other = isinstance(theirs, dict) and theirs.get("name", DEFAULT_ALGORITHM) != name
     return {key: value for key, value in table.items() if not (other and key == "algorithm")}
 
 
-def peek(field: str, flags: list[str], environ: Mapping[str, str], *files: dict[str, Any]) -> str | None:
+def peek(
+    field: str, flags: list[str], environ: Mapping[str, str], *files: dict[str, Any]
+) -> str | None:
     """A field that decides how the rest is read, before the rest is checked."""
     flag = f"--{field}"
     for word, after in zip(flags[::-1], [None, *flags[::-1]], strict=False):
@@ -127,7 +152,9 @@ def peek(field: str, flags: list[str], environ: Mapping[str, str], *files: dict[
 
 
 def known_environment(model: type[Job], environ: Mapping[str, str]) -> None:
-    """ConfigError for HPCFED_ variables that name no field, which pydantic-settings would pass over."""
+    """ConfigError for HPCFED_ variables that name no field, which pydantic-settings would pass
+    over.
+    """
     for name in (name for name in environ if name.upper().startswith(PREFIX)):
         if name != name.upper():  # pydantic-settings would take it; other nodes would not get it
             raise ConfigError(f"environment variable {name}: write it in capitals, {name.upper()}")
@@ -135,7 +162,9 @@ def known_environment(model: type[Job], environ: Mapping[str, str]) -> None:
         if first not in model.model_fields:
             raise ConfigError(f"environment variable {name}: {no_field(first, model)}")
         if others and not section(model, (first, *others[:-1])):
-            raise ConfigError(f"environment variable {name}: {first} has no fields of that kind; see --help")
+            raise ConfigError(
+                f"environment variable {name}: {first} has no fields of that kind; see --help"
+            )
 
 
 class Parser(argparse.ArgumentParser):
@@ -148,5 +177,9 @@ class Parser(argparse.ArgumentParser):
         word = (words.split() or [words])[0]
         if not word.startswith("--"):
             raise ConfigError(stray(word))
-        known = [o.removeprefix("--") for o in self._option_string_actions if not o.startswith("--no-")]
-        raise ConfigError(f"command line: {no_field(word.removeprefix('--').partition('=')[0], known)}")
+        known = [
+            o.removeprefix("--") for o in self._option_string_actions if not o.startswith("--no-")
+        ]
+        raise ConfigError(
+            f"command line: {no_field(word.removeprefix('--').partition('=')[0], known)}"
+        )

@@ -29,12 +29,19 @@ def no_field(name: str, known: type[BaseModel] | Iterable[str]) -> str:
 def stray(word: str) -> str:
     """The sentence for a word of the command line that belongs to no field."""
     if word.endswith(".toml"):
-        return f"command line: {word}: there is one job file, before all flags; it may name others that it `extends`"
+        return (
+            f"command line: {word}: there is one job file, before all flags; it may name "
+            f"others that it `extends`"
+        )
     return f"command line: {word!r} is neither a job file (.toml) nor the value of a --field"
 
 
-def explain(error: Exception, model: type[BaseModel], layers: Sequence[Layer], flags: Sequence[str]) -> str:
-    """All mistakes of a job, a line or two each, each with the place it came from; of two layers the first wins."""
+def explain(
+    error: Exception, model: type[BaseModel], layers: Sequence[Layer], flags: Sequence[str]
+) -> str:
+    """All mistakes of a job, a line or two each, each with the place it came from; of two layers
+    the first wins.
+    """
     if not isinstance(error, ValidationError):
         return f"environment or command line: {error}"
     return "\n".join(one(e, model, layers, flags) for e in error.errors(include_url=False))
@@ -42,7 +49,11 @@ def explain(error: Exception, model: type[BaseModel], layers: Sequence[Layer], f
 
 def one(e: Any, model: type[BaseModel], layers: Sequence[Layer], flags: Sequence[str]) -> str:
     """One mistake: `jobs/a.toml: data.alpha: input should be greater than 0, got -1`."""
-    path = [part for part in e["loc"] if isinstance(part, str) and not part.startswith(("tuple", "function"))]
+    path = [
+        part
+        for part in e["loc"]
+        if isinstance(part, str) and not part.startswith(("tuple", "function"))
+    ]
     place = origin(path, layers, flags)
     if e["type"] == "extra_forbidden" and (table := section(model, path[:-1])):
         return f"{place}: {no_field(path[-1], table)}"
@@ -63,14 +74,19 @@ def section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | No
 
 
 def origin(path: Sequence[str], layers: Sequence[Layer], flags: Sequence[str]) -> str:
-    """Where the value at this path was given: flag, variable of the environment or file, and its name there."""
+    """Where the value at this path was given: flag, variable of the environment or file, and its
+    name there.
+    """
     flag = "--" + ".".join(path)
     if any(word.split("=")[0] in (flag, flag.replace("--", "--no-", 1)) for word in flags):
         return f"command line: {flag}"
     for n in range(len(path), 0, -1):  # a variable may hold a whole part, as JSON
         if (variable := PREFIX + "__".join(path[:n]).upper()) in os.environ:
             return f"environment: {variable}"
-    return next((f"{name}: {'.'.join(path)}" for name, values in layers if has(values, path)), ".".join(path))
+    return next(
+        (f"{name}: {'.'.join(path)}" for name, values in layers if has(values, path)),
+        ".".join(path),
+    )
 
 
 def has(values: Any, path: Sequence[str]) -> bool:

@@ -1,4 +1,6 @@
-"""The parts of a job, frozen and checked on entry. The text under a field is its line in `--help`."""
+"""The parts of a job, frozen and checked on entry. The text under a field is its line in
+`--help`.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,9 +13,13 @@ from hpcfed.config.limits import Count, FileName, Names, PositiveInt, Share, des
 
 
 class Part(BaseModel):
-    """A frozen record of settings; refuses unknown fields. The text under each field is its help."""
+    """A frozen record of settings; refuses unknown fields. The text under each field is its
+    help.
+    """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -54,11 +60,15 @@ class Data(Part):
     test_share: Annotated[float, Gt(0), Le(1e6)] = 0.3
     """Size of a client's test set as a share of its training set."""
     public: Count = 0
-    """Public examples, taken from the training set before it is partitioned, or from public_source."""
+    """Public examples, taken from the training set before it is partitioned, or from
+    public_source.
+    """
     public_source: str = ""
     """Another data set with inputs of the same shape, from which the public examples are drawn."""
     vocabulary: Annotated[int, Field(ge=3)] = 10_000
-    """Text: the most frequent so many tokens of the training texts are told apart, padding and unknown included."""
+    """Text: the most frequent so many tokens of the training texts are told apart, padding and
+    unknown included.
+    """
     tokens: PositiveInt = 32
     """Text: length of an example; longer texts are cut, shorter ones filled up."""
 
@@ -66,12 +76,21 @@ class Data(Part):
 class Models(Part):
     """Which client has which architecture."""
 
-    mix: Annotated[Names, Field(min_length=1)] = ("resnet18", "shufflenetv2", "googlenet", "alexnet")
+    mix: Annotated[Names, Field(min_length=1)] = (
+        "resnet18",
+        "shufflenetv2",
+        "googlenet",
+        "alexnet",
+    )
     """Architectures (`hpcfed list models`), separated by commas."""
     assign: Literal["round-robin", "random", "listed"] = "round-robin"
-    """Client k gets mix[k modulo length], a random one, or (listed) the k-th of a list with one per client."""
+    """Client k gets mix[k modulo length], a random one, or (listed) the k-th of a list with one per
+    client.
+    """
     widths: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)] = (1.0,)
-    """Share of each layer's units that clients have (sub-models), assigned as the architectures are."""
+    """Share of each layer's units that clients have (sub-models), assigned as the architectures
+    are.
+    """
     proxy: str = ""
     """A model that every client has beside its own, for methods that share that one."""
     server: str = ""
@@ -102,7 +121,9 @@ class Local(Part):
     steps: PositiveInt | None = None
     """Local steps in one round, instead of epochs."""
     schedule: Literal["constant", "cosine", "step"] = "constant"
-    """Learning rate over rounds: cosine falls to 0 at the last; step is multiplied by decay at each milestone."""
+    """Learning rate over rounds: cosine falls to 0 at the last; step is multiplied by decay at each
+    milestone.
+    """
     milestones: tuple[PositiveInt, ...] = ()
     """Step schedule: the rounds at which the learning rate falls."""
     decay: PositiveFloat = 0.1
@@ -110,16 +131,22 @@ class Local(Part):
     keep_optimiser: bool = False
     """Keep the optimiser's moments from round to round instead of starting anew."""
     augment: Literal["auto", "none", "crop-flip", "simclr", "affine"] = "auto"
-    """Augmentation; auto: affine for digits, simclr where the algorithm wants two views, else none."""
+    """Augmentation; auto: affine for digits, simclr where the algorithm wants two views, else
+    none.
+    """
     stragglers: Share = 0.0
     """Share of a cohort that completes only a random part of its epochs."""
 
 
 class Training(Part):
-    """How local steps are computed; all engines give the same bits, but for stacked, which rounds otherwise."""
+    """How local steps are computed; all engines give the same bits, but for stacked, which rounds
+    otherwise.
+    """
 
     engine: Literal["auto", "eager", "traced", "graphed", "stacked"] = "auto"
-    """Eager: autograd; traced: replayed; graphed: as CUDA graphs; stacked: alike clients at once; auto: what pays."""
+    """Eager: autograd; traced: replayed; graphed: as CUDA graphs; stacked: alike clients at once;
+    auto: what pays.
+    """
     stack: PositiveInt = 16
     """Stacked: clients in a group, which trains on one rank."""
 
@@ -134,9 +161,13 @@ class Checkpoint(Part):
     keep: PositiveInt = 2
     """How many of the newest checkpoints are kept; while one is written the disk holds one more."""
     required: bool = False
-    """Stop when checkpoint or results cannot be written; else the run warns, goes on, and tries again next time."""
+    """Stop when checkpoint or results cannot be written; else the run warns, goes on, and tries
+    again next time.
+    """
     mirror: bool = False
-    """Each rank keeps a copy of its part and of another rank's in memory: no round is repeated when a rank dies."""
+    """Each rank keeps a copy of its part and of another rank's in memory: no round is repeated when
+    a rank dies.
+    """
 
 
 class Log(Part):
@@ -145,7 +176,9 @@ class Log(Part):
     tensorboard: bool = False
     """Event files for TensorBoard, in the run's folder; needs hpcfed[tensorboard]."""
     wandb: bool = False
-    """Weights & Biases: in the run's folder, to be synced, or as WANDB_MODE says; needs hpcfed[wandb]."""
+    """Weights & Biases: in the run's folder, to be synced, or as WANDB_MODE says; needs
+    hpcfed[wandb].
+    """
     mlflow: bool = False
     """MLflow: in the run's folder, or at MLFLOW_TRACKING_URI; needs hpcfed[mlflow]."""
 
@@ -160,20 +193,30 @@ class Run(Part):
     ranks_per_gpu: PositiveInt | None = None
     """Most ranks that may share a GPU; none: any number, with a warning where several do."""
     precision: Literal["float32", "tf32", "bf16"] = "float32"
-    """Of products: tf32 in all that a GPU computes, bf16 in clients' objectives; weights and sums are float32."""
+    """Of products: tf32 in all that a GPU computes, bf16 in clients' objectives; weights and sums
+    are float32.
+    """
     resident: NonNegative = 2.0
-    """GiB of clients' weights and memories that each rank keeps in memory, beside a GPU's; the rest waits on disk."""
+    """GiB of clients' weights and memories that each rank keeps in memory, beside a GPU's; the rest
+    waits on disk.
+    """
     speeds: tuple[PositiveFloat, ...] = ()
-    """Speed of each rank, or of each node, relative to one another: clients are placed by it. Default: all alike."""
+    """Speed of each rank, or of each node, relative to one another: clients are placed by it.
+    Default: all alike.
+    """
     rebalance: Count = 2
     """Move clients between ranks by measured cost after so many rounds; 0: never."""
     on_client_fault: Literal["stop", "drop"] = "stop"
-    """A client that diverges, runs out of memory or has bad data ends the run, or leaves the round."""
+    """A client that diverges, runs out of memory or has bad data ends the run, or leaves the
+    round.
+    """
     grace: PositiveFloat = 10.0
     """Seconds from a signal to the end of the run: half for the clients in hand, half to save."""
     watchdog: NonNegative = 1800.0
     """Seconds in which no rank gets on, after which the run ends; 0: never."""
     on_fault: Literal["shrink", "restart", "stop"] = "shrink"
-    """A rank dies. Shrink: the others go on, where MPI has ULFM, else as restart. Restart: end with status 75."""
+    """A rank dies. Shrink: the others go on, where MPI has ULFM, else as restart. Restart: end with
+    status 75.
+    """
     max_restarts: Count = 10
     """`hpcfed supervise` starts the run again at most so many times."""

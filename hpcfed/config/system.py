@@ -9,12 +9,16 @@ from hpcfed.config.parts import NonNegative, Part
 
 
 class System(Part):
-    """The clients' devices and network, in virtual time: a model of theirs, not of the machine that simulates."""
+    """The clients' devices and network, in virtual time: a model of theirs, not of the machine that
+    simulates.
+    """
 
     distribution: Literal["equal", "uniform", "lognormal", "file"] = "equal"
     """How speed, bandwidth and latency differ between clients; file: as it says."""
     spread: NonNegative = 0.5
-    """Uniform: factors from 1 - spread to 1 + spread; lognormal: standard deviation of their logarithms."""
+    """Uniform: factors from 1 - spread to 1 + spread; lognormal: standard deviation of their
+    logarithms.
+    """
     speed: PositiveFloat = 1e10
     """Multiply-adds per second of the median device."""
     bandwidth: PositiveFloat = 1e6
@@ -28,12 +32,16 @@ class System(Part):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a client is lost in the middle of its work and never reports."""
     deadline: PositiveFloat | None = None
-    """Virtual seconds after which a round closes; who would be later is left out, or does what fits."""
+    """Virtual seconds after which a round closes; who would be later is left out, or does what
+    fits.
+    """
 
     @model_validator(mode="after")
     def agrees(self) -> Self:
         if (self.distribution == "file") != (self.file is not None):
             raise ValueError("distribution = 'file' and file go together: set both or none")
         if self.distribution == "uniform" and self.spread >= 1:
-            raise ValueError(f"distribution = 'uniform' needs spread < 1, but it is {self.spread:g}")
+            raise ValueError(
+                f"distribution = 'uniform' needs spread < 1, but it is {self.spread:g}"
+            )
         return self

@@ -1,6 +1,7 @@
 """Examples: where they come from, which client holds which, and how they are varied in training.
 
-The registries of data sets and partitions stand here: names and lines, without the code behind them.
+The registries of data sets and partitions stand here: names and lines, without the code behind
+them.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from hpcfed.registry import Entry
 
 @dataclass(frozen=True)
 class Scheme(Entry):
-    """One partition: its target is called as function(pool, settings, clients, g) and returns the clients' shares.
+    """One partition: its target is called as function(pool, settings, clients, g) and returns the
+    clients' shares.
 
     complete: whether every example goes to some client.
     """
@@ -24,12 +26,20 @@ def _vision(line: str, cite: str) -> Entry:
 
 DATASETS = {  # a target is called as function(name, root, download, text) and returns a DataSet
     "cifar10": _vision("photographs, 10 classes, 50,000 + 10,000, 3x32x32", "krizhevsky2009cifar"),
-    "cifar100": _vision("photographs, 100 classes, 50,000 + 10,000, 3x32x32", "krizhevsky2009cifar"),
+    "cifar100": _vision(
+        "photographs, 100 classes, 50,000 + 10,000, 3x32x32", "krizhevsky2009cifar"
+    ),
     "mnist": _vision("handwritten digits, 10 classes, 60,000 + 10,000, 1x28x28", "lecun1998mnist"),
     "fashion-mnist": _vision("clothes, 10 classes, 60,000 + 10,000, 1x28x28", "xiao2017fashion"),
-    "emnist-letters": _vision("handwritten letters, 26 classes, 124,800 + 20,800, 1x28x28", "cohen2017emnist"),
-    "emnist-balanced": _vision("digits and letters, 47 classes, 112,800 + 18,800, 1x28x28", "cohen2017emnist"),
-    "emnist-digits": _vision("handwritten digits, 10 classes, 240,000 + 40,000, 1x28x28", "cohen2017emnist"),
+    "emnist-letters": _vision(
+        "handwritten letters, 26 classes, 124,800 + 20,800, 1x28x28", "cohen2017emnist"
+    ),
+    "emnist-balanced": _vision(
+        "digits and letters, 47 classes, 112,800 + 18,800, 1x28x28", "cohen2017emnist"
+    ),
+    "emnist-digits": _vision(
+        "handwritten digits, 10 classes, 240,000 + 40,000, 1x28x28", "cohen2017emnist"
+    ),
     "svhn": _vision("house numbers, 10 classes, 73,257 + 26,032, 3x32x32", "netzer2011svhn"),
     "usps": _vision("digits from envelopes, 10 classes, 7,291 + 2,007, 1x16x16", "hull1994usps"),
     "digits": Entry(
@@ -43,12 +53,16 @@ DATASETS = {  # a target is called as function(name, root, download, text) and r
         "li2020",
     ),
     "sentiment140": Entry(
-        "hpcfed.data.sentiment140:load", "tweets, negative or positive, 1,600,000 + 359, tokens", "go2009"
+        "hpcfed.data.sentiment140:load",
+        "tweets, negative or positive, 1,600,000 + 359, tokens",
+        "go2009",
     ),
 }
 
 PARTITIONS = {
-    "iid": Scheme("hpcfed.data.partition:iid", "at random, equal sizes", "mcmahan2017", complete=True),
+    "iid": Scheme(
+        "hpcfed.data.partition:iid", "at random, equal sizes", "mcmahan2017", complete=True
+    ),
     "dirichlet": Scheme(
         "hpcfed.data.partition:dirichlet",
         "class proportions from Dirichlet(alpha); sizes equal (a few left over) or free",
@@ -65,6 +79,10 @@ PARTITIONS = {
         "mcmahan2017",
         complete=True,
     ),
-    "quantity": Scheme("hpcfed.data.partition:quantity", "log-normal sizes, labels at random", complete=True),
-    "natural": Scheme("hpcfed.data.partition:natural", "by the users that the data come from", complete=True),
+    "quantity": Scheme(
+        "hpcfed.data.partition:quantity", "log-normal sizes, labels at random", complete=True
+    ),
+    "natural": Scheme(
+        "hpcfed.data.partition:natural", "by the users that the data come from", complete=True
+    ),
 }

@@ -10,9 +10,15 @@ from hpcfed.data.crop import uniform
 
 
 def affine(
-    x: Tensor, g: torch.Generator, n_views: int = 1, degrees: float = 15, shift: float = 0.1, zoom: float = 0.1
+    x: Tensor,
+    g: torch.Generator,
+    n_views: int = 1,
+    degrees: float = 15,
+    shift: float = 0.1,
+    zoom: float = 0.1,
 ) -> Tensor:
-    """Turn by up to `degrees`, scale by 1 +- zoom, shift by up to `shift` of the size; bilinear, black outside.
+    """Turn by up to `degrees`, scale by 1 +- zoom, shift by up to `shift` of the size; bilinear,
+    black outside.
 
     x: [B, C, H, W], float32.  Returns [n_views * B, C, H, W].
     """
@@ -20,15 +26,20 @@ def affine(
     draws = 2 * uniform(g, len(x), 4, x.device) - 1  # [V * B, 4]: angle, size, right, down
     angle, size = draws[:, 0] * math.radians(degrees), 1 + draws[:, 1] * zoom
     cos, sin = angle.cos() / size, angle.sin() / size
-    right, down = 2 * shift * draws[:, 2], 2 * shift * draws[:, 3]  # grid_sample's images are 2 wide
+    right, down = (
+        2 * shift * draws[:, 2],
+        2 * shift * draws[:, 3],
+    )  # grid_sample's images are 2 wide
     return moved(x, torch.stack([cos, -sin, right, sin, cos, down], 1).view(-1, 2, 3))
 
 
 def moved(x: Tensor, matrix: Tensor) -> Tensor:
-    """Pixel (a, b) of result i is what lies at matrix[i] @ (a, b, 1) in image i, where images are -1..1 each way.
+    """Pixel (a, b) of result i is what lies at matrix[i] @ (a, b, 1) in image i, where images are
+    -1..1 each way.
 
-    x: [B, C, H, W], float32.  matrix: [B, 2, 3].  Returns [B, C, H, W].  As affine_grid and grid_sample, without
-    affine_grid's product for each pixel, which takes four times as long as the sampling of a small image.
+    x: [B, C, H, W], float32.  matrix: [B, 2, 3].  Returns [B, C, H, W].  As affine_grid and
+    grid_sample, without affine_grid's product for each pixel, which takes four times as long as the
+    sampling of a small image.
     """
     a, b, start = (part[:, None, None] for part in matrix.unbind(2))  # [B, 1, 1, 2]
     grid = a * _centres(x, 3)[:, None] + (b * _centres(x, 2)[:, None, None] + start)  # [B, H, W, 2]

@@ -10,15 +10,17 @@ EPS = 1e-6  # examples; smaller differences are rounding
 def allocate(
     mix: np.ndarray, supply: np.ndarray, size: int, spill: bool, g: np.random.Generator
 ) -> np.ndarray:
-    """Give every client `size` examples in the proportions of its mix, as far as the classes have them.
+    """Give every client `size` examples in the proportions of its mix, as far as the classes have
+    them.
 
     mix: [K, C], >= 0, each row a client's class proportions.  supply: [C] examples there are.
-    spill: whether a client whose classes have run out takes from the others; then every client gets exactly
-    `size`, provided K * size <= supply.sum().  Returns [K, C], int64, column sums <= supply.
+    spill: whether a client whose classes have run out takes from the others; then every client gets
+    exactly `size`, provided K * size <= supply.sum().  Returns [K, C], int64, column sums <=
+    supply.
 
-    All clients ask at once; where a class is asked for more than it has, all its takers are cut by the same
-    factor, and what they lack they ask of the classes that have some left, again in their own proportions,
-    until nobody lacks anything.  So no client comes first.
+    All clients ask at once; where a class is asked for more than it has, all its takers are cut by
+    the same factor, and what they lack they ask of the classes that have some left, again in their
+    own proportions, until nobody lacks anything.  So no client comes first.
     """
     return _whole(_fill(mix, supply, size, spill), mix, supply, size, spill, g)
 
@@ -42,14 +44,23 @@ def _fill(mix: np.ndarray, supply: np.ndarray, size: int, spill: bool) -> np.nda
 
 
 def _whole(
-    got: np.ndarray, mix: np.ndarray, supply: np.ndarray, size: int, spill: bool, g: np.random.Generator
+    got: np.ndarray,
+    mix: np.ndarray,
+    supply: np.ndarray,
+    size: int,
+    spill: bool,
+    g: np.random.Generator,
 ) -> np.ndarray:
-    """Round down, then give what is missing one by one, clients in random order, largest fraction first."""
+    """Round down, then give what is missing one by one, clients in random order, largest fraction
+    first.
+    """
     whole = np.floor(got + EPS).astype(np.int64)
     left, missing = supply - whole.sum(0), size - whole.sum(1)
     for k in g.permutation(len(whole)):
         order = [c for c in np.argsort(whole[k] - got[k], kind="stable") if spill or mix[k, c] > 0]
-        for c, most in chain(((c, 1) for c in order), ((c, size) for c in order)):  # one of each class before more
+        for c, most in chain(
+            ((c, 1) for c in order), ((c, size) for c in order)
+        ):  # one of each class before more
             if not missing[k]:
                 break
             extra = min(missing[k], left[c], most)
@@ -68,6 +79,10 @@ def deal(labels: np.ndarray, counts: np.ndarray, g: np.random.Generator) -> list
     supply = np.bincount(labels, minlength=classes)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(supply)[:-1])
     shuffled = np.concatenate([g.permutation(members) for members in by_class])
-    shares = np.vstack([counts, supply - counts.sum(0)]).T  # [C, K + 1], the last of what nobody gets
-    owner = np.repeat(np.tile(np.arange(nobody + 1), classes), shares.ravel())  # of each of the shuffled
+    shares = np.vstack(
+        [counts, supply - counts.sum(0)]
+    ).T  # [C, K + 1], the last of what nobody gets
+    owner = np.repeat(
+        np.tile(np.arange(nobody + 1), classes), shares.ravel()
+    )  # of each of the shuffled
     return [shuffled[owner == k] for k in range(nobody)]

@@ -1,7 +1,8 @@
-"""Views of a batch of images: normalised, cropped, flipped and with changed colours, a whole batch at a time.
+"""Views of a batch of images: normalised, cropped, flipped and with changed colours, a whole batch
+at a time.
 
-Every draw comes from the given generator, on its device; parameters are drawn for each example on its own,
-so what becomes of an example does not depend on its neighbours.
+Every draw comes from the given generator, on its device; parameters are drawn for each example on
+its own, so what becomes of an example does not depend on its neighbours.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +21,21 @@ from hpcfed.rng import shuffled
 
 
 class Policy(NamedTuple):
-    """apply(x, g, V) -> V views of all images, [V * B, C, H, W], new, view by view, not normalised; a line about it."""
+    """apply(x, g, V) -> V views of all images, [V * B, C, H, W], new, view by view, not normalised;
+    a line about it.
+    """
 
     apply: Callable[[Tensor, torch.Generator, int], Tensor]
     about: str
 
 
 def views(
-    x: Tensor, n_views: int, policy: str, mean: Sequence[float], std: Sequence[float], g: torch.Generator
+    x: Tensor,
+    n_views: int,
+    policy: str,
+    mean: Sequence[float],
+    std: Sequence[float],
+    g: torch.Generator,
 ) -> list[Tensor]:
     """Draw n_views independent views of every image, by one of POLICIES, normalised.
 
@@ -43,12 +51,13 @@ def views(
 def simclr(x: Tensor, g: torch.Generator, n_views: int = 1, flip: float = 0.5) -> Tensor:
     """Crop and resize, flip, change colours with probability 0.8, make grey with probability 0.2.
 
-    x: [B, C, H, W].  Returns [n_views * B, C, H, W], float32 in 0..1.  Other than three channels: brightness and
-    contrast only.  flip: probability of a horizontal flip; the authors flip digits and letters too.
+    x: [B, C, H, W].  Returns [n_views * B, C, H, W], float32 in 0..1.  Other than three channels:
+    brightness and contrast only.  flip: probability of a horizontal flip; the authors flip digits
+    and letters too.
 
     Chen et al. (SimCLR), ICML 2020, appendix A; settings of FedClassAvg's code (supcon_utils.py).
-    Deviations: the four changes of colour come in one random order a batch instead of one an image and view; no
-    rounding to 256 levels between the steps.
+    Deviations: the four changes of colour come in one random order a batch instead of one an image
+    and view; no rounding to 256 levels between the steps.
     """
     order = shuffled(4, g)
     boxes = uniform(g, n_views * len(x), crop.DRAWS, x.device)
@@ -56,19 +65,26 @@ def simclr(x: Tensor, g: torch.Generator, n_views: int = 1, flip: float = 0.5) -
     return colour.jitter_(made, order, uniform(g, len(made), colour.DRAWS, x.device))
 
 
-def crop_flip(x: Tensor, g: torch.Generator, n_views: int = 1, flip: float = 0.5, padding: int = 4) -> Tensor:
+def crop_flip(
+    x: Tensor, g: torch.Generator, n_views: int = 1, flip: float = 0.5, padding: int = 4
+) -> Tensor:
     """Pad with black, crop at random to the old size, flip with probability `flip`.
 
-    x: [B, C, H, W], any type.  Returns [n_views * B, C, H, W], same type.  He et al., CVPR 2016, section 4.2.
+    x: [B, C, H, W], any type.  Returns [n_views * B, C, H, W], same type.  He et al., CVPR 2016,
+    section 4.2.
     """
     n, _, height, width = x.shape
     draws = uniform(g, n_views * n, 3, x.device)  # [V * B, 3]
     top, left = (draws[:, :2] * (2 * padding + 1)).long().unbind(1)
     mirrored = draws[:, 2] < flip
-    left = torch.where(mirrored, 2 * padding - left, left)  # of the same window in the flipped image
+    left = torch.where(
+        mirrored, 2 * padding - left, left
+    )  # of the same window in the flipped image
     # whole windows are copied: to look up each pixel by its row and column takes four times as long
     both = pad(torch.stack([x, x.flip(3)]), [padding] * 4)
-    windows = both.unfold(3, height, 1).unfold(4, width, 1)  # [2, B, C, top, left, H, W], not copied
+    windows = both.unfold(3, height, 1).unfold(
+        4, width, 1
+    )  # [2, B, C, top, left, H, W], not copied
     return windows[mirrored.long(), torch.arange(n, device=x.device).repeat(n_views), :, top, left]
 
 
@@ -80,6 +96,9 @@ def unchanged(x: Tensor, g: torch.Generator, n_views: int = 1) -> Tensor:
 POLICIES: dict[str, Policy] = {
     "simclr": Policy(simclr, "resized crop, flip, colour jitter, grey (FedClassAvg)"),
     "crop-flip": Policy(crop_flip, "shift by up to 4 pixels, flip"),
-    "affine": Policy(lambda x, g, n: affine(floats(x), g, n), "small rotation, shift and zoom; for digits, letters"),
+    "affine": Policy(
+        lambda x, g, n: affine(floats(x), g, n),
+        "small rotation, shift and zoom; for digits, letters",
+    ),
     "none": Policy(unchanged, "images as they are"),
 }

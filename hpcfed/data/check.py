@@ -1,4 +1,6 @@
-"""What users' files may hold: each check names the file, the array, the index and the value that is wrong."""
+"""What users' files may hold: each check names the file, the array, the index and the value that is
+wrong.
+"""
 
 import numpy as np
 
@@ -10,12 +12,14 @@ MOST = 2**31  # of labels, tokens and indices: more would be no array that fits 
 def images(x: np.ndarray, where: str) -> np.ndarray:
     """Images as [n, channels, height, width], uint8 or float32.
 
-    x: [n, h, w], or [n, h, w, c], or [n, c, h, w] where only the second axis can be channels (1..4 of them).
-    Integers must lie in 0..255, floats must be finite.  Raises DataError; `where` opens its message.
+    x: [n, h, w], or [n, h, w, c], or [n, c, h, w] where only the second axis can be channels (1..4
+    of them). Integers must lie in 0..255, floats must be finite.  Raises DataError; `where` opens
+    its message.
     """
     if x.ndim not in (3, 4) or 0 in x.shape:
         raise DataError(
-            f"{where}: shape {list(x.shape)} holds no images; store [n, height, width], or channels last"
+            f"{where}: shape {list(x.shape)} holds no images; store [n, height, width], or "
+            f"channels last"
         )
     if x.ndim == 3:
         return pixels(x, where)[:, None]
@@ -29,7 +33,9 @@ def pixels(x: np.ndarray, where: str) -> np.ndarray:
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind in "iu":
-        first_bad(x, (x < 0) | (x > 255), where, "integer pixels lie in 0..255; store them as uint8")
+        first_bad(
+            x, (x < 0) | (x > 255), where, "integer pixels lie in 0..255; store them as uint8"
+        )
         return x.astype(np.uint8)
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
@@ -42,7 +48,9 @@ def pixels(x: np.ndarray, where: str) -> np.ndarray:
 def texts(x: np.ndarray, where: str) -> np.ndarray:
     """Texts as [n], str; bytes must be UTF-8.  Raises DataError."""
     if x.ndim != 1 or not len(x) or not x.dtype.itemsize:
-        raise DataError(f"{where}: {x.dtype} {list(x.shape)} holds no texts; store one string an example, [n]")
+        raise DataError(
+            f"{where}: {x.dtype} {list(x.shape)} holds no texts; store one string an example, [n]"
+        )
     decoded = np.empty(len(x), object)
     for i, text in enumerate(x):
         if not isinstance(text, bytes | str):
@@ -50,39 +58,60 @@ def texts(x: np.ndarray, where: str) -> np.ndarray:
         try:
             decoded[i] = text.decode() if isinstance(text, bytes) else str(text)
         except UnicodeDecodeError as error:
-            raise DataError(f"{where}: text {i} is not UTF-8: {error}; store it as UTF-8") from error
+            raise DataError(
+                f"{where}: text {i} is not UTF-8: {error}; store it as UTF-8"
+            ) from error
     return decoded
 
 
 def tokens(x: np.ndarray, vocabulary: int, where: str) -> np.ndarray:
-    """Tokens as [n, L], int32; raises DataError for anything but whole numbers in 0..vocabulary-1."""
+    """Tokens as [n, L], int32; raises DataError for anything but whole numbers in
+    0..vocabulary-1.
+    """
     if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "iu":
         raise DataError(
-            f"{where}: {x.dtype} {list(x.shape)} holds no tokens, though the file has a vocabulary; "
+            f"{where}: {x.dtype} {list(x.shape)} holds no tokens, though the file has a "
+            f"vocabulary; "
             "store integers [n, length], 0 for padding"
         )
-    first_bad(x, (x < 0) | (x >= vocabulary), where, f"tokens lie in 0..{vocabulary - 1}, below the vocabulary")
+    first_bad(
+        x,
+        (x < 0) | (x >= vocabulary),
+        where,
+        f"tokens lie in 0..{vocabulary - 1}, below the vocabulary",
+    )
     return x.astype(np.int32)
 
 
 def vocabulary(given: object, where: str) -> int:
-    """How many different tokens a file says there are; 0 for images. Raises DataError for anything else."""
+    """How many different tokens a file says there are; 0 for images. Raises DataError for anything
+    else.
+    """
     number = np.asarray(given)
     if number.shape != () or number.dtype.kind not in "iu" or not 0 <= number <= MOST:
-        raise DataError(f"{where}: is {str(given)[:50]}; store one whole number, the number of different tokens")
+        raise DataError(
+            f"{where}: is {str(given)[:50]}; store one whole number, the number of different tokens"
+        )
     return int(number)
 
 
 def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
-    """Labels as [n], int64, not negative; [n, 1] and whole floats are accepted.  Raises DataError."""
+    """Labels as [n], int64, not negative; [n, 1] and whole floats are accepted.  Raises
+    DataError.
+    """
     if y.shape == (n, 1):
         y = y[:, 0]
     if y.shape != (n,):
-        raise DataError(f"{where}: shape {list(y.shape)}, but there are {n} examples; store one label an example")
+        raise DataError(
+            f"{where}: shape {list(y.shape)}, but there are {n} examples; store one label an "
+            f"example"
+        )
     if y.dtype.kind not in "iuf":
         raise DataError(f"{where}: dtype {y.dtype} is no label; store int64, 0..C-1")
     if y.dtype.kind == "f":
-        first_bad(y, ~np.isfinite(y) | (y != np.round(y)), where, "a label is a whole number, 0..C-1")
+        first_bad(
+            y, ~np.isfinite(y) | (y != np.round(y)), where, "a label is a whole number, 0..C-1"
+        )
     first_bad(y, (y < 0) | (y > MOST), where, "a label lies in 0..C-1")
     return y.astype(np.int64)
 
@@ -90,7 +119,8 @@ def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
 def classes(given: list[str] | None, y: np.ndarray, where: str) -> tuple[str, ...]:
     """The class names: those given, else "0".."C-1" with C from the largest label.
 
-    y: [n], the training labels.  Raises DataError for a label outside the names; without names, from n on.
+    y: [n], the training labels.  Raises DataError for a label outside the names; without names,
+    from n on.
     """
     below(y, len(y) if given is None else len(given), where)
     return tuple(map(str, range(int(y.max()) + 1) if given is None else given))
@@ -98,14 +128,17 @@ def classes(given: list[str] | None, y: np.ndarray, where: str) -> tuple[str, ..
 
 def below(y: np.ndarray, n_classes: int, where: str) -> None:
     """Raise DataError for a label that is not below n_classes."""
-    first_bad(y, y >= n_classes, where, f"a label lies in 0..C-1, and C is at most {n_classes} here")
+    first_bad(
+        y, y >= n_classes, where, f"a label lies in 0..C-1, and C is at most {n_classes} here"
+    )
 
 
 def users(ids: np.ndarray, n: int, where: str) -> np.ndarray:
     """User ids, [n], integers or text; raises DataError."""
     if ids.shape != (n,) or ids.dtype.kind not in "iuSUO":
         raise DataError(
-            f"{where}: {ids.dtype} {list(ids.shape)}; store one user an example, [{n}] integers or text"
+            f"{where}: {ids.dtype} {list(ids.shape)}; store one user an example, [{n}] integers "
+            f"or text"
         )
     return ids if ids.dtype.kind in "iu" else texts(ids, where).astype(str)
 

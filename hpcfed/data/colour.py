@@ -1,7 +1,8 @@
 """Changes of colour for a batch of images in 0..1, each image with its own factor, in place.
 
-x: [B, C, H, W], float32, 0..1, overwritten; factor: [B].  All but grey return x, as the functions of the same
-names (without the underscore) in torchvision.transforms.v2.functional do for one factor.
+x: [B, C, H, W], float32, 0..1, overwritten; factor: [B].  All but grey return x, as the functions
+of the same names (without the underscore) in torchvision.transforms.v2.functional do for one
+factor.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-GREY = (0.2989, 0.587, 0.114)  # weights of red, green, blue; ITU-R BT.601 as torchvision rounds them
+GREY = (
+    0.2989,
+    0.587,
+    0.114,
+)  # weights of red, green, blue; ITU-R BT.601 as torchvision rounds them
 STRENGTH = (0.4, 0.4, 0.4, 0.1)  # of brightness, contrast, saturation, hue
 NEUTRAL = (1, 1, 1, 0)  # the factors that change nothing
 JITTERED, GREYED = 0.8, 0.2  # probabilities
@@ -20,10 +25,12 @@ TINY = 1e-30  # a chroma to divide by where there is none
 
 
 def jitter_(x: Tensor, order: Sequence[int], draws: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue in the given order with probability 0.8, then grey with 0.2.
+    """Brightness, contrast, saturation and hue in the given order with probability 0.8, then grey
+    with 0.2.
 
     order: a permutation of 0..3.  draws: [B, DRAWS], uniform.
-    Saturation, hue and grey exist for three channels alone.  Sources: see `hpcfed.data.augment.simclr`.
+    Saturation, hue and grey exist for three channels alone.  Sources: see
+    `hpcfed.data.augment.simclr`.
     """
     changed = draws[:, 4:5] < JITTERED
     amount = (2 * draws[:, :4] - 1) * changed * _numbers(STRENGTH, x.device)  # [B, 4]
@@ -44,7 +51,9 @@ def adjust_brightness_(x: Tensor, factor: Tensor) -> Tensor:
 def adjust_contrast_(x: Tensor, factor: Tensor) -> Tensor:
     """Away from (factor > 1) or towards the image's mean grey level."""
     level = grey(x.mean((2, 3), keepdim=True))
-    return x.mul_(_each(factor)).add_(level.mul_(1 - _each(factor))).clamp_(0, 1)  # lerp_ takes seven times as long
+    return (
+        x.mul_(_each(factor)).add_(level.mul_(1 - _each(factor))).clamp_(0, 1)
+    )  # lerp_ takes seven times as long
 
 
 def adjust_saturation_(x: Tensor, factor: Tensor) -> Tensor:
@@ -55,12 +64,15 @@ def adjust_saturation_(x: Tensor, factor: Tensor) -> Tensor:
 def adjust_hue_(x: Tensor, factor: Tensor) -> Tensor:
     """Turn the hue by factor, -1/3..1/3 of the full circle; three channels.
 
-    A channel is the least of the three plus the chroma times 2 - d, clamped to 0..1, where d, 0..3, is the distance
-    on the circle, in sixths, from the hue to the channel's own.  Smith, SIGGRAPH 1978.
+    A channel is the least of the three plus the chroma times 2 - d, clamped to 0..1, where d, 0..3,
+    is the distance on the circle, in sixths, from the hue to the channel's own.  Smith, SIGGRAPH
+    1978.
     """
     hue, chroma, least = _hue_chroma_least(x)
     away = 6 * _each(factor) - _numbers(PRIMARIES, x.device).view(3, 1, 1)  # [B, 3, 1, 1]
-    torch.add(hue, away, out=x)  # how far it has turned from each primary, -7..7: | |x| - 3 | is 3 - d
+    torch.add(
+        hue, away, out=x
+    )  # how far it has turned from each primary, -7..7: | |x| - 3 | is 3 - d
     return x.abs_().sub_(3).abs_().clamp_(1, 2).mul_(chroma).add_(least.sub_(chroma))
 
 
@@ -73,10 +85,11 @@ def grey(x: Tensor) -> Tensor:
 
 
 def _hue_chroma_least(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Hue (in sixths of the circle, -3..3; any where grey), chroma and smallest channel, [B, 1, H, W] each.
+    """Hue (in sixths of the circle, -3..3; any where grey), chroma and smallest channel, [B, 1, H,
+    W] each.
 
-    The usual three cases in one: 1 + (green + blue - red - least) / chroma sixths from red, towards green where there
-    is no less of it than of blue, else towards blue.
+    The usual three cases in one: 1 + (green + blue - red - least) / chroma sixths from red, towards
+    green where there is no less of it than of blue, else towards blue.
     """
     red, green, blue = x.split(1, 1)
     least, most = torch.minimum(red, green), torch.maximum(red, green)

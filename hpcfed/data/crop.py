@@ -17,22 +17,28 @@ def uniform(g: torch.Generator, n: int, draws: int, device: torch.device) -> Ten
     return torch.rand(n, draws, generator=g, device=g.device).to(device)
 
 
-def resized_crop(x: Tensor, draws: Tensor, flip: float, scale: tuple[float, float] = SCALE) -> Tensor:
-    """Crop each image at random, resize the crop bilinearly to the full size, flip it with probability flip.
+def resized_crop(
+    x: Tensor, draws: Tensor, flip: float, scale: tuple[float, float] = SCALE
+) -> Tensor:
+    """Crop each image at random, resize the crop bilinearly to the full size, flip it with
+    probability flip.
 
-    x: [B, C, H, W], float32.  draws: [V * B, DRAWS], uniform, those of view v and image i in row v * B + i.
-    Returns [V * B, C, H, W].  As torchvision's RandomResizedCrop and RandomHorizontalFlip, with whole pixels
-    as crop borders.
+    x: [B, C, H, W], float32.  draws: [V * B, DRAWS], uniform, those of view v and image i in row v
+    * B + i. Returns [V * B, C, H, W].  As torchvision's RandomResizedCrop and RandomHorizontalFlip,
+    with whole pixels as crop borders.
     """
     return crop(x, *_boxes(draws, *x.shape[2:], scale), mirrored=draws[:, -1] < flip)
 
 
-def crop(x: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, mirrored: Tensor) -> Tensor:
-    """Cut box i out of image i modulo B and resize it bilinearly to the full size; nothing outside the box is seen.
+def crop(
+    x: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, mirrored: Tensor
+) -> Tensor:
+    """Cut box i out of image i modulo B and resize it bilinearly to the full size; nothing outside
+    the box is seen.
 
     x: [B, C, H, W], float32.  top, left, height, width: [V * B], pixels.  mirrored: [V * B], bool.
-    Returns [V * B, C, H, W].  Boxes have sides along the axes, so rows and columns are interpolated one after
-    the other, in 0.6 of grid_sample's time.
+    Returns [V * B, C, H, W].  Boxes have sides along the axes, so rows and columns are interpolated
+    one after the other, in 0.6 of grid_sample's time.
     """
     down, right = _positions(top, height, x.shape[2]), _positions(left, width, x.shape[3])
     right = torch.where(mirrored[:, None], right.flip(1), right)
@@ -40,30 +46,42 @@ def crop(x: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, mi
 
 
 def _positions(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """Where `size` pixels of the result lie along one axis of the image, [V * B, size], in pixels."""
+    """Where `size` pixels of the result lie along one axis of the image, [V * B, size], in
+    pixels.
+    """
     start, end = start[:, None], (start + length - 1)[:, None]
     centres = torch.arange(0.5, size, device=start.device) / size
     return torch.addcmul(start - 0.5, length[:, None], centres).clamp_(start, end)
 
 
 def _rows(x: Tensor, at: Tensor) -> Tensor:
-    """What lies at the heights `at`, [V * B, H], in [B, C, H, W]: rows of the result, [V * B, C * H, W].
+    """What lies at the heights `at`, [V * B, H], in [B, C, H, W]: rows of the result, [V * B, C *
+    H, W].
 
     A row is the weighted sum of two rows of the image, as a bag is of the vectors of two words.
     """
     n, channels, height, width = x.shape
-    pair = at.floor()[:, :, None] + torch.arange(2, device=x.device)  # [V * B, H, 2]; the rows above and below
+    pair = at.floor()[:, :, None] + torch.arange(
+        2, device=x.device
+    )  # [V * B, H, 2]; the rows above and below
     weights = _weights(at[:, :, None] - pair)[:, None].expand(-1, channels, -1, -1)
-    top = height * torch.arange(n * channels, device=x.device).view(n, channels).repeat(len(at) // n, 1)
+    top = height * torch.arange(n * channels, device=x.device).view(n, channels).repeat(
+        len(at) // n, 1
+    )
     rows = top[:, :, None, None] + pair.clamp_(max=height - 1).long()[:, None]  # [V * B, C, H, 2]
     summed = embedding_bag(
-        rows.view(-1, 2), x.reshape(-1, width), mode="sum", per_sample_weights=weights.reshape(-1, 2)
+        rows.view(-1, 2),
+        x.reshape(-1, width),
+        mode="sum",
+        per_sample_weights=weights.reshape(-1, 2),
     )
     return summed.view(len(at), -1, width)
 
 
 def _columns(rows: Tensor, at: Tensor) -> Tensor:
-    """What lies at the widths `at`, [V * B, W], in each row of [V * B, C * H, W]: the same shape."""
+    """What lies at the widths `at`, [V * B, W], in each row of [V * B, C * H, W]: the same
+    shape.
+    """
     columns = torch.arange(rows.shape[2], device=rows.device)
     return torch.bmm(rows, _weights(at[:, None] - columns[:, None]))
 
@@ -73,7 +91,9 @@ def _weights(distance: Tensor) -> Tensor:
     return distance.abs_().neg_().add_(1).clamp_(min=0)
 
 
-def _boxes(draws: Tensor, height: int, width: int, scale: tuple[float, float]) -> tuple[Tensor, ...]:
+def _boxes(
+    draws: Tensor, height: int, width: int, scale: tuple[float, float]
+) -> tuple[Tensor, ...]:
     """top, left, height, width of a crop for each example, [B] each, whole numbers as floats.
 
     draws: [B, DRAWS]: areas, ratios, place; the first attempt that fits is taken.

@@ -11,15 +11,20 @@ from hpcfed.errors import ConfigError, unknown
 def load(name: str, root: Path, download: bool = True, text: Text = TEXT) -> DataSet:
     """The data set of that name, or the one in the file of that name.
 
-    name: one of DATASETS, or a path that ends in .h5, .hdf5 or .npz (as it stands, else below root).
-    root: folder of the data files, where downloads go too.  text: how texts become numbers.  Call it once a
+    name: one of DATASETS, or a path that ends in .h5, .hdf5 or .npz (as it stands, else below
+    root).
+    root: folder of the data files, where downloads go too.  text: how texts become numbers.  Call
+    it once a
     node: it reads all examples.
-    Raises ConfigError for an unknown name, DataError for data that are missing, damaged or unusable.
+    Raises ConfigError for an unknown name, DataError for data that are missing, damaged or
+    unusable.
     """
     if name in DATASETS:
         return DATASETS[name].load()(name, Path(root), download, text)
     if not name.endswith((".h5", ".hdf5", ".npz")):
-        raise ConfigError(unknown("data set", name, DATASETS) + ", or a path that ends in .h5, .hdf5 or .npz")
+        raise ConfigError(
+            unknown("data set", name, DATASETS) + ", or a path that ends in .h5, .hdf5 or .npz"
+        )
     from hpcfed.data import files
 
     path = Path(os.path.expanduser(name))

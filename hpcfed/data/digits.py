@@ -17,12 +17,15 @@ TEST = 360  # of 1797
 def load(*_: object) -> DataSet:
     """1437 training and 360 test scans, 1x16x16, uint8, 10 classes; one fixed stratified split.
 
-    The scans are 8x8 with 17 grey levels, resized bilinearly.  Neither name, folder nor download matters.
-    Alpaydin and Kaynak, UCI, 1998.
+    The scans are 8x8 with 17 grey levels, resized bilinearly.  Neither name, folder nor download
+    matters. Alpaydin and Kaynak, UCI, 1998.
     """
-    # what sklearn.datasets.load_digits reads; importing it takes a second, for which all ranks of a node would wait
+    # what sklearn.datasets.load_digits reads; importing it takes a second, for which all ranks of a
+    # node would wait
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
-    table = np.loadtxt(str(file), delimiter=",", dtype=np.uint8)  # [1797, 65]; 64 pixels and the digit
+    table = np.loadtxt(
+        str(file), delimiter=",", dtype=np.uint8
+    )  # [1797, 65]; 64 pixels and the digit
     y = table[:, -1].astype(np.int64)
     x = _resized(table[:, :-1].reshape(-1, 1, 8, 8))
     test = take(y, apportion(TEST, np.bincount(y)), stream(0, "digits"))
@@ -33,6 +36,10 @@ def load(*_: object) -> DataSet:
 
 
 def _resized(scans: np.ndarray) -> np.ndarray:
-    """[n, 1, 8, 8], 0..16 to [n, 1, 16, 16], 0..255; exact in float32 (sixteenths): the same everywhere."""
-    large = interpolate(torch.from_numpy(scans).float(), size=(16, 16), mode="bilinear", align_corners=False)
+    """[n, 1, 8, 8], 0..16 to [n, 1, 16, 16], 0..255; exact in float32 (sixteenths): the same
+    everywhere.
+    """
+    large = interpolate(
+        torch.from_numpy(scans).float(), size=(16, 16), mode="bilinear", align_corners=False
+    )
     return (large * 255 / 16).round().to(torch.uint8).numpy()

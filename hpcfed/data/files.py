@@ -36,7 +36,9 @@ class Raw:
 
 @dataclass(frozen=True)
 class File:
-    """What a file holds: its splits, the names of the classes, and where x is tokens how many there are."""
+    """What a file holds: its splits, the names of the classes, and where x is tokens how many there
+    are.
+    """
 
     train: Raw
     test: Raw | None
@@ -47,13 +49,15 @@ class File:
 def read(path: Path, text: Text = TEXT) -> DataSet:
     """The data set in an .h5, .hdf5 or .npz file.
 
-    HDF5: groups `train` and `test`, each with `images` (or `x`; or `jpeg_offsets` and `jpeg_body`, beside a
-    `jpeg_header` at the top; or `text`), `labels` (or `y`) and perhaps `users` (or `user_hash`); attribute
-    `classes`: JSON list of names.  With an attribute `vocabulary` V, x is tokens, [n, L], 0..V-1, 0 for padding.
-    NPZ: x_train (or text_train), y_train, x_test, y_test, perhaps users_train, users_test, and vocabulary.
-    Without a test split, a fixed, stratified fifth of the training examples is held out.  Mean and deviation,
-    and the vocabulary of texts, are those of the training split.  text: how texts become numbers.
-    Raises DataError with file, array, index and value for whatever cannot be used.
+    HDF5: groups `train` and `test`, each with `images` (or `x`; or `jpeg_offsets` and `jpeg_body`,
+    beside a `jpeg_header` at the top; or `text`), `labels` (or `y`) and perhaps `users` (or
+    `user_hash`); attribute `classes`: JSON list of names.  With an attribute `vocabulary` V, x is
+    tokens, [n, L], 0..V-1, 0 for padding.
+    NPZ: x_train (or text_train), y_train, x_test, y_test, perhaps users_train, users_test, and
+    vocabulary. Without a test split, a fixed, stratified fifth of the training examples is held
+    out.  Mean and deviation, and the vocabulary of texts, are those of the training split.  text:
+    how texts become numbers. Raises DataError with file, array, index and value for whatever cannot
+    be used.
     """
     with readable(path, ADVICE):
         file = _read_npz(path) if path.suffix == ".npz" else _read_hdf5(path)
@@ -63,12 +67,18 @@ def read(path: Path, text: Text = TEXT) -> DataSet:
 def _read_npz(path: Path) -> File:
     with np.load(path, allow_pickle=False) as file:
         if not isinstance(file, np.lib.npyio.NpzFile):
-            raise DataError(f"{path}: is one array; save x_train, y_train, x_test, y_test with numpy.savez")
+            raise DataError(
+                f"{path}: is one array; save x_train, y_train, x_test, y_test with numpy.savez"
+            )
         fits(sum(member.file_size for member in file.zip.infolist()), str(path))
         train = _raw(path, file, "{}_train", x=("x", "text"), y=("y",))
         tested = any(name in file for name in ("x_test", "text_test", "y_test"))
         test = _raw(path, file, "{}_test", x=("x", "text"), y=("y",)) if tested else None
-        size = check.vocabulary(file["vocabulary"], f"{path}: vocabulary") if "vocabulary" in file else 0
+        size = (
+            check.vocabulary(file["vocabulary"], f"{path}: vocabulary")
+            if "vocabulary" in file
+            else 0
+        )
         return File(train, test, vocabulary=size)
 
 
@@ -76,13 +86,19 @@ def _read_hdf5(path: Path) -> File:
     with hdf5(path) as file:
         if "train" not in file:
             held = ", ".join(file) or "nothing"
-            raise DataError(f"{path}: holds {held}, but no group 'train'; store train/images, train/labels")
+            raise DataError(
+                f"{path}: holds {held}, but no group 'train'; store train/images, train/labels"
+            )
         train = _raw_group(path, file, "train")
         test = _raw_group(path, file, "test") if "test" in file else None
         names = json.loads(file.attrs["classes"]) if "classes" in file.attrs else None
-        vocabulary = check.vocabulary(file.attrs.get("vocabulary", 0), f"{path}: attribute vocabulary")
+        vocabulary = check.vocabulary(
+            file.attrs.get("vocabulary", 0), f"{path}: attribute vocabulary"
+        )
     if names is not None and not (isinstance(names, list) and names):
-        raise DataError(f"{path}: attribute 'classes' is {names!r}; store a JSON list of class names")
+        raise DataError(
+            f"{path}: attribute 'classes' is {names!r}; store a JSON list of class names"
+        )
     return File(train, test, names, vocabulary)
 
 
@@ -97,14 +113,25 @@ def _raw_group(path: Path, file: h5py.File, part: str) -> Raw:
 
 
 def _raw(path: Path, arrays: Mapping, place: str, x: tuple[str, ...], y: tuple[str, ...]) -> Raw:
-    """Pick inputs, labels and users; `place` says where a name stands, as in "train/{}" or "{}_train"."""
-    names = [next((place.format(n) for n in any_of if place.format(n) in arrays), None) for any_of in (x, y)]
+    """Pick inputs, labels and users; `place` says where a name stands, as in "train/{}" or
+    "{}_train".
+    """
+    names = [
+        next((place.format(n) for n in any_of if place.format(n) in arrays), None)
+        for any_of in (x, y)
+    ]
     for found, wanted in zip(names, (x, y), strict=True):
         if found is None:
-            raise DataError(f"{path}: has no {' or '.join(place.format(n) for n in wanted)}; store it there")
-    users = next((u for u in map(place.format, ("users", "user_hash")) if u in arrays), place.format("users"))
+            raise DataError(
+                f"{path}: has no {' or '.join(place.format(n) for n in wanted)}; store it there"
+            )
+    users = next(
+        (u for u in map(place.format, ("users", "user_hash")) if u in arrays), place.format("users")
+    )
     ids = _values(path, arrays, users) if users in arrays else None
-    return Raw(_values(path, arrays, names[0]), _values(path, arrays, names[1]), ids, (*names, users))
+    return Raw(
+        _values(path, arrays, names[0]), _values(path, arrays, names[1]), ids, (*names, users)
+    )
 
 
 def _values(path: Path, arrays: Mapping, name: str) -> np.ndarray:
@@ -113,7 +140,9 @@ def _values(path: Path, arrays: Mapping, name: str) -> np.ndarray:
 
 
 def _decode_jpegs(path: Path, file: h5py.File, part: str) -> np.ndarray:
-    """JPEG files that share a header: file i is the header and jpeg_body[offsets[i] : offsets[i + 1]]."""
+    """JPEG files that share a header: file i is the header and jpeg_body[offsets[i] : offsets[i +
+    1]].
+    """
     names = ("jpeg_header", f"{part}/jpeg_body", f"{part}/jpeg_offsets")
     header, body, offsets = (_values(path, file, name) for name in names)
     header, body = header.tobytes(), body.tobytes()
@@ -126,10 +155,14 @@ def _decode_jpegs(path: Path, file: h5py.File, part: str) -> np.ndarray:
             image = Image.open(io.BytesIO(header + body[start:stop]), formats=["JPEG"])
             decoded.append(np.asarray(image.convert("RGB")))
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"{path}: {part}/jpeg_body: image {i}: {error}; make the file again") from error
+            raise DataError(
+                f"{path}: {part}/jpeg_body: image {i}: {error}; make the file again"
+            ) from error
         if decoded[i].shape != decoded[0].shape:
-            raise DataError(f"{path}: {part}/jpeg_body: image {i} has shape {list(decoded[i].shape)}, image 0 "
-                            f"{list(decoded[0].shape)}; make them alike")  # fmt: skip
+            raise DataError(
+                f"{path}: {part}/jpeg_body: image {i} has shape {list(decoded[i].shape)}, image 0 "
+                f"{list(decoded[0].shape)}; make them alike"
+            )
         fits(decoded[0].nbytes * len(offsets), f"{path}: {part}/jpeg_body")
     return np.stack(decoded)
 
@@ -142,8 +175,10 @@ def _assemble(path: Path, file: File, text: Text) -> DataSet:
         check.below(split.y, len(classes), f"{path}: {raw.names[1]}")
         if split.x.shape[1:] != splits[0].x.shape[1:] or split.x.dtype != splits[0].x.dtype:
             raise DataError(
-                f"{path}: {raw.names[0]} is {split.x.dtype} {list(split.x.shape[1:])} an example, but "
-                f"{train.names[0]} is {splits[0].x.dtype} {list(splits[0].x.shape[1:])}; make them alike"
+                f"{path}: {raw.names[0]} is {split.x.dtype} {list(split.x.shape[1:])} an "
+                f"example, but "
+                f"{train.names[0]} is {splits[0].x.dtype} {list(splits[0].x.shape[1:])}; make "
+                f"them alike"
             )
     if file.test is None:
         splits = _hold_out(splits[0], path)
@@ -151,7 +186,9 @@ def _assemble(path: Path, file: File, text: Text) -> DataSet:
     if splits[0].x.dtype == object:
         with named(path):
             splits, vocabulary = encode(splits, text)
-    return DataSet(path.stem, *splits, classes, *(((), ()) if vocabulary else moments(splits[0].x)), vocabulary)
+    return DataSet(
+        path.stem, *splits, classes, *(((), ()) if vocabulary else moments(splits[0].x)), vocabulary
+    )
 
 
 def _split(path: Path, raw: Raw, vocabulary: int) -> Split:
@@ -172,14 +209,20 @@ def number_users(splits: list[Split]) -> list[Split]:
         names = np.unique(np.concatenate([ids.astype(str) for ids in known]))
         known = [np.searchsorted(names, ids.astype(str)) for ids in known]
     numbers = iter(known)
-    return [s if s.users is None else replace(s, users=next(numbers).astype(np.int64)) for s in splits]
+    return [
+        s if s.users is None else replace(s, users=next(numbers).astype(np.int64)) for s in splits
+    ]
 
 
 def _hold_out(split: Split, path: Path) -> list[Split]:
     size = int(HELD_OUT * len(split.y))
     if not size:
-        raise DataError(f"{path}: {len(split.y)} examples are too few to hold out a test split; store one")
+        raise DataError(
+            f"{path}: {len(split.y)} examples are too few to hold out a test split; store one"
+        )
     test = take(split.y, apportion(size, np.bincount(split.y)), stream(0, "hold-out"))
     train = np.setdiff1d(np.arange(len(split.y)), test)
     users = split.users
-    return [Split(split.x[i], split.y[i], None if users is None else users[i]) for i in (train, test)]
+    return [
+        Split(split.x[i], split.y[i], None if users is None else users[i]) for i in (train, test)
+    ]

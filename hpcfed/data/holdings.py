@@ -11,12 +11,19 @@ from hpcfed.data.readable import hdf5, readable, whole
 from hpcfed.errors import DataError
 from hpcfed.storage.atomic import instead, writing
 
-_NAMES = ("train", "train_sizes", "test", "test_sizes", "public")  # of the arrays in a partition file
+_NAMES = (
+    "train",
+    "train_sizes",
+    "test",
+    "test_sizes",
+    "public",
+)  # of the arrays in a partition file
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Index arrays (int64, sorted): K into the training split, K into the test split, one of public examples.
+    """Index arrays (int64, sorted): K into the training split, K into the test split, one of public
+    examples.
 
     Training sets and public examples are disjoint; test sets of different clients may overlap.
     """
@@ -40,11 +47,18 @@ class Partition:
         return np.stack([np.bincount(labels[part], minlength=classes) for part in self.train])
 
     def save(self, path: Path) -> None:
-        """Write HDF5: `train` and `test`, all indices in a row; `train_sizes`, `test_sizes`, [K]; `public`.
+        """Write HDF5: `train` and `test`, all indices in a row; `train_sizes`, `test_sizes`, [K];
+        `public`.
 
-        Written beside the file and renamed, so that no half file is ever seen. WriteError where the disk refuses.
+        Written beside the file and renamed, so that no half file is ever seen. WriteError where the
+        disk refuses.
         """
-        with writing(path), instead(path) as new, open(new, "w+b") as raw, h5py.File(raw, "w") as file:
+        with (
+            writing(path),
+            instead(path) as new,
+            open(new, "w+b") as raw,
+            h5py.File(raw, "w") as file,
+        ):
             # through Python's file, for HDF5's own way crashes on a full disk
             for name, parts in (("train", self.train), ("test", self.test)):
                 file[name] = np.concatenate(parts)
@@ -55,9 +69,13 @@ class Partition:
     def load(cls, path: Path) -> "Partition":
         """Read what `save` wrote, or a file made like it.
 
-        Raises DataError where it is damaged, or where an example is negative or belongs to two holders.
+        Raises DataError where it is damaged, or where an example is negative or belongs to two
+        holders.
         """
-        with readable(path, "write it with Partition.save, or check data.partition_file"), hdf5(path) as file:
+        with (
+            readable(path, "write it with Partition.save, or check data.partition_file"),
+            hdf5(path) as file,
+        ):
             values = {name: whole(file[name], f"{path}: {name}") for name in _NAMES}
         arrays = {name: _integers(array, f"{path}: {name}") for name, array in values.items()}
         train, test = (_cut(arrays, name, path) for name in ("train", "test"))
@@ -69,7 +87,9 @@ class Partition:
 def _integers(values: np.ndarray, where: str) -> np.ndarray:
     if np.ndim(values) != 1 or (values.size and values.dtype.kind not in "iu"):
         raise DataError(f"{where}: is no row of whole numbers; write the file with Partition.save")
-    check.first_bad(values, (values < 0) | (values > check.MOST), where, f"an index lies in 0..{check.MOST}")
+    check.first_bad(
+        values, (values < 0) | (values > check.MOST), where, f"an index lies in 0..{check.MOST}"
+    )
     return values.astype(np.int64)
 
 
@@ -77,14 +97,17 @@ def _cut(arrays: dict[str, np.ndarray], name: str, path: Path) -> tuple[np.ndarr
     flat, sizes = arrays[name], arrays[f"{name}_sizes"]
     if sizes.sum() != len(flat) or len(sizes) != len(arrays["train_sizes"]) or not len(sizes):
         raise DataError(
-            f"{path}: {name}_sizes: {len(sizes)} clients with {sizes.sum()} examples, but {name} holds "
+            f"{path}: {name}_sizes: {len(sizes)} clients with {sizes.sum()} examples, but {name} "
+            f"holds "
             f"{len(flat)} for {len(arrays['train_sizes'])} clients; use Partition.save"
         )
     return tuple(np.split(flat, np.cumsum(sizes)[:-1]))
 
 
 def _disjoint(partition: Partition, path: Path) -> None:
-    held, times = np.unique(np.concatenate([*partition.train, partition.public]), return_counts=True)
+    held, times = np.unique(
+        np.concatenate([*partition.train, partition.public]), return_counts=True
+    )
     if (times > 1).any():
         twice = held[times > 1][0]
         holders = [f"client {k}" for k, part in enumerate(partition.train) if twice in part]

@@ -1,4 +1,6 @@
-"""Which client holds what: training examples, test examples, and the public data that no client holds."""
+"""Which client holds what: training examples, test examples, and the public data that no client
+holds.
+"""
 
 from pathlib import Path
 from typing import Protocol
@@ -61,18 +63,20 @@ def quantity(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> 
 def natural(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
     """Raises DataError for data that name no users."""
     if pool.users is None:
-        raise DataError("data.partition is 'natural', but these data name no users; take another partition")
+        raise DataError(
+            "data.partition is 'natural', but these data name no users; take another partition"
+        )
     return schemes.natural(pool.users, clients, g)
 
 
 def split(data: DataSet, settings: Settings, clients: int, seed: int) -> Partition:
     """Draw the partition that the job describes, or read it from settings.partition_file.
 
-    First the public examples are taken out of the training split, then train_limit of the others are kept,
-    then the clients share these out; at last each client gets a test set that mirrors its training labels
-    (`sampling.mirror`). The same on every rank for the same seed.
-    Raises DataError where a client gets no example, the data are too few or the file holds another number of
-    public examples than are wanted, ConfigError for settings that the data cannot meet.
+    First the public examples are taken out of the training split, then train_limit of the others
+    are kept, then the clients share these out; at last each client gets a test set that mirrors its
+    training labels (`sampling.mirror`). The same on every rank for the same seed.
+    Raises DataError where a client gets no example, the data are too few or the file holds another
+    number of public examples than are wanted, ConfigError for settings that the data cannot meet.
     """
     if settings.partition_file is not None:
         return _from_file(settings.partition_file, data, clients, settings.public)
@@ -87,17 +91,22 @@ def split(data: DataSet, settings: Settings, clients: int, seed: int) -> Partiti
     return Partition(train, test, apart)
 
 
-def _draw(train: Split, pool: np.ndarray, settings: Settings, clients: int, seed: int) -> schemes.Parts:
+def _draw(
+    train: Split, pool: np.ndarray, settings: Settings, clients: int, seed: int
+) -> schemes.Parts:
     """The clients' shares of the pool, as indices into the pool."""
     draw = find("partition", settings.partition, PARTITIONS).load()
     if not 1 <= clients <= len(pool):
-        raise DataError(f"{clients} clients cannot share {len(pool)} examples; take 1 to {len(pool)} clients")
+        raise DataError(
+            f"{clients} clients cannot share {len(pool)} examples; take 1 to {len(pool)} clients"
+        )
     mine = Split(train.x[:0], train.y[pool], None if train.users is None else train.users[pool])
     parts = draw(mine, settings, clients, stream(seed, "partition"))
     for k, part in enumerate(parts):
         if not len(part):
             raise DataError(
-                f"client {k} of {clients} gets no training example from partition {settings.partition!r} "
+                f"client {k} of {clients} gets no training example from partition "
+                f"{settings.partition!r} "
                 f"with seed {seed}; take fewer clients, a larger alpha or another seed"
             )
     return schemes.halve(parts, settings.halve, stream(seed, "halve"))
@@ -106,19 +115,27 @@ def _draw(train: Split, pool: np.ndarray, settings: Settings, clients: int, seed
 def _from_file(path: Path, data: DataSet, clients: int, public: int) -> Partition:
     partition = Partition.load(path)
     if len(partition.train) != clients:
-        raise DataError(f"{path}: is for {len(partition.train)} clients, the job has {clients}; take as many")
+        raise DataError(
+            f"{path}: is for {len(partition.train)} clients, the job has {clients}; take as many"
+        )
     if public and len(partition.public) != public:
         raise DataError(
-            f"{path}: holds {len(partition.public)} public examples, but data.public is {public}; take a file with as "
+            f"{path}: holds {len(partition.public)} public examples, but data.public is "
+            f"{public}; take a file with as "
             "many, or public data from elsewhere (data.public_source)"
         )
     for k, part in enumerate(partition.train):
         if not len(part):
-            raise DataError(f"{path}: client {k} has no training example; give it one or leave it out")
+            raise DataError(
+                f"{path}: client {k} has no training example; give it one or leave it out"
+            )
     for name, parts, n in (
-        ("train", partition.train, len(data.train.y)), ("test", partition.test, len(data.test.y)),
+        ("train", partition.train, len(data.train.y)),
+        ("test", partition.test, len(data.test.y)),
         ("public", (partition.public,), len(data.train.y)),
-    ):  # fmt: skip
+    ):
         if (high := max(int(part.max(initial=-1)) for part in parts)) >= n:
-            raise DataError(f"{path}: {name} holds index {high}, but {data.name} has only {n} such examples")
+            raise DataError(
+                f"{path}: {name} holds index {high}, but {data.name} has only {n} such examples"
+            )
     return partition

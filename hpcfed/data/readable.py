@@ -1,4 +1,6 @@
-"""Users' files of arrays, opened with care: whatever a library makes of damaged bytes becomes one message."""
+"""Users' files of arrays, opened with care: whatever a library makes of damaged bytes becomes one
+message.
+"""
 
 import os
 import signal
@@ -15,12 +17,17 @@ from hpcfed.data import trial
 from hpcfed.errors import DataError, HpcfedError
 from hpcfed.paths import regular
 
-START, PACE = 60, 2**20  # seconds, and bytes a second, that the trial may take; a damaged file may never end
+START, PACE = (
+    60,
+    2**20,
+)  # seconds, and bytes a second, that the trial may take; a damaged file may never end
 
 
 @contextmanager
 def readable(path: Path, advice: str) -> Iterator[None]:
-    """Turn what the libraries raise inside, over a missing, damaged or foreign file, into a DataError."""
+    """Turn what the libraries raise inside, over a missing, damaged or foreign file, into a
+    DataError.
+    """
     try:
         regular(path)
         yield
@@ -29,7 +36,9 @@ def readable(path: Path, advice: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; {advice}") from error
     except Exception as error:  # h5py, numpy, zipfile and Pillow raise every kind there is
-        raise DataError(f"{path}: cannot be read: {error or type(error).__name__}; {advice}") from error
+        raise DataError(
+            f"{path}: cannot be read: {error or type(error).__name__}; {advice}"
+        ) from error
 
 
 @contextmanager
@@ -43,7 +52,9 @@ def named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def hdf5(path: Path) -> Iterator[h5py.File]:
-    """An HDF5 file, after a process of its own has read it to the end and lived. Raises DataError or OSError."""
+    """An HDF5 file, after a process of its own has read it to the end and lived. Raises DataError
+    or OSError.
+    """
     tried(path)
     with h5py.File(path, "r") as file:
         yield file
@@ -55,8 +66,15 @@ def tried(path: Path) -> None:
     env = os.environ | {"MPI4PY_RC_INITIALIZE": "0"}  # an h5py built for MPI would start it
     command = [sys.executable, "-P", trial.__file__, str(path)]
     try:
-        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              errors="replace", timeout=limit)  # fmt: skip
+        done = subprocess.run(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+        )
     except subprocess.TimeoutExpired as error:
         raise OSError(f"HDF5 does not come to its end within {limit} s") from error
     if done.returncode < 0:
@@ -66,7 +84,9 @@ def tried(path: Path) -> None:
 
 
 def whole(node: h5py.Dataset, where: str) -> np.ndarray:
-    """All values of a dataset. DataError for what is none, or declares more than this machine has memory for."""
+    """All values of a dataset. DataError for what is none, or declares more than this machine has
+    memory for.
+    """
     if not isinstance(node, h5py.Dataset) or node.shape is None:
         raise DataError(f"{where}: is no array; store one there")
     fits(node.nbytes, where)
@@ -76,5 +96,7 @@ def whole(node: h5py.Dataset, where: str) -> np.ndarray:
 def fits(size: int, where: str) -> None:
     """DataError where an array of so many bytes cannot be held; small files can declare it."""
     if size > trial.memory():
-        raise DataError(f"{where}: declares {size / 2**30:.3g} GiB, more than this machine's memory; "
-                        "make the file again, or smaller")  # fmt: skip
+        raise DataError(
+            f"{where}: declares {size / 2**30:.3g} GiB, more than this machine's memory; "
+            "make the file again, or smaller"
+        )

@@ -1,4 +1,6 @@
-"""A data set in memory: two splits as arrays, and the few facts that models and augmentation need."""
+"""A data set in memory: two splits as arrays, and the few facts that models and augmentation
+need.
+"""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +12,9 @@ Arrays = dict[str, np.ndarray]
 
 
 class Text(NamedTuple):
-    """How texts become rows of numbers: at most `vocabulary` different ones, `tokens` of them in a row."""
+    """How texts become rows of numbers: at most `vocabulary` different ones, `tokens` of them in a
+    row.
+    """
 
     vocabulary: int = 10_000
     tokens: int = 32
@@ -23,7 +27,8 @@ TEXT = Text()
 class Split:
     """One split.
 
-    x: [n, channels, height, width], uint8 (0..255) or float32 (0..1); or tokens, [n, L], int32, 0 is padding.
+    x: [n, channels, height, width], uint8 (0..255) or float32 (0..1); or tokens, [n, L], int32, 0
+    is padding.
     y: [n], int64, 0..C-1.
     users: [n], int64, the natural client of each example, or None where the data name none.
     """
@@ -37,9 +42,9 @@ class Split:
 class DataSet:
     """Training and test split of one data set.
 
-    classes: C names.  mean, std: one number a channel, on the 0..1 scale where x is uint8, else on the
-    scale of x; over the training split; empty for tokens.  vocabulary: how many different tokens there are,
-    padding included; 0 for images.
+    classes: C names.  mean, std: one number a channel, on the 0..1 scale where x is uint8, else on
+    the scale of x; over the training split; empty for tokens.  vocabulary: how many different
+    tokens there are, padding included; 0 for images.
     """
 
     name: str
@@ -52,7 +57,9 @@ class DataSet:
 
 
 def to_arrays(data: DataSet) -> Arrays:
-    """The data set as arrays alone, to be shared between the ranks of a node; the facts are JSON bytes."""
+    """The data set as arrays alone, to be shared between the ranks of a node; the facts are JSON
+    bytes.
+    """
     facts = {name: getattr(data, name) for name in ("name", "classes", "mean", "std", "vocabulary")}
     arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
     for part, split in (("train", data.train), ("test", data.test)):
@@ -65,6 +72,8 @@ def from_arrays(arrays: Arrays) -> DataSet:
     """What `to_arrays` took apart; the splits are views of the given arrays, nothing is copied."""
     facts = json.loads(arrays["facts"].tobytes())
     parts = ("train", "test")
-    train, test = (Split(arrays[f"{p}_x"], arrays[f"{p}_y"], arrays.get(f"{p}_users")) for p in parts)
+    train, test = (
+        Split(arrays[f"{p}_x"], arrays[f"{p}_y"], arrays.get(f"{p}_users")) for p in parts
+    )
     rows = {key: tuple(facts[key]) for key in ("classes", "mean", "std")}
     return DataSet(facts["name"], train, test, **rows, vocabulary=facts["vocabulary"])

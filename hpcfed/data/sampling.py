@@ -13,12 +13,15 @@ def take(labels: np.ndarray, counts: np.ndarray, g: np.random.Generator) -> np.n
     order = g.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]  # by class, shuffled inside each class
     grouped = labels[order]
-    place = np.arange(len(grouped)) - np.searchsorted(grouped, grouped)  # how many of its class come before
+    place = np.arange(len(grouped)) - np.searchsorted(
+        grouped, grouped
+    )  # how many of its class come before
     return np.sort(order[place < counts[grouped]])
 
 
 def apportion(total: int, weights: np.ndarray) -> np.ndarray:
-    """Whole numbers that add up to total, as near to proportional to weights as can be (largest remainder).
+    """Whole numbers that add up to total, as near to proportional to weights as can be (largest
+    remainder).
 
     weights: [C], >= 0, not all 0.  Returns [C], int64; each is its exact quota rounded down or up.
     """
@@ -30,12 +33,15 @@ def apportion(total: int, weights: np.ndarray) -> np.ndarray:
 
 
 def limit(labels: np.ndarray, n: int | None, g: np.random.Generator) -> np.ndarray:
-    """Draw n examples, every class in proportion; all of them where n is None or more than there are.
+    """Draw n examples, every class in proportion; all of them where n is None or more than there
+    are.
 
     labels: [m].  Returns sorted indices.  Raises DataError for n < 1.
     """
     if n is not None and n < 1:
-        raise DataError(f"data.train_limit is {n}, so no client would have an example; set at least 1")
+        raise DataError(
+            f"data.train_limit is {n}, so no client would have an example; set at least 1"
+        )
     if n is None or n >= len(labels):
         return np.arange(len(labels))
     return take(labels, apportion(n, np.bincount(labels)), g)
@@ -44,26 +50,35 @@ def limit(labels: np.ndarray, n: int | None, g: np.random.Generator) -> np.ndarr
 def public(labels: np.ndarray, size: int, g: np.random.Generator) -> np.ndarray:
     """Draw the public examples, uniformly; what is left is the clients', so the two are disjoint.
 
-    labels: [n] of the training split.  Returns sorted indices, [size].  Raises DataError if nothing is left.
+    labels: [n] of the training split.  Returns sorted indices, [size].  Raises DataError if nothing
+    is left.
     """
     if not 0 <= size < len(labels):
-        raise DataError(f"data.public is {size}; it lies in 0..{len(labels) - 1}, for the clients need some")
+        raise DataError(
+            f"data.public is {size}; it lies in 0..{len(labels) - 1}, for the clients need some"
+        )
     return np.sort(g.choice(len(labels), size, replace=False))
 
 
 def mirror(
-    labels_train: np.ndarray, part: np.ndarray, labels_test: np.ndarray, share: float, g: np.random.Generator
+    labels_train: np.ndarray,
+    part: np.ndarray,
+    labels_test: np.ndarray,
+    share: float,
+    g: np.random.Generator,
 ) -> np.ndarray:
-    """Draw a client's test set: the test split in the class proportions of the client's training examples.
+    """Draw a client's test set: the test split in the class proportions of the client's training
+    examples.
 
-    part: the client's indices into labels_train, n of them.  labels_test: the pool, common to all clients.
-    Returns sorted indices into labels_test: share * n of them (rounded down, at least 1), no example twice.
-    Where the pool has too few of a class, the whole set shrinks until that class suffices, so that the
-    proportions stay; classes that the pool lacks entirely are left out, and if it lacks all of them the
-    set is empty.
+    part: the client's indices into labels_train, n of them.  labels_test: the pool, common to all
+    clients. Returns sorted indices into labels_test: share * n of them (rounded down, at least 1),
+    no example twice. Where the pool has too few of a class, the whole set shrinks until that class
+    suffices, so that the proportions stay; classes that the pool lacks entirely are left out, and
+    if it lacks all of them the set is empty.
 
     Deviations: the authors draw with replacement, anew in every round, and round down per class
-    (FedClassAvg, github.com/hukla/FedClassAvg, utils.py); a fixed set without repetition has no noise.
+    (FedClassAvg, github.com/hukla/FedClassAvg, utils.py); a fixed set without repetition has no
+    noise.
     """
     size = 1 + max(labels_train.max(initial=0), labels_test.max(initial=0))
     supply = np.bincount(labels_test, minlength=size)

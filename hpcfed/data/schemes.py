@@ -1,8 +1,8 @@
 """The partitions: which client holds which training examples.
 
-Every function takes labels [n] (int64, 0..C-1) and the number of clients K, draws from the generator g, and
-returns K index arrays (int64) into labels, disjoint and without repetition. A client can come out empty;
-`hpcfed.data.partition.split` refuses that.
+Every function takes labels [n] (int64, 0..C-1) and the number of clients K, draws from the
+generator g, and returns K index arrays (int64) into labels, disjoint and without repetition. A
+client can come out empty; `hpcfed.data.partition.split` refuses that.
 """
 
 import numpy as np
@@ -20,10 +20,11 @@ def iid(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
 
 
 def dirichlet(labels: np.ndarray, clients: int, alpha: float, g: np.random.Generator) -> Parts:
-    """Equal sizes: each client gets floor(n / K) examples, mixed by its own draw from Dirichlet(alpha).
+    """Equal sizes: each client gets floor(n / K) examples, mixed by its own draw from
+    Dirichlet(alpha).
 
-    alpha: > 0; smaller is more skewed.  The drawn proportions are followed as far as the classes suffice
-    (`allocate.allocate` says how); n mod K examples, fewer than K, go to nobody.
+    alpha: > 0; smaller is more skewed.  The drawn proportions are followed as far as the classes
+    suffice (`allocate.allocate` says how); n mod K examples, fewer than K, go to nobody.
 
     FedClassAvg, ICPP 2022, section 4.1: "data sizes of all clients were equally distributed".
     Deviations: the authors' code draws free sizes; that is `dirichlet_free`.
@@ -40,13 +41,15 @@ def dirichlet_free(
     smallest: int = 10,
     draws: int = 100,
 ) -> Parts:
-    """Free sizes: each class is shared out by its own Dirichlet(alpha) draw over the clients. Complete.
+    """Free sizes: each class is shared out by its own Dirichlet(alpha) draw over the clients.
+    Complete.
 
-    alpha: > 0.  A client that already holds n / K examples gets nothing of the further classes.  Drawn again
-    until every client holds `smallest` examples (or half of n / K, if that is less), `draws` times at most;
-    then the draw with the largest smallest client stands.
+    alpha: > 0.  A client that already holds n / K examples gets nothing of the further classes.
+    Drawn again until every client holds `smallest` examples (or half of n / K, if that is less),
+    `draws` times at most; then the draw with the largest smallest client stands.
 
-    Yurochkin et al., ICML 2019, arXiv:1905.12022; Li et al. (NIID-Bench), arXiv:2102.02079, noniid-labeldir.
+    Yurochkin et al., ICML 2019, arXiv:1905.12022; Li et al. (NIID-Bench), arXiv:2102.02079,
+    noniid-labeldir.
     Deviations: their cut loses a few examples to rounding, ours is complete.
     """
     _positive("alpha", alpha)
@@ -61,7 +64,9 @@ def dirichlet_free(
     return deal(labels, best, g)
 
 
-def _share_classes(supply: np.ndarray, clients: int, alpha: float, g: np.random.Generator) -> np.ndarray:
+def _share_classes(
+    supply: np.ndarray, clients: int, alpha: float, g: np.random.Generator
+) -> np.ndarray:
     """One draw of NIID-Bench's loop over classes: [K, C] examples, column sums equal to supply."""
     counts = np.zeros((clients, len(supply)), np.int64)
     for c, n in enumerate(supply):
@@ -75,20 +80,23 @@ def _share_classes(supply: np.ndarray, clients: int, alpha: float, g: np.random.
 
 
 def classes(labels: np.ndarray, clients: int, per_client: int, g: np.random.Generator) -> Parts:
-    """Every client holds examples of `per_client` classes; the clients of a class share it out among them.
+    """Every client holds examples of `per_client` classes; the clients of a class share it out
+    among them.
 
-    per_client: 1..C; 2 is FedClassAvg's "skewed".  Each client in turn gets the classes least used so far (in
-    proportion to their examples), ties at random, so all classes occur if K * per_client >= C.  Sizes are
-    equal, floor(n / K), as far as the client's classes have so many examples; the rest goes to nobody.
-    Raises ConfigError for per_client outside 1..C.
+    per_client: 1..C; 2 is FedClassAvg's "skewed".  Each client in turn gets the classes least used
+    so far (in proportion to their examples), ties at random, so all classes occur if K * per_client
+    >= C.  Sizes are equal, floor(n / K), as far as the client's classes have so many examples; the
+    rest goes to nobody. Raises ConfigError for per_client outside 1..C.
 
-    Deviations: the authors draw each client's examples with replacement, so that clients overlap and classes
-    can be missing altogether (github.com/hukla/FedClassAvg, utils.py, noniid-twoclass).
+    Deviations: the authors draw each client's examples with replacement, so that clients overlap
+    and classes can be missing altogether (github.com/hukla/FedClassAvg, utils.py, noniid-twoclass).
     """
     supply = np.bincount(labels)
     present = int((supply > 0).sum())
     if not 1 <= per_client <= present:
-        raise ConfigError(f"data.classes_per_client is {per_client}, but the data have {present} classes")
+        raise ConfigError(
+            f"data.classes_per_client is {per_client}, but the data have {present} classes"
+        )
     mix, used = np.zeros((clients, len(supply))), np.zeros(len(supply))
     for k in range(clients):
         burden = np.where(supply > 0, used / np.maximum(supply, 1), np.inf)
@@ -98,9 +106,11 @@ def classes(labels: np.ndarray, clients: int, per_client: int, g: np.random.Gene
 
 
 def shards(labels: np.ndarray, clients: int, per_client: int, g: np.random.Generator) -> Parts:
-    """Sort by label, cut into K * per_client shards, deal each client `per_client` of them. Complete.
+    """Sort by label, cut into K * per_client shards, deal each client `per_client` of them.
+    Complete.
 
-    Raises ConfigError where there are more shards than examples.  McMahan et al., AISTATS 2017, section 3.
+    Raises ConfigError where there are more shards than examples.  McMahan et al., AISTATS 2017,
+    section 3.
     """
     total = clients * per_client
     if not 1 <= per_client <= len(labels) // clients:
@@ -115,7 +125,8 @@ def shards(labels: np.ndarray, clients: int, per_client: int, g: np.random.Gener
 
 
 def quantity(labels: np.ndarray, clients: int, spread: float, g: np.random.Generator) -> Parts:
-    """Sizes differ, labels do not: sizes in proportion to exp(spread * normal), at least 1. Complete.
+    """Sizes differ, labels do not: sizes in proportion to exp(spread * normal), at least 1.
+    Complete.
 
     spread: >= 0, the standard deviation of the logarithm of the sizes; 0 is `iid`.
     """
@@ -128,13 +139,14 @@ def quantity(labels: np.ndarray, clients: int, spread: float, g: np.random.Gener
 def natural(users: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
     """The clients that the data come from. Complete.
 
-    users: [n], a user id for each example.  As many users as clients: client k is the k-th id.  More users:
-    they are grouped at random, as many in each group.  Raises DataError for fewer.
+    users: [n], a user id for each example.  As many users as clients: client k is the k-th id.
+    More users: they are grouped at random, as many in each group.  Raises DataError for fewer.
     """
     ids = np.unique(users)
     if len(ids) < clients:
         raise DataError(
-            f"the data come from {len(ids)} users, but the job has {clients} clients; take at most {len(ids)}"
+            f"the data come from {len(ids)} users, but the job has {clients} clients; take at "
+            f"most {len(ids)}"
         )
     groups = np.array_split(ids if len(ids) == clients else g.permutation(ids), clients)
     return [np.flatnonzero(np.isin(users, group)) for group in groups]
@@ -148,7 +160,9 @@ def halve(parts: Parts, share: float, g: np.random.Generator) -> Parts:
     if not 0 <= share <= 1:
         raise ConfigError(f"data.halve is {share}; it is a share of the clients, 0..1")
     chosen = set(g.choice(len(parts), round(share * len(parts)), replace=False).tolist())
-    return [g.permutation(p)[: (len(p) + 1) // 2] if k in chosen else p for k, p in enumerate(parts)]
+    return [
+        g.permutation(p)[: (len(p) + 1) // 2] if k in chosen else p for k, p in enumerate(parts)
+    ]
 
 
 def _positive(name: str, value: float) -> float:

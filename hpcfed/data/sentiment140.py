@@ -1,7 +1,9 @@
-"""Sentiment140: tweets, negative or positive, from the authors' CSV files or an HDF5 file of the name.
+"""Sentiment140: tweets, negative or positive, from the authors' CSV files or an HDF5 file of the
+name.
 
-Go, Bhayani and Huang, "Twitter Sentiment Classification using Distant Supervision", Stanford, 2009. The HDF5
-file is one as `hpcfed.data.files` reads, with `text`, `labels` and, for the natural partition, `users`.
+Go, Bhayani and Huang, "Twitter Sentiment Classification using Distant Supervision", Stanford, 2009.
+The HDF5 file is one as `hpcfed.data.files` reads, with `text`, `labels` and, for the natural
+partition, `users`.
 """
 
 import csv
@@ -23,7 +25,9 @@ from hpcfed.errors import DataError
 from hpcfed.paths import regular
 from hpcfed.storage.atomic import instead
 
-URL = "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip"  # 81 MB; not to be had by https
+URL = (
+    "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip"  # 81 MB; not to be had by https
+)
 SHA256 = "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57"
 FILES = ("training.1600000.processed.noemoticon.csv", "testdata.manual.2009.06.14.csv")
 CLASSES = ("negative", "positive")
@@ -32,10 +36,11 @@ TIMEOUT = 60.0  # seconds without a byte before a download is given up
 
 
 def load(name: str, root: Path, download: bool, text: Text = TEXT) -> DataSet:
-    """The authors' two CSV files below root, else root/sentiment140.h5, else a download of the first to root.
+    """The authors' two CSV files below root, else root/sentiment140.h5, else a download of the
+    first to root.
 
-    1,600,000 tweets labelled by their emoticons, 359 by hand.  Raises DataError naming the files, the folder
-    and the way out.
+    1,600,000 tweets labelled by their emoticons, 359 by hand.  Raises DataError naming the files,
+    the folder and the way out.
     """
     present, hdf5 = all(os.path.exists(root / file) for file in FILES), root / "sentiment140.h5"
     if os.path.exists(hdf5) and not present:
@@ -49,7 +54,8 @@ def load(name: str, root: Path, download: bool, text: Text = TEXT) -> DataSet:
 
 
 def read(path: Path) -> Split:
-    """The texts of one CSV file, latin-1, without its neutral ones: polarity, id, date, query, user, text.
+    """The texts of one CSV file, latin-1, without its neutral ones: polarity, id, date, query,
+    user, text.
 
     Raises DataError with the line for what is no such row.
     """
@@ -69,7 +75,8 @@ def _rows(lines: Iterable[list[str]], path: Path) -> Iterable[tuple[int, str, st
     for number, fields in enumerate(lines, start=1):
         if len(fields) != 6 or fields[0] not in (*LABELS, "2"):
             raise DataError(
-                f"{path}: row {number} is {fields[:1]} and {len(fields)} fields; a row has the polarity 0, 2 or 4, "
+                f"{path}: row {number} is {fields[:1]} and {len(fields)} fields; a row has the "
+                f"polarity 0, 2 or 4, "
                 "id, date, query, user and text"
             )
         if fields[0] in LABELS:
@@ -77,7 +84,9 @@ def _rows(lines: Iterable[list[str]], path: Path) -> Iterable[tuple[int, str, st
 
 
 def fetch(root: Path, url: str = URL, sha256: str = SHA256) -> None:
-    """Download the archive, compare its checksum and leave its two files below root.  Raises DataError."""
+    """Download the archive, compare its checksum and leave its two files below root.  Raises
+    DataError.
+    """
     archive = root / "trainingandtestdata.zip.new"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -86,7 +95,9 @@ def fetch(root: Path, url: str = URL, sha256: str = SHA256) -> None:
         with archive.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
-            raise DataError(f"{url}: has the checksum {found}, not {sha256}; it is another file, or damaged")
+            raise DataError(
+                f"{url}: has the checksum {found}, not {sha256}; it is another file, or damaged"
+            )
         with zipfile.ZipFile(archive) as packed:
             for name in FILES:
                 _unpack(packed, name, root / name)
@@ -106,5 +117,6 @@ def _missing(root: Path, reason: str) -> DataError:
     return DataError(
         f"sentiment140: cannot be loaded from {root} ({reason})\n"
         f"  expected there: {', '.join(FILES)}, or sentiment140.h5\n"
-        f"  copy them there, name the folder that has them (--data.root), or a file (--data.name PATH.h5)"
+        f"  copy them there, name the folder that has them (--data.root), or a file (--data.name "
+        f"PATH.h5)"
     )

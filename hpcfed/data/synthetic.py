@@ -1,4 +1,6 @@
-"""Synthetic(alpha, beta): a population of any size, whose clients make their examples when they are used."""
+"""Synthetic(alpha, beta): a population of any size, whose clients make their examples when they are
+used.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,12 @@ def load(*_: object) -> DataSet:
 class Synthetic:
     """Who holds what. Nothing is stored but the clients' sizes: 8 bytes a client.
 
-    alpha: how much the clients' models differ.  beta: how much their inputs do.  examples: of each client; none:
-    log-normal sizes.  test_share: size of a client's test set as a share of its training set.
+    alpha: how much the clients' models differ.  beta: how much their inputs do.  examples: of each
+    client; none: log-normal sizes.  test_share: size of a client's test set as a share of its
+    training set.
 
-    Li et al. (FedProx), MLSys 2020, arXiv:1812.06127, appendix C.1, sizes as in the authors' code (at least 50).
+    Li et al. (FedProx), MLSys 2020, arXiv:1812.06127, appendix C.1, sizes as in the authors' code
+    (at least 50).
     Deviations: test examples are drawn beside the training examples, which the authors split.
     """
 
@@ -45,7 +49,10 @@ class Synthetic:
         """Training examples of each client, [K], int64."""
         if self.examples is not None:
             return np.full(self.clients, self.examples)
-        return stream(self.seed, "synthetic", "sizes").lognormal(4, 2, self.clients).astype(np.int64) + 50
+        return (
+            stream(self.seed, "synthetic", "sizes").lognormal(4, 2, self.clients).astype(np.int64)
+            + 50
+        )
 
     def held(self, k: int) -> tuple[Split, Split]:
         """Training and test examples of client k: the same wherever and whenever they are made."""
@@ -74,7 +81,9 @@ class Synthetic:
         return np.zeros(0, np.int64)
 
     def __getitem__(self, k: int) -> np.ndarray:
-        """Training examples of each class that client k has, [C]: a row of the label counts, made when it is wanted."""
+        """Training examples of each class that client k has, [C]: a row of the label counts, made
+        when it is wanted.
+        """
         return np.bincount(self.held(k)[0].y, minlength=CLASSES)
 
     def save(self, path: Path) -> None:

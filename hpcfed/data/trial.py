@@ -1,7 +1,8 @@
-"""Read all that an HDF5 file holds, and keep nothing: over damaged bytes HDF5 may crash, and here that harms nobody.
+"""Read all that an HDF5 file holds, and keep nothing: over damaged bytes HDF5 may crash, and here
+that harms nobody.
 
-A program of its own, `python trial.py FILE`, without hpcfed: status 0 where the file can be read to its end, else
-1 and the reason, or the signal that ended it.
+A program of its own, `python trial.py FILE`, without hpcfed: status 0 where the file can be read to
+its end, else 1 and the reason, or the signal that ended it.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""The known image sets: torchvision's classes with their real download, or an HDF5 file of the same name."""
+"""The known image sets: torchvision's classes with their real download, or an HDF5 file of the same
+name.
+"""
 
 import os
 import socket
@@ -20,16 +22,26 @@ TIMEOUT = 60.0  # seconds without a byte before a download is given up
 DIGITS = tuple("0123456789")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FASHION = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 
 
 @dataclass(frozen=True)
 class Source:
     """One of torchvision's data sets.
 
-    kind: torchvision's class.  files: what it reads, below the data folder.  classes: names, empty where
-    torchvision reads them from its files.  mean, std: per channel on the 0..1 scale; empty: computed.
+    kind: torchvision's class.  files: what it reads, below the data folder.  classes: names, empty
+    where torchvision reads them from its files.  mean, std: per channel on the 0..1 scale; empty:
+    computed.
     emnist: the EMNIST split; its images are stored transposed.
     """
 
@@ -53,12 +65,18 @@ def _emnist(split: str, classes: str) -> Source:
 
 SOURCES = {
     "cifar10": Source(
-        "CIFAR10", ("cifar-10-batches-py/data_batch_1", "cifar-10-batches-py/test_batch"), CIFAR10,
-        (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
+        "CIFAR10",
+        ("cifar-10-batches-py/data_batch_1", "cifar-10-batches-py/test_batch"),
+        CIFAR10,
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
     ),
     "cifar100": Source(
-        "CIFAR100", ("cifar-100-python/train", "cifar-100-python/test"), (),
-        (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762),
+        "CIFAR100",
+        ("cifar-100-python/train", "cifar-100-python/test"),
+        (),
+        (0.5071, 0.4865, 0.4409),
+        (0.2673, 0.2564, 0.2762),
     ),
     "mnist": Source("MNIST", _idx("MNIST", "train", "t10k"), DIGITS, (0.1307,), (0.3081,)),
     "fashion-mnist": Source(
@@ -68,18 +86,22 @@ SOURCES = {
     "emnist-balanced": _emnist("balanced", "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"),
     "emnist-digits": _emnist("digits", "0123456789"),
     "svhn": Source(
-        "SVHN", ("train_32x32.mat", "test_32x32.mat"), DIGITS,
-        (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970),
+        "SVHN",
+        ("train_32x32.mat", "test_32x32.mat"),
+        DIGITS,
+        (0.4377, 0.4438, 0.4728),
+        (0.1980, 0.2010, 0.1970),
     ),
     "usps": Source("USPS", ("usps.bz2", "usps.t.bz2"), DIGITS),
-}  # fmt: skip
+}
 
 
 def load(name: str, root: Path, download: bool, *_: object) -> DataSet:
-    """One of SOURCES: torchvision's files below root, else root/NAME.h5, else torchvision's download to root.
+    """One of SOURCES: torchvision's files below root, else root/NAME.h5, else torchvision's
+    download to root.
 
-    Where torchvision's files are damaged, it fetches them again if it may and notices (CIFAR, SVHN).
-    Raises DataError naming the files, the folder and the way out.
+    Where torchvision's files are damaged, it fetches them again if it may and notices (CIFAR,
+    SVHN). Raises DataError naming the files, the folder and the way out.
     """
     source, hdf5 = SOURCES[name], root / f"{name.replace('-', '_')}.h5"
     present = all(os.path.exists(root / file) for file in source.files)
@@ -98,7 +120,9 @@ def load(name: str, root: Path, download: bool, *_: object) -> DataSet:
 
 
 def _known(data: DataSet, name: str) -> DataSet:
-    """The data set under its own name and, where the literature has constants, normalised by those."""
+    """The data set under its own name and, where the literature has constants, normalised by
+    those.
+    """
     source = SOURCES[name]
     return replace(data, name=name, mean=source.mean or data.mean, std=source.std or data.std)
 
@@ -134,13 +158,16 @@ def _missing(name: str, root: Path, reason: str) -> DataError:
     return DataError(
         f"{name}: cannot be loaded from {root} ({reason})\n"
         f"  expected there: {', '.join(SOURCES[name].files)}, or {hdf5}\n"
-        f"  copy them there, name the folder that has them (--data.root), or a file (--data.name PATH.h5)"
+        f"  copy them there, name the folder that has them (--data.root), or a file (--data.name "
+        f"PATH.h5)"
     )
 
 
 @contextmanager
 def _timeout(seconds: float) -> Iterator[None]:
-    """A limit for sockets opened inside: torchvision sets none, and a silent network must not stop a run."""
+    """A limit for sockets opened inside: torchvision sets none, and a silent network must not stop
+    a run.
+    """
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

@@ -54,7 +54,9 @@ def kind(folder: Path, mounts: Iterable[str] | None = None) -> str:
             mounts = Path("/proc/mounts").read_text().splitlines()
     real, found = Path(os.path.realpath(folder)), ("", "unknown")
     for _, point, form, *_ in (line.split() for line in mounts or ()):
-        if real.is_relative_to(point) and len(point) >= len(found[0]):  # of two at one place the later one covers
+        if real.is_relative_to(point) and len(point) >= len(
+            found[0]
+        ):  # of two at one place the later one covers
             found = point, form
     return found[1]
 
@@ -81,25 +83,52 @@ def findings(folder: Path, seconds: float) -> list[Finding]:
     """What is to be said of a run's folder."""
     outcome = limited([sys.executable, "-m", "hpcfed.doctor.disk", str(folder)], seconds)
     if outcome.status is None:
-        return [wrong("output folder", f"{folder}: no answer for {seconds:g} s", f"its server may be gone; {ANOTHER}")]
+        return [
+            wrong(
+                "output folder",
+                f"{folder}: no answer for {seconds:g} s",
+                f"its server may be gone; {ANOTHER}",
+            )
+        ]
     if outcome.status:
         said = outcome.said or "no reason given"
-        return [wrong("output folder", f"{folder}: cannot be written: {said}", f"see its permissions, or {ANOTHER}")]
+        return [
+            wrong(
+                "output folder",
+                f"{folder}: cannot be written: {said}",
+                f"see its permissions, or {ANOTHER}",
+            )
+        ]
     return [judged(json.loads(outcome.out))]
 
 
 def judged(facts: dict[str, Any]) -> Finding:
     """The finding of a folder that can be written to."""
-    found = (f"{facts['place']}: {facts['kind']}, {size(facts['free'])} free, writes {size(facts['speed'])}/s, "
-             f"{'locks' if facts['locks'] else 'no locks (hpcfed needs none)'}")  # fmt: skip
+    found = (
+        f"{facts['place']}: {facts['kind']}, {size(facts['free'])} free, writes "
+        f"{size(facts['speed'])}/s, "
+        f"{'locks' if facts['locks'] else 'no locks (hpcfed needs none)'}"
+    )
     if not facts["renames"]:
-        return wrong("output folder", f"{found}, a rename did not replace a file", f"checkpoints rely on it; {ANOTHER}")
+        return wrong(
+            "output folder",
+            f"{found}, a rename did not replace a file",
+            f"checkpoints rely on it; {ANOTHER}",
+        )
     if facts["free"] < ROOM:
         return warning("output folder", found, f"make room, set checkpoint.keep = 1, or {ANOTHER}")
     if facts["kind"] in FLEETING:
-        return warning("output folder", found, f"it is gone with the node, and other nodes do not see it; {ANOTHER}")
+        return warning(
+            "output folder",
+            found,
+            f"it is gone with the node, and other nodes do not see it; {ANOTHER}",
+        )
     if facts["speed"] < SPEED:
-        return warning("output folder", found, f"slow: save less often (checkpoint.every, .minutes), or {ANOTHER}")
+        return warning(
+            "output folder",
+            found,
+            f"slow: save less often (checkpoint.every, .minutes), or {ANOTHER}",
+        )
     return ok("output folder", found)
 
 

@@ -16,8 +16,14 @@ def finding() -> Finding:
         import h5py
     except (ImportError, OSError) as error:
         return wrong("HDF5", f"h5py cannot be loaded: {error}", "pip install h5py")
-    safe, parallel = {True: "thread-safe", False: "not thread-safe", None: ""}[thread_safe()], h5py.get_config().mpi
-    found = f"{h5py.version.hdf5_version} {safe}, {'parallel' if parallel else 'serial'}, h5py {h5py.__version__}"
+    safe, parallel = (
+        {True: "thread-safe", False: "not thread-safe", None: ""}[thread_safe()],
+        h5py.get_config().mpi,
+    )
+    found = (
+        f"{h5py.version.hdf5_version} {safe}, {'parallel' if parallel else 'serial'}, h5py "
+        f"{h5py.__version__}"
+    )
     if h5py.version.hdf5_version_tuple[:2] < OLDEST:
         return wrong("HDF5", found, "pip install 'h5py>=3.10'")
     return ok("HDF5", f"{found}; serial is all that hpcfed needs")

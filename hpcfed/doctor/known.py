@@ -1,6 +1,8 @@
-"""The launcher that `hpcfed doctor` found to work under Slurm, kept for `hpcfed submit`, which starts no ranks itself.
+"""The launcher that `hpcfed doctor` found to work under Slurm, kept for `hpcfed submit`, which
+starts no ranks itself.
 
-One line for each cluster and each Python, in the user's cache, for several clusters may share a home.
+One line for each cluster and each Python, in the user's cache, for several clusters may share a
+home.
 """
 
 from __future__ import annotations
@@ -16,11 +18,15 @@ from hpcfed.doctor.limited import limited
 
 
 def keep(launcher: str | None) -> None:
-    """Remember what starts ranks here, `srun --mpi=pmix` or `mpirun`; None: nothing does. A full disk forgets it."""
+    """Remember what starts ranks here, `srun --mpi=pmix` or `mpirun`; None: nothing does. A full
+    disk forgets it.
+    """
     known = {name: words for name, words in everywhere().items() if name != here()}
     with suppress(OSError):
         file().parent.mkdir(parents=True, exist_ok=True)
-        file().write_text(json.dumps(known | ({here(): launcher} if launcher else {}), indent=1), encoding="utf-8")
+        file().write_text(
+            json.dumps(known | ({here(): launcher} if launcher else {}), indent=1), encoding="utf-8"
+        )
 
 
 def known() -> str | None:
@@ -47,4 +53,8 @@ def here() -> str:
 
 def file() -> Path:
     """Where it is kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcfed" / "launchers.json"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "hpcfed"
+        / "launchers.json"
+    )

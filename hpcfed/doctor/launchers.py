@@ -1,4 +1,6 @@
-"""Which launcher starts ranks that form one world: each that is here starts a small probe, with a time limit."""
+"""Which launcher starts ranks that form one world: each that is here starts a small probe, with a
+time limit.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,36 @@ LIMIT = 60.0  # seconds for each probe
 RANKS = 2
 
 
-def here(ranks: int, plugins: Sequence[str], slurm: Sequence[str] = (), limit: float = LIMIT) -> list[Launcher]:
-    """The launchers of this machine. plugins: of srun.  slurm: options of srun and salloc that the site wants."""
-    return candidates(ranks, starters(sys.executable), plugins, slurm, "SLURM_JOB_ID" in os.environ, limit)
+def here(
+    ranks: int, plugins: Sequence[str], slurm: Sequence[str] = (), limit: float = LIMIT
+) -> list[Launcher]:
+    """The launchers of this machine. plugins: of srun.  slurm: options of srun and salloc that the
+    site wants.
+    """
+    return candidates(
+        ranks, starters(sys.executable), plugins, slurm, "SLURM_JOB_ID" in os.environ, limit
+    )
 
 
 def candidates(
-    ranks: int, mpiruns: Sequence[str], plugins: Sequence[str], slurm: Sequence[str], inside: bool, limit: float
+    ranks: int,
+    mpiruns: Sequence[str],
+    plugins: Sequence[str],
+    slurm: Sequence[str],
+    inside: bool,
+    limit: float,
 ) -> list[Launcher]:
-    """Ways to start so many ranks, the best first: srun places and counts ranks, and signals reach them.
+    """Ways to start so many ranks, the best first: srun places and counts ranks, and signals reach
+    them.
 
-    inside: a Slurm allocation, in which mpirun uses its nodes; outside of one the probe asks for nodes of its own, and
-    gives up where none is free in time.
+    inside: a Slurm allocation, in which mpirun uses its nodes; outside of one the probe asks for
+    nodes of its own, and gives up where none is free in time.
     """
     ask = [] if inside else [f"--immediate={max(1, int(limit))}"]
     many = ["-n", str(ranks)]
     found = [
-        Launcher(f"srun --mpi={name}", ("srun", f"--mpi={name}", *ask, *many, *slurm)) for name in PLUGINS
+        Launcher(f"srun --mpi={name}", ("srun", f"--mpi={name}", *ask, *many, *slurm))
+        for name in PLUGINS
         if name in plugins
     ]
     hold = ("salloc", "--quiet", *ask, *many, *slurm) if plugins and not inside else ()
@@ -44,7 +59,9 @@ def candidates(
 
 
 def starters(python: str, path: str | None = None) -> list[str]:
-    """mpirun, or mpiexec, beside this Python and the first on the PATH: by its short name where that is the same."""
+    """mpirun, or mpiexec, beside this Python and the first on the PATH: by its short name where
+    that is the same.
+    """
     found: dict[str, str] = {}
     for folder in (path, str(Path(python).parent)):
         name = next((n for n in STARTERS if shutil.which(n, path=folder)), "")
@@ -67,7 +84,9 @@ def listed() -> list[str]:
     return re.findall(r"^(?:srun:)?\s*([a-z]\w*)\s*$", said.out + said.err, re.M)
 
 
-def trial(launcher: Launcher, ranks: int, limit: float, env: Mapping[str, str] = os.environ) -> Trial:
+def trial(
+    launcher: Launcher, ranks: int, limit: float, env: Mapping[str, str] = os.environ
+) -> Trial:
     """Start the probe."""
     start = monotonic()
     outcome = limited([*launcher.words, *PROBE], limit, outside(env))

@@ -1,4 +1,6 @@
-"""Commands as users write them; those that may fail, hang, or not be there are given a time, and leave nothing."""
+"""Commands as users write them; those that may fail, hang, or not be there are given a time, and
+leave nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,22 @@ from dataclasses import dataclass
 from hpcfed.errors import ConfigError
 
 GRACE = 5.0  # seconds in which a launcher that is told to stop ends its ranks itself
-JOB = ("OMPI_COMM_", "PMIX_", "PMI_", "MV2_COMM_", "PRTE_LAUNCHED", "PALS_", "FLUX_TASK_")  # variables of an MPI job
+JOB = (
+    "OMPI_COMM_",
+    "PMIX_",
+    "PMI_",
+    "MV2_COMM_",
+    "PRTE_LAUNCHED",
+    "PALS_",
+    "FLUX_TASK_",
+)  # variables of an MPI job
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did. status: None where it did not end in time, 127 where it could not be started."""
+    """What a command did. status: None where it did not end in time, 127 where it could not be
+    started.
+    """
 
     status: int | None
     out: str
@@ -31,11 +43,15 @@ class Outcome:
 
 
 def split(option: str, text: str) -> list[str]:
-    """The words of an option that has several, as a shell splits them. ConfigError where it cannot, or has none."""
+    """The words of an option that has several, as a shell splits them. ConfigError where it cannot,
+    or has none.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"--{option} {text}: {str(error).lower()}; give it as a shell takes it") from error
+        raise ConfigError(
+            f"--{option} {text}: {str(error).lower()}; give it as a shell takes it"
+        ) from error
     if not words:
         raise ConfigError(f"--{option}: it is empty")
     return words
@@ -48,7 +64,9 @@ def limited(words: Sequence[str], seconds: float, env: Mapping[str, str] | None 
     """
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     try:
-        child = subprocess.Popen(words, **pipes, env=env, text=True, errors="replace", start_new_session=True)
+        child = subprocess.Popen(
+            words, **pipes, env=env, text=True, errors="replace", start_new_session=True
+        )
     except OSError as error:
         return Outcome(127, "", f"{words[0]}: {error.strerror}")
     try:
@@ -56,7 +74,9 @@ def limited(words: Sequence[str], seconds: float, env: Mapping[str, str] | None 
         return Outcome(child.returncode, out, err)
     except subprocess.TimeoutExpired:
         return Outcome(None, *ended(child))
-    except BaseException:  # Ctrl-C goes to this process alone, for the command has a session of its own
+    except (
+        BaseException
+    ):  # Ctrl-C goes to this process alone, for the command has a session of its own
         ended(child)
         raise
 
@@ -68,7 +88,9 @@ def ended(child: subprocess.Popen[str]) -> tuple[str, str]:
         return child.communicate(timeout=GRACE)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):  # a grandchild in a group of its own may hold the pipes
+    with suppress(
+        subprocess.TimeoutExpired
+    ):  # a grandchild in a group of its own may hold the pipes
         return child.communicate(timeout=GRACE)
     return "", ""
 

@@ -1,7 +1,8 @@
 """`hpcfed doctor [JOB.toml]`: what a run will meet on this machine, and what to change.
 
-What only ranks can tell is told by a small probe, which each launcher that is found starts. Exit status: 0 where
-nothing is wrong (there may be warnings), 1 otherwise, 2 for a mistake in the job or the command line.
+What only ranks can tell is told by a small probe, which each launcher that is found starts. Exit
+status: 0 where nothing is wrong (there may be warnings), 1 otherwise, 2 for a mistake in the job or
+the command line.
 """
 
 from __future__ import annotations
@@ -29,17 +30,24 @@ TYPICAL = 200_000_000  # bytes of a data set whose size is not known; CIFAR-10 t
 
 
 def doctor(
-    job: Path | None = None, ranks: int | None = None, out: Path | None = None, slurm: str = "",
-    limit: float = launchers.LIMIT, json: bool = False,
-) -> int:  # fmt: skip
+    job: Path | None = None,
+    ranks: int | None = None,
+    out: Path | None = None,
+    slurm: str = "",
+    limit: float = launchers.LIMIT,
+    json: bool = False,
+) -> int:
     """Examine this machine, print the findings, and return the exit status.
 
-    job: whose fields count.  ranks: of the probe; Slurm's number of tasks by default, else 2.  out: folder of runs.
+    job: whose fields count.  ranks: of the probe; Slurm's number of tasks by default, else 2.  out:
+    folder of runs.
     slurm: options of srun and salloc.  limit: seconds for each probe.
     """
     n = number("SLURM_NTASKS", launchers.RANKS) if ranks is None else ranks
     if n < 1 or not limit > 0:
-        raise ConfigError(f"--ranks {n} --limit {limit:g}: give at least one rank, and some seconds")
+        raise ConfigError(
+            f"--ranks {n} --limit {limit:g}: give at least one rank, and some seconds"
+        )
     settings = load([str(job)] if job else [])
     found = examine(settings, n, out or (settings.folder if job else Path("runs")), slurm, limit)
     show(found, json)
@@ -54,7 +62,11 @@ def number(variable: str, otherwise: int) -> int:
 
 def examine(job: Job, n: int, out: Path, options: str, limit: float) -> list[Finding]:
     """All findings; which launcher works under Slurm is kept for `hpcfed submit`."""
-    asked, plugins, facts = split("slurm", options) if options else [], launchers.plugins(), mpi.library(limit)
+    asked, plugins, facts = (
+        split("slurm", options) if options else [],
+        launchers.plugins(),
+        mpi.library(limit),
+    )
     tried = [launchers.trial(c, n, limit) for c in launchers.here(n, plugins, asked, limit)]
     works = [trial.launcher.name for trial in tried if trial.works]
     if plugins:
@@ -89,7 +101,9 @@ def seen_by_ranks(tried: Sequence[Trial], job: Job) -> list[Finding]:
 def amount(job: Job) -> int:
     """Bytes of the job's data set: those of its file, or those of a typical one."""
     own = Path(job.data.name)
-    return next((path.stat().st_size for path in (own, job.data.root / own) if path.is_file()), TYPICAL)
+    return next(
+        (path.stat().st_size for path in (own, job.data.root / own) if path.is_file()), TYPICAL
+    )
 
 
 def show(found: Sequence[Finding], as_json: bool) -> None:

@@ -20,12 +20,16 @@ from hpcfed.comm import Comm, connect
 from hpcfed.comm.facts import library
 from hpcfed.errors import HpcfedError
 
-MARK = "hpcfed-probe "  # begins a world's line, for launchers and libraries print lines of their own
+MARK = (
+    "hpcfed-probe "  # begins a world's line, for launchers and libraries print lines of their own
+)
 SHM = "/dev/shm"
 
 
 def main() -> int:
-    """Meet the other ranks, and print what they see; status 0 also where that fails, for the line says so."""
+    """Meet the other ranks, and print what they see; status 0 also where that fails, for the line
+    says so.
+    """
     try:
         comm = connect()
     except HpcfedError as error:
@@ -34,7 +38,10 @@ def main() -> int:
     ranks = list(comm.gather({comm.rank: seen(comm)}).values())
     total = int(comm.sum([[np.ones(1)]], [(1,)])[0][0])
     if comm.rank == 0:
-        print(MARK + json.dumps({"size": comm.size, "sum": total, "library": told(), "ranks": ranks}), flush=True)
+        print(
+            MARK + json.dumps({"size": comm.size, "sum": total, "library": told(), "ranks": ranks}),
+            flush=True,
+        )
     comm.close()
     return 0
 
@@ -45,7 +52,9 @@ def seen(comm: Comm) -> dict[str, Any]:
     return {
         "node": comm.node_of[comm.rank],
         "host": platform.node(),
-        "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count())),
+        "cores": sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count())),
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
         "gpus": visible("auto") if present else [],  # torch takes seconds to load
         "present": present,
@@ -55,7 +64,9 @@ def seen(comm: Comm) -> dict[str, Any]:
 
 
 def gpu_files(dev: Path = Path("/dev")) -> int:
-    """GPUs whose device files this node has, whether torch can use them or not: NVIDIA's, else AMD's."""
+    """GPUs whose device files this node has, whether torch can use them or not: NVIDIA's, else
+    AMD's.
+    """
     amd = len(list(dev.glob("dri/renderD*"))) if (dev / "kfd").exists() else 0
     return len(list(dev.glob("nvidia[0-9]*"))) or amd
 
@@ -69,7 +80,9 @@ def told() -> dict[str, Any]:
 
 
 def worlds(out: str) -> list[dict[str, Any]]:
-    """The lines of all worlds among a launcher's output; those that came mixed with others are left out."""
+    """The lines of all worlds among a launcher's output; those that came mixed with others are left
+    out.
+    """
     found = []
     for line in out.splitlines():
         _, mark, text = line.partition(MARK)

@@ -20,7 +20,13 @@ def findings(plugins: Sequence[str]) -> list[Finding]:
     answer = limited(["sinfo", "-h", "-o", "%P %D nodes %c cores %G %l"], 10)
     if answer.status != 0:
         said = answer.said or "no answer"
-        return [warning("Slurm", f"does not answer: {said}", "set SLURM_CONF, or ask those who run the cluster")]
+        return [
+            warning(
+                "Slurm",
+                f"does not answer: {said}",
+                "set SLURM_CONF, or ask those who run the cluster",
+            )
+        ]
     version = limited(["sinfo", "--version"], 10).out.strip()
     inside = f", inside job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
     rows = answer.out.strip().splitlines()

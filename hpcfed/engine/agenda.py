@@ -1,4 +1,6 @@
-"""The clock of event-based methods: which jobs are open, and when they end. Pure arithmetic, the same on all ranks."""
+"""The clock of event-based methods: which jobs are open, and when they end. Pure arithmetic, the
+same on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ class Ended:
 class Agenda:
     """Jobs that are open, one a client at most.
 
-    draws: what becomes of clients.  at_once: how many jobs are open at any time.  seconds: (client, examples) ->
-    virtual seconds of a job.
+    draws: what becomes of clients.  at_once: how many jobs are open at any time.  seconds: (client,
+    examples) -> virtual seconds of a job.
     """
 
     draws: Draws
@@ -49,7 +51,9 @@ class Agenda:
         fresh = []
         while len(self.going) < self.at_once:
             free = len(self.counts) - len(self.going)
-            k = int(rng.stream(self.draws.seed, "check-in", self.started).integers(free))  # the k-th of those
+            k = int(
+                rng.stream(self.draws.seed, "check-in", self.started).integers(free)
+            )  # the k-th of those
             for busy in sorted(self.going):
                 k += busy <= k
             self.going[k] = self.begin(k)
@@ -57,7 +61,9 @@ class Agenda:
         return tuple(fresh)
 
     def begin(self, k: int) -> Work:
-        """Client k's next job, from now on; a client that cannot be reached lets the time of a job go by, and again."""
+        """Client k's next job, from now on; a client that cannot be reached lets the time of a job
+        go by, and again.
+        """
         draws, number = self.draws, int(self.counts[k])
         amount, name = self.amount(k, number), number * NAP
         whole = self.seconds(k, draws.examples(k, amount))
@@ -70,7 +76,9 @@ class Agenda:
         return Work(k, number, start, start + lasts, amount, 1.0 if share is None else share)
 
     def amount(self, k: int, number: int) -> int:
-        """Epochs or steps of this job: all, or where the client is a straggler a part, uniform in 1..all."""
+        """Epochs or steps of this job: all, or where the client is a straggler a part, uniform in
+        1..all.
+        """
         g, local = rng.stream(self.draws.seed, "stragglers", number, k), self.draws.local
         slow = local.stragglers and g.random() < local.stragglers
         return int(g.integers(1, self.draws.full + 1)) if slow else self.draws.full
@@ -92,7 +100,12 @@ class Agenda:
     def to_tree(self) -> dict[str, Any]:
         """All that it needs to go on."""
         going = [asdict(job) for job in self.going.values()]
-        return {"now": self.now, "started": self.started, "counts": self.counts.copy(), "going": going}
+        return {
+            "now": self.now,
+            "started": self.started,
+            "counts": self.counts.copy(),
+            "going": going,
+        }
 
     def from_tree(self, tree: dict[str, Any]) -> None:
         """Continue from what `to_tree` gave."""

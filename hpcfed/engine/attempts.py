@@ -1,4 +1,6 @@
-"""A round as often as it takes: begun again without the clients that failed, undone where a signal ends it."""
+"""A round as often as it takes: begun again without the clients that failed, undone where a signal
+ends it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Attempts:
     stale: np.ndarray
 
     @abstractmethod
-    def attempt(self, start: float, flags: Callable[[], dict[str, bool]]) -> tuple[Row, dict[str, bool]]: ...
+    def attempt(
+        self, start: float, flags: Callable[[], dict[str, bool]]
+    ) -> tuple[Row, dict[str, bool]]: ...
 
     @abstractmethod
     def virtual(self) -> Row: ...
@@ -38,10 +42,12 @@ class Attempts:
     def go_on(self, kept: Row) -> None: ...
 
     def step(self, flags: Callable[[], dict[str, bool]] = dict) -> tuple[Row, dict[str, bool]]:
-        """One round; collective. Returns its record and the flags that any rank raised, the same on all ranks.
+        """One round; collective. Returns its record and the flags that any rank raised, the same on
+        all ranks.
 
-        Raises Stopped on all ranks where a signal ends it; all is then as before the round, but for the turns that
-        are done, of which the journal knows: in another process too the round is gone on with.
+        Raises Stopped on all ranks where a signal ends it; all is then as before the round, but for
+        the turns that are done, of which the journal knows: in another process too the round is
+        gone on with.
         """
         self.fed.pulse.t = self.t
         start, before = perf_counter(), (self.state, self.virtual(), self.stale.copy())
@@ -56,7 +62,9 @@ class Attempts:
                 raise
 
     def together(self, fn: Callable[[], T]) -> T:
-        """fn(); where it raises Stopped on one rank, all ranks raise it, as soon as they would wait for this one."""
+        """fn(); where it raises Stopped on one rank, all ranks raise it, as soon as they would wait
+        for this one.
+        """
         try:
             return fn()
         except Stopped as stop:
@@ -65,7 +73,9 @@ class Attempts:
             raise
 
     def undo(self, state: State, virtual: Row, stale: np.ndarray) -> None:
-        """Make this rank's part of the run what it was before the round, turns that are done excepted."""
+        """Make this rank's part of the run what it was before the round, turns that are done
+        excepted.
+        """
         self.fed.meanwhile = lambda: None
         self.fed.store.past.undo()
         self.state, self.stale = state, stale.copy()

@@ -7,23 +7,30 @@ import numpy as np
 from hpcfed.cluster.placement import makespan, place
 from hpcfed.federation import Federation
 
-WORTH = 1.02  # clients are moved only where that shortens a round by more than this factor: of two ranks one
+# clients are moved only where that shortens a round by more than this factor: of two ranks one
+WORTH = 1.02
 # waits up to twice as much of it
 
 
 def better(costs: Sequence[float], placement: list[int], speeds: Sequence[float]) -> list[int]:
-    """The placement for these costs, [K], on ranks of these speeds, [R]; the present one where a new one would not pay.
+    """The placement for these costs, [K], on ranks of these speeds, [R]; the present one where a
+    new one would not pay.
     """
     new = place(costs, len(speeds), speeds)
-    return new if makespan(costs, placement, speeds) >= WORTH * makespan(costs, new, speeds) else placement
+    return (
+        new
+        if makespan(costs, placement, speeds) >= WORTH * makespan(costs, new, speeds)
+        else placement
+    )
 
 
 def level(costs: Sequence[float], placement: Sequence[int], speeds: Sequence[float]) -> list[int]:
-    """A placement in which no rank waits much for another, by few moves: each time one client of the rank that takes
-    longest goes to the one that takes least, that after which both take most alike.
+    """A placement in which no rank waits much for another, by few moves: each time one client of
+    the rank that takes longest goes to the one that takes least, that after which both take most
+    alike.
 
-    costs, placement: of the clients of one round.  speeds: of all ranks, [R]. Clients that hold nothing move for
-    nothing, so that the ranks of a round do not depend on who was drawn for it.
+    costs, placement: of the clients of one round.  speeds: of all ranks, [R]. Clients that hold
+    nothing move for nothing, so that the ranks of a round do not depend on who was drawn for it.
     """
     costs, placed = np.array(costs, dtype=float), np.array(placement, dtype=int)
     fast = np.array(speeds, dtype=float)
@@ -32,7 +39,9 @@ def level(costs: Sequence[float], placement: Sequence[int], speeds: Sequence[flo
         top, low = int((loads / fast).argmax()), int((loads / fast).argmin())
         mine, gap = np.flatnonzero(placed == top), loads[top] / fast[top] * fast[low] - loads[low]
         best = mine[np.abs(costs[mine] - gap * fast[top] / (fast[top] + fast[low])).argmin()]
-        if not 0 < costs[best] < 0.999 * gap:  # where the gap is a client but for rounding it would go to and fro
+        if (
+            not 0 < costs[best] < 0.999 * gap
+        ):  # where the gap is a client but for rounding it would go to and fro
             break
         placed[best] = low
         loads[[top, low]] = [costs[placed == rank].sum() for rank in (top, low)]
@@ -40,9 +49,13 @@ def level(costs: Sequence[float], placement: Sequence[int], speeds: Sequence[flo
 
 
 def move(fed: Federation, to: Mapping[int, int]) -> None:
-    """Give these clients their ranks; collective. Those that keep nothing move without a message."""
+    """Give these clients their ranks; collective. Those that keep nothing move without a
+    message.
+    """
     moves = {k: rank for k, rank in to.items() if rank != fed.placement[k]}
-    keeping = fed.comm.gather({k: 1 for k in moves if k in fed.clients and fed.keeps(k)}) if moves else {}
+    keeping = (
+        fed.comm.gather({k: 1 for k in moves if k in fed.clients and fed.keeps(k)}) if moves else {}
+    )
     for k, rank in moves.items():
         if k in keeping:
             fed.hand_over(k, fed.placement[k], rank)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from hpcfed.engine.setup import World
     from hpcfed.federation import Federation
 
-GRAPH = 1_000  # clients of which links are recorded: more cannot be drawn, and links may be half of their square
+# clients of which links are recorded: more cannot be drawn, and links may be half of their square
+GRAPH = 1_000
 LIBRARIES = ("torch", "torchvision", "numpy", "h5py", "mpi4py", "pydantic")
 
 
@@ -55,7 +56,12 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
 def inputs(facts: World) -> dict[str, Any]:
     """What a trained model must know of its inputs, when the data are no longer there."""
     data = facts.data
-    return {"shape": list(facts.shape), "mean": list(data.mean), "std": list(data.std), "vocabulary": data.vocabulary}
+    return {
+        "shape": list(facts.shape),
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "vocabulary": data.vocabulary,
+    }
 
 
 def placed(rounds: Rounds) -> list[int]:
@@ -64,10 +70,12 @@ def placed(rounds: Rounds) -> list[int]:
 
 
 def arrays(facts: World, rounds: Rounds) -> dict[str, np.ndarray]:
-    """The arrays of the result file that do not change: who holds which examples, and how many of which class.
+    """The arrays of the result file that do not change: who holds which examples, and how many of
+    which class.
 
-    partition: rows of the training split, client after client, `train_sizes` of each. One array, not one a client,
-    for the file is written anew each time.  links: [E, 2], pairs of neighbours where there is no server.
+    partition: rows of the training split, client after client, `train_sizes` of each. One array,
+    not one a client, for the file is written anew each time.  links: [E, 2], pairs of neighbours
+    where there is no server.
     """
     if facts.many:
         return {}  # the job says it all
@@ -99,10 +107,22 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit that hpcfed's files are of, "+" if they were changed since; "" outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    """The commit that hpcfed's files are of, "+" if they were changed since; "" outside a
+    checkout.
+    """
+    git = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--dirty=+",
+    ]
     try:
-        return subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            git, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 

@@ -31,7 +31,9 @@ class Evaluation:
     cohort: set[int]
 
     def mine(self, ks: Iterable[int]) -> Iterator[Client]:
-        """This rank's clients among these, one after the other, with the architectures of this round."""
+        """This rank's clients among these, one after the other, with the architectures of this
+        round.
+        """
         for client in (self.fed.clients[k] for k in ks if k in self.fed.clients):
             client.architecture = self.algorithm.architecture(self.fed, client.id, self.t)
             self.fed.pulse.visit(str(client.id))
@@ -44,11 +46,17 @@ class Evaluation:
         if wanted == "all" or (wanted == "auto" and K <= SMALL):
             return self.fed.clients
         if isinstance(wanted, int):
-            return rng.stream(self.fed.seed, "evaluated").choice(K, min(wanted, K), replace=False).tolist()
+            return (
+                rng.stream(self.fed.seed, "evaluated")
+                .choice(K, min(wanted, K), replace=False)
+                .tolist()
+            )
         return cohort
 
     def received(self, ks: Iterable[int]) -> dict[int, Score]:
-        """These clients' models as they would start into a round with the state of now; leaves them as they are."""
+        """These clients' models as they would start into a round with the state of now; leaves them
+        as they are.
+        """
         scores = {}
         for client in self.mine(ks):
             with self.visit(client.id), client.borrowed():
@@ -57,15 +65,21 @@ class Evaluation:
         return scores
 
     def before(self, cohort: Iterable[int]) -> dict[int, Score]:
-        """What `received` gives for a cohort that has not been trained; of a client that has, what it gave then."""
+        """What `received` gives for a cohort that has not been trained; of a client that has, what
+        it gave then.
+        """
         journal = self.fed.journal
-        new = self.received(k for k in cohort if not journal.turns(k) and journal.of(k).before is None)
+        new = self.received(
+            k for k in cohort if not journal.turns(k) and journal.of(k).before is None
+        )
         for k, found in new.items():
             journal.of(k).before = found
         return {k: Score(*journal.of(k).before or NONE) for k in sorted(self.cohort)}
 
     def after(self, ks: Iterable[int]) -> dict[int, Score]:
-        """Those of these whose model changed: the cohort's own, or where clients keep nothing the global model."""
+        """Those of these whose model changed: the cohort's own, or where clients keep nothing the
+        global model.
+        """
         scores, stateless = {}, self.fed.store.stateless
         for client in self.mine(k for k in ks if stateless or self.stale[k]):
             with self.visit(client.id):
@@ -76,7 +90,9 @@ class Evaluation:
 
     @property
     def independent(self) -> bool:
-        """Whether a client's own score depends on its model alone, not on what the server makes of the round."""
+        """Whether a client's own score depends on its model alone, not on what the server makes of
+        the round.
+        """
         method = type(self.algorithm)
         return method.predict is Method.predict and method.adapted is Method.adapted
 
@@ -91,7 +107,9 @@ class Evaluation:
         store = self.fed.store
         new = k not in store.weighted and k not in self.cohort
         yield
-        if new or (store.stateless and not self.fed.journal.turns(k)):  # a round begun again needs those of a turn
+        if new or (
+            store.stateless and not self.fed.journal.turns(k)
+        ):  # a round begun again needs those of a turn
             store.drop(k)
 
     def receive(self, client: Client) -> None:
@@ -101,7 +119,9 @@ class Evaluation:
     def score(self, client: Client) -> Score:
         """The client's model as it is, on its test set; what adapting to it changes is undone."""
         with self.algorithm.adapted(self.fed, client, self.state, self.t):
-            return score(self.fed, client, partial(self.algorithm.predict, self.fed, client, self.state))
+            return score(
+                self.fed, client, partial(self.algorithm.predict, self.fed, client, self.state)
+            )
 
     def forget(self, *ks: int) -> None:
         """Where clients keep nothing between rounds, free what they hold."""
@@ -109,7 +129,9 @@ class Evaluation:
             self.fed.store.drop(*ks)
 
     def finish(self) -> Row:
-        """What the method does after the last round, and all clients' scores then; nothing if it does nothing."""
+        """What the method does after the last round, and all clients' scores then; nothing if it
+        does nothing.
+        """
         self.fed.open(self.t - 1)  # a run that is resumed at its end has had no round
         state = self.algorithm.finish(self.fed, self.state, self.t - 1)
         if state is None:
@@ -118,11 +140,17 @@ class Evaluation:
         judged = self.mine(self.judged(self.fed.sample(self.t - 1)))
         mine = {c.id: (*self.score(c), *self.received([c.id])[c.id]) for c in judged}
         self.fed.wait("last scores")
-        table = np.array(list(self.fed.comm.gather(mine).values()), dtype=float)  # [K, 4], or fewer rows
-        return dict(zip(("accuracy", "loss", "accuracy_received", "loss_received"), table.T, strict=True))
+        table = np.array(
+            list(self.fed.comm.gather(mine).values()), dtype=float
+        )  # [K, 4], or fewer rows
+        return dict(
+            zip(("accuracy", "loss", "accuracy_received", "loss_received"), table.T, strict=True)
+        )
 
     def common(self) -> Row:
-        """The server's model on the whole test split, and its sub-models; nan where the server has no whole model."""
+        """The server's model on the whole test split, and its sub-models; nan where the server has
+        no whole model.
+        """
         pooled, row = self.fed.pooled(), {"rounds/accuracy_common": float("nan")}
         whole = pooled.architecture
         for architecture in (*self.algorithm.levels(self.fed), whole):

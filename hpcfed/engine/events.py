@@ -1,8 +1,9 @@
 """Event-based methods: a "round" is so many merges in virtual time.
 
 When jobs end is known before anything is computed. So a round's jobs that have started are computed
-together, each at its client's rank, and merged one by one; ranks meet only to merge. There is no polling, and
-nothing depends on how fast the machine is. What a job receives and sends counts in the round in which it ends.
+together, each at its client's rank, and merged one by one; ranks meet only to merge. There is no
+polling, and nothing depends on how fast the machine is. What a job receives and sends counts in the
+round in which it ends.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ class Events(Rounds):
     """The run of an event-based method between rounds."""
 
     version: int = 0  # merges of the server so far
-    since: dict[int, int] = field(default_factory=dict)  # version at the start of each client's open job
+    since: dict[int, int] = field(
+        default_factory=dict
+    )  # version at the start of each client's open job
     ended: list[Ended] = field(default_factory=list)  # of this round
-    waiting: list[Work] = field(default_factory=list)  # jobs of clients that the server cannot reach yet
+    waiting: list[Work] = field(
+        default_factory=list
+    )  # jobs of clients that the server cannot reach yet
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,14 +52,22 @@ class Events(Rounds):
         self.hand_out(self.waits(self.agenda.fill(), self.agenda.now))
 
     def waits(self, jobs: Iterable[Work], now: float) -> list[Work]:
-        """Of jobs begun now, those that start now; the others wait for their start, as their downloads do."""
-        later = [job for job in jobs if job.start > now and self.algorithm.target(job.client) == SERVER]
+        """Of jobs begun now, those that start now; the others wait for their start, as their
+        downloads do.
+        """
+        later = [
+            job for job in jobs if job.start > now and self.algorithm.target(job.client) == SERVER
+        ]
         self.waiting += later
         return [job for job in jobs if job not in later]
 
     def due(self, ending: Work) -> list[Work]:
-        """The jobs that waited and started before this one ends, itself if it did; they wait no longer."""
-        late = [job for job in self.waiting if job.start < ending.finish or job.client == ending.client]
+        """The jobs that waited and started before this one ends, itself if it did; they wait no
+        longer.
+        """
+        late = [
+            job for job in self.waiting if job.start < ending.finish or job.client == ending.client
+        ]
         self.waiting = [job for job in self.waiting if job not in late]
         return late
 
@@ -78,9 +91,13 @@ class Events(Rounds):
         return [(e.job, e.started) for e in self.ended]
 
     def advance(self, cohort: list[int], t: int) -> None:
-        self.results: dict[int, Any] = {}  # of this rank's clients that have worked but not yet reported
+        self.results: dict[
+            int, Any
+        ] = {}  # of this rank's clients that have worked but not yet reported
         self.worked: set[int] = set()  # clients, of all ranks, whose open job is computed
-        self.staleness: list[tuple[int, int]] = []  # client, and merges of the server since its download
+        self.staleness: list[
+            tuple[int, int]
+        ] = []  # client, and merges of the server since its download
         for i, (job, started) in enumerate(self.pairs()):
             self.hand_out(self.due(job))
             if job.reports:
@@ -88,13 +105,17 @@ class Events(Rounds):
                     self.compute([e.job for e in self.ended[i:]])
                 self.merge(replace(job, staleness=self.version - self.since[job.client]))
             else:
-                self.fed.lose(job.client, job.share * self.fed.draws.examples(job.client, job.amount))
+                self.fed.lose(
+                    job.client, job.share * self.fed.draws.examples(job.client, job.amount)
+                )
             self.opened.pop(job.client)
             self.opened |= {new.client: new for new in started}
             self.hand_out(self.waits(started, job.finish))
 
     def compute(self, jobs: list[Work]) -> None:
-        """All of these jobs that have started and are not yet computed, each at its client's rank."""
+        """All of these jobs that have started and are not yet computed, each at its client's
+        rank.
+        """
         ready = [job for job in jobs if job.reports and self.opened.get(job.client) == job]
         ready = [job for job in ready if job.client not in self.worked and job not in self.waiting]
         self.worked |= {job.client for job in ready}
@@ -116,15 +137,21 @@ class Events(Rounds):
             return
         up, near = self.at_target(job, target)
         for client in self.fed.mine([target]):
-            merged = self.algorithm.merge(self.fed, job, client.params(self.algorithm.shared), up, near)
+            merged = self.algorithm.merge(
+                self.fed, job, client.params(self.algorithm.shared), up, near
+            )
             if merged is not None:
                 client.load(merged)
 
     def at_target(self, job: Work, target: int) -> tuple[Any, dict[int, Any]]:
-        """The job's result, and the latest models of those that are near, at the target's rank; collective."""
+        """The job's result, and the latest models of those that are near, at the target's rank;
+        collective.
+        """
         k, fed, given = job.client, self.fed, self.algorithm.near(self.fed, job.client, job.number)
         up = {k: self.results.pop(k)} if k in self.results else {}
-        models = {c.id: self.algorithm.sent(c, self.arrived(c.id, job.finish)) for c in fed.mine(given)}
+        models = {
+            c.id: self.algorithm.sent(c, self.arrived(c.id, job.finish)) for c in fed.mine(given)
+        }
         return fed.to_client(target, up, [k]).get(k), fed.to_client(target, models, given)
 
     def arrived(self, k: int, now: float) -> bool:
@@ -138,11 +165,16 @@ class Events(Rounds):
         self.now = self.agenda.now
         counts = Counter(e.job.client for e in self.ended if e.job.reports)
         lost = {e.job.client for e in self.ended if not e.job.reports}
-        return {"clients/reports": np.array([counts[k] for k in ids.tolist()]),
-                "clients/lost": np.isin(ids, list(lost)), **self.stale_reports(ids)}  # fmt: skip
+        return {
+            "clients/reports": np.array([counts[k] for k in ids.tolist()]),
+            "clients/lost": np.isin(ids, list(lost)),
+            **self.stale_reports(ids),
+        }
 
     def stale_reports(self, ids: np.ndarray) -> Row:
-        """Mean staleness of what these clients reported to the server, and of all that was; nothing without one."""
+        """Mean staleness of what these clients reported to the server, and of all that was; nothing
+        without one.
+        """
         if not self.staleness:
             return {}
         ks, merges = np.array(self.staleness).T
@@ -153,7 +185,12 @@ class Events(Rounds):
     def virtual(self) -> Row:
         since = [self.since.get(k, 0) for k in range(self.fed.K)]
         waiting = np.array([job.client for job in self.waiting], dtype=np.int64)
-        return {"agenda": self.agenda.to_tree(), "version": self.version, "since": np.array(since), "waiting": waiting}
+        return {
+            "agenda": self.agenda.to_tree(),
+            "version": self.version,
+            "since": np.array(since),
+            "waiting": waiting,
+        }
 
     def go_on(self, kept: Row) -> None:
         self.agenda.from_tree(kept["agenda"])

@@ -27,7 +27,9 @@ def prepare(job: Job, comm: Comm, ours: bool = False) -> Path:
     ours: it has been this run's already.
     """
     folder = agreed(comm, lambda: of(job))
-    agreed(comm, lambda: (sweep(folder) if ours else claim(job, folder)) if comm.rank == 0 else None)
+    agreed(
+        comm, lambda: (sweep(folder) if ours else claim(job, folder)) if comm.rank == 0 else None
+    )
     if max(comm.node_of):
         same_everywhere(folder, comm)
     return folder
@@ -39,7 +41,9 @@ def of(job: Job) -> Path:
         return job.folder
     own = names.run_of(job.resume)
     if job.out and job.out.resolve() != own.resolve():
-        raise ConfigError(f"out: {job.out}, but a resumed run goes on in its own folder, {own}; leave out away")
+        raise ConfigError(
+            f"out: {job.out}, but a resumed run goes on in its own folder, {own}; leave out away"
+        )
     return own
 
 
@@ -61,7 +65,9 @@ def claim(job: Job, folder: Path) -> None:
 
 
 def holds(folder: Path) -> bool:
-    """Whether a run is there of which something would be lost: a round, a checkpoint, or what cannot be read."""
+    """Whether a run is there of which something would be lost: a round, a checkpoint, or what
+    cannot be read.
+    """
     try:
         return bool(checkpoint.newest(folder)) or results.load(folder).rounds > 0
     except CheckpointError:
@@ -69,7 +75,8 @@ def holds(folder: Path) -> bool:
 
 
 def same_everywhere(folder: Path, comm: Comm) -> None:
-    """ConfigError on all ranks where a node has another folder at this path: parts of checkpoints would be lost there.
+    """ConfigError on all ranks where a node has another folder at this path: parts of checkpoints
+    would be lost there.
 
     Collective; a file is made by one rank, and looked for by one of each node.
     """
@@ -88,12 +95,17 @@ def touch(mark: Path) -> None:
 
 
 def look(mark: Path) -> None:
-    """ConfigError where this file does not come to be seen: some network file systems take a while."""
+    """ConfigError where this file does not come to be seen: some network file systems take a
+    while.
+    """
     end = monotonic() + PATIENCE
     while not mark.exists():
         if monotonic() > end:
-            raise ConfigError(f"out: {socket.gethostname()} has another folder at {mark.parent} than rank 0's node; "
-                              "give an --out that all nodes share")  # fmt: skip
+            raise ConfigError(
+                f"out: {socket.gethostname()} has another folder at {mark.parent} than rank 0's "
+                f"node; "
+                "give an --out that all nodes share"
+            )
         sleep(0.1)
 
 
@@ -102,13 +114,17 @@ def make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"out: cannot make the folder {folder}: {error.strerror}; give another --out") from error
+        raise ConfigError(
+            f"out: cannot make the folder {folder}: {error.strerror}; give another --out"
+        ) from error
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"out: {folder} is not writable; give another --out")
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed ranks had on disk: what did not fit in their memory, and the signs for their watchdogs."""
+    """Remove what killed ranks had on disk: what did not fit in their memory, and the signs for
+    their watchdogs.
+    """
     for left in (*folder.glob(names.spill_folder(Path(), "*").name), names.watch_folder(folder)):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -116,6 +132,12 @@ def sweep(folder: Path) -> None:
 def stored(path: Path) -> dict[str, Any]:
     """The job of a run that is to be resumed."""
     if path.suffix == ".h5" and not os.path.isfile(path):
-        raise CheckpointError(f"resume: {path} is no file; give a run folder, or one of its checkpoints")
+        raise CheckpointError(
+            f"resume: {path} is no file; give a run folder, or one of its checkpoints"
+        )
     job = results.recover(names.run_of(path)).header["job"]
-    return {k: v for k, v in job.items() if k not in ("out", "resume", "overwrite", "dry_run", "quiet", "verbose")}
+    return {
+        k: v
+        for k, v in job.items()
+        if k not in ("out", "resume", "overwrite", "dry_run", "quiet", "verbose")
+    }

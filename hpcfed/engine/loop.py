@@ -25,19 +25,33 @@ class Loop:
     """Round after round until the job's last, or until a signal asks to stop."""
 
     def __init__(
-        self, rounds: Rounds, folder: Path, results: Results | None, progress: Progress, course: Course,
+        self,
+        rounds: Rounds,
+        folder: Path,
+        results: Results | None,
+        progress: Progress,
+        course: Course,
         log: Logs | None = None,
-    ):  # fmt: skip
-        self.rounds, self.folder, self.results, self.progress, self.log = rounds, folder, results, progress, log
+    ):
+        self.rounds, self.folder, self.results, self.progress, self.log = (
+            rounds,
+            folder,
+            results,
+            progress,
+            log,
+        )
         self.job, self.comm, self.course = rounds.fed.job, rounds.fed.comm, course
         self.saved_at, self.saved_t, self.first = time.monotonic(), course.saved, rounds.t
         self.saver = Saver(rounds, folder, results, exists=course.saved > 0)
 
     def run(self) -> int:
-        """All rounds that are left; collective. Returns the exit status, when all ranks are through."""
+        """All rounds that are left; collective. Returns the exit status, when all ranks are
+        through.
+        """
         self.course.signals.heed()
         if self.results and not self.results.rounds:
-            self.record()  # so that it can be seen that it goes on, however long the first round takes
+            # so that it can be seen that it goes on, however long the first round takes
+            self.record()
         with self.saver:
             self.copy()
             try:
@@ -48,11 +62,14 @@ class Loop:
                 if self.rounds.t < self.job.rounds:
                     self.save()
                 status = self.stopped()
-            self.comm.confirm()  # rank 0 writes to the end: were it to die there, the others are still here to go on
+            # rank 0 writes to the end: were it to die there, the others are still here to go on
+            self.comm.confirm()
         return status
 
     def go_on(self) -> int:
-        """The rounds, and what follows the last; raises Stopped on all ranks where a signal ends that."""
+        """The rounds, and what follows the last; raises Stopped on all ranks where a signal ends
+        that.
+        """
         while self.rounds.t < self.job.rounds:
             row, flags = self.rounds.step(self.flags)
             self.comm.confirm()
@@ -76,7 +93,9 @@ class Loop:
     def stopped(self) -> int:
         """The run ends for a signal, with all saved that is done. Returns the exit status."""
         self.settle(needed=not self.saver.exists)
-        self.progress.say(f"stopped by a signal after round {self.rounds.t}; continue with --resume {self.folder}")
+        self.progress.say(
+            f"stopped by a signal after round {self.rounds.t}; continue with --resume {self.folder}"
+        )
         self.finish(STOPPED)  # where that is refused: what the checkpoint needs of them is on disk
         return RESUME_ME
 
@@ -97,17 +116,23 @@ class Loop:
         return self.comm.bcast(refused() if self.results else "")
 
     def ended(self, refused: str) -> int:
-        """The run is through; refused: why results or last checkpoint are not on disk. Returns the exit status."""
+        """The run is through; refused: why results or last checkpoint are not on disk. Returns the
+        exit status.
+        """
         if not refused:
             self.progress.finish(self.results, picture)
             return DONE
         if not self.saver.exists:
             raise saving.everywhere(refused)
-        self.warn(f"{refused}\n  the end is not on disk; make room, and go on with --resume {self.folder}")
+        self.warn(
+            f"{refused}\n  the end is not on disk; make room, and go on with --resume {self.folder}"
+        )
         return RESUME_ME
 
     def conclude(self) -> None:
-        """What the method does after the last round, recorded apart from the rounds: a run may be extended."""
+        """What the method does after the last round, recorded apart from the rounds: a run may be
+        extended.
+        """
         final = self.rounds.together(self.rounds.finish)
         if self.results and final:
             self.results.arrays |= {f"{FINAL}/{name}": column for name, column in final.items()}
@@ -119,7 +144,9 @@ class Loop:
             self.results.header["placement"] = describe.placed(self.rounds)
 
     def flags(self) -> dict[str, bool]:
-        """What this rank wants: to stop; to save, because of the time (rank 0 decides that); and whether it writes."""
+        """What this rank wants: to stop; to save, because of the time (rank 0 decides that); and
+        whether it writes.
+        """
         waited = (time.monotonic() - self.saved_at) / 60
         minutes = self.job.checkpoint.minutes
         save = bool(minutes) and self.comm.rank == 0 and waited >= minutes
@@ -146,16 +173,24 @@ class Loop:
         except WriteError as error:
             if self.job.checkpoint.required:
                 raise
-            self.warn(f"{error}\n  results stay in memory, and are written as soon as that can be done")
+            self.warn(
+                f"{error}\n  results stay in memory, and are written as soon as that can be done"
+            )
 
     def copy(self, row: dict[str, Any] | None = None) -> None:
-        """Let the ranks copy what they hold into one another's memory, where they do. row: that of the last round."""
+        """Let the ranks copy what they hold into one another's memory, where they do. row: that of
+        the last round.
+        """
         if self.course.mirror:
             rows = self.results.unwritten() if self.results else {}
-            self.course.mirror.take(self.rounds, rows | ({str(self.rounds.t - 1): row} if row and self.results else {}))
+            self.course.mirror.take(
+                self.rounds, rows | ({str(self.rounds.t - 1): row} if row and self.results else {})
+            )
 
     def secure(self) -> None:
-        """After a death that left copies in memory: what was on its way to the disk then is lost, so begin anew."""
+        """After a death that left copies in memory: what was on its way to the disk then is lost,
+        so begin anew.
+        """
         if self.comm.lost and self.saved_t < self.rounds.t < self.job.rounds:
             self.save()
 
@@ -166,14 +201,18 @@ class Loop:
         self.saved_at, self.saved_t = time.monotonic(), self.rounds.t
 
     def settle(self, needed: bool = False) -> str:
-        """Wait for the checkpoint that is on its way; why it failed, "" if not. WriteError where it is needed."""
+        """Wait for the checkpoint that is on its way; why it failed, "" if not. WriteError where it
+        is needed.
+        """
         error = self.saver.finish() if self.saver.pending else ""
         if error and (needed or self.job.checkpoint.required):
             raise saving.everywhere(f"{error}\n  {self.rounds.fed.last_checkpoint}")
         if error:
             last = self.rounds.fed.last_checkpoint
-            self.warn(f"no checkpoint of round {self.saver.about.rounds}: {error}\n"
-                      f"  the run goes on, and tries again when the next is due; {last}")  # fmt: skip
+            self.warn(
+                f"no checkpoint of round {self.saver.about.rounds}: {error}\n"
+                f"  the run goes on, and tries again when the next is due; {last}"
+            )
         return error
 
     def warn(self, text: str) -> None:
@@ -183,6 +222,8 @@ class Loop:
 
 def picture(record: Record, folder: Path) -> Path:
     """Draw the run's learning curves into its folder; the path."""
-    from hpcfed.figures.command import at_end  # here: matplotlib takes 0.4 s, which no run should wait for at its start
+    from hpcfed.figures.command import (
+        at_end,
+    )  # here: matplotlib takes 0.4 s, which no run should wait for at its start
 
     return at_end(record, folder)

@@ -1,7 +1,8 @@
 """Whether what a rank computes fits into its share of a GPU: asked before it trains.
 
-What is counted is the least that a run takes, so that a job that is refused cannot run. One that is let through may
-still run out of memory, in a method that computes more than a plain loss; that is told by `hpcfed.faults`.
+What is counted is the least that a run takes, so that a job that is refused cannot run. One that is
+let through may still run out of memory, in a method that computes more than a plain loss; that is
+told by `hpcfed.faults`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ GIB = 2**30
 class Need:
     """Bytes that a rank takes of a GPU at least.
 
-    modules: weights and moments of each architecture.  examples: of its clients.  resting: clients' weights.
+    modules: weights and moments of each architecture.  examples: of its clients.  resting: clients'
+    weights.
     steps: the most that one local step takes beside that, its gradient included, by architecture.
     """
 
@@ -59,11 +61,15 @@ class Need:
 
 
 def check(facts: World, fed: Federation) -> None:
-    """Measure a local step of each architecture, and refuse what does not fit; collective. On a CPU nothing is done.
+    """Measure a local step of each architecture, and refuse what does not fit; collective. On a CPU
+    nothing is done.
 
     Raises ConfigError on all ranks alike, which names the first rank whose share is too small.
     """
-    agreed(fed.comm, lambda: refuse(need(facts, fed), fed.share, fed.job.local.batch) if fed.share else None)
+    agreed(
+        fed.comm,
+        lambda: refuse(need(facts, fed), fed.share, fed.job.local.batch) if fed.share else None,
+    )
 
 
 def need(facts: World, fed: Federation) -> Need:
@@ -71,7 +77,8 @@ def need(facts: World, fed: Federation) -> Need:
     mine = list(fed.clients) if not facts.many else []  # of a population few are there at a time
     kinds = sorted({fed.architectures[k] for k in fed.clients})
     flat = {name: VALUE * fed.store.layout(name).size for name in kinds}
-    copies = 3 if fed.job.local.optimiser == "adam" else 1  # weights, two moments; the gradient is the step's
+    # weights, two moments; the gradient is the step's
+    copies = 3 if fed.job.local.optimiser == "adam" else 1
     value = facts.data.train.x.itemsize
     weights = 0 if fed.store.stateless else sum(flat[fed.architectures[k]] for k in mine)
     return Need(
@@ -88,25 +95,34 @@ def refuse(need: Need, share: float, batch: int) -> None:
         return
     name = max(need.steps, key=need.steps.__getitem__, default="")
     step = max(1, need.steps.get(name, 0))
-    smaller = min(batch - 1, int(batch * (share - need.steady) / step))  # a step grows with its examples
+    smaller = min(
+        batch - 1, int(batch * (share - need.steady) / step)
+    )  # a step grows with its examples
     advice = f"local.batch = {smaller} may fit, or " if smaller > 0 else ""
     raise ConfigError(
-        f"not enough GPU memory: a rank needs at least {need.total / GIB:.2f} GiB, its share of the GPU is "
-        f"{share / GIB:.2f} GiB\n  {need.modules / GIB:.2f} for models, {need.examples / GIB:.2f} for examples, "
-        f"{need.resting / GIB:.2f} for clients' weights, {step / GIB:.2f} for a step of {name} at local.batch = {batch}"
+        f"not enough GPU memory: a rank needs at least {need.total / GIB:.2f} GiB, its share of "
+        f"the GPU is "
+        f"{share / GIB:.2f} GiB\n  {need.modules / GIB:.2f} for models, "
+        f"{need.examples / GIB:.2f} for examples, "
+        f"{need.resting / GIB:.2f} for clients' weights, {step / GIB:.2f} for a step of {name} "
+        f"at local.batch = {batch}"
         f"\n  {advice}start fewer ranks on a GPU, or more nodes"
     )
 
 
 def peak(fed: Federation, architecture: str) -> int:
     """Bytes that one local step of an architecture takes beside its module, at the job's batch."""
-    largest = max((int(fed.sizes[k]) for k in fed.clients if fed.architectures[k] == architecture), default=1)
+    largest = max(
+        (int(fed.sizes[k]) for k in fed.clients if fed.architectures[k] == architecture), default=1
+    )
     batch = max(1, min(fed.job.local.batch, largest))
     with rng.scoped(fed.seed, "memory", architecture, device=fed.device):
         skeleton = Skeleton(fed.store.build(architecture), fed.device)
         if fed.device.type == "cuda":
             return measured(fed, lambda: step(fed, skeleton, batch), architecture)
-        kept = estimated(lambda n: forward(fed, skeleton, n), skeleton.model.parameters(), min(batch, FEW), batch)
+        kept = estimated(
+            lambda n: forward(fed, skeleton, n), skeleton.model.parameters(), min(batch, FEW), batch
+        )
         return kept + VALUE * skeleton.layout.n_params
 
 
@@ -123,7 +139,11 @@ def forward(fed: Federation, skeleton: Skeleton, n: int) -> Tensor:
     model = skeleton.model.train()
     parts = (model.own, model.proxy) if isinstance(model, Pair) else (model,)
     with lowered(fed.job.run.precision, fed.device):
-        return sum(cross_entropy(part(x.clone()), y) for part in parts for _ in range(fed.job.algorithm.views))
+        return sum(
+            cross_entropy(part(x.clone()), y)
+            for part in parts
+            for _ in range(fed.job.algorithm.views)
+        )
 
 
 def measured(fed: Federation, run: Callable[[], None], architecture: str) -> int:
@@ -138,14 +158,20 @@ def measured(fed: Federation, run: Callable[[], None], architecture: str) -> int
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
-        raise explained(error, f"a first step of {architecture}", fed.job, fed.device, before) from error
+        raise explained(
+            error, f"a first step of {architecture}", fed.job, fed.device, before
+        ) from error
     return torch.cuda.max_memory_allocated(fed.device) - before
 
 
-def estimated(forward: Callable[[int], Tensor], params: Iterable[Tensor], few: int, batch: int) -> int:
-    """Bytes that autograd keeps between forward and backward of a batch, from those of few examples.
+def estimated(
+    forward: Callable[[int], Tensor], params: Iterable[Tensor], few: int, batch: int
+) -> int:
+    """Bytes that autograd keeps between forward and backward of a batch, from those of few
+    examples.
 
-    With the gradient that was 0.76 to 1.19 of a step's peak on a CPU, for five models and 64 images of 3x32x32.
+    With the gradient that was 0.76 to 1.19 of a step's peak on a CPU, for five models and 64 images
+    of 3x32x32.
     """
     own = {p.untyped_storage().data_ptr() for p in params}
     found: dict[int, int] = {}

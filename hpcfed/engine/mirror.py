@@ -1,7 +1,8 @@
-"""Copies of what each rank holds, in its own memory and in that of another rank: a death then repeats no round.
+"""Copies of what each rank holds, in its own memory and in that of another rank: a death then
+repeats no round.
 
-A copy is made after every round. What a rank's clients keep so takes memory three times on each rank, and for a
-moment after a round once more what the round has changed; only that travels.
+A copy is made after every round. What a rank's clients keep so takes memory three times on each
+rank, and for a moment after a round once more what the round has changed; only that travels.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Copy:
 
 
 class Mirror:
-    """The copies that this rank keeps: the newest, and the one before until all ranks have the newest."""
+    """The copies that this rank keeps: the newest, and the one before until all ranks have the
+    newest.
+    """
 
     def __init__(self) -> None:
         self.kept: list[Copy] = []
@@ -56,15 +59,32 @@ class Mirror:
         comm, number = rounds.fed.comm, self.kept[-1].number + 1 if self.kept else 0
         step = stride(comm.node_of)
         old = self.kept[-1] if self.kept else None
-        own, ward = (old.own, old.ward) if old and old.size == comm.size else ({}, {})  # since a death all is new
-        new = {name: np.frombuffer(codec.encode(item), np.uint8) for name, item in snapshot.items(rounds)}
+        own, ward = (
+            (old.own, old.ward) if old and old.size == comm.size else ({}, {})
+        )  # since a death all is new
+        new = {
+            name: np.frombuffer(codec.encode(item), np.uint8)
+            for name, item in snapshot.items(rounds)
+        }
         new |= {"rows": np.frombuffer(codec.encode(rows), np.uint8)} if comm.rank == 0 else {}
-        new = {name: own[name] if np.array_equal(own.get(name), item) else item for name, item in new.items()}
+        new = {
+            name: own[name] if np.array_equal(own.get(name), item) else item
+            for name, item in new.items()
+        }
         changed = {name: item for name, item in new.items() if item is not own.get(name)}
-        return Copy(number, rounds.t, comm.rank, comm.size, step, new, handed_on(comm, step, new, changed, ward))
+        return Copy(
+            number,
+            rounds.t,
+            comm.rank,
+            comm.size,
+            step,
+            new,
+            handed_on(comm, step, new, changed, ward),
+        )
 
     def restored(self, fed: Federation) -> snapshot.Snapshot | None:
-        """The newest copy that all ranks have, on the ranks that are to go on with it; collective, after a shrink.
+        """The newest copy that all ranks have, on the ranks that are to go on with it; collective,
+        after a shrink.
 
         None where it is not whole: two that had one another's died, or nothing was copied yet.
         """
@@ -81,7 +101,9 @@ class Mirror:
 
 
 def remaining(comm: Comm, copy: Copy) -> Items | None:
-    """What this rank has to give: its own part, and that of its ward if that died; None if a part is lost."""
+    """What this rank has to give: its own part, and that of its ward if that died; None if a part
+    is lost.
+    """
     dead = set(range(copy.size)) - set(comm.gather({comm.rank: copy.rank}).values())
     if any((rank + copy.step) % copy.size in dead for rank in dead):
         return None
@@ -89,17 +111,25 @@ def remaining(comm: Comm, copy: Copy) -> Items | None:
 
 
 def stride(node_of: Sequence[int]) -> int:
-    """The step from a rank to the one that keeps its copy: to another node, if there is a step that always does."""
+    """The step from a rank to the one that keeps its copy: to another node, if there is a step that
+    always does.
+    """
     size = len(node_of)
-    apart = (s for s in range(1, size) if all(node_of[r] != node_of[(r + s) % size] for r in range(size)))
+    apart = (
+        s for s in range(1, size) if all(node_of[r] != node_of[(r + s) % size] for r in range(size))
+    )
     return next(apart, 1)
 
 
 def handed_on(comm: Comm, step: int, new: Items, changed: Items, ward: Items) -> Items:
-    """The part of rank - step: what it has changed comes from there, the rest is in `ward`; collective."""
+    """The part of rank - step: what it has changed comes from there, the rest is in `ward`;
+    collective.
+    """
     told = comm.gather({comm.rank: [[*new], [*changed]]})
     come: Items = {}
-    for src in sorted(told, key=lambda rank: rank // step % 2):  # who sends first receives later: pairs do not wait
+    for src in sorted(
+        told, key=lambda rank: rank // step % 2
+    ):  # who sends first receives later: pairs do not wait
         for name in told[src][1]:
             item = comm.move(changed.get(name), src, (src + step) % comm.size)
             come |= {} if item is None else {name: item}
@@ -114,6 +144,10 @@ def dealt(fed: Federation, held: Items) -> dict[str, Any]:
         for name in names:
             k = int(name.removeprefix("clients/")) if name.startswith("clients/") else None
             to = 0 if k == fed.K else k if k is None else fed.placement[k]
-            item = comm.bcast(held.get(name), rank) if to is None else comm.move(held.get(name), rank, to)
+            item = (
+                comm.bcast(held.get(name), rank)
+                if to is None
+                else comm.move(held.get(name), rank, to)
+            )
             items |= {} if item is None else {name: codec.decode(item.tobytes())}
     return items

@@ -11,9 +11,23 @@ import torch
 from hpcfed.payload import Tally
 
 Row = dict[str, Any]
-COLUMNS = ("train_loss", "examples", "epochs", "seconds", "down", "up", "work", "accuracy_before", "loss_before",
-           "accuracy_received", "loss_received", "accuracy", "loss")  # fmt: skip
-SMALL = 10_000  # up to so many clients each has a value in every round's record, beyond only who took part
+COLUMNS = (
+    "train_loss",
+    "examples",
+    "epochs",
+    "seconds",
+    "down",
+    "up",
+    "work",
+    "accuracy_before",
+    "loss_before",
+    "accuracy_received",
+    "loss_received",
+    "accuracy",
+    "loss",
+)
+# up to so many clients each has a value in every round's record, beyond only who took part
+SMALL = 10_000
 
 
 def cells(tally: Tally) -> tuple[float, ...]:
@@ -22,7 +36,10 @@ def cells(tally: Tally) -> tuple[float, ...]:
     return (loss / tally.examples if tally.examples else float("nan"), *rest)
 
 
-NOTHING = (*cells(Tally()), *6 * [float("nan")])  # of a client that did nothing and was not evaluated
+NOTHING = (
+    *cells(Tally()),
+    *6 * [float("nan")],
+)  # of a client that did nothing and was not evaluated
 
 
 def peak_bytes() -> int:
@@ -31,5 +48,7 @@ def peak_bytes() -> int:
 
 
 def peak_device_bytes(device: torch.device) -> int:
-    """Most of a GPU's memory that torch has held for this process so far, graphs' included; 0 on a CPU."""
+    """Most of a GPU's memory that torch has held for this process so far, graphs' included; 0 on a
+    CPU.
+    """
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0

@@ -1,8 +1,8 @@
 """A rank dies, and the run goes on with those that are left.
 
-Results do not depend on the number of ranks. So to go on is to resume on fewer ranks, in the same processes: data and
-partition are in memory; state and clients come from the copies that ranks keep of one another (checkpoint.mirror),
-else from the newest checkpoint, else the run begins anew.
+Results do not depend on the number of ranks. So to go on is to resume on fewer ranks, in the same
+processes: data and partition are in memory; state and clients come from the copies that ranks keep
+of one another (checkpoint.mirror), else from the newest checkpoint, else the run begins anew.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Course:
         self.watchdog: Watchdog | None = None
 
     def watch(self, comm: Comm, run: Path) -> None:
-        """Let a watchdog look after these ranks; the one of the ranks before was there until now."""
+        """Let a watchdog look after these ranks; the one of the ranks before was there until
+        now.
+        """
         if self.watchdog:
             self.watchdog.stop()
         self.watchdog = Watchdog(self.pulse, comm.rank, comm.size, run, self.job.run.watchdog)
@@ -63,7 +65,9 @@ class Course:
             self.watchdog.stop()
 
     def agree(self, comm: Comm) -> None:
-        """What all ranks that are left can build on; collective. The death may have hit them at different moments."""
+        """What all ranks that are left can build on; collective. The death may have hit them at
+        different moments.
+        """
         told = comm.gather({comm.rank: [self.facts is not None, self.begun, self.reached]})
         comm.confirm()
         known, begun, reached = zip(*told.values(), strict=True)
@@ -72,7 +76,10 @@ class Course:
 
     def restore(self, rounds: Rounds, run: Path) -> None:
         """Bring the run to where it goes on; collective."""
-        comm, copy = rounds.fed.comm, self.mirror.restored(rounds.fed) if self.mirror and self.begun else None
+        comm, copy = (
+            rounds.fed.comm,
+            self.mirror.restored(rounds.fed) if self.mirror and self.begun else None,
+        )
         if copy:
             agreed(comm, lambda: snapshot.take_up(rounds, copy))
             rounds.fed.spread()
@@ -88,16 +95,27 @@ class Course:
     def tell(self, rounds: Rounds, copied: bool) -> None:
         """Say who died and what it costs, once."""
         if self.deaths:
-            source = "copies in memory" if copied else "the last checkpoint" if rounds.t else "the beginning"
+            source = (
+                "copies in memory"
+                if copied
+                else "the last checkpoint"
+                if rounds.t
+                else "the beginning"
+            )
             source += " (no copy in memory is whole)" if self.mirror and not copied else ""
             fed, again = rounds.fed, max(0, self.reached - rounds.t)
-            fed.say(f"{'; '.join(self.deaths)}, {fed.comm.size} left; the run goes on from {source}, after "
-                    f"round {rounds.t}; finished rounds to repeat: {again}")  # fmt: skip
+            fed.say(
+                f"{'; '.join(self.deaths)}, {fed.comm.size} left; the run goes on from {source}, "
+                f"after "
+                f"round {rounds.t}; finished rounds to repeat: {again}"
+            )
             self.deaths = []
 
 
 def surviving(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:
-    """attempt(course, comm), again with the ranks that are left whenever one dies; collective. The exit status."""
+    """attempt(course, comm), again with the ranks that are left whenever one dies; collective. The
+    exit status.
+    """
     try:
         return going_on(course, comm, attempt)
     finally:
@@ -129,8 +147,15 @@ def mirror(job: Job, comm: Comm) -> Mirror | None:
     if comm.size > 1 and ulfm.available() and job.run.on_fault == "shrink":
         return Mirror()
     if comm.size > 1 and comm.rank == 0:
-        why = "run.on_fault is not 'shrink'" if ulfm.available() else "the run needs mpirun --with-ft ulfm for that"
-        print(f"hpcfed: warning: checkpoint.mirror is of no use: {why}; nothing is copied", file=sys.stderr)
+        why = (
+            "run.on_fault is not 'shrink'"
+            if ulfm.available()
+            else "the run needs mpirun --with-ft ulfm for that"
+        )
+        print(
+            f"hpcfed: warning: checkpoint.mirror is of no use: {why}; nothing is copied",
+            file=sys.stderr,
+        )
     return None
 
 
@@ -138,7 +163,7 @@ def shrink(course: Course, comm: Comm) -> None:
     """Let those that are left be all; rank 0, who speaks, may be another one now."""
     was, size = comm.rank, comm.size
     dead = comm.shrink()
-    course.deaths.append(f"rank{'s'[:len(dead) > 1]} {', '.join(map(str, dead))} of {size} died")
+    course.deaths.append(f"rank{'s'[: len(dead) > 1]} {', '.join(map(str, dead))} of {size} died")
     if was and not comm.rank:
         sys.stdout = sys.__stdout__
 
@@ -146,6 +171,11 @@ def shrink(course: Course, comm: Comm) -> None:
 def end(course: Course, comm: Comm) -> int:
     """Leave as run.on_fault asks for; returns the exit status."""
     if comm.rank == 0:
-        print(f"hpcfed: {'; '.join(course.deaths)}; run.on_fault = {course.job.run.on_fault!r} ends the run here; "
-              f"continue with --resume {folder.of(course.job)}", file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"hpcfed: {'; '.join(course.deaths)}; run.on_fault = {course.job.run.on_fault!r} "
+            f"ends the run here; "
+            f"continue with --resume {folder.of(course.job)}",
+            file=sys.stderr,
+            flush=True,
+        )
     return RESUME_ME if course.job.run.on_fault == "restart" else FAULT

@@ -1,4 +1,6 @@
-"""Synchronous rounds: cohort, evaluation before, the algorithm's round, evaluation after, one record."""
+"""Synchronous rounds: cohort, evaluation before, the algorithm's round, evaluation after, one
+record.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Rounds(Attempts, Evaluation):
-    """The state of a run between rounds, the same on all ranks, and the step from one round to the next."""
+    """The state of a run between rounds, the same on all ranks, and the step from one round to the
+    next.
+    """
 
     fed: Federation
     algorithm: RoundBased
@@ -36,10 +40,14 @@ class Rounds(Attempts, Evaluation):
     now: float = 0.0  # virtual seconds
     scores: np.ndarray = field(init=False)  # [K, 2], last accuracy and loss of each client
     stale: np.ndarray = field(init=False)  # [K], trained since its last score
-    seconds: np.ndarray = field(init=False)  # [K], training seconds per example on a rank of speed 1; nan: not yet
+    seconds: np.ndarray = field(
+        init=False
+    )  # [K], training seconds per example on a rank of speed 1; nan: not yet
     cohort: set[int] = field(default_factory=set, init=False)  # of this round, on this rank
     left: dict[int, dict] = field(default_factory=dict, init=False)  # the clients that failed in it
-    rates: dict[str, float] = field(default_factory=dict, init=False)  # architecture -> seconds an example, the last
+    rates: dict[str, float] = field(
+        default_factory=dict, init=False
+    )  # architecture -> seconds an example, the last
 
     def __post_init__(self) -> None:
         K = self.fed.K
@@ -69,12 +77,22 @@ class Rounds(Attempts, Evaluation):
             with fed.store.past.opened():
                 self.advance(cohort, t)
         fed.meanwhile = lambda: None
-        changed = [*cohort, *(k for k, did in fed.tally.items() if did.examples and k in fed.clients)]
+        changed = [
+            *cohort,
+            *(k for k, did in fed.tally.items() if did.examples and k in fed.clients),
+        ]
         self.stale[slice(None) if cohort and fed.store.stateless else changed] = True
         after = early | self.after(k for k in judged if k not in early)
         received = self.received(judged) if fed.job.evaluate.received else {}
-        whole = self.common() if due and fed.job.evaluate.common else {"rounds/accuracy_common": float("nan")}
-        whole |= {f"rounds/{n}": x for n, x in (self.algorithm.columns(fed, self.state) if due else {}).items()}
+        whole = (
+            self.common()
+            if due and fed.job.evaluate.common
+            else {"rounds/accuracy_common": float("nan")}
+        )
+        whole |= {
+            f"rounds/{n}": x
+            for n, x in (self.algorithm.columns(fed, self.state) if due else {}).items()
+        }
         fed.wait("record", over=True)
         self.left = fed.journal.left
         fed.journal.clear()
@@ -83,14 +101,18 @@ class Rounds(Attempts, Evaluation):
         fed.clients.trim()
         self.t += 1
         seen = {**before, **received, **after}
-        scores = {k: (*before.get(k, NONE), *received.get(k, NONE), *after.get(k, NONE)) for k in seen}
+        scores = {
+            k: (*before.get(k, NONE), *received.get(k, NONE), *after.get(k, NONE)) for k in seen
+        }
         row, raised = self.record(start, cohort, scores, due, flags)
         return row | whole, raised
 
     def begin(self, t: int) -> list[int]:
         """Open the round, also again. Returns the clients that will report."""
         self.fed.journal.begin()
-        cohort = self.fed.begin(t, self.algorithm.cohort(self.fed, t), self.algorithm.keeps_stragglers)
+        cohort = self.fed.begin(
+            t, self.algorithm.cohort(self.fed, t), self.algorithm.keeps_stragglers
+        )
         if self.fed.store.stateless and self.fed.comm.size > 1:
             self.deal(cohort)
         return cohort
@@ -98,12 +120,17 @@ class Rounds(Attempts, Evaluation):
     def deal(self, cohort: list[int]) -> None:
         """Give each rank as much of the cohort as the others have, in whole groups; collective."""
         groups = self.algorithm.groups(self.fed, cohort)
-        costs, held = [sum(self.expected(ks)) for ks in groups], [self.placement[ks[0]] for ks in groups]
+        costs, held = (
+            [sum(self.expected(ks)) for ks in groups],
+            [self.placement[ks[0]] for ks in groups],
+        )
         new = balance.level(costs, held, self.fed.speeds)
         balance.move(self.fed, {k: rank for ks, rank in zip(groups, new, strict=True) for k in ks})
 
     def expected(self, ks: list[int]) -> list[float]:
-        """Cost of these clients' next round: seconds as their architectures took last; before that, estimates."""
+        """Cost of these clients' next round: seconds as their architectures took last; before that,
+        estimates.
+        """
         kinds, sizes = [self.fed.architectures[k] for k in ks], [self.fed.sizes[k] for k in ks]
         if self.rates.keys() >= set(kinds):
             return [self.rates[kind] * n for kind, n in zip(kinds, sizes, strict=True)]
@@ -111,17 +138,29 @@ class Rounds(Attempts, Evaluation):
 
     def upcoming(self) -> list[int]:
         """The clients of the next round, as far as they are known."""
-        return self.algorithm.cohort(self.fed, self.t + 1) if self.t + 1 < self.fed.job.rounds else []
+        return (
+            self.algorithm.cohort(self.fed, self.t + 1) if self.t + 1 < self.fed.job.rounds else []
+        )
 
     def advance(self, cohort: list[int], t: int) -> None:
         """What the method does in the round."""
         self.state = self.algorithm.round(self.fed, self.state, cohort, t)
 
     def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
-        """Let virtual time pass: until the slowest has reported, or the deadline for which a lost one is waited."""
-        lost, profiles, deadline = self.fed.turnout.lost, self.fed.profiles, self.fed.job.system.deadline
+        """Let virtual time pass: until the slowest has reported, or the deadline for which a lost
+        one is waited.
+        """
+        lost, profiles, deadline = (
+            self.fed.turnout.lost,
+            self.fed.profiles,
+            self.fed.job.system.deadline,
+        )
         there = np.isin(ids, [*cohort, *lost])
-        done = zip(ids[there].tolist(), *(columns[name][there] for name in ("work", "down", "up")), strict=True)
+        done = zip(
+            ids[there].tolist(),
+            *(columns[name][there] for name in ("work", "down", "up")),
+            strict=True,
+        )
         took = [profiles.seconds(*cells) for cells in done]
         self.now += max([*took, deadline or 0.0] if lost else took, default=0.0)
         return {"clients/reports": np.isin(ids, cohort).astype(np.int64)}
@@ -135,20 +174,36 @@ class Rounds(Attempts, Evaluation):
         self.now = kept["now"]
 
     def record(
-        self, start: float, cohort: list[int], scores: dict[int, tuple[float, ...]], evaluated: bool, flags: Callable
+        self,
+        start: float,
+        cohort: list[int],
+        scores: dict[int, tuple[float, ...]],
+        evaluated: bool,
+        flags: Callable,
     ) -> tuple[Row, dict[str, bool]]:
         """Gather what all clients and ranks did; collective."""
         fed = self.fed
         ours = {k for k in {**fed.tally, **scores} if k in fed.clients}
-        mine: dict[int, Any] = {k: (*cells(fed.tally.get(k, Tally())), *scores.get(k, 3 * NONE)) for k in ours}
+        mine: dict[int, Any] = {
+            k: (*cells(fed.tally.get(k, Tally())), *scores.get(k, 3 * NONE)) for k in ours
+        }
         peaks = {"peak_bytes": peak_bytes(), "peak_device_bytes": peak_device_bytes(fed.device)}
         mine[fed.K + fed.comm.rank] = {"clock": fed.clock.reset() | peaks, "flags": flags()}
         every = fed.comm.gather(mine)
         ranks = [every[fed.K + r] for r in range(fed.comm.size)]
-        ids = np.arange(fed.K) if fed.K <= SMALL else np.array(sorted({*cohort, *(k for k in every if k < fed.K)}))
-        table = np.array([every.get(k, NOTHING) for k in ids.tolist()], dtype=float)  # [len(ids), columns]
+        ids = (
+            np.arange(fed.K)
+            if fed.K <= SMALL
+            else np.array(sorted({*cohort, *(k for k in every if k < fed.K)}))
+        )
+        table = np.array(
+            [every.get(k, NOTHING) for k in ids.tolist()], dtype=float
+        )  # [len(ids), columns]
         row = self.row(ids, table, cohort, evaluated)
-        row |= {f"ranks/{p}": np.array([r["clock"].get(p, 0.0) for r in ranks]) for p in (*PHASES, *peaks)}
+        row |= {
+            f"ranks/{p}": np.array([r["clock"].get(p, 0.0) for r in ranks])
+            for p in (*PHASES, *peaks)
+        }
         row |= {"rounds/seconds": perf_counter() - start}
         return row, {name: any(r["flags"].get(name, False) for r in ranks) for name in flags()}
 
@@ -160,21 +215,30 @@ class Rounds(Attempts, Evaluation):
         trained = columns["examples"] > 0
         self.stale[ids] = (self.stale[ids] | trained) & ~fresh
         fast = np.array([self.fed.speeds[self.placement[k]] for k in ids[trained].tolist()])
-        self.seconds[ids[trained]] = fast * columns["seconds"][trained] / columns["examples"][trained]
+        self.seconds[ids[trained]] = (
+            fast * columns["seconds"][trained] / columns["examples"][trained]
+        )
         by_kind = defaultdict(list)
         for k in ids[trained].tolist():
             by_kind[self.fed.architectures[k]].append(self.seconds[k])
         self.rates |= {kind: float(np.median(seconds)) for kind, seconds in by_kind.items()}
         if evaluated:
-            columns["accuracy"], columns["loss"] = np.where(self.stale[ids], np.nan, self.scores[ids].T)
+            columns["accuracy"], columns["loss"] = np.where(
+                self.stale[ids], np.nan, self.scores[ids].T
+            )
         for name in ("examples", "down", "up"):
             columns[name] = columns[name].astype(np.int64)
         member, lost = (np.isin(ids, list(ks)) for ks in (cohort, self.fed.turnout.lost))
-        row = {f"clients/{n}": c for n, c in columns.items()} | {"clients/cohort": member, "clients/lost": lost}
+        row = {f"clients/{n}": c for n, c in columns.items()} | {
+            "clients/cohort": member,
+            "clients/lost": lost,
+        }
         if self.fed.job.run.on_client_fault == "drop":
             row |= {"clients/fault": np.array([self.why(k) for k in ids.tolist()])}
         if len(ids) < self.fed.K:
-            kinds = np.array([self.kinds[self.fed.architectures[k]] for k in ids.tolist()], dtype=np.int64)
+            kinds = np.array(
+                [self.kinds[self.fed.architectures[k]] for k in ids.tolist()], dtype=np.int64
+            )
             row |= {"clients/id": ids, "clients/architecture": kinds}
         return row | self.elapse(ids, cohort, columns) | {"rounds/virtual_seconds": self.now}
 
@@ -187,7 +251,9 @@ class Rounds(Attempts, Evaluation):
         return (self.seconds * self.fed.sizes).tolist() if np.isfinite(self.seconds).all() else None
 
     def rebalance(self) -> int:
-        """Move clients to ranks by measured cost where that pays; collective. Returns how many moved."""
+        """Move clients to ranks by measured cost where that pays; collective. Returns how many
+        moved.
+        """
         costs, fed = self.costs(), self.fed
         if costs is None:
             return 0

@@ -32,7 +32,9 @@ def run(job: Job, comm: Comm) -> int:
 
 
 def attempt(course: Course, comm: Comm) -> int:
-    """The run from where it stands to its end, on these ranks; collective. Returns the exit status."""
+    """The run from where it stands to its end, on these ranks; collective. Returns the exit
+    status.
+    """
     job = course.job
     if logs.wanted(job.log):
         agreed(comm, lambda: logs.check(job.log) if comm.rank == 0 else None)
@@ -54,10 +56,21 @@ def attempt(course: Course, comm: Comm) -> int:
     try:
         course.restore(rounds, folder)
         if not course.begun and not rounds.t:
-            agreed(comm, lambda: facts.partition.save(names.partition_file(folder)) if comm.rank == 0 else None)
+            agreed(
+                comm,
+                lambda: (
+                    facts.partition.save(names.partition_file(folder)) if comm.rank == 0 else None
+                ),
+            )
         known = course.rows
-        results = agreed(comm, lambda: open_results(job, folder, facts, rounds, known) if comm.rank == 0 else None)
-        with Logs(job.log, folder, fed.say) as log, Progress(job, folder, facts, active=comm.rank == 0) as progress:
+        results = agreed(
+            comm,
+            lambda: open_results(job, folder, facts, rounds, known) if comm.rank == 0 else None,
+        )
+        with (
+            Logs(job.log, folder, fed.say) as log,
+            Progress(job, folder, facts, active=comm.rank == 0) as progress,
+        ):
             begin(log, rounds, results, course)
             course.begun = True
             status = Loop(rounds, folder, results, progress, course, log).run()
@@ -75,13 +88,17 @@ def begin(log: Logs, rounds: Rounds, results: Results | None, course: Course) ->
 
 
 def warn(fed: Federation) -> None:
-    """Say, also where the job is quiet, that ranks are left over: they compute nothing, and wait in each round."""
+    """Say, also where the job is quiet, that ranks are left over: they compute nothing, and wait in
+    each round.
+    """
     idle = fed.comm.size - len(set(fed.placement))
     if idle:
         fed.say(f"warning: {idle} of {fed.comm.size} ranks have no client and stay idle")
 
 
-def open_results(job: Job, folder: Path, facts: World, rounds: Rounds, known: Rows | None = None) -> Results:
+def open_results(
+    job: Job, folder: Path, facts: World, rounds: Rounds, known: Rows | None = None
+) -> Results:
     """The result file: new, or that of the run that goes on, cut to the round after which it does.
 
     known: rows that may not be on disk.
@@ -91,8 +108,10 @@ def open_results(job: Job, folder: Path, facts: World, rounds: Rounds, known: Ro
     if rounds.t > len(known):
         results = Results.resume(folder, rounds.t, header, known)
         if results.source != results.path:
-            rounds.fed.say(f"warning: {results.path}: damaged or missing; the run goes on with the copy in "
-                           f"{results.source}")  # fmt: skip
+            rounds.fed.say(
+                f"warning: {results.path}: damaged or missing; the run goes on with the copy in "
+                f"{results.source}"
+            )
         return results
     results = Results(folder, header, describe.arrays(facts, rounds))
     for t in range(rounds.t):  # a rank died before any of them was on disk

@@ -1,11 +1,14 @@
 """Checkpoints in the background: each rank's thread writes its part while the next round trains.
 
-The threads know nothing of each other and use no MPI. When all ranks know that all parts are written (they tell at the
-record of a round), rank 0 writes the index, and only then the checkpoint exists. At most one is on its way.
+The threads know nothing of each other and use no MPI. When all ranks know that all parts are
+written (they tell at the record of a round), rank 0 writes the index, and only then the checkpoint
+exists. At most one is on its way.
 
-Memory: beside the run's own what `snapshot.taken` says, until the part is written, and one client's parcel while the
-file is compared. Where clients wait on disk (run.resident) nothing is copied: the round waits for the part.
-Disk: checkpoint.keep checkpoints and one more, for the oldest is deleted after the newest has come to exist.
+Memory: beside the run's own what `snapshot.taken` says, until the part is written, and one client's
+parcel while the file is compared. Where clients wait on disk (run.resident) nothing is copied: the
+round waits for the part.
+Disk: checkpoint.keep checkpoints and one more, for the oldest is deleted after the newest has come
+to exist.
 """
 
 from __future__ import annotations
@@ -29,11 +32,14 @@ if TYPE_CHECKING:
 class Saver:
     """Writes the checkpoints of a run; all ranks make the same calls.
 
-    results: on rank 0, what must be on disk up to a checkpoint's round before that checkpoint exists.
+    results: on rank 0, what must be on disk up to a checkpoint's round before that checkpoint
+    exists.
     exists: whether there is a checkpoint to go on from already.
     """
 
-    def __init__(self, rounds: Rounds, run: Path, results: Results | None = None, exists: bool = False):
+    def __init__(
+        self, rounds: Rounds, run: Path, results: Results | None = None, exists: bool = False
+    ):
         self.rounds, self.run, self.results = rounds, run, results
         self.comm, self.clock = rounds.fed.comm, rounds.fed.clock
         self.thread = ThreadPoolExecutor(1, "checkpoint")
@@ -63,16 +69,24 @@ class Saver:
         return self.part is not None and not self.part.done()
 
     def start(self) -> None:
-        """Begin a checkpoint of the run as it is now; collective, and there must be none on its way."""
+        """Begin a checkpoint of the run as it is now; collective, and there must be none on its
+        way.
+        """
         assert self.part is None
         with self.clock("checkpoint"):
             self.about = parts.About(self.rounds.t, self.comm.size, snapshot.header(self.rounds))
             self.folder = self.place()
             self.secure()
             on_disk = bool(self.rounds.fed.store.kept.away)
-            held = partial(snapshot.items, self.rounds) if on_disk else snapshot.taken(self.rounds).items.items
+            held = (
+                partial(snapshot.items, self.rounds)
+                if on_disk
+                else snapshot.taken(self.rounds).items.items
+            )
             items = partial(self.beating, held)
-            self.part = self.thread.submit(parts.write_part, self.folder, self.comm.rank, self.about, items)
+            self.part = self.thread.submit(
+                parts.write_part, self.folder, self.comm.rank, self.about, items
+            )
             if on_disk:
                 wait([self.part])
 
@@ -85,8 +99,9 @@ class Saver:
     def finish(self) -> str:
         """Wait for all parts, then let the checkpoint exist; collective.
 
-        Returns why that failed, on the first rank where it did, "" if all is well; the checkpoints before are as they
-        were. Raises CheckpointError, on all ranks, for what cannot be saved at all.
+        Returns why that failed, on the first rank where it did, "" if all is well; the checkpoints
+        before are as they were. Raises CheckpointError, on all ranks, for what cannot be saved at
+        all.
         """
         with self.clock("checkpoint"):
             every = self.comm.gather({self.comm.rank: agreed(self.comm, self.written)})
@@ -121,8 +136,12 @@ class Saver:
             return {"error": str(error)}
 
     def publish(self, every: dict[int, parts.Part]) -> str:
-        """Write the index and prune, on rank 0; on failure remove the parts, which take room. Returns why it failed."""
-        error = next((part["error"] for part in every.values() if "error" in part), "") or self.secure()
+        """Write the index and prune, on rank 0; on failure remove the parts, which take room.
+        Returns why it failed.
+        """
+        error = (
+            next((part["error"] for part in every.values() if "error" in part), "") or self.secure()
+        )
         try:
             if not error:
                 if self.results:

@@ -36,15 +36,18 @@ def everywhere(error: str) -> WriteError:
 
 
 def restore(rounds: Rounds, path: Path) -> None:
-    """Continue from a checkpoint; collective: each rank reads its own clients. CheckpointError on all ranks alike.
+    """Continue from a checkpoint; collective: each rank reads its own clients. CheckpointError on
+    all ranks alike.
 
-    path: one checkpoint's index, or a run folder: its newest checkpoint that is whole, as far as the ranks need it.
-    Newer ones that are not are named on stderr.
+    path: one checkpoint's index, or a run folder: its newest checkpoint that is whole, as far as
+    the ranks need it. Newer ones that are not are named on stderr.
     """
     fed, damage = rounds.fed, ""
     for file in offered(fed, path):
         if damage:
-            fed.say(f"warning: {damage}\n  so the run goes on from the checkpoint before it, {file}")
+            fed.say(
+                f"warning: {damage}\n  so the run goes on from the checkpoint before it, {file}"
+            )
         damage = damaged(rounds, file)
         if not damage:
             fed.last_checkpoint = f"last checkpoint: {file}"
@@ -71,14 +74,18 @@ def offered(fed: Federation, path: Path) -> list[Path]:
 
 
 def candidates(fed: Federation, path: Path) -> list[Path]:
-    """The checkpoints at that path, those included of which only the index was not written when the run ended."""
+    """The checkpoints at that path, those included of which only the index was not written when the
+    run ended.
+    """
     for index in adopted(path):
         fed.say(f"warning: {index}: was missing or damaged, and is made anew of its parts")
     return checkpoint.candidates(path)
 
 
 def damaged(rounds: Rounds, file: Path) -> str:
-    """Try to continue from this checkpoint; collective. Returns what a rank found damaged, "" where none did."""
+    """Try to continue from this checkpoint; collective. Returns what a rank found damaged, "" where
+    none did.
+    """
     comm = rounds.fed.comm
     texts = comm.gather({comm.rank: agreed(comm, lambda: tried(rounds, file))})
     return next(filter(None, texts.values()), "")

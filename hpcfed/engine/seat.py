@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seat:
-    """share: bytes of the GPU's memory for this rank, 0 on a CPU.  warning: of ranks that share one unasked; or ""."""
+    """share: bytes of the GPU's memory for this rank, 0 on a CPU.  warning: of ranks that share one
+    unasked; or "".
+    """
 
     device: torch.device
     share: float
@@ -25,7 +27,9 @@ class Seat:
 
 
 def seat(job: Job, comm: Comm) -> Seat:
-    """This rank's device, prepared; collective. Raises ConfigError on all ranks where the job wants another."""
+    """This rank's device, prepared; collective. Raises ConfigError on all ranks where the job wants
+    another.
+    """
     seen = comm.gather({comm.rank: (comm.node_of[comm.rank], sharing.visible(job.run.device))})
     gpu, shared = sharing.take(seen).get(comm.rank), sharing.sharers(seen)
     device = agreed(comm, lambda: devices.choose(job.run.device, gpu, job.run.precision))

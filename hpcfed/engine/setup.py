@@ -1,4 +1,6 @@
-"""From a job to a federation: data once a node, partition, architectures, clients on their ranks."""
+"""From a job to a federation: data once a node, partition, architectures, clients on their
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -45,21 +47,34 @@ def world(job: Job, comm: Comm) -> World:
     architectures = assign(job)
     shape, classes = data.train.x.shape[1:], len(data.classes)
     kinds = sorted(set(architectures))
-    agreed(comm, lambda: [models.check(name, shape, data.vocabulary) for name in (*kinds, *servers(job))])
-    each = agreed(comm, lambda: {name: cost(name, shape, classes, job.models.d, data.vocabulary) for name in kinds})
+    agreed(
+        comm,
+        lambda: [models.check(name, shape, data.vocabulary) for name in (*kinds, *servers(job))],
+    )
+    each = agreed(
+        comm,
+        lambda: {name: cost(name, shape, classes, job.models.d, data.vocabulary) for name in kinds},
+    )
     costs = np.array([each[a] for a in architectures]) * partition.sizes
-    adds = {name: work(name, shape, classes, job.models.d, data.vocabulary).multiply_adds for name in kinds}
+    adds = {
+        name: work(name, shape, classes, job.models.d, data.vocabulary).multiply_adds
+        for name in kinds
+    }
     known = profiled(job, comm, np.array([3.0 * max(1, adds[a]) for a in architectures]))
     return World(data, partition, source, rows, architectures, costs, known)
 
 
 def load(job: Job, comm: Comm, name: str) -> DataSet | None:
-    """A data set: read by one rank of each node into memory that all ranks of the node share; "": none."""
+    """A data set: read by one rank of each node into memory that all ranks of the node share; "":
+    none.
+    """
     if not name:
         return None
     first = comm.local_rank == 0
     text = Text(job.data.vocabulary, job.data.tokens)
-    loaded = agreed(comm, lambda: datasets.load(name, job.data.root, job.data.download, text) if first else None)
+    loaded = agreed(
+        comm, lambda: datasets.load(name, job.data.root, job.data.download, text) if first else None
+    )
     return from_arrays(comm.share(lambda: to_arrays(loaded)))
 
 
@@ -75,36 +90,52 @@ def views(job: Job, data: DataSet) -> None:
         return
     if method.views > 1:
         raise ConfigError(
-            f"{method.name} trains on {method.views} augmented views of a batch, but {data.name} holds texts, which "
+            f"{method.name} trains on {method.views} augmented views of a batch, but {data.name} "
+            f"holds texts, which "
             "are not augmented; switch that off (algorithm.contrastive = false), or take images"
         )
-    raise ConfigError(f"local.augment = {policy!r}, but {data.name} holds texts; set local.augment = 'none'")
+    raise ConfigError(
+        f"local.augment = {policy!r}, but {data.name} holds texts; set local.augment = 'none'"
+    )
 
 
-def public(job: Job, data: DataSet, other: DataSet | None, partition: Partition) -> tuple[Split, np.ndarray]:
-    """Where the public examples are, and their rows. Raises DataError where they do not fit the clients' data."""
+def public(
+    job: Job, data: DataSet, other: DataSet | None, partition: Partition
+) -> tuple[Split, np.ndarray]:
+    """Where the public examples are, and their rows. Raises DataError where they do not fit the
+    clients' data.
+    """
     if other is None:
         return data.train, partition.public
     shape, theirs, n = data.train.x.shape[1:], other.train.x.shape[1:], len(other.train.y)
     if data.vocabulary or other.vocabulary:
         raise DataError(
-            f"data.public_source: texts have the vocabulary of their own data set, so those of {other.name} mean "
-            f"nothing to models for {data.name}; leave data.public_source empty, and public data are taken from it"
+            f"data.public_source: texts have the vocabulary of their own data set, so those of "
+            f"{other.name} mean "
+            f"nothing to models for {data.name}; leave data.public_source empty, and public data "
+            f"are taken from it"
         )
     if shape != theirs:
         raise DataError(
-            f"data.public_source: {other.name} has inputs of shape {list(theirs)}, {data.name} of {list(shape)}; "
+            f"data.public_source: {other.name} has inputs of shape {list(theirs)}, {data.name} "
+            f"of {list(shape)}; "
             "take public data of the same shape"
         )
     if job.data.public > n:
-        raise DataError(f"data.public is {job.data.public}, but {other.name} has {n} examples; take at most {n}")
+        raise DataError(
+            f"data.public is {job.data.public}, but {other.name} has {n} examples; take at most {n}"
+        )
     g = rng.stream(job.seed, "public")
     return other.train, np.sort(g.choice(n, job.data.public, replace=False))
 
 
 def profiled(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
-    """The clients' profiles, drawn or read on rank 0 for all. example: [K], multiply-adds, forward and backward."""
-    drawn = agreed(comm, lambda: profiles.draw(job.system, job.clients, job.seed) if comm.rank == 0 else None)
+    """The clients' profiles, drawn or read on rank 0 for all. example: [K], multiply-adds, forward
+    and backward.
+    """
+    drawn = agreed(
+        comm, lambda: profiles.draw(job.system, job.clients, job.seed) if comm.rank == 0 else None
+    )
     given = comm.bcast(drawn) | {"example": example}
     return Profiles(**{name: compact(values) for name, values in given.items()})
 
@@ -115,11 +146,17 @@ def compact(values: np.ndarray) -> np.ndarray:
 
 
 def share_out(job: Job, comm: Comm, data: DataSet) -> Partition | Synthetic:
-    """The partition, drawn on rank 0 for all: its floating point must not depend on a rank's processor."""
+    """The partition, drawn on rank 0 for all: its floating point must not depend on a rank's
+    processor.
+    """
     if data.name == "synthetic":
-        return Synthetic(job.seed, job.clients, *job.data.synthetic, job.data.examples, job.data.test_share)
+        return Synthetic(
+            job.seed, job.clients, *job.data.synthetic, job.data.examples, job.data.test_share
+        )
     settings = job.data.model_copy(update={"public": 0}) if job.data.public_source else job.data
-    drawn = agreed(comm, lambda: split(data, settings, job.clients, job.seed) if comm.rank == 0 else None)
+    drawn = agreed(
+        comm, lambda: split(data, settings, job.clients, job.seed) if comm.rank == 0 else None
+    )
     return Partition(*comm.bcast((drawn.train, drawn.test, drawn.public) if drawn else None))
 
 
@@ -128,10 +165,17 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
     own = seat(job, comm)
     device, data, models_ = own.device, world.data, job.models
     store = ClientStore(
-        job.seed, world.shape, len(data.classes), models_.d, models_.relu_head, device, data.vocabulary,
-        job.run.resident * 2**30, names.spill_folder(agreed(comm, lambda: folder.of(job)), comm.rank),
+        job.seed,
+        world.shape,
+        len(data.classes),
+        models_.d,
+        models_.relu_head,
+        device,
+        data.vocabulary,
+        job.run.resident * 2**30,
+        names.spill_folder(agreed(comm, lambda: folder.of(job)), comm.rank),
         own.share / 2,
-    )  # fmt: skip
+    )
     fast = agreed(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []
     placement = dealt or place(world.costs.tolist(), comm.size, fast)
@@ -143,7 +187,9 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         architectures=world.architectures,
         sizes=world.partition.sizes,
         costs=world.costs,
-        label_counts=world.partition if world.many else world.partition.counts(data.train.y, len(data.classes)),
+        label_counts=world.partition
+        if world.many
+        else world.partition.counts(data.train.y, len(data.classes)),
         placement=placement,
         speeds=fast,
         profiles=world.profiles,
@@ -153,7 +199,9 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         device=device,
         share=own.share,
         public=Shard(world.open.x, world.open.y, world.public, device),
-        common=Shard(data.test.x, data.test.y, np.arange(comm.rank, len(data.test.y), comm.size), device),
+        common=Shard(
+            data.test.x, data.test.y, np.arange(comm.rank, len(data.test.y), comm.size), device
+        ),
         pool=cache(partial(pooled, world, store, device, job)),
     )
     if own.warning:
@@ -167,7 +215,9 @@ def client(world: World, store: ClientStore, device: torch.device, k: int) -> Cl
 
 
 def pooled(world: World, store: ClientStore, device: torch.device, job: Job) -> Client:
-    """A client beyond the last that holds all clients' data; of sub-models it has the whole model."""
+    """A client beyond the last that holds all clients' data; of sub-models it has the whole
+    model.
+    """
     own = world.architectures[0]
     architecture = parse(own).base if job.algorithm.accepts == "widths" else own
     train, test, rows = world.data.train, world.data.test, world.partition.everything

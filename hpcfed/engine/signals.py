@@ -23,7 +23,8 @@ def heard(handler: Callable[..., object]) -> Iterator[None]:
 
 
 class Signals:
-    """SIGTERM, SIGUSR1 and SIGINT ask this rank to stop, from `heed` to `close`; they end no process in between.
+    """SIGTERM, SIGUSR1 and SIGINT ask this rank to stop, from `heed` to `close`; they end no
+    process in between.
 
     seconds: what clients in hand still have.
     """

@@ -1,7 +1,7 @@
 """What a checkpoint holds: the server's state, and each client's weights and memory, by client.
 
-It comes from one function, `items`, and goes back through one, `take_up`, wherever it was meanwhile: in files
-(`storage.checkpoint.Reader`) or in memory (`Snapshot`).
+It comes from one function, `items`, and goes back through one, `take_up`, wherever it was
+meanwhile: in files (`storage.checkpoint.Reader`) or in memory (`Snapshot`).
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ def header(rounds: Rounds) -> dict[str, Any]:
 
 
 def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
-    """This rank's part of a checkpoint, by name: its clients' weights and memories; on rank 0 what all ranks share too.
+    """This rank's part of a checkpoint, by name: its clients' weights and memories; on rank 0 what
+    all ranks share too.
 
-    The run's own tensors, to be read before it goes on. A client that keeps nothing is left out; what it has done of a
-    round that was stopped goes with it. The pooled client is number K.
+    The run's own tensors, to be read before it goes on. A client that keeps nothing is left out;
+    what it has done of a round that was stopped goes with it. The pooled client is number K.
     """
     fed = rounds.fed
     if fed.comm.rank == 0:
@@ -72,8 +73,9 @@ def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
 def taken(rounds: Rounds) -> Snapshot:
     """A copy of this rank's part.
 
-    Weights on the host are not copied: a store never writes into a vector that it keeps, but replaces it. So beside the
-    methods' memories (moments, say) only the weights of clients that train meanwhile take memory twice.
+    Weights on the host are not copied: a store never writes into a vector that it keeps, but
+    replaces it. So beside the methods' memories (moments, say) only the weights of clients that
+    train meanwhile take memory twice.
     """
     device = rounds.fed.device
     copy: Callable[[Tensor], Tensor] = Ferry(device).down if device.type == "cuda" else Tensor.clone
@@ -81,7 +83,10 @@ def taken(rounds: Rounds) -> Snapshot:
     held = {}
     for name, item in items(rounds):
         if name.startswith("clients/"):
-            held[name] = {what: copied(part, share if what == "weights" else copy) for what, part in item.items()}
+            held[name] = {
+                what: copied(part, share if what == "weights" else copy)
+                for what, part in item.items()
+            }
         else:
             held[name] = copied(item, copy)
     return Snapshot(header(rounds), rounds.t, held)
@@ -106,7 +111,8 @@ def copied(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
 
 
 def take_up(rounds: Rounds, source: Source) -> None:
-    """Continue from a source that has the items of all ranks; this rank takes what is shared, and its own clients.
+    """Continue from a source that has the items of all ranks; this rank takes what is shared, and
+    its own clients.
 
     What it gave before, in part, does no harm. Raises CheckpointError if it is of another job.
     """
@@ -115,7 +121,9 @@ def take_up(rounds: Rounds, source: Source) -> None:
     rounds.t = source.rounds
     rounds.state = from_tree(rounds.state, source.get("state"), fed.device)
     scores = source.get("scores")
-    rounds.scores, rounds.stale, rounds.seconds = (np.array(scores[n]) for n in ("last", "stale", "seconds"))
+    rounds.scores, rounds.stale, rounds.seconds = (
+        np.array(scores[n]) for n in ("last", "stale", "seconds")
+    )
     rounds.go_on(source.get("time"))
     for k in [*fed.store]:  # what the method gave them at its start, and what a damaged source gave
         fed.store.forget(k)

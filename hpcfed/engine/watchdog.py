@@ -1,7 +1,8 @@
-"""A watchdog on every rank: where no rank gets on any more, all say where they are, and the run ends.
+"""A watchdog on every rank: where no rank gets on any more, all say where they are, and the run
+ends.
 
-The ranks know of one another by small files in the run folder, one a rank: a rank that is stopped, or whose node is
-gone, cannot speak, but its file tells the others who it is and where it was.
+The ranks know of one another by small files in the run folder, one a rank: a rank that is stopped,
+or whose node is gone, cannot speak, but its file tells the others who it is and where it was.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ LAST = 2.0  # seconds: launchers pass on what ranks print a little later
 
 @dataclass(frozen=True)
 class Sign:
-    """What a rank says of itself: when it last did, since when it has not got on, and where it is; Unix seconds."""
+    """What a rank says of itself: when it last did, since when it has not got on, and where it is;
+    Unix seconds.
+    """
 
     rank: int
     process: int
@@ -43,19 +46,36 @@ class Sign:
 
     def __str__(self) -> str:
         last = strftime("%H:%M:%S", localtime(self.seen))
-        return f"process {self.process} on {self.host}, last heard of at {last}; it was at {self.where}"
+        return (
+            f"process {self.process} on {self.host}, last heard of at {last}; it was at "
+            f"{self.where}"
+        )
 
 
 class Watchdog:
     """A thread beside the run, on each rank; inside a with block it watches.
 
-    seconds: in which no rank gets on, after which the run ends; 0: it does not watch.  end: ends this process.
+    seconds: in which no rank gets on, after which the run ends; 0: it does not watch.  end: ends
+    this process.
     """
 
     def __init__(
-        self, pulse: Pulse, rank: int, size: int, run: Path, seconds: float, end: Callable[[int], object] = os._exit
+        self,
+        pulse: Pulse,
+        rank: int,
+        size: int,
+        run: Path,
+        seconds: float,
+        end: Callable[[int], object] = os._exit,
     ):
-        self.pulse, self.rank, self.size, self.run, self.seconds, self.end = pulse, rank, size, run, seconds, end
+        self.pulse, self.rank, self.size, self.run, self.seconds, self.end = (
+            pulse,
+            rank,
+            size,
+            run,
+            seconds,
+            end,
+        )
         self.every = min(seconds / LOOKS, OFTEN)
         self.beats, self.since, self.seen = -1, time(), time()
         self.known = 0  # signs that were seen at once, at most
@@ -92,18 +112,25 @@ class Watchdog:
 
     def stuck(self, now: float) -> bool:
         """Leave this rank's sign; whether no rank has got on for too long."""
-        paused = now - self.seen > SILENT * self.every + LAST  # this process itself was stopped, or the machine
+        # this process itself was stopped, or the machine
+        paused = now - self.seen > SILENT * self.every + LAST
         if paused or self.beats != self.pulse.beats:
             self.beats, self.since = self.pulse.beats, now
         self.seen = now
         told, signs = self.leave(now), self.signs()
-        if not told or len(signs) < self.known:  # the disk is full or gone: who is silent now may only be unheard
+        if (
+            not told or len(signs) < self.known
+        ):  # the disk is full or gone: who is silent now may only be unheard
             self.since = now
         self.known = max(self.known, len(signs))
-        return now - self.since > self.seconds and all(now - sign.since > self.seconds for sign in signs)
+        return now - self.since > self.seconds and all(
+            now - sign.since > self.seconds for sign in signs
+        )
 
     def leave(self, now: float) -> bool:
-        """Renew this rank's file; whether that worked. A file system that fails ends nothing here."""
+        """Renew this rank's file; whether that worked. A file system that fails ends nothing
+        here.
+        """
         path = names.watch_file(self.run, self.rank)
         sign = Sign(self.rank, os.getpid(), socket.gethostname(), now, self.since, str(self.pulse))
         with suppress(OSError):
@@ -123,8 +150,12 @@ class Watchdog:
 
     def bark(self) -> None:
         """Say where this rank is, give the others time to do so, and end the run."""
-        print(f"hpcfed: rank {self.rank} of {self.size}: no progress for {self.seconds:g} s, at {self.pulse}",
-              file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"hpcfed: rank {self.rank} of {self.size}: no progress for {self.seconds:g} s, at "
+            f"{self.pulse}",
+            file=sys.stderr,
+            flush=True,
+        )
         with suppress(ValueError, OSError, AttributeError):  # where stderr is no file
             faulthandler.dump_traceback(file=sys.__stderr__)
         sleep(self.every + LAST)
@@ -133,20 +164,30 @@ class Watchdog:
         if self.rank == min((s.rank for s in signs if s not in silent), default=self.rank):
             print(self.verdict(silent), file=sys.stderr, flush=True)
             sleep(LAST)
-        else:  # who ends first ends all, with its status: the rank that speaks, perhaps a look later than this one
+        # who ends first ends all, with its status: the rank that speaks, perhaps a look later than
+        # this one
+        else:
             sleep(self.every + 2 * LAST)
             kill(silent)  # in case that the launcher goes on
         self.end(HUNG)
 
     def verdict(self, silent: list[Sign]) -> str:
         """Why the run ends, and what to do."""
-        lines = [f"hpcfed: no rank got on for {self.seconds:g} s (run.watchdog): the run ends with status {HUNG}"]
-        lines += [f"  rank {sign.rank} of {self.size} is silent, as a stopped process is: {sign}" for sign in silent]
+        lines = [
+            f"hpcfed: no rank got on for {self.seconds:g} s (run.watchdog): the run ends with "
+            f"status {HUNG}"
+        ]
+        lines += [
+            f"  rank {sign.rank} of {self.size} is silent, as a stopped process is: {sign}"
+            for sign in silent
+        ]
         return "\n".join([*lines, f"  continue from the last checkpoint with --resume {self.run}"])
 
 
 def kill(silent: list[Sign]) -> None:
-    """End the silent processes of this machine: a launcher for which a dead rank is no end would wait for them."""
+    """End the silent processes of this machine: a launcher for which a dead rank is no end would
+    wait for them.
+    """
     for sign in silent:
         if sign.host == socket.gethostname() and sign.process != os.getpid():
             with suppress(ProcessLookupError, PermissionError):

@@ -39,6 +39,10 @@ class World:
     def held(self, k: int, device: torch.device) -> tuple[Shard, Shard]:
         """Training and test examples of client k."""
         if self.many:
-            return tuple(Shard(s.x, s.y, np.arange(len(s.y)), device) for s in self.partition.held(k))
+            return tuple(
+                Shard(s.x, s.y, np.arange(len(s.y)), device) for s in self.partition.held(k)
+            )
         train, test, rows = self.data.train, self.data.test, self.partition
-        return Shard(train.x, train.y, rows.train[k], device), Shard(test.x, test.y, rows.test[k], device)
+        return Shard(train.x, train.y, rows.train[k], device), Shard(
+            test.x, test.y, rows.test[k], device
+        )

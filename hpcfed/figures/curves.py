@@ -25,7 +25,8 @@ FEW = 8  # lines of a panel that have bands; those of more would hide one anothe
 class Curve:
     """One run over its evaluated rounds, each [E].
 
-    rounds: counted from 1. epochs, traffic: local epochs, bytes down and up so far, mean over all clients.
+    rounds: counted from 1. epochs, traffic: local epochs, bytes down and up so far, mean over all
+    clients.
     seconds: virtual ones so far; 0 where none were recorded.
     mean, std: of the evaluated clients' test accuracy, 0..1; std is that of the population.
     """
@@ -48,9 +49,14 @@ class Curve:
 
     @classmethod
     def pooled(cls, curves: Sequence[Curve]) -> Curve:
-        """Runs with other seeds as one, over the rounds that all have; std is over the clients of all seeds."""
+        """Runs with other seeds as one, over the rounds that all have; std is over the clients of
+        all seeds.
+        """
         rounds = reduce(np.intersect1d, (curve.rounds for curve in curves))
-        rows = [[getattr(curve, f.name)[np.isin(curve.rounds, rounds)] for f in fields(cls)] for curve in curves]
+        rows = [
+            [getattr(curve, f.name)[np.isin(curve.rounds, rounds)] for f in fields(cls)]
+            for curve in curves
+        ]
         whole = cls(*np.mean(np.array(rows, dtype=float), 0))
         between = np.mean([(row[-2] - whole.mean) ** 2 + row[-1] ** 2 for row in rows], 0)
         return replace(whole, rounds=rounds, std=np.sqrt(between))
@@ -58,7 +64,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """What accuracy is drawn over. name: of a field of Curve.  unit: of its ticks, "" for plain numbers."""
+    """What accuracy is drawn over. name: of a field of Curve.  unit: of its ticks, "" for plain
+    numbers.
+    """
 
     name: str
     text: str
@@ -80,14 +88,22 @@ def numbers(runs: Sequence[Drawn]) -> list[Curve]:
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
-    """Mean accuracy with a band of one standard deviation over clients, in a panel an axis, a line for each run.
+    """Mean accuracy with a band of one standard deviation over clients, in a panel an axis, a line
+    for each run.
 
     Raises ConfigError where no run has an evaluated round.
     """
     found = numbers(runs)
     if not any(len(curve.rounds) for curve in found):
         raise ConfigError("curves: no round has been evaluated yet")
-    across = [ROUNDS, *(axis for axis in (EPOCHS, TRAFFIC, SECONDS) if any(axis.of(curve).any() for curve in found))]
+    across = [
+        ROUNDS,
+        *(
+            axis
+            for axis in (EPOCHS, TRAFFIC, SECONDS)
+            if any(axis.of(curve).any() for curve in found)
+        ),
+    ]
     texts = [run.title for run in runs]
     below = look.lines(texts, look.PAGE) if len(runs) > 1 else 1
     drawing, axes = look.panels(len(across), below=below, sharey=True)
@@ -104,11 +120,19 @@ def figure(runs: Sequence[Drawn]) -> Figure:
 
 def y(lines: int) -> str:
     """What stands at the axis of accuracies of a panel with so many lines."""
-    return "test accuracy,\nmean ± std over clients" if lines <= FEW else "test accuracy,\nmean over clients"
+    return (
+        "test accuracy,\nmean ± std over clients"
+        if lines <= FEW
+        else "test accuracy,\nmean over clients"
+    )
 
 
-def lines(ax: Axes, axis: Axis, found: Sequence[Curve], styles: Sequence[int] | None = None) -> None:
-    """One panel with all curves, and bands where they are few. styles: the numbers of their looks, 0, 1 ... if none."""
+def lines(
+    ax: Axes, axis: Axis, found: Sequence[Curve], styles: Sequence[int] | None = None
+) -> None:
+    """One panel with all curves, and bands where they are few. styles: the numbers of their looks,
+    0, 1 ... if none.
+    """
     look.frame(ax, axis.text)
     for i, curve in zip(styles or range(len(found)), found, strict=True):
         line(ax, axis.of(curve), curve, look.style(i), band=len(found) <= FEW)
@@ -124,11 +148,20 @@ def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, str], band: boo
         return
     look.line(ax, x, curve.mean, style)
     if band:
-        look.band(ax, x, curve.mean, (curve.mean - curve.std).clip(min=0), (curve.mean + curve.std).clip(max=1), style)
+        look.band(
+            ax,
+            x,
+            curve.mean,
+            (curve.mean - curve.std).clip(min=0),
+            (curve.mean + curve.std).clip(max=1),
+            style,
+        )
 
 
 def scale(ax: Axes, totals: Sequence[float], curves: int, axis: Axis) -> None:
-    """Ticks with their unit; logarithmic for curves whose totals differ widely; says what a level line is."""
+    """Ticks with their unit; logarithmic for curves whose totals differ widely; says what a level
+    line is.
+    """
     if not totals:
         ax.xaxis.set_major_formatter(NullFormatter())
     elif look.widely(totals) and axis is not ROUNDS:

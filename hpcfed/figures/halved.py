@@ -1,4 +1,6 @@
-"""Accuracy where some clients lose half of their data: figure 3 of Makhija et al., ICML 2022 (FedHeNN)."""
+"""Accuracy where some clients lose half of their data: figure 3 of Makhija et al., ICML 2022
+(FedHeNN).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ FIELD = "data.halve"
 class Halved:
     """One method, [S] each. share: of the clients that keep half of their data, 0..1, rising.
 
-    mean: test accuracy of all clients in the last evaluation, mean over seeds.  std: over seeds, n - 1; 0 for one.
+    mean: test accuracy of all clients in the last evaluation, mean over seeds.  std: over seeds, n
+    - 1; 0 for one.
     """
 
     group: Group
@@ -35,7 +38,8 @@ def numbers(runs: Sequence[Drawn]) -> list[Halved]:
     found = [halved(group) for group in groups(runs, ignore=[FIELD])]
     if all(len(one.share) < 2 for one in found):
         raise ConfigError(
-            f"halved: these runs do not differ in {FIELD}, the share of clients that keep half of their "
+            f"halved: these runs do not differ in {FIELD}, the share of clients that keep half "
+            f"of their "
             f"data; give runs with at least two values, as of `hpcfed sweep --{FIELD} 0,0.2,0.4`"
         )
     return found
@@ -50,7 +54,9 @@ def halved(group: Group) -> Halved:
             seen.setdefault(run.fields.get(FIELD, 0.0), []).append(mean)
     shares = sorted(seen)
     stds = [np.std(seen[s], ddof=1) if len(seen[s]) > 1 else 0.0 for s in shares]
-    return Halved(group, np.array(shares), np.array([np.mean(seen[s]) for s in shares]), np.array(stds))
+    return Halved(
+        group, np.array(shares), np.array([np.mean(seen[s]) for s in shares]), np.array(stds)
+    )
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
@@ -63,10 +69,22 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     for i, (ax, title) in enumerate(zip(axes, panels, strict=True)):
         for one in (one for one in found if one.group.panel == title):
             at = texts.index(one.group.label)
-            ax.errorbar(100 * one.share, one.mean, one.std if several else None, capsize=2, linewidth=1.2,
-                        marker=look.MARKERS[at % len(look.MARKERS)], markersize=4, **look.style(at))  # fmt: skip
+            ax.errorbar(
+                100 * one.share,
+                one.mean,
+                one.std if several else None,
+                capsize=2,
+                linewidth=1.2,
+                marker=look.MARKERS[at % len(look.MARKERS)],
+                markersize=4,
+                **look.style(at),
+            )
         over = ",\nmean ± std over seeds" if several else ""
-        look.frame(ax, "clients with half of their data, %", "" if i % 3 else f"clients' mean test accuracy{over}")
+        look.frame(
+            ax,
+            "clients with half of their data, %",
+            "" if i % 3 else f"clients' mean test accuracy{over}",
+        )
         look.head(ax, title)
     look.legend(drawing, texts)
     return drawing

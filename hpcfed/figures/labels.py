@@ -25,16 +25,24 @@ class Labels:
 
 
 def numbers(runs: Sequence[Drawn]) -> list[Labels]:
-    """One for each way in which data were shared out among these runs; of runs that differ in the seed, the first's.
+    """One for each way in which data were shared out among these runs; of runs that differ in the
+    seed, the first's.
 
     Raises ConfigError where no run recorded it.
     """
     recorded = [run for run in runs if "label_counts" in run.record.arrays]
-    known = {panel: found[0].runs[0].record for panel, found in by_panel(groups(recorded, ["participation"])).items()}
+    known = {
+        panel: found[0].runs[0].record
+        for panel, found in by_panel(groups(recorded, ["participation"])).items()
+    }
     if not known:
-        raise ConfigError("labels: no run recorded who holds which examples: those of a population do not "
-                          "(clients up to 10,000 of a data set of files do)")  # fmt: skip
-    return [Labels(title, r.header["classes"], r.arrays["label_counts"]) for title, r in known.items()]
+        raise ConfigError(
+            "labels: no run recorded who holds which examples: those of a population do not "
+            "(clients up to 10,000 of a data set of files do)"
+        )
+    return [
+        Labels(title, r.header["classes"], r.arrays["label_counts"]) for title, r in known.items()
+    ]
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
@@ -72,4 +80,6 @@ def dots(ax: Axes, counts: np.ndarray) -> None:
     panel = ax.get_window_extent()
     cell = min(panel.width / (K + 0.2), panel.height / (C + 0.2)) * 72 / ax.figure.dpi  # points
     k, c = counts.nonzero()
-    ax.scatter(k, c, (0.95 * cell) ** 2 * counts[k, c] / counts.max(), color=COLOURS[0], linewidth=0)
+    ax.scatter(
+        k, c, (0.95 * cell) ** 2 * counts[k, c] / counts.max(), color=COLOURS[0], linewidth=0
+    )

@@ -1,6 +1,7 @@
 """How all figures look: colours, sizes, axes, files.
 
-Drawn through matplotlib's objects, without pyplot: no display is needed and nothing global changes. Sizes are those of
+Drawn through matplotlib's objects, without pyplot: no display is needed and nothing global changes.
+Sizes are those of
 a paper: a panel is as wide as a column or a part of it, and its letters are read without enlarging.
 """
 
@@ -29,28 +30,46 @@ COLUMN, PAGE = 3.4, 7.0  # inches, of a paper's column and of its page
 SMALL, LETTERS = 7, 8  # points: of ticks and legends, of axes and titles
 DPI = 200
 GREY = "0.45"
-HANDLE, LETTER = 0.48, 0.053  # inches in a legend: what stands before a text, and one of its letters
+HANDLE, LETTER = (
+    0.48,
+    0.053,
+)  # inches in a legend: what stands before a text, and one of its letters
 DOTTED = 30  # points of a curve up to which each is seen
 WIDELY = 10  # times; values that differ by more are drawn on a logarithmic axis
 
 
 def style(i: int) -> dict[str, str]:
     """Colour and dashes of the i-th line."""
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % len(DASHES)]}
+    return {
+        "color": COLOURS[i % len(COLOURS)],
+        "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
+    }
 
 
-def panels(n: int, across: int = 2, height: float = 2.3, below: int = 0, wide: bool = False, **shared: bool,
-           ) -> tuple[Figure, list[Axes]]:  # fmt: skip
-    """A figure with n panels, so many side by side: one is as wide as a column, several, or a wide one, as a page.
+def panels(
+    n: int,
+    across: int = 2,
+    height: float = 2.3,
+    below: int = 0,
+    wide: bool = False,
+    **shared: bool,
+) -> tuple[Figure, list[Axes]]:
+    """A figure with n panels, so many side by side: one is as wide as a column, several, or a wide
+    one, as a page.
 
-    height: inches of a row of panels.  below: lines of a legend that is to stand below.  shared: sharex, sharey.
+    height: inches of a row of panels.  below: lines of a legend that is to stand below.  shared:
+    sharex, sharey.
     """
     across = min(n, across)
     rows = -(-n // across)
-    return grid(n, across, (PAGE if wide or across > 1 else COLUMN, height * rows + 0.16 * below), **shared)
+    return grid(
+        n, across, (PAGE if wide or across > 1 else COLUMN, height * rows + 0.16 * below), **shared
+    )
 
 
-def grid(n: int, across: int, size: tuple[float, float], **shared: bool) -> tuple[Figure, list[Axes]]:
+def grid(
+    n: int, across: int, size: tuple[float, float], **shared: bool
+) -> tuple[Figure, list[Axes]]:
     """A figure of this size in inches with n panels, so many side by side."""
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(-(-n // across), across, squeeze=False, **shared).ravel().tolist()
@@ -86,7 +105,9 @@ def line(ax: Axes, x: np.ndarray, y: np.ndarray, style: dict[str, str]) -> None:
     ax.plot(x, y, linewidth=1.2, marker="o" if len(x) <= DOTTED else "", markersize=2.5, **style)
 
 
-def band(ax: Axes, x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, style: dict[str, str]) -> None:
+def band(
+    ax: Axes, x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, style: dict[str, str]
+) -> None:
     """Between bounds of a curve; around a single point a bar, for there a band has no width."""
     if len(x) == 1:
         ax.errorbar(x, y, [y - low, high - y], capsize=3, linewidth=1.2, **style)
@@ -94,9 +115,13 @@ def band(ax: Axes, x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarr
 
 
 def numbered(ax: Axes, integer: bool = False) -> None:
-    """An x axis from 0 to a little beyond the last value, with few ticks; integer: of whole numbers."""
+    """An x axis from 0 to a little beyond the last value, with few ticks; integer: of whole
+    numbers.
+    """
     ax.set_xlim(0, beyond(ax.dataLim.xmax))
-    ax.xaxis.set_major_locator(MaxNLocator(5, integer=integer, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_locator(
+        MaxNLocator(5, integer=integer, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10])
+    )
 
 
 def unit(axis: Axis, name: str) -> None:
@@ -115,7 +140,9 @@ def beyond(most: float) -> float:
 
 
 def logarithmic(ax: Axes, name: str) -> None:
-    """A logarithmic y axis with ticks at 1, 2, 5, 10 ..., also where there is less than a decade."""
+    """A logarithmic y axis with ticks at 1, 2, 5, 10 ..., also where there is less than a
+    decade.
+    """
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_minor_formatter(NullFormatter())
@@ -128,7 +155,9 @@ def logarithmic_across(ax: Axes, name: str) -> None:
     ax.autoscale(axis="x")
     low, high = ax.get_xlim()
     decades = np.log10(high / low)
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1 else (1, 3) if decades < 2 else (1,)))
+    ax.xaxis.set_major_locator(
+        LogLocator(subs=(1, 2, 5) if decades < 1 else (1, 3) if decades < 2 else (1,))
+    )
     ax.xaxis.set_minor_formatter(NullFormatter())
     unit(ax.xaxis, name)
 
@@ -148,12 +177,22 @@ def below(figure: Figure, handles: Sequence[object], texts: Sequence[str]) -> No
     """A legend below the figure, in as many columns as its longest text lets it have."""
     width = figure.get_figwidth()
     words = [plain(fitting(text, width)) for text in texts]
-    figure.legend(handles, words, loc="outside lower center", ncols=columns(words, width),
-                  fontsize=SMALL, frameon=False, handlelength=2.2, columnspacing=1.2)  # fmt: skip
+    figure.legend(
+        handles,
+        words,
+        loc="outside lower center",
+        ncols=columns(words, width),
+        fontsize=SMALL,
+        frameon=False,
+        handlelength=2.2,
+        columnspacing=1.2,
+    )
 
 
 def columns(texts: Sequence[str], width: float) -> int:
-    """How many columns of a legend fit beside one another in a figure of this width, in inches, evenly filled."""
+    """How many columns of a legend fit beside one another in a figure of this width, in inches,
+    evenly filled.
+    """
     each = HANDLE + LETTER * max(map(len, texts), default=1)
     rows = -(-len(texts) // max(1, int(width / each)))
     return -(-len(texts) // max(1, rows))
@@ -165,12 +204,16 @@ def lines(texts: Sequence[str], width: float) -> int:
 
 
 def fitting(text: str, width: float) -> str:
-    """A text of a legend as long as a figure of this width lets it be, and no longer than 60 letters."""
+    """A text of a legend as long as a figure of this width lets it be, and no longer than 60
+    letters.
+    """
     return short(text, min(60, int((width - HANDLE) / LETTER)))
 
 
 def plain(text: str) -> str:
-    """A user's words as they are: dollar signs would begin a formula, and no font has control characters."""
+    """A user's words as they are: dollar signs would begin a formula, and no font has control
+    characters.
+    """
     return told(text).replace("$", r"\$")
 
 
@@ -190,9 +233,13 @@ def numbers(ids: np.ndarray, width: float) -> np.ndarray:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the picture in the format of the path's ending; returns path. ConfigError where it fails."""
+    """Write the picture in the format of the path's ending; returns path. ConfigError where it
+    fails.
+    """
     if path.suffix not in FORMATS:
-        raise ConfigError(f"{path}: no picture format {path.suffix!r}; end the name in {', '.join(FORMATS)}")
+        raise ConfigError(
+            f"{path}: no picture format {path.suffix!r}; end the name in {', '.join(FORMATS)}"
+        )
     with output(path, "the picture"):
         figure.savefig(path, dpi=DPI)
     return path

@@ -19,7 +19,9 @@ WORDS = {"host": "memory of a rank (peak)", "device": "GPU memory of a rank (pea
 
 @dataclass(frozen=True)
 class Peaks:
-    """The most that each rank has taken until each round, in bytes: [T, R], nan where a rank was not there."""
+    """The most that each rank has taken until each round, in bytes: [T, R], nan where a rank was
+    not there.
+    """
 
     run: Drawn
     bytes: np.ndarray
@@ -38,15 +40,23 @@ class Peaks:
 def numbers(runs: Sequence[Drawn], where: str) -> list[Peaks]:
     """Of the runs that recorded any. where: host or device."""
     known = [(run, run.record.columns.get(COLUMNS[where])) for run in runs]
-    return [Peaks(run, column.astype(float)) for run, column in known if column is not None and np.nansum(column) > 0]
+    return [
+        Peaks(run, column.astype(float))
+        for run, column in known
+        if column is not None and np.nansum(column) > 0
+    ]
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
-    """By rank, and over rounds with a band from the rank that took least to the one that took most."""
+    """By rank, and over rounds with a band from the rank that took least to the one that took
+    most.
+    """
     found = {where: peaks for where in COLUMNS if (peaks := numbers(runs, where))}
     if not found:
-        raise ConfigError("memory: these runs have not recorded their ranks' peaks; give runs of this version "
-                          "of which a round is done")  # fmt: skip
+        raise ConfigError(
+            "memory: these runs have not recorded their ranks' peaks; give runs of this version "
+            "of which a round is done"
+        )
     texts = [run.title for run in runs]
     drawing, axes = look.panels(2 * len(found), below=look.lines(texts, look.PAGE))
     for i, (where, peaks) in enumerate(found.items()):
@@ -62,7 +72,9 @@ def figure(runs: Sequence[Drawn]) -> Figure:
 
 def by_rank(ax: Axes, one: Peaks, style: dict[str, str]) -> None:
     few = len(one.final) <= 40
-    ax.plot(one.final, linewidth=0.8, marker="o" if few else ".", markersize=4 if few else 2, **style)
+    ax.plot(
+        one.final, linewidth=0.8, marker="o" if few else ".", markersize=4 if few else 2, **style
+    )
 
 
 def over_rounds(ax: Axes, one: Peaks, style: dict[str, str]) -> None:

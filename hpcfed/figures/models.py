@@ -1,4 +1,6 @@
-"""What trained models answer: how often which class is taken for which, and how alike clients represent."""
+"""What trained models answer: how often which class is taken for which, and how alike clients
+represent.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,11 @@ DARK = 0.55  # of the colours: on darker ones letters are white
 
 
 def probed(run: Drawn, name: str) -> Probe:
-    """What the run's trained models answer, made anew where it is not there or older than the last checkpoint.
+    """What the run's trained models answer, made anew where it is not there or older than the last
+    checkpoint.
 
-    Raises ConfigError, for the figure of this name, where the run has no trained models, or its data are gone.
+    Raises ConfigError, for the figure of this name, where the run has no trained models, or its
+    data are gone.
     """
     try:
         if found := probe.current(run.folder):
@@ -42,7 +46,9 @@ def probed(run: Drawn, name: str) -> Probe:
 
 @dataclass(frozen=True)
 class Confusion:
-    """counts: [C, C], answers of all clients by label and prediction. shares: [C, C], of each label's; nan: none."""
+    """counts: [C, C], answers of all clients by label and prediction. shares: [C, C], of each
+    label's; nan: none.
+    """
 
     title: str
     classes: list[str]
@@ -61,7 +67,12 @@ def confused(name: str, found: Probe) -> Confusion:
     np.add.at(counts, (np.broadcast_to(found.labels, (K, N)), found.predictions), 1)
     total = counts.sum(1, keepdims=True)
     shares = np.where(total > 0, counts / np.maximum(total, 1), np.nan)
-    return Confusion(f"{name}\n{counted(K, 'client')}, {N:,} test examples", found.header["classes"], counts, shares)
+    return Confusion(
+        f"{name}\n{counted(K, 'client')}, {N:,} test examples",
+        found.header["classes"],
+        counts,
+        shares,
+    )
 
 
 def confusion(runs: Sequence[Drawn]) -> Figure:
@@ -87,13 +98,22 @@ def written(ax: Axes, shares: np.ndarray, panels: int) -> None:
     points = look.SMALL - (1.5 if panels == 1 else 2.0)
     for (i, j), share in np.ndenumerate(shares):
         if np.isfinite(share) and share >= 0.005:
-            ax.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=points,
-                    color="white" if share > DARK else "black")  # fmt: skip
+            ax.text(
+                j,
+                i,
+                f"{100 * share:.0f}",
+                ha="center",
+                va="center",
+                fontsize=points,
+                color="white" if share > DARK else "black",
+            )
 
 
 @dataclass(frozen=True)
 class Alike:
-    """How alike K clients represent. rounds: [P].  cka: [P, K, K], 0..1.  clients: [K].  means: [P], over pairs."""
+    """How alike K clients represent. rounds: [P].  cka: [P, K, K], 0..1.  clients: [K].  means:
+    [P], over pairs.
+    """
 
     name: str
     clients: np.ndarray
@@ -114,8 +134,8 @@ def compared(name: str, found: Probe) -> Alike:
 
 
 def cka(runs: Sequence[Drawn]) -> Figure:
-    """A panel for each round of which there is a checkpoint, a row of them for each run; of one round each, runs side
-    by side."""
+    """A panel for each round of which there is a checkpoint, a row of them for each run; of one
+    round each, runs side by side."""
     found = alike(runs)
     most = max(len(one.rounds) for one in found)
     across = most if most > 1 else min(len(found), BESIDE)
@@ -132,14 +152,21 @@ def cka(runs: Sequence[Drawn]) -> Figure:
         ax.set_xticks(at, one.clients[at])
         ax.set_yticks(at, one.clients[at])
         mean = f": mean {one.means[p]:.2f}" if np.isfinite(one.means[p]) else ""
-        titled(ax, f"{one.name}\nround {one.rounds[p]}{mean}", "client" if i + across >= len(cells) else "",
-               "" if i % across else "client", letters=WIDE // across)  # fmt: skip
+        titled(
+            ax,
+            f"{one.name}\nround {one.rounds[p]}{mean}",
+            "client" if i + across >= len(cells) else "",
+            "" if i % across else "client",
+            letters=WIDE // across,
+        )
     colours(drawing, seen, shown, "linear CKA; above: mean of pairs")
     return drawing
 
 
 def squares(n: int, across: int, side: float) -> tuple[Figure, list[Axes]]:
-    """A figure of n square panels, so many side by side, each so many inches wide at most, with a scale beside them."""
+    """A figure of n square panels, so many side by side, each so many inches wide at most, with a
+    scale beside them.
+    """
     rows = -(-n // across)
     width = min(look.PAGE, max(look.COLUMN, side * across + BAR))
     return look.grid(n, across, (width, rows * ((width - BAR) / across + 0.45) + 0.1))
@@ -158,9 +185,13 @@ def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -
 
 
 def titled(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42) -> None:
-    """Words above a panel, the first line, a run's name, of so many letters at most; and words at its axes."""
+    """Words above a panel, the first line, a run's name, of so many letters at most; and words at
+    its axes.
+    """
     name, *rest = title.split("\n")
-    ax.set_title("\n".join(map(look.plain, (look.short(name, letters), *rest))), fontsize=look.SMALL)
+    ax.set_title(
+        "\n".join(map(look.plain, (look.short(name, letters), *rest))), fontsize=look.SMALL
+    )
     ax.set_xlabel(x, fontsize=look.LETTERS)
     ax.set_ylabel(y, fontsize=look.LETTERS)
     ax.tick_params(labelsize=look.SMALL, length=2)

@@ -1,6 +1,8 @@
-"""On which units of the representation clients rest: figure 9 of Jang et al., ICPP 2022 (FedClassAvg), section 5.3.
+"""On which units of the representation clients rest: figure 9 of Jang et al., ICPP 2022
+(FedClassAvg), section 5.3.
 
-For the test image that most clients are right about: the rank of each unit's conductance, among those of its client.
+For the test image that most clients are right about: the rank of each unit's conductance, among
+those of its client.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from hpcfed.storage.probe import Probe
 
 @dataclass(frozen=True)
 class Ranks:
-    """ranks: [d, n], 1 for the unit of a client that counts least, d for the one that counts most. clients: [n].
+    """ranks: [d, n], 1 for the unit of a client that counts least, d for the one that counts most.
+    clients: [n].
 
-    agreement: mean over pairs of clients of the correlation of their ranks (Spearman's), nan of a single client.
+    agreement: mean over pairs of clients of the correlation of their ranks (Spearman's), nan of a
+    single client.
     """
 
     title: str
@@ -43,16 +47,27 @@ def ranked(name: str, found: Probe) -> Ranks:
     from scipy.stats import rankdata
 
     if found.image < 0:
-        raise ConfigError(f"conductance: {name}: no client predicts a label rightly, or its inputs are texts, which "
-                          "have no conductance; take a run of images that has learnt something")  # fmt: skip
+        raise ConfigError(
+            f"conductance: {name}: no client predicts a label rightly, or its inputs are texts, "
+            f"which "
+            "have no conductance; take a run of images that has learnt something"
+        )
     same = most_common_width(found)
     right = [k for k in same if len(found.conductance[k])]
     if not right:
-        raise ConfigError(f"conductance: {name}: the clients that are right have representations of other widths than "
-                          "most; ranks of units of different layers cannot be compared")  # fmt: skip
-    ranks = np.stack([rankdata(found.conductance[k]) for k in right], axis=1)  # equal ones share their mean rank
+        raise ConfigError(
+            f"conductance: {name}: the clients that are right have representations of other "
+            f"widths than "
+            "most; ranks of units of different layers cannot be compared"
+        )
+    ranks = np.stack(
+        [rankdata(found.conductance[k]) for k in right], axis=1
+    )  # equal ones share their mean rank
     label = found.header["classes"][found.labels[found.image]]
-    title = f"{name}\nan image of {look.short(label, 16)}, {len(right)} of {counted(len(found.clients), 'client')}"
+    title = (
+        f"{name}\nan image of {look.short(label, 16)}, {len(right)} of "
+        f"{counted(len(found.clients), 'client')}"
+    )
     return Ranks(title, found.clients[right], ranks, mean_of_pairs(ranks))
 
 
@@ -66,12 +81,16 @@ def mean_of_pairs(ranks: np.ndarray) -> float:
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
-    """A panel for each run: clients that are right to the right, units downwards, the rank as a colour."""
+    """A panel for each run: clients that are right to the right, units downwards, the rank as a
+    colour.
+    """
     found = numbers(runs)
     drawing, axes = look.panels(len(found), height=2.9)
     for ax, one in zip(axes, found, strict=True):
         shares = one.ranks / len(one.ranks)
-        seen = ax.imshow(shares, cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        seen = ax.imshow(
+            shares, cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+        )
         at = look.numbers(one.clients, (drawing.get_figwidth() - BAR) / min(len(found), 2))
         ax.set_xticks(at, one.clients[at])
         titled(ax, one.title + agreed(one.agreement), "client", "unit of the representation")
@@ -81,4 +100,8 @@ def figure(runs: Sequence[Drawn]) -> Figure:
 
 def agreed(agreement: float) -> str:
     """A line of a title; none where there is one client. + 0.0: -0.0 is no number for people."""
-    return "" if np.isnan(agreement) else f"\ncorrelation of ranks, mean of pairs: {round(agreement, 2) + 0.0:.2f}"
+    return (
+        ""
+        if np.isnan(agreement)
+        else f"\ncorrelation of ranks, mean of pairs: {round(agreement, 2) + 0.0:.2f}"
+    )

@@ -1,7 +1,10 @@
-"""Representations in a plane by t-SNE: figure 8 of Jang et al., ICPP 2022 (FedClassAvg), section 5.2.
+"""Representations in a plane by t-SNE: figure 8 of Jang et al., ICPP 2022 (FedClassAvg), section
+5.2.
 
-There: features of 1,000 test images from the clients' models, trained alone and federated. Open there, and chosen
-here: of all clients and as many of the images as make 5,000 points at most; first the 50 main components; perplexity
+There: features of 1,000 test images from the clients' models, trained alone and federated. Open
+there, and chosen
+here: of all clients and as many of the images as make 5,000 points at most; first the 50 main
+components; perplexity
 30.
 """
 
@@ -27,7 +30,18 @@ from hpcfed.storage.probe import Probe
 
 LINE = 0.14  # inches from one tick's letters to the next
 POINTS, COMPONENTS, PERPLEXITY = 5000, 50, 30.0
-TEN = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
+TEN = (
+    "#3f90da",
+    "#ffa90e",
+    "#bd1f01",
+    "#94a4a2",
+    "#832db6",
+    "#a96b59",
+    "#e76300",
+    "#b9ac70",
+    "#717581",
+    "#92dadd",
+)
 # safe for the colour-blind: Petroff, 2021, arXiv:2107.02270
 
 
@@ -44,24 +58,38 @@ class Plane:
 
 
 def numbers(runs: Sequence[Drawn]) -> list[Plane]:
-    """One for each run; the same for the same probe. Raises ConfigError where there are too few points."""
+    """One for each run; the same for the same probe. Raises ConfigError where there are too few
+    points.
+    """
     return [plane(run.name, probed(run, "tsne"), run.fields["seed"]) for run in runs]
 
 
 def plane(name: str, found: Probe, seed: int) -> Plane:
     """The points of the clients whose representations have the most common width."""
     ks = most_common_width(found)
-    images = evenly(len(found.labels), max(1, POINTS // len(ks)))  # they lie in the order of the test split
+    images = evenly(
+        len(found.labels), max(1, POINTS // len(ks))
+    )  # they lie in the order of the test split
     n = len(images)
     z = np.concatenate([found.representations[k][images] for k in ks]).astype(np.float64)
-    of = (f"{len(ks)} of " if len(ks) < len(found.clients) else "") + counted(len(found.clients), "client")
+    of = (f"{len(ks)} of " if len(ks) < len(found.clients) else "") + counted(
+        len(found.clients), "client"
+    )
     whose, labels = np.repeat(found.clients[ks], n), np.tile(found.labels[images], len(ks))
-    return Plane(f"{name}\n{of} × {n} examples", found.header["classes"], found.clients[ks], placed(z, seed), labels,
-                 whose)  # fmt: skip
+    return Plane(
+        f"{name}\n{of} × {n} examples",
+        found.header["classes"],
+        found.clients[ks],
+        placed(z, seed),
+        labels,
+        whose,
+    )
 
 
 def most_common_width(found: Probe) -> np.ndarray:
-    """The positions of the clients whose representations can lie in one space: those of the width that most have."""
+    """The positions of the clients whose representations can lie in one space: those of the width
+    that most have.
+    """
     widths = [z.shape[1] for z in found.representations]
     width = Counter(widths).most_common(1)[0][0]
     return np.flatnonzero(np.array(widths) == width)
@@ -73,7 +101,9 @@ def placed(z: np.ndarray, seed: int) -> np.ndarray:
     from sklearn.manifold import TSNE
 
     if len(z) < 4:
-        raise ConfigError(f"tsne: {len(z)} points are too few; probe more test images (`hpcfed probe --examples`)")
+        raise ConfigError(
+            f"tsne: {len(z)} points are too few; probe more test images (`hpcfed probe --examples`)"
+        )
     state = rng.number(seed, "tsne") % 2**32
     if min(z.shape) > COMPONENTS:
         z = PCA(COMPONENTS, random_state=state).fit_transform(z)
@@ -82,21 +112,33 @@ def placed(z: np.ndarray, seed: int) -> np.ndarray:
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
-    """Runs side by side; above the points have the colours of their labels, below those of their clients."""
+    """Runs side by side; above the points have the colours of their labels, below those of their
+    clients.
+    """
     found = blocks(numbers(runs))
     across = max(map(len, found))
     width = max(look.COLUMN, min(look.PAGE, 2.2 * across + 1.0))
-    drawing = Figure(figsize=(width, len(found) * (2 * (width - 1.0) / across + 0.6)), layout="constrained")
+    drawing = Figure(
+        figsize=(width, len(found) * (2 * (width - 1.0) / across + 0.6)), layout="constrained"
+    )
     axes = drawing.subplots(2 * len(found), across, squeeze=False).reshape(len(found), 2, across)
     for two, block in zip(axes, found, strict=True):
         for ax in two[:, len(block) :].ravel():
             ax.remove()
-        draw(drawing, two[:, : len(block)], block, drawing.get_figheight() / 2 / len(found), WIDE // max(2, across))
+        draw(
+            drawing,
+            two[:, : len(block)],
+            block,
+            drawing.get_figheight() / 2 / len(found),
+            WIDE // max(2, across),
+        )
     return drawing
 
 
 def blocks(found: Sequence[Plane]) -> list[list[Plane]]:
-    """Runs one after the other that share their scales, for they have the same classes and clients; few in each."""
+    """Runs one after the other that share their scales, for they have the same classes and clients;
+    few in each.
+    """
     made: list[list[Plane]] = []
     for one in found:
         before = made[-1] if made else []
@@ -111,7 +153,9 @@ def alike(one: Plane, other: Plane) -> bool:
     return one.classes == other.classes and np.array_equal(one.clients, other.clients)
 
 
-def draw(drawing: Figure, two: np.ndarray, block: Sequence[Plane], height: float, letters: int) -> None:
+def draw(
+    drawing: Figure, two: np.ndarray, block: Sequence[Plane], height: float, letters: int
+) -> None:
     """One block. two: its two rows of axes, each so many inches high.  letters: of a title."""
     classes, clients = block[0].classes, block[0].clients
     for column, one in zip(two.T, block, strict=True):
@@ -133,11 +177,15 @@ def palette(n: int) -> tuple[ListedColormap, BoundaryNorm]:
     return ListedColormap(shades), BoundaryNorm(np.arange(n + 1) - 0.5, n)
 
 
-def scatter(ax: Axes, xy: np.ndarray, values: np.ndarray, colours: ListedColormap, norm: BoundaryNorm) -> None:
+def scatter(
+    ax: Axes, xy: np.ndarray, values: np.ndarray, colours: ListedColormap, norm: BoundaryNorm
+) -> None:
     """The points, in an order that hides no colour below another."""
     mixed = rng.stream(0, "tsne", "drawing").permutation(len(xy))
     size = np.clip(6000 / len(xy), 1.0, 12.0)
-    ax.scatter(*xy[mixed].T, c=values[mixed], s=size, cmap=colours, norm=norm, linewidth=0, rasterized=True)
+    ax.scatter(
+        *xy[mixed].T, c=values[mixed], s=size, cmap=colours, norm=norm, linewidth=0, rasterized=True
+    )
     ax.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")  # t-SNE's axes have no unit
 
 

@@ -18,14 +18,24 @@ from hpcfed.report.columns import phases
 from hpcfed.storage.record import Record
 
 OTHER = "other"
-HATCHES = {"train": "", "evaluate": "//", "wait": "..", "communicate": "xx", "server": "\\\\", "checkpoint": "++"}
-LOOKS = {name: (phase(name), hatch) for name, hatch in HATCHES.items()} | {OTHER: ("#999999", "")}  # in this order
+HATCHES = {
+    "train": "",
+    "evaluate": "//",
+    "wait": "..",
+    "communicate": "xx",
+    "server": "\\\\",
+    "checkpoint": "++",
+}
+LOOKS = {name: (phase(name), hatch) for name, hatch in HATCHES.items()} | {
+    OTHER: ("#999999", "")
+}  # in this order
 WIDE = 40  # ranks of which bars have room for hatches
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of a round by phase, [R] each, mean over the rounds that a rank was there; in the order of LOOKS.
+    """Seconds of a round by phase, [R] each, mean over the rounds that a rank was there; in the
+    order of LOOKS.
 
     other: what no phase counts, of the rounds' own seconds.
     """
@@ -36,16 +46,23 @@ class Phases:
     @property
     def waiting(self) -> float:
         """The share of all ranks' time in which they wait, 0..1."""
-        return float(self.seconds["wait"].sum() / (sum(s.sum() for s in self.seconds.values()) or 1.0))
+        return float(
+            self.seconds["wait"].sum() / (sum(s.sum() for s in self.seconds.values()) or 1.0)
+        )
 
 
 def numbers(runs: Sequence[Drawn]) -> list[Phases]:
     """Those of each run that has any. ConfigError where none has."""
-    found = [Phases(run, spent(run.record)) for run in runs if run.record.rounds and "ranks/train" in
-             run.record.columns]  # fmt: skip
+    found = [
+        Phases(run, spent(run.record))
+        for run in runs
+        if run.record.rounds and "ranks/train" in run.record.columns
+    ]
     if not found:
-        raise ConfigError("phases: no round of these runs is done and recorded with the ranks' seconds; "
-                          "wait for the first, or give other runs")  # fmt: skip
+        raise ConfigError(
+            "phases: no round of these runs is done and recorded with the ranks' seconds; "
+            "wait for the first, or give other runs"
+        )
     return found
 
 
@@ -64,11 +81,16 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     """Stacked bars of the ranks, a panel for each run."""
     found = numbers(runs)
     most = max(len(one.seconds[OTHER]) for one in found)
-    drawing, axes = look.panels(len(found), across=3 if most <= WIDE else 1, below=2, wide=most > WIDE)
+    drawing, axes = look.panels(
+        len(found), across=3 if most <= WIDE else 1, below=2, wide=most > WIDE
+    )
     shown = [name for name in LOOKS if any(one.seconds[name].any() for one in found)]
     for ax, one in zip(axes, found, strict=True):
         bars(ax, one, shown)
-    patches = [Patch(facecolor=LOOKS[n][0], hatch=2 * LOOKS[n][1], edgecolor="white", linewidth=0) for n in shown]
+    patches = [
+        Patch(facecolor=LOOKS[n][0], hatch=2 * LOOKS[n][1], edgecolor="white", linewidth=0)
+        for n in shown
+    ]
     look.below(drawing, patches, shown)
     return drawing
 
@@ -79,8 +101,16 @@ def bars(ax: Axes, one: Phases, shown: Sequence[str]) -> None:
     base = np.zeros(len(ranks))
     for name in shown:
         colour, hatch = LOOKS[name]
-        ax.bar(ranks, one.seconds[name], 0.8 if len(ranks) <= WIDE else 1.0, base, color=colour,
-               hatch=2 * hatch if len(ranks) <= WIDE else "", edgecolor="white", linewidth=0)  # fmt: skip
+        ax.bar(
+            ranks,
+            one.seconds[name],
+            0.8 if len(ranks) <= WIDE else 1.0,
+            base,
+            color=colour,
+            hatch=2 * hatch if len(ranks) <= WIDE else "",
+            edgecolor="white",
+            linewidth=0,
+        )
         base = base + one.seconds[name]
     look.frame(ax, "rank", "seconds of a round, mean")
     look.head(ax, f"{one.run.title}: {100 * one.waiting:.0f} % waiting")
@@ -90,7 +120,9 @@ def bars(ax: Axes, one: Phases, shown: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Pace:
-    """One run's rounds, [T] each. rounds: from 1. seconds: of each. middle: median of the nearest ones (`WINDOW`)."""
+    """One run's rounds, [T] each. rounds: from 1. seconds: of each. middle: median of the nearest
+    ones (`WINDOW`).
+    """
 
     rounds: np.ndarray
     seconds: np.ndarray
@@ -105,12 +137,17 @@ def pace(runs: Sequence[Drawn]) -> list[Pace]:
     columns = [run.record.columns.get("rounds/seconds", np.zeros(0)) for run in runs]
     if not any(map(len, columns)):
         raise ConfigError("seconds: no round of these runs is done; wait for the first")
-    return [Pace(np.arange(1, len(column) + 1), column, smooth(column, len(column) // WINDOW)) for column in columns]
+    return [
+        Pace(np.arange(1, len(column) + 1), column, smooth(column, len(column) // WINDOW))
+        for column in columns
+    ]
 
 
 def smooth(values: np.ndarray, reach: int) -> np.ndarray:
     """The median of each value and so many on either side, fewer at the ends."""
-    return np.array([np.median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))])
+    return np.array(
+        [np.median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
+    )
 
 
 def seconds(runs: Sequence[Drawn]) -> Figure:
@@ -125,7 +162,9 @@ def seconds(runs: Sequence[Drawn]) -> Figure:
     look.frame(ax, "round", "wall time of a round")
     look.numbered(ax, integer=True)
     every = np.concatenate([one.seconds for one in found])
-    if (every > 0).all() and every.max() > 5 * np.median(every):  # as that of a first round, which warms up
+    if (every > 0).all() and every.max() > 5 * np.median(
+        every
+    ):  # as that of a first round, which warms up
         look.logarithmic(ax, "s")
     else:
         look.upwards(ax)

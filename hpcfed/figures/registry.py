@@ -7,29 +7,62 @@ from hpcfed.errors import ConfigError, unknown
 from hpcfed.registry import Entry
 
 FIGURES = {
-    "curves": Entry("hpcfed.figures.curves:figure", "accuracy over rounds, local epochs, bytes and virtual time"),
-    "labels": Entry("hpcfed.figures.labels:figure",
-                    "how many examples of each class each client has: FedClassAvg, figures 2 and 3", "jang2022"),
-    "learning": Entry("hpcfed.figures.learning:epochs",
-                      "methods over local epochs, a panel for each data set: FedClassAvg, figures 4 to 7", "jang2022"),
-    "bytes": Entry("hpcfed.figures.learning:traffic", "methods over traffic, a panel for each data set"),
-    "time": Entry("hpcfed.figures.learning:seconds", "methods over virtual time, a panel for each data set"),
-    "accuracies": Entry("hpcfed.figures.clients:figure", "each client's accuracy by architecture, and the means"),
-    "halved": Entry("hpcfed.figures.halved:figure",
-                    "accuracy over the share of clients with half of their data: FedHeNN, figure 3", "makhija2022"),
-    "phases": Entry("hpcfed.figures.phases:figure", "seconds of a round by phase and rank: who waits for whom"),
+    "curves": Entry(
+        "hpcfed.figures.curves:figure", "accuracy over rounds, local epochs, bytes and virtual time"
+    ),
+    "labels": Entry(
+        "hpcfed.figures.labels:figure",
+        "how many examples of each class each client has: FedClassAvg, figures 2 and 3",
+        "jang2022",
+    ),
+    "learning": Entry(
+        "hpcfed.figures.learning:epochs",
+        "methods over local epochs, a panel for each data set: FedClassAvg, figures 4 to 7",
+        "jang2022",
+    ),
+    "bytes": Entry(
+        "hpcfed.figures.learning:traffic", "methods over traffic, a panel for each data set"
+    ),
+    "time": Entry(
+        "hpcfed.figures.learning:seconds", "methods over virtual time, a panel for each data set"
+    ),
+    "accuracies": Entry(
+        "hpcfed.figures.clients:figure", "each client's accuracy by architecture, and the means"
+    ),
+    "halved": Entry(
+        "hpcfed.figures.halved:figure",
+        "accuracy over the share of clients with half of their data: FedHeNN, figure 3",
+        "makhija2022",
+    ),
+    "phases": Entry(
+        "hpcfed.figures.phases:figure", "seconds of a round by phase and rank: who waits for whom"
+    ),
     "seconds": Entry("hpcfed.figures.phases:seconds", "wall time of each round"),
     "memory": Entry("hpcfed.figures.memory:figure", "peaks of the ranks' memory, of host and GPU"),
-    "staleness": Entry("hpcfed.figures.virtual:figure", "staleness and reports of clients over virtual time"),
-    "topology": Entry("hpcfed.figures.topology:figure", "who talks to whom without a server, and how far they differ"),
-    "tsne": Entry("hpcfed.figures.models_tsne:figure",
-                  "representations of test images in a plane: FedClassAvg, figure 8", "jang2022,vandermaaten2008"),
-    "conductance": Entry("hpcfed.figures.models_conductance:figure",
-                         "on which units of the representation clients rest: FedClassAvg, figure 9",
-                         "jang2022,dhamdhere2019"),
-    "confusion": Entry("hpcfed.figures.models:confusion", "which class all clients' models take for which"),
-    "cka": Entry("hpcfed.figures.models:cka", "how alike clients represent, over rounds", "kornblith2019"),
-}  # fmt: skip
+    "staleness": Entry(
+        "hpcfed.figures.virtual:figure", "staleness and reports of clients over virtual time"
+    ),
+    "topology": Entry(
+        "hpcfed.figures.topology:figure",
+        "who talks to whom without a server, and how far they differ",
+    ),
+    "tsne": Entry(
+        "hpcfed.figures.models_tsne:figure",
+        "representations of test images in a plane: FedClassAvg, figure 8",
+        "jang2022,vandermaaten2008",
+    ),
+    "conductance": Entry(
+        "hpcfed.figures.models_conductance:figure",
+        "on which units of the representation clients rest: FedClassAvg, figure 9",
+        "jang2022,dhamdhere2019",
+    ),
+    "confusion": Entry(
+        "hpcfed.figures.models:confusion", "which class all clients' models take for which"
+    ),
+    "cka": Entry(
+        "hpcfed.figures.models:cka", "how alike clients represent, over rounds", "kornblith2019"
+    ),
+}
 ALL = "all"
 PAPERS = {  # a figure of a paper, by its number
     **dict.fromkeys(("fedclassavg-2", "fedclassavg-3"), "labels"),

@@ -22,7 +22,9 @@ from hpcfed.storage.record import Record, load
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """One run. name: that of its folder, with as many folders above it as tell it from the other runs."""
+    """One run. name: that of its folder, with as many folders above it as tell it from the other
+    runs.
+    """
 
     name: str
     folder: Path
@@ -44,15 +46,21 @@ class Drawn:
 
 
 def setting(run: Drawn, ignore: Sequence[str] = ()) -> str:
-    """Its data, how they are shared out, and among how many. ignore: fields of which nothing is said."""
+    """Its data, how they are shared out, and among how many. ignore: fields of which nothing is
+    said.
+    """
     fields = one_skew(run.fields)
     halved = 0.0 if "data.halve" in ignore else fields.get("data.halve") or 0.0
     kept = f", {100 * halved:g} % of them halved" if halved else ""
-    return f"{fields['data.name']}, {fields['data.partition']}, {counted(fields['clients'], 'client')}{kept}"
+    return (
+        f"{fields['data.name']}, {fields['data.partition']}, "
+        f"{counted(fields['clients'], 'client')}{kept}"
+    )
 
 
 def drawn(paths: Sequence[Path]) -> list[Drawn]:
-    """The runs at these paths, and those of the sweeps among them that have done a round; each once.
+    """The runs at these paths, and those of the sweeps among them that have done a round; each
+    once.
 
     Raises CheckpointError for a run without readable results, or a sweep of which no run has any.
     """
@@ -60,15 +68,24 @@ def drawn(paths: Sequence[Path]) -> list[Drawn]:
     for record in chain.from_iterable(map(members, paths)):
         found.setdefault(os.path.realpath(record.path), record)
     called = told_apart([files.place_of(record.path) for record in found.values()])
-    return [Drawn(name, record.path.parent, record) for name, record in zip(called, found.values(), strict=True)]
+    return [
+        Drawn(name, record.path.parent, record)
+        for name, record in zip(called, found.values(), strict=True)
+    ]
 
 
 def members(path: Path) -> list[Record]:
     """The run at this path, or those of the sweep that have done a round."""
-    begun = [(load(run), of) for run, of in store.runs(path) if of is None or files.results_file(run).is_file()]
+    begun = [
+        (load(run), of)
+        for run, of in store.runs(path)
+        if of is None or files.results_file(run).is_file()
+    ]
     done = [record for record, of in begun if of is None or record.rounds]
     if not done:
-        raise CheckpointError(f"{path}: no run of this sweep has results yet; see `hpcfed status {path}`")
+        raise CheckpointError(
+            f"{path}: no run of this sweep has results yet; see `hpcfed status {path}`"
+        )
     return done
 
 

@@ -25,7 +25,8 @@ NUMBERED = 40  # clients whose numbers have room
 class Topology:
     """One run. at: [K, 2], where its clients are drawn, within -1..1.  links: [E, 2], neighbours.
 
-    accuracy: [K], 0..1, of the last evaluation, nan without.  rounds: [E], from 1, in which distance was measured.
+    accuracy: [K], 0..1, of the last evaluation, nan without.  rounds: [E], from 1, in which
+    distance was measured.
     distance: root of the mean squared distance of a client's model to the mean model.
     """
 
@@ -41,8 +42,11 @@ def numbers(runs: Sequence[Drawn]) -> list[Topology]:
     """Of the runs that recorded a graph. ConfigError where none did."""
     found = [topology(run) for run in runs if LINKS in run.record.arrays]
     if not found:
-        raise ConfigError("topology: no run recorded who are neighbours; methods without a server do, for up to 1,000 "
-                          "clients, as algorithm.name = 'dsgd' or 'swift' (algorithm.topology)")  # fmt: skip
+        raise ConfigError(
+            "topology: no run recorded who are neighbours; methods without a server do, for up "
+            "to 1,000 "
+            "clients, as algorithm.name = 'dsgd' or 'swift' (algorithm.topology)"
+        )
     return found
 
 
@@ -51,7 +55,9 @@ def topology(run: Drawn) -> Topology:
     known = np.flatnonzero(np.isfinite(distance))
     clients, kind = run.fields["clients"], run.fields.get("algorithm.topology", "")
     accuracy = last(run.record, "clients/accuracy")
-    return Topology(run, laid(kind, clients), run.record.arrays[LINKS], accuracy, known + 1, distance[known])
+    return Topology(
+        run, laid(kind, clients), run.record.arrays[LINKS], accuracy, known + 1, distance[known]
+    )
 
 
 def laid(kind: str, clients: int) -> np.ndarray:
@@ -63,10 +69,14 @@ def laid(kind: str, clients: int) -> np.ndarray:
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
-    """The graph of each run, clients coloured by accuracy, and below all the distance over rounds."""
+    """The graph of each run, clients coloured by accuracy, and below all the distance over
+    rounds.
+    """
     found = numbers(runs)
     below, texts = sum(len(one.rounds) > 0 for one in found) > 0, [one.run.title for one in found]
-    drawing, axes = look.panels(len(found) + below, height=2.9, below=look.lines(texts, look.PAGE) * below)
+    drawing, axes = look.panels(
+        len(found) + below, height=2.9, below=look.lines(texts, look.PAGE) * below
+    )
     known = np.concatenate([one.accuracy[np.isfinite(one.accuracy)] for one in found])
     low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
     shades = ScalarMappable(Normalize(low, max(high, low + 0.01)), "cividis")
@@ -90,13 +100,28 @@ def graph(ax: Axes, one: Topology, shades: ScalarMappable) -> None:
     """Clients as dots, links as lines, the thinner the more there are."""
     K, few = len(one.at), len(one.at) <= NUMBERED
     width = float(np.clip(40 / max(1, len(one.links)), 0.15, 1.0))
-    ax.add_collection(LineCollection(one.at[one.links], colors=look.GREY, linewidths=width, zorder=1))
+    ax.add_collection(
+        LineCollection(one.at[one.links], colors=look.GREY, linewidths=width, zorder=1)
+    )
     colours = shades.to_rgba(np.nan_to_num(one.accuracy))
     colours[~np.isfinite(one.accuracy)] = (1, 1, 1, 1)
-    ax.scatter(*one.at.T, np.clip(1500 / K, 5, 110), colours, edgecolor="black", linewidth=0.5, zorder=2)
+    ax.scatter(
+        *one.at.T, np.clip(1500 / K, 5, 110), colours, edgecolor="black", linewidth=0.5, zorder=2
+    )
     for k in range(K if few else 0):
         light = colours[k, :3].mean() > 0.5
-        ax.annotate(str(k), one.at[k], ha="center", va="center", fontsize=6, color="black" if light else "white")
+        ax.annotate(
+            str(k),
+            one.at[k],
+            ha="center",
+            va="center",
+            fontsize=6,
+            color="black" if light else "white",
+        )
     ax.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal")
     ax.axis("off")
-    look.head(ax, f"{one.run.title}: {one.run.fields.get('algorithm.topology', 'links')}, {len(one.links):,} links")
+    look.head(
+        ax,
+        f"{one.run.title}: {one.run.fields.get('algorithm.topology', 'links')}, "
+        f"{len(one.links):,} links",
+    )

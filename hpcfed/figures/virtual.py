@@ -1,4 +1,6 @@
-"""Methods in virtual time: how stale what clients send is, and how far clients are apart in their work."""
+"""Methods in virtual time: how stale what clients send is, and how far clients are apart in their
+work.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,10 @@ PER_CLIENT = "clients/staleness"
 class Staleness:
     """One run, [T] each. seconds: virtual, at the end of each record's round.
 
-    mean: the server's merges between download and merge, mean over the reports of the round; nan: none.
-    least, most: of the clients' own means.  done: reports so far of the client with fewest, the mean, the one with
-    most, [3, T]; of a population of those that took part.
+    mean: the server's merges between download and merge, mean over the reports of the round; nan:
+    none.
+    least, most: of the clients' own means.  done: reports so far of the client with fewest, the
+    mean, the one with most, [3, T]; of a population of those that took part.
     """
 
     run: Drawn
@@ -47,8 +50,8 @@ def numbers(runs: Sequence[Drawn]) -> list[Staleness]:
 
 
 def eventful(record: Record) -> bool:
-    """Whether a run is of a method without rounds, which has done some of its work: its job says how many merges
-    make a round."""
+    """Whether a run is of a method without rounds, which has done some of its work: its job says
+    how many merges make a round."""
     return record.rounds > 0 and "merges" in record.header["job"]["algorithm"]
 
 
@@ -56,9 +59,13 @@ def staleness(run: Drawn) -> Staleness:
     record = run.record
     each = record.columns.get(PER_CLIENT, np.full((record.rounds, 1), np.nan))
     none = ~np.isfinite(each).any(1)
-    low, high = (np.where(none, np.nan, of(np.where(np.isfinite(each), each, end), axis=1))
-                 for of, end in ((np.min, np.inf), (np.max, -np.inf)))  # fmt: skip
-    return Staleness(run, so_far(record)["virtual"], by_round(record, "staleness"), low, high, done(record))
+    low, high = (
+        np.where(none, np.nan, of(np.where(np.isfinite(each), each, end), axis=1))
+        for of, end in ((np.min, np.inf), (np.max, -np.inf))
+    )
+    return Staleness(
+        run, so_far(record)["virtual"], by_round(record, "staleness"), low, high, done(record)
+    )
 
 
 def done(record: Record) -> np.ndarray:
@@ -75,7 +82,9 @@ def done(record: Record) -> np.ndarray:
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
-    """Staleness over virtual time, where a server merges; beside it how many reports clients have made."""
+    """Staleness over virtual time, where a server merges; beside it how many reports clients have
+    made.
+    """
     found = numbers(runs)
     texts = [one.run.title for one in found]
     both = any(np.isfinite(one.mean).any() for one in found)

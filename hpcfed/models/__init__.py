@@ -1,11 +1,11 @@
 """The registry of models: which there are, and how one is built.
 
-Every model is a body, images or texts to representation [n, *shape] -> [n, d], and a linear head, [n, d] -> [n, C]
-(`hpcfed.models.model`). One family a file; a file is imported only when one of its models is built, so that
-names and shapes are checked without loading torch.
+Every model is a body, images or texts to representation [n, *shape] -> [n, d], and a linear head,
+[n, d] -> [n, C] (`hpcfed.models.model`). One family a file; a file is imported only when one of its
+models is built, so that names and shapes are checked without loading torch.
 
-A model of your own needs no line here: `models.mix = ["mine:tiny"]` is function tiny(shape, d) of mine.py, in the
-folder where you start or anywhere on Python's path; it returns the body.
+A model of your own needs no line here: `models.mix = ["mine:tiny"]` is function tiny(shape, d) of
+mine.py, in the folder where you start or anywhere on Python's path; it returns the body.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Entry(registry.Entry):
     """One model: its target is called as function(shape, d) and returns the body.
 
     least: smallest height and width of an image, in pixels; None takes inputs of any shape.
-    text: it takes tokens, [L], and nothing else; the target is called as function(shape, d, vocabulary).
+    text: it takes tokens, [L], and nothing else; the target is called as function(shape, d,
+    vocabulary).
     stem: its body is a row of layers of which the first run apart (`hpcfed.models.model.stem`).
     """
 
@@ -52,68 +53,109 @@ def _gkt(name: str, line: str) -> Entry:
 
 MODELS: dict[str, Entry] = {
     "resnet18": Entry("hpcfed.models.resnet:resnet18", "ResNet-18, ImageNet stem", "he2016", 1),
-    "shufflenetv2": Entry("hpcfed.models.shufflenet:shufflenetv2", "ShuffleNetV2 x1.0", "ma2018", 1),
-    "googlenet": Entry("hpcfed.models.googlenet:googlenet", "GoogLeNet, no side heads", "szegedy2015", 15),
-    "alexnet": Entry("hpcfed.models.alexnet:alexnet", "FedClassAvg's AlexNet", "jang2022,krizhevsky2012", 1),
-    "cnn": Entry("hpcfed.models.cnn:cnn", "the FedAvg paper's CNN, 2 conv + 2 FC", "mcmahan2017", 4, stem=True),
+    "shufflenetv2": Entry(
+        "hpcfed.models.shufflenet:shufflenetv2", "ShuffleNetV2 x1.0", "ma2018", 1
+    ),
+    "googlenet": Entry(
+        "hpcfed.models.googlenet:googlenet", "GoogLeNet, no side heads", "szegedy2015", 15
+    ),
+    "alexnet": Entry(
+        "hpcfed.models.alexnet:alexnet", "FedClassAvg's AlexNet", "jang2022,krizhevsky2012", 1
+    ),
+    "cnn": Entry(
+        "hpcfed.models.cnn:cnn",
+        "the FedAvg paper's CNN, 2 conv + 2 FC",
+        "mcmahan2017",
+        4,
+        stem=True,
+    ),
     "fedhenn-1": _henn(1, "FedHeNN's simplest CNN, 1 conv + 1 FC", 2),
     "fedhenn-2": _henn(2, "FedHeNN's CNN with 1 conv + 2 FC", 2),
     "fedhenn-3": _henn(3, "FedHeNN's CNN with 2 conv + 2 FC", 4),
     "fedhenn-4": _henn(4, "FedHeNN's homogeneous CNN, 2 conv + 3 FC", 4),
     "fedhenn-5": _henn(5, "FedHeNN's largest CNN, 3 conv + 3 FC", 8),
-    "mlp": Entry("hpcfed.models.mlp:mlp", "one hidden layer of 200 units", "mcmahan2017", stem=True),
-    "logistic": Entry("hpcfed.models.mlp:logistic", "logistic regression; d is the input size", "li2020"),
+    "mlp": Entry(
+        "hpcfed.models.mlp:mlp", "one hidden layer of 200 units", "mcmahan2017", stem=True
+    ),
+    "logistic": Entry(
+        "hpcfed.models.mlp:logistic", "logistic regression; d is the input size", "li2020"
+    ),
     "resnet8": _gkt("resnet8", "FedGKT's small client, 16 maps and 2 bottleneck blocks"),
     "resnet20-server": _gkt("resnet20_server", "what follows the first maps in ResNet-20"),
     "resnet56-server": _gkt("resnet56_server", "what follows the first maps in ResNet-56"),
-    "lstm-1": Entry("hpcfed.models.lstm:lstm_1", "FedHeNN's model for text, 1 LSTM + 2 FC", "makhija2022", text=True),
-    "lstm-2": Entry("hpcfed.models.lstm:lstm_2", "FedHeNN's model for text, 2 LSTM + 2 FC", "makhija2022", text=True),
+    "lstm-1": Entry(
+        "hpcfed.models.lstm:lstm_1",
+        "FedHeNN's model for text, 1 LSTM + 2 FC",
+        "makhija2022",
+        text=True,
+    ),
+    "lstm-2": Entry(
+        "hpcfed.models.lstm:lstm_2",
+        "FedHeNN's model for text, 2 LSTM + 2 FC",
+        "makhija2022",
+        text=True,
+    ),
 }
 
 
 def find(name: str) -> Entry:
-    """The model of this name: a registered one, or "module:function", which takes inputs of any shape but no texts.
+    """The model of this name: a registered one, or "module:function", which takes inputs of any
+    shape but no texts.
 
     ConfigError if there is none.
     """
     if ":" not in name:
         return registry.find("model", name, MODELS)
     if not callable(registry.loaded("models", name, "module:function")):
-        raise ConfigError(f"models: {name!r} is no function; name one that returns the body, as tiny(shape, d)")
+        raise ConfigError(
+            f"models: {name!r} is no function; name one that returns the body, as tiny(shape, d)"
+        )
     return Entry(name, "a model of your own")
 
 
 def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
     """Whether the models of this name take inputs of this shape; loads nothing.
 
-    name: as in `build`.  shape: one example, [channels, height, width] for images.  vocabulary: how many
-    different tokens texts have; 0 for images.
+    name: as in `build`.  shape: one example, [channels, height, width] for images.  vocabulary: how
+    many different tokens texts have; 0 for images.
     Raises ConfigError if there is no model of that name, or it cannot take the shape.
     """
     for part in name.split("+"):
         base, at, _ = part.partition("@")
         entry = find(base)
         if at and entry.text:
-            raise ConfigError(f"model {base} has no sub-models, for its gates are not cut; set models.widths = [1]")
+            raise ConfigError(
+                f"model {base} has no sub-models, for its gates are not cut; set models.widths = "
+                f"[1]"
+            )
         if not entry.takes(shape, vocabulary):
             others = ", ".join(other for other in MODELS if MODELS[other].takes(shape, vocabulary))
             least = f" [channels, height, width] of at least {entry.least}x{entry.least} pixels"
             wants = "texts" if entry.text else f"images{least if entry.least else ''}"
             given = "texts" if vocabulary else "inputs"
-            raise ConfigError(f"model {base} takes {wants}, not {given} of shape {list(shape)}; use one of: {others}")
+            raise ConfigError(
+                f"model {base} takes {wants}, not {given} of shape {list(shape)}; use one of: "
+                f"{others}"
+            )
 
 
 def build(
-    name: str, shape: tuple[int, ...], classes: int, d: int = 512, relu_head: bool = False, vocabulary: int = 0
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    d: int = 512,
+    relu_head: bool = False,
+    vocabulary: int = 0,
 ) -> Model | Pair:
     """A new model, in train mode, on torch's default device.
 
-    name: one of MODELS, or "module:function"; with "@0.5" its sub-model of half the width; "a+b": the pair of the
-    models a and b.
-    shape: one example, [channels, height, width] for images.  classes: C.  d: width of the representation;
-    logistic regression alone has no layer that could set it, its d is the input size.
-    relu_head: a ReLU between representation and head, as in FedClassAvg's code.  vocabulary: how many different
-    tokens texts have; 0 for images.
+    name: one of MODELS, or "module:function"; with "@0.5" its sub-model of half the width; "a+b":
+    the pair of the models a and b.
+    shape: one example, [channels, height, width] for images.  classes: C.  d: width of the
+    representation; logistic regression alone has no layer that could set it, its d is the input
+    size.
+    relu_head: a ReLU between representation and head, as in FedClassAvg's code.  vocabulary: how
+    many different tokens texts have; 0 for images.
     The weights are drawn from torch's global generator and nothing else: wrap the call in
     `rng.scoped(seed, "init", k)`.
     Raises ConfigError for an unknown name or a shape that the model cannot take.
@@ -125,7 +167,9 @@ def build(
     check(name, shape, vocabulary)
     own, plus, proxy = name.partition("+")
     if plus:
-        return Pair(*(build(part, shape, classes, d, relu_head, vocabulary) for part in (own, proxy)))
+        return Pair(
+            *(build(part, shape, classes, d, relu_head, vocabulary) for part in (own, proxy))
+        )
     base, at, width = name.partition("@")
     body = find(base).load()(shape, d, *([vocabulary] if vocabulary else []))
     if ":" in base:
@@ -135,7 +179,9 @@ def build(
         from hpcfed.models.widths import narrow
 
         model = narrow(model, shape, float(width))
-    return model.to(memory_format=torch.channels_last)  # convolutions are 1.1 to 1.5 times as fast so
+    return model.to(
+        memory_format=torch.channels_last
+    )  # convolutions are 1.1 to 1.5 times as fast so
 
 
 def represents(name: str, body: nn.Module, shape: tuple[int, ...], d: int) -> None:
@@ -147,5 +193,7 @@ def represents(name: str, body: nn.Module, shape: tuple[int, ...], d: int) -> No
         made = list(body(torch.zeros(2, *shape)).shape)
     body.train()
     if made != [2, d]:
-        raise ConfigError(f"model {name} makes {made} of two inputs of shape {list(shape)}, but models.d is {d}; "
-                          f"let its body return [n, d], here [2, {d}]")  # fmt: skip
+        raise ConfigError(
+            f"model {name} makes {made} of two inputs of shape {list(shape)}, but models.d is {d}; "
+            f"let its body return [n, d], here [2, {d}]"
+        )

@@ -10,12 +10,14 @@ from hpcfed import rng
 from hpcfed.models import build
 
 VALUE = 16  # one value that a layer writes costs as much as so many multiply-adds,
-LAYER = 40_000  # and starting one layer as many, shared among the examples of a batch of 64; see cost
+LAYER = (
+    40_000  # and starting one layer as many, shared among the examples of a batch of 64; see cost
+)
 
 
 class Work(NamedTuple):
-    """One forward pass of one example: multiply-adds in convolutions, linear and recurrent layers, values written
-    by all layers, number of layers; a recurrent layer counts once for each token."""
+    """One forward pass of one example: multiply-adds in convolutions, linear and recurrent layers,
+    values written by all layers, number of layers; a recurrent layer counts once for each token."""
 
     multiply_adds: int
     values: int
@@ -23,7 +25,9 @@ class Work(NamedTuple):
 
 
 @cache
-def work(name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabulary: int = 0) -> Work:
+def work(
+    name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabulary: int = 0
+) -> Work:
     """What one forward pass of one example takes; random streams stay as they are.
 
     Raises ConfigError as `build`.
@@ -32,7 +36,8 @@ def work(name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabula
         both = (work(part, shape, classes, d, vocabulary) for part in name.split("+"))
         return Work(*map(sum, zip(*both, strict=True)))
     parts: list[Work] = []
-    # not on torch's meta device: its convolutions import sympy and its linear layers the compiler, a second each rank
+    # not on torch's meta device: its convolutions import sympy and its linear layers the compiler,
+    # a second each rank
     with rng.scoped(0, "work"), torch.no_grad():
         model = build(name, shape, classes, d, vocabulary=vocabulary).eval()
         for module in model.modules():
@@ -43,26 +48,38 @@ def work(name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabula
 
 
 def _work(layer: nn.Module, out: Any) -> Work:
-    """An output of a convolution or linear layer is a dot product with a part of weight [outputs, ...].
+    """An output of a convolution or linear layer is a dot product with a part of weight [outputs,
+    ...].
 
-    An LSTM layer multiplies all its matrices once for each token, and writes four gates, the cell and the state.
+    An LSTM layer multiplies all its matrices once for each token, and writes four gates, the cell
+    and the state.
     """
     if isinstance(layer, nn.LSTM):
         tokens = out[0].shape[1]
-        matrices = sum(w.numel() for name, w in layer.named_parameters() if name.startswith("weight"))
-        return Work(tokens * matrices, tokens * layer.num_layers * 6 * layer.hidden_size, tokens * layer.num_layers)
+        matrices = sum(
+            w.numel() for name, w in layer.named_parameters() if name.startswith("weight")
+        )
+        return Work(
+            tokens * matrices,
+            tokens * layer.num_layers * 6 * layer.hidden_size,
+            tokens * layer.num_layers,
+        )
     has_dots = isinstance(layer, nn.Conv2d | nn.Linear)
     return Work(out.numel() * layer.weight[0].numel() if has_dots else 0, out.numel(), 1)
 
 
-def cost(name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabulary: int = 0) -> float:
-    """The estimated time of one example, in units of one multiply-add; only ratios between models matter.
+def cost(
+    name: str, shape: tuple[int, ...], classes: int, d: int = 512, vocabulary: int = 0
+) -> float:
+    """The estimated time of one example, in units of one multiply-add; only ratios between models
+    matter.
 
-    Multiply-adds alone, or parameters, would mislead: ShuffleNetV2 has 39 times fewer multiply-adds than the
-    small AlexNet but is only 8 times as fast, because it is bound by memory and by its many layers. So values
-    written and layers count too. Their two weights were fitted to training steps of 64 images on one CPU
-    thread, 8 models, channels-last, at 16x16, 28x28 and 32x32: estimates lie within 0.64 and 1.36 of the
-    measured times (multiply-adds alone: 0.18 and 1.31). Raises ConfigError as `build`.
+    Multiply-adds alone, or parameters, would mislead: ShuffleNetV2 has 39 times fewer multiply-adds
+    than the small AlexNet but is only 8 times as fast, because it is bound by memory and by its
+    many layers. So values written and layers count too. Their two weights were fitted to training
+    steps of 64 images on one CPU thread, 8 models, channels-last, at 16x16, 28x28 and 32x32:
+    estimates lie within 0.64 and 1.36 of the measured times (multiply-adds alone: 0.18 and 1.31).
+    Raises ConfigError as `build`.
     """
     multiply_adds, values, layers = work(name, shape, classes, d, vocabulary)
     return float(multiply_adds + VALUE * values + LAYER * layers)

@@ -1,10 +1,11 @@
 """FedHeNN's five CNNs: Makhija et al., ICML 2022, arXiv:2202.07757, section 4.1.
 
 The paper names the ends (1 conv + 1 FC, 3 conv + 3 FC) and the homogeneous model (2 conv, each with
-max-pooling, + 3 FC, here fedhenn-4); FC counts the head. Open there, and chosen here: 3x3 convolutions with
-32, 64 and 128 channels, each with ReLU and 2x2 max-pooling; an inner fully connected layer of 256 units; ReLU
-after each; and the two steps between the ends.
-Deviations: all five represent in the same width d, so that methods that exchange heads can use them.
+max-pooling, + 3 FC, here fedhenn-4); FC counts the head. Open there, and chosen here: 3x3
+convolutions with 32, 64 and 128 channels, each with ReLU and 2x2 max-pooling; an inner fully
+connected layer of 256 units; ReLU after each; and the two steps between the ends.
+Deviations: all five represent in the same width d, so that methods that exchange heads can use
+them.
 """
 
 from functools import partial
@@ -34,7 +35,9 @@ def _conv(inputs: int, outputs: int) -> list[nn.Module]:
 
 
 def _convolutional(channels: int, d: int) -> nn.Module:
-    """One convolution, its maps averaged over the cells of the finest grid that gives d values in all."""
+    """One convolution, its maps averaged over the cells of the finest grid that gives d values in
+    all.
+    """
     grid = next(g for g in (4, 2, 1) if d % g**2 == 0)
     return nn.Sequential(*_conv(channels, d // grid**2), nn.AdaptiveAvgPool2d(grid), nn.Flatten())
 

@@ -1,6 +1,8 @@
-"""Trained models as safetensors files: tensors by name, and in the metadata all that says what they are.
+"""Trained models as safetensors files: tensors by name, and in the metadata all that says what they
+are.
 
-Any safetensors reader opens them; only these functions, and the package around them, are needed to predict.
+Any safetensors reader opens them; only these functions, and the package around them, are needed to
+predict.
 """
 
 from __future__ import annotations
@@ -27,17 +29,23 @@ def encode(model: Trained) -> bytes:
 
 
 def read(path: Path) -> Trained:
-    """The trained model in a file, in eval mode, on the CPU. Raises CheckpointError where there is none."""
+    """The trained model in a file, in eval mode, on the CPU. Raises CheckpointError where there is
+    none.
+    """
     library = needed("safetensors", "models", "a file of a trained model")
     try:
         with library.safe_open(regular(path), framework="pt") as file:
             found = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
     except (OSError, library.SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}; give a file that `hpcfed models` wrote") from error
+        raise CheckpointError(
+            f"{path}: cannot be read: {error}; give a file that `hpcfed models` wrote"
+        ) from error
     if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
-        raise CheckpointError(f"{path}: no trained model of hpcfed (format {FORMAT}, version {VERSION}), but format "
-                              f"{found.get('format')}, version {found.get('version')}")  # fmt: skip
+        raise CheckpointError(
+            f"{path}: no trained model of hpcfed (format {FORMAT}, version {VERSION}), but format "
+            f"{found.get('format')}, version {found.get('version')}"
+        )
     return assembled(told(path, found), tensors)
 
 
@@ -46,8 +54,12 @@ def told(path: Path, found: dict[str, str]) -> About:
     try:
         values = {f.name: json.loads(found[f.name]) for f in fields(About)}
     except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: its metadata are not as `hpcfed models` writes them: {error!r}") from error
+        raise CheckpointError(
+            f"{path}: its metadata are not as `hpcfed models` writes them: {error!r}"
+        ) from error
     rows = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std")}
     if values["kind"] not in KINDS:
-        raise CheckpointError(f"{path}: predicts by {values['kind']!r}, which this hpcfed does not know; use a newer")
+        raise CheckpointError(
+            f"{path}: predicts by {values['kind']!r}, which this hpcfed does not know; use a newer"
+        )
     return About(**values | rows)

@@ -1,7 +1,8 @@
 """One model is one flat buffer: its parameters and float buffers are views into one vector.
 
-A rank keeps one `Skeleton` per architecture and copies the flat vectors of its clients in and out; one
-optimiser step, one upload, one checkpoint record is then one operation on one vector, not one a tensor.
+A rank keeps one `Skeleton` per architecture and copies the flat vectors of its clients in and out;
+one optimiser step, one upload, one checkpoint record is then one operation on one vector, not one a
+tensor.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -20,14 +21,17 @@ from hpcfed.params import Params
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a model lies in its flat vector: parameters first, then float buffers, no gaps.
+    """Where each tensor of a model lies in its flat vector: parameters first, then float buffers,
+    no gaps.
 
-    Two models of one architecture and one memory format have equal layouts. A model in torch's channels-last
-    format keeps it, its convolutions' weights then lie as [outputs, height, width, inputs]: so read a flat
-    vector by `views` and make one by `flatten`, which are right for every format.
+    Two models of one architecture and one memory format have equal layouts. A model in torch's
+    channels-last format keeps it, its convolutions' weights then lie as [outputs, height, width,
+    inputs]: so read a flat vector by `views` and make one by `flatten`, which are right for every
+    format.
 
     shapes, strides: of params, then of buffers.  integers: integer buffers (batch norms'
-    num_batches_tracked), no part of the flat vector: with a fixed momentum they never enter a result.
+    num_batches_tracked), no part of the flat vector: with a fixed momentum they never enter a
+    result.
     """
 
     params: tuple[str, ...]
@@ -66,13 +70,19 @@ class Layout:
         return sum(map(prod, self.shapes[: len(self.params)]))
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The tensors of a flat vector by name, as views; of a vector [n_params] the parameters alone."""
+        """The tensors of a flat vector by name, as views; of a vector [n_params] the parameters
+        alone.
+        """
         names = self.names if len(flat) == self.size else self.params
         parts = zip(names, self.shapes, self.strides, strict=False)
-        return {name: flat[self.slots[name]].as_strided(shape, stride) for name, shape, stride in parts}
+        return {
+            name: flat[self.slots[name]].as_strided(shape, stride) for name, shape, stride in parts
+        }
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A new flat vector [size], float32, of these tensors (`model.state_dict()`), copied, on the CPU."""
+        """A new flat vector [size], float32, of these tensors (`model.state_dict()`), copied, on
+        the CPU.
+        """
         flat = torch.empty(self.size)
         for name, view in self.views(flat).items():
             view.copy_(tensors[name].detach())
@@ -82,11 +92,12 @@ class Layout:
 class Skeleton:
     """A model whose tensors live in one vector, to be lent to one client after the other.
 
-    model: the module itself, moved to `device`, in the memory format in which it came; its parameters and
-    float buffers are views into flat [size], float32, its parameters' gradients views into grad [n_params].
-    The gradients stay attached as long as they are cleared by `zero_grad` here, never by that of the model
-    or the optimiser, which drop them, and as long as backward is not called with create_graph
-    (`torch.autograd.grad` serves there). A parameter that a loss does not reach has gradient 0, not None.
+    model: the module itself, moved to `device`, in the memory format in which it came; its
+    parameters and float buffers are views into flat [size], float32, its parameters' gradients
+    views into grad [n_params]. The gradients stay attached as long as they are cleared by
+    `zero_grad` here, never by that of the model or the optimiser, which drop them, and as long as
+    backward is not called with create_graph (`torch.autograd.grad` serves there). A parameter that
+    a loss does not reach has gradient 0, not None.
     """
 
     def __init__(self, model: Model, device: torch.device | str = "cpu"):
@@ -106,7 +117,9 @@ class Skeleton:
 
     @cached_property
     def grad(self) -> Tensor:
-        """The flat gradient, [n_params], of which the parameters' gradients are views; made when first used."""
+        """The flat gradient, [n_params], of which the parameters' gradients are views; made when
+        first used.
+        """
         flat = torch.zeros_like(self.flat[: self.layout.n_params])
         for name, view in self.layout.views(flat).items():
             self.parameters[name].grad = view
@@ -118,15 +131,20 @@ class Skeleton:
         return self.layout.views(self.grad)
 
     def view(self, name: str) -> Tensor:
-        """The parameter or buffer of this name, without gradient; writing to it changes the model."""
+        """The parameter or buffer of this name, without gradient; writing to it changes the
+        model.
+        """
         return self._views[name]
 
     def items(self, which: Callable[[str], bool]) -> Params:
-        """The parameters and buffers whose names are wanted, as views; clone what is to outlive the loan."""
+        """The parameters and buffers whose names are wanted, as views; clone what is to outlive the
+        loan.
+        """
         return Params({name: view for name, view in self._views.items() if which(name)})
 
     def load(self, flat: Tensor) -> None:
-        """Make the model that of the client to whom this flat vector [size] belongs; copies, keeps no link.
+        """Make the model that of the client to whom this flat vector [size] belongs; copies, keeps
+        no link.
 
         Integer buffers stay as they are (see Layout). Raises RuntimeError if the size differs.
         """

@@ -1,9 +1,11 @@
-"""FedGKT's models: the client's small ResNet-8, and servers that take its first feature maps for images.
+"""FedGKT's models: the client's small ResNet-8, and servers that take its first feature maps for
+images.
 
-He et al. (FedGKT), NeurIPS 2020, arXiv:2007.14513, appendix; blocks of He et al., CVPR 2016, arXiv:1512.03385,
-section 3 and figure 5. Client: 3x3 convolution to 16 maps, batch normalisation, ReLU (the maps that are sent),
-then two bottleneck blocks. Server: what follows those maps in ResNet-56 or ResNet-20 for CIFAR, with three stages
-of 6 or 2 bottleneck blocks. Deviations: one more linear layer, from the pooled maps to the representation.
+He et al. (FedGKT), NeurIPS 2020, arXiv:2007.14513, appendix; blocks of He et al., CVPR 2016,
+arXiv:1512.03385, section 3 and figure 5. Client: 3x3 convolution to 16 maps, batch normalisation,
+ReLU (the maps that are sent), then two bottleneck blocks. Server: what follows those maps in
+ResNet-56 or ResNet-20 for CIFAR, with three stages of 6 or 2 bottleneck blocks. Deviations: one
+more linear layer, from the pooled maps to the representation.
 """
 
 from functools import partial
@@ -14,16 +16,24 @@ from torch.nn import functional as F
 
 from hpcfed.models.layers import BatchNorm2d
 
-MAPS, WIDER = 16, 4  # maps of the first stage; a block writes four times as many as its inner layers have
+MAPS, WIDER = (
+    16,
+    4,
+)  # maps of the first stage; a block writes four times as many as its inner layers have
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolution, added to the input: [n, c, h, w] -> [n, 4 inner, h / stride, w / stride]."""
+    """1x1, 3x3 and 1x1 convolution, added to the input: [n, c, h, w] -> [n, 4 inner, h / stride, w
+    / stride].
+    """
 
     def __init__(self, inputs: int, inner: int, stride: int = 1):
         super().__init__()
         widths, kernels, strides = (inputs, inner, inner, WIDER * inner), (1, 3, 1), (1, stride, 1)
-        layers = [convolution(*pair, k, s) for pair, k, s in zip(pairwise(widths), kernels, strides, strict=True)]
+        layers = [
+            convolution(*pair, k, s)
+            for pair, k, s in zip(pairwise(widths), kernels, strides, strict=True)
+        ]
         self.path = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
         same = stride == 1 and inputs == WIDER * inner
         self.shortcut = nn.Identity() if same else convolution(inputs, WIDER * inner, 1, stride)
@@ -40,7 +50,10 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.S
 
 def stage(inputs: int, inner: int, blocks: int, stride: int = 1) -> list[Bottleneck]:
     """Blocks of one width, of which the first has the stride."""
-    return [Bottleneck(inputs if b == 0 else WIDER * inner, inner, stride if b == 0 else 1) for b in range(blocks)]
+    return [
+        Bottleneck(inputs if b == 0 else WIDER * inner, inner, stride if b == 0 else 1)
+        for b in range(blocks)
+    ]
 
 
 def pooled(width: int, d: int) -> list[nn.Module]:
@@ -49,7 +62,9 @@ def pooled(width: int, d: int) -> list[nn.Module]:
 
 
 def resnet8(shape: tuple[int, ...], d: int) -> nn.Module:
-    """The client's model: [n, c, h, w] -> [n, d]; its first three layers give the maps [n, 16, h, w]."""
+    """The client's model: [n, c, h, w] -> [n, d]; its first three layers give the maps [n, 16, h,
+    w].
+    """
     first = [nn.Conv2d(shape[0], MAPS, 3, padding=1, bias=False), BatchNorm2d(MAPS), nn.ReLU()]
     return nn.Sequential(*first, *stage(MAPS, MAPS, blocks=2), *pooled(WIDER * MAPS, d))
 

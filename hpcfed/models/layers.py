@@ -10,53 +10,71 @@ from torch.nn import functional as F
 class BatchNorm2d(nn.BatchNorm2d):
     """Batch normalisation that survives one or two values per channel.
 
-    A batch of one example whose feature map has shrunk to 1x1 has no variance, and `nn.BatchNorm2d` refuses
-    to train on it; two values become +1 and -1 whatever they are, and two equal ones (two views that are not
-    augmented) blow up the gradient by 300 a layer. Such a batch is normalised with the running statistics and
-    leaves them alone, as in evaluation. Small images reach 1x1 inside ResNet-18, ShuffleNetV2 and GoogLeNet,
-    and a client's last batch may hold one example. On all other batches it is `nn.BatchNorm2d`, bit for bit.
+    A batch of one example whose feature map has shrunk to 1x1 has no variance, and `nn.BatchNorm2d`
+    refuses to train on it; two values become +1 and -1 whatever they are, and two equal ones (two
+    views that are not augmented) blow up the gradient by 300 a layer. Such a batch is normalised
+    with the running statistics and leaves them alone, as in evaluation. Small images reach 1x1
+    inside ResNet-18, ShuffleNetV2 and GoogLeNet, and a client's last batch may hold one example. On
+    all other batches it is `nn.BatchNorm2d`, bit for bit.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and x.numel() <= 2 * self.num_features:
             return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+                x,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                training=False,
+                eps=self.eps,
             )
         return super().forward(x)
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution that is one matrix product where its maps are so small that each output sees all of its input.
+    """A convolution that is one matrix product where its maps are so small that each output sees
+    all of its input.
 
-    So are those of the last stages of networks for ImageNet on 32x32 images. There a kernel mostly multiplies the
-    zeros around the image (a 3x3 kernel on one pixel: eight of nine, three quarters of ResNet-18's weights), and what
-    is left is too little for libraries of convolutions to be fast.
-    The values are those of `nn.Conv2d` but for the order in which products are summed.
+    So are those of the last stages of networks for ImageNet on 32x32 images. There a kernel mostly
+    multiplies the zeros around the image (a 3x3 kernel on one pixel: eight of nine, three quarters
+    of ResNet-18's weights), and what is left is too little for libraries of convolutions to be
+    fast. The values are those of `nn.Conv2d` but for the order in which products are summed.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_meta:  # there is nothing to save, and who follows the units of layers wants to see whole weights
+        # there is nothing to save, and who follows the units of layers wants to see whole weights
+        if x.is_meta:
             return super().forward(x)
         rows, columns = map(seen, x.shape[2:], self.kernel_size, self.padding, self.stride)
         if not rows or not columns or self.groups != 1:
             return super().forward(x)
-        x, weight = x.permute(0, 2, 3, 1), self.weight.permute(0, 2, 3, 1)  # channels last, as they lie in memory
+        x, weight = (
+            x.permute(0, 2, 3, 1),
+            self.weight.permute(0, 2, 3, 1),
+        )  # channels last, as they lie in memory
         parts = [weight[:, r, c] for r in rows for c in columns]
         made = joined(x, parts, self.bias)
         return made.unflatten(1, (len(rows), len(columns), -1)).permute(0, 3, 1, 2)
 
 
 def joined(x: Tensor, parts: list[Tensor], bias: Tensor | None) -> Tensor:
-    """Outputs [n, places * outputs] of inputs [n, height, width, inputs]; parts: the kernel that each place sees."""
-    matrix = torch.cat([part.flatten(1) for part in parts]) if len(parts) > 1 else parts[0].flatten(1)
+    """Outputs [n, places * outputs] of inputs [n, height, width, inputs]; parts: the kernel that
+    each place sees.
+    """
+    matrix = (
+        torch.cat([part.flatten(1) for part in parts]) if len(parts) > 1 else parts[0].flatten(1)
+    )
     return F.linear(x.flatten(1), matrix, None if bias is None else bias.repeat(len(parts)))
 
 
 @cache
 def seen(size: int, kernel: int, padding: int, stride: int) -> tuple[slice, ...]:
-    """Along one side, the places of a kernel under which the image lies, for each output; empty where one misses some.
+    """Along one side, the places of a kernel under which the image lies, for each output; empty
+    where one misses some.
 
-    size: of the image.  Its first value lies under place padding - j * stride of the kernel of output j.
+    size: of the image.  Its first value lies under place padding - j * stride of the kernel of
+    output j.
     """
     outputs = (size + 2 * padding - kernel) // stride + 1
     starts = [padding - j * stride for j in range(outputs)]
@@ -68,16 +86,29 @@ def for_small_images(net: nn.Module) -> nn.Module:
     """The same net with the batch norms and convolutions of this file; tensors and names stay."""
     for module in net.modules():
         if type(module) is nn.BatchNorm2d:
-            module.__class__ = BatchNorm2d  # torchvision takes no norm layer for two of the three nets
-        elif type(module) is nn.Conv2d and module.dilation == (1, 1) and module.padding_mode == "zeros":
+            module.__class__ = (
+                BatchNorm2d  # torchvision takes no norm layer for two of the three nets
+            )
+        elif (
+            type(module) is nn.Conv2d
+            and module.dilation == (1, 1)
+            and module.padding_mode == "zeros"
+        ):
             module.__class__ = Conv2d
     return net
 
 
 def stem(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
-    """A net's first convolution for images of so many channels; a new one only where they differ."""
+    """A net's first convolution for images of so many channels; a new one only where they
+    differ.
+    """
     if conv.in_channels == channels:
         return conv
     return nn.Conv2d(
-        channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, bias=conv.bias is not None
+        channels,
+        conv.out_channels,
+        conv.kernel_size,
+        conv.stride,
+        conv.padding,
+        bias=conv.bias is not None,
     )

@@ -1,8 +1,10 @@
 """FedHeNN's models for text: Makhija et al., ICML 2022, arXiv:2202.07757, section 4.1.
 
-One or two LSTM layers and two fully connected layers, the second of which is the head. Open there, and chosen
-here: word vectors of 100 values, learnt with the rest, and 100 units a layer, as LEAF's model for the same
-data (arXiv:1812.01097), whose word vectors come ready-made; a ReLU after the first fully connected layer.
+One or two LSTM layers and two fully connected layers, the second of which is the head. Open there,
+and chosen
+here: word vectors of 100 values, learnt with the rest, and 100 units a layer, as LEAF's model for
+the same data (arXiv:1812.01097), whose word vectors come ready-made; a ReLU after the first fully
+connected layer.
 Deviations: none.
 """
 
@@ -18,8 +20,8 @@ HIDDEN = 100  # units of an LSTM layer
 class Lstm(nn.Module):
     """Tokens [n, L], int64, 0 for padding -> representation [n, d], >= 0.
 
-    What is read is the state after the last token that is no padding, so padding at the end changes nothing; a text
-    without any token is read as one of padding, whose vector is 0 and stays so.
+    What is read is the state after the last token that is no padding, so padding at the end changes
+    nothing; a text without any token is read as one of padding, whose vector is 0 and stays so.
     """
 
     def __init__(self, vocabulary: int, d: int, layers: int):

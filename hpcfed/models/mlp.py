@@ -10,12 +10,16 @@ HIDDEN = 200  # as the 2NN of McMahan et al., AISTATS 2017, arXiv:1602.05629, se
 def mlp(shape: tuple[int, ...], d: int) -> nn.Module:
     """One hidden layer of 200 units with ReLU, then d linear units: [n, *shape] -> [n, d]."""
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(math.prod(shape), HIDDEN), nn.ReLU(inplace=True), nn.Linear(HIDDEN, d)
+        nn.Flatten(),
+        nn.Linear(math.prod(shape), HIDDEN),
+        nn.ReLU(inplace=True),
+        nn.Linear(HIDDEN, d),
     )
 
 
 def logistic(shape: tuple[int, ...], d: int) -> nn.Module:
-    """No body but the flattened input, so that the head alone learns; d is the input size, whatever is asked.
+    """No body but the flattened input, so that the head alone learns; d is the input size, whatever
+    is asked.
 
     Convex, the testbed of Li et al., MLSys 2020, arXiv:1812.06127, section 5.
     """

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 class Head(nn.Linear):
     """One linear layer, representation [n, d] -> logits [n, C], or a ReLU before it.
 
-    With relu the representation that losses and prototypes see is still the one before the ReLU, as in
-    FedClassAvg's code. The parameters are "weight" [C, d] and "bias" [C] in both cases.
+    With relu the representation that losses and prototypes see is still the one before the ReLU, as
+    in FedClassAvg's code. The parameters are "weight" [C, d] and "bias" [C] in both cases.
     """
 
     def __init__(self, d: int, classes: int, relu: bool = False):
@@ -35,7 +35,8 @@ class Model(nn.Module):
 
 
 class Pair(nn.Module):
-    """A client's own model and a second one, which all clients have: parameters "own. ..." and "proxy. ...".
+    """A client's own model and a second one, which all clients have: parameters "own. ..." and
+    "proxy. ...".
 
     It represents and classifies as `own` does, so what is made for one model works on it as well.
     """
@@ -58,6 +59,8 @@ class Pair(nn.Module):
 
 
 def stem(body: nn.Sequential) -> tuple[nn.Sequential, nn.Sequential]:
-    """What a row of layers does up to its first ReLU, and what follows: rest(first(x)) is body(x), the same layers."""
+    """What a row of layers does up to its first ReLU, and what follows: rest(first(x)) is body(x),
+    the same layers.
+    """
     end = next(i for i, layer in enumerate(body, start=1) if isinstance(layer, nn.ReLU))
     return body[:end], body[end:]

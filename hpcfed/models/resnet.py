@@ -9,8 +9,8 @@ from hpcfed.models.layers import for_small_images, stem
 def resnet18(shape: tuple[int, ...], d: int) -> nn.Module:
     """torchvision's ResNet-18, its last layer d wide: [n, c, h, w] -> [n, d].
 
-    The stem for ImageNet (7x7, stride 2, then max-pooling) is kept for small images too, as FedClassAvg's
-    authors do. Deviations: none.
+    The stem for ImageNet (7x7, stride 2, then max-pooling) is kept for small images too, as
+    FedClassAvg's authors do. Deviations: none.
     """
     net = import_torchvision().models.resnet18(num_classes=d)
     net.conv1 = stem(net.conv1, shape[0])

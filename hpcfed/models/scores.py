@@ -10,7 +10,8 @@ Mask = Literal["zero", "drop", "none"]
 
 
 def nearest(z: Tensor, proto: Tensor) -> Tensor:
-    """Scores of the classes, [n, C]: minus the squared Euclidean distance to each class's prototype.
+    """Scores of the classes, [n, C]: minus the squared Euclidean distance to each class's
+    prototype.
 
     z: [n, d].  proto: [C, d]; a class without one (nan) is farther than any other.
     """
@@ -21,8 +22,9 @@ def nearest(z: Tensor, proto: Tensor) -> Tensor:
 def masked(logits: Tensor, present: np.ndarray, mask: Mask) -> Tensor:
     """Logits [n, C], those of classes that are not present set to 0 or to minus infinity.
 
-    Diao et al. (HeteroFL), ICLR 2021, section 3: a class at 0 still counts in the softmax, one that is
-    dropped, at minus infinity, does not; a test example of such a class then has an infinite loss.
+    Diao et al. (HeteroFL), ICLR 2021, section 3: a class at 0 still counts in the softmax, one that
+    is dropped, at minus infinity, does not; a test example of such a class then has an infinite
+    loss.
     """
     if mask == "none" or len(present) == logits.shape[1]:
         return logits

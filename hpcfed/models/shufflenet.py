@@ -9,7 +9,8 @@ from hpcfed.models.layers import for_small_images, stem
 def shufflenetv2(shape: tuple[int, ...], d: int) -> nn.Module:
     """torchvision's ShuffleNetV2 of width 1.0, its last layer d wide: [n, c, h, w] -> [n, d].
 
-    The stem for ImageNet (stride 2, then max-pooling) is kept, as FedClassAvg's authors do. Deviations: none.
+    The stem for ImageNet (stride 2, then max-pooling) is kept, as FedClassAvg's authors do.
+    Deviations: none.
     """
     net = import_torchvision().models.shufflenet_v2_x1_0(num_classes=d)
     net.conv1[0] = stem(net.conv1[0], shape[0])

@@ -14,12 +14,22 @@ from hpcfed.errors import ConfigError
 
 FIXED = -1  # the group of what is never cut: inputs and classes
 ASKS = {"dim", "size", "numel", "__get__"}  # what gives no tensor
-SAME = {"relu", "relu_", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "dropout", "dropout_"}  # unit by unit
+SAME = {
+    "relu",
+    "relu_",
+    "max_pool2d",
+    "avg_pool2d",
+    "adaptive_avg_pool2d",
+    "dropout",
+    "dropout_",
+}  # unit by unit
 JOINS = {"flatten", "cat", "add", "add_", "__add__", "__iadd__", "batch_norm", "linear", "conv2d"}
 
 
 class Stretch(NamedTuple):
-    """A part of a dimension: units of one group, each with so many places side by side (a flattened map's)."""
+    """A part of a dimension: units of one group, each with so many places side by side (a flattened
+    map's).
+    """
 
     group: int
     size: int
@@ -32,8 +42,9 @@ Axis = tuple[Stretch, ...]  # the content of one dimension
 class Trace(TorchFunctionMode):
     """One pass of a model in which every call of torch says what its outputs are made of.
 
-    After `run`, axes has the content of the first dimensions of each parameter and float buffer, and sizes the
-    units of each group. Of tensors that are no parameters only dimension 1, the units, is followed.
+    After `run`, axes has the content of the first dimensions of each parameter and float buffer,
+    and sizes the units of each group. Of tensors that are no parameters only dimension 1, the
+    units, is followed.
     """
 
     def __init__(self, model: nn.Module):
@@ -49,7 +60,9 @@ class Trace(TorchFunctionMode):
         self.alive: list[Tensor] = []  # so that no two tensors have one id
 
     def run(self, shape: tuple[int, ...]) -> None:
-        """Follow a batch of one example of this shape through the model. Raises ConfigError, see `refuse`."""
+        """Follow a batch of one example of this shape through the model. Raises ConfigError, see
+        `refuse`.
+        """
         x, training = torch.empty(1, *shape, device="meta"), self.model.training
         self.keep(x, (Stretch(FIXED, shape[0]),))
         self.model.eval()
@@ -61,7 +74,9 @@ class Trace(TorchFunctionMode):
         self.axes["head.bias"] = (classes,)
         self.axes = {name: tuple(map(self.settled, axes)) for name, axes in self.axes.items()}
 
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         name, kwargs = func.__name__, kwargs or {}
         if name not in ASKS | SAME | JOINS:
             self.refuse(name)
@@ -75,8 +90,13 @@ class Trace(TorchFunctionMode):
         if name in SAME:
             return self.content[id(args[0])]
         if name == "flatten" and (args[1:] or (0,))[0] == 1:
-            spread = out.shape[1] // sum(size * repeat for _, size, repeat in self.content[id(args[0])])
-            return tuple(Stretch(group, size, repeat * spread) for group, size, repeat in self.content[id(args[0])])
+            spread = out.shape[1] // sum(
+                size * repeat for _, size, repeat in self.content[id(args[0])]
+            )
+            return tuple(
+                Stretch(group, size, repeat * spread)
+                for group, size, repeat in self.content[id(args[0])]
+            )
         if name == "cat" and (args[1:] or (kwargs.get("dim"),))[0] == 1:
             return sum((self.content[id(part)] for part in args[0]), ())
         if name in ("add", "add_", "__add__", "__iadd__"):
@@ -98,7 +118,9 @@ class Trace(TorchFunctionMode):
         return outputs
 
     def norm(self, args: tuple, kwargs: dict) -> Axis:
-        """Batch normalisation: its parameters and statistics belong to the units that it normalises."""
+        """Batch normalisation: its parameters and statistics belong to the units that it
+        normalises.
+        """
         own = (*args[1:], kwargs.get("weight"), kwargs.get("bias"))
         for value in own:
             if id(value) in self.names:
@@ -132,6 +154,7 @@ class Trace(TorchFunctionMode):
         """The end, as nobody has said what follows from cutting this."""
         body = type(getattr(self.model, "body", self.model)).__name__
         raise ConfigError(
-            f"the model {body} cannot be cut to a smaller width: {what} mixes its units in a way that is not known; "
+            f"the model {body} cannot be cut to a smaller width: {what} mixes its units in a way "
+            f"that is not known; "
             "set models.widths = [1] or take another model"
         )

@@ -1,7 +1,8 @@
-"""One client's trained model as others use it: inputs as data sets store them, and out come scores of the classes.
+"""One client's trained model as others use it: inputs as data sets store them, and out come scores
+of the classes.
 
-It needs nothing but this package: no data, no run, no federation. A method may predict with more than a model:
-each such way is a class here, and `KINDS` names it.
+It needs nothing but this package: no data, no run, no federation. A method may predict with more
+than a model: each such way is a class here, and `KINDS` names it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from hpcfed.models.scores import masked, nearest
 class About:
     """What a trained model is, beside its tensors; JSON types alone.
 
-    architecture, shape, d, relu_head, vocabulary: as `build` takes them.  classes: C names.  mean, std: of each
-    channel of the training data, empty for tokens.  kind: one of KINDS, and more: what that kind takes.
-    client, rounds: whose model, after so many rounds.  counted: the column of the results that has its accuracy.
+    architecture, shape, d, relu_head, vocabulary: as `build` takes them.  classes: C names.  mean,
+    std: of each channel of the training data, empty for tokens.  kind: one of KINDS, and more: what
+    that kind takes.
+    client, rounds: whose model, after so many rounds.  counted: the column of the results that has
+    its accuracy.
     job: all that determined the run.
     """
 
@@ -48,13 +51,17 @@ class About:
 
     def build(self, architecture: str, shape: tuple[int, ...]) -> nn.Module:
         """A model for these classes."""
-        return build(architecture, shape, len(self.classes), self.d, self.relu_head, self.vocabulary)
+        return build(
+            architecture, shape, len(self.classes), self.d, self.relu_head, self.vocabulary
+        )
 
 
 class Trained(nn.Module):
-    """The client's model itself; forward: inputs [n, *shape] as the data set has them -> scores [n, C].
+    """The client's model itself; forward: inputs [n, *shape] as the data set has them -> scores [n,
+    C].
 
-    Images are uint8 (0..255) or floats on the data set's scale, texts tokens; they are normalised here.
+    Images are uint8 (0..255) or floats on the data set's scale, texts tokens; they are normalised
+    here.
     """
 
     def __init__(self, about: About):
@@ -92,7 +99,9 @@ class Trained(nn.Module):
 
 
 class Masked(Trained):
-    """A model that knows some classes only. more: present, these classes; mask, what the others' logits become."""
+    """A model that knows some classes only. more: present, these classes; mask, what the others'
+    logits become.
+    """
 
     def classify(self, z: Tensor) -> Tensor:
         present = np.array(self.about.more["present"], dtype=np.int64)
@@ -100,18 +109,24 @@ class Masked(Trained):
 
 
 class Nearest(Trained):
-    """A body and prototypes [C, d] of the classes, nan where a class has none: the nearest one counts."""
+    """A body and prototypes [C, d] of the classes, nan where a class has none: the nearest one
+    counts.
+    """
 
     def __init__(self, about: About):
         super().__init__(about)
-        self.register_buffer("prototypes", torch.empty_like(self.model.head.weight, requires_grad=False))
+        self.register_buffer(
+            "prototypes", torch.empty_like(self.model.head.weight, requires_grad=False)
+        )
 
     def classify(self, z: Tensor) -> Tensor:
         return nearest(z, self.prototypes)
 
 
 class Served(Trained):
-    """The client's first layers, and a server's model that goes on. more: server, shape: what that is built from."""
+    """The client's first layers, and a server's model that goes on. more: server, shape: what that
+    is built from.
+    """
 
     def __init__(self, about: About):
         super().__init__(about)
@@ -132,7 +147,8 @@ KINDS = {"logits": Trained, "masked": Masked, "prototypes": Nearest, "served": S
 
 
 def assembled(about: About, tensors: Mapping[str, Tensor]) -> Trained:
-    """The trained model with these parameters and buffers, which it keeps, in eval mode; draws nothing.
+    """The trained model with these parameters and buffers, which it keeps, in eval mode; draws
+    nothing.
 
     Raises CheckpointError where the tensors are not those of such a model.
     """
@@ -141,6 +157,8 @@ def assembled(about: About, tensors: Mapping[str, Tensor]) -> Trained:
     try:
         model.load_state_dict(tensors, strict=True, assign=True)
     except RuntimeError as error:
-        raise CheckpointError(f"client {about.client}: these tensors are not those of {about.architecture}: "
-                              f"{str(error).splitlines()[-1].strip()}") from error  # fmt: skip
+        raise CheckpointError(
+            f"client {about.client}: these tensors are not those of {about.architecture}: "
+            f"{str(error).splitlines()[-1].strip()}"
+        ) from error
     return model.to(memory_format=torch.channels_last).eval()  # as `build` has it

@@ -1,8 +1,11 @@
-"""Sub-models: which units of a model are cut together, which of them a window keeps, and the smaller model.
+"""Sub-models: which units of a model are cut together, which of them a window keeps, and the
+smaller model.
 
-A unit is a channel of a convolution or an output of a linear layer. A group is a set of units that must be kept
-or dropped together: the outputs of a layer, what normalises them and what reads them. A residual sum makes one
-group of two. The inputs of the model and the classes are never cut; the representation is, as any hidden layer.
+A unit is a channel of a convolution or an output of a linear layer. A group is a set of units that
+must be kept
+or dropped together: the outputs of a layer, what normalises them and what reads them. A residual
+sum makes one group of two. The inputs of the model and the classes are never cut; the
+representation is, as any hidden layer.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from hpcfed.params import Params
 SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features")
 Choose = Callable[[int, int], np.ndarray]  # size of a group, number -> so many of its units
 Choice = Mapping[int, np.ndarray]  # by group: the units that are kept, ascending
-Window = dict[str, tuple[np.ndarray, ...]]  # by name: the indices kept of each cut dimension; others are whole
+Window = dict[
+    str, tuple[np.ndarray, ...]
+]  # by name: the indices kept of each cut dimension; others are whole
 
 
 class Named(NamedTuple):
@@ -36,7 +41,9 @@ class Named(NamedTuple):
 
 
 def parse(architecture: str) -> Named:
-    """The model and the width that an architecture's name says; of a pair "a+b" those of the first."""
+    """The model and the width that an architecture's name says; of a pair "a+b" those of the
+    first.
+    """
     base, _, width = architecture.partition("+")[0].partition("@")
     return Named(base, float(width or 1))
 
@@ -52,20 +59,26 @@ def first(size: int, n: int) -> np.ndarray:
 
 
 def rolled(start: int) -> Choose:
-    """The units start, start + 1, ... of each group, after the last one the first again: FedRolex's choice."""
+    """The units start, start + 1, ... of each group, after the last one the first again: FedRolex's
+    choice.
+    """
     return lambda size, n: (start + np.arange(n)) % size
 
 
 def drawn(g: np.random.Generator) -> Choose:
-    """Units of each group drawn without replacement; of one stream a smaller width's are among a larger's."""
+    """Units of each group drawn without replacement; of one stream a smaller width's are among a
+    larger's.
+    """
     return lambda size, n: g.permutation(size)[:n]
 
 
 @dataclass(frozen=True)
 class Units:
-    """The groups of a model: how many units each has, and which dimension of which tensor they fill.
+    """The groups of a model: how many units each has, and which dimension of which tensor they
+    fill.
 
-    sizes: by group.  axes: by the name of a parameter or float buffer the content of its first dimensions.
+    sizes: by group.  axes: by the name of a parameter or float buffer the content of its first
+    dimensions.
     """
 
     sizes: dict[int, int]
@@ -76,8 +89,14 @@ class Units:
 
         They are put in order, so that a choice of all units is the model itself.
         """
-        choice = {group: np.sort(choose(size, kept(size, width))) for group, size in self.sizes.items()}
-        cut = {name: axes for name, axes in self.axes.items() if any(s.group != FIXED for a in axes for s in a)}
+        choice = {
+            group: np.sort(choose(size, kept(size, width))) for group, size in self.sizes.items()
+        }
+        cut = {
+            name: axes
+            for name, axes in self.axes.items()
+            if any(s.group != FIXED for a in axes for s in a)
+        }
         return {name: tuple(indices(axis, choice) for axis in axes) for name, axes in cut.items()}
 
 
@@ -97,8 +116,15 @@ def indices(axis: Axis, choice: Choice) -> np.ndarray:
 
 
 def take(params: Mapping[str, Tensor], window: Window) -> Params:
-    """The piece of each tensor that is in the window: a view where its units lie side by side, else a copy."""
-    return Params({name: piece(value, window[name]) if name in window else value for name, value in params.items()})
+    """The piece of each tensor that is in the window: a view where its units lie side by side, else
+    a copy.
+    """
+    return Params(
+        {
+            name: piece(value, window[name]) if name in window else value
+            for name, value in params.items()
+        }
+    )
 
 
 def piece(value: Tensor, axes: tuple[np.ndarray, ...]) -> Tensor:
@@ -115,7 +141,8 @@ def piece(value: Tensor, axes: tuple[np.ndarray, ...]) -> Tensor:
 def units(model: Model, shape: tuple[int, ...]) -> Units:
     """The groups of a model that takes inputs of this shape; found by one pass without data.
 
-    Raises ConfigError for a model with a layer of which it is not known what follows from cutting it.
+    Raises ConfigError for a model with a layer of which it is not known what follows from cutting
+    it.
     """
     trace = Trace(model)
     trace.run(shape)
@@ -125,14 +152,17 @@ def units(model: Model, shape: tuple[int, ...]) -> Units:
 
 @cache
 def structure(name: str, shape: tuple[int, ...], classes: int, d: int) -> Units:
-    """The groups of a registered model, which are the same for all weights. Raises ConfigError as `units`."""
+    """The groups of a registered model, which are the same for all weights. Raises ConfigError as
+    `units`.
+    """
     with torch.device("meta"):
         return units(build(name, shape, classes, d), shape)
 
 
 @torch.no_grad()
 def narrow(model: Model, shape: tuple[int, ...], width: float) -> Model:
-    """The model itself, made smaller: ceil(width size) units of each group are left, the first ones.
+    """The model itself, made smaller: ceil(width size) units of each group are left, the first
+    ones.
 
     Raises ConfigError as `units`, and for a width outside 0..1.
     """

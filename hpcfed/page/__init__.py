@@ -1,1 +1,3 @@
-"""Runs as one web page that needs no network: curves, tables, job, environment, warnings; from result files alone."""
+"""Runs as one web page that needs no network: curves, tables, job, environment, warnings; from
+result files alone.
+"""

@@ -1,6 +1,8 @@
-"""The charts of the page as an empty Bokeh document, which the page's script fills (`files/curves.js`).
+"""The charts of the page as an empty Bokeh document, which the page's script fills
+(`files/curves.js`).
 
-Names of models are how the script finds them: `x`, and for each thing that is drawn `lines-accuracy` and so on.
+Names of models are how the script finds them: `x`, and for each thing that is drawn
+`lines-accuracy` and so on.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ def charts() -> dict[str, Any]:
     """The document as JSON, and which of its roots goes into which element of the page."""
     document = Document()
     x = Range1d(0, 1, name="x")
-    figures = {f"chart-{name}": curve(name, x) for name in Y} | {"chart-labels": labels(), "chart-phases": phases()}
+    figures = {f"chart-{name}": curve(name, x) for name in Y} | {
+        "chart-labels": labels(),
+        "chart-phases": phases(),
+    }
     for one in figures.values():
         document.add_root(one)
     roots = {one.id: element for element, one in figures.items()}
@@ -35,25 +40,53 @@ def charts() -> dict[str, Any]:
 def curve(name: str, x: Range1d) -> figure:
     """One thing over x: bands, clients, runs, and dots where a curve has few points."""
     chart = empty(name, x_range=x)
-    bands, clients = source(f"bands-{name}", "xs ys colour"), source(f"clients-{name}", "xs ys colour name")
-    lines, dots = source(f"lines-{name}", "xs ys colour name dash"), source(f"dots-{name}", "x y colour size")
+    bands, clients = (
+        source(f"bands-{name}", "xs ys colour"),
+        source(f"clients-{name}", "xs ys colour name"),
+    )
+    lines, dots = (
+        source(f"lines-{name}", "xs ys colour name dash"),
+        source(f"dots-{name}", "x y colour size"),
+    )
     chart.patches("xs", "ys", source=bands, color=field("colour"), fill_alpha=0.15, line_alpha=0)
-    near = [chart.multi_line("xs", "ys", source=one, line_alpha=0, line_width=REACH) for one in (clients, lines)]
-    chart.multi_line("xs", "ys", source=clients, color=field("colour"), line_width=1, line_alpha=0.5)
-    chart.multi_line("xs", "ys", source=lines, color=field("colour"), line_dash=field("dash"), line_width=2)
+    near = [
+        chart.multi_line("xs", "ys", source=one, line_alpha=0, line_width=REACH)
+        for one in (clients, lines)
+    ]
+    chart.multi_line(
+        "xs", "ys", source=clients, color=field("colour"), line_width=1, line_alpha=0.5
+    )
+    chart.multi_line(
+        "xs", "ys", source=lines, color=field("colour"), line_dash=field("dash"), line_width=2
+    )
     chart.scatter("x", "y", source=dots, color=field("colour"), size=field("size"))
-    hover(chart, f"hover-{name}", [("", "@name"), ("x", "$snap_x{%.6g}"), ("y", "$snap_y{%.6g}")], near, NUMBER)
+    hover(
+        chart,
+        f"hover-{name}",
+        [("", "@name"), ("x", "$snap_x{%.6g}"), ("y", "$snap_y{%.6g}")],
+        near,
+        NUMBER,
+    )
     return chart
 
 
 def labels() -> figure:
     """Training examples of each class by client; darker are more."""
-    chart = empty("labels", x_range=Range1d(0, 1, name="x-labels"), y_range=Range1d(0, 1, name="y-labels"))
+    chart = empty(
+        "labels", x_range=Range1d(0, 1, name="x-labels"), y_range=Range1d(0, 1, name="y-labels")
+    )
     cells = source("cells-labels", "x y client label n a")
-    drawn = chart.rect("x", "y", 1, 1, source=cells, fill_color=LIGHT[0], fill_alpha=field("a"), line_alpha=0)
+    drawn = chart.rect(
+        "x", "y", 1, 1, source=cells, fill_color=LIGHT[0], fill_alpha=field("a"), line_alpha=0
+    )
     chart.xaxis.ticker, chart.yaxis.ticker = FixedTicker(ticks=[]), FixedTicker(ticks=[])
     chart.grid.visible = False
-    hover(chart, "hover-labels", [("client", "@client"), ("class", "@label"), ("examples", "@n")], [drawn])
+    hover(
+        chart,
+        "hover-labels",
+        [("client", "@client"), ("class", "@label"), ("examples", "@n")],
+        [drawn],
+    )
     return chart
 
 
@@ -75,8 +108,16 @@ def source(name: str, columns: str) -> ColumnDataSource:
 
 def empty(name: str, **ranges: Range1d) -> figure:
     """A chart with nothing in it; colours come from the page's style."""
-    chart = figure(name=name, height=HEIGHT, sizing_mode="stretch_width", tools=TOOLS, active_drag="box_zoom",
-                   active_scroll=None, toolbar_location="above", **ranges)  # fmt: skip
+    chart = figure(
+        name=name,
+        height=HEIGHT,
+        sizing_mode="stretch_width",
+        tools=TOOLS,
+        active_drag="box_zoom",
+        active_scroll=None,
+        toolbar_location="above",
+        **ranges,
+    )
     chart.toolbar.logo = None
     for axis in chart.axis:
         axis.formatter = NumeralTickFormatter()  # one whose words the script can replace
@@ -84,6 +125,17 @@ def empty(name: str, **ranges: Range1d) -> figure:
     return chart
 
 
-def hover(chart: figure, name: str, tips: list[tuple[str, str]], near: list[Any], formats: Any = None) -> None:
-    chart.add_tools(HoverTool(name=name, renderers=near, tooltips=tips, formatters=formats or {}, mode="mouse",
-                              line_policy="nearest", point_policy="follow_mouse"))  # fmt: skip
+def hover(
+    chart: figure, name: str, tips: list[tuple[str, str]], near: list[Any], formats: Any = None
+) -> None:
+    chart.add_tools(
+        HoverTool(
+            name=name,
+            renderers=near,
+            tooltips=tips,
+            formatters=formats or {},
+            mode="mouse",
+            line_policy="nearest",
+            point_policy="follow_mouse",
+        )
+    )

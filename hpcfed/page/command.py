@@ -21,12 +21,15 @@ NAME = "report.html"
 def report(runs: Sequence[Path], out: Path | None = None) -> str:
     """The command. Without out: in the folder of the first run or sweep. Returns the page's path.
 
-    Raises CheckpointError for a run without results, ConfigError where a library is missing or the disk refuses.
+    Raises CheckpointError for a run without results, ConfigError where a library is missing or the
+    disk refuses.
     """
     write.check()
     found, absent = shown(runs, time.time())
     if not found:
-        raise CheckpointError("report: none of these runs has results yet:\n  " + "\n  ".join(absent))
+        raise CheckpointError(
+            "report: none of these runs has results yet:\n  " + "\n  ".join(absent)
+        )
     path = out or names.folder_of(runs[0]) / NAME
     if path.suffix != ".html":
         raise ConfigError(f"{path}: not the name of a page; end it in .html")
@@ -40,10 +43,22 @@ def made(found: Sequence[Shown], absent: Sequence[str] = ()) -> str:
     """The page of these runs. absent: a sentence for each run that has no results."""
     choices = [curves.chosen(run.record, len(found)) for run in found]
     said = notes.notes(found, absent)
-    facts = [("job", "Job", job.jobs(found)), ("environment", "Environment", job.environments(found))]
-    return write.page(read(found, choices), title=title(found), made=time.strftime("%Y-%m-%d %H:%M %Z"), notes=said,
-                      version=__version__, y=curves.Y, single=len(found) == 1, parts=parts(bool(said)), facts=facts,
-                      resolution=resolution(found, choices))  # fmt: skip
+    facts = [
+        ("job", "Job", job.jobs(found)),
+        ("environment", "Environment", job.environments(found)),
+    ]
+    return write.page(
+        read(found, choices),
+        title=title(found),
+        made=time.strftime("%Y-%m-%d %H:%M %Z"),
+        notes=said,
+        version=__version__,
+        y=curves.Y,
+        single=len(found) == 1,
+        parts=parts(bool(said)),
+        facts=facts,
+        resolution=resolution(found, choices),
+    )
 
 
 def read(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> dict[str, Any]:
@@ -51,21 +66,29 @@ def read(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> dict[str, 
     from hpcfed.page import charts
 
     return {
-        "x": curves.X, "y": curves.Y, "steps": packed.STEPS, **colours.for_scripts(),
+        "x": curves.X,
+        "y": curves.Y,
+        "steps": packed.STEPS,
+        **colours.for_scripts(),
         "heads": {"runs": tables.RUNS, "clients": tables.CLIENTS},
         "rows": [tables.run(run) for run in found],
         "runs": [content(run, choice) for run, choice in zip(found, choices, strict=True)],
         "charts": charts.charts(),
-    }  # fmt: skip
+    }
 
 
 def content(run: Shown, choice: curves.Chosen) -> dict[str, Any]:
     """One run of it."""
     record, ids = run.record, choice.clients
     return {
-        "name": run.name, "ids": ids.tolist(), "some": some(run, len(ids)), "curves": curves.content(record, choice),
-        "table": tables.clients(record, ids), "labels": tables.labels(record, ids), "phases": tables.phases(record),
-    }  # fmt: skip
+        "name": run.name,
+        "ids": ids.tolist(),
+        "some": some(run, len(ids)),
+        "curves": curves.content(record, choice),
+        "table": tables.clients(record, ids),
+        "labels": tables.labels(record, ids),
+        "phases": tables.phases(record),
+    }
 
 
 def some(run: Shown, n: int) -> str:
@@ -73,16 +96,26 @@ def some(run: Shown, n: int) -> str:
     K = run.job["clients"]
     if n == K:
         return ""
-    return f"{n:,} of {K:,} clients, evenly chosen" if n else f"{K:,} clients; so many are not shown one by one"
+    return (
+        f"{n:,} of {K:,} clients, evenly chosen"
+        if n
+        else f"{K:,} clients; so many are not shown one by one"
+    )
 
 
 def resolution(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> str:
     """How exact the curves are."""
-    text = f"Runs are exact; each curve of a client has {packed.STEPS:,} steps between its least and greatest value."
+    text = (
+        f"Runs are exact; each curve of a client has {packed.STEPS:,} steps between its least "
+        f"and greatest value."
+    )
     if all(len(c.rounds) == run.record.rounds for run, c in zip(found, choices, strict=True)):
         return text
     most = f"{curves.MOST_ROUNDS:,}"
-    return f"{text} Of a run with more than {most} rounds those with an evaluation are here, at most {most} of them."
+    return (
+        f"{text} Of a run with more than {most} rounds those with an evaluation are here, at "
+        f"most {most} of them."
+    )
 
 
 def title(found: Sequence[Shown]) -> str:
@@ -92,5 +125,11 @@ def title(found: Sequence[Shown]) -> str:
 def parts(warned: bool) -> list[tuple[str, str]]:
     """The page's parts, as its head lists them."""
     known = [("warnings", "Warnings")] * warned
-    return [*known, ("all-runs", "Runs"), ("curves", "Curves"), ("one-run", "Clients, labels, phases"), ("job", "Job"),
-            ("environment", "Environment")]  # fmt: skip
+    return [
+        *known,
+        ("all-runs", "Runs"),
+        ("curves", "Curves"),
+        ("one-run", "Clients, labels, phases"),
+        ("job", "Job"),
+        ("environment", "Environment"),
+    ]

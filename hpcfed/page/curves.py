@@ -1,4 +1,6 @@
-"""The curves of a run over its rounds: of the whole run exactly, of its clients in steps (`packed`)."""
+"""The curves of a run over its rounds: of the whole run exactly, of its clients in steps
+(`packed`).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ Y = {  # and what is drawn
 
 @dataclass(frozen=True)
 class Chosen:
-    """Of which rounds and clients the page has values: positions, all where there are not too many."""
+    """Of which rounds and clients the page has values: positions, all where there are not too
+    many.
+    """
 
     rounds: np.ndarray
     clients: np.ndarray
@@ -56,9 +60,15 @@ def chosen(record: Record, runs: int) -> Chosen:
 def by_client(record: Record) -> dict[str, np.ndarray]:
     """What is drawn of clients, each [T, K]; nan where a client has no value in a round."""
     names = ("accuracy", "train_loss", "seconds", "examples", "down", "up")
-    accuracy, loss, seconds, examples, down, up = (column(record, f"clients/{name}") for name in names)
+    accuracy, loss, seconds, examples, down, up = (
+        column(record, f"clients/{name}") for name in names
+    )
     traffic = np.nancumsum(down + up, 0)
-    worked = np.where(np.nan_to_num(examples) > 0, seconds, np.nan) if "clients/examples" in record.columns else seconds
+    worked = (
+        np.where(np.nan_to_num(examples) > 0, seconds, np.nan)
+        if "clients/examples" in record.columns
+        else seconds
+    )
     return {"accuracy": accuracy, "train_loss": loss, "traffic": traffic, "seconds": worked}
 
 
@@ -69,7 +79,9 @@ def axes(record: Record) -> dict[str, np.ndarray]:
 
 
 def of_run(record: Record, clients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """All that is drawn of the run itself, each [T]: x's, means over clients and standard deviations."""
+    """All that is drawn of the run itself, each [T]: x's, means over clients and standard
+    deviations.
+    """
     x = axes(record)
     bands = {}
     for name in ("accuracy", "train_loss"):
@@ -79,7 +91,9 @@ def of_run(record: Record, clients: dict[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 def spread(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and population standard deviation [T] over the clients that have a finite value; nan where none has."""
+    """Mean and population standard deviation [T] over the clients that have a finite value; nan
+    where none has.
+    """
     known = np.isfinite(values)
     n, kept = known.sum(1), np.where(known, values, 0.0)
     mean = np.divide(kept.sum(1), n, out=np.full(len(n), np.nan), where=n > 0)
@@ -93,5 +107,7 @@ def content(record: Record, choice: Chosen) -> dict[str, Any]:
     run = of_run(record, values)
     t, k = choice.rounds, choice.clients
     table = np.array([column[t] for column in run.values()], dtype=float).reshape(len(run), len(t))
-    of_clients = {name: packed.curves(rows[np.ix_(t, k)]) for name, rows in values.items()} if len(k) else {}
+    of_clients = (
+        {name: packed.curves(rows[np.ix_(t, k)]) for name, rows in values.items()} if len(k) else {}
+    )
     return {"columns": list(run), "values": packed.exact(table), "clients": of_clients}

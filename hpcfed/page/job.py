@@ -16,7 +16,9 @@ WIDE = 8  # columns of a table that fit on a page
 
 @dataclass(frozen=True)
 class Parted:
-    """Facts of runs. differs: names, and for each run its values; same: those that all runs have in common."""
+    """Facts of runs. differs: names, and for each run its values; same: those that all runs have in
+    common.
+    """
 
     runs: list[str]
     differs: list[str]
@@ -25,16 +27,22 @@ class Parted:
 
     @property
     def tables(self) -> list[list[tuple[str, ...]]]:
-        """What differs, runs across where that makes it narrower, in as many tables as fit on paper.
+        """What differs, runs across where that makes it narrower, in as many tables as fit on
+        paper.
 
         A table's first line are its heads, and so is each line's first cell.
         """
         if len(self.differs) > len(self.runs):
             first, columns = ["field", *self.differs], zip(self.runs, self.values, strict=True)
         else:
-            first, columns = ["run", *self.runs], zip(self.differs, zip(*self.values, strict=True), strict=True)
+            first, columns = (
+                ["run", *self.runs],
+                zip(self.differs, zip(*self.values, strict=True), strict=True),
+            )
         rows = [[head, *values] for head, values in columns]
-        return [list(zip(first, *rows[i : i + WIDE], strict=True)) for i in range(0, len(rows), WIDE)]
+        return [
+            list(zip(first, *rows[i : i + WIDE], strict=True)) for i in range(0, len(rows), WIDE)
+        ]
 
 
 def parted(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:
@@ -47,9 +55,13 @@ def parted(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:
 
 
 def jobs(runs: Sequence[Shown]) -> Parted:
-    """The fields of all jobs, the method first; those on which no number depends (where a run is written) come last."""
+    """The fields of all jobs, the method first; those on which no number depends (where a run is
+    written) come last.
+    """
     fields = [flat(run.job) for run in runs]
-    return parted(runs, [{name: shown(own[name]) for name in sorted(own, key=place)} for own in fields])
+    return parted(
+        runs, [{name: shown(own[name]) for name in sorted(own, key=place)} for own in fields]
+    )
 
 
 def place(name: str) -> tuple[bool, bool]:
@@ -63,5 +75,7 @@ def environments(runs: Sequence[Shown]) -> Parted:
 
 
 def environment(header: dict[str, Any]) -> Facts:
-    known = {name: header[name] for name in ("commit", "versions", "hardware", "ranks") if name in header}
+    known = {
+        name: header[name] for name in ("commit", "versions", "hardware", "ranks") if name in header
+    }
     return {name: shown(value) for name, value in flat(known).items()}

@@ -18,7 +18,9 @@ FEW = 8  # things of one kind that are named; the others are counted
 
 
 def notes(runs: Sequence[Shown], absent: Sequence[str]) -> list[tuple[str, str]]:
-    """Warnings: of which runs ("" for none in particular), and the sentence, which several may share."""
+    """Warnings: of which runs ("" for none in particular), and the sentence, which several may
+    share.
+    """
     whose: dict[str, list[str]] = {}
     for run in runs:
         for text in of_run(run):
@@ -47,33 +49,49 @@ def starts(header: dict[str, Any]) -> Iterator[str]:
     times = [*header.get("history", []), header]
     for before, after in pairwise(times):
         old, new = environment(before), environment(after)
-        other = [f"{name} {old.get(name, 'unknown')}, then {new.get(name, 'unknown')}"
-                 for name in new if name in old and old[name] != new[name]]  # fmt: skip
-        yield f"gone on with after round {before['rounds']}" + (f"; {listed(other, FEW, '; ')}" if other else "")
+        other = [
+            f"{name} {old.get(name, 'unknown')}, then {new.get(name, 'unknown')}"
+            for name in new
+            if name in old and old[name] != new[name]
+        ]
+        yield f"gone on with after round {before['rounds']}" + (
+            f"; {listed(other, FEW, '; ')}" if other else ""
+        )
 
 
 def ranks(record: Record) -> Iterator[str]:
-    """Rounds from which on there were fewer ranks than before: some had died, or the run went on with fewer."""
+    """Rounds from which on there were fewer ranks than before: some had died, or the run went on
+    with fewer.
+    """
     column = record.columns.get("ranks/train")
     if column is None or column.ndim < 2:
         return
     there = np.isfinite(column).sum(1)
     for t in np.flatnonzero(np.diff(there) < 0) + 1:
-        yield f"from round {t + 1} on {there[t]} {'rank' if there[t] == 1 else 'ranks'}, before {there[t - 1]}"
+        yield (
+            f"from round {t + 1} on {there[t]} {'rank' if there[t] == 1 else 'ranks'}, before "
+            f"{there[t - 1]}"
+        )
 
 
 def clients(record: Record) -> Iterator[str]:
     """Clients that were lost, failed, or have no accuracy."""
     lost = record.columns.get("clients/lost")
     if lost is not None and np.nansum(lost):
-        yield f"clients lost: {int(np.nansum(lost))} times in {int((np.nansum(lost, 1) > 0).sum())} rounds"
+        yield (
+            f"clients lost: {int(np.nansum(lost))} times in "
+            f"{int((np.nansum(lost, 1) > 0).sum())} rounds"
+        )
     yield from failed(record)
     if not len(evaluated(record)):
         yield "no accuracy was recorded"
     elif "clients/id" not in record.columns:
         without = np.flatnonzero(~np.isfinite(last(record, "clients/accuracy")))
         if len(without):
-            yield f"no accuracy in the last evaluated round, so not in its mean: clients {listed(without, FEW)}"
+            yield (
+                f"no accuracy in the last evaluated round, so not in its mean: clients "
+                f"{listed(without, FEW)}"
+            )
 
 
 def failed(record: Record) -> Iterator[str]:
@@ -88,6 +106,13 @@ def failed(record: Record) -> Iterator[str]:
 def between(runs: Sequence[Shown]) -> Iterator[str]:
     """In what of the environment runs differ on which numbers may depend."""
     found = environments(runs)
-    other = [field for field in found.differs if field == "commit" or field.startswith(("versions.", "hardware."))]
+    other = [
+        field
+        for field in found.differs
+        if field == "commit" or field.startswith(("versions.", "hardware."))
+    ]
     if other:
-        yield f"runs differ in {listed(other, FEW)}; equal jobs may give other bits there, and times do not compare"
+        yield (
+            f"runs differ in {listed(other, FEW)}; equal jobs may give other bits there, and "
+            f"times do not compare"
+        )

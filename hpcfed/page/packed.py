@@ -1,7 +1,8 @@
 """Arrays as text for a page, deflated and in base64; `files/data.js` is the inverse.
 
-Numbers of runs are exact. Those of clients are many, so each of their curves is cut into 16,382 steps between its own
-least and greatest value, which is finer than any screen; each bit more would make a large page a twentieth larger.
+Numbers of runs are exact. Those of clients are many, so each of their curves is cut into 16,382
+steps between its own least and greatest value, which is finer than any screen; each bit more would
+make a large page a twentieth larger.
 """
 
 from __future__ import annotations
@@ -21,25 +22,35 @@ def exact(values: np.ndarray) -> dict[str, Any]:
 
 
 def curves(values: np.ndarray) -> dict[str, Any]:
-    """Curves [T, n] in steps, one after the other: low [n] + step number * (width [n] / STEPS); nan stays nan.
+    """Curves [T, n] in steps, one after the other: low [n] + step number * (width [n] / STEPS); nan
+    stays nan.
 
-    What is stored are differences of step numbers from round to round, modulo 65,536: first all low bytes, then
-    all high ones. So zlib has something to deflate.
+    What is stored are differences of step numbers from round to round, modulo 65,536: first all low
+    bytes, then all high ones. So zlib has something to deflate.
     """
     numbers, low, width = stepped(values.T)
     change = np.diff(numbers, axis=1, prepend=np.uint16(0)).astype("<u2")  # [n, T]; wraps around
     planes = change.reshape(-1).view(np.uint8).reshape(-1, 2).T
-    return {"shape": list(numbers.shape), "data": text(planes.tobytes()), "low": exact(low), "width": exact(width)}
+    return {
+        "shape": list(numbers.shape),
+        "data": text(planes.tobytes()),
+        "low": exact(low),
+        "width": exact(width),
+    }
 
 
 def stepped(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows [n, T] as step numbers, uint16, with the least value and the width [n] of each; what is infinite is nan."""
+    """Rows [n, T] as step numbers, uint16, with the least value and the width [n] of each; what is
+    infinite is nan.
+    """
     known = np.isfinite(rows)
     low = np.where(known, rows, np.inf).min(1, initial=np.inf)
     high = np.where(known, rows, -np.inf).max(1, initial=-np.inf)
     low, high = (np.where(np.isfinite(edge), edge, 0.0) for edge in (low, high))
     width = high - low
-    share = (np.where(known, rows, low[:, None]) - low[:, None]) / np.where(width > 0, width, 1.0)[:, None]
+    share = (np.where(known, rows, low[:, None]) - low[:, None]) / np.where(width > 0, width, 1.0)[
+        :, None
+    ]
     return np.where(known, np.rint(share * STEPS), STEPS + 1).astype(np.uint16), low, width
 
 

@@ -32,9 +32,11 @@ class Shown:
 
 
 def shown(paths: Sequence[Path], now: float) -> tuple[list[Shown], list[str]]:
-    """All runs of these folders, result files and sweeps, each once; and a sentence for each that has no results.
+    """All runs of these folders, result files and sweeps, each once; and a sentence for each that
+    has no results.
 
-    now: Unix seconds. Raises CheckpointError for a path that has no readable results, as `load` does.
+    now: Unix seconds. Raises CheckpointError for a path that has no readable results, as `load`
+    does.
     """
     found: dict[str, tuple[Record, str]] = {}
     absent: dict[str, str] = {}
@@ -46,7 +48,9 @@ def shown(paths: Sequence[Path], now: float) -> tuple[list[Shown], list[str]]:
             else:
                 found.setdefault(os.path.realpath(record.path), (record, why))
     called = told_apart([names.place_of(record.path) for record, _ in found.values()])
-    return [Shown(name, *one) for name, one in zip(called, found.values(), strict=True)], list(absent.values())
+    return [Shown(name, *one) for name, one in zip(called, found.values(), strict=True)], list(
+        absent.values()
+    )
 
 
 def alone(run: Path, now: float) -> tuple[Record, str]:

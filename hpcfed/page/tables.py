@@ -50,14 +50,25 @@ CLIENTS = {  # and of the clients'
 def run(one: Shown) -> dict[str, Any]:
     """A line of the runs' table; None for what was not recorded."""
     found, job = facts(one.record), one.job
-    accuracy, best, traffic, time = (found[part] for part in ("accuracy", "best", "traffic", "time"))
+    accuracy, best, traffic, time = (
+        found[part] for part in ("accuracy", "best", "traffic", "time")
+    )
     return {
-        "run": one.name, "method": job["algorithm"]["name"], "data": data(job["data"]), "clients": job["clients"],
-        "rounds": found["rounds"], "accuracy": accuracy["mean"], "std": accuracy["std"], "best": best["mean"],
-        "best_round": best["round"], "down": traffic["down_per_client_round"], "up": traffic["up_per_client_round"],
-        "total": traffic["down_total"] + traffic["up_total"], "seconds": time["seconds"],
+        "run": one.name,
+        "method": job["algorithm"]["name"],
+        "data": data(job["data"]),
+        "clients": job["clients"],
+        "rounds": found["rounds"],
+        "accuracy": accuracy["mean"],
+        "std": accuracy["std"],
+        "best": best["mean"],
+        "best_round": best["round"],
+        "down": traffic["down_per_client_round"],
+        "up": traffic["up_per_client_round"],
+        "total": traffic["down_total"] + traffic["up_total"],
+        "seconds": time["seconds"],
         "virtual": time["virtual_seconds"],
-    }  # fmt: skip
+    }
 
 
 def clients(record: Record, ids: np.ndarray) -> dict[str, list[Any]]:
@@ -65,25 +76,37 @@ def clients(record: Record, ids: np.ndarray) -> dict[str, list[Any]]:
     if not len(ids):
         return {}
     header, K = record.header, record.header["job"]["clients"]
-    cohort, lost, seconds = (column(record, f"clients/{name}") for name in ("cohort", "lost", "seconds"))
+    cohort, lost, seconds = (
+        column(record, f"clients/{name}") for name in ("cohort", "lost", "seconds")
+    )
     traffic = column(record, "clients/down") + column(record, "clients/up")
     placement = np.array(header.get("placement") or np.full(K, np.nan), dtype=float)
     found = {
-        "client": np.arange(K), "rank": placement, **sizes(record, K),
-        "accuracy": last(record, "clients/accuracy"), "best": greatest(column(record, "clients/accuracy")),
+        "client": np.arange(K),
+        "rank": placement,
+        **sizes(record, K),
+        "accuracy": last(record, "clients/accuracy"),
+        "best": greatest(column(record, "clients/accuracy")),
         "before": last(record, "clients/accuracy_before"),
         "train_loss": latest(column(record, "clients/train_loss")),
-        "rounds": np.nansum(cohort, 0), "lost": np.nansum(lost, 0), "traffic": np.nansum(traffic, 0),
+        "rounds": np.nansum(cohort, 0),
+        "lost": np.nansum(lost, 0),
+        "traffic": np.nansum(traffic, 0),
         "seconds": np.nansum(seconds, 0),
-    }  # fmt: skip
+    }
     listed = {name: numbers(values[ids]) for name, values in found.items()}
     kinds = header["architectures"]
-    return {name: [kinds[k] for k in ids] if name == "architecture" else listed[name] for name in CLIENTS}
+    return {
+        name: [kinds[k] for k in ids] if name == "architecture" else listed[name]
+        for name in CLIENTS
+    }
 
 
 def sizes(record: Record, K: int) -> dict[str, np.ndarray]:
     """Examples of each client, by part."""
-    return {part: record.arrays.get(f"{part}_sizes", np.full(K, np.nan)) for part in ("train", "test")}
+    return {
+        part: record.arrays.get(f"{part}_sizes", np.full(K, np.nan)) for part in ("train", "test")
+    }
 
 
 def greatest(values: np.ndarray) -> np.ndarray:
@@ -103,15 +126,23 @@ def latest(values: np.ndarray) -> np.ndarray:
 
 def numbers(values: np.ndarray) -> list[float | int | None]:
     """As JSON has them: whole ones without a point, None for those that are not finite."""
-    return [None if not np.isfinite(v) else int(v) if float(v).is_integer() else float(v) for v in values.tolist()]
+    return [
+        None if not np.isfinite(v) else int(v) if float(v).is_integer() else float(v)
+        for v in values.tolist()
+    ]
 
 
 def labels(record: Record, ids: np.ndarray) -> dict[str, Any] | None:
-    """How many training examples of each class these clients have; None where it was not recorded."""
+    """How many training examples of each class these clients have; None where it was not
+    recorded.
+    """
     counts = record.arrays.get("label_counts")
     if counts is None or not len(ids):
         return None
-    return {"classes": list(map(str, record.header["classes"])), "counts": packed.exact(counts[ids])}
+    return {
+        "classes": list(map(str, record.header["classes"])),
+        "counts": packed.exact(counts[ids]),
+    }
 
 
 def phases(record: Record) -> dict[str, list[float | None]]:

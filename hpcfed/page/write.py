@@ -1,7 +1,8 @@
-"""The page as text: template, style, scripts and data in one file that asks no other host for anything.
+"""The page as text: template, style, scripts and data in one file that asks no other host for
+anything.
 
-Its content security policy lets the browser load nothing, and run no script but those whose hashes it names; so a name
-in a job that looks like a script stays a name.
+Its content security policy lets the browser load nothing, and run no script but those whose hashes
+it names; so a name in a job that looks like a script stays a name.
 """
 
 from __future__ import annotations
@@ -19,16 +20,28 @@ FILES = files("hpcfed.page") / "files"
 
 
 def page(data: dict[str, Any], **words: Any) -> str:
-    """The whole page. data: what its scripts read, JSON-able.  words: what the template shows, as text."""
+    """The whole page. data: what its scripts read, JSON-able.  words: what the template shows, as
+    text.
+    """
     from bokeh.resources import Resources
     from jinja2 import Environment
     from markupsafe import Markup
 
     bokeh = "".join(Resources(mode="inline", components=["bokeh"], log_level="error").js_raw)
     scripts = [bokeh, "".join(map(part, SCRIPTS))]
-    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(part("page.html"))
-    own = {"style": part("page.css"), "scripts": scripts, "hashes": " ".join(map(digest, scripts)), "data": plain(data)}
-    trusted = {name: [*map(Markup, text)] if isinstance(text, list) else Markup(text) for name, text in own.items()}
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+        part("page.html")
+    )
+    own = {
+        "style": part("page.css"),
+        "scripts": scripts,
+        "hashes": " ".join(map(digest, scripts)),
+        "data": plain(data),
+    }
+    trusted = {
+        name: [*map(Markup, text)] if isinstance(text, list) else Markup(text)
+        for name, text in own.items()
+    }
     return template.render(**words, **trusted)
 
 

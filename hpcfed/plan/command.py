@@ -1,4 +1,6 @@
-"""`hpcfed plan JOB.toml [fields] --costs RUN --nodes 1,2,4,...,1024`: what a run would take, how many nodes pay."""
+"""`hpcfed plan JOB.toml [fields] --costs RUN --nodes 1,2,4,...,1024`: what a run would take, how
+many nodes pay.
+"""
 
 from __future__ import annotations
 
@@ -25,32 +27,55 @@ if TYPE_CHECKING:
     from hpcfed.plan.costs import Costs
     from hpcfed.plan.demand import Demand
 
-PAYS = 0.5  # of the smallest cluster's efficiency: with more nodes than have it, most of what is added waits
+# of the smallest cluster's efficiency: with more nodes than have it, most of what is added waits
+PAYS = 0.5
 MOST = 100_000  # ranks
-HEADS = ">nodes,>ranks,>round,>train,>evaluate,>wait,>communicate,>other,>efficiency,>run,>node-hours,>memory a rank"
+HEADS = (
+    ">nodes,>ranks,>round,>train,>evaluate,>wait,>communicate,>other,"
+    ">efficiency,>run,>node-hours,>memory a rank"
+)
 
 
 def plan(
-    words: Sequence[str], costs: Path | None, nodes: str, gpus_per_node: int, cores_per_node: int | None,
-    ranks_per_node: int | None, network: str, disk: str, json: bool = False,
-) -> dict[str, Any] | Group:  # fmt: skip
-    """The command. Raises ConfigError for what cannot be planned, CheckpointError where RUN has no results."""
+    words: Sequence[str],
+    costs: Path | None,
+    nodes: str,
+    gpus_per_node: int,
+    cores_per_node: int | None,
+    ranks_per_node: int | None,
+    network: str,
+    disk: str,
+    json: bool = False,
+) -> dict[str, Any] | Group:
+    """The command. Raises ConfigError for what cannot be planned, CheckpointError where RUN has no
+    results.
+    """
     from hpcfed.config.load import load
     from hpcfed.engine.folder import stored
 
     counts = numbers(nodes)
     job = load(words, stored)
     known, asked = measured(job, costs, words)
-    clusters = [cluster(job, known, n, gpus_per_node, cores_per_node, ranks_per_node, network, disk) for n in counts]
+    clusters = [
+        cluster(job, known, n, gpus_per_node, cores_per_node, ranks_per_node, network, disk)
+        for n in counts
+    ]
     predictions = efficiencies([predicted(asked, known, one) for one in clusters])
-    found = {"costs": str(costs), "processor": known.processor, "warnings": warnings(known, job, clusters[-1], asked),
-             "best": best(predictions).nodes, "fastest": min(predictions, key=lambda p: p.seconds).nodes,
-             "clusters": [{**asdict(p), "node_hours": p.node_hours} for p in predictions]}  # fmt: skip
+    found = {
+        "costs": str(costs),
+        "processor": known.processor,
+        "warnings": warnings(known, job, clusters[-1], asked),
+        "best": best(predictions).nodes,
+        "fastest": min(predictions, key=lambda p: p.seconds).nodes,
+        "clusters": [{**asdict(p), "node_hours": p.node_hours} for p in predictions],
+    }
     return found if json else page(predictions, found)
 
 
 def numbers(text: str) -> list[int]:
-    """`1,2,4,...,1024` as a list; where ... stands, the number before it is doubled up to the one after it."""
+    """`1,2,4,...,1024` as a list; where ... stands, the number before it is doubled up to the one
+    after it.
+    """
     found: list[int] = []
     words = [word.strip() for word in text.split(",")]
     for i, word in enumerate(words):
@@ -60,12 +85,16 @@ def numbers(text: str) -> list[int]:
         elif word.isdecimal() and int(word) > 0:
             found.append(int(word))
         else:
-            raise ConfigError(f"--nodes {text}: {word!r} is no number of nodes; give 1,2,4 or 1,2,4,...,1024")
+            raise ConfigError(
+                f"--nodes {text}: {word!r} is no number of nodes; give 1,2,4 or 1,2,4,...,1024"
+            )
     return sorted(set(found))
 
 
 def measured(job: Job, run: Path | None, words: Sequence[str]) -> tuple[Costs, Demand]:
-    """What the trial cost, and what the job demands, which is set up here as a run of one rank would, on the CPU."""
+    """What the trial cost, and what the job demands, which is set up here as a run of one rank
+    would, on the CPU.
+    """
     from hpcfed.algorithms.base import RoundBased
     from hpcfed.comm import Serial
     from hpcfed.engine.events import start
@@ -74,12 +103,18 @@ def measured(job: Job, run: Path | None, words: Sequence[str]) -> tuple[Costs, D
     from hpcfed.plan.demand import demand, everybody
 
     if run is None:
-        raise ConfigError("plan: no measured costs; make a short run, on one rank or as many as a node has cores or "
-                          "GPUs, and name it:\n"
-                          f"  python -m hpcfed.main {shlex.join([*words, '--rounds', '3', '--out', 'runs/trial'])}\n"
-                          f"  hpcfed plan {shlex.join([*words, '--costs', 'runs/trial'])} --nodes 1,2,4")  # fmt: skip
+        raise ConfigError(
+            "plan: no measured costs; make a short run, on one rank or as many as a node has "
+            "cores or "
+            "GPUs, and name it:\n"
+            f"  python -m hpcfed.main "
+            f"{shlex.join([*words, '--rounds', '3', '--out', 'runs/trial'])}\n"
+            f"  hpcfed plan {shlex.join([*words, '--costs', 'runs/trial'])} --nodes 1,2,4"
+        )
     if not isinstance(job.algorithm, RoundBased):
-        raise ConfigError(f"plan: {job.algorithm.name} has no rounds; plan knows methods in synchronous rounds")
+        raise ConfigError(
+            f"plan: {job.algorithm.name} has no rounds; plan knows methods in synchronous rounds"
+        )
     own = job.run.model_copy(update={"device": "cpu", "precision": "float32", "speeds": ()})
     local = job.model_copy(update={"run": own})
     facts = world(local, Serial())
@@ -89,14 +124,23 @@ def measured(job: Job, run: Path | None, words: Sequence[str]) -> tuple[Costs, D
 
 
 def tests(job: Job, facts: World) -> np.ndarray:
-    """Test examples of each client, [K]; a population's are about its training examples times the share."""
+    """Test examples of each client, [K]; a population's are about its training examples times the
+    share.
+    """
     if facts.many:
         return np.asarray(facts.partition.sizes) * job.data.test_share
     return np.array([len(rows) for rows in facts.partition.test])
 
 
 def cluster(
-    job: Job, known: Costs, nodes: int, gpus: int, cores: int | None, each: int | None, far: str, disk: str
+    job: Job,
+    known: Costs,
+    nodes: int,
+    gpus: int,
+    cores: int | None,
+    each: int | None,
+    far: str,
+    disk: str,
 ) -> Cluster:
     """A cluster of so many nodes. ConfigError for numbers that cannot be."""
     cores = known.cores if cores is None else cores
@@ -107,28 +151,51 @@ def cluster(
     if nodes * each > MOST:
         raise ConfigError(f"--nodes {nodes}: {nodes * each} ranks; the model goes up to {MOST}")
     if (known.processor == "cpu") == bool(gpus):
-        raise ConfigError(f"plan: the short run computed on {known.processor}, but --gpus-per-node is {gpus}; "
-                          "make it where the ranks will compute")  # fmt: skip
-    return Cluster(nodes, each, cores, network(far), gpus, job.run.threads, disk=disks(disk), speeds=job.run.speeds)
+        raise ConfigError(
+            f"plan: the short run computed on {known.processor}, but --gpus-per-node is {gpus}; "
+            "make it where the ranks will compute"
+        )
+    return Cluster(
+        nodes,
+        each,
+        cores,
+        network(far),
+        gpus,
+        job.run.threads,
+        disk=disks(disk),
+        speeds=job.run.speeds,
+    )
 
 
 def predicted(asked: Demand, known: Costs, one: Cluster) -> Prediction:
     """The prediction; what a rank of the trial held beside weights it holds here too."""
     size = asked.size
-    own = [weights([kind for kind in kinds if kind in size], size, asked.stateless) for kinds in known.held]
-    return predict(asked, one, peak=max(0.0, known.peak - max(own)), gpu=max(0.0, known.gpu - max(own)))
+    own = [
+        weights([kind for kind in kinds if kind in size], size, asked.stateless)
+        for kinds in known.held
+    ]
+    return predict(
+        asked, one, peak=max(0.0, known.peak - max(own)), gpu=max(0.0, known.gpu - max(own))
+    )
 
 
 def efficiencies(found: list[Prediction]) -> list[Prediction]:
     """The same with their efficiency against the first, the smallest cluster."""
     first = found[0]
-    return [replace(p, efficiency=first.seconds * first.nodes / (p.seconds * p.nodes)) for p in found]
+    return [
+        replace(p, efficiency=first.seconds * first.nodes / (p.seconds * p.nodes)) for p in found
+    ]
 
 
 def best(found: list[Prediction]) -> Prediction:
-    """The largest cluster that pays: of at least half of the smallest one's efficiency, and faster than all smaller."""
-    paying = [p for i, p in enumerate(found)
-              if p.efficiency >= PAYS and all(p.seconds < before.seconds for before in found[:i])]  # fmt: skip
+    """The largest cluster that pays: of at least half of the smallest one's efficiency, and faster
+    than all smaller.
+    """
+    paying = [
+        p
+        for i, p in enumerate(found)
+        if p.efficiency >= PAYS and all(p.seconds < before.seconds for before in found[:i])
+    ]
     return paying[-1]
 
 
@@ -138,7 +205,9 @@ def warnings(known: Costs, job: Job, largest: Cluster, asked: Demand) -> list[st
 
     found = [f"the short run had another {name}" for name in differing(known, job.plain())]
     if largest.ranks > len(asked.cohorts[0]):
-        found.append(f"only {len(asked.cohorts[0])} groups of clients train in a round: more ranks stay idle")
+        found.append(
+            f"only {len(asked.cohorts[0])} groups of clients train in a round: more ranks stay idle"
+        )
     return found
 
 
@@ -151,17 +220,30 @@ def page(found: list[Prediction], facts: dict[str, Any]) -> Group:
     return Group(
         *told,
         table(HEADS, rows),
-        Text(f"\na checkpoint is written in {duration(found[0].save)} on {found[0].nodes} nodes, "
-             f"{duration(found[-1].save)} on {found[-1].nodes}, while rounds go on"),
+        Text(
+            f"\na checkpoint is written in {duration(found[0].save)} on {found[0].nodes} nodes, "
+            f"{duration(found[-1].save)} on {found[-1].nodes}, while rounds go on"
+        ),
         *more,
-        Text(f"{facts['best']} nodes pay: the most with an efficiency of at least {PAYS:.0%}; "
-             f"the fastest are {facts['fastest']}"),
-    )  # fmt: skip
+        Text(
+            f"{facts['best']} nodes pay: the most with an efficiency of at least {PAYS:.0%}; "
+            f"the fastest are {facts['fastest']}"
+        ),
+    )
 
 
 def row(p: Prediction) -> tuple[object, ...]:
     """One cluster's line."""
     other = p.seconds - sum(p.parts[name] for name in ("train", "evaluate", "wait", "communicate"))
     parts = [f"{p.parts[name]:.3g}" for name in ("train", "evaluate", "wait", "communicate")]
-    return (p.nodes, p.ranks, f"{p.seconds:.3g} s", *parts, f"{other:.3g}", f"{p.efficiency:.0%}",
-            duration(3600 * p.hours), f"{p.node_hours:.3g}", size(p.memory))  # fmt: skip
+    return (
+        p.nodes,
+        p.ranks,
+        f"{p.seconds:.3g} s",
+        *parts,
+        f"{other:.3g}",
+        f"{p.efficiency:.0%}",
+        duration(3600 * p.hours),
+        f"{p.node_hours:.3g}",
+        size(p.memory),
+    )

@@ -1,4 +1,5 @@
-"""When ranks that share cores or a GPU are done: each gets an equal share, and no more than one core or GPU.
+"""When ranks that share cores or a GPU are done: each gets an equal share, and no more than one
+core or GPU.
 
 And when the slowest of all is done, where their seconds vary.
 """
@@ -16,8 +17,9 @@ POINTS, REACH = 100, 6  # of an integral, and how many standard deviations it go
 def finish(loads: Sequence[float], units: float) -> list[float]:
     """When each of these loads is done, in seconds.
 
-    loads: seconds of each rank alone on one unit (its threads' cores, or a GPU).  units: that they share, > 0.
-    Ranks that are done wait without computing, so that the others get more: with n left each has min(1, units / n).
+    loads: seconds of each rank alone on one unit (its threads' cores, or a GPU).  units: that they
+    share, > 0. Ranks that are done wait without computing, so that the others get more: with n left
+    each has min(1, units / n).
     """
     done, now, before = [0.0] * len(loads), 0.0, 0.0
     order = sorted(range(len(loads)), key=lambda r: loads[r])
@@ -39,10 +41,11 @@ def shared(loads: np.ndarray, of: np.ndarray, units: float) -> np.ndarray:
 
 
 def slowest(done: np.ndarray, deviation: np.ndarray) -> float:
-    """When the last rank is done, on average: seconds and standard deviation of each, normal and independent, [R].
+    """When the last rank is done, on average: seconds and standard deviation of each, normal and
+    independent, [R].
 
-    The more ranks there are, the later: the mean of the largest is its upper end less the integral of the chance that
-    all ranks are done.
+    The more ranks there are, the later: the mean of the largest is its upper end less the integral
+    of the chance that all ranks are done.
     """
     if not deviation.any():
         return float(done.max())

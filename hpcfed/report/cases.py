@@ -1,4 +1,6 @@
-"""The runs of a table: what each is, what came of it, and the fields by which rows and columns tell them apart."""
+"""The runs of a table: what each is, what came of it, and the fields by which rows and columns tell
+them apart.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,23 @@ from hpcfed.storage.fields import covers, flat
 from hpcfed.storage.record import Record, load
 
 SEED = "seed"
-SKEW = {"dirichlet": "data.alpha", "classes": "data.classes_per_client", "shards": "data.shards_per_client",
-        "quantity": "data.spread"}  # of each partition, what says how skewed it is  # fmt: skip
-FIRST = ("data.name", "data.partition", "clients", "participation")  # of the fields that may head columns
-COMPARED = ("data.name", "data.partition", "clients")  # numbers of other values never stand in one column
+SKEW = {
+    "dirichlet": "data.alpha",
+    "classes": "data.classes_per_client",
+    "shards": "data.shards_per_client",
+    "quantity": "data.spread",
+}  # of each partition, what says how skewed it is
+FIRST = (
+    "data.name",
+    "data.partition",
+    "clients",
+    "participation",
+)  # of the fields that may head columns
+COMPARED = (
+    "data.name",
+    "data.partition",
+    "clients",
+)  # numbers of other values never stand in one column
 ASIDE = tuple(name for name in FREE if name != "rounds")  # fields on which no number depends
 
 
@@ -37,7 +52,9 @@ class Case:
     why: str = ""
 
     def at(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Its values of these fields, as they are told apart; "" for a field that its method does not have."""
+        """Its values of these fields, as they are told apart; "" for a field that its method does
+        not have.
+        """
         return tuple(shown(self.fields[name]) if name in self.fields else "" for name in names)
 
 
@@ -45,7 +62,13 @@ def shown(value: Any) -> str:
     """A field's value as a table has it."""
     if isinstance(value, list):
         return ", ".join(map(shown, value))
-    return value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value)
+    return (
+        value
+        if isinstance(value, str)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else json.dumps(value)
+    )
 
 
 def cases(paths: Sequence[Path]) -> list[Case]:
@@ -82,12 +105,18 @@ def of_sweep(sweep: store.Sweep, run: store.Member) -> Case:
 
 def without(case: Case, state: State) -> Case:
     """A case that has no number, and why."""
-    at = "" if state.word == NOT_BEGUN or not state.rounds else f", {state.rounds} of {state.total} rounds"
+    at = (
+        ""
+        if state.word == NOT_BEGUN or not state.rounds
+        else f", {state.rounds} of {state.total} rounds"
+    )
     return replace(case, record=None, short=state.word, why=f"{told(state)}{at}")
 
 
 def skewed(found: list[Case], axes: Sequence[str]) -> list[Case]:
-    """The partition with what says how skewed it is as one value, `dirichlet(0.5)`, unless an axis names that."""
+    """The partition with what says how skewed it is as one value, `dirichlet(0.5)`, unless an axis
+    names that.
+    """
     if set(axes) & set(SKEW.values()):
         return found
     return [replace(case, fields=one_skew(case.fields)) for case in found]
@@ -97,20 +126,27 @@ def one_skew(fields: dict[str, Any]) -> dict[str, Any]:
     kind = fields.get("data.partition")
     if kind in SKEW and SKEW[kind] in fields:
         kind = f"{kind}({shown(fields[SKEW[kind]])})"
-    return {name: value for name, value in fields.items() if name not in SKEW.values()} | {"data.partition": kind}
+    return {name: value for name, value in fields.items() if name not in SKEW.values()} | {
+        "data.partition": kind
+    }
 
 
-def axes(found: list[Case], rows: list[str] | None, columns: list[str] | None) -> tuple[list[str], list[str]]:
+def axes(
+    found: list[Case], rows: list[str] | None, columns: list[str] | None
+) -> tuple[list[str], list[str]]:
     """The fields of rows and of columns, so that the runs of a cell differ in their seed alone.
 
-    Those that are not given are chosen: rows by method and its own parameters, columns by all else that differs. Other
-    data are another column even where each method has its own: their numbers are not compared.
-    Raises ConfigError where runs of a cell would differ in a field that neither axis may take, or have one seed.
+    Those that are not given are chosen: rows by method and its own parameters, columns by all else
+    that differs. Other data are another column even where each method has its own: their numbers
+    are not compared. Raises ConfigError where runs of a cell would differ in a field that neither
+    axis may take, or have one seed.
     """
     down, across = list(rows or ["algorithm.name"]), list(columns or [])
     known = {name for case in found for name in case.fields}
     for name in (name for name in (*down, *across) if name not in known):
-        raise ConfigError(f"table: no field {name!r} in the jobs of these runs; it is written as in --{FIRST[0]}")
+        raise ConfigError(
+            f"table: no field {name!r} in the jobs of these runs; it is written as in --{FIRST[0]}"
+        )
     for name in sorted(known - {SEED}, key=lambda name: order(found, name)):
         apart = name in COMPARED and name not in (*down, *across) and columns is None
         cell = differing(found, [] if apart else [*down, *across], name)
@@ -118,15 +154,22 @@ def axes(found: list[Case], rows: list[str] | None, columns: list[str] | None) -
             continue
         axis = down if name.startswith("algorithm.") else across
         if (rows if axis is down else columns) is not None:
-            raise ConfigError(f"table: runs that would share a cell differ in {name}: {' and '.join(sorted(cell))}; "
-                              "add it to --rows or --columns, or give fewer runs")  # fmt: skip
+            raise ConfigError(
+                f"table: runs that would share a cell differ in {name}: "
+                f"{' and '.join(sorted(cell))}; "
+                "add it to --rows or --columns, or give fewer runs"
+            )
         axis.append(name)
     given = {*(rows or ["algorithm.name"]), *(columns or []), *FIRST}
     return needed(found, down, across, given, known), needed(found, across, down, given, known)
 
 
-def needed(found: list[Case], axis: list[str], other: list[str], given: set[str], known: set[str]) -> list[str]:
-    """An axis without the fields that those chosen after them decide too; given: those that stay."""
+def needed(
+    found: list[Case], axis: list[str], other: list[str], given: set[str], known: set[str]
+) -> list[str]:
+    """An axis without the fields that those chosen after them decide too; given: those that
+    stay.
+    """
     kept = list(axis)
     for name in (name for name in axis if name not in given):
         rest = [field for field in kept if field != name]
@@ -136,13 +179,17 @@ def needed(found: list[Case], axis: list[str], other: list[str], given: set[str]
 
 
 def order(found: list[Case], name: str) -> tuple[int, int, str]:
-    """Which field is looked at first: data and clients may decide a method's own, these the others, few values many."""
+    """Which field is looked at first: data and clients may decide a method's own, these the others,
+    few values many.
+    """
     place = FIRST.index(name) if name in FIRST else len(FIRST) + (not name.startswith("algorithm."))
     return place, len({case.at([name]) for case in found}), name
 
 
 def differing(found: list[Case], axes: list[str], name: str) -> set[str]:
-    """Two or more values of a field among the runs of one cell; nothing where there is no such cell."""
+    """Two or more values of a field among the runs of one cell; nothing where there is no such
+    cell.
+    """
     if covers(ASIDE, name):
         return set()
     cells: dict[tuple[str, ...], set[str]] = {}

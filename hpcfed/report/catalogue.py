@@ -1,4 +1,6 @@
-"""What a job can name, and which figures there are: `hpcfed list` and `hpcfed show`, read from the registries."""
+"""What a job can name, and which figures there are: `hpcfed list` and `hpcfed show`, read from the
+registries.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ REGISTRIES = {
     "models": "hpcfed.models:MODELS",
     "figures": "hpcfed.figures.registry:FIGURES",
 }
-IMAGES = {"1x28x28": (1, 28, 28), "3x32x32": (3, 32, 32)}  # what a model's size and cost are given for,
+IMAGES = {
+    "1x28x28": (1, 28, 28),
+    "3x32x32": (3, 32, 32),
+}  # what a model's size and cost are given for,
 TEXTS = {"32 tokens": (32,)}  # one for texts with so many
 VOCABULARY = 10_000  # different tokens
 CLASSES = 10
@@ -38,10 +43,14 @@ def registry(kind: str) -> Mapping[str, Entry]:
 
 def listing(kind: str | None = None, json: bool = False) -> Any:
     """All names of one kind or of all kinds, each with its line."""
-    rows = {k: [fact(n, e) for n, e in registry(k).items()] for k in REGISTRIES if kind in (None, k)}
+    rows = {
+        k: [fact(n, e) for n, e in registry(k).items()] for k in REGISTRIES if kind in (None, k)
+    }
     if json:
         return rows[kind] if kind else rows
-    tables = [table(f"{k},", [(f"  {fact['name']}", fact["line"]) for fact in rows[k]]) for k in rows]
+    tables = [
+        table(f"{k},", [(f"  {fact['name']}", fact["line"]) for fact in rows[k]]) for k in rows
+    ]
     return Group(*(part for grid in tables for part in (grid, Text())))
 
 
@@ -76,7 +85,9 @@ NEEDS = {  # what a method may need, in words
 
 
 def algorithm(name: str, entry: Entry) -> dict[str, Any]:
-    """An algorithm's parameters, the models it accepts with their defaults, and the text of its file."""
+    """An algorithm's parameters, the models it accepts with their defaults, and the text of its
+    file.
+    """
     cls = entry.load()
     parameters = [parameter(n, field) for n, field in cls.model_fields.items()]
     text = import_module(cls.__module__).__doc__
@@ -103,7 +114,9 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
 
 
 def model(name: str, entry: Any) -> dict[str, Any]:
-    """A model's parameters and multiply-adds of one forward pass, by input; computes shapes only."""
+    """A model's parameters and multiply-adds of one forward pass, by input; computes shapes
+    only.
+    """
     import torch
 
     from hpcfed.models import build
@@ -113,7 +126,9 @@ def model(name: str, entry: Any) -> dict[str, Any]:
     vocabulary = VOCABULARY if entry.text else 0
     for label, shape in (TEXTS if entry.text else IMAGES).items():
         with torch.device("meta"):
-            count = sum(p.numel() for p in build(name, shape, CLASSES, vocabulary=vocabulary).parameters())
+            count = sum(
+                p.numel() for p in build(name, shape, CLASSES, vocabulary=vocabulary).parameters()
+            )
         multiply_adds = work(name, shape, CLASSES, vocabulary=vocabulary).multiply_adds
         sizes[label] = {"parameters": count, "multiply_adds": multiply_adds}
     return {"classes": CLASSES, "sizes": sizes}
@@ -133,8 +148,14 @@ def page(facts: dict[str, Any]) -> Group:
         ]
         parts += [table("parameter,type,range,default,", rows), Text()]
     if "sizes" in facts:
-        rows = [(s, f"{n['parameters']:,}", f"{n['multiply_adds']:,}") for s, n in facts["sizes"].items()]
-        parts += [table(f"input ({facts['classes']} classes),>parameters,>multiply-adds", rows), Text()]
+        rows = [
+            (s, f"{n['parameters']:,}", f"{n['multiply_adds']:,}")
+            for s, n in facts["sizes"].items()
+        ]
+        parts += [
+            table(f"input ({facts['classes']} classes),>parameters,>multiply-adds", rows),
+            Text(),
+        ]
     return Group(*parts, Text(facts["bibtex"] or "no publication"))
 
 

@@ -20,25 +20,46 @@ def cell(group: list[Case], view: View, seeds: int) -> Shown:
     twice = {seed: name for seed, name in ((case.at([SEED]), case.name) for case in group)}
     if len(twice) < len(group):
         names = ", ".join(case.name for case in group)
-        raise ConfigError(f"table: two runs of one cell have the same seed: {names}; give one of them")
+        raise ConfigError(
+            f"table: two runs of one cell have the same seed: {names}; give one of them"
+        )
     found = [view.measure.of(case.record) for case in group if case.record]
     known = [numbers for numbers in found if numbers[0] is not None]
-    absent = [case.short for case in group if not case.record] + ["not recorded"] * (len(found) - len(known))
+    absent = [case.short for case in group if not case.record] + ["not recorded"] * (
+        len(found) - len(known)
+    )
     if not known:
-        return Shown("", "", ", ".join(dict.fromkeys(absent)) if group else "no run", seeds=0, runs=len(group))
+        return Shown(
+            "",
+            "",
+            ", ".join(dict.fromkeys(absent)) if group else "no run",
+            seeds=0,
+            runs=len(group),
+        )
     mean, std = np.mean([numbers[0] for numbers in known]), spread(known, view.deviation)
-    note = told(absent, len(known), len(group)) if absent else f"n = {len(known)}" if len(group) < seeds else ""
+    note = (
+        told(absent, len(known), len(group))
+        if absent
+        else f"n = {len(known)}"
+        if len(group) < seeds
+        else ""
+    )
     shown = "" if std is None else view.number(std)
     return Shown(view.number(mean), shown, note, float(mean), std, len(known), len(group))
 
 
 def told(absent: list[str], n: int, runs: int) -> str:
     """What is missing in a cell that has a number."""
-    return f"{n} of {runs}; {', '.join(f'{absent.count(word)} {word}' for word in dict.fromkeys(absent))}"
+    return (
+        f"{n} of {runs}; "
+        f"{', '.join(f'{absent.count(word)} {word}' for word in dict.fromkeys(absent))}"
+    )
 
 
 def spread(known: list[tuple[float | None, float | None]], deviation: str) -> float | None:
-    """The deviation; None where there is none: over one seed, of a number that is not of clients, or not asked for."""
+    """The deviation; None where there is none: over one seed, of a number that is not of clients,
+    or not asked for.
+    """
     if deviation == "clients":
         stds = [std for _, std in known if std is not None]
         return float(np.mean(stds)) if stds else None
@@ -47,7 +68,9 @@ def spread(known: list[tuple[float | None, float | None]], deviation: str) -> fl
 
 
 def marked(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
-    """The table with the best of each column marked, where there are several; all that are equal as they are shown."""
+    """The table with the best of each column marked, where there are several; all that are equal as
+    they are shown.
+    """
     for column in zip(*table, strict=True):
         known = [cell for cell in column if cell.mean is not None]
         if len(known) > 1:

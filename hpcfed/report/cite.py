@@ -8,7 +8,8 @@ from hpcfed.storage.results import Record, load
 
 
 def used(record: Record) -> list[str]:
-    """Keys of references.bib: hpcfed, and the run's algorithm, data set, partition and models, each once.
+    """Keys of references.bib: hpcfed, and the run's algorithm, data set, partition and models, each
+    once.
 
     A user's own data file has no key.
     """

@@ -5,10 +5,33 @@ After Okabe and Ito: nearly all eyes tell these colours apart.
 
 from typing import Any
 
-LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # of lines, on light ground
-DARK = ("#3D9BDB", "#E8743B", "#1DB586", "#D98FB8", "#F0B429", "#8FD0F5", "#FFFFFF")  # the same ones on dark ground
+LIGHT = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+)  # of lines, on light ground
+DARK = (
+    "#3D9BDB",
+    "#E8743B",
+    "#1DB586",
+    "#D98FB8",
+    "#F0B429",
+    "#8FD0F5",
+    "#FFFFFF",
+)  # the same ones on dark ground
 DASHES = ("solid", "dashed", "dotted", "dashdot")  # the next seven lines
-PHASES = {"train": 0, "communicate": 1, "checkpoint": 2, "server": 3, "wait": 4, "evaluate": 5}  # which of the colours
+PHASES = {
+    "train": 0,
+    "communicate": 1,
+    "checkpoint": 2,
+    "server": 3,
+    "wait": 4,
+    "evaluate": 5,
+}  # which of the colours
 
 
 def phase(name: str) -> str:

@@ -11,16 +11,24 @@ FAR = 1e30  # virtual seconds; more cannot be drawn, and mean nothing
 
 
 def last(record: Record, name: str) -> np.ndarray:
-    """The last row of a column [T, K] in which some client was evaluated; all nan where none ever was.
+    """The last row of a column [T, K] in which some client was evaluated; all nan where none ever
+    was.
 
-    Of more than 10,000 clients each row has only those that took part or were evaluated, in the order of `clients/id`.
+    Of more than 10,000 clients each row has only those that took part or were evaluated, in the
+    order of `clients/id`.
     """
     t = evaluated(record, name)
-    return column(record, name)[t[-1]] if len(t) else np.full(len(record.header["architectures"]), np.nan)
+    return (
+        column(record, name)[t[-1]]
+        if len(t)
+        else np.full(len(record.header["architectures"]), np.nan)
+    )
 
 
 def architectures(record: Record) -> np.ndarray:
-    """Those of the clients of the last evaluated round: all clients, or where they are many a row's own."""
+    """Those of the clients of the last evaluated round: all clients, or where they are many a row's
+    own.
+    """
     kinds, t = np.array(record.header["architectures"]), evaluated(record)
     if not len(t) or "clients/architecture" not in record.columns:
         return kinds
@@ -34,11 +42,15 @@ def evaluated(record: Record, name: str = "clients/accuracy") -> np.ndarray:
 
 def column(record: Record, name: str) -> np.ndarray:
     """A column; nan for all rounds and clients where it was not recorded."""
-    return record.columns.get(name, np.full((record.rounds, len(record.header["architectures"])), np.nan))
+    return record.columns.get(
+        name, np.full((record.rounds, len(record.header["architectures"])), np.nan)
+    )
 
 
 def phases(record: Record) -> dict[str, np.ndarray]:
-    """Seconds of the ranks, [T, R], in each phase that was recorded; nan for a rank that was not there."""
+    """Seconds of the ranks, [T, R], in each phase that was recorded; nan for a rank that was not
+    there.
+    """
     known = {phase: record.columns.get(f"ranks/{phase}") for phase in PHASES}
     return {phase: seconds for phase, seconds in known.items() if seconds is not None}
 
@@ -51,19 +63,32 @@ def by_round(record: Record, name: str) -> np.ndarray:
 def so_far(record: Record) -> dict[str, np.ndarray]:
     """What it took to get to the end of each round, [T] each, never falling.
 
-    epochs, bytes: local epochs, bytes down and up, mean over all clients.  virtual: seconds; nan where there are none.
+    epochs, bytes: local epochs, bytes down and up, mean over all clients.  virtual: seconds; nan
+    where there are none.
     """
     K = record.header["job"]["clients"]
-    epochs, down, up = (np.nan_to_num(column(record, f"clients/{name}")).sum(1).cumsum() / K
-                        for name in ("epochs", "down", "up"))  # fmt: skip
+    epochs, down, up = (
+        np.nan_to_num(column(record, f"clients/{name}")).sum(1).cumsum() / K
+        for name in ("epochs", "down", "up")
+    )
     virtual = by_round(record, "virtual_seconds")
-    return {"epochs": epochs, "bytes": down + up, "virtual": np.where(virtual < FAR, virtual, np.nan)}
+    return {
+        "epochs": epochs,
+        "bytes": down + up,
+        "virtual": np.where(virtual < FAR, virtual, np.nan),
+    }
 
 
 def faults(record: Record) -> list[tuple[int, int, str]]:
-    """Clients that failed and left a round, in order: the round, from 1, the client, and how it failed."""
+    """Clients that failed and left a round, in order: the round, from 1, the client, and how it
+    failed.
+    """
     numbers, kinds = record.columns.get("clients/fault"), record.header.get("faults", [])
     if numbers is None:
         return []
-    ids = record.columns.get("clients/id", np.broadcast_to(np.arange(numbers.shape[1]), numbers.shape))
-    return [(int(t) + 1, int(ids[t, i]), kinds[int(numbers[t, i])]) for t, i in np.argwhere(numbers > 0)]
+    ids = record.columns.get(
+        "clients/id", np.broadcast_to(np.arange(numbers.shape[1]), numbers.shape)
+    )
+    return [
+        (int(t) + 1, int(ids[t, i]), kinds[int(numbers[t, i])]) for t, i in np.argwhere(numbers > 0)
+    ]

@@ -1,7 +1,9 @@
-"""`hpcfed compare RUN RUN...`: methods against one of them, over the same clients and seeds; from result files alone.
+"""`hpcfed compare RUN RUN...`: methods against one of them, over the same clients and seeds; from
+result files alone.
 
-As Demšar (JMLR 7, 2006) advises: paired differences, Wilcoxon's signed-rank test, Holm's correction where several
-methods are held against one. In the place of his data sets are seeds: they are independent, clients of one run are not.
+As Demšar (JMLR 7, 2006) advises: paired differences, Wilcoxon's signed-rank test, Holm's correction
+where several methods are held against one. In the place of his data sets are seeds: they are
+independent, clients of one run are not.
 """
 
 from __future__ import annotations
@@ -24,15 +26,45 @@ from hpcfed.report.formats import aligned, booktabs, piped, stored, tex
 from hpcfed.report.measures import View, measure
 from hpcfed.report.pairs import Method, methods, unpaired
 
-HEADS = ("method", "mean", "difference", "95 % interval", "p", "p (Holm)", "over", "clients better / worse / equal")
-NAMES = ("method", "baseline", "mean", "baseline_mean", "difference", "low", "high", "p", "p_holm", "seeds", "clients",
-         "better", "worse", "equal")  # fmt: skip
+HEADS = (
+    "method",
+    "mean",
+    "difference",
+    "95 % interval",
+    "p",
+    "p (Holm)",
+    "over",
+    "clients better / worse / equal",
+)
+NAMES = (
+    "method",
+    "baseline",
+    "mean",
+    "baseline_mean",
+    "difference",
+    "low",
+    "high",
+    "p",
+    "p_holm",
+    "seeds",
+    "clients",
+    "better",
+    "worse",
+    "equal",
+)
 
-OVER_SEEDS = ("Over seeds: paired t interval, Wilcoxon's signed-rank test. Seeds are the units; the clients of one run "
-              "are not independent, and are only counted, over all seeds.")  # fmt: skip
-ONE_SEED = (f"One seed: bootstrap interval ({differences.DRAWS:,} draws) and Wilcoxon's signed-rank test over the "
-            "clients of one run, which are not independent: they share a server and a seed. This tells how alike these "
-            "clients fare, not what another seed would give.")  # fmt: skip
+OVER_SEEDS = (
+    "Over seeds: paired t interval, Wilcoxon's signed-rank test. Seeds are the units; the "
+    "clients of one run "
+    "are not independent, and are only counted, over all seeds."
+)
+ONE_SEED = (
+    f"One seed: bootstrap interval ({differences.DRAWS:,} draws) and Wilcoxon's signed-rank test "
+    f"over the "
+    "clients of one run, which are not independent: they share a server and a seed. This tells "
+    "how alike these "
+    "clients fare, not what another seed would give."
+)
 
 
 @dataclass(frozen=True)
@@ -45,20 +77,34 @@ class Result:
 
     @property
     def caption(self) -> str:
-        return f"{self.view.what()}; paired differences from {self.base.label}, with 95 % confidence intervals."
+        return (
+            f"{self.view.what()}; paired differences from {self.base.label}, with 95 % "
+            f"confidence intervals."
+        )
 
 
-def compare(runs: Sequence[Path], baseline: str | None = None, value: str | None = None, percent: bool = False,
-            format: str = "text", out: Path | None = None) -> str:  # fmt: skip
-    """The command. baseline: a method as the table names it, or one of its runs; default: that of the first run.
+def compare(
+    runs: Sequence[Path],
+    baseline: str | None = None,
+    value: str | None = None,
+    percent: bool = False,
+    format: str = "text",
+    out: Path | None = None,
+) -> str:
+    """The command. baseline: a method as the table names it, or one of its runs; default: that of
+    the first run.
 
     Returns the table, or the path of the file that it was written to.
     """
     view = View(value or "accuracy", measure(value or "accuracy"), percent=percent)
     found = methods(cases(runs))
-    base = chosen(found, baseline) or also(found := methods(cases([*runs, Path(baseline)])), Path(baseline))
+    base = chosen(found, baseline) or also(
+        found := methods(cases([*runs, Path(baseline)])), Path(baseline)
+    )
     if len(found) < 2:
-        raise ConfigError(f"compare: all runs are {base.label}; give runs that differ in more than their seed")
+        raise ConfigError(
+            f"compare: all runs are {base.label}; give runs that differ in more than their seed"
+        )
     result = Result(base, compared(found, base, view), view)
     return stored(FORMATS[format](result), out)
 
@@ -69,9 +115,13 @@ def chosen(found: list[Method], baseline: str | None) -> Method | None:
         return found[0]
     known = [one for one in found if baseline in (one.label, one.label.partition(",")[0])]
     if len(known) > 1:
-        raise ConfigError(f"compare: --baseline {baseline} may be any of: {'; '.join(one.label for one in known)}")
+        raise ConfigError(
+            f"compare: --baseline {baseline} may be any of: {'; '.join(one.label for one in known)}"
+        )
     if not known and not os.path.exists(baseline):
-        raise ConfigError(f"compare: --baseline: {unknown('method', baseline, [one.label for one in found])}")
+        raise ConfigError(
+            f"compare: --baseline: {unknown('method', baseline, [one.label for one in found])}"
+        )
     return known[0] if known else None
 
 
@@ -80,7 +130,9 @@ def also(found: list[Method], baseline: Path) -> Method:
     places = {os.path.realpath(case.name) for case in cases([baseline])}
     known = [one for one in found if places & {os.path.realpath(case.name) for case in one.all()}]
     if len(known) > 1:
-        raise ConfigError(f"compare: --baseline {baseline} holds runs of {len(known)} methods; give one of them")
+        raise ConfigError(
+            f"compare: --baseline {baseline} holds runs of {len(known)} methods; give one of them"
+        )
     return known[0]
 
 
@@ -104,7 +156,13 @@ def cells(one: Comparison, view: View) -> list[str]:
     single = f"{counted(one.clients, 'client')} of one seed" if one.clients else "one seed"
     over = f"{one.seeds} seeds" if one.seeds > 1 else single
     told = " / ".join(map(str, one.counts)) if one.clients else ""
-    numbers = view.number(one.mean), signed(one.difference, view), interval, likely(one.p), likely(one.holm)
+    numbers = (
+        view.number(one.mean),
+        signed(one.difference, view),
+        interval,
+        likely(one.p),
+        likely(one.holm),
+    )
     return [one.method.label, *numbers, over, told]
 
 
@@ -119,7 +177,9 @@ def likely(p: float | None) -> str:
 
 def notes(result: Result) -> list[str]:
     """How the numbers are to be read, and what did not count."""
-    absent = (case for one in (result.base, *(one.method for one in result.done)) for case in one.absent)
+    absent = (
+        case for one in (result.base, *(one.method for one in result.done)) for case in one.absent
+    )
     said = [f"{case.name}: {case.why}" for case in absent]
     said += [line for one in result.done for line in unpaired(one.method, result.base, one.pairs)]
     return [*how(result.done), *said]
@@ -129,13 +189,20 @@ def how(done: list[Comparison]) -> list[str]:
     """What the intervals and tests are over, and what they cannot tell."""
     seeds = sorted({one.seeds for one in done if one.seeds >= ENOUGH})
     told = [OVER_SEEDS] if seeds else []
-    told += [f"Of {n} seeds the test cannot give less than p = {differences.least(n):.4g}." for n in seeds if n < 6]
+    told += [
+        f"Of {n} seeds the test cannot give less than p = {differences.least(n):.4g}."
+        for n in seeds
+        if n < 6
+    ]
     if any(one.seeds < ENOUGH and one.p is None for one in done):
         told.append(f"An interval and a test over seeds need {ENOUGH} of them.")
     if any(one.seeds == 1 and one.p is not None for one in done):
         told.append(ONE_SEED)
     if any(one.holm is not None for one in done):
-        told.append(f"p (Holm) is corrected for {sum(one.p is not None for one in done)} tests; the intervals are not.")
+        told.append(
+            f"p (Holm) is corrected for {sum(one.p is not None for one in done)} tests; the "
+            f"intervals are not."
+        )
     return told
 
 
@@ -158,12 +225,25 @@ def comma_separated(result: Result) -> str:
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow(NAMES)
     for one in result.done:
-        numbers = (one.mean, one.base, one.difference, *(one.interval or (None, None)), one.p, one.holm)
+        numbers = (
+            one.mean,
+            one.base,
+            one.difference,
+            *(one.interval or (None, None)),
+            one.p,
+            one.holm,
+        )
         exact = ("" if number is None else repr(float(number)) for number in numbers)
         counts = one.counts if one.clients else ("", "", "")
-        rows.writerow([one.method.label, result.base.label, *exact, one.seeds, one.clients or "", *counts])
+        rows.writerow(
+            [one.method.label, result.base.label, *exact, one.seeds, one.clients or "", *counts]
+        )
     return out.getvalue().rstrip("\n")
 
 
 FORMATS: dict[str, Callable[[Result], str]] = {
-    "text": text, "markdown": markdown, "latex": latex, "csv": comma_separated}  # fmt: skip
+    "text": text,
+    "markdown": markdown,
+    "latex": latex,
+    "csv": comma_separated,
+}

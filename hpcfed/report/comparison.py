@@ -15,10 +15,11 @@ ENOUGH = 3  # seeds for an interval and a test over them
 
 @dataclass(frozen=True)
 class Comparison:
-    """One method against the baseline: over seeds, or over the clients of the one seed that there is.
+    """One method against the baseline: over seeds, or over the clients of the one seed that there
+    is.
 
-    pairs: one of each seed.  interval, p: None where there are too few of them.  counts: clients that are better, worse
-    and equal, over all pairs.
+    pairs: one of each seed.  interval, p: None where there are too few of them.  counts: clients
+    that are better, worse and equal, over all pairs.
     """
 
     method: Method
@@ -47,7 +48,9 @@ class Comparison:
 def against(one: Method, base: Method, view: View) -> Comparison:
     """A method against the baseline."""
     found = pairs(one, base, view)
-    mean, other = (float(np.mean([getattr(pair, name) for pair in found])) for name in ("mean", "base"))
+    mean, other = (
+        float(np.mean([getattr(pair, name) for pair in found])) for name in ("mean", "base")
+    )
     interval, p = None, None
     if len(found) >= ENOUGH:
         each = np.array([pair.mean - pair.base for pair in found])

@@ -1,4 +1,6 @@
-"""Paired differences: how large, how sure. The choice of tests follows Demšar (JMLR 7, 2006, sections 3.1 and 3.2)."""
+"""Paired differences: how large, how sure. The choice of tests follows Demšar (JMLR 7, 2006,
+sections 3.1 and 3.2).
+"""
 
 from __future__ import annotations
 
@@ -23,24 +25,38 @@ def t_interval(differences: np.ndarray) -> Interval:
 
 
 def bootstrap(differences: np.ndarray, seed: int) -> Interval:
-    """Percentiles of the means of DRAWS samples with replacement. differences: [n], n >= 2, one of each client."""
+    """Percentiles of the means of DRAWS samples with replacement. differences: [n], n >= 2, one of
+    each client.
+    """
     from scipy import stats
 
     from hpcfed.rng import stream
 
-    found = stats.bootstrap((differences,), np.mean, n_resamples=DRAWS, confidence_level=SURE, method="percentile",
-                            batch=max(1, 10**6 // len(differences)), rng=stream(seed, "bootstrap"))  # fmt: skip
+    found = stats.bootstrap(
+        (differences,),
+        np.mean,
+        n_resamples=DRAWS,
+        confidence_level=SURE,
+        method="percentile",
+        batch=max(1, 10**6 // len(differences)),
+        rng=stream(seed, "bootstrap"),
+    )
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
 def wilcoxon(differences: np.ndarray) -> float:
-    """p of the two-sided signed-rank test. [n]; the ranks of zeros are split between both signs, as Demšar has it."""
+    """p of the two-sided signed-rank test. [n]; the ranks of zeros are split between both signs, as
+    Demšar has it.
+    """
     from scipy import stats
 
     rounded = differences.round(PLACES)
     distinct = rounded.all() and len(np.unique(abs(rounded))) == len(rounded)
-    few = stats.PermutationMethod(n_resamples=np.inf) if len(rounded) <= FEW else "asymptotic"  # inf: all signs
-    return float(stats.wilcoxon(rounded, zero_method="zsplit", method="auto" if distinct else few).pvalue)
+    # inf: all signs
+    few = stats.PermutationMethod(n_resamples=np.inf) if len(rounded) <= FEW else "asymptotic"
+    return float(
+        stats.wilcoxon(rounded, zero_method="zsplit", method="auto" if distinct else few).pvalue
+    )
 
 
 def least(n: int) -> float:
@@ -49,7 +65,9 @@ def least(n: int) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """p corrected for several comparisons: the i-th smallest of m, from 0, times m - i, never below one before it."""
+    """p corrected for several comparisons: the i-th smallest of m, from 0, times m - i, never below
+    one before it.
+    """
     corrected, reached = [0.0] * len(ps), 0.0
     for i, place in enumerate(sorted(range(len(ps)), key=lambda place: ps[place])):
         reached = max(reached, min(1.0, (len(ps) - i) * ps[place]))

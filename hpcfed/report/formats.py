@@ -11,13 +11,19 @@ from pathlib import Path
 
 from hpcfed.paths import output
 
-TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
-       **{c: f"\\{c}" for c in "&%$#_{}"}}  # fmt: skip
+TEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+}
 
 
 @dataclass
 class Shown:
-    """One cell. text, std: as shown.  note: what is to be said about it.  seeds: counted, of so many runs.
+    """One cell. text, std: as shown.  note: what is to be said about it.  seeds: counted, of so
+    many runs.
 
     paper: the number that a paper has in its place, as printed there.
     """
@@ -44,8 +50,9 @@ class Shown:
 class Grid:
     """The whole table.
 
-    value: name of what the cells show.  down, across: fields of rows and columns.  rows, heads: their values.  notes:
-    what stands below it.  best: what the marked cells are the best of.  spoken: fields and values are words already.
+    value: name of what the cells show.  down, across: fields of rows and columns.  rows, heads:
+    their values.  notes: what stands below it.  best: what the marked cells are the best of.
+    spoken: fields and values are words already.
     """
 
     caption: str
@@ -65,12 +72,18 @@ class Grid:
 
     def words(self, fields: list[str], values: tuple[str, ...]) -> list[str]:
         pairs = zip(fields, values, strict=True)
-        return [value if self.spoken or not value else named(field, value) for field, value in pairs]
+        return [
+            value if self.spoken or not value else named(field, value) for field, value in pairs
+        ]
 
     def corner(self) -> str:
         if self.spoken:
             return ", ".join(self.down)
-        return "method" if self.down[0] == "algorithm.name" else ", ".join(f.rpartition(".")[2] for f in self.down)
+        return (
+            "method"
+            if self.down[0] == "algorithm.name"
+            else ", ".join(f.rpartition(".")[2] for f in self.down)
+        )
 
     def levels(self) -> list[list[str]]:
         """The lines of heads over the columns, outermost first."""
@@ -81,7 +94,11 @@ class Grid:
         return any(cell.best for row in self.cells for cell in row)
 
     def told(self, mark: str) -> str:
-        return f"{self.caption}. {mark}: best of its {self.best}." if self.any_best() else f"{self.caption}."
+        return (
+            f"{self.caption}. {mark}: best of its {self.best}."
+            if self.any_best()
+            else f"{self.caption}."
+        )
 
 
 def named(field: str, value: str) -> str:
@@ -104,7 +121,10 @@ def text(grid: Grid) -> str:
 def aligned(caption: str, lines: Sequence[Sequence[str]], notes: list[str]) -> str:
     """Caption, columns of even width, notes."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    padded = [
+        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
     return "\n".join([caption, "", *padded, *(["", *notes] if notes else [])])
 
 
@@ -119,7 +139,15 @@ def markdown(grid: Grid) -> str:
     heads = [", ".join(words) for words in zip(*grid.levels(), strict=True)]
     lines = [[grid.corner(), *heads]]
     for label, row in zip(grid.labels(), grid.cells, strict=True):
-        lines.append([label, *(cell.noted(f"**{cell.number()}**" if cell.best else cell.number()) for cell in row)])
+        lines.append(
+            [
+                label,
+                *(
+                    cell.noted(f"**{cell.number()}**" if cell.best else cell.number())
+                    for cell in row
+                ),
+            ]
+        )
     return piped(grid.told("Bold"), lines, grid.notes)
 
 
@@ -127,39 +155,72 @@ def piped(caption: str, lines: Sequence[Sequence[str]], notes: list[str]) -> str
     """The same with bars, as Markdown has it; the first line is the head."""
     ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     rows = ["| " + " | ".join(word.replace("|", r"\|") for word in line) + " |" for line in ruled]
-    return "\n".join([caption, "", *rows, *(["", *(f"- {note}" for note in notes)] if notes else [])])
+    return "\n".join(
+        [caption, "", *rows, *(["", *(f"- {note}" for note in notes)] if notes else [])]
+    )
 
 
 def latex(grid: Grid) -> str:
-    """A table with the rules of the package booktabs, and a head that spans the columns below it."""
+    """A table with the rules of the package booktabs, and a head that spans the columns below
+    it.
+    """
     heads = [line for i, level in enumerate(grid.levels()) for line in spans(grid, i, level)]
-    body = [[tex(label), *map(tex_cell, row)] for label, row in zip(grid.labels(), grid.cells, strict=True)]
+    body = [
+        [tex(label), *map(tex_cell, row)]
+        for label, row in zip(grid.labels(), grid.cells, strict=True)
+    ]
     return booktabs(grid.told("Bold"), heads, body, grid.notes)
 
 
-def booktabs(caption: str, heads: list[str], body: Sequence[Sequence[str]], notes: list[str]) -> str:
+def booktabs(
+    caption: str, heads: list[str], body: Sequence[Sequence[str]], notes: list[str]
+) -> str:
     """heads: whole lines; body: cells. Both are LaTeX already; caption and notes are not."""
     lines = [" & ".join(line) + r" \\" for line in body]
-    return "\n".join([
-        "% \\usepackage{booktabs}", *(f"% {note}" for note in notes), r"\begin{table}", r"\centering",
-        rf"\caption{{{tex(caption)}}}", rf"\begin{{tabular}}{{l{'c' * (len(body[0]) - 1)}}}", r"\toprule", *heads,
-        r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])  # fmt: skip
+    return "\n".join(
+        [
+            "% \\usepackage{booktabs}",
+            *(f"% {note}" for note in notes),
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{tex(caption)}}}",
+            rf"\begin{{tabular}}{{l{'c' * (len(body[0]) - 1)}}}",
+            r"\toprule",
+            *heads,
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
 
 
 def spans(grid: Grid, depth: int, level: list[str]) -> list[str]:
     """One line of heads, and the rules below those that span several columns."""
-    groups = [len(list(group)) for _, group in groupby(grid.heads, key=lambda head: head[: depth + 1])]
+    groups = [
+        len(list(group)) for _, group in groupby(grid.heads, key=lambda head: head[: depth + 1])
+    ]
     starts = [sum(groups[:i]) for i in range(len(groups))]
     words = [tex(level[start]) for start in starts]
     corner = tex(grid.corner()) if depth == max(0, len(grid.across) - 1) else ""
-    cells = [rf"\multicolumn{{{n}}}{{c}}{{{word}}}" if n > 1 else word for n, word in zip(groups, words, strict=True)]
-    rules = [rf"\cmidrule(lr){{{s + 2}-{s + n + 1}}}" for s, n in zip(starts, groups, strict=True) if n > 1]
+    cells = [
+        rf"\multicolumn{{{n}}}{{c}}{{{word}}}" if n > 1 else word
+        for n, word in zip(groups, words, strict=True)
+    ]
+    rules = [
+        rf"\cmidrule(lr){{{s + 2}-{s + n + 1}}}"
+        for s, n in zip(starts, groups, strict=True)
+        if n > 1
+    ]
     return [" & ".join([corner, *cells]) + r" \\", *([" ".join(rules)] if rules else [])]
 
 
 def tex_cell(cell: Shown) -> str:
     number = tex(cell.number())
-    return replace(cell, paper=tex(cell.paper)).noted(rf"\textbf{{{number}}}" if cell.best else number)
+    return replace(cell, paper=tex(cell.paper)).noted(
+        rf"\textbf{{{number}}}" if cell.best else number
+    )
 
 
 def tex(words: str) -> str:
@@ -171,16 +232,31 @@ def comma_separated(grid: Grid) -> str:
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     own = ["paper"] if any(cell.paper for line in grid.cells for cell in line) else []
-    lines.writerow([*grid.down, *grid.across, "mean", "deviation", "seeds", "runs", "best", "note", *own])
+    lines.writerow(
+        [*grid.down, *grid.across, "mean", "deviation", "seeds", "runs", "best", "note", *own]
+    )
     for row, line in zip(grid.rows, grid.cells, strict=True):
         for head, cell in zip(grid.heads, line, strict=True):
-            numbers = ("" if number is None else repr(number) for number in (cell.mean, cell.deviation))
-            about = [cell.seeds, cell.runs, int(cell.best), cell.note, *([cell.paper] if own else [])]
+            numbers = (
+                "" if number is None else repr(number) for number in (cell.mean, cell.deviation)
+            )
+            about = [
+                cell.seeds,
+                cell.runs,
+                int(cell.best),
+                cell.note,
+                *([cell.paper] if own else []),
+            ]
             lines.writerow([*row, *head, *numbers, *about])
     return out.getvalue().rstrip("\n")
 
 
-FORMATS: dict[str, Callable[[Grid], str]] = {"text": text, "markdown": markdown, "latex": latex, "csv": comma_separated}
+FORMATS: dict[str, Callable[[Grid], str]] = {
+    "text": text,
+    "markdown": markdown,
+    "latex": latex,
+    "csv": comma_separated,
+}
 
 
 def stored(text: str, out: Path | None) -> str:

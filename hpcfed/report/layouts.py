@@ -1,4 +1,6 @@
-"""`hpcfed table --layout fedclassavg-2`: runs in the rows and columns of a paper's table; papers.toml has them all."""
+"""`hpcfed table --layout fedclassavg-2`: runs in the rows and columns of a paper's table;
+papers.toml has them all.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ FILE = Path(__file__).with_name("papers.toml")
 
 @dataclass(frozen=True)
 class Slot:
-    """A row or a column. where: the fields of its runs.  setting: what the jobs have beside, by name.
+    """A row or a column. where: the fields of its runs.  setting: what the jobs have beside, by
+    name.
 
-    value: what it shows, where that is not the whole table's.  paper: of a row, the numbers of the paper's cells.
+    value: what it shows, where that is not the whole table's.  paper: of a row, the numbers of the
+    paper's cells.
     """
 
     label: tuple[str, ...]
@@ -35,7 +39,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table of a paper. down, across: what rows and columns are.  best: whether of its row or column."""
+    """A table of a paper. down, across: what rows and columns are.  best: whether of its row or
+    column.
+    """
 
     name: str
     source: str
@@ -55,21 +61,33 @@ def papers() -> dict[str, Any]:
 
 
 def layout(name: str) -> Layout:
-    """The layout of this name; ConfigError for others. What holds for the whole table stands with each row."""
+    """The layout of this name; ConfigError for others. What holds for the whole table stands with
+    each row.
+    """
     if name not in papers():
         raise ConfigError(f"table: --layout: {unknown('layout', name, papers())}")
     about = dict(papers()[name])
     whole = {part: flat(about.pop(part)) for part in ("where", "setting")}
     value = about.pop("value")
-    rows, columns = ([slot(each, value) for each in about.pop(part)] for part in ("rows", "columns"))
-    rows = [replace(row, where=whole["where"] | row.where, setting=whole["setting"] | row.setting) for row in rows]
+    rows, columns = (
+        [slot(each, value) for each in about.pop(part)] for part in ("rows", "columns")
+    )
+    rows = [
+        replace(row, where=whole["where"] | row.where, setting=whole["setting"] | row.setting)
+        for row in rows
+    ]
     return Layout(name, rows=rows, columns=columns, percent=about.pop("percent", False), **about)
 
 
 def slot(each: dict[str, Any], value: str) -> Slot:
     paper = tuple(each.get("paper", ()))
-    return Slot(tuple(each["label"]), flat(each["where"]), flat(each.get("setting", {})), each.get("value", value),
-                paper)  # fmt: skip
+    return Slot(
+        tuple(each["label"]),
+        flat(each["where"]),
+        flat(each.get("setting", {})),
+        each.get("value", value),
+        paper,
+    )
 
 
 def laid_out(found: list[Case], made: Layout, paper: bool) -> Grid:
@@ -77,34 +95,59 @@ def laid_out(found: list[Case], made: Layout, paper: bool) -> Grid:
 
     Raises ConfigError where no run has a cell, or runs of one cell differ in more than their seed.
     """
-    groups = [[[case for case in found if fits(case, row, column)] for column in made.columns] for row in made.rows]
+    groups = [
+        [[case for case in found if fits(case, row, column)] for column in made.columns]
+        for row in made.rows
+    ]
     for i, row in enumerate(made.rows):
         for j, column in enumerate(made.columns):
             alike(groups[i][j], made, row, column)
     placed = {case.name for line in groups for group in line for case in group}
     if not placed:
-        raise ConfigError(f"table: --layout {made.name}: none of {len(found)} runs has a cell in this table; "
-                          "jobs/README.md has the command that makes its runs")  # fmt: skip
+        raise ConfigError(
+            f"table: --layout {made.name}: none of {len(found)} runs has a cell in this table; "
+            "jobs/README.md has the command that makes its runs"
+        )
     seeds = max(len(group) for line in groups for group in line)
     views = [View(row.value, measure(row.value), made.deviation, made.percent) for row in made.rows]
-    table = [[replace(cell(group, view, seeds), paper=number if paper else "")
-              for group, number in zip(line, row.paper, strict=True)]
-             for line, view, row in zip(groups, views, made.rows, strict=True)]  # fmt: skip
-    marked(table if made.best == "column" else [list(line) for line in zip(*table, strict=True)], views[0].measure.high)
+    table = [
+        [
+            replace(cell(group, view, seeds), paper=number if paper else "")
+            for group, number in zip(line, row.paper, strict=True)
+        ]
+        for line, view, row in zip(groups, views, made.rows, strict=True)
+    ]
+    marked(
+        table if made.best == "column" else [list(line) for line in zip(*table, strict=True)],
+        views[0].measure.high,
+    )
     first, *others = dict.fromkeys(view.what() for view in views)
     what = ", and ".join([first, *(other[0].lower() + other[1:] for other in others)])
     told = f"{made.caption} ({made.source}). {caption(what, made.deviation, seeds)}"
     notes = [*missing(found, placed), *otherwise(groups, made)]
     labels, heads = ([each.label for each in part] for part in (made.rows, made.columns))
-    return Grid(told + "; in brackets the paper's" * paper, views[0].value, made.down, made.across, labels, heads,
-                table, notes, best=made.best, spoken=True)  # fmt: skip
+    return Grid(
+        told + "; in brackets the paper's" * paper,
+        views[0].value,
+        made.down,
+        made.across,
+        labels,
+        heads,
+        table,
+        notes,
+        best=made.best,
+        spoken=True,
+    )
 
 
 def fits(case: Case, row: Slot, column: Slot) -> bool:
     """Whether a run belongs to this cell."""
     several = len(set(case.fields.get("models.mix", ()))) > 1
     known = case.fields | {"models.several": several}
-    return all(name in known and agrees(known[name], want) for name, want in (row.where | column.where).items())
+    return all(
+        name in known and agrees(known[name], want)
+        for name, want in (row.where | column.where).items()
+    )
 
 
 def agrees(value: Any, want: Any) -> bool:
@@ -117,8 +160,11 @@ def alike(group: list[Case], made: Layout, row: Slot, column: Slot) -> None:
     """ConfigError where the runs of a cell differ in more than their seed."""
     for name in sorted({name for case in group for name in case.fields} - {SEED}):
         if values := differing(group, [], name):
-            raise ConfigError(f"table: --layout {made.name}: runs of the cell {', '.join((*row.label, *column.label))} "
-                              f"differ in {name}: {' and '.join(sorted(values))}; give those of one value")  # fmt: skip
+            raise ConfigError(
+                f"table: --layout {made.name}: runs of the cell "
+                f"{', '.join((*row.label, *column.label))} "
+                f"differ in {name}: {' and '.join(sorted(values))}; give those of one value"
+            )
 
 
 def missing(found: list[Case], placed: set[str]) -> Iterator[str]:
@@ -126,7 +172,9 @@ def missing(found: list[Case], placed: set[str]) -> Iterator[str]:
     yield from (f"{case.name}: {case.why}" for case in found if case.why and case.name in placed)
     outside = [case.name for case in found if case.name not in placed]
     if outside:
-        yield f"{len(outside)} of {len(found)} runs have no cell in this table: {', '.join(outside)}"
+        yield (
+            f"{len(outside)} of {len(found)} runs have no cell in this table: {', '.join(outside)}"
+        )
 
 
 def otherwise(groups: list[list[list[Case]]], made: Layout) -> Iterator[str]:
@@ -139,8 +187,12 @@ def otherwise(groups: list[list[list[Case]]], made: Layout) -> Iterator[str]:
                 runs.add(case.name)
                 for name, want in (row.setting | column.setting).items():
                     if not agrees(case.fields.get(name), want):
-                        odd.setdefault((name, shown(case.fields.get(name)), shown(want)), set()).add(case.name)
-    told = [f"{name} = {value}, there {want}" + f" ({len(names)} of {len(runs)} runs)" * (names != runs)
-            for (name, value, want), names in odd.items()]  # fmt: skip
+                        odd.setdefault(
+                            (name, shown(case.fields.get(name)), shown(want)), set()
+                        ).add(case.name)
+    told = [
+        f"{name} = {value}, there {want}" + f" ({len(names)} of {len(runs)} runs)" * (names != runs)
+        for (name, value, want), names in odd.items()
+    ]
     if told:
         yield f"Not as in the jobs of this table: {'; '.join(told)}"

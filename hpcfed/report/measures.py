@@ -14,14 +14,18 @@ from hpcfed.report.summary import facts, spread
 from hpcfed.report.tables import size
 from hpcfed.storage.record import Record
 
-Numbers = tuple[float | None, float | None]  # mean and deviation over the clients of one run; None: not recorded
+Numbers = tuple[
+    float | None, float | None
+]  # mean and deviation over the clients of one run; None: not recorded
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of a run. what: in words, for the caption.  share: 0..1.  high: whether more is better.  unit: B or s.
+    """One number of a run. what: in words, for the caption.  share: 0..1.  high: whether more is
+    better.  unit: B or s.
 
-    each: the numbers of the clients, by client, of which `of` tells the mean; None: it is not one of clients.
+    each: the numbers of the clients, by client, of which `of` tells the mean; None: it is not one
+    of clients.
     """
 
     what: str
@@ -34,6 +38,7 @@ class Measure:
 
 def last(name: str | None = None) -> Callable[[Record], Numbers]:
     """Of the last evaluated round: the clients' accuracy, or another that the summary has."""
+
     def numbers(record: Record) -> Numbers:
         found = facts(record)["accuracy"]
         found = found[name] if name else found
@@ -45,12 +50,17 @@ def last(name: str | None = None) -> Callable[[Record], Numbers]:
 def best(record: Record) -> Numbers:
     """Of the round with the highest mean."""
     means = [spread(row) for row in column(record, "clients/accuracy")]
-    top = max((s for s in means if s["mean"] is not None), key=lambda s: s["mean"], default={"mean": None, "std": None})
+    top = max(
+        (s for s in means if s["mean"] is not None),
+        key=lambda s: s["mean"],
+        default={"mean": None, "std": None},
+    )
     return top["mean"], top["std"]
 
 
 def lately(n: int) -> Callable[[Record], Numbers]:
     """Mean over the last n evaluated rounds, and of their deviations."""
+
     def numbers(record: Record) -> Numbers:
         found = [spread(row) for row in column(record, "clients/accuracy")[evaluated(record)][-n:]]
         if len(found) < n:
@@ -69,7 +79,9 @@ def each_of(record: Record, name: str, rounds: Sequence[int]) -> dict[int, float
     found: dict[int, list[float]] = {}
     for t in rounds:
         row = column(record, name)[t]
-        known = record.columns["clients/id"][t] if "clients/id" in record.columns else range(len(row))
+        known = (
+            record.columns["clients/id"][t] if "clients/id" in record.columns else range(len(row))
+        )
         for k, value in zip(known, row, strict=True):
             if np.isfinite(value):
                 found.setdefault(int(k), []).append(float(value))
@@ -78,6 +90,7 @@ def each_of(record: Record, name: str, rounds: Sequence[int]) -> dict[int, float
 
 def each_last(name: str = "clients/accuracy", n: int = 1) -> Callable[[Record], dict[int, float]]:
     """Over the last n evaluated rounds; none where there are fewer."""
+
     def clients(record: Record) -> dict[int, float]:
         rounds = evaluated(record, name)
         return each_of(record, name, rounds[-n:] if len(rounds) >= n else ())
@@ -92,6 +105,7 @@ def each_best(record: Record) -> dict[int, float]:
 
 def each_final(name: str) -> Callable[[Record], dict[int, float]]:
     """After what the method does at its end."""
+
     def clients(record: Record) -> dict[int, float]:
         values = record.arrays.get(f"final/{name}", np.empty(0))
         return {k: float(value) for k, value in enumerate(values) if np.isfinite(value)}
@@ -110,24 +124,45 @@ def seconds(record: Record) -> Numbers:
 OVER = "mean over clients"
 MEASURES = {
     "accuracy": Measure(f"Test accuracy after the last round, {OVER}", last(), each=each_last()),
-    "best": Measure(f"Test accuracy, {OVER}, of each run's best round, chosen by it (so it flatters)", best,
-                    each=each_best),
-    "before": Measure(f"Test accuracy in the last round before local training, {OVER}", last("before"),
-                      each=each_last("clients/accuracy_before")),
-    "received": Measure(f"Test accuracy of models received after the last round, {OVER}", last("received"),
-                        each=each_last("clients/accuracy_received")),
-    "final": Measure(f"Test accuracy of own models after the end, {OVER}", last("final"),
-                     each=each_final("accuracy")),
-    "final_received": Measure(f"Test accuracy of models received after the end, {OVER}", last("final_received"),
-                              each=each_final("accuracy_received")),
-    "down": Measure("Bytes that a client receives in a round", traffic("down"), False, high=False, unit="B"),
-    "up": Measure("Bytes that a client sends in a round", traffic("up"), False, high=False, unit="B"),
+    "best": Measure(
+        f"Test accuracy, {OVER}, of each run's best round, chosen by it (so it flatters)",
+        best,
+        each=each_best,
+    ),
+    "before": Measure(
+        f"Test accuracy in the last round before local training, {OVER}",
+        last("before"),
+        each=each_last("clients/accuracy_before"),
+    ),
+    "received": Measure(
+        f"Test accuracy of models received after the last round, {OVER}",
+        last("received"),
+        each=each_last("clients/accuracy_received"),
+    ),
+    "final": Measure(
+        f"Test accuracy of own models after the end, {OVER}",
+        last("final"),
+        each=each_final("accuracy"),
+    ),
+    "final_received": Measure(
+        f"Test accuracy of models received after the end, {OVER}",
+        last("final_received"),
+        each=each_final("accuracy_received"),
+    ),
+    "down": Measure(
+        "Bytes that a client receives in a round", traffic("down"), False, high=False, unit="B"
+    ),
+    "up": Measure(
+        "Bytes that a client sends in a round", traffic("up"), False, high=False, unit="B"
+    ),
     "seconds": Measure("Seconds of a round", seconds, False, high=False, unit="s"),
-}  # fmt: skip
+}
 
 
 def measure(name: str) -> Measure:
-    """The measure of this name; `last:10` is the mean over the last 10 evaluated rounds. ConfigError for others."""
+    """The measure of this name; `last:10` is the mean over the last 10 evaluated rounds.
+    ConfigError for others.
+    """
     start, _, n = name.partition(":")
     if start == "last" and n.isdecimal() and 0 < int(n) < 10**9:
         what = f"Test accuracy, {OVER} and over the last {int(n)} evaluated rounds"
@@ -152,6 +187,10 @@ class View:
     def number(self, value: float) -> str:
         if not self.measure.share:
             whole = float(value).is_integer() or (self.measure.unit == "B" and value >= 1000)
-            exact = f"{value:,.0f} {self.measure.unit}" if whole else f"{value:.3g} {self.measure.unit}"
-            return f"{exact} ({size(value)})" if self.measure.unit == "B" and value >= 1000 else exact
+            exact = (
+                f"{value:,.0f} {self.measure.unit}" if whole else f"{value:.3g} {self.measure.unit}"
+            )
+            return (
+                f"{exact} ({size(value)})" if self.measure.unit == "B" and value >= 1000 else exact
+            )
         return f"{100 * value:.2f}" if self.percent else f"{value:.4f}"

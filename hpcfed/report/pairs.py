@@ -1,4 +1,6 @@
-"""Runs of the same clients side by side: what differs between two methods, seed by seed and client by client."""
+"""Runs of the same clients side by side: what differs between two methods, seed by seed and client
+by client.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,19 @@ from hpcfed.report.measures import View
 from hpcfed.storage.record import Record
 
 WHO = ("clients", "data.name")  # fields that must agree beside the partition itself
-ROWS = ("partition", "train_sizes", "test_sizes", "label_counts")  # arrays that say who holds which examples
+ROWS = (
+    "partition",
+    "train_sizes",
+    "test_sizes",
+    "label_counts",
+)  # arrays that say who holds which examples
 
 
 @dataclass(frozen=True)
 class Method:
-    """Runs that differ in their seed alone. runs: by seed, those that are finished.  absent: the others."""
+    """Runs that differ in their seed alone. runs: by seed, those that are finished.  absent: the
+    others.
+    """
 
     label: str
     runs: dict[int, Case]
@@ -32,9 +41,11 @@ class Method:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs of one seed: means over the clients of both, and the differences of these clients, [K].
+    """Two runs of one seed: means over the clients of both, and the differences of these clients,
+    [K].
 
-    lone: how many clients have a number in one run alone. A number that is not of clients has no differences.
+    lone: how many clients have a number in one run alone. A number that is not of clients has no
+    differences.
     """
 
     seed: int
@@ -50,7 +61,9 @@ def methods(found: list[Case]) -> list[Method]:
     groups: dict[str, list[Case]] = {}
     for case in found:
         words = zip((*down, *across), case.at([*down, *across]), strict=True)
-        groups.setdefault(", ".join(named(field, value) for field, value in words if value), []).append(case)
+        groups.setdefault(
+            ", ".join(named(field, value) for field, value in words if value), []
+        ).append(case)
     return [method(label, group) for label, group in groups.items()]
 
 
@@ -59,16 +72,26 @@ def method(label: str, group: Sequence[Case]) -> Method:
     for case in (case for case in group if case.record):
         seed = case.fields[SEED]
         if seed in runs:
-            raise ConfigError(f"compare: {runs[seed].name} and {case.name} are both {label} with seed {seed}; give one")
+            raise ConfigError(
+                f"compare: {runs[seed].name} and {case.name} are both {label} with seed {seed}; "
+                f"give one"
+            )
         runs[seed] = case
-    return Method(label, dict(sorted(runs.items())), tuple(case for case in group if not case.record))
+    return Method(
+        label, dict(sorted(runs.items())), tuple(case for case in group if not case.record)
+    )
 
 
 def pairs(ours: Method, theirs: Method, view: View) -> list[Pair]:
-    """A pair for each seed that both have. ConfigError where there is none, or their clients are not the same."""
+    """A pair for each seed that both have. ConfigError where there is none, or their clients are
+    not the same.
+    """
     shared = [seed for seed in ours.runs if seed in theirs.runs]
     if not shared:
-        known = (f"{one.label} has seeds {', '.join(map(str, one.runs)) or 'none'}" for one in (ours, theirs))
+        known = (
+            f"{one.label} has seeds {', '.join(map(str, one.runs)) or 'none'}"
+            for one in (ours, theirs)
+        )
         raise ConfigError(f"compare: no seed with a finished run of both: {'; '.join(known)}")
     return [pair(ours.runs[seed], theirs.runs[seed], view) for seed in shared]
 
@@ -85,32 +108,55 @@ def pair(ours: Case, theirs: Case, view: View) -> Pair:
     mine, other = view.measure.each(ours.record), view.measure.each(theirs.record)
     both = sorted(mine.keys() & other.keys())
     if not both:
-        raise ConfigError(f"compare: --value {view.value}: no client has it in both {ours.name} and {theirs.name}")
+        raise ConfigError(
+            f"compare: --value {view.value}: no client has it in both {ours.name} and {theirs.name}"
+        )
     a, b = (np.array([each[k] for k in both]) for each in (mine, other))
-    return Pair(ours.fields[SEED], float(a.mean()), float(b.mean()), a - b, len(mine.keys() ^ other.keys()))
+    return Pair(
+        ours.fields[SEED], float(a.mean()), float(b.mean()), a - b, len(mine.keys() ^ other.keys())
+    )
 
 
 def refuse(ours: Case, theirs: Case) -> None:
-    """ConfigError where two runs have not the same clients with the same examples; it says which fields differ."""
-    fields = [name for name in sorted(ours.fields.keys() | theirs.fields.keys())
-              if (name in WHO or name.startswith("data.")) and name not in ASIDE
-              and ours.at([name]) != theirs.at([name])]  # fmt: skip
+    """ConfigError where two runs have not the same clients with the same examples; it says which
+    fields differ.
+    """
+    fields = [
+        name
+        for name in sorted(ours.fields.keys() | theirs.fields.keys())
+        if (name in WHO or name.startswith("data."))
+        and name not in ASIDE
+        and ours.at([name]) != theirs.at([name])
+    ]
     alike = same_examples(ours.record, theirs.record)
     if not (set(fields) & set(WHO)) and (alike if alike is not None else not fields):
         return
-    told = [f"{name} ({shown(ours.fields.get(name))} and {shown(theirs.fields.get(name))})" for name in fields]
-    raise ConfigError(f"compare: {ours.name} and {theirs.name} cannot be paired, for their clients hold other "
-                      f"examples; they differ in {', '.join(told) or 'no field, but in who holds which examples'}\n"
-                      "  give runs of one data set and partition")  # fmt: skip
+    told = [
+        f"{name} ({shown(ours.fields.get(name))} and {shown(theirs.fields.get(name))})"
+        for name in fields
+    ]
+    raise ConfigError(
+        f"compare: {ours.name} and {theirs.name} cannot be paired, for their clients hold other "
+        f"examples; they differ in "
+        f"{', '.join(told) or 'no field, but in who holds which examples'}\n"
+        "  give runs of one data set and partition"
+    )
 
 
 def same_examples(ours: Record, theirs: Record) -> bool | None:
-    """Whether the files say that client by client the examples are the same; None: they do not say who holds which."""
-    parts = [{name: rows for name, rows in record.arrays.items() if name.startswith(ROWS)} for record in (ours, theirs)]
+    """Whether the files say that client by client the examples are the same; None: they do not say
+    who holds which.
+    """
+    parts = [
+        {name: rows for name, rows in record.arrays.items() if name.startswith(ROWS)}
+        for record in (ours, theirs)
+    ]
     if not all(parts):
         return None
     first, second = parts
-    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        np.array_equal(first[name], second[name]) for name in first
+    )
 
 
 def counts(found: Sequence[Pair], high: bool = True) -> tuple[int, int, int]:
@@ -124,7 +170,13 @@ def unpaired(ours: Method, theirs: Method, found: Sequence[Pair]) -> Iterator[st
     for one, other in ((ours, theirs), (theirs, ours)):
         alone = [str(seed) for seed in one.runs if seed not in other.runs]
         if alone:
-            yield f"seed {', '.join(alone)} of {one.label} has no finished run of {other.label}, and does not count"
+            yield (
+                f"seed {', '.join(alone)} of {one.label} has no finished run of {other.label}, "
+                f"and does not count"
+            )
     lone = sum(pair.lone for pair in found)
     if lone:
-        yield f"{ours.label}: clients that have a number in only one run of a pair do not count: {lone}"
+        yield (
+            f"{ours.label}: clients that have a number in only one run of a pair do not count: "
+            f"{lone}"
+        )

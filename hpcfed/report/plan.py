@@ -18,10 +18,17 @@ WIDE = 26  # classes that fit a line
 
 
 def show(
-    job: dict[str, Any], facts: World, placement: list[int], memory: dict[int, float],
-    traffic: list[tuple[int, int]], balance: float, device: str,
-) -> None:  # fmt: skip
-    """Print the plan. memory: bytes of weights by rank.  traffic: bytes down and up per round of each client."""
+    job: dict[str, Any],
+    facts: World,
+    placement: list[int],
+    memory: dict[int, float],
+    traffic: list[tuple[int, int]],
+    balance: float,
+    device: str,
+) -> None:
+    """Print the plan. memory: bytes of weights by rank.  traffic: bytes down and up per round of
+    each client.
+    """
     out = console()
     out.print(table("job,value", [(name, json.dumps(value)) for name, value in flat(job).items()]))
     held = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
@@ -30,7 +37,9 @@ def show(
     out.print(table(">rank,>clients,ids,>weights", rows))
     if not facts.many:
         out.print(partition(facts, placement))
-    out.print(f"load: {balance:.1%} of the heaviest rank's work on average, as estimated before measuring")
+    out.print(
+        f"load: {balance:.1%} of the heaviest rank's work on average, as estimated before measuring"
+    )
     down, up = (volume(list(column)) for column in zip(*traffic, strict=True))
     out.print(f"traffic per client and round: {down} down, {up} up")
     idle = [r for r, ks in held.items() if not ks]
@@ -46,16 +55,29 @@ def listed(ks: list[int]) -> str:
 def volume(bytes_: list[int]) -> str:
     """One amount, or the range where clients differ."""
     low, high = min(bytes_), max(bytes_)
-    return f"{size(low)} ({low} bytes)" if low == high else f"{size(low)} to {size(high)} ({low} to {high} bytes)"
+    return (
+        f"{size(low)} ({low} bytes)"
+        if low == high
+        else f"{size(low)} to {size(high)} ({low} to {high} bytes)"
+    )
 
 
 def partition(facts: World, placement: list[int]) -> Table:
-    """Who holds what: a row a client, with its examples of each class, or with many classes how many it has."""
+    """Who holds what: a row a client, with its examples of each class, or with many classes how
+    many it has.
+    """
     counts = facts.partition.counts(facts.data.train.y, len(facts.data.classes))
     shown = counts if counts.shape[1] <= WIDE else (counts > 0).sum(1, keepdims=True)
     heads = [f">{c}" for c in range(counts.shape[1])] if counts.shape[1] <= WIDE else [">classes"]
     rows = [
-        (k, facts.architectures[k], placement[k], len(facts.partition.test[k]), counts[k].sum(), *row)
+        (
+            k,
+            facts.architectures[k],
+            placement[k],
+            len(facts.partition.test[k]),
+            counts[k].sum(),
+            *row,
+        )
         for k, row in enumerate(shown)
     ]
     return table(",".join([">client,architecture,>rank,>test,>train", *heads]), rows)

@@ -33,9 +33,14 @@ class Progress:
         self.console = console()
         self.live = active and not job.quiet and self.console.is_terminal
         self.bar = Bar(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[line]}"),
-            TimeRemainingColumn(), console=self.console, disable=not self.live,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[line]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.live,
+        )
         self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")
         self.begun: float | None = None
         self.accuracy = float("nan")
@@ -43,8 +48,11 @@ class Progress:
     def __enter__(self) -> Self:
         self.bar.start()
         mix = ", ".join(sorted(set(self.facts.architectures)))
-        self.say(f"{self.job.algorithm.name}: {self.job.clients} clients ({mix}) on {self.facts.data.name}, "
-                 f"{self.job.data.partition}; results in {self.folder}")  # fmt: skip
+        self.say(
+            f"{self.job.algorithm.name}: {self.job.clients} clients ({mix}) on "
+            f"{self.facts.data.name}, "
+            f"{self.job.data.partition}; results in {self.folder}"
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,16 +87,21 @@ class Progress:
     def clients(self, t: int, row: dict[str, Any]) -> None:
         for i in np.flatnonzero(row["clients/cohort"]):
             k = row["clients/id"][i] if "clients/id" in row else i
-            self.say(f"  round {t}  client {k} ({self.facts.architectures[k]})  "
-                     f"loss {row['clients/train_loss'][i]:.3f}  accuracy {row['clients/accuracy'][i]:.4f}  "
-                     f"{row['clients/seconds'][i]:.2f} s")  # fmt: skip
+            self.say(
+                f"  round {t}  client {k} ({self.facts.architectures[k]})  "
+                f"loss {row['clients/train_loss'][i]:.3f}  accuracy "
+                f"{row['clients/accuracy'][i]:.4f}  "
+                f"{row['clients/seconds'][i]:.2f} s"
+            )
 
     def moved(self, n: int) -> None:
         if n:
             self.say(f"moved {n} clients between ranks by measured cost")
 
     def finish(self, results: Results | None, picture: Callable[[Record, Path], Path]) -> None:
-        """The table, and the files that were made. picture: draws a record into a folder; the path."""
+        """The table, and the files that were made. picture: draws a record into a folder; the
+        path.
+        """
         if not self.active or results is None:
             return
         self.bar.stop()
@@ -103,9 +116,14 @@ class Progress:
 
 
 def line(accuracy: float, loss: float, seconds: float) -> str:
-    """A round in a few words; nothing about what is nan: an accuracy before the first evaluation, say."""
+    """A round in a few words; nothing about what is nan: an accuracy before the first evaluation,
+    say.
+    """
     known = {f"accuracy {accuracy:.4f}  ": accuracy, f"loss {loss:.3f}  ": loss}
-    return "".join(text for text, value in known.items() if not np.isnan(value)) + f"{seconds:.1f} s/round"
+    return (
+        "".join(text for text, value in known.items() if not np.isnan(value))
+        + f"{seconds:.1f} s/round"
+    )
 
 
 def mean(values: np.ndarray) -> float:

@@ -18,16 +18,25 @@ from hpcfed.storage import checkpoint, names
 from hpcfed.storage.record import FINISHED, STOPPED, Record, load
 
 RECENT = 10  # rounds whose mean time is taken for the next ones'
-SIGNS = 120.0  # seconds within which the ranks of a run that goes on renew their signs (engine/watchdog.py), twice over
+# seconds within which the ranks of a run that goes on renew their signs (engine/watchdog.py), twice
+# over
+SIGNS = 120.0
 PATIENCE = 300.0  # seconds, or ten rounds, in which a run without such signs may write nothing
-GOING_ON, STALE, EARLY, DAMAGED, NOT_BEGUN = "going on", "stale", "ended early", "damaged", "not begun"
+GOING_ON, STALE, EARLY, DAMAGED, NOT_BEGUN = (
+    "going on",
+    "stale",
+    "ended early",
+    "damaged",
+    "not begun",
+)
 
 
 @dataclass(frozen=True)
 class State:
     """One run: word, and since when (Unix seconds) where that tells something.
 
-    rounds of total are done; seconds: of a round, mean of the last ones; left: seconds, of a run that goes on.
+    rounds of total are done; seconds: of a round, mean of the last ones; left: seconds, of a run
+    that goes on.
     saved: rounds in the last checkpoint, which was written at saved_at.  None: not known.
     """
 
@@ -66,14 +75,19 @@ def of(record: Record, folder: Path) -> State:
 def going(record: Record, folder: Path, now: float) -> tuple[str, float | None]:
     """Whether a run is done, goes on, or has ended before its time, and since when.
 
-    A run whose ranks are killed leaves their signs behind, which age; one that ends in order takes them away.
+    A run whose ranks are killed leaves their signs behind, which age; one that ends in order takes
+    them away.
     """
     if complete(record):
         return FINISHED, written(record.path)
-    signs = [when for path in matching(names.watch_folder(folder), "*.json") if (when := written(path))]
+    signs = [
+        when for path in matching(names.watch_folder(folder), "*.json") if (when := written(path))
+    ]
     if signs:
         return (GOING_ON, None) if now - max(signs) < SIGNS else (STALE, max(signs))
-    last = max(filter(None, map(written, (record.path, names.journal_file(record.path)))), default=None)
+    last = max(
+        filter(None, map(written, (record.path, names.journal_file(record.path)))), default=None
+    )
     if record.header.get("ended"):
         return STOPPED, last
     if record.header["job"].get("run", {}).get("watchdog"):
@@ -99,7 +113,12 @@ def progress(record: Record) -> dict[str, Any]:
     """What the rounds so far tell."""
     mean = accuracy(record)["mean"]
     total = record.header["job"]["rounds"]
-    return {"rounds": record.rounds, "total": total, "accuracy": mean, "seconds": seconds_of(record)}
+    return {
+        "rounds": record.rounds,
+        "total": total,
+        "accuracy": mean,
+        "seconds": seconds_of(record),
+    }
 
 
 def seconds_of(record: Record) -> float | None:

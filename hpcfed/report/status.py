@@ -41,8 +41,10 @@ def states(path: Path) -> Iterator[tuple[str, State]]:
 def existing(path: Path) -> Path:
     """The path; CheckpointError where nothing is there."""
     if not os.path.exists(path):
-        raise CheckpointError(f"{path}: there is no such file or folder; give the folder of a run or of a sweep "
-                              "(a job that waits in a queue makes it when it begins)")
+        raise CheckpointError(
+            f"{path}: there is no such file or folder; give the folder of a run or of a sweep "
+            "(a job that waits in a queue makes it when it begins)"
+        )
     return path
 
 
@@ -79,4 +81,6 @@ def words(one: State) -> str:
     """The state as people read it: `stopped since 2026-11-21 19:30`."""
     when = "" if one.since is None else strftime("%Y-%m-%d %H:%M", localtime(one.since))
     told = {FINISHED: f"{one.word} {when}", STALE: f"{one.word}, no sign since {when}"}
-    return told.get(one.word, f"{one.word} since {when}" if when else one.word) + (f", {one.why}" if one.why else "")
+    return told.get(one.word, f"{one.word} since {when}" if when else one.word) + (
+        f", {one.why}" if one.why else ""
+    )

@@ -20,7 +20,11 @@ from hpcfed.storage.results import Record, load
 def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
     """The command. Raises CheckpointError where there are no readable results."""
     record = load(run)
-    return {"run": str(run), **facts(record)} if json else Group(Text(f"{run}\n", "bold"), render(record))
+    return (
+        {"run": str(run), **facts(record)}
+        if json
+        else Group(Text(f"{run}\n", "bold"), render(record))
+    )
 
 
 LATER = {  # rows that not every run has
@@ -33,13 +37,13 @@ LATER = {  # rows that not every run has
 def facts(record: Record) -> dict[str, Any]:
     """The numbers of a run, as JSON types; None for what was not recorded.
 
-    accuracy: of the last evaluated round, 0..1, mean and population standard deviation over the clients that
-    have test data (as the papers' tables). before: the same before local training.
-    received: all clients with what they would receive next. final, final_received: own models and what would be
-    received, after what the method does at its end. best: the round with the
-    highest mean; as it is chosen by its test accuracy, it flatters. traffic: bytes. time: seconds; a phase's
-    seconds are the mean over ranks, its share is of all phases together; virtual: what the clients' devices and
-    network would have taken.
+    accuracy: of the last evaluated round, 0..1, mean and population standard deviation over the
+    clients that have test data (as the papers' tables). before: the same before local training.
+    received: all clients with what they would receive next. final, final_received: own models and
+    what would be received, after what the method does at its end. best: the round with the
+    highest mean; as it is chosen by its test accuracy, it flatters. traffic: bytes. time: seconds;
+    a phase's seconds are the mean over ranks, its share is of all phases together; virtual: what
+    the clients' devices and network would have taken.
     """
     return {
         "algorithm": record.header["job"]["algorithm"]["name"],
@@ -73,12 +77,19 @@ def spread(values: np.ndarray) -> dict[str, Any]:
     known = values[np.isfinite(values)]
     if not len(known):
         return {"mean": None, "std": None, "min": None, "max": None, "clients": 0}
-    numbers = (("mean", known.mean()), ("std", known.std()), ("min", known.min()), ("max", known.max()))
+    numbers = (
+        ("mean", known.mean()),
+        ("std", known.std()),
+        ("min", known.min()),
+        ("max", known.max()),
+    )
     return {**{name: float(number) for name, number in numbers}, "clients": len(known)}
 
 
 def best(record: Record) -> dict[str, Any]:
-    """The round, counted from 1, with the highest mean accuracy; the first of several equal ones."""
+    """The round, counted from 1, with the highest mean accuracy; the first of several equal
+    ones.
+    """
     means = [spread(row)["mean"] for row in column(record, "clients/accuracy")]
     known = [(mean, -t) for t, mean in enumerate(means, start=1) if mean is not None]
     mean, t = max(known, default=(None, None))
@@ -91,7 +102,9 @@ def traffic(record: Record) -> dict[str, Any]:
     known = "clients/reports" if "clients/reports" in record.columns else "clients/cohort"
     turns = int(np.nansum(column(record, known)))
     totals = {way: int(np.nansum(column(record, f"clients/{way}"))) for way in ("down", "up")}
-    each = {f"{way}_per_client_round": whole(n / turns) if turns else None for way, n in totals.items()}
+    each = {
+        f"{way}_per_client_round": whole(n / turns) if turns else None for way, n in totals.items()
+    }
     return {**each, **{f"{way}_total": n for way, n in totals.items()}}
 
 
@@ -103,14 +116,21 @@ def time(record: Record) -> dict[str, Any]:
     total = float(np.nansum(by_round(record, "seconds")))
     spent = {phase: per_rank(column(record, f"ranks/{phase}")) for phase in PHASES}
     together = sum(spent.values()) or 1.0
-    phases = {phase: {"seconds": seconds, "share": seconds / together} for phase, seconds in spent.items()}
-    each, ends = total / record.rounds if record.rounds else None, by_round(record, "virtual_seconds")
+    phases = {
+        phase: {"seconds": seconds, "share": seconds / together} for phase, seconds in spent.items()
+    }
+    each, ends = (
+        total / record.rounds if record.rounds else None,
+        by_round(record, "virtual_seconds"),
+    )
     simulated = float(ends[-1]) if np.isfinite(ends[-1:]).any() else None
     return {"seconds": total, "seconds_per_round": each, "virtual_seconds": simulated, **phases}
 
 
 def per_rank(seconds: np.ndarray) -> float:
-    """Seconds [T, R] summed over rounds, mean over the ranks that each round had (nan: it had fewer)."""
+    """Seconds [T, R] summed over rounds, mean over the ranks that each round had (nan: it had
+    fewer).
+    """
     ranks = np.isfinite(seconds).sum(1)
     return float((np.nansum(seconds, 1) / ranks.clip(min=1)).sum())
 
@@ -119,9 +139,15 @@ def render(record: Record) -> Group:
     """The facts as a table for people, for `rich.print`."""
     found = facts(record)
     whose = "evaluated" if "clients/id" in record.columns else "all"
-    tables = (accuracy_table(found, whose), traffic_table(found["traffic"]), time_table(found["time"]))
+    tables = (
+        accuracy_table(found, whose),
+        traffic_table(found["traffic"]),
+        time_table(found["time"]),
+    )
     hardware = Text(f"hardware: {words(record.header.get('hardware', 'unknown'))}")
-    return Group(*(piece for part in (Text(brief(record)), *tables) for piece in (part, Text())), hardware)
+    return Group(
+        *(piece for part in (Text(brief(record)), *tables) for piece in (part, Text())), hardware
+    )
 
 
 def brief(record: Record) -> str:
@@ -175,12 +201,19 @@ def traffic_table(found: dict[str, Any]) -> Table:
 
 def amount(n: float | None) -> str:
     """Bytes, to a tenth where they are a mean, and for reading: `20,520 B (20.5 kB)`."""
-    return "-" if n is None else f"{whole(round(float(n), 1)):,} B" + (f" ({size(n)})" if n >= 1000 else "")
+    return (
+        "-"
+        if n is None
+        else f"{whole(round(float(n), 1)):,} B" + (f" ({size(n)})" if n >= 1000 else "")
+    )
 
 
 def time_table(found: dict[str, Any]) -> Table:
     each = found["seconds_per_round"]
-    rows = [(phase, duration(found[phase]["seconds"]), f"{found[phase]['share']:.1%}") for phase in PHASES]
+    rows = [
+        (phase, duration(found[phase]["seconds"]), f"{found[phase]['share']:.1%}")
+        for phase in PHASES
+    ]
     total = duration(found["seconds"]) + ("" if each is None else f" ({duration(each)} per round)")
     simulated = found["virtual_seconds"]
     total += "" if simulated is None else f"; virtual: {duration(simulated)}"

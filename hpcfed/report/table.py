@@ -1,4 +1,6 @@
-"""`hpcfed table SWEEP...`: methods against data sets, as the tables of papers are; from result files alone."""
+"""`hpcfed table SWEEP...`: methods against data sets, as the tables of papers are; from result
+files alone.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,28 @@ from hpcfed.report.formats import FORMATS, Grid, stored
 from hpcfed.report.measures import View, measure
 
 
-def table(runs: Sequence[Path], rows: str | None = None, columns: str | None = None, value: str | None = None,
-          deviation: str | None = None, percent: bool = False, layout: str | None = None, paper: bool = False,
-          format: str = "text", out: Path | None = None) -> str:  # fmt: skip
-    """The command. rows, columns: fields of the job, separated by commas; what is not given is chosen.
+def table(
+    runs: Sequence[Path],
+    rows: str | None = None,
+    columns: str | None = None,
+    value: str | None = None,
+    deviation: str | None = None,
+    percent: bool = False,
+    layout: str | None = None,
+    paper: bool = False,
+    format: str = "text",
+    out: Path | None = None,
+) -> str:
+    """The command. rows, columns: fields of the job, separated by commas; what is not given is
+    chosen.
 
-    layout: rows, columns and all else as a table of a paper has them; paper: with that one's numbers.
-    Returns the table, or the path of the file that it was written to.
+    layout: rows, columns and all else as a table of a paper has them; paper: with that one's
+    numbers. Returns the table, or the path of the file that it was written to.
     """
     if layout:
-        refuse(layout, rows=rows, columns=columns, value=value, deviation=deviation, percent=percent)
+        refuse(
+            layout, rows=rows, columns=columns, value=value, deviation=deviation, percent=percent
+        )
         made = layouts.layout(layout)
         return stored(FORMATS[format](layouts.laid_out(cases(runs), made, paper)), out)
     if paper:
@@ -36,22 +50,34 @@ def table(runs: Sequence[Path], rows: str | None = None, columns: str | None = N
 def refuse(layout: str, **given: object) -> None:
     """ConfigError for what a layout tells by itself."""
     for name in (name for name, value in given.items() if value):
-        raise ConfigError(f"table: --{name}, but --layout {layout} has its own; leave one of them away")
+        raise ConfigError(
+            f"table: --{name}, but --layout {layout} has its own; leave one of them away"
+        )
 
 
 def grid(found: list[Case], down: list[str], across: list[str], view: View) -> Grid:
     """The cells, row by row, and what is to be said about them."""
     lines, heads = ordered(found, down), ordered(found, across)
-    cells = [[[case for case in found if (case.at(down), case.at(across)) == (r, c)] for c in heads] for r in lines]
+    cells = [
+        [[case for case in found if (case.at(down), case.at(across)) == (r, c)] for c in heads]
+        for r in lines
+    ]
     seeds = max(len(group) for row in cells for group in row)
     table = [[cell(group, view, seeds) for group in row] for row in cells]
     notes = [f"{case.name}: {case.why}" for case in found if case.why]
     told = caption(view.what(), view.deviation, seeds)
-    return Grid(told, view.value, down, across, lines, heads, marked(table, view.measure.high), notes)
+    return Grid(
+        told, view.value, down, across, lines, heads, marked(table, view.measure.high), notes
+    )
 
 
 def ordered(found: list[Case], names: list[str]) -> list[tuple[str, ...]]:
-    """The values of these fields: the first field's in the order of the runs, within each the next one's."""
+    """The values of these fields: the first field's in the order of the runs, within each the next
+    one's.
+    """
     known = list(dict.fromkeys(case.at(names) for case in found))
     place = [list(dict.fromkeys(values)) for values in zip(*known, strict=True)]
-    return sorted(known, key=lambda values: [order.index(value) for order, value in zip(place, values, strict=True)])
+    return sorted(
+        known,
+        key=lambda values: [order.index(value) for order, value in zip(place, values, strict=True)],
+    )

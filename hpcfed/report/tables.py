@@ -13,13 +13,25 @@ WIDTH = 200  # characters of a line that is not for a terminal: nothing is folde
 def console() -> Console:
     """Where commands print. Brackets in names and ranges are text, not markup."""
     shown = terminal()
-    return Console(force_terminal=shown, width=None if shown else WIDTH, markup=False, highlight=False, emoji=False)
+    return Console(
+        force_terminal=shown,
+        width=None if shown else WIDTH,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
 
 
 def terminal() -> bool:
-    """Whether stdout ends at a terminal: Open MPI's ranks have a pseudo-terminal, wherever mpirun itself writes."""
+    """Whether stdout ends at a terminal: Open MPI's ranks have a pseudo-terminal, wherever mpirun
+    itself writes.
+    """
     try:
-        beyond = os.readlink(f"/proc/{os.getppid()}/fd/1") if "OMPI_COMM_WORLD_SIZE" in os.environ else "/dev/"
+        beyond = (
+            os.readlink(f"/proc/{os.getppid()}/fd/1")
+            if "OMPI_COMM_WORLD_SIZE" in os.environ
+            else "/dev/"
+        )
     except OSError:  # no /proc, or a parent of somebody else's
         beyond = "/dev/"
     return sys.stdout.isatty() and beyond.startswith("/dev/") and beyond != os.devnull

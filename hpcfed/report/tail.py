@@ -1,4 +1,6 @@
-"""`hpcfed tail RUN`: the last rounds of a run as lines, and with -f those that come; read from its files alone."""
+"""`hpcfed tail RUN`: the last rounds of a run as lines, and with -f those that come; read from its
+files alone.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ INTERRUPTED = 130  # the status of a command that Ctrl-C ends, as shells count
 
 
 def tail(run: Path, lines: int = 10, follow: bool = False) -> str | int:
-    """The command. follow: print what comes too, until the run is finished; Ctrl-C ends it before."""
+    """The command. follow: print what comes too, until the run is finished; Ctrl-C ends it
+    before.
+    """
     if lines < 0:
         raise ConfigError(f"tail: -n {lines}: give at least 0")
     if not follow:
@@ -61,7 +65,9 @@ def changed(run: Path, seen: object) -> object:
 
 
 def told(record: Record, first: int) -> Iterator[str]:
-    """A line for each round from `first` on, counted from 0; its accuracy is that of the last evaluation."""
+    """A line for each round from `first` on, counted from 0; its accuracy is that of the last
+    evaluation.
+    """
     total, losses = record.header["job"]["rounds"], column(record, "clients/train_loss")
     means = [mean(row) for row in column(record, "clients/accuracy")]
     seconds = by_round(record, "seconds")

@@ -1,1 +1,3 @@
-"""Results for others: an object for notebooks (`run`), tidy tables (`tables`), and files of them (`export`)."""
+"""Results for others: an object for notebooks (`run`), tidy tables (`tables`), and files of them
+(`export`).
+"""

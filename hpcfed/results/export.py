@@ -17,9 +17,11 @@ from hpcfed.storage.record import load
 
 
 def export(run: Path, format: str = "csv", out: Path | None = None) -> str:
-    """The command: a file for each table that has rows, `job.json` and `header.json`. Returns what was written.
+    """The command: a file for each table that has rows, `job.json` and `header.json`. Returns what
+    was written.
 
-    out: the folder to write to; default: `export` in the run's.  ConfigError where Parquet's package is missing.
+    out: the folder to write to; default: `export` in the run's.  ConfigError where Parquet's
+    package is missing.
     """
     write, record = writer(format), load(run)
     folder = out or record.path.parent / "export"
@@ -31,7 +33,13 @@ def export(run: Path, format: str = "csv", out: Path | None = None) -> str:
         to_json(folder / "job.json", record.header["job"])
         to_json(folder / "header.json", record.header)
     said = [f"{folder / name}.{format}: {length(rows)} rows" for name, rows in tables.items()]
-    return "\n".join([*said, f"{folder / 'job.json'}", f"{folder / 'header.json'}: versions, hardware, placement"])
+    return "\n".join(
+        [
+            *said,
+            f"{folder / 'job.json'}",
+            f"{folder / 'header.json'}: versions, hardware, placement",
+        ]
+    )
 
 
 def length(rows: Table) -> int:
@@ -42,12 +50,16 @@ def writer(format: str) -> Callable[[Path, Table], object]:
     """What writes a table to a path; ConfigError where its package is missing."""
     if format == "csv":
         return to_csv
-    arrow, parquet = (needed(name, "export", "--format parquet") for name in ("pyarrow", "pyarrow.parquet"))
+    arrow, parquet = (
+        needed(name, "export", "--format parquet") for name in ("pyarrow", "pyarrow.parquet")
+    )
     return lambda path, rows: parquet.write_table(arrow.table(rows), path)
 
 
 def to_csv(path: Path, rows: Table) -> None:
-    """A line a row. Numbers have all the digits that they need to be read back to the bit; nan is an empty cell."""
+    """A line a row. Numbers have all the digits that they need to be read back to the bit; nan is
+    an empty cell.
+    """
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(rows)
@@ -55,9 +67,15 @@ def to_csv(path: Path, rows: Table) -> None:
 
 
 def cells(column: np.ndarray) -> list[Any]:
-    """As Python's values: csv writes a float as repr does, with the fewest digits that tell it from any other."""
+    """As Python's values: csv writes a float as repr does, with the fewest digits that tell it from
+    any other.
+    """
     values = column.tolist()
-    return ["" if value != value else value for value in values] if column.dtype.kind == "f" else values
+    return (
+        ["" if value != value else value for value in values]
+        if column.dtype.kind == "f"
+        else values
+    )
 
 
 def to_json(path: Path, item: Any) -> None:

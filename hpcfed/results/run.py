@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The results of a run, read-only, as they were when it was made or last refreshed. It may still go on.
+    """The results of a run, read-only, as they were when it was made or last refreshed. It may
+    still go on.
 
-    Letters: T rounds done, K clients, C classes, R ranks. Arrays are nan where nothing was recorded, e.g. of clients
-    that were not evaluated in a round. Of more than 10,000 clients a row has only those that took part or were
+    Letters: T rounds done, K clients, C classes, R ranks. Arrays are nan where nothing was
+    recorded, e.g. of clients that were not evaluated in a round. Of more than 10,000 clients a row
+    has only those that took part or were
     evaluated: `column("clients/id")` tells which.
 
     Raises CheckpointError where there are no readable results.
@@ -48,7 +50,9 @@ class Run:
 
     @property
     def header(self) -> dict[str, Any]:
-        """All that the run says of itself: job, versions, commit, hardware, ranks, placement, faults and so on."""
+        """All that the run says of itself: job, versions, commit, hardware, ranks, placement,
+        faults and so on.
+        """
         return self._record.header
 
     @property
@@ -103,7 +107,9 @@ class Run:
 
     @property
     def virtual_seconds(self) -> np.ndarray:
-        """[T], seconds since the start at the end of each round, as the clients' devices and network would take."""
+        """[T], seconds since the start at the end of each round, as the clients' devices and
+        network would take.
+        """
         return by_round(self._record, "virtual_seconds")
 
     @property
@@ -123,7 +129,9 @@ class Run:
 
     @property
     def label_counts(self) -> np.ndarray | None:
-        """[K, C], training examples of each class that each client has; None where that was not recorded."""
+        """[K, C], training examples of each class that each client has; None where that was not
+        recorded.
+        """
         return self._record.arrays.get("label_counts")
 
     @property
@@ -132,7 +140,9 @@ class Run:
         return list(self._record.columns)
 
     def column(self, name: str) -> np.ndarray:
-        """[T, K], [T, R] or [T], any column as it was recorded; CheckpointError for an unknown name."""
+        """[T, K], [T, R] or [T], any column as it was recorded; CheckpointError for an unknown
+        name.
+        """
         return self._record.column(name)
 
     def summary(self) -> dict[str, Any]:
@@ -140,8 +150,8 @@ class Run:
         return facts(self._record)
 
     def frame(self, name: str = "clients") -> pandas.DataFrame:
-        """A pandas frame with a row a round and client ("clients"), a round ("rounds"), a round and rank ("ranks"),
-        or a client and class ("labels"). Needs the extra "export"."""
+        """A pandas frame with a row a round and client ("clients"), a round ("rounds"), a round and
+        rank ("ranks"), or a client and class ("labels"). Needs the extra "export"."""
         return needed("pandas", "export", "a frame").DataFrame(table(self._record, name))
 
     def __len__(self) -> int:
@@ -149,11 +159,17 @@ class Run:
         return self._record.rounds
 
     def __repr__(self) -> str:
-        return f"<{self.path}: {title(self._record)}; {', '.join(f'{k} {v}' for k, v in self._brief().items())}>"
+        return (
+            f"<{self.path}: {title(self._record)}; "
+            f"{', '.join(f'{k} {v}' for k, v in self._brief().items())}>"
+        )
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in self._brief().items())
-        return f"<table><caption>{escape(str(self.path))}<br>{escape(title(self._record))}</caption>{rows}</table>"
+        rows = "".join(
+            f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in self._brief().items()
+        )
+        caption = f"{escape(str(self.path))}<br>{escape(title(self._record))}"
+        return f"<table><caption>{caption}</caption>{rows}</table>"
 
     def _brief(self) -> dict[str, str]:
         """The run in a few words, each under what it is."""

@@ -1,7 +1,9 @@
-"""A run's record as tidy tables: columns of one length, by name, with a row for what the table is about.
+"""A run's record as tidy tables: columns of one length, by name, with a row for what the table is
+about.
 
-Rounds are counted from 1, as runs print them; clients and ranks from 0. Seconds, bytes and shares as they were
-recorded; nan where nothing was. A column is float where some of its rounds have no value.
+Rounds are counted from 1, as runs print them; clients and ranks from 0. Seconds, bytes and shares
+as they were recorded; nan where nothing was. A column is float where some of its rounds have no
+value.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ Table = dict[str, np.ndarray]
 
 
 def of_rounds(record: Record) -> Table:
-    """A row a round: accuracy (mean and population standard deviation over clients), losses (means), bytes (sums)."""
+    """A row a round: accuracy (mean and population standard deviation over clients), losses
+    (means), bytes (sums).
+    """
     accuracy = [spread(row) for row in column(record, "clients/accuracy")]
     table = {
         "round": np.arange(1, record.rounds + 1),
@@ -59,7 +63,9 @@ def of_ranks(record: Record) -> Table:
 
 
 def of_labels(record: Record) -> Table:
-    """A row a client and class: how many training examples of it the client has; none where that was not recorded."""
+    """A row a client and class: how many training examples of it the client has; none where that
+    was not recorded.
+    """
     counts = record.arrays.get("label_counts", np.zeros((0, 0), np.int64))
     clients, classes = np.indices(counts.shape)
     names = np.array(record.header.get("classes", []), dtype=object)
@@ -83,7 +89,11 @@ def table(record: Record, name: str) -> Table:
 
 def below(record: Record, prefix: str) -> Table:
     """The columns under a prefix, without it."""
-    return {name.removeprefix(prefix): c for name, c in record.columns.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): c
+        for name, c in record.columns.items()
+        if name.startswith(prefix)
+    }
 
 
 def numbers(values: list[float | None]) -> np.ndarray:

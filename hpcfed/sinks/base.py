@@ -16,9 +16,9 @@ from hpcfed.storage.record import Header
 class Sink(ABC):
     """One log of a run. run: the run's folder.  package: what must be installed.
 
-    A run that goes on from a checkpoint repeats the rounds after it, to the same bits; its log has each round once all
-    the same, and those that it lost or never had are given to it. Any method may raise anything: the run then goes on
-    without the log.
+    A run that goes on from a checkpoint repeats the rounds after it, to the same bits; its log has
+    each round once all the same, and those that it lost or never had are given to it. Any method
+    may raise anything: the run then goes on without the log.
     """
 
     package: ClassVar[str]
@@ -28,7 +28,8 @@ class Sink(ABC):
 
     @abstractmethod
     def begin(self, header: Header, done: int) -> int:
-        """Open the log: a new one where no round is done, else that of the rounds before where it can go on.
+        """Open the log: a new one where no round is done, else that of the rounds before where it
+        can go on.
 
         Returns up to which round it is complete: it is given those that follow.
         """
@@ -53,4 +54,6 @@ class Sink(ABC):
             return {}
         except ValueError as error:
             path = names.sink_file(self.run, name)
-            raise CheckpointError(f"{path}: damaged: {error}; remove it, and a new log is begun") from error
+            raise CheckpointError(
+                f"{path}: damaged: {error}; remove it, and a new log is begun"
+            ) from error

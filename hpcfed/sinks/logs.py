@@ -31,7 +31,9 @@ def wanted(log: Log) -> list[str]:
 
 
 class Logs:
-    """All sinks of a run; inside a with block they are open. say: tells a warning to who looks on."""
+    """All sinks of a run; inside a with block they are open. say: tells a warning to who looks
+    on.
+    """
 
     def __init__(self, log: Log, run: Path, say: Callable[[str], None]):
         self.log, self.run, self.say = log, run, say
@@ -45,11 +47,14 @@ class Logs:
     def __exit__(self, *_: object) -> None:
         self.end(FAILED)  # unless it has ended in order
 
-    def begin(self, header: Header, done: int, past: Callable[[int], Row], first: bool = True) -> None:
-        """Open all, and give each the rounds that it lacks; done: how many there are, past: each, counted from 1.
+    def begin(
+        self, header: Header, done: int, past: Callable[[int], Row], first: bool = True
+    ) -> None:
+        """Open all, and give each the rounds that it lacks; done: how many there are, past: each,
+        counted from 1.
 
-        first: these processes have not begun the run before.  Where one cannot be opened: ConfigError if there is
-        nothing yet that would be lost by that, else a warning.
+        first: these processes have not begun the run before.  Where one cannot be opened:
+        ConfigError if there is nothing yet that would be lost by that, else a warning.
         """
         self.architectures = header["architectures"]
         for name in wanted(self.log):
@@ -61,7 +66,9 @@ class Logs:
                     advice = f"mend that, or leave log.{name} away"
                     raise ConfigError(f"log.{name}: cannot begin: {error}; {advice}") from error
                 self.drop(name, error)
-        for t in range(1 + min((self.complete[name] for name in self.sinks), default=done), done + 1):
+        for t in range(
+            1 + min((self.complete[name] for name in self.sinks), default=done), done + 1
+        ):
             self.round(t, past(t))
 
     def round(self, t: int, row: Row) -> None:
@@ -86,4 +93,7 @@ class Logs:
 
     def drop(self, name: str, error: Exception) -> None:
         self.sinks.pop(name, None)
-        self.say(f"warning: log.{name}: {error or type(error).__name__}\n  the run goes on without that log")
+        self.say(
+            f"warning: log.{name}: {error or type(error).__name__}\n  the run goes on without "
+            f"that log"
+        )

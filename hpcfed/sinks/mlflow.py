@@ -1,7 +1,8 @@
 """A run of MLflow, at MLFLOW_TRACKING_URI, or else as files in the run's folder.
 
-`MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri RUN/mlflow` shows these. MLflow 3 takes files only where
-that is asked for; they need no database and no server, and a cluster's disk has them as well as any.
+`MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri RUN/mlflow` shows these. MLflow 3 takes
+files only where that is asked for; they need no database and no server, and a cluster's disk has
+them as well as any.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class MLflow(Sink):
         from mlflow.entities import Metric
 
         now = int(time() * 1000)
-        self.client.log_batch(self.id, [Metric(allowed(name), value, now, t) for name, value in numbers.items()])
+        self.client.log_batch(
+            self.id, [Metric(allowed(name), value, now, t) for name, value in numbers.items()]
+        )
 
     def end(self, status: str) -> None:
         self.client.set_terminated(self.id, ENDS[status])

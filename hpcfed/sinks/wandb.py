@@ -1,7 +1,8 @@
 """A run of Weights & Biases.
 
-Offline, in the run's folder (`wandb sync --append RUN/wandb/offline-run-*` sends it), unless WANDB_MODE says otherwise;
-project and the like are as wandb's own variables say. It takes no console output, code or machine statistics.
+Offline, in the run's folder (`wandb sync --append RUN/wandb/offline-run-*` sends it), unless
+WANDB_MODE says otherwise; project and the like are as wandb's own variables say. It takes no
+console output, code or machine statistics.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ from hpcfed.sinks.base import Sink
 from hpcfed.storage.record import Header
 
 NAME = "wandb"
-QUIET = {"console": "off", "silent": True, "disable_git": True, "disable_code": True, "x_disable_stats": True}
+QUIET = {
+    "console": "off",
+    "silent": True,
+    "disable_git": True,
+    "disable_code": True,
+    "x_disable_stats": True,
+}
 
 
 class WandB(Sink):
     """A resumed run goes on under the same id.
 
-    But an offline log that was not closed, for its processes were killed, may lack rounds that wandb had not written
+    But an offline log that was not closed, for its processes were killed, may lack rounds that
+    wandb had not written
     yet: then the run has a new log, of all its rounds, under an id of its own.
     """
 
@@ -30,10 +38,15 @@ class WandB(Sink):
         mode, known = os.environ.get("WANDB_MODE", "offline"), self.marked(NAME, done)
         known = known if known.get("closed") or mode == "online" else {}
         self.log = wandb.init(
-            dir=str(self.run), mode=mode, config=header["job"], name=self.run.resolve().name,
+            dir=str(self.run),
+            mode=mode,
+            config=header["job"],
+            name=self.run.resolve().name,
             project=os.environ.get("WANDB_PROJECT", "hpcfed"),
-            id=known.get("id"), resume="allow" if known else None, settings=wandb.Settings(**QUIET),
-        )  # fmt: skip
+            id=known.get("id"),
+            resume="allow" if known else None,
+            settings=wandb.Settings(**QUIET),
+        )
         self.logged = known.get("rounds", 0)
         self.note(closed=False)
         return self.logged

@@ -1,4 +1,6 @@
-"""What a batch job asks for: what the user says, and what follows from its runs and from this Python's place."""
+"""What a batch job asks for: what the user says, and what follows from its runs and from this
+Python's place.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,39 @@ from hpcfed.storage.fields import Fields
 SPARE = 60  # seconds of notice beyond run.grace, for the last checkpoint on a slow file system
 
 
-def batch_of(name: str, runs: Sequence[Fields], wanted: str, chain: bool = False, **asked: Any) -> Batch:
-    """The batch job of these runs, which gives each of them what it needs. Raises ConfigError for what cannot be.
+def batch_of(
+    name: str, runs: Sequence[Fields], wanted: str, chain: bool = False, **asked: Any
+) -> Batch:
+    """The batch job of these runs, which gives each of them what it needs. Raises ConfigError for
+    what cannot be.
 
     runs: the fields of their jobs.  wanted: what starts the ranks, or auto.  asked: of Batch.
     """
-    most = {field: max(run[f"run.{field}"] for run in runs) for field in ("grace", "max_restarts", "threads")}
+    most = {
+        field: max(run[f"run.{field}"] for run in runs)
+        for field in ("grace", "max_restarts", "threads")
+    }
     asked = counted(asked)
     if most["threads"] > 1 and asked["cpus_per_task"] is None:
         asked["cpus_per_task"] = most["threads"]
     asked["sbatch"] = tuple(asked["sbatch"] or ())
     asked["env"] = (*python_first(alone(asked["sbatch"])), *(asked["env"] or []))
-    return Batch(name or "hpcfed", launcher=launcher(wanted), chain=chain, restarts=most["max_restarts"],
-                 notice=max(NOTICE, int(most["grace"]) + SPARE), threads=most["threads"], made_by=made_by(),
-                 **asked)  # fmt: skip
+    return Batch(
+        name or "hpcfed",
+        launcher=launcher(wanted),
+        chain=chain,
+        restarts=most["max_restarts"],
+        notice=max(NOTICE, int(most["grace"]) + SPARE),
+        threads=most["threads"],
+        made_by=made_by(),
+        **asked,
+    )
 
 
 def counted(asked: dict[str, Any]) -> dict[str, Any]:
-    """What is asked for, with a rank for each GPU of a node, or one. ConfigError for a number below 1."""
+    """What is asked for, with a rank for each GPU of a node, or one. ConfigError for a number below
+    1.
+    """
     for name in ("nodes", "ntasks_per_node", "cpus_per_task"):
         if asked[name] is not None and asked[name] < 1:
             raise ConfigError(f"submit: --{name.replace('_', '-')} {asked[name]}: give at least 1")
@@ -50,7 +67,9 @@ def alone(options: Sequence[str]) -> bool:
 
 
 def python_first(always: bool) -> list[str]:
-    """A line for the script where `hpcfed` on the PATH, and with it `python`, is not this one; or always."""
+    """A line for the script where `hpcfed` on the PATH, and with it `python`, is not this one; or
+    always.
+    """
     here, found = Path(sys.executable).parent, shutil.which("hpcfed")
     known = found and Path(found).parent == here and not always
     return [] if known else [f"export PATH={shlex.quote(str(here))}:$PATH"]

@@ -1,10 +1,11 @@
-"""Files that are complete or absent; those of HDF5 also say so when a single byte has changed (see `seal`).
+"""Files that are complete or absent; those of HDF5 also say so when a single byte has changed (see
+`seal`).
 
-A file is written under a temporary name (HDF5: sealed, and flushed to the disk) and then renamed: whoever opens it sees
-the old file or the new one, whenever the writer is killed.
+A file is written under a temporary name (HDF5: sealed, and flushed to the disk) and then renamed:
+whoever opens it sees the old file or the new one, whenever the writer is killed.
 
-HDF5 writes through a Python file here: its own driver ends the process with a segmentation fault when the
-disk is full, and locks files, which some parallel file systems refuse.
+HDF5 writes through a Python file here: its own driver ends the process with a segmentation fault
+when the disk is full, and locks files, which some parallel file systems refuse.
 """
 
 import os
@@ -35,13 +36,15 @@ def versions(form: str) -> tuple[int, ...]:
 @contextmanager
 def replacing(
     path: Path, form: str, check: Callable[[Path], object] = lambda new: None
-) -> Iterator[h5py.File]:  # fmt: skip
-    """A new HDF5 file of the given format that takes the place of `path` when the block ends without error.
+) -> Iterator[h5py.File]:
+    """A new HDF5 file of the given format that takes the place of `path` when the block ends
+    without error.
 
     check: is given the new file before it does; where it raises, `path` stays as it was.
 
-    Makes the folder where it is missing, and removes what killed writers of the same file left in it. Raises
-    WriteError if the file cannot be written (no space, no permission, no disk); `path` is then as before.
+    Makes the folder where it is missing, and removes what killed writers of the same file left in
+    it. Raises WriteError if the file cannot be written (no space, no permission, no disk); `path`
+    is then as before.
     """
     with writing(path), instead(path) as new:
         _prepare(path)
@@ -56,7 +59,9 @@ def replacing(
 
 @contextmanager
 def instead(path: Path) -> Iterator[Path]:
-    """Where to write a new file, which takes the place of `path` at once when the block ends without error. OSError."""
+    """Where to write a new file, which takes the place of `path` at once when the block ends
+    without error. OSError.
+    """
     new = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY}")
     try:
         yield new
@@ -78,12 +83,15 @@ def put(path: Path, content: bytes) -> None:
 def opened(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
     """The file at `path` for reading, after its seal, format and version are checked.
 
-    whole: all of it is checked now, otherwise each part when it is first read.  Raises DamagedError if it is missing,
-    cut short or altered, CheckpointError if it is foreign or of a version that this hpcfed does not read. A file that
-    is replaced meanwhile stays readable as it was.
+    whole: all of it is checked now, otherwise each part when it is first read.  Raises DamagedError
+    if it is missing, cut short or altered, CheckpointError if it is foreign or of a version that
+    this hpcfed does not read. A file that is replaced meanwhile stays readable as it was.
     """
     try:
-        with passing.existing(regular(path)) as raw, h5py.File(checked(path, raw, whole), "r") as file:
+        with (
+            passing.existing(regular(path)) as raw,
+            h5py.File(checked(path, raw, whole), "r") as file,
+        ):
             _check_format(path, file, form)
             yield file
     except OSError as error:
@@ -96,7 +104,9 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteError(f"{path}: cannot be written: {error}; make room or choose another run folder") from error
+        raise WriteError(
+            f"{path}: cannot be written: {error}; make room or choose another run folder"
+        ) from error
 
 
 def _prepare(path: Path) -> None:
@@ -107,7 +117,9 @@ def _prepare(path: Path) -> None:
 
 def _sync(folder: Path) -> None:
     """Make the rename last through a power cut."""
-    with suppress(OSError):  # some network file systems cannot sync a folder; the file itself is complete
+    with suppress(
+        OSError
+    ):  # some network file systems cannot sync a folder; the file itself is complete
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -120,7 +132,11 @@ def _check_format(path: Path, file: h5py.File, form: str) -> None:
     if found != form:
         raise CheckpointError(f"{path}: holds {found}, not {form}; give a file of that kind")
     if version not in versions(form):
-        who = "a newer hpcfed" if version > versions(form)[0] else "the hpcfed that wrote it (results name its version)"
+        who = (
+            "a newer hpcfed"
+            if version > versions(form)[0]
+            else "the hpcfed that wrote it (results name its version)"
+        )
         readable = " and ".join(map(str, versions(form)))
         raise CheckpointError(
             f"{path}: format version {version}, but this hpcfed reads version {readable}; use {who}"

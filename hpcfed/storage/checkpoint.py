@@ -1,8 +1,9 @@
 """Checkpoints: all that a run needs to go on, by client and never by rank.
 
-Each rank writes what it has into a part of its own; the index, written last, makes them one: its groups link to the
-items of all parts, so that any HDF5 tool that opens it finds every client. A checkpoint exists when its index does. A
-run saved on 3 ranks resumes on 4: each rank opens the parts, and reads of them the MiB, that it needs.
+Each rank writes what it has into a part of its own; the index, written last, makes them one: its
+groups link to the items of all parts, so that any HDF5 tool that opens it finds every client. A
+checkpoint exists when its index does. A run saved on 3 ranks resumes on 4: each rank opens the
+parts, and reads of them the MiB, that it needs.
 
     checkpoints/round-000040.h5                 the index
     checkpoints/round-000040/rank-0003.h5       what rank 3 had
@@ -25,7 +26,9 @@ PARTS = re.compile(r"round-\d{6,}(?:-(\d+))?")
 
 
 def rounds_of(path: Path) -> int:
-    """How many rounds are done, from the file's name; CheckpointError if it is not a checkpoint's."""
+    """How many rounds are done, from the file's name; CheckpointError if it is not a
+    checkpoint's.
+    """
     match = NAME.fullmatch(path.name)
     if match is None:
         raise CheckpointError(f"{path}: not a checkpoint; their names are like round-000040.h5")
@@ -38,11 +41,15 @@ def newest(run: Path) -> Path | None:
 
 
 def candidates(path: Path) -> list[Path]:
-    """The checkpoints of a run folder, the newest first, or the one at that path; CheckpointError if there is none."""
+    """The checkpoints of a run folder, the newest first, or the one at that path; CheckpointError
+    if there is none.
+    """
     found = _saved(names.checkpoint_folder(path)) if path.is_dir() else [path]
     if not found:
         folder = names.checkpoint_folder(path)
-        raise CheckpointError(f"{folder}: no checkpoint here; check the path, or start anew without --resume")
+        raise CheckpointError(
+            f"{folder}: no checkpoint here; check the path, or start anew without --resume"
+        )
     return found
 
 
@@ -78,15 +85,23 @@ def fresh(index: Path) -> Path:
 
 
 def unfinished(run: Path) -> list[Path]:
-    """Folders of parts that are newer than the index that belongs to them, or have none that can be read."""
-    return [parts for parts in _parts(names.checkpoint_folder(run)) if number_of(parts) > used(names.index_of(parts))]
+    """Folders of parts that are newer than the index that belongs to them, or have none that can be
+    read.
+    """
+    return [
+        parts
+        for parts in _parts(names.checkpoint_folder(run))
+        if number_of(parts) > used(names.index_of(parts))
+    ]
 
 
 def used(index: Path) -> int:
     """The number of the folder that an index names; -1 if there is no index that can be read."""
     try:
         with Reader(index) as file:
-            return max((number_of(index.parent / part.split("/")[0]) for part in file.parts), default=-1)
+            return max(
+                (number_of(index.parent / part.split("/")[0]) for part in file.parts), default=-1
+            )
     except CheckpointError:
         return -1
 
@@ -96,10 +111,11 @@ def number_of(parts: Path) -> int:
 
 
 def prune(run: Path, keep: int) -> None:
-    """Delete all but the `keep` newest checkpoints, parts without an index, and of several those it does not name.
+    """Delete all but the `keep` newest checkpoints, parts without an index, and of several those it
+    does not name.
 
-    keep >= 1.  For while no rank writes. What cannot be deleted stays, and so do the parts of an index that cannot be
-    read.
+    keep >= 1.  For while no rank writes. What cannot be deleted stays, and so do the parts of an
+    index that cannot be read.
     """
     folder = names.checkpoint_folder(run)
     with suppress(OSError):
@@ -108,7 +124,9 @@ def prune(run: Path, keep: int) -> None:
         found = _parts(folder)
         many = Counter(map(names.index_of, found))
         for parts in found:
-            index = names.index_of(parts)  # is read only where it has a choice: that takes a millisecond
+            index = names.index_of(
+                parts
+            )  # is read only where it has a choice: that takes a millisecond
             if not index.exists() or (many[index] > 1 and number_of(parts) != used(index) >= 0):
                 shutil.rmtree(parts)
         for left in folder.glob(f".*{TEMPORARY}"):
@@ -131,8 +149,8 @@ def remove_parts(parts: Path) -> None:
 def drop_after(run: Path, rounds: int) -> None:
     """Delete the checkpoints of later rounds, and unfinished ones; WriteError if that is refused.
 
-    For a run that goes on from an earlier one and makes them anew; otherwise `newest` and `prune` would
-    take those of the abandoned continuation for the newest.
+    For a run that goes on from an earlier one and makes them anew; otherwise `newest` and `prune`
+    would take those of the abandoned continuation for the newest.
     """
     for parts in unfinished(run):
         with writing(parts):
@@ -151,4 +169,6 @@ def _saved(folder: Path) -> list[Path]:
 
 def _parts(folder: Path) -> list[Path]:
     """Folders of parts in a folder."""
-    return [path for path in matching(folder, "round-*") if path.is_dir() and PARTS.fullmatch(path.name)]
+    return [
+        path for path in matching(folder, "round-*") if path.is_dir() and PARTS.fullmatch(path.name)
+    ]

@@ -1,11 +1,20 @@
-"""Rounds as columns: by name one array whose first axis is the round, put together from rows and from parts."""
+"""Rounds as columns: by name one array whose first axis is the round, put together from rows and
+from parts.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 Columns = dict[str, np.ndarray]
-PHASES = ("train", "server", "communicate", "evaluate", "wait", "checkpoint")  # columns ranks/..., seconds
+PHASES = (
+    "train",
+    "server",
+    "communicate",
+    "evaluate",
+    "wait",
+    "checkpoint",
+)  # columns ranks/..., seconds
 
 
 def stacked(rows: list[dict[str, np.ndarray]]) -> Columns:
@@ -35,7 +44,9 @@ def _join(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
 
 
 def filled(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
-    """Pieces of a column, by their rounds, one below the other in float64; nan where one is absent or narrower."""
+    """Pieces of a column, by their rounds, one below the other in float64; nan where one is absent
+    or narrower.
+    """
     shapes = [piece.shape[1:] for _, piece in pieces if piece is not None]
     column, t = np.full((sum(n for n, _ in pieces), *max(shapes)), np.nan), 0
     for n, piece in pieces:

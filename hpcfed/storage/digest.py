@@ -1,4 +1,6 @@
-"""One number for all that a run computed: equal digests mean equal bits, whatever ranks or folder."""
+"""One number for all that a run computed: equal digests mean equal bits, whatever ranks or
+folder.
+"""
 
 import hashlib
 from pathlib import Path
@@ -13,10 +15,10 @@ COLUMNS = ("clients/accuracy", "clients/accuracy_before", "clients/train_loss")
 def digest(run: Path) -> str:
     """SHA-256, in hex, of a run's accuracies, training losses, server state and clients.
 
-    Covers the columns above, and the items "state" and "clients/..." of the newest checkpoint: names, kinds,
-    dtypes, shapes and bits, in the order of names. -0.0 differs from 0.0; all nan are alike. Leaves out
-    header, placement, times, bytes sent and the folder. Raises CheckpointError if either file is missing or
-    damaged.
+    Covers the columns above, and the items "state" and "clients/..." of the newest checkpoint:
+    names, kinds, dtypes, shapes and bits, in the order of names. -0.0 differs from 0.0; all nan are
+    alike. Leaves out header, placement, times, bytes sent and the folder. Raises CheckpointError if
+    either file is missing or damaged.
     """
     record = results.load(run)
     total = hashlib.sha256()

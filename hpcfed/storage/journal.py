@@ -1,9 +1,11 @@
-"""Blocks of rounds that are added to a file one after the other, each in time that does not grow with the file.
+"""Blocks of rounds that are added to a file one after the other, each in time that does not grow
+with the file.
 
-The journal goes on where another one ends: its first line names that file's seal, so that nobody reads it after a
-newer file has taken the place of that one. A block is a line of JSON that names its arrays, and their bytes (an NPZ
-takes 40 times as long to read), behind its first round, length and SHA-256. What a killed writer
-left of a block is not read, and the next block is written over it.
+The journal goes on where another one ends: its first line names that file's seal, so that nobody
+reads it after a newer file has taken the place of that one. A block is a line of JSON that names
+its arrays, and their bytes (an NPZ takes 40 times as long to read), behind its first round, length
+and SHA-256. What a killed writer left of a block is not read, and the next block is written over
+it.
 """
 
 import hashlib
@@ -33,17 +35,23 @@ class Journal:
     def fits(self) -> bool:
         """Whether the file that it goes on from is still there, and what was added."""
         try:
-            return seal(self.after) == self.seal and (not self.end or self.path.stat().st_size >= self.end)
+            return seal(self.after) == self.seal and (
+                not self.end or self.path.stat().st_size >= self.end
+            )
         except OSError:
             return False
 
     def append(self, first: int, block: Columns) -> None:
-        """Add a block, whose first round is `first`, and flush it to the disk; WriteError where that fails."""
+        """Add a block, whose first round is `first`, and flush it to the disk; WriteError where
+        that fails.
+        """
         data = pack(block)
         head = b"" if self.end else self.seal
         with writing(self.path), open(self.path, "r+b" if self.end else "wb") as file:
             file.seek(self.end)
-            file.writelines([head, HEAD.pack(first, len(data), hashlib.sha256(data).digest()), data])
+            file.writelines(
+                [head, HEAD.pack(first, len(data), hashlib.sha256(data).digest()), data]
+            )
             file.truncate()
             file.flush()
             os.fsync(file.fileno())
@@ -51,7 +59,9 @@ class Journal:
 
 
 def blocks(path: Path, after: Path) -> Iterator[tuple[int, Columns]]:
-    """First round and columns of each whole block at that path, if there is a journal that goes on from `after`."""
+    """First round and columns of each whole block at that path, if there is a journal that goes on
+    from `after`.
+    """
     if not path.is_file():
         return
     with open(path, "rb") as file:
@@ -69,7 +79,9 @@ def blocks(path: Path, after: Path) -> Iterator[tuple[int, Columns]]:
 def pack(block: Columns) -> bytes:
     """Arrays as bytes."""
     about = [(name, array.dtype.str, array.shape) for name, array in block.items()]
-    return b"".join([json.dumps(about).encode(), b"\n", *(array.tobytes() for array in block.values())])
+    return b"".join(
+        [json.dumps(about).encode(), b"\n", *(array.tobytes() for array in block.values())]
+    )
 
 
 def unpack(data: bytes) -> Columns:

@@ -26,7 +26,9 @@ def results_of(run: Path) -> Path:
 
 
 def place_of(results: Path) -> Path:
-    """What names the run with these results: its folder, or the file where that lies among others."""
+    """What names the run with these results: its folder, or the file where that lies among
+    others.
+    """
     real = Path(os.path.realpath(results))
     if real.name == results_file(real).name:
         return real.parent
@@ -72,7 +74,9 @@ def watch_file(run: Path, rank: int) -> Path:
 
 
 def sink_folder(run: Path, sink: str) -> Path:
-    """Where a log of another program's kind lies (`hpcfed.sinks`), which has the name of its field in the job."""
+    """Where a log of another program's kind lies (`hpcfed.sinks`), which has the name of its field
+    in the job.
+    """
     return run / sink
 
 
@@ -93,7 +97,8 @@ def checkpoint_file(run: Path, rounds: int) -> Path:
 def parts_folder(index: Path, number: int = 0) -> Path:
     """Where the parts of the checkpoint with this index are.
 
-    number: from 1 where the same round is saved again, so that the parts that the index names stay as they are.
+    number: from 1 where the same round is saved again, so that the parts that the index names stay
+    as they are.
     """
     return index.with_name(f"{index.stem}-{number}" if number else index.stem)
 

@@ -14,13 +14,16 @@ from hpcfed.storage.atomic import opened, replacing
 from hpcfed.storage.same import same
 from hpcfed.storage.seal import identity
 
-Items = Callable[[], Iterable[tuple[str, Any]]]  # names such as "state" or "clients/3", and values (see `tree.write`)
+Items = Callable[
+    [], Iterable[tuple[str, Any]]
+]  # names such as "state" or "clients/3", and values (see `tree.write`)
 Part = dict[str, Any]  # identity of a part's file, and the names of its items
 
 
 @dataclass(frozen=True)
 class About:
-    """What all parts of a checkpoint say of it: rounds done, number of parts, and a header that JSON takes.
+    """What all parts of a checkpoint say of it: rounds done, number of parts, and a header that
+    JSON takes.
 
     header: "job" is what `same_job` compares.
     """
@@ -31,13 +34,15 @@ class About:
 
 
 def write_part(folder: Path, rank: int, about: About, items: Items) -> Part:
-    """Write one rank's part of a checkpoint, and compare what is then in the file with what was to be written.
+    """Write one rank's part of a checkpoint, and compare what is then in the file with what was to
+    be written.
 
-    items: called twice.  The comparison reads the file as a resume would, through its checksums. It finds what was
-    lost between this process and the file: by HDF5, a short write, a disk that was full without saying so. The system
-    answers from its memory, so it does not find what the disk itself loses later; the checksums do.
-    Raises WriteError if the file cannot be written, or holds something else; then there is no such file: who finds the
-    parts of a checkpoint without an index (`adopt`) takes none that was not compared.
+    items: called twice.  The comparison reads the file as a resume would, through its checksums. It
+    finds what was lost between this process and the file: by HDF5, a short write, a disk that was
+    full without saying so. The system answers from its memory, so it does not find what the disk
+    itself loses later; the checksums do. Raises WriteError if the file cannot be written, or holds
+    something else; then there is no such file: who finds the parts of a checkpoint without an index
+    (`adopt`) takes none that was not compared.
     """
     path, written = names.part_file(folder, rank), []
     try:
@@ -62,7 +67,9 @@ def compare(path: Path, items: Items) -> None:
 
 
 def read_part(folder: Path, rank: int) -> tuple[About, Part]:
-    """What a part says of its checkpoint and of itself. Raises CheckpointError if it is missing or damaged."""
+    """What a part says of its checkpoint and of itself. Raises CheckpointError if it is missing or
+    damaged.
+    """
     path = names.part_file(folder, rank)
     with opened(path, names.PART, whole=False) as file:
         about = About(**tree.read_json(file, "about"))
@@ -70,9 +77,11 @@ def read_part(folder: Path, rank: int) -> tuple[About, Part]:
 
 
 def adopt(folder: Path, most: int) -> bool:
-    """Write the index of a checkpoint whose writers ended before that, if all its parts are there; whether they are.
+    """Write the index of a checkpoint whose writers ended before that, if all its parts are there;
+    whether they are.
 
-    most: rounds that it may have.  Raises CheckpointError if parts are missing or damaged, or the index is refused.
+    most: rounds that it may have.  Raises CheckpointError if parts are missing or damaged, or the
+    index is refused.
     """
     about, first = read_part(folder, 0)
     if about.rounds > most:
@@ -104,7 +113,9 @@ def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:
     with replacing(names.index_of(folder), names.CHECKPOINT) as file:
         file.attrs["rounds"] = about.rounds
         tree.write_json(file, "header", about.header)
-        tree.write_json(file, "parts", {files[rank]: part["identity"] for rank, part in parts.items()})
+        tree.write_json(
+            file, "parts", {files[rank]: part["identity"] for rank, part in parts.items()}
+        )
         tree.write_json(file, "names", ordered(where))
         items = file.create_group("items")
         for name, part in where.items():
@@ -113,4 +124,7 @@ def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:
 
 def ordered(items: Iterable[str]) -> list[str]:
     """Shared items as they come, then the clients by number."""
-    return sorted(items, key=lambda name: int(name.removeprefix("clients/")) if name.startswith("clients/") else -1)
+    return sorted(
+        items,
+        key=lambda name: int(name.removeprefix("clients/")) if name.startswith("clients/") else -1,
+    )

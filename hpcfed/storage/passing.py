@@ -1,8 +1,10 @@
 """Files whose large parts pass through the system's memory without staying there.
 
-A checkpoint is written once, read back once, and then not looked at, perhaps for ever. In the page cache it would take
-the memory that training uses, and on virtual machines be slow: these hand out memory that was not in use before at
-0.4 GB/s. Linux 6.14 and later can do without (RWF_DONTCACHE), where the file system can; elsewhere files are as ever.
+A checkpoint is written once, read back once, and then not looked at, perhaps for ever. In the page
+cache it would take the memory that training uses, and on virtual machines be slow: these hand out
+memory that was not in use before at
+0.4 GB/s. Linux 6.14 and later can do without (RWF_DONTCACHE), where the file system can; elsewhere
+files are as ever.
 """
 
 import errno
@@ -17,13 +19,15 @@ BLOCK = 512  # bytes of a file before its data: the smallest user block that HDF
 CHUNK = 1 << 20  # bytes of data that share a checksum
 DONTCACHE = 0x80  # RWF_DONTCACHE of preadv2(2) and pwritev2(2), which Python has no name for
 UNKNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # what says so
-LARGE = 1 << 20  # bytes from which on it pays; HDF5 reads and writes its tables by the hundred bytes
+# bytes from which on it pays; HDF5 reads and writes its tables by the hundred bytes
+LARGE = 1 << 20
 
 
 class Passing(io.FileIO):
     """Such a file, unbuffered: a write may take less than all, as that of any raw file.
 
-    sums: CRC-32 of the chunks of a sealed file (see `seal`) that were written as a whole, and in one piece, by number.
+    sums: CRC-32 of the chunks of a sealed file (see `seal`) that were written as a whole, and in
+    one piece, by number.
     """
 
     flags = DONTCACHE
@@ -50,10 +54,16 @@ class Passing(io.FileIO):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        return super().readinto(view) if len(view) < LARGE else self._at(os.preadv, view, super().readinto)
+        return (
+            super().readinto(view)
+            if len(view) < LARGE
+            else self._at(os.preadv, view, super().readinto)
+        )
 
     def _at(self, call: Any, view: memoryview, plain: Any) -> int:
-        """This transfer at the file's position; `plain` where the system, or the file system, knows no such thing."""
+        """This transfer at the file's position; `plain` where the system, or the file system, knows
+        no such thing.
+        """
         if not self.flags:
             return plain(view)
         try:

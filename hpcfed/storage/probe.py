@@ -24,7 +24,8 @@ class Probe:
     representations: K arrays [N, d], whose widths may differ.
     image: position of the example whose conductance was taken, -1 where there is none (texts).
     conductance: K arrays [d], or [0] of clients that did not predict its label.
-    rounds: [P], of up to four checkpoints, ascending.  cka: [P, K, K], linear CKA of each two clients then.
+    rounds: [P], of up to four checkpoints, ascending.  cka: [P, K, K], linear CKA of each two
+    clients then.
     """
 
     header: dict[str, Any]
@@ -64,7 +65,10 @@ def current(run: Path) -> Probe | None:
     try:
         found = read(run)
         return found if newest is None or found.header["checkpoint"] == identity(newest) else None
-    except (CheckpointError, OSError):  # of the probe, or of a checkpoint that is just being deleted
+    except (
+        CheckpointError,
+        OSError,
+    ):  # of the probe, or of a checkpoint that is just being deleted
         return None
 
 
@@ -73,7 +77,9 @@ def read(run: Path) -> Probe:
     with opened(names.probe_file(run), names.PROBE) as file:
         tables = {name: file[name][...] for name in TABLES}
         lists = {name: listed(file[name], tables["clients"]) for name in LISTS}
-        return Probe(tree.read_json(file, "header"), **tables, **lists, image=tree.read_json(file, "image"))
+        return Probe(
+            tree.read_json(file, "header"), **tables, **lists, image=tree.read_json(file, "image")
+        )
 
 
 def listed(group: h5py.Group, clients: np.ndarray) -> list[np.ndarray]:

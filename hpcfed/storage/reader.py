@@ -19,9 +19,10 @@ OPEN = 64  # parts that are open at a time: systems allow about 1000 files
 class Reader:
     """One checkpoint, open for reading; closes at the end of a with block.
 
-    header: as it was written. rounds: how many rounds are done.  whole: the parts too are checked when they are
-    opened, not each stretch when it is read.
-    Raises DamagedError if the index or a part is missing, cut short or altered, CheckpointError if it is foreign.
+    header: as it was written. rounds: how many rounds are done.  whole: the parts too are checked
+    when they are opened, not each stretch when it is read.
+    Raises DamagedError if the index or a part is missing, cut short or altered, CheckpointError if
+    it is foreign.
     """
 
     def __init__(self, path: Path, whole: bool = False):
@@ -32,7 +33,9 @@ class Reader:
         self.header: dict[str, Any] = tree.read_json(self._file, "header")
         self.rounds = int(self._file.attrs["rounds"])
         self._names: list[str] = tree.read_json(self._file, "names")
-        self.parts: dict[str, str] = tree.read_json(self._file, "parts") if "parts" in self._file else {}
+        self.parts: dict[str, str] = (
+            tree.read_json(self._file, "parts") if "parts" in self._file else {}
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -65,8 +68,12 @@ class Reader:
         """Where the item of that name is."""
         if name not in self._names:
             raise CheckpointError(f"{self.path}: {unknown('item', name, self._names)}")
-        link = self._file["items"].get(name, getlink=True)  # up to version 3 the items are in the file itself
-        return (self._part(link.filename) if isinstance(link, h5py.ExternalLink) else self._file)["items"]
+        link = self._file["items"].get(
+            name, getlink=True
+        )  # up to version 3 the items are in the file itself
+        return (self._part(link.filename) if isinstance(link, h5py.ExternalLink) else self._file)[
+            "items"
+        ]
 
     def _part(self, name: str) -> h5py.File:
         if name not in self._open:
@@ -84,5 +91,7 @@ class Reader:
         except OSError as error:
             raise DamagedError(f"{path}: cannot be read: {error}") from error
         if not own:
-            raise DamagedError(f"{path}: damaged: another part than the one that {self.path.name} was written with")
+            raise DamagedError(
+                f"{path}: damaged: another part than the one that {self.path.name} was written with"
+            )
         return opened(path, names.PART, self.whole)

@@ -19,15 +19,18 @@ from hpcfed.storage.journal import blocks
 
 Header = dict[str, Any]
 JOB_ID = "slurm_job"  # in the header: the batch job that the run was started by; "": none
-FINISHED, STOPPED = "finished", "stopped"  # `ended` in the header: all rounds are done, or a signal ended the run
+FINISHED, STOPPED = (
+    "finished",
+    "stopped",
+)  # `ended` in the header: all rounds are done, or a signal ended the run
 
 
 @dataclass(frozen=True)
 class Record:
     """A result file as it was when it was read.
 
-    `columns` has by name [T, K], [T, R] or [T], where T = rounds; nan where a round has no value, or has
-    fewer ranks than another. A column with such gaps is float64, whatever it was before.
+    `columns` has by name [T, K], [T, R] or [T], where T = rounds; nan where a round has no value,
+    or has fewer ranks than another. A column with such gaps is float64, whatever it was before.
     """
 
     header: Header
@@ -49,7 +52,9 @@ def load(run: Path) -> Record:
     Raises CheckpointError if there are none, or the file is damaged, foreign or of another version.
     """
     path = names.results_of(run)
-    while True:  # again, if the file was made anew while it was read, for then the journal is not the one that it had
+    # again, if the file was made anew while it was read, for then the journal is not the one that
+    # it had
+    while True:
         before = _stamp(path)
         record = _read(path)
         if _stamp(path) == before:
@@ -83,7 +88,10 @@ def _read(path: Path) -> Record:
 def _advice(folder: Path) -> str:
     if os.path.isfile(names.sweep_file(folder)):
         return f"{folder} is a sweep: give one of its runs, which `hpcfed status {folder}` lists"
-    return "give the folder of a run that has begun, restore the file from a copy, or run the job again"
+    return (
+        "give the folder of a run that has begun, restore the file from a copy, or run the "
+        "job again"
+    )
 
 
 def stamp(run: Path) -> tuple[Any, ...]:
@@ -93,7 +101,8 @@ def stamp(run: Path) -> tuple[Any, ...]:
 
 
 def recover(run: Path, rounds: int = 0) -> Record:
-    """The results in a run folder; if they are damaged or missing, the copy that belongs to its last checkpoint.
+    """The results in a run folder; if they are damaged or missing, the copy that belongs to its
+    last checkpoint.
 
     rounds: that they should have; those of which the journal is damaged or missing have fewer.
     """
@@ -102,7 +111,9 @@ def recover(run: Path, rounds: int = 0) -> Record:
     except DamagedError:
         found = []
     if not found or found[0].rounds < rounds:
-        found += filter(None, map(_whole, matching(names.checkpoint_folder(run), "round-*/results.h5")))
+        found += filter(
+            None, map(_whole, matching(names.checkpoint_folder(run), "round-*/results.h5"))
+        )
     return max(found, key=lambda record: record.rounds) if found else load(run)
 
 

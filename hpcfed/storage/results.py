@@ -1,4 +1,6 @@
-"""The record of a run, round by round: written by rank 0, readable by anyone while the run goes on (`record`)."""
+"""The record of a run, round by round: written by rank 0, readable by anyone while the run goes on
+(`record`).
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,28 @@ __all__ = ["Record", "Results", "load", "recover"]
 BUDGET = 0.02  # largest share of a run's time that goes into making the file anew
 MANY = 100  # rounds that wait in memory, where nothing asks for them on the disk
 FINAL = "final"  # arrays of what a method does after the last round
-PAST = ("versions", "commit", "hardware", "ranks", JOB_ID)  # what a resumed run keeps of each header before its own
+PAST = (
+    "versions",
+    "commit",
+    "hardware",
+    "ranks",
+    JOB_ID,
+)  # what a resumed run keeps of each header before its own
 
 Cell = np.ndarray | np.generic | float | int
 Rows = dict[str, dict[str, Cell]]  # by the round's number, from 0
 
 
 class Results:
-    """The writer. All rounds stay in memory, and writing the file makes the whole of it anew, so no kill can harm it.
+    """The writer. All rounds stay in memory, and writing the file makes the whole of it anew, so no
+    kill can harm it.
 
-    That takes longer the more rounds there are. So where it would take too much of a run's time, the rounds since
-    are added to a journal beside the file instead, which `load` reads too; `finish` leaves the file alone.
+    That takes longer the more rounds there are. So where it would take too much of a run's time,
+    the rounds since are added to a journal beside the file instead, which `load` reads too;
+    `finish` leaves the file alone.
 
-    header: JSON-able (job, algorithm, versions, ranks, placement, names of architectures and classes ...).
+    header: JSON-able (job, algorithm, versions, ranks, placement, names of architectures and
+    classes ...).
     arrays: facts that do not change from round to round, such as label_counts [K, C].
     """
 
@@ -43,28 +54,36 @@ class Results:
         self._rows: list[dict[str, np.ndarray]] = []  # and those that are not
         self._journal: Journal | None = None  # once there is a file that it can go on from
         self.source = self.path  # what was gone on from
-        self._written, self._took = monotonic(), 0.0  # when the file was last written, and the seconds of a round in it
+        self._written, self._took = (
+            monotonic(),
+            0.0,
+        )  # when the file was last written, and the seconds of a round in it
 
     @classmethod
     def resume(cls, run: Path, rounds: int, header: Header, known: Rows | None = None) -> Results:
         """Go on after the first `rounds` rounds of the run's result file; later rows are dropped.
 
-        known: rows that the file may lack, as `unwritten` gave them.  `header` replaces the old one, of which "history"
-        keeps the versions, hardware, ranks and batch job, and up to which round they hold. Raises CheckpointError if
-        rows are missing, or as `load` does.
+        known: rows that the file may lack, as `unwritten` gave them.  `header` replaces the old
+        one, of which "history" keeps the versions, hardware, ranks and batch job, and up to which
+        round they hold. Raises CheckpointError if rows are missing, or as `load` does.
         """
         known = known or {}
         old = recover(run, next((t for t in range(rounds, 0, -1) if str(t - 1) not in known), 0))
         if any(str(t) not in known for t in range(old.rounds, rounds)):
             raise CheckpointError(
                 f"{names.results_file(run)}: holds {old.rounds} rounds, the checkpoint {rounds}; "
-                "resume from an earlier checkpoint, or restore the result file that belongs to this one"
+                "resume from an earlier checkpoint, or restore the result file that belongs to "
+                "this one"
             )
         past = {"rounds": rounds} | {key: old.header[key] for key in PAST if key in old.header}
-        arrays = {name: array for name, array in old.arrays.items() if not name.startswith(f"{FINAL}/")}
+        arrays = {
+            name: array for name, array in old.arrays.items() if not name.startswith(f"{FINAL}/")
+        }
         results = cls(run, {**header, "history": [*old.header.get("history", []), past]}, arrays)
         written = min(rounds, old.rounds)
-        results._blocks = [{name: column[:written] for name, column in old.columns.items()}] if written else []
+        results._blocks = (
+            [{name: column[:written] for name, column in old.columns.items()}] if written else []
+        )
         for t in range(written, rounds):
             results.append(known[str(t)])
         results.source = old.path
@@ -98,10 +117,11 @@ class Results:
         self._rows.append({name: _cell(name, value) for name, value in row.items()})
 
     def write(self, force: bool = False) -> None:
-        """Bring what is new to the disk: into the file while that takes at most 2 % of the time, else the journal.
+        """Bring what is new to the disk: into the file while that takes at most 2 % of the time,
+        else the journal.
 
-        Without force, the journal waits for a hundred rounds. Raises WriteError if the disk refuses;
-        rows then stay in memory.
+        Without force, the journal waits for a hundred rounds. Raises WriteError if the disk
+        refuses; rows then stay in memory.
         """
         if self._journal is None or self._expected() <= BUDGET * (monotonic() - self._written):
             self.finish()
@@ -109,7 +129,9 @@ class Results:
             self._extend(self._journal)
 
     def _extend(self, journal: Journal) -> None:
-        """Add what is new to the journal; the file that it belongs to may have been removed meanwhile."""
+        """Add what is new to the journal; the file that it belongs to may have been removed
+        meanwhile.
+        """
         if not journal.fits():
             self.finish()
         else:
@@ -119,7 +141,9 @@ class Results:
             self._rows = []
 
     def finish(self) -> None:
-        """Make the file complete up to the last row; then it needs no journal. Raises WriteError as `write`."""
+        """Make the file complete up to the last row; then it needs no journal. Raises WriteError as
+        `write`.
+        """
         begin = monotonic()
         columns = self._columns()
         try:
@@ -141,7 +165,10 @@ class Results:
 
     def copy(self, path: Path) -> None:
         """Copy what is on disk; WriteError if that fails."""
-        for file, to in (self.path, path), (names.journal_file(self.path), names.journal_file(path)):
+        for file, to in (
+            (self.path, path),
+            (names.journal_file(self.path), names.journal_file(path)),
+        ):
             if file.exists():
                 with writing(to):
                     shutil.copyfile(file, to)
@@ -168,6 +195,7 @@ def _cell(name: str, value: Cell) -> np.ndarray:
     cell = np.array(value)  # a copy: the caller may reuse its array
     if cell.ndim > 1 or cell.dtype.kind not in "biuf":
         raise CheckpointError(
-            f"results: column {name!r} got {cell.dtype} {list(cell.shape)}; give one number, [K] or [R]"
+            f"results: column {name!r} got {cell.dtype} {list(cell.shape)}; give one number, [K] "
+            f"or [R]"
         )
     return cell

@@ -12,14 +12,20 @@ ABSENT = "absent"
 
 
 def same_job(
-    ours: dict[str, Any], theirs: dict[str, Any], ignore: set[str], defaults: dict[str, Any] | None = None
+    ours: dict[str, Any],
+    theirs: dict[str, Any],
+    ignore: set[str],
+    defaults: dict[str, Any] | None = None,
 ) -> None:
     """Raise CheckpointError, with the fields that differ, unless both jobs are the same.
 
-    ignore: dotted names of fields or parts that may differ ("run" covers "run.threads").  defaults: what a field means
-    that the checkpoint does not have, because hpcfed had no such field when it was written.
+    ignore: dotted names of fields or parts that may differ ("run" covers "run.threads").  defaults:
+    what a field means that the checkpoint does not have, because hpcfed had no such field when it
+    was written.
     """
-    ours, defaults = (json.loads(json.dumps(job or {})) for job in (ours, defaults))  # tuples are lists, as in theirs
+    ours, defaults = (
+        json.loads(json.dumps(job or {})) for job in (ours, defaults)
+    )  # tuples are lists, as in theirs
     here, there = flat(ours), flat(defaults) | flat(theirs)
     differences = [
         f"{name}: {here.get(name, ABSENT)} here, {there.get(name, ABSENT)} in the checkpoint"
@@ -38,7 +44,11 @@ def same(a: Any, b: Any) -> bool:
     """Whether two values of those that `tree` saves are equal in shape and bits, nan included."""
     match a:
         case dict():
-            return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+            return (
+                isinstance(b, dict)
+                and a.keys() == b.keys()
+                and all(same(a[key], b[key]) for key in a)
+            )
         case list() | tuple():
             return isinstance(b, list | tuple) and len(a) == len(b) and all(map(same, a, b))
         case np.generic():
@@ -52,7 +62,9 @@ def same(a: Any, b: Any) -> bool:
             import torch  # here, so that result files are read without torch
 
             alike = isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape
-            return alike and np.array_equal(*(t.detach().cpu().reshape(-1).view(torch.uint8).numpy() for t in (a, b)))
+            return alike and np.array_equal(
+                *(t.detach().cpu().reshape(-1).view(torch.uint8).numpy() for t in (a, b))
+            )
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

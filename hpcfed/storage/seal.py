@@ -1,10 +1,12 @@
-"""The seal of a file: a text in its user block that says what each of its bytes was when it was written.
+"""The seal of a file: a text in its user block that says what each of its bytes was when it was
+written.
 
-HDF5 tools skip the user block, the 512 bytes before the data. The seal gives where the data end, and the SHA-256 of the
-table that follows them there: one CRC-32 for each MiB. So a reader checks what it reads, no more, and before HDF5
-sees it, because HDF5 may crash on damaged data. A CRC-32 finds any damage that lies within 32 neighbouring bits, and
-of all other damage all but one case in 4e9. HDF5's own checksums (fletcher32) cover arrays alone, not the structure by
-which arrays are found.
+HDF5 tools skip the user block, the 512 bytes before the data. The seal gives where the data end,
+and the SHA-256 of the table that follows them there: one CRC-32 for each MiB. So a reader checks
+what it reads, no more, and before HDF5 sees it, because HDF5 may crash on damaged data. A CRC-32
+finds any damage that lies within 32 neighbouring bits, and of all other damage all but one case in
+4e9. HDF5's own checksums (fletcher32) cover arrays alone, not the structure by which arrays are
+found.
 """
 
 import hashlib
@@ -39,7 +41,9 @@ def seal(raw: BinaryIO) -> None:
 
 
 def checksums(raw: BinaryIO, end: int, known: Mapping[int, int] | None = None) -> bytes:
-    """The table of a file whose data end there, read from the file. known: of whole chunks, by number."""
+    """The table of a file whose data end there, read from the file. known: of whole chunks, by
+    number.
+    """
     memory, known, sums = memoryview(bytearray(CHUNK)), known or {}, []
     for i, start in enumerate(range(BLOCK, end, CHUNK)):
         size = min(CHUNK, end - start)
@@ -68,7 +72,9 @@ def identity(path: Path) -> str:
 
 
 def checked(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:
-    """The file for HDF5 to read. DamagedError if the seal, or with `whole` any of the data, is not as written."""
+    """The file for HDF5 to read. DamagedError if the seal, or with `whole` any of the data, is not
+    as written.
+    """
     block, size = raw.read(BLOCK), raw.seek(0, os.SEEK_END)
     if block.startswith(WHOLE):
         return _checked_whole(path, block, raw)
@@ -97,7 +103,11 @@ class Checked(io.RawIOBase):
         self.good: set[int] = set()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self.raw.seek(self.end + offset, os.SEEK_SET) if whence == os.SEEK_END else self.raw.seek(offset, whence)
+        return (
+            self.raw.seek(self.end + offset, os.SEEK_SET)
+            if whence == os.SEEK_END
+            else self.raw.seek(offset, whence)
+        )
 
     def tell(self) -> int:
         return self.raw.tell()
@@ -118,11 +128,16 @@ class Checked(io.RawIOBase):
         return size
 
     def check(self, i: int, start: int, read: memoryview) -> None:
-        """Check the i-th MiB of the data. read: what was just read from position `start` on, all of it perhaps."""
+        """Check the i-th MiB of the data. read: what was just read from position `start` on, all of
+        it perhaps.
+        """
         first = BLOCK + i * CHUNK
         last = min(first + CHUNK, self.end)
         inside = start <= first and last <= start + len(read)
-        if crc32(read[first - start : last - start] if inside else self.stretch(first, last)) != self.table[i]:
+        if (
+            crc32(read[first - start : last - start] if inside else self.stretch(first, last))
+            != self.table[i]
+        ):
             raise altered(self.path)
         self.good.add(i)
 
@@ -144,4 +159,6 @@ def foreign(path: Path) -> DamagedError:
 
 
 def altered(path: Path) -> DamagedError:
-    return DamagedError(f"{path}: damaged: the checksum does not fit, so it was cut short or altered")
+    return DamagedError(
+        f"{path}: damaged: the checksum does not fit, so it was cut short or altered"
+    )

@@ -1,7 +1,7 @@
 """Values by client: as many in memory as fit, the least recently used on disk, one file each.
 
-One thread in the background writes what leaves memory and reads what will be wanted next. It takes its
-orders one after the other, so what is read is never older than what was written.
+One thread in the background writes what leaves memory and reads what will be wanted next. It takes
+its orders one after the other, so what is read is never older than what was written.
 """
 
 from __future__ import annotations
@@ -23,15 +23,26 @@ BEHIND = 8  # values that may wait to be written: what bounds the memory that th
 class Shelf(Generic[T]):
     """Values by number. limit: bytes in memory, beside those on their way to or from the disk.
 
-    folder: made when the first value leaves memory, and removed by `close`.  encode, decode: a value as bytes and
-    back, bit for bit, called in the background.  size: bytes of a value.  HpcfedError where the disk refuses.
+    folder: made when the first value leaves memory, and removed by `close`.  encode, decode: a
+    value as bytes and back, bit for bit, called in the background.  size: bytes of a value.
+    HpcfedError where the disk refuses.
     """
 
     def __init__(
-        self, folder: Path, limit: float, encode: Callable[[T], bytes], decode: Callable[[bytes], T],
+        self,
+        folder: Path,
+        limit: float,
+        encode: Callable[[T], bytes],
+        decode: Callable[[bytes], T],
         size: Callable[[T], int],
-    ):  # fmt: skip
-        self.folder, self.limit, self.encode, self.decode, self.size = folder, limit, encode, decode, size
+    ):
+        self.folder, self.limit, self.encode, self.decode, self.size = (
+            folder,
+            limit,
+            encode,
+            decode,
+            size,
+        )
         self.held: OrderedDict[int, T] = OrderedDict()  # in memory, the most recently used last
         self.sizes: dict[int, int] = {}  # of those in memory, when last measured
         self.total = 0  # their sum
@@ -80,7 +91,9 @@ class Shelf(Generic[T]):
         self.reading.pop(k, None)
 
     def fit(self, keep: Collection[int]) -> None:
-        """Send the least recently used to the disk until the others fit; keep: those that stay in any case."""
+        """Send the least recently used to the disk until the others fit; keep: those that stay in
+        any case.
+        """
         for k in self.used:
             size = self.size(self.held[k])
             self.total += size - self.sizes.get(k, 0)
@@ -93,7 +106,9 @@ class Shelf(Generic[T]):
                     return
 
     def prefetch(self, ks: Iterable[int]) -> None:
-        """Read these in the background, as far as they are on disk; the others stay in memory if they can."""
+        """Read these in the background, as far as they are on disk; the others stay in memory if
+        they can.
+        """
         for k in ks:
             if k in self.held:
                 self.held.move_to_end(k)
@@ -134,14 +149,18 @@ class Shelf(Generic[T]):
         return self.folder / f"{k}.bin"
 
     def write(self, k: int, value: T) -> None:
-        """In the background. After a failure nothing is written, and who asks for anything is told."""
+        """In the background. After a failure nothing is written, and who asks for anything is
+        told.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.path(k).write_bytes(self.encode(value))
         except OSError as error:
             self.failed = self.failed or HpcfedError(
-                f"{self.path(k)}: clients that do not fit in run.resident cannot be written: {error.strerror}; "
-                "make room, choose another run folder (out), or let more stay in memory (run.resident)"
+                f"{self.path(k)}: clients that do not fit in run.resident cannot be written: "
+                f"{error.strerror}; "
+                "make room, choose another run folder (out), or let more stay in memory "
+                "(run.resident)"
             )
         if self.failed:
             raise self.failed

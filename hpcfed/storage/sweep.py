@@ -22,7 +22,8 @@ FORMAT, VERSION = "hpcfed-sweep", 1
 class Member:
     """One run of a sweep.
 
-    words: its own flags, beside those that all have.  fields: its whole job, as it was when the sweep was defined.
+    words: its own flags, beside those that all have.  fields: its whole job, as it was when the
+    sweep was defined.
     """
 
     name: str
@@ -34,7 +35,8 @@ class Member:
 class Sweep:
     """Runs that differ in some fields of one job.
 
-    words: the job file and the flags that all runs have.  directory: where they start, for relative paths in them.
+    words: the job file and the flags that all runs have.  directory: where they start, for relative
+    paths in them.
     ranks: of each run.  launcher: the command that starts them, where it is not mpirun.
     """
 
@@ -52,7 +54,9 @@ class Sweep:
 
 @dataclass(frozen=True)
 class End:
-    """How a run last ended: the exit status, the last line that it printed about that, and when (Unix seconds)."""
+    """How a run last ended: the exit status, the last line that it printed about that, and when
+    (Unix seconds).
+    """
 
     status: int
     line: str
@@ -69,34 +73,60 @@ def exists(folder: Path) -> bool:
 
 
 def write(sweep: Sweep) -> None:
-    """Store the definition; WriteError where the disk refuses. What all runs have in common stands there once."""
+    """Store the definition; WriteError where the disk refuses. What all runs have in common stands
+    there once.
+    """
     first = sweep.runs[0].fields
-    common = {name: value for name, value in first.items()
-              if all(name in run.fields and run.fields[name] == value for run in sweep.runs)}  # fmt: skip
-    runs = [{"name": run.name, "words": run.words, "job": _without(run.fields, common)} for run in sweep.runs]
-    about = {"words": sweep.words, "directory": sweep.directory, "ranks": sweep.ranks, "launcher": sweep.launcher}
+    common = {
+        name: value
+        for name, value in first.items()
+        if all(name in run.fields and run.fields[name] == value for run in sweep.runs)
+    }
+    runs = [
+        {"name": run.name, "words": run.words, "job": _without(run.fields, common)}
+        for run in sweep.runs
+    ]
+    about = {
+        "words": sweep.words,
+        "directory": sweep.directory,
+        "ranks": sweep.ranks,
+        "launcher": sweep.launcher,
+    }
     text = {"format": FORMAT, "version": VERSION, **about, "job": common, "runs": runs}
     put(names.sweep_file(sweep.folder), f"{json.dumps(text, indent=1)}\n".encode())
 
 
 def read(folder: Path) -> Sweep:
-    """The sweep in this folder. CheckpointError if there is none, or its file cannot be understood."""
+    """The sweep in this folder. CheckpointError if there is none, or its file cannot be
+    understood.
+    """
     path = names.sweep_file(folder)
     try:
         text = json.loads(path.read_text(encoding="utf-8"))
         if (text["format"], text["version"]) != (FORMAT, VERSION):
-            raise CheckpointError(f"{path}: {text['format']!r} of version {text['version']}, but this hpcfed reads "
-                                  f"{FORMAT!r} of version {VERSION}")  # fmt: skip
-        runs = tuple(Member(run["name"], run["words"], text["job"] | run["job"]) for run in text["runs"])
-        return Sweep(folder, text["words"], text["directory"], text["ranks"], text["launcher"], runs)
+            raise CheckpointError(
+                f"{path}: {text['format']!r} of version {text['version']}, but this hpcfed reads "
+                f"{FORMAT!r} of version {VERSION}"
+            )
+        runs = tuple(
+            Member(run["name"], run["words"], text["job"] | run["job"]) for run in text["runs"]
+        )
+        return Sweep(
+            folder, text["words"], text["directory"], text["ranks"], text["launcher"], runs
+        )
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}; give the folder of a sweep") from error
+        raise CheckpointError(
+            f"{path}: cannot be read: {error.strerror}; give the folder of a sweep"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: not as `hpcfed sweep` writes it ({error!r}); define the sweep again") from error
+        raise CheckpointError(
+            f"{path}: not as `hpcfed sweep` writes it ({error!r}); define the sweep again"
+        ) from error
 
 
 def runs(path: Path) -> Iterator[tuple[Path, tuple[Sweep, Member] | None]]:
-    """The run at this path, or those of the sweep there, begun or not; each with what it is there, None if in none.
+    """The run at this path, or those of the sweep there, begun or not; each with what it is there,
+    None if in none.
 
     Raises CheckpointError as `read`.
     """

@@ -11,13 +11,20 @@ T = TypeVar("T")
 
 
 class Upper(Shelf[T]):
-    """Values by number, as many here as fit; the others lie on the shelf below, which only this one's thread uses.
+    """Values by number, as many here as fit; the others lie on the shelf below, which only this
+    one's thread uses.
 
-    limit, size: as `Shelf` has them.  down, up: a value as it lies below, and back, called in the background.
+    limit, size: as `Shelf` has them.  down, up: a value as it lies below, and back, called in the
+    background.
     """
 
     def __init__(
-        self, below: Shelf[T], limit: float, down: Callable[[T], T], up: Callable[[T], T], size: Callable[[T], int]
+        self,
+        below: Shelf[T],
+        limit: float,
+        down: Callable[[T], T],
+        up: Callable[[T], T],
+        size: Callable[[T], int],
     ):
         super().__init__(below.folder, limit, below.encode, below.decode, size)
         self.below, self.down, self.up = below, down, up

@@ -1,8 +1,8 @@
 """Nested values as HDF5 groups and datasets, so that any HDF5 tool shows them by name.
 
-Dicts (keys str or int), lists, tuples and Params are groups; arrays and tensors are plain datasets, without
-compression; numbers, strings, bool and None are JSON text. A mark on each node says what comes back; a
-dataset without a mark is a tensor, since of those there are thousands.
+Dicts (keys str or int), lists, tuples and Params are groups; arrays and tensors are plain datasets,
+without compression; numbers, strings, bool and None are JSON text. A mark on each node says what
+comes back; a dataset without a mark is a tensor, since of those there are thousands.
 """
 
 import json
@@ -24,8 +24,9 @@ INTEGER = re.compile(r"-?\d+")
 def write(group: h5py.Group, name: str, item: Any) -> None:
     """Store `item` in `group` under `name` (a path a/b makes group a).
 
-    Tensors are saved from any device, without gradient. Subclasses of dict and tuple come back as the plain
-    type, numpy numbers as Python's. Raises CheckpointError for any other type, with its place.
+    Tensors are saved from any device, without gradient. Subclasses of dict and tuple come back as
+    the plain type, numpy numbers as Python's. Raises CheckpointError for any other type, with its
+    place.
     """
     match item:
         case None | bool() | int() | float() | str():
@@ -44,7 +45,9 @@ def write(group: h5py.Group, name: str, item: Any) -> None:
 
 
 def read(group: h5py.Group, name: str) -> Any:
-    """What `write` stored under `name`, equal in type, dtype, shape, order and bits; tensors on the CPU."""
+    """What `write` stored under `name`, equal in type, dtype, shape, order and bits; tensors on the
+    CPU.
+    """
     node = group[name]
     match node.attrs.get(KIND, "tensor"):
         case "json":
@@ -72,7 +75,8 @@ def read_json(group: h5py.Group, name: str) -> Any:
 
 
 def leaves(group: h5py.Group, name: str) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Path, kind and value of all that lies under `name`, sorted by path; a group is an empty array.
+    """Path, kind and value of all that lies under `name`, sorted by path; a group is an empty
+    array.
 
     Needs no torch: JSON text is bytes, tensors are arrays.
     """
@@ -95,7 +99,8 @@ def _write_group(group: h5py.Group, name: str, kind: str, parts: Iterable[tuple[
 def _write_array(group: h5py.Group, name: str, array: np.ndarray, kind: str) -> None:
     if array.dtype.kind not in "biuf":
         raise CheckpointError(
-            f"{group.name}/{name}: cannot save dtype {array.dtype}; use a float, integer or bool dtype"
+            f"{group.name}/{name}: cannot save dtype {array.dtype}; use a float, integer or bool "
+            f"dtype"
         )
     dataset = group.create_dataset(name, data=array)
     if kind != "tensor":

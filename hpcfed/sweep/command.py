@@ -1,8 +1,10 @@
-"""`hpcfed sweep JOB.toml --algorithm.name fedavg,fedprox --seed 0,1,2`: runs of all combinations, each in its folder.
+"""`hpcfed sweep JOB.toml --algorithm.name fedavg,fedprox --seed 0,1,2`: runs of all combinations,
+each in its folder.
 
-Alternatives of a field are separated by commas; those of a field that is a list itself, such as models.mix, by
-semicolons, which separate those of any other field too: `--models.mix 'mlp,cnn;cnn'`. Of several job files all
-combinations are run with each: so one sweep makes the runs of a paper's table.
+Alternatives of a field are separated by commas; those of a field that is a list itself, such as
+models.mix, by semicolons, which separate those of any other field too: `--models.mix
+'mlp,cnn;cnn'`. Of several job files all combinations are run with each: so one sweep makes the runs
+of a paper's table.
 """
 
 from __future__ import annotations
@@ -25,18 +27,31 @@ from hpcfed.sweep.launch import finished, launcher
 from hpcfed.sweep.pool import LEFT, Outcome, Pool, room
 
 
-def sweep(words: Sequence[str], out: Path | None = None, at_once: int | None = None, ranks: int | None = None,
-          launcher: str | None = None, task: int | None = None, dry_run: bool = False, submit: bool = False,
-          **batch: Any) -> int | str:  # fmt: skip
-    """The command. words: `[JOB.toml ...] --field value,value ...`, or the folder of a sweep to go on with.
+def sweep(
+    words: Sequence[str],
+    out: Path | None = None,
+    at_once: int | None = None,
+    ranks: int | None = None,
+    launcher: str | None = None,
+    task: int | None = None,
+    dry_run: bool = False,
+    submit: bool = False,
+    **batch: Any,
+) -> int | str:
+    """The command. words: `[JOB.toml ...] --field value,value ...`, or the folder of a sweep to go
+    on with.
 
-    batch: what an array job asks for.  Returns the exit status: 0 all done, 1 some failed, 75 stopped and saved; with a
-    task that of its run. With submit, what is printed.
+    batch: what an array job asks for.  Returns the exit status: 0 all done, 1 some failed, 75
+    stopped and saved; with a task that of its run. With submit, what is printed.
     """
     for name, number in {"--ranks": ranks, "--at-once": at_once}.items():
         if number is not None and number < 1:
             raise ConfigError(f"sweep: {name} {number}: give at least 1")
-    found = known(words, out, ranks, launcher) if goes_on(words) else asked(words, out, ranks or 1, launcher or "")
+    found = (
+        known(words, out, ranks, launcher)
+        if goes_on(words)
+        else asked(words, out, ranks or 1, launcher or "")
+    )
     tasks = chosen(found, task)
     if goes_on(words):
         as_defined(found, tasks)
@@ -58,7 +73,10 @@ def known(words: Sequence[str], out: Path | None, ranks: int | None, launcher: s
     """The sweep in that folder, as it was defined."""
     found = read(Path(words[0]))
     if out:
-        raise ConfigError(f"sweep: --out {out}, but a sweep goes on in its own folder, {found.folder}; leave it away")
+        raise ConfigError(
+            f"sweep: --out {out}, but a sweep goes on in its own folder, {found.folder}; leave "
+            f"it away"
+        )
     changes = {"ranks": ranks, "launcher": launcher}
     return replace(found, **{name: value for name, value in changes.items() if value is not None})
 
@@ -66,7 +84,9 @@ def known(words: Sequence[str], out: Path | None, ranks: int | None, launcher: s
 def asked(words: Sequence[str], out: Path | None, ranks: int, launcher: str) -> Sweep:
     """The sweep of a command line, which may add runs to one that its folder holds."""
     files, _ = parted(words)
-    name = files[0].resolve().parent.name if len(files) > 1 else files[0].stem if files else "default"
+    name = (
+        files[0].resolve().parent.name if len(files) > 1 else files[0].stem if files else "default"
+    )
     folder = out or Path("runs") / f"sweep-{name}"
     found = define(words, folder, ranks, launcher)
     if exists(folder):
@@ -76,7 +96,10 @@ def asked(words: Sequence[str], out: Path | None, ranks: int, launcher: str) -> 
 
 def preview(found: Sweep, places: int) -> int:
     """What would be done; nothing is started or written."""
-    rows = [(i, run.name, "finished" if finished(found, run) else "to run") for i, run in enumerate(found.runs)]
+    rows = [
+        (i, run.name, "finished" if finished(found, run) else "to run")
+        for i, run in enumerate(found.runs)
+    ]
     console().print(table(">task,run,", rows))
     print(described(found, places))
     return DONE
@@ -92,7 +115,9 @@ def start(found: Sweep) -> None:
     """Make the folder, refuse what cannot be started, and write down what the runs are."""
     launcher(found)
     if not os.path.isdir(found.directory):
-        raise ConfigError(f"sweep: no folder {found.directory}, in which its runs start; define the sweep again")
+        raise ConfigError(
+            f"sweep: no folder {found.directory}, in which its runs start; define the sweep again"
+        )
     make(found.folder)
     if not exists(found.folder) or read(found.folder) != found:
         write(found)
@@ -119,7 +144,9 @@ def chosen(found: Sweep, task: int | None) -> Sequence[int]:
 
 
 def as_defined(found: Sweep, tasks: Sequence[int]) -> None:
-    """ConfigError where the job file, or the environment, makes other jobs now of runs that are not finished."""
+    """ConfigError where the job file, or the environment, makes other jobs now of runs that are not
+    finished.
+    """
     for run in (found.runs[i] for i in tasks):
         if not finished(found, run):
             unchanged(run, job_of([*found.words, *run.words]), found.folder)
@@ -146,4 +173,5 @@ def listed(outcomes: list[Outcome], what: str) -> None:
     if outcomes:
         print(f"{len(outcomes)} {what}")
         for outcome in outcomes:
-            print(f"  {outcome.run.name}{': not begun' if outcome.status == LEFT else f': {outcome.line}'}")
+            state = "not begun" if outcome.status == LEFT else outcome.line
+            print(f"  {outcome.run.name}: {state}")

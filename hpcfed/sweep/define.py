@@ -1,4 +1,6 @@
-"""From a command line to a sweep: the product of the values of its fields, each checked as a job before any starts."""
+"""From a command line to a sweep: the product of the values of its fields, each checked as a job
+before any starts.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Values = dict[str, str]  # of the fields that vary, as they are given
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag of the command line as it is given, and its alternatives: none where it does not vary."""
+    """A flag of the command line as it is given, and its alternatives: none where it does not
+    vary.
+    """
 
     field: str
     words: list[str]
@@ -37,16 +41,22 @@ class Flag:
 def define(words: Sequence[str], folder: Path, ranks: int, launcher: str) -> Sweep:
     """The sweep that these words mean: `[JOB.toml ...] [--field value,value ...]`.
 
-    Of several job files all combinations are run with each. What all runs have in common are words of the sweep.
-    Raises ConfigError for a wrong field or value of any run, for all runs in one message.
+    Of several job files all combinations are run with each. What all runs have in common are words
+    of the sweep. Raises ConfigError for a wrong field or value of any run, for all runs in one
+    message.
     """
     files, given = parted(words)
     found = [(*run, path) for path in files or [None] for run in choices(path, given, len(files))]
     if len(found) > MOST:
         raise too_many()
     common = [] if len(files) > 1 else found[0][0]
-    own = [[*fixed[len(common) :], *(word for name, value in values.items() for word in (f"--{name}", value))]
-           for fixed, values, _ in found]  # fmt: skip
+    own = [
+        [
+            *fixed[len(common) :],
+            *(word for name, value in values.items() for word in (f"--{name}", value)),
+        ]
+        for fixed, values, _ in found
+    ]
     called = labels([titled(path, files) | values for _, values, path in found])
     jobs = checked([[*common, *more] for more in own], called)
     runs = (Member(*parts) for parts in zip(called, own, jobs, strict=True))
@@ -72,7 +82,9 @@ def choices(path: Path | None, given: list[str], files: int) -> Iterator[tuple[l
 
 
 def titled(path: Path | None, files: list[Path]) -> Values:
-    """What a run's name tells of its job file, where there are several: its name, or where two have that, its path."""
+    """What a run's name tells of its job file, where there are several: its name, or where two have
+    that, its path.
+    """
     if path is None or len(files) == 1:
         return {}
     alike = [file.stem for file in files].count(path.stem) > 1
@@ -100,7 +112,9 @@ def method(path: Path | None) -> str:
 
 
 def flag(group: list[str], methods: list[str]) -> Flag:
-    """One flag: a comma separates alternatives, but where a semicolon does, or the field is a list itself."""
+    """One flag: a comma separates alternatives, but where a semicolon does, or the field is a list
+    itself.
+    """
     field = group[0].removeprefix("--")
     if len(group) != 2:
         return Flag(field, group)
@@ -109,27 +123,45 @@ def flag(group: list[str], methods: list[str]) -> Flag:
     if mark == ";" and len(found) == 1:  # a comma, or a list, as it stands
         return Flag(field, [group[0], found[0]])
     if len(found) > 1 and ("" in found or len(set(found)) < len(found)):
-        raise ConfigError(f"sweep: {field}: {group[1]!r} has an empty value, or one twice; separate them by one {mark}")
+        raise ConfigError(
+            f"sweep: {field}: {group[1]!r} has an empty value, or one twice; separate them by "
+            f"one {mark}"
+        )
     return Flag(field, group, found if len(found) > 1 else ())
 
 
 def takes_list(field: str, methods: list[str]) -> bool:
     """Whether a value of this field is a list: its commas are its own."""
     path = field.split(".")
-    models = [algorithm_model(name) for name in methods] if path[0] == "algorithm" else [section(Job, path[:-1])]
-    kinds = [model.model_fields[path[-1]].annotation for model in models if model and path[-1] in model.model_fields]
-    return any(get_origin(part) in (tuple, list) for kind in kinds for part in (kind, *get_args(kind)))
+    models = (
+        [algorithm_model(name) for name in methods]
+        if path[0] == "algorithm"
+        else [section(Job, path[:-1])]
+    )
+    kinds = [
+        model.model_fields[path[-1]].annotation
+        for model in models
+        if model and path[-1] in model.model_fields
+    ]
+    return any(
+        get_origin(part) in (tuple, list) for kind in kinds for part in (kind, *get_args(kind))
+    )
 
 
 def refuse(flags: list[Flag], files: int) -> None:
     """ConfigError for what no sweep can take, or for one that would be one run."""
     for name in (flag.field.removeprefix("no-") for flag in flags):
         if name in OURS:
-            raise ConfigError(f"sweep: --{name}: a sweep gives each run its own folder, goes on with what is not "
-                              f"finished, and leaves alone what is; leave {name} away")  # fmt: skip
+            raise ConfigError(
+                f"sweep: --{name}: a sweep gives each run its own folder, goes on with what is not "
+                f"finished, and leaves alone what is; leave {name} away"
+            )
     if files < 2 and not any(flag.alternatives for flag in flags):
-        raise ConfigError("sweep: no field has several values; separate them by commas, as in --seed 0,1,2, and those "
-                          "of a field that is a list by semicolons, as in --models.mix 'mlp,cnn;cnn'")  # fmt: skip
+        raise ConfigError(
+            "sweep: no field has several values; separate them by commas, as in --seed 0,1,2, "
+            "and those "
+            "of a field that is a list by semicolons, as in --models.mix 'mlp,cnn;cnn'"
+        )
 
 
 def combinations(flags: list[Flag]) -> Iterator[Values]:
@@ -148,10 +180,18 @@ def too_many() -> ConfigError:
 def labels(chosen: list[Values]) -> list[str]:
     """A folder's name for each run, from its values: `fedavg_alpha=0.5_seed=0`."""
     short = [name.rpartition(".")[2] for name in chosen[0]]
-    titles = {name: last if short.count(last) == 1 else name for name, last in zip(chosen[0], short, strict=True)}
+    titles = {
+        name: last if short.count(last) == 1 else name
+        for name, last in zip(chosen[0], short, strict=True)
+    }
     called = [label({titles[name]: value for name, value in values.items()}) for values in chosen]
-    alike = {name for name in called if called.count(name) > 1}  # their values differ in what no name shows
-    return [f"{name}_{digest(values)}" if name in alike else name for name, values in zip(called, chosen, strict=True)]
+    alike = {
+        name for name in called if called.count(name) > 1
+    }  # their values differ in what no name shows
+    return [
+        f"{name}_{digest(values)}" if name in alike else name
+        for name, values in zip(called, chosen, strict=True)
+    ]
 
 
 def digest(values: Values) -> str:
@@ -159,7 +199,10 @@ def digest(values: Values) -> str:
 
 
 def label(values: Values) -> str:
-    parts = (value if title.rpartition(".")[2] == "name" else f"{title}={value}" for title, value in values.items())
+    parts = (
+        value if title.rpartition(".")[2] == "name" else f"{title}={value}"
+        for title, value in values.items()
+    )
     return re.sub(r"[^\w.+=-]", "-", "_".join(parts), flags=re.ASCII).lstrip(".-")[:LONG] or "run"
 
 
@@ -172,7 +215,11 @@ def checked(lines: list[list[str]], called: list[str]) -> list[Fields]:
         except ConfigError as error:
             wrong.setdefault(str(error), name)
     if wrong:
-        raise ConfigError("\n".join(f"{error}\n  in run {name}; none was started" for error, name in wrong.items()))
+        raise ConfigError(
+            "\n".join(
+                f"{error}\n  in run {name}; none was started" for error, name in wrong.items()
+            )
+        )
     return jobs
 
 
@@ -182,12 +229,16 @@ def job_of(words: list[str]) -> Fields:
 
 
 def agree(old: Sweep, new: Sweep) -> None:
-    """ConfigError unless a sweep can go on as the new one: with all runs that it has, and more perhaps."""
+    """ConfigError unless a sweep can go on as the new one: with all runs that it has, and more
+    perhaps.
+    """
     runs = {run.name: run for run in new.runs}
     for run in old.runs:
         if run.name not in runs:
-            raise ConfigError(f"out: {old.folder} holds a sweep that has a run {run.name} too; "
-                              "name all its values, and more if you like, or give another --out")  # fmt: skip
+            raise ConfigError(
+                f"out: {old.folder} holds a sweep that has a run {run.name} too; "
+                "name all its values, and more if you like, or give another --out"
+            )
         unchanged(run, runs[run.name].fields, old.folder)
 
 
@@ -196,5 +247,8 @@ def unchanged(run: Member, fields: Fields, folder: Path) -> None:
     for name in sorted(run.fields.keys() | fields.keys()):
         before, now = run.fields.get(name), fields.get(name)
         if before != now and not covers(FREE, name):
-            raise ConfigError(f"{folder}: run {run.name} was defined with {name} = {before!r}, and now has {now!r}; "
-                              "put the job back as it was, or give another --out")  # fmt: skip
+            raise ConfigError(
+                f"{folder}: run {run.name} was defined with {name} = {before!r}, and now has "
+                f"{now!r}; "
+                "put the job back as it was, or give another --out"
+            )

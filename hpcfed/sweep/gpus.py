@@ -15,14 +15,19 @@ MASK = "CUDA_VISIBLE_DEVICES"
 
 
 def usable(sweep: Sweep) -> list[str]:
-    """The GPUs that the sweep's runs may use, as CUDA_VISIBLE_DEVICES names them; none where all are told to use CPUs.
+    """The GPUs that the sweep's runs may use, as CUDA_VISIBLE_DEVICES names them; none where all
+    are told to use CPUs.
 
     What that variable says is respected: no run sees a GPU that it hides.
     """
     if not gpu_files() or all(run.fields["run.device"] == "cpu" for run in sweep.runs):
         return []
     n, mask = counted(), os.environ.get(MASK)
-    return [str(i) for i in range(n)] if mask is None else [part.strip() for part in mask.split(",")][:n]
+    return (
+        [str(i) for i in range(n)]
+        if mask is None
+        else [part.strip() for part in mask.split(",")][:n]
+    )
 
 
 def counted() -> int:
@@ -33,9 +38,11 @@ def counted() -> int:
 
 
 def shares(gpus: Sequence[str], places: int) -> list[str | None]:
-    """For each of so many runs side by side, its CUDA_VISIBLE_DEVICES; None: as it is, for there is nothing to share.
+    """For each of so many runs side by side, its CUDA_VISIBLE_DEVICES; None: as it is, for there is
+    nothing to share.
 
-    Neighbours stay together, for they are often linked; where there are more runs than GPUs, runs share one.
+    Neighbours stay together, for they are often linked; where there are more runs than GPUs, runs
+    share one.
     """
     n = len(gpus)
     if not n or places == 1:

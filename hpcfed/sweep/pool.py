@@ -41,10 +41,11 @@ class Outcome:
 
 
 class Pool:
-    """Runs so many at a time. SIGTERM, SIGUSR1 and SIGINT ask those that go on to save and stop; no more are begun.
+    """Runs so many at a time. SIGTERM, SIGUSR1 and SIGINT ask those that go on to save and stop; no
+    more are begun.
 
-    They are asked by SIGUSR1, which mpirun hands on to the ranks. Who asks twice is in a hurry: that signal goes to
-    the runs as it is.
+    They are asked by SIGUSR1, which mpirun hands on to the ranks. Who asks twice is in a hurry:
+    that signal goes to the runs as it is.
     """
 
     def __init__(self, sweep: Sweep, at_once: int):
@@ -107,7 +108,9 @@ class Pool:
             mean = accuracy(load(self.sweep.folder / run.name))["mean"]
             return Outcome(run, DONE, f"done, accuracy {share(mean)}, {duration(seconds)}")
         why = reason(names.log_file(self.sweep.folder, run.name))
-        if status == DONE or (self.asked and status != WRONG):  # Open MPI's mpirun may lose a node, and return 0;
+        if status == DONE or (
+            self.asked and status != WRONG
+        ):  # Open MPI's mpirun may lose a node, and return 0;
             status = RESUME_ME  # one that was only starting dies of the signal; nothing is lost
         store.note(self.sweep, run.name, store.now_ended(status, why))
         line = "stopped" if status == RESUME_ME else f"failed with status {status}: {why}"
@@ -119,7 +122,9 @@ class Pool:
 
 
 def room(sweep: Sweep) -> int:
-    """How many runs this machine has room for: each has ranks, each rank its threads, and a GPU where there are any."""
+    """How many runs this machine has room for: each has ranks, each rank its threads, and a GPU
+    where there are any.
+    """
     threads = max(run.fields["run.threads"] for run in sweep.runs)
     places = min(cores() // (sweep.ranks * threads), len(sweep.runs))
     gpus = len(usable(sweep)) if places > 1 else 0

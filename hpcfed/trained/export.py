@@ -12,15 +12,18 @@ from hpcfed.storage.atomic import put
 from hpcfed.storage.reader import Reader
 from hpcfed.trained.saved import Saved, from_newest
 
-WHAT = {True: "each as it was after its local training", False: "each as the client would receive it next, for with "
-        "this method clients keep no model"}  # fmt: skip
+WHAT = {
+    True: "each as it was after its local training",
+    False: "each as the client would receive it next, for with this method clients keep no model",
+}
 
 
 def models(run: Path, clients: str | None = None, out: Path | None = None) -> str:
-    """The command. clients: numbers with commas; None: all. out: the folder; None: `models` in that of the run.
+    """The command. clients: numbers with commas; None: all. out: the folder; None: `models` in that
+    of the run.
 
-    Takes the newest checkpoint that is whole, also while the run goes on. Raises CheckpointError where there is none,
-    ConfigError for a method whose clients' models cannot be told.
+    Takes the newest checkpoint that is whole, also while the run goes on. Raises CheckpointError
+    where there is none, ConfigError for a method whose clients' models cannot be told.
     """
     run, wanted = names.folder_of(run), numbers(clients)
     folder = out or names.models_folder(run)
@@ -32,7 +35,10 @@ def write(saved: Saved, source: Reader, folder: Path) -> str:
     for model in saved.models():
         put(names.model_file(folder, model.about.client), files.encode(model))
     n = len(saved.clients)
-    return f"{folder}: models of {counted(n, 'client')} after round {source.rounds}, {WHAT[saved.keeps]}"
+    return (
+        f"{folder}: models of {counted(n, 'client')} after round {source.rounds}, "
+        f"{WHAT[saved.keeps]}"
+    )
 
 
 def numbers(text: str | None) -> list[int] | None:
@@ -40,4 +46,6 @@ def numbers(text: str | None) -> list[int] | None:
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise ConfigError(f"--clients {text}: give numbers of clients with commas, as 0,3") from error
+        raise ConfigError(
+            f"--clients {text}: give numbers of clients with commas, as 0,3"
+        ) from error

@@ -19,10 +19,14 @@ def load_model(source: str | Path, client: int | None = None) -> Trained:
 
 
 def from_file(path: Path, client: int | None) -> Trained:
-    """The model in a file that `hpcfed models` wrote. ConfigError where it is another client's than is asked for."""
+    """The model in a file that `hpcfed models` wrote. ConfigError where it is another client's than
+    is asked for.
+    """
     model = files.read(path)
     if client not in (None, model.about.client):
-        raise ConfigError(f"{path}: is the model of client {model.about.client}, not of client {client}")
+        raise ConfigError(
+            f"{path}: is the model of client {model.about.client}, not of client {client}"
+        )
     return model
 
 

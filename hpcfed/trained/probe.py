@@ -1,6 +1,8 @@
-"""`hpcfed probe RUN`: what all clients' trained models make of the same test examples, written beside the run.
+"""`hpcfed probe RUN`: what all clients' trained models make of the same test examples, written
+beside the run.
 
-For figures 8 and 9 of Jang et al. (FedClassAvg), ICPP 2022, section 5.2 and 5.3, and for what compares clients.
+For figures 8 and 9 of Jang et al. (FedClassAvg), ICPP 2022, section 5.2 and 5.3, and for what
+compares clients.
 """
 
 from __future__ import annotations
@@ -32,11 +34,16 @@ BATCH = 256
 
 
 def command(run: Path, examples: int = EXAMPLES, clients: str | None = None) -> str:
-    """The command; returns what was written. Raises CheckpointError where the run has no checkpoint that is whole."""
+    """The command; returns what was written. Raises CheckpointError where the run has no checkpoint
+    that is whole.
+    """
     folder = names.folder_of(run)
     made = make(folder, examples, numbers(clients))
     path = probe.write(folder, made)
-    n, about = len(made.clients), f"after round {made.rounds[-1]}, {len(made.labels):,} test examples"
+    n, about = (
+        len(made.clients),
+        f"after round {made.rounds[-1]}, {len(made.labels):,} test examples",
+    )
     return f"{path}: {counted(n, 'client')} {about}"
 
 
@@ -72,14 +79,24 @@ class Probing:
         image = shared_image(predictions, self.labels, text=bool(self.saved.about["vocabulary"]))
         rounds, tables = self.alike(representations)
         return Probe(
-            header=self.header(), clients=np.array(self.ks), rows=self.rows, labels=self.labels,
-            predictions=predictions, representations=[z.numpy() for z in representations], image=image,
-            conductance=self.conductances(predictions, image), rounds=rounds, cka=tables,
-        )  # fmt: skip
+            header=self.header(),
+            clients=np.array(self.ks),
+            rows=self.rows,
+            labels=self.labels,
+            predictions=predictions,
+            representations=[z.numpy() for z in representations],
+            image=image,
+            conductance=self.conductances(predictions, image),
+            rounds=rounds,
+            cka=tables,
+        )
 
     def header(self) -> dict[str, object]:
         kinds = self.saved.fed.architectures
-        about = {"architectures": [kinds[k] for k in self.ks], "classes": list(self.saved.about["classes"])}
+        about = {
+            "architectures": [kinds[k] for k in self.ks],
+            "classes": list(self.saved.about["classes"]),
+        }
         return {"rounds": self.source.rounds, "checkpoint": identity(self.source.path), **about}
 
     def conductances(self, predictions: np.ndarray, image: int) -> list[np.ndarray]:
@@ -87,18 +104,28 @@ class Probing:
         found = []
         for k, predicted in zip(self.ks, predictions, strict=True):
             right = image >= 0 and predicted[image] == self.labels[image]
-            found.append(conductance(self.saved.model(k), self.x[image], int(self.labels[image])) if right else NOTHING)
+            found.append(
+                conductance(self.saved.model(k), self.x[image], int(self.labels[image]))
+                if right
+                else NOTHING
+            )
         return found
 
     def alike(self, last: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-        """Rounds [P] and the CKA of each two clients then, [P, K, K], as far back as there are checkpoints."""
+        """Rounds [P] and the CKA of each two clients then, [P, K, K], as far back as there are
+        checkpoints.
+        """
         tables = {self.source.rounds: pairwise_cka(last)}
-        older = [path for path in saved_in(self.run) if checkpoint.rounds_of(path) < self.source.rounds]
+        older = [
+            path for path in saved_in(self.run) if checkpoint.rounds_of(path) < self.source.rounds
+        ]
         for path in (older[i] for i in evenly(len(older), PANELS - 1)):
             try:
                 with Reader(path) as source:
                     before = Saved(self.run, source, self.ks)
-                    tables[source.rounds] = pairwise_cka([answers(before.model(k), self.x)[0] for k in self.ks])
+                    tables[source.rounds] = pairwise_cka(
+                        [answers(before.model(k), self.x)[0] for k in self.ks]
+                    )
             except CheckpointError:  # damaged, or deleted meanwhile by the run that goes on
                 continue
         rounds = sorted(tables)
@@ -110,7 +137,9 @@ def some(saved: Saved) -> list[int]:
     K = saved.job.clients
     if K <= MOST:
         return list(range(K))
-    return np.sort(rng.stream(saved.job.seed, "probe", "clients").choice(K, MOST, replace=False)).tolist()
+    return np.sort(
+        rng.stream(saved.job.seed, "probe", "clients").choice(K, MOST, replace=False)
+    ).tolist()
 
 
 @torch.no_grad()

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from hpcfed.federation import Federation
 
 Tensors = dict[str, Tensor]
-OF_NOW = ("prototypes", "served")  # kinds in which the server's state has a part, which changes without the client
+OF_NOW = (
+    "prototypes",
+    "served",
+)  # kinds in which the server's state has a part, which changes without the client
 
 
 class Pieces(NamedTuple):
@@ -33,14 +36,18 @@ class Pieces(NamedTuple):
 def pieces(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
     """Copies of all that predicts for the client, whose model is as it is evaluated.
 
-    Raises ConfigError for a method that predicts in a way of its own, which nobody has put into pieces.
+    Raises ConfigError for a method that predicts in a way of its own, which nobody has put into
+    pieces.
     """
     name = fed.job.algorithm.name
     if name in OWN:
         return OWN[name](fed, client, method, state)
     if type(method).predict is not Method.predict:
-        raise ConfigError(f"{name} predicts in a way of its own (`predict`), so that a client's model alone does not "
-                          "say what was evaluated; its clients' models cannot be exported")  # fmt: skip
+        raise ConfigError(
+            f"{name} predicts in a way of its own (`predict`), so that a client's model alone "
+            f"does not "
+            "say what was evaluated; its clients' models cannot be exported"
+        )
     return alone(client)
 
 
@@ -68,7 +75,9 @@ def one_of_two(fed: Federation, client: Client, method: Method, state: State) ->
 def of_known_classes(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
     """HeteroFL: a client has no logits of classes that it has no examples of."""
     present = np.flatnonzero(fed.label_counts[client.id])
-    return alone(client)._replace(kind="masked", more={"present": present.tolist(), "mask": method.mask})
+    return alone(client)._replace(
+        kind="masked", more={"present": present.tolist(), "mask": method.mask}
+    )
 
 
 def by_prototypes(fed: Federation, client: Client, method: Method, state: State) -> Pieces:

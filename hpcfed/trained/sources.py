@@ -1,4 +1,6 @@
-"""The data of a run that is looked at later: read when they are first used, for most models need none."""
+"""The data of a run that is looked at later: read when they are first used, for most models need
+none.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Sources:
-    """What the clients of a run held. Raises DataError, when they are used, for data that are no longer there."""
+    """What the clients of a run held. Raises DataError, when they are used, for data that are no
+    longer there.
+    """
 
     job: Job
     run: Path
@@ -31,7 +35,9 @@ class Sources:
     @cached_property
     def data(self) -> DataSet:
         wanted = self.job.data
-        return datasets.load(wanted.name, wanted.root, wanted.download, Text(wanted.vocabulary, wanted.tokens))
+        return datasets.load(
+            wanted.name, wanted.root, wanted.download, Text(wanted.vocabulary, wanted.tokens)
+        )
 
     @cached_property
     def partition(self) -> Partition | Synthetic:

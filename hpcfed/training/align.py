@@ -1,7 +1,8 @@
 """A pull on representations: a client's, of examples that all parties have, towards a target.
 
-The gradient goes through as many examples as there are for each local step, so they pass the model in chunks of
-evaluate.batch, each computed anew in the backward pass: memory is that of one chunk, not of all of them.
+The gradient goes through as many examples as there are for each local step, so they pass the model
+in chunks of evaluate.batch, each computed anew in the backward pass: memory is that of one chunk,
+not of all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
     from hpcfed.training.local import Loss
 
 Distance = Callable[[Tensor], Tensor]  # representation [L, d] -> scalar
-GROWTH = {"constant": lambda t: 1.0, "sqrt": math.sqrt, "linear": float}  # of the weight; t: rounds from 1
+GROWTH = {
+    "constant": lambda t: 1.0,
+    "sqrt": math.sqrt,
+    "linear": float,
+}  # of the weight; t: rounds from 1
 
 
 class Alignment(Protocol):
@@ -41,19 +46,42 @@ class Alignment(Protocol):
     bandwidth: float
 
 
-def train(fed: Federation, client: Client, loss: Loss, t: int, rad: Shard, mean: Tensor | None, how: Alignment) -> None:
+def train(
+    fed: Federation,
+    client: Client,
+    loss: Loss,
+    t: int,
+    rad: Shard,
+    mean: Tensor | None,
+    how: Alignment,
+) -> None:
     """Local training with the pull: loss + eta0 f(t) distance; eta0 = 0 is local training as it is.
 
-    rad: the examples of the pull.  mean: as `distance_to` takes it.  Makhija et al., ICML 2022, eqs. 5 and 6.
+    rad: the examples of the pull.  mean: as `distance_to` takes it.  Makhija et al., ICML 2022,
+    eqs. 5 and 6.
     """
     if how.eta0:
         weight = how.eta0 * GROWTH[how.schedule](t + 1)
-        loss = pulled(fed, client, loss, rad, distance_to(fed, client, rad, mean, how), weight, how.align_every)
+        loss = pulled(
+            fed,
+            client,
+            loss,
+            rad,
+            distance_to(fed, client, rad, mean, how),
+            weight,
+            how.align_every,
+        )
     sgd(fed, client, t, loss)
 
 
 def pulled(
-    fed: Federation, client: Client, loss: Loss, data: Shard, distance: Distance, weight: float, every: int = 1
+    fed: Federation,
+    client: Client,
+    loss: Loss,
+    data: Shard,
+    distance: Distance,
+    weight: float,
+    every: int = 1,
 ) -> Loss:
     """A loss with weight * distance of the client's representations of the data on top.
 
@@ -71,7 +99,9 @@ def pulled(
 
 
 def represented(fed: Federation, client: Client, data: Shard) -> Tensor:
-    """The client's representations of these examples, [n, d], in eval mode and with gradient; counted as its work."""
+    """The client's representations of these examples, [n, d], in eval mode and with gradient;
+    counted as its work.
+    """
     model = client.model
 
     def chunk(rows: Any) -> Tensor:
@@ -85,9 +115,11 @@ def represented(fed: Federation, client: Client, data: Shard) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is as in evaluation: it draws nothing and leaves its batch statistics alone.
+    """Inside, the model is as in evaluation: it draws nothing and leaves its batch statistics
+    alone.
 
-    Recurrent layers without dropout work alike in both modes and stay in training: cuDNN wants that for gradients.
+    Recurrent layers without dropout work alike in both modes and stay in training: cuDNN wants that
+    for gradients.
     """
     training = model.training
     model.eval()
@@ -99,8 +131,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def distance_to(fed: Federation, client: Client, rad: Shard, mean: Tensor | None, how: Alignment) -> Distance:
-    """1 - CKA to the mean kernel, which the client receives, or to its own representations as they are now.
+def distance_to(
+    fed: Federation, client: Client, rad: Shard, mean: Tensor | None, how: Alignment
+) -> Distance:
+    """1 - CKA to the mean kernel, which the client receives, or to its own representations as they
+    are now.
 
     mean: [L, L], of `similarity.fixed`; None: the client's own, of the model that it received.
     """

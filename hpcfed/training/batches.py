@@ -17,13 +17,17 @@ if TYPE_CHECKING:
     from hpcfed.client import Client
     from hpcfed.federation import Federation
 
-SUITED = {"digits": "affine"}  # sets of so few images that any loss gains by it; they must not be flipped
+SUITED = {
+    "digits": "affine"
+}  # sets of so few images that any loss gains by it; they must not be flipped
 AHEAD = 1 << 18  # values that are gathered and normalised at once: 1 MiB stays in the cache
 
 Batch = tuple[np.ndarray, Any, Any]  # rows of the shard, inputs, targets
 
 
-def batches(n: int, size: int, amount: int, in_steps: bool, g: np.random.Generator) -> Iterator[np.ndarray]:
+def batches(
+    n: int, size: int, amount: int, in_steps: bool, g: np.random.Generator
+) -> Iterator[np.ndarray]:
     """Rows of each batch of so many epochs, or steps, each epoch in a new order."""
     done = 0
     while done < amount:
@@ -37,10 +41,21 @@ def batches(n: int, size: int, amount: int, in_steps: bool, g: np.random.Generat
 
 
 def planned(
-    fed: Federation, client: Client, t: int, n: int, size: int, amount: int, in_steps: bool, phase: str = "train"
+    fed: Federation,
+    client: Client,
+    t: int,
+    n: int,
+    size: int,
+    amount: int,
+    in_steps: bool,
+    phase: str = "train",
 ) -> list[np.ndarray]:
-    """Rows of each batch of a client's local training on n examples, in the order of its own stream."""
-    return list(batches(n, size, amount, in_steps, rng.stream(fed.seed, phase, "batches", t, client.id)))
+    """Rows of each batch of a client's local training on n examples, in the order of its own
+    stream.
+    """
+    return list(
+        batches(n, size, amount, in_steps, rng.stream(fed.seed, phase, "batches", t, client.id))
+    )
 
 
 def policy(fed: Federation, views: int) -> str:
@@ -61,9 +76,15 @@ def inputs(fed: Federation, x: Tensor, views: int, draws: torch.Generator) -> Te
 
 
 def prepared(
-    fed: Federation, data: Shard, plan: Sequence[np.ndarray], views: int, draws: Callable[[], torch.Generator] | None
+    fed: Federation,
+    data: Shard,
+    plan: Sequence[np.ndarray],
+    views: int,
+    draws: Callable[[], torch.Generator] | None,
 ) -> Iterator[Batch]:
-    """The batches of a plan. Where nothing is drawn for a batch several are made at once, with the same values."""
+    """The batches of a plan. Where nothing is drawn for a batch several are made at once, with the
+    same values.
+    """
     plain = views == 1 and policy(fed, views) == "none"
     at_once = plain and plan and not isinstance(data, Paired)
     several = max(1, AHEAD // max(1, len(plan[0]) * data.values)) if at_once else 1

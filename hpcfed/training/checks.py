@@ -23,7 +23,14 @@ def on_host(losses: list[Tensor]) -> np.ndarray:
 
 
 def checked(
-    fed: Federation, client: Client, t: int, values: np.ndarray, weights: Tensor, examples: list[int], lr: float, n: int
+    fed: Federation,
+    client: Client,
+    t: int,
+    values: np.ndarray,
+    weights: Tensor,
+    examples: list[int],
+    lr: float,
+    n: int,
 ) -> None:
     """DivergedError if a loss, or a weight, is not finite; n: examples of an epoch."""
     bad = np.flatnonzero(~np.isfinite(values))
@@ -33,8 +40,12 @@ def checked(
     if len(bad):
         epoch = sum(examples[: bad[0]]) // n
         batch = bad[0] - epoch * math.ceil(n / examples[0])
-        what = f"the loss is {values[bad[0]]} in round {t + 1}, epoch {epoch + 1}, batch {batch + 1}"
-    error = DivergedError(f"{fed.where(client)}: {what} (lr {lr:g}); {fed.last_checkpoint}\n"
-                          "  a smaller local.lr, or other data, may help")  # fmt: skip
+        what = (
+            f"the loss is {values[bad[0]]} in round {t + 1}, epoch {epoch + 1}, batch {batch + 1}"
+        )
+    error = DivergedError(
+        f"{fed.where(client)}: {what} (lr {lr:g}); {fed.last_checkpoint}\n"
+        "  a smaller local.lr, or other data, may help"
+    )
     error.client = client.id
     raise error

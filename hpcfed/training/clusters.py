@@ -1,6 +1,8 @@
-"""Clusters of clients: the models of all clusters as one state, and which client is nearest to which.
+"""Clusters of clients: the models of all clusters as one state, and which client is nearest to
+which.
 
-The tensors of M models are stacked, [M, *shape]; one that all clusters share is stacked alone, [1, *shape].
+The tensors of M models are stacked, [M, *shape]; one that all clusters share is stacked alone, [1,
+*shape].
 """
 
 from __future__ import annotations
@@ -23,9 +25,13 @@ if TYPE_CHECKING:
 
 
 def stack(models: Iterable[Params], own: Callable[[str], bool] = lambda name: True) -> Params:
-    """One state of several models; of tensors that a cluster does not have of its own, those of the first."""
+    """One state of several models; of tensors that a cluster does not have of its own, those of the
+    first.
+    """
     first, *others = models
-    return Params({n: torch.stack([v, *(o[n] for o in others if own(n))]) for n, v in first.items()})
+    return Params(
+        {n: torch.stack([v, *(o[n] for o in others if own(n))]) for n, v in first.items()}
+    )
 
 
 def row(state: Params, m: int) -> Params:
@@ -40,7 +46,8 @@ def part(model: Params, weight: float, m: int, state: Params) -> Mean:
 
 
 def fittest(fed: Federation, client: Client, state: Params) -> int:
-    """The cluster whose model has the smallest loss on the client's training examples; of equals the first.
+    """The cluster whose model has the smallest loss on the client's training examples; of equals
+    the first.
 
     In eval mode; the client's own weights stay as they are.
     """
@@ -53,7 +60,9 @@ def fittest(fed: Federation, client: Client, state: Params) -> int:
 
 
 def choose(fed: Federation, client: Client, state: Params, M: int) -> int:
-    """The fittest of M clusters, found by the client as its work, kept in its memory and told to the server."""
+    """The fittest of M clusters, found by the client as its work, kept in its memory and told to
+    the server.
+    """
     m = fittest(fed, client, state)
     fed.tally[client.id].work += FORWARD * client.n * M
     client.memory["cluster"] = m
@@ -62,8 +71,12 @@ def choose(fed: Federation, client: Client, state: Params, M: int) -> int:
 
 
 def squares(model: Params, state: Params, wanted: Callable[[str], bool]) -> list[float]:
-    """Squared Euclidean distance of the model to that of each cluster over the wanted tensors, in float64."""
-    apart = ((state[name].double() - v.double()).flatten(1) for name, v in model.items() if wanted(name))
+    """Squared Euclidean distance of the model to that of each cluster over the wanted tensors, in
+    float64.
+    """
+    apart = (
+        (state[name].double() - v.double()).flatten(1) for name, v in model.items() if wanted(name)
+    )
     return sum(difference.square().sum(1) for difference in apart).tolist()
 
 
@@ -74,15 +87,23 @@ def nearest(model: Params, state: Params, wanted: Callable[[str], bool]) -> tupl
 
 
 def seeds(
-    fed: Federation, clients: list[Client], state: Params, wanted: Callable[[str], bool], spread: bool = True
+    fed: Federation,
+    clients: list[Client],
+    state: Params,
+    wanted: Callable[[str], bool],
+    spread: bool = True,
 ) -> Params:
-    """The state with the models of different clients as centres; collective. Centres beyond their number stay.
+    """The state with the models of different clients as centres; collective. Centres beyond their
+    number stay.
 
-    clients: this rank's.  spread: the first is drawn evenly, each other one in proportion to its squared
-    distance to the nearest centre so far (k-means++, Arthur and Vassilvitskii, SODA 2007); else all evenly.
+    clients: this rank's.  spread: the first is drawn evenly, each other one in proportion to its
+    squared distance to the nearest centre so far (k-means++, Arthur and Vassilvitskii, SODA 2007);
+    else all evenly.
     """
     g = rng.stream(fed.seed, "centres")
-    far = fed.gather({c.id: 1.0 for c in clients})  # squared distances of those not taken: how likely each is
+    far = fed.gather(
+        {c.id: 1.0 for c in clients}
+    )  # squared distances of those not taken: how likely each is
     models: list[Params] = []
     for _ in range(min(len(next(iter(state.values()))), len(far))):
         total = sum(far.values())
@@ -90,7 +111,9 @@ def seeds(
         models += [model for _, model in fed.each({c.id: c.params() for c in clients if c.id == k})]
         left = [c for c in clients if c.id in far and c.id != k]
         taken = stack(models)
-        far = fed.gather({c.id: nearest(c.params(), taken, wanted)[1] if spread else 1.0 for c in left})
+        far = fed.gather(
+            {c.id: nearest(c.params(), taken, wanted)[1] if spread else 1.0 for c in left}
+        )
     chosen = stack(models)
     return Params({name: torch.cat([chosen[name], v[len(models) :]]) for name, v in state.items()})
 
@@ -98,10 +121,14 @@ def seeds(
 def reseed(found: Mapping[int, tuple[int, float]], M: int) -> dict[int, int]:
     """The cluster of each client, where each of M clusters has at least one, if there are as many.
 
-    found: of each client the nearest cluster, and the squared distance to it. A cluster without a client gets
-    the one that is farthest from its own, of those not alone there. M = 0: clusters may be empty.
+    found: of each client the nearest cluster, and the squared distance to it. A cluster without a
+    client gets the one that is farthest from its own, of those not alone there. M = 0: clusters may
+    be empty.
     """
-    cluster, far = {k: m for k, (m, _) in found.items()}, {k: distance for k, (_, distance) in found.items()}
+    cluster, far = (
+        {k: m for k, (m, _) in found.items()},
+        {k: distance for k, (_, distance) in found.items()},
+    )
     for m in sorted(set(range(M)) - set(cluster.values())):
         members = list(cluster.values())
         if movable := [k for k in cluster if members.count(cluster[k]) > 1]:

@@ -1,11 +1,13 @@
-"""How a client's local step is computed: the engines behind the one training loop. All give the same bits.
+"""How a client's local step is computed: the engines behind the one training loop. All give the
+same bits.
 
-eager: the loss, then autograd, in Python. traced: the step is recorded once for each architecture and shape of a
-batch, and replayed (`hpcfed.training.tape`). graphed: what is recorded becomes one CUDA graph together with the
-optimiser (`hpcfed.training.graphs`). auto: on the CPU traced where a step is so short that Python is most of it, on
-a GPU graphed, each where there are enough steps to pay for the recording; eager elsewhere. An objective that cannot
-be recorded trains eagerly, a step that cannot be captured is replayed, and the run says so once. stacked: several
-clients train as one (`hpcfed.training.stacked`, with bits of its own); those that cannot are traced.
+eager: the loss, then autograd, in Python. traced: the step is recorded once for each architecture
+and shape of a batch, and replayed (`hpcfed.training.tape`). graphed: what is recorded becomes one
+CUDA graph together with the optimiser (`hpcfed.training.graphs`). auto: on the CPU traced where a
+step is so short that Python is most of it, on a GPU graphed, each where there are enough steps to
+pay for the recording; eager elsewhere. An objective that cannot be recorded trains eagerly, a step
+that cannot be captured is replayed, and the run says so once. stacked: several clients train as one
+(`hpcfed.training.stacked`, with bits of its own); those that cannot are traced.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ if TYPE_CHECKING:
     from hpcfed.training.local import LocalSteps, Loss
 
 SHORT = 2e7  # multiply-adds of a step, forward: about a millisecond, of which Python is a fifth
-MANY = 20_000  # steps of a rank, of which each is about 0.1 ms shorter: two seconds, as long as the first recording
-MANY_ON_GPU = 1_000  # of which each is some ms shorter, for a GPU is faster than Python starts its kernels; an estimate
+# steps of a rank, of which each is about 0.1 ms shorter: two seconds, as long as the first
+# recording
+MANY = 20_000
+# of which each is some ms shorter, for a GPU is faster than Python starts its kernels; an estimate
+MANY_ON_GPU = 1_000
 
 Step = Callable[[Any, Any], None]  # one local step on a batch
 
@@ -39,7 +44,11 @@ def engine(steps: LocalSteps, loss: Loss) -> Step:
     wanted, gpu = steps.fed.job.training.engine, steps.fed.device.type == "cuda"
     if wanted == "eager" or (wanted == "auto" and not worth(steps, gpu)):
         return partial(eager, steps, loss)
-    return Graphed(steps, loss) if wanted == "graphed" or (wanted == "auto" and gpu) else Traced(steps, loss)
+    return (
+        Graphed(steps, loss)
+        if wanted == "graphed" or (wanted == "auto" and gpu)
+        else Traced(steps, loss)
+    )
 
 
 def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
@@ -48,7 +57,9 @@ def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
 
 
 def gradient(value: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of a loss by parameter, in their memory layouts; 0 where the loss does not reach one."""
+    """The gradient of a loss by parameter, in their memory layouts; 0 where the loss does not reach
+    one.
+    """
     found = torch.autograd.grad(value, params, materialize_grads=True)
     return [alike(g, p) for g, p in zip(found, params, strict=True)]
 
@@ -61,8 +72,12 @@ def worth(steps: LocalSteps, gpu: bool) -> bool:
     return short and n >= (MANY_ON_GPU if gpu else MANY)
 
 
-def recordable(fed: Federation, refill: Callable[[Sequence[Tensor]], Loss], n: int, x: Any, y: Any) -> Objective:
-    """An opened loss as one of the model and all tensors: its own n, then those of a batch like this one."""
+def recordable(
+    fed: Federation, refill: Callable[[Sequence[Tensor]], Loss], n: int, x: Any, y: Any
+) -> Objective:
+    """An opened loss as one of the model and all tensors: its own n, then those of a batch like
+    this one.
+    """
     m = len(flat(x))
 
     def objective(model: Any, inputs: Sequence[Tensor]) -> Tensor:
@@ -107,8 +122,15 @@ class Traced:
         """A new recording; None where there can be none."""
         objective = recordable(self.steps.fed, self.refill, len(self.given), x, y)
         try:
-            return Tape(self.steps.skeleton, objective, [*self.given, *flat(x), *flat(y)], self.steps.optimiser.names)
-        except Exception as why:  # torch raises many kinds; whatever it is, the eager engine needs no recording
+            return Tape(
+                self.steps.skeleton,
+                objective,
+                [*self.given, *flat(x), *flat(y)],
+                self.steps.optimiser.names,
+            )
+        except (
+            Exception
+        ) as why:  # torch raises many kinds; whatever it is, the eager engine needs no recording
             return self.give_up(why)
 
     def give_up(self, why: Exception, what: str = "recorded", other: str = "eager") -> None:
@@ -142,7 +164,11 @@ class Graphed(Traced):
         """A graph, or a mere recording where it cannot be captured."""
         tape = super().record(x, y)
         try:
-            return Graph(tape, self.steps.optimiser, self.given, [*flat(x), *flat(y)]) if tape else None
+            return (
+                Graph(tape, self.steps.optimiser, self.given, [*flat(x), *flat(y)])
+                if tape
+                else None
+            )
         except Exception as why:  # whatever it is, a recording needs no capture
             self.give_up(why, "captured", "traced")
             return tape

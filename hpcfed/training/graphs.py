@@ -1,12 +1,15 @@
-"""A recorded step and its optimiser as one CUDA graph: the GPU gets one launch instead of one for each kernel.
+"""A recorded step and its optimiser as one CUDA graph: the GPU gets one launch instead of one for
+each kernel.
 
-A graph reads and writes fixed memory. Weights are in it already (a skeleton's flat vector, into which each client's
-are copied), moments and the learning rate are copied in at a client's start, each batch before its step. Augmentation
-and normalisation stay outside: they end in the copy of the batch.
+A graph reads and writes fixed memory. Weights are in it already (a skeleton's flat vector, into
+which each client's are copied), moments and the learning rate are copied in at a client's start,
+each batch before its step. Augmentation and normalisation stay outside: they end in the copy of the
+batch.
 
-Dropout: a captured kernel reads the seed and the offset of the default generator from memory that each replay fills
-with what the generator has then, and a replay advances it as the kernels would have. So `rng.scoped` around a
-client's steps holds for a graph as it does for eager steps, whichever client came before.
+Dropout: a captured kernel reads the seed and the offset of the default generator from memory that
+each replay fills with what the generator has then, and a replay advances it as the kernels would
+have. So `rng.scoped` around a client's steps holds for a graph as it does for eager steps,
+whichever client came before.
 """
 
 from __future__ import annotations
@@ -32,23 +35,31 @@ Replay = Callable[[], Tensor]  # makes a step; returns its loss, which the next 
 class Graph:
     """One captured step of a skeleton's model: (batch) -> its loss.
 
-    given: tensors of the objective that stay as they are for all steps of a client; `give` copies others in.  batch:
-    an example of what it will get. The weights and the optimiser are after the capture as they were before it.
-    Raises whatever torch raises where a step cannot be captured: it needs the host, say.
+    given: tensors of the objective that stay as they are for all steps of a client; `give` copies
+    others in.  batch: an example of what it will get. The weights and the optimiser are after the
+    capture as they were before it. Raises whatever torch raises where a step cannot be captured: it
+    needs the host, say.
     """
 
-    def __init__(self, tape: Tape, optimiser: Optimiser, given: Sequence[Tensor], batch: Sequence[Tensor]):
+    def __init__(
+        self, tape: Tape, optimiser: Optimiser, given: Sequence[Tensor], batch: Sequence[Tensor]
+    ):
         self.given, self.batch = ([v.clone() for v in part] for part in (given, batch))
         flat = optimiser.skeleton.flat
         if any(v.device != flat.device for v in (*given, *batch)):
-            raise RuntimeError("it holds a tensor on another device, whose value would be captured for good")
+            raise RuntimeError(
+                "it holds a tensor on another device, whose value would be captured for good"
+            )
 
         def step() -> Tensor:
             value, gradient = tape([*self.given, *self.batch])
             optimiser.step(gradient)
             return value
 
-        with undone([flat, *optimiser.moments.values()]), rng.scoped(0, "capture", device=flat.device):
+        with (
+            undone([flat, *optimiser.moments.values()]),
+            rng.scoped(0, "capture", device=flat.device),
+        ):
             self.replay = capture(step, flat.device)
 
     def give(self, given: Sequence[Tensor]) -> None:
@@ -68,7 +79,9 @@ class Fixed(Optimiser):
         """That for what this client's trains, at the point where the client's is."""
         key = "optimiser", client.names
         if key not in skeleton.tapes:
-            skeleton.tapes[key] = cls(skeleton, client.settings, 0.0, frozenset(client.names).__contains__, None)
+            skeleton.tapes[key] = cls(
+                skeleton, client.settings, 0.0, frozenset(client.names).__contains__, None
+            )
         own = skeleton.tapes[key]
         copy([own.lr, *own.moments.values()], [client.lr, *client.moments.values()])
         return own
@@ -78,7 +91,9 @@ class Fixed(Optimiser):
 
 
 def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
-    """A CUDA graph of what `step` does. It is called some times for real before, on a stream of its own."""
+    """A CUDA graph of what `step` does. It is called some times for real before, on a stream of its
+    own.
+    """
     if device.type != "cuda":
         raise RuntimeError("the device is no GPU")
     stream, pool = place(device)
@@ -105,8 +120,9 @@ def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
 def place(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
     """Where a rank's graphs are captured, and the memory of their inner values.
 
-    One pool for all: they run one after the other, and nothing inside one is read once another runs, for the loss is
-    copied out and all else that lasts lies outside. So they take as much as the largest, not as all together.
+    One pool for all: they run one after the other, and nothing inside one is read once another
+    runs, for the loss is copied out and all else that lasts lies outside. So they take as much as
+    the largest, not as all together.
     """
     return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 

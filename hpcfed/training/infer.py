@@ -44,5 +44,7 @@ def class_sums(z: Tensor, labels: np.ndarray, classes: int) -> tuple[Tensor, Ten
     z: [n, ...].  labels: [n].
     """
     which = torch.from_numpy(labels).to(z.device)
-    member = F.one_hot(which, classes).double()  # a product, for scattered additions have no fixed order on a GPU
+    member = F.one_hot(
+        which, classes
+    ).double()  # a product, for scattered additions have no fixed order on a GPU
     return torch.tensordot(member, z.double(), dims=([0], [0])), member.sum(0).long()

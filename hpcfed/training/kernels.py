@@ -1,4 +1,6 @@
-"""The mean of all clients' kernels on common examples: what heterogeneous FedHeNN draws its clients to."""
+"""The mean of all clients' kernels on common examples: what heterogeneous FedHeNN draws its clients
+to.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Kernel:
-    """The kernel of a representation z [L, d], factor * k(z_p, z_q), of which only strips are in memory.
+    """The kernel of a representation z [L, d], factor * k(z_p, z_q), of which only strips are in
+    memory.
 
     precision: 1 / (2 sigma^2) of an RBF kernel; None: linear.
     """
@@ -49,12 +52,19 @@ class Kernel:
 
     @classmethod
     def of(cls, z: Tensor, how: Settings) -> Kernel:
-        """The kernel of that kind, with kernel_norm = "frobenius" such that its centred form has length 1.
+        """The kernel of that kind, with kernel_norm = "frobenius" such that its centred form has
+        length 1.
 
-        One that is constant up to rounding becomes 0: scaled, that rounding would count as much as the others.
+        One that is constant up to rounding becomes 0: scaled, that rounding would count as much as
+        the others.
         """
         rbf = how.kernel == "rbf"
-        made = cls(z, similarity.precision(similarity.squared_distances(z, z), how.bandwidth) if rbf else None)
+        made = cls(
+            z,
+            similarity.precision(similarity.squared_distances(z, z), how.bandwidth)
+            if rbf
+            else None,
+        )
         if how.kernel_norm == "none":
             return made
         whole = made.rows(0, len(z))
@@ -70,10 +80,11 @@ class Kernel:
 
 
 def mean_of_clients(fed: Federation, rad: Shard, cohort: list[int], how: Settings) -> Tensor | None:
-    """The mean kernel of the round, made ready as a target, [L, L]; None where the method has none; collective.
+    """The mean kernel of the round, made ready as a target, [L, L]; None where the method has none;
+    collective.
 
-    Clients stand in it with the models that they have at the start of the round, in the cohort or not; what they
-    send for it is counted.  Makhija et al., ICML 2022, algorithm 2.
+    Clients stand in it with the models that they have at the start of the round, in the cohort or
+    not; what they send for it is counted.  Makhija et al., ICML 2022, algorithm 2.
     """
     if how.setting != "heterogeneous" or not how.eta0:
         return None
@@ -81,10 +92,16 @@ def mean_of_clients(fed: Federation, rad: Shard, cohort: list[int], how: Setting
     counted, kernels, weights = cohort if at_server else range(fed.K), {}, {}
 
     def represented(client: Client) -> tuple[Tensor, float, int]:
-        z = outputs(fed, client.model.eval().body, rad) if at_server else represent(fed, client, rad)
+        z = (
+            outputs(fed, client.model.eval().body, rad)
+            if at_server
+            else represent(fed, client, rad)
+        )
         return z, weight(client, how), sent(client.skeleton.items(lambda name: True), len(rad), how)
 
-    for k, (z, own, size) in fed.turns(range(fed.K) if how.mean_over == "all" else cohort, represented):
+    for k, (z, own, size) in fed.turns(
+        range(fed.K) if how.mean_over == "all" else cohort, represented
+    ):
         kernels[k], weights[k] = Kernel.of(z, how), own
         if k in counted:
             fed.upload(k, {"representation": z}, size)
@@ -97,16 +114,23 @@ def weight(client: Client, how: Settings) -> float:
     return float({"uniform": 1, "samples": client.n, "capacity": capacity}[how.client_weights])
 
 
-def mean(fed: Federation, kernels: Mapping[int, Kernel], weights: Mapping[int, float], size: int) -> Tensor:
-    """The exact weighted mean of all clients' kernels, [L, L], symmetric; collective, nothing is counted.
+def mean(
+    fed: Federation, kernels: Mapping[int, Kernel], weights: Mapping[int, float], size: int
+) -> Tensor:
+    """The exact weighted mean of all clients' kernels, [L, L], symmetric; collective, nothing is
+    counted.
 
     kernels, weights: of this rank's clients, by id.  size: L.
     """
     whole = torch.zeros(size, size, device=fed.device)
-    strip = max(1, min(STRIP, MEMORY // (BYTES * size * fed.K)))  # of all clients, so that all ranks agree
+    strip = max(
+        1, min(STRIP, MEMORY // (BYTES * size * fed.K))
+    )  # of all clients, so that all ranks agree
     for start in range(0, size, strip):
         stop = min(start + strip, size)
-        parts = ((k, Mean.of(Params(kernel=v.rows(start, stop)), weights[k])) for k, v in kernels.items())
+        parts = (
+            (k, Mean.of(Params(kernel=v.rows(start, stop)), weights[k])) for k, v in kernels.items()
+        )
         keep = Params(kernel=whole[start:stop, start:])
         whole[start:stop, start:] = fed.mean(parts, keep=keep, counted=False)["kernel"]
     return whole.triu() + whole.triu(1).T
@@ -121,7 +145,9 @@ def traffic(fed: Federation, k: int, how: Settings) -> tuple[int, int]:
 
 
 def sent(model: Params, size: int, how: Settings) -> int:
-    """Bytes of what a client sends: its model, or its representations [L, d], or the half of its kernel [L, L]."""
+    """Bytes of what a client sends: its model, or its representations [L, d], or the half of its
+    kernel [L, L].
+    """
     if how.upload == "kernel":
         return BYTES * size * (size + 1) // 2
     return model.nbytes if how.upload == "model" else BYTES * size * model["head.weight"].shape[1]

@@ -31,27 +31,40 @@ Loss = Callable[[nn.Module, Any, Tensor], Tensor]
 class LocalSteps:
     """The local steps of one client in one round: an iterator over its batches, with the optimiser.
 
-    `with LocalSteps(fed, client, t) as steps: for x, y in steps: steps.descend(loss)` is local training; a
-    method that steps otherwise does so between two batches. Inside, dropout and augmentation draw from the
-    client's own streams; at the end the losses are checked and the work is entered in the client's tally.
+    `with LocalSteps(fed, client, t) as steps: for x, y in steps: steps.descend(loss)` is local
+    training; a method that steps otherwise does so between two batches. Inside, dropout and
+    augmentation draw from the client's own streams; at the end the losses are checked and the work
+    is entered in the client's tally.
 
     views: augmented copies of a batch; x is [b, *shape], or with more than one view a list of them.
     epochs: passes over the data, instead of the job's.  amount: so many steps, instead of passes.
     data: other examples than the client's own (a `Shard`; a `Paired` one gives its targets as y).
-    only: names of the parameters that are trained; the others stay exactly as they are.  phase: names the
-    random streams; another phase of the same round needs another name.  lr, size: learning rate and examples
-    in a step, instead of the job's.
+    only: names of the parameters that are trained; the others stay exactly as they are.  phase:
+    names the random streams; another phase of the same round needs another name.  lr, size:
+    learning rate and examples in a step, instead of the job's.
     """
 
     def __init__(
-        self, fed: Federation, client: Client, t: int, views: int = 1, epochs: int | None = None,
-        amount: int | None = None, data: Shard | None = None, only: Callable[[str], bool] | None = None,
-        phase: str = "train", lr: float | None = None, size: int | None = None,
-    ):  # fmt: skip
+        self,
+        fed: Federation,
+        client: Client,
+        t: int,
+        views: int = 1,
+        epochs: int | None = None,
+        amount: int | None = None,
+        data: Shard | None = None,
+        only: Callable[[str], bool] | None = None,
+        phase: str = "train",
+        lr: float | None = None,
+        size: int | None = None,
+    ):
         self.fed, self.client, self.t, self.views, self.phase = fed, client, t, views, phase
         self.data, self.only, self.skeleton = data or client.train, only, client.skeleton
         self.settings = settings = fed.job.local
-        self.size, in_steps = size or settings.batch, bool(amount if epochs or amount else settings.steps)
+        self.size, in_steps = (
+            size or settings.batch,
+            bool(amount if epochs or amount else settings.steps),
+        )
         amount = amount or fed.work(client, epochs)
         self.plan = planned(fed, client, t, len(self.data), self.size, amount, in_steps, phase)
         self.lr = lr or learning_rate(fed, t)
@@ -61,7 +74,9 @@ class LocalSteps:
     @cached_property
     def draws(self) -> torch.Generator:
         """What augmentation draws from."""
-        return rng.torch_stream(self.fed.seed, self.phase, "augment", self.t, self.client.id, device=self.fed.device)
+        return rng.torch_stream(
+            self.fed.seed, self.phase, "augment", self.t, self.client.id, device=self.fed.device
+        )
 
     @property
     def model(self) -> Model:
@@ -76,7 +91,9 @@ class LocalSteps:
             self.model.train()
         self.stack = ExitStack()
         self.stack.enter_context(frozen(self.model, self.only))
-        self.stack.enter_context(rng.scoped(fed.seed, self.phase, "dropout", *key, device=fed.device))
+        self.stack.enter_context(
+            rng.scoped(fed.seed, self.phase, "dropout", *key, device=fed.device)
+        )
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:
@@ -85,9 +102,13 @@ class LocalSteps:
             return
         keep_moments(self.client, self.optimiser, self.settings, self.phase)
         values, weights = on_host(self.losses), self.skeleton.flat
-        checked(self.fed, self.client, self.t, values, weights, self.examples, self.lr, len(self.data))
+        checked(
+            self.fed, self.client, self.t, values, weights, self.examples, self.lr, len(self.data)
+        )
         own = self.data.rows is self.client.train.rows
-        self.fed.note(self.client, values, self.examples, perf_counter() - self.start, own, self.views)
+        self.fed.note(
+            self.client, values, self.examples, perf_counter() - self.start, own, self.views
+        )
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -98,7 +119,9 @@ class LocalSteps:
             yield x, y
 
     def others(self, name: str) -> Iterator[tuple[Any, Any]]:
-        """Batches of the same data without end, in an order of their own: for steps that need a second batch."""
+        """Batches of the same data without end, in an order of their own: for steps that need a
+        second batch.
+        """
         key = self.fed.seed, self.phase, name
         order = rng.stream(*key, "batches", self.t, self.client.id)
         draws = rng.torch_stream(*key, "augment", self.t, self.client.id, device=self.fed.device)
@@ -156,7 +179,8 @@ def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **h
 def gradient(
     fed: Federation, client: Client, t: int, loss: Loss, phase: str = "train", counted: bool = True
 ) -> None:
-    """Leave the mean gradient over all of the client's data in its model; one pass in the job's batches.
+    """Leave the mean gradient over all of the client's data in its model; one pass in the job's
+    batches.
 
     phase: names the random streams.  counted: false for evaluation, which is no training.
     """
@@ -176,7 +200,9 @@ def gradient(
             fed.pulse.step()
     examples = [len(rows) for rows in plan]
     values = on_host(losses)
-    if counted or fed.job.run.on_client_fault == "stop":  # who fails in an evaluation has no round to leave
+    if (
+        counted or fed.job.run.on_client_fault == "stop"
+    ):  # who fails in an evaluation has no round to leave
         checked(fed, client, t, values, skeleton.flat, examples, learning_rate(fed, t), client.n)
     if counted:
         fed.note(client, values, examples, perf_counter() - start)

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from hpcfed.models.scores import nearest  # noqa: F401, methods take it from here
 
 
-def supcon(z: Tensor, y: Tensor, tau: float = 0.07, base: float | None = None, normalise: bool = True) -> Tensor:
+def supcon(
+    z: Tensor, y: Tensor, tau: float = 0.07, base: float | None = None, normalise: bool = True
+) -> Tensor:
     """Supervised contrastive loss, mean over anchors of their mean over positives.
 
     For anchor i with positives P(i), the other rows of its label:
@@ -19,7 +21,8 @@ def supcon(z: Tensor, y: Tensor, tau: float = 0.07, base: float | None = None, n
     z: [n, d], y: [n]; all views of a batch as rows. An anchor without positives contributes 0.
     tau: temperature > 0. base: the loss is multiplied by tau / base (None: by 1).
     normalise: rows of z are scaled to length 1 first.
-    Khosla et al., NeurIPS 2020, arXiv:2004.11362, eq. 2 (L_out). Deviations: none with the defaults.
+    Khosla et al., NeurIPS 2020, arXiv:2004.11362, eq. 2 (L_out). Deviations: none with the
+    defaults.
     """
     z = F.normalize(z, dim=1) if normalise else z
     self_pair = torch.eye(len(z), dtype=torch.bool, device=z.device)
@@ -31,14 +34,22 @@ def supcon(z: Tensor, y: Tensor, tau: float = 0.07, base: float | None = None, n
 
 
 def contrastive_cross_entropy(
-    model: nn.Module, x: list[Tensor], y: Tensor, tau: float, base: float | None = None, normalise: bool = True
+    model: nn.Module,
+    x: list[Tensor],
+    y: Tensor,
+    tau: float,
+    base: float | None = None,
+    normalise: bool = True,
 ) -> Tensor:
-    """Cross-entropy on the first view plus the supervised contrastive loss on all views, one forward pass.
+    """Cross-entropy on the first view plus the supervised contrastive loss on all views, one
+    forward pass.
 
     x: views, each [b, *shape].  Jang et al., ICPP 2022, eq. 4 without its last term.
     """
     z = model.body(torch.cat(x))  # [views * b, d]
-    return F.cross_entropy(model.head(z[: len(y)]), y) + supcon(z, y.repeat(len(x)), tau, base, normalise)
+    return F.cross_entropy(model.head(z[: len(y)]), y) + supcon(
+        z, y.repeat(len(x)), tau, base, normalise
+    )
 
 
 def proximal(model: nn.Module, anchor: Mapping[str, Tensor], mu: float) -> Tensor:
@@ -50,7 +61,8 @@ def proximal(model: nn.Module, anchor: Mapping[str, Tensor], mu: float) -> Tenso
 
 
 def distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
-    """Euclidean distance, not squared, of the model's parameters to the anchor's, over all tensors together.
+    """Euclidean distance, not squared, of the model's parameters to the anchor's, over all tensors
+    together.
 
     Its gradient has length 1; at distance 0 it is 0. Jang et al., ICPP 2022, eq. 5.
     """
@@ -58,7 +70,9 @@ def distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
 
 
 def half_mean_squares(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
-    """Half the sum over tensors of the mean squared difference: the proximal term of FedClassAvg's public code."""
+    """Half the sum over tensors of the mean squared difference: the proximal term of FedClassAvg's
+    public code.
+    """
     return 0.5 * sum((d.square().mean() for d in differences(model, anchor)), torch.zeros(()))
 
 
@@ -70,8 +84,8 @@ def differences(model: nn.Module, anchor: Mapping[str, Tensor]) -> Iterable[Tens
 def distil(target: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
     """tau^2 KL(target || softmax(logits / tau)), summed over classes, mean over examples.
 
-    target: [n, C], probabilities, already softened by the same temperature.  logits: [n, C], the student's.
-    The factor tau^2 keeps the size of the gradient whatever the temperature.
+    target: [n, C], probabilities, already softened by the same temperature.  logits: [n, C], the
+    student's. The factor tau^2 keeps the size of the gradient whatever the temperature.
     Hinton et al., 2015, arXiv:1503.02531, section 2.
     """
     return tau**2 * F.kl_div(F.log_softmax(logits / tau, dim=1), target, reduction="batchmean")
@@ -83,8 +97,12 @@ def soften(logits: Tensor, tau: float = 1.0) -> Tensor:
 
 
 def inner_product(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:
-    """<direction, parameters>, over the parameters that the direction names: its gradient is the direction."""
-    pairs = ((value, direction[name]) for name, value in model.named_parameters() if name in direction)
+    """<direction, parameters>, over the parameters that the direction names: its gradient is the
+    direction.
+    """
+    pairs = (
+        (value, direction[name]) for name, value in model.named_parameters() if name in direction
+    )
     return sum((torch.vdot(d.flatten(), value.flatten()) for value, d in pairs), torch.zeros(()))
 
 

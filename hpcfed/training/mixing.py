@@ -27,7 +27,8 @@ def mixing(kind: Weights, of: tuple[Any, ...], rates: tuple[float, ...] = ()) ->
 
 
 def metropolis(links: np.ndarray) -> np.ndarray:
-    """W [n, n]: 1 / (1 + max(degree_i, degree_j)) for neighbours, the rest for oneself; symmetric, rows sum to 1.
+    """W [n, n]: 1 / (1 + max(degree_i, degree_j)) for neighbours, the rest for oneself; symmetric,
+    rows sum to 1.
 
     Xiao, Boyd and Kim, Journal of Parallel and Distributed Computing 67, 2007.
     """
@@ -36,18 +37,22 @@ def metropolis(links: np.ndarray) -> np.ndarray:
 
 
 def uniform(links: np.ndarray) -> np.ndarray:
-    """W [n, n]: the plain mean of oneself and the neighbours; rows sum to 1, symmetric where degrees are equal."""
+    """W [n, n]: the plain mean of oneself and the neighbours; rows sum to 1, symmetric where
+    degrees are equal.
+    """
     return with_self(links / (1.0 + links.sum(1, keepdims=True)))
 
 
 def ccs(links: np.ndarray, rate: np.ndarray | None = None) -> np.ndarray:
     """W [n, n] of SWIFT's communication coefficient selection; rows sum to 1.
 
-    By falling degree, each client proposes to those neighbours whose weight is open an equal part of what its
-    fixed weights leave it; between equal degrees the smaller proposal counts, and no weight is larger than
-    the lighter client's own 1 / (degree + 1), so that nobody's own weight is negative. Without rates W is symmetric.
-    rate: [n], how often each client averages. Row i is then slowed by min(rate) / rate_i, so that the expected
-    mixing rate_i W_ij is symmetric. Bornstein et al. (SWIFT), ICLR 2023, arXiv:2210.14026.
+    By falling degree, each client proposes to those neighbours whose weight is open an equal part
+    of what its fixed weights leave it; between equal degrees the smaller proposal counts, and no
+    weight is larger than the lighter client's own 1 / (degree + 1), so that nobody's own weight is
+    negative. Without rates W is symmetric.
+    rate: [n], how often each client averages. Row i is then slowed by min(rate) / rate_i, so that
+    the expected mixing rate_i W_ij is symmetric. Bornstein et al. (SWIFT), ICLR 2023,
+    arXiv:2210.14026.
     """
     degree, weight = links.sum(1), np.zeros(links.shape)
     for d in sorted(set(degree.tolist()), reverse=True):
@@ -69,7 +74,8 @@ def with_self(weight: np.ndarray) -> np.ndarray:
 
 
 def mix(rows: Mapping[int, np.ndarray], values: Iterable[tuple[int, Params]]) -> dict[int, Params]:
-    """sum_j W_ij value_j in float64, for several i at once, added in the order in which the values come.
+    """sum_j W_ij value_j in float64, for several i at once, added in the order in which the values
+    come.
 
     rows: by i, [n].  values: (j, model) one after the other; only those of weight > 0 count.
     """
@@ -90,11 +96,15 @@ def double(value: Params) -> Params:
 def stepped(
     mixed: Params, before: Params, after: Params, statistics: Collection[str] = (), own: float = 1.0
 ) -> Params:
-    """The mixed models, float64, plus the local step from `before` to `after`; in the type of these.
+    """The mixed models, float64, plus the local step from `before` to `after`; in the type of
+    these.
 
-    statistics: names of batch statistics. Theirs is the mean with `after` in place of `before`, for a variance that
-    the whole step were added to could become negative.  own: the client's own weight in the mean.
+    statistics: names of batch statistics. Theirs is the mean with `after` in place of `before`, for
+    a variance that the whole step were added to could become negative.  own: the client's own
+    weight in the mean.
     """
     step = double(after) - double(before)
-    total = mixed + Params({name: v * float(own) if name in statistics else v for name, v in step.items()})
+    total = mixed + Params(
+        {name: v * float(own) if name in statistics else v for name, v in step.items()}
+    )
     return Params({name: value.to(before[name].dtype) for name, value in total.items()})

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inner:
-    """A narrower model inside a client's: its weights are the first units of the client's, gradients go there.
+    """A narrower model inside a client's: its weights are the first units of the client's,
+    gradients go there.
 
     Its batch statistics are its own: those in its module.
     """
@@ -31,11 +32,17 @@ class Inner:
     at: Window
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional_call(self.module, dict(take(dict(self.outer.named_parameters()), self.at)), (x,))
+        return functional_call(
+            self.module, dict(take(dict(self.outer.named_parameters()), self.at)), (x,)
+        )
 
 
-def inner(fed: Federation, client: Client, architecture: str, statistics: Mapping[str, Tensor]) -> Inner:
-    """The narrower model of this architecture inside the client's, in train mode, with these batch statistics."""
+def inner(
+    fed: Federation, client: Client, architecture: str, statistics: Mapping[str, Tensor]
+) -> Inner:
+    """The narrower model of this architecture inside the client's, in train mode, with these batch
+    statistics.
+    """
     module = fed.module(architecture)
     for name, value in statistics.items():
         module.view(name).copy_(value)
@@ -47,18 +54,23 @@ def within(narrow: Window, wide: Window) -> Window:
     """Where a window's places are in the tensors of a wider window that contains it."""
     if not wide:
         return narrow
-    return {name: tuple(map(np.searchsorted, wide[name], places)) for name, places in narrow.items()}
+    return {
+        name: tuple(map(np.searchsorted, wide[name], places)) for name, places in narrow.items()
+    }
 
 
 def tensors(fed: Federation, client: Client, architectures: list[str]) -> Params:
-    """What the client sends: its tensors, and the batch statistics of the models inside it, "architecture/name".
+    """What the client sends: its tensors, and the batch statistics of the models inside it,
+    "architecture/name".
 
     The client's own statistics are sent so too, unless its model is the whole one.
     """
     norms, name = set(client.skeleton.layout.buffers).__contains__, client.architecture
     values = client.params()
     if parse(name).width < 1:
-        values = Params({**values.pick(lambda n: not norms(n)), **values.pick(norms).prefixed(f"{name}/")})
+        values = Params(
+            {**values.pick(lambda n: not norms(n)), **values.pick(norms).prefixed(f"{name}/")}
+        )
     for architecture in architectures:
         values |= fed.module(architecture).items(norms).clone().prefixed(f"{architecture}/")
     return values

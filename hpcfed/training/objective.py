@@ -1,4 +1,6 @@
-"""A local objective taken apart: what of it is the same for all clients, and the tensors that are not."""
+"""A local objective taken apart: what of it is the same for all clients, and the tensors that are
+not.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,24 @@ class Untraceable(Exception):
 
 
 class Anyone:
-    """Stands for the client while an objective is recorded, for that is done for all: nothing can be asked of it."""
+    """Stands for the client while an objective is recorded, for that is done for all: nothing can
+    be asked of it.
+    """
 
     def __getattr__(self, name: str) -> Any:
         raise Untraceable(f"it asks for the client's {name}")
 
 
 def opened(loss: Loss) -> tuple[Hashable, list[Tensor], Callable[[Sequence[Tensor]], Loss]]:
-    """A loss as what is the same for all clients, the tensors in its arguments, and how others are put in.
+    """A loss as what is the same for all clients, the tensors in its arguments, and how others are
+    put in.
 
-    loss: a function, a method's own hook, or a partial of one. Raises Untraceable where it holds something else
-    than tensors, plain values and clients, for that could be another one next time.
+    loss: a function, a method's own hook, or a partial of one. Raises Untraceable where it holds
+    something else than tensors, plain values and clients, for that could be another one next time.
     """
-    fn, args = (loss.func, (loss.args, loss.keywords)) if isinstance(loss, partial) else (loss, ((), {}))
+    fn, args = (
+        (loss.func, (loss.args, loss.keywords)) if isinstance(loss, partial) else (loss, ((), {}))
+    )
     tensors: list[Tensor] = []
     form = outline(args, tensors)
 
@@ -51,14 +58,20 @@ def opened(loss: Loss) -> tuple[Hashable, list[Tensor], Callable[[Sequence[Tenso
 def identity(fn: Any) -> Hashable:
     """What makes two functions the same."""
     if isinstance(fn, MethodType) and isinstance(fn.__self__, Part):
-        return fn.__func__, id(fn.__self__)  # the algorithm, a frozen record that lives as long as the run
-    if isinstance(fn, FunctionType) and not (fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__):
+        return fn.__func__, id(
+            fn.__self__
+        )  # the algorithm, a frozen record that lives as long as the run
+    if isinstance(fn, FunctionType) and not (
+        fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__
+    ):
         return fn.__code__
     raise Untraceable("it is no hook of a method and no function without variables from around it")
 
 
 def outline(value: Any, tensors: list[Tensor]) -> Hashable:
-    """What of a value a recording depends on; its tensors are added to the list, in the order of `filled`."""
+    """What of a value a recording depends on; its tensors are added to the list, in the order of
+    `filled`.
+    """
     kind = type(value)
     if isinstance(value, Tensor):
         tensors.append(value)
@@ -77,7 +90,9 @@ def outline(value: Any, tensors: list[Tensor]) -> Hashable:
 
 
 def filled(value: Any, left: Iterator[Tensor]) -> Any:
-    """The same value with the next tensors in the place of its own, and nobody in the place of a client."""
+    """The same value with the next tensors in the place of its own, and nobody in the place of a
+    client.
+    """
     if isinstance(value, Tensor):
         return next(left)
     if isinstance(value, Client):
@@ -87,7 +102,9 @@ def filled(value: Any, left: Iterator[Tensor]) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(filled(v, left) for v in value)
     if is_dataclass(value):
-        return replace(value, **{f.name: filled(getattr(value, f.name), left) for f in fields(value)})
+        return replace(
+            value, **{f.name: filled(getattr(value, f.name), left) for f in fields(value)}
+        )
     return value
 
 

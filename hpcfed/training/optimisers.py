@@ -1,4 +1,6 @@
-"""The local optimiser: its learning rate by the round, what it trains, and the moments that a client keeps."""
+"""The local optimiser: its learning rate by the round, what it trains, and the moments that a
+client keeps.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,14 @@ if TYPE_CHECKING:
     from hpcfed.models.flat import Skeleton
 
 Wanted = Callable[[str], bool]  # by the name of a parameter
-Moments = dict[str, Tensor]  # flat vectors, by the names that torch.optim gives them, and Adam's number of steps
+Moments = dict[
+    str, Tensor
+]  # flat vectors, by the names that torch.optim gives them, and Adam's number of steps
 EPS = 1e-8  # of Adam, torch's default
-RATE = {"cpu": torch.float64, "cuda": torch.float32}  # of a learning rate, as the kernels read it from memory
+RATE = {
+    "cpu": torch.float64,
+    "cuda": torch.float32,
+}  # of a learning rate, as the kernels read it from memory
 
 
 def learning_rate(fed: Federation, t: int) -> float:
@@ -34,13 +41,21 @@ def learning_rate(fed: Federation, t: int) -> float:
 class Optimiser:
     """The job's optimiser on the parameters of one client that are trained, all in one kernel.
 
-    The steps are those of torch.optim.SGD and Adam with fused = true, bit for bit; called directly, for their
-    bookkeeping in Python takes several times as long as a step of a small model. The learning rate and Adam's count of
-    steps are in the device's memory, so that nothing of a step is decided in Python.
+    The steps are those of torch.optim.SGD and Adam with fused = true, bit for bit; called directly,
+    for their bookkeeping in Python takes several times as long as a step of a small model. The
+    learning rate and Adam's count of steps are in the device's memory, so that nothing of a step is
+    decided in Python.
     kept: moments of the last round, as `moments` gave them.
     """
 
-    def __init__(self, skeleton: Skeleton, settings: Local, lr: float, only: Wanted | None, kept: Moments | None):
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        settings: Local,
+        lr: float,
+        only: Wanted | None,
+        kept: Moments | None,
+    ):
         self.skeleton, self.settings, device = skeleton, settings, skeleton.flat.device
         self.lr = torch.full((), lr, dtype=RATE[device.type], device=device)
         self.names = tuple(name for name in skeleton.layout.params if only is None or only(name))
@@ -74,7 +89,9 @@ class Optimiser:
 
     @torch.no_grad()
     def step(self, gradient: Sequence[Tensor] | None = None) -> None:
-        """One step. gradient: by parameter, in its memory layout; default: what is in the flat gradient."""
+        """One step. gradient: by parameter, in its memory layout; default: what is in the flat
+        gradient.
+        """
         if gradient is None:
             gradient = [self.skeleton.gradients[name] for name in self.names]
         if self.settings.optimiser == "adam":
@@ -87,37 +104,62 @@ class Optimiser:
         how, (beta1, beta2) = self.settings, self.settings.betas
         self.moments["step"] += 1
         torch._fused_adam_(
-            self.params, gradient, self.lists["exp_avg"], self.lists["exp_avg_sq"], [],
-            [self.moments["step"]] * len(self.params), lr=self.lr, beta1=beta1, beta2=beta2,
-            weight_decay=how.weight_decay, eps=EPS, amsgrad=False, maximize=False,
-        )  # fmt: skip
+            self.params,
+            gradient,
+            self.lists["exp_avg"],
+            self.lists["exp_avg_sq"],
+            [],
+            [self.moments["step"]] * len(self.params),
+            lr=self.lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=how.weight_decay,
+            eps=EPS,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def sgd(self, gradient: Sequence[Tensor]) -> None:
-        """With momentum as torch has it: the buffer starts as the first gradient, which it is on top of 0."""
+        """With momentum as torch has it: the buffer starts as the first gradient, which it is on
+        top of 0.
+        """
         how = self.settings
         torch._fused_sgd_(
-            self.params, gradient, self.lists.get("momentum_buffer", []), weight_decay=how.weight_decay,
-            momentum=how.momentum, lr=self.lr, dampening=0.0, nesterov=False, maximize=False,
+            self.params,
+            gradient,
+            self.lists.get("momentum_buffer", []),
+            weight_decay=how.weight_decay,
+            momentum=how.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
             is_first_step=False,
-        )  # fmt: skip
+        )
 
 
 def make_optimiser(
     client: Client, settings: Local, lr: float, only: Wanted | None = None, phase: str = "train"
 ) -> Optimiser:
-    """The job's optimiser for a client's model, with the moments of its last round where they are kept."""
+    """The job's optimiser for a client's model, with the moments of its last round where they are
+    kept.
+    """
     kept = client.memory.get(moments(phase)) if settings.keep_optimiser else None
     return Optimiser(client.skeleton, settings, lr, only, kept)
 
 
-def keep_moments(client: Client, optimiser: Optimiser, settings: Local, phase: str = "train") -> None:
+def keep_moments(
+    client: Client, optimiser: Optimiser, settings: Local, phase: str = "train"
+) -> None:
     """With local.keep_optimiser, put the moments into the client's memory."""
     if settings.keep_optimiser and optimiser.moments:
         client.memory[moments(phase)] = optimiser.kept()
 
 
 def moments(phase: str) -> str:
-    """The name of an optimiser's moments in a client's memory: each phase of a round has its own optimiser."""
+    """The name of an optimiser's moments in a client's memory: each phase of a round has its own
+    optimiser.
+    """
     return "optimiser" if phase == "train" else f"optimiser of {phase}"
 
 

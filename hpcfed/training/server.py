@@ -30,14 +30,18 @@ OFTEN = 100  # steps between two looks at held-out data
 
 
 class Watch:
-    """Ends a training that no longer gets better, and keeps the best parameters seen, those at its start included."""
+    """Ends a training that no longer gets better, and keeps the best parameters seen, those at its
+    start included.
+    """
 
     def __init__(self, measure: Callable[[Params], float], start: Params, patience: int):
         self.measure, self.patience = measure, patience
         self.best, self.value, self.at = start.clone(), measure(start), 0
 
     def ends(self, params: Params, done: int, last: bool) -> bool:
-        """Whether nothing has become better for `patience` steps; it looks every OFTEN steps and at the last."""
+        """Whether nothing has become better for `patience` steps; it looks every OFTEN steps and at
+        the last.
+        """
         if done % min(OFTEN, self.patience) and not last:
             return False
         if (value := self.measure(params)) < self.value:
@@ -46,24 +50,45 @@ class Watch:
 
 
 def fit(
-    fed: Federation, params: Params, loss: Loss, batch: Batch, n: int, *key: str | int, epochs: int = 1, size: int,
-    lr: float, optimiser: str = "sgd", momentum: float = 0.0, trained: Callable[[str], bool] = lambda name: True,
-    steps: int | None = None, schedule: str = "constant", clip: float = 0.0, watch: Watch | None = None,
-) -> Params:  # fmt: skip
-    """New parameters after so many epochs over n examples, in batches of `size`; the given ones stay as they are.
+    fed: Federation,
+    params: Params,
+    loss: Loss,
+    batch: Batch,
+    n: int,
+    *key: str | int,
+    epochs: int = 1,
+    size: int,
+    lr: float,
+    optimiser: str = "sgd",
+    momentum: float = 0.0,
+    trained: Callable[[str], bool] = lambda name: True,
+    steps: int | None = None,
+    schedule: str = "constant",
+    clip: float = 0.0,
+    watch: Watch | None = None,
+) -> Params:
+    """New parameters after so many epochs over n examples, in batches of `size`; the given ones
+    stay as they are.
 
-    loss: (parameters by name, batch) -> scalar.  batch: positions in 0..n-1 -> a batch.  key: names the order
-    of the examples.  optimiser: "sgd" or "adam".  trained: names of the tensors that are; buffers, which only
-    a forward pass changes, are none.  steps: so many, instead of epochs.  schedule: "cosine" lets the learning
-    rate fall to 0 over the steps.  clip: largest norm of the gradient; 0: any.  watch: may end the training,
-    and says which parameters are returned.  Call it inside `Federation.on_root`.
-    Raises DivergedError where a tensor ends as nan or infinite, naming it.
+    loss: (parameters by name, batch) -> scalar.  batch: positions in 0..n-1 -> a batch.  key: names
+    the order of the examples.  optimiser: "sgd" or "adam".  trained: names of the tensors that are;
+    buffers, which only a forward pass changes, are none.  steps: so many, instead of epochs.
+    schedule: "cosine" lets the learning rate fall to 0 over the steps.  clip: largest norm of the
+    gradient; 0: any.  watch: may end the training, and says which parameters are returned.  Call it
+    inside `Federation.on_root`. Raises DivergedError where a tensor ends as nan or infinite, naming
+    it.
     """
     new = params.clone()
     leaves = [v.requires_grad_() for name, v in new.items() if trained(name)]
-    descent = torch.optim.Adam(leaves, lr) if optimiser == "adam" else torch.optim.SGD(leaves, lr, momentum)
+    descent = (
+        torch.optim.Adam(leaves, lr)
+        if optimiser == "adam"
+        else torch.optim.SGD(leaves, lr, momentum)
+    )
     total = steps or epochs * math.ceil(n / size)
-    plan = islice(orders(fed, n, math.ceil(total * size / n) + 1 if steps else epochs, size, *key), total)
+    plan = islice(
+        orders(fed, n, math.ceil(total * size / n) + 1 if steps else epochs, size, *key), total
+    )
     with rng.scoped(fed.seed, *key, "dropout", device=fed.device):
         for done, rows in enumerate(plan):
             if schedule == "cosine":
@@ -79,13 +104,16 @@ def fit(
     result = watch.best if watch else new.clone()
     if name := not_finite(result):
         raise DivergedError(
-            f"{fed.where(None)}: its {name} is nan or infinite after its training in round {fed.t + 1} (lr {lr:g}); "
+            f"{fed.where(None)}: its {name} is nan or infinite after its training in round "
+            f"{fed.t + 1} (lr {lr:g}); "
             f"{fed.last_checkpoint}\n  a smaller learning rate of the server may help"
         )
     return result
 
 
-def orders(fed: Federation, n: int, epochs: int, size: int, *key: str | int) -> Iterator[np.ndarray]:
+def orders(
+    fed: Federation, n: int, epochs: int, size: int, *key: str | int
+) -> Iterator[np.ndarray]:
     """The batches of so many epochs, each epoch in a new order: positions in 0..n-1."""
     g = rng.stream(fed.seed, *key, "batches")
     for _ in range(epochs):
@@ -104,26 +132,39 @@ def parameters(skeleton: Skeleton) -> Callable[[str], bool]:
 
 
 def predictor(fed: Federation, architecture: str, params: Params) -> Callable[[Any], Tensor]:
-    """What a server's model of this architecture answers: prepared inputs [n, *shape] -> logits [n, C]."""
+    """What a server's model of this architecture answers: prepared inputs [n, *shape] -> logits [n,
+    C].
+    """
     module = fed.module(architecture)
     module.model.eval()
     return partial(call, module, params)
 
 
 def held_out(fed: Federation, n: int, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Positions in 0..n-1 to learn from, and those held out, the same in all rounds and on all ranks."""
+    """Positions in 0..n-1 to learn from, and those held out, the same in all rounds and on all
+    ranks.
+    """
     order = rng.stream(fed.seed, "held out").permutation(n)
     return np.sort(order[int(share * n) :]), np.sort(order[: int(share * n)])
 
 
 def taught(
-    fed: Federation, architecture: str, params: Params, data: Paired, loss: Callable[[Tensor, Tensor], Tensor],
-    *key: str | int, held: float = 0.0, patience: int = 0, **how: Any,
-) -> Params:  # fmt: skip
-    """The parameters of a server's model after it has learnt the targets of `data`; inside `Federation.on_root`.
+    fed: Federation,
+    architecture: str,
+    params: Params,
+    data: Paired,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *key: str | int,
+    held: float = 0.0,
+    patience: int = 0,
+    **how: Any,
+) -> Params:
+    """The parameters of a server's model after it has learnt the targets of `data`; inside
+    `Federation.on_root`.
 
-    loss: (logits, targets) -> scalar.  held: share of the data held out; with it the parameters that are best
-    there are returned, and training ends after `patience` steps without better ones.  how: as `fit` takes it.
+    loss: (logits, targets) -> scalar.  held: share of the data held out; with it the parameters
+    that are best there are returned, and training ends after `patience` steps without better ones.
+    how: as `fit` takes it.
     """
     module, (rows, apart) = fed.module(architecture), held_out(fed, len(data), held)
 
@@ -139,4 +180,14 @@ def taught(
     watch = Watch(missed, params, patience) if len(apart) else None
     module.model.train()
     objective = lambda current, part: loss(call(module, current, part[0]), part[1])  # noqa: E731
-    return fit(fed, params, objective, batch, len(rows), *key, trained=parameters(module), watch=watch, **how)
+    return fit(
+        fed,
+        params,
+        objective,
+        batch,
+        len(rows),
+        *key,
+        trained=parameters(module),
+        watch=watch,
+        **how,
+    )

@@ -1,12 +1,14 @@
-"""How alike two representations of the same examples are: centred kernel alignment, Procrustes distance.
+"""How alike two representations of the same examples are: centred kernel alignment, Procrustes
+distance.
 
-A representation is [L, d], a kernel [L, L]; gradients flow through both arguments. All measures ignore shifts,
-rotations and the scale of a representation. One that is the same for all examples, up to rounding, has
-nothing to compare: CKA 0, and 1 where both are such, with gradient 0. Values are as precise as the input's
-type; sums of squares are formed of matrices of length 1, so that large activations do not overflow.
-Makhija et al. (FedHeNN), ICML 2022, arXiv:2202.07757, section 3.4; Kornblith et al., ICML 2019,
-arXiv:1905.00414. Deviations: the columns of representations are centred before the paper's eq. 4, which equals
-its HSIC form only then.
+A representation is [L, d], a kernel [L, L]; gradients flow through both arguments. All measures
+ignore shifts, rotations and the scale of a representation. One that is the same for all examples,
+up to rounding, has
+nothing to compare: CKA 0, and 1 where both are such, with gradient 0. Values are as precise as the
+input's type; sums of squares are formed of matrices of length 1, so that large activations do not
+overflow. Makhija et al. (FedHeNN), ICML 2022, arXiv:2202.07757, section 3.4; Kornblith et al., ICML
+2019, arXiv:1905.00414. Deviations: the columns of representations are centred before the paper's
+eq. 4, which equals its HSIC form only then.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROUNDING = 16  # times the type's precision: what is smaller than this share of the whole is rounding
+ROUNDING = (
+    16  # times the type's precision: what is smaller than this share of the whole is rounding
+)
 
 
 def centred(kernel: Tensor) -> Tensor:
@@ -36,9 +40,15 @@ def unit(centre: Tensor, whole: Tensor) -> Tensor:
 
 
 def length(centre: Tensor, whole: Tensor) -> Tensor:
-    """The length of a centred matrix, float64; 0 where no more than rounding was left of the whole."""
+    """The length of a centred matrix, float64; 0 where no more than rounding was left of the
+    whole.
+    """
     size = torch.linalg.vector_norm(centre.detach(), dtype=torch.float64)
-    least = ROUNDING * torch.finfo(whole.dtype).eps * torch.linalg.vector_norm(whole.detach(), dtype=torch.float64)
+    least = (
+        ROUNDING
+        * torch.finfo(whole.dtype).eps
+        * torch.linalg.vector_norm(whole.detach(), dtype=torch.float64)
+    )
     return torch.where(size <= least, 0.0, size)
 
 
@@ -55,7 +65,8 @@ def fixed(kernel: Tensor) -> Tensor:
 def linear_cka(a: Tensor, b: Tensor) -> Tensor:
     """CKA of two representations with linear kernels, a scalar in 0..1; their widths may differ.
 
-    ||B^T A||_F^2 / (||A^T A||_F ||B^T B||_F) on centred columns, or the same by kernels where that is cheaper.
+    ||B^T A||_F^2 / (||A^T A||_F ||B^T B||_F) on centred columns, or the same by kernels where that
+    is cheaper.
     """
     return agreement(ready(a), ready(b))
 
@@ -71,7 +82,9 @@ def pairwise_cka(representations: Sequence[Tensor]) -> Tensor:
 
 
 class Ready(NamedTuple):
-    """A representation with centred columns, of length 1, and its `spread`: what comparisons with many others share."""
+    """A representation with centred columns, of length 1, and its `spread`: what comparisons with
+    many others share.
+    """
 
     a: Tensor
     spread: Tensor
@@ -91,7 +104,8 @@ def agreement(one: Ready, other: Ready) -> Tensor:
 
 
 def cka_to_kernel(a: Tensor, target: Tensor) -> Tensor:
-    """CKA of a representation's linear kernel and a kernel that `fixed` made; the kernel of a is not formed.
+    """CKA of a representation's linear kernel and a kernel that `fixed` made; the kernel of a is
+    not formed.
 
     tr(A^T T A) / (||A^T A||_F ||T||_F) on centred columns: about L^2 d multiplications.
     """
@@ -100,7 +114,9 @@ def cka_to_kernel(a: Tensor, target: Tensor) -> Tensor:
 
 
 def cka(a: Tensor, b: Tensor) -> Tensor:
-    """CKA of two kernels [L, L] of any kind: HSIC(a, b) / sqrt(HSIC(a, a) HSIC(b, b)), a scalar in 0..1."""
+    """CKA of two kernels [L, L] of any kind: HSIC(a, b) / sqrt(HSIC(a, a) HSIC(b, b)), a scalar in
+    0..1.
+    """
     a, b = fixed(a), fixed(b)
     return ratio((a * b).sum(), torch.linalg.matrix_norm(a), torch.linalg.matrix_norm(b))
 
@@ -117,16 +133,19 @@ def ratio(cross: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def rbf_kernel(a: Tensor, c: float = 1.0) -> Tensor:
-    """exp(-||a_p - a_q||^2 / (2 sigma^2)) of the rows, [L, L]; sigma is c times their median distance.
+    """exp(-||a_p - a_q||^2 / (2 sigma^2)) of the rows, [L, L]; sigma is c times their median
+    distance.
 
-    sigma has no gradient. The paper leaves the rule open; this one is that of Kornblith et al., section 4.
+    sigma has no gradient. The paper leaves the rule open; this one is that of Kornblith et al.,
+    section 4.
     """
     squares = squared_distances(a, a)
     return torch.exp(-precision(squares.detach(), c) * squares)
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Squared Euclidean distances of the rows of a and b, [n, m]; both are shifted by the mean of b, for precision.
+    """Squared Euclidean distances of the rows of a and b, [n, m]; both are shifted by the mean of
+    b, for precision.
 
     What is no more than rounding of the rows of b counts as 0.
     """
@@ -138,7 +157,8 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def precision(squares: Tensor, c: float) -> Tensor:
-    """1 / (2 sigma^2) from the squared distances of all pairs, [L, L]; 0, a constant kernel, if all are 0.
+    """1 / (2 sigma^2) from the squared distances of all pairs, [L, L]; 0, a constant kernel, if all
+    are 0.
 
     Where more than half of the pairs coincide, the mean square stands in for that of the median.
     """
@@ -153,8 +173,9 @@ def precision(squares: Tensor, c: float) -> Tensor:
 def procrustes(a: Tensor, b: Tensor) -> Tensor:
     """Orthogonal Procrustes distance of two representations of one width, a scalar in 0..2.
 
-    ||A||_F^2 + ||B||_F^2 - 2 ||A^T B||_*, on centred columns and at length 1: the squared distance after the best
-    rotation. A constant one has length 0.  Makhija et al., section 3.4; Ding et al., 2021, arXiv:2108.01661.
+    ||A||_F^2 + ||B||_F^2 - 2 ||A^T B||_*, on centred columns and at length 1: the squared distance
+    after the best rotation. A constant one has length 0.  Makhija et al., section 3.4; Ding et al.,
+    2021, arXiv:2108.01661.
     """
     a, b = normal(a), normal(b)
     cross = a.T @ b
@@ -164,7 +185,9 @@ def procrustes(a: Tensor, b: Tensor) -> Tensor:
 
 
 def normal(a: Tensor) -> Tensor:
-    """A representation with centred columns, of length 1 with gradient, or 0 where it is constant."""
+    """A representation with centred columns, of length 1 with gradient, or 0 where it is
+    constant.
+    """
     a = features(a)
     length = torch.linalg.matrix_norm(a)
     return a / torch.where(length == 0, 1.0, length)

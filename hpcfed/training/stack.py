@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class Stack:
-    """The weights of G clients of one architecture, by name [G, *shape] without gaps; used as a Skeleton is."""
+    """The weights of G clients of one architecture, by name [G, *shape] without gaps; used as a
+    Skeleton is.
+    """
 
     def __init__(self, skeleton: Skeleton, G: int):
         self.model, self.layout, self.G = skeleton.model, skeleton.layout, G
@@ -26,7 +28,9 @@ class Stack:
         parts = self.flat.split([G * (at.stop - at.start) for at in self.layout.slots.values()])
         self.parts = [part.view(G, -1) for part in parts]
         forms = zip(self.parts, self.layout.shapes, self.layout.strides, strict=True)
-        blocks = [part.as_strided((G, *shape), (part.shape[1], *stride)) for part, shape, stride in forms]
+        blocks = [
+            part.as_strided((G, *shape), (part.shape[1], *stride)) for part, shape, stride in forms
+        ]
         self.blocks = dict(zip(self.layout.names, blocks, strict=True))
 
     def view(self, name: str) -> Tensor:
@@ -44,17 +48,27 @@ class Stack:
 
 
 class Stacked(Tape):
-    """One recorded step of all clients of a stack: (other inputs) -> their losses [G], and the gradient by parameter.
+    """One recorded step of all clients of a stack: (other inputs) -> their losses [G], and the
+    gradient by parameter.
 
-    inputs: as those of a Tape, with the clients as first dimension where dims is 0; the same for all where it is None.
+    inputs: as those of a Tape, with the clients as first dimension where dims is 0; the same for
+    all where it is None.
     """
 
-    def __init__(self, stack: Stack, objective: Objective, inputs: Sequence[Tensor], dims: Sequence[int | None]):
+    def __init__(
+        self,
+        stack: Stack,
+        objective: Objective,
+        inputs: Sequence[Tensor],
+        dims: Sequence[int | None],
+    ):
         state = list(stack.blocks.values())
         self.keep(record(stack, objective, inputs, dims), state, state)
 
 
-def record(stack: Stack, objective: Objective, inputs: Sequence[Tensor], dims: Sequence[int | None]) -> GraphModule:
+def record(
+    stack: Stack, objective: Objective, inputs: Sequence[Tensor], dims: Sequence[int | None]
+) -> GraphModule:
     """The step as a graph of (weights, inputs) -> [losses, gradients]; computes nothing."""
     whole, names = Whole(stack.model, objective), [f"model.{name}" for name in stack.blocks]
 

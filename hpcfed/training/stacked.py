@@ -1,9 +1,11 @@
-"""Several clients of one architecture trained as one: weights in one buffer, each operation of a step in one call.
+"""Several clients of one architecture trained as one: weights in one buffer, each operation of a
+step in one call.
 
-It pays where a model is so small that a step is mostly the calls. A batched product may round otherwise than a single
-one, and otherwise for another number of clients, so the group is what is placed: groups are formed from the cohort
-alone and each trains on one rank, which gives the same bits for any ranks. They differ from the other engines' in the
-last places. Only methods whose clients keep nothing can do so, for their clients may be on any rank.
+It pays where a model is so small that a step is mostly the calls. A batched product may round
+otherwise than a single one, and otherwise for another number of clients, so the group is what is
+placed: groups are formed from the cohort alone and each trains on one rank, which gives the same
+bits for any ranks. They differ from the other engines' in the last places. Only methods whose
+clients keep nothing can do so, for their clients may be on any rank.
 """
 
 from __future__ import annotations
@@ -36,21 +38,32 @@ if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation import Federation
 
-TINY = 5e5  # multiply-adds of a step, forward, up to which a stacked step takes at most 2/3 of the time of a traced one
+# multiply-adds of a step, forward, up to which a stacked step takes at most 2/3 of the time of a
+# traced one
+TINY = 5e5
 
 Uploads = Iterator[tuple[int, Mean]]  # client id, what it sends
+
 
 def settled(fed: Federation, method: Method) -> Job:
     """The job, in which `auto` is `stacked` where that pays for all clients.
 
-    That depends on nothing that may differ when a run goes on: neither on ranks and rounds, nor on the device.
+    That depends on nothing that may differ when a run goes on: neither on ranks and rounds, nor on
+    the device.
     """
     job, kinds = fed.job, sorted(set(fed.architectures))
     short = all(fed.store.work(kind) * job.local.batch <= TINY for kind in kinds)
-    whole = fed.cohort_size >= 2 * job.training.stack and np.ptp(fed.sizes) == 0  # there are at least two full groups
-    if job.training.engine != "auto" or not (short and whole) or any(against(fed, method, kind) for kind in kinds):
+    # there are at least two full groups
+    whole = fed.cohort_size >= 2 * job.training.stack and np.ptp(fed.sizes) == 0
+    if (
+        job.training.engine != "auto"
+        or not (short and whole)
+        or any(against(fed, method, kind) for kind in kinds)
+    ):
         return job
-    return job.model_copy(update={"training": job.training.model_copy(update={"engine": "stacked"})})
+    return job.model_copy(
+        update={"training": job.training.model_copy(update={"engine": "stacked"})}
+    )
 
 
 def against(fed: Federation, method: Method, architecture: str) -> str:
@@ -74,35 +87,56 @@ def groups(fed: Federation, method: RoundBased, cohort: Sequence[int]) -> list[l
     settings = fed.job.training
     if settings.engine != "stacked":
         return [[k] for k in cohort]
-    reasons = {kind: against(fed, method, kind) for kind in sorted({fed.architectures[k] for k in cohort})}
+    reasons = {
+        kind: against(fed, method, kind) for kind in sorted({fed.architectures[k] for k in cohort})
+    }
     for reason in filter(None, reasons.values()):
         fed.say(f"clients cannot be stacked ({reason}); they train with the traced engine")
     alike = defaultdict(list)
     for k in cohort:
         kind = fed.architectures[k]
         alike[k if reasons[kind] else (kind, fed.sizes[k], fed.partial.get(k))].append(k)
-    return sorted(ks[i : i + settings.stack] for ks in alike.values() for i in range(0, len(ks), settings.stack))
+    return sorted(
+        ks[i : i + settings.stack]
+        for ks in alike.values()
+        for i in range(0, len(ks), settings.stack)
+    )
 
 
-def uploads(fed: Federation, method: RoundBased, state: State, parts: Sequence[Sequence[int]], t: int) -> Uploads:
+def uploads(
+    fed: Federation, method: RoundBased, state: State, parts: Sequence[Sequence[int]], t: int
+) -> Uploads:
     """What this rank's clients send after their training, group by group."""
     for ks in parts:
         yield from fed.joint(fed.mine(ks), partial(sent, fed, method, state, t))
 
 
-def sent(fed: Federation, method: RoundBased, state: State, t: int, clients: list[Client]) -> list[Mean]:
+def sent(
+    fed: Federation, method: RoundBased, state: State, t: int, clients: list[Client]
+) -> list[Mean]:
     """What each client of a group sends."""
     group = trained(fed, method, clients, state, t) if len(clients) > 1 else None
-    return list(group.uploads()) if group else [method.local(fed, client, state, t) for client in clients]
+    return (
+        list(group.uploads())
+        if group
+        else [method.local(fed, client, state, t) for client in clients]
+    )
 
 
-def trained(fed: Federation, method: RoundBased, clients: list[Client], state: State, t: int) -> Group | None:
-    """A group after its training; None where its objective cannot be recorded, which is said once."""
+def trained(
+    fed: Federation, method: RoundBased, clients: list[Client], state: State, t: int
+) -> Group | None:
+    """A group after its training; None where its objective cannot be recorded, which is said
+    once.
+    """
     try:
         group = Group(fed, method, clients, state, t)
         group.train()
     except Untraceable as why:
-        fed.say(f"{title(method.loss)} cannot be stacked ({why}); its clients train with the traced engine")
+        fed.say(
+            f"{title(method.loss)} cannot be stacked ({why}); its clients train with the traced "
+            f"engine"
+        )
         return None
     return group
 
@@ -110,23 +144,42 @@ def trained(fed: Federation, method: RoundBased, clients: list[Client], state: S
 class Group:
     """The local training of several clients with equal batches in one round."""
 
-    def __init__(self, fed: Federation, method: RoundBased, clients: list[Client], state: State, t: int):
-        self.start, self.fed, self.method, self.clients, self.t = perf_counter(), fed, method, clients, t
+    def __init__(
+        self, fed: Federation, method: RoundBased, clients: list[Client], state: State, t: int
+    ):
+        self.start, self.fed, self.method, self.clients, self.t = (
+            perf_counter(),
+            fed,
+            method,
+            clients,
+            t,
+        )
         self.given = [method.offer(fed, client, state) for client in clients]
         common = all(given is self.given[0] for given in self.given)  # then one stands for all
         pairs = list(zip(clients, self.given, strict=True))[: 1 if common else None]
         skeleton, key = fed.store.skeleton(clients[0].architecture), ("stack", len(clients))
-        self.stack = skeleton.tapes.get(key) or skeleton.tapes.setdefault(key, Stack(skeleton, len(clients)))
+        self.stack = skeleton.tapes.get(key) or skeleton.tapes.setdefault(
+            key, Stack(skeleton, len(clients))
+        )
         self.stack.load([given for _, given in pairs])
         self.opened = [opened(partial(method.loss, client, given)) for client, given in pairs]
         self.dims = None if common else 0
-        self.own = [torch.stack(v) if self.dims == 0 else v[0] for v in zip(*(o[1] for o in self.opened), strict=True)]
+        self.own = [
+            torch.stack(v) if self.dims == 0 else v[0]
+            for v in zip(*(o[1] for o in self.opened), strict=True)
+        ]
         how, n = fed.job.local, clients[0].n
-        self.plans = [planned(fed, c, t, n, how.batch, fed.work(c), bool(how.steps)) for c in clients]
+        self.plans = [
+            planned(fed, c, t, n, how.batch, fed.work(c), bool(how.steps)) for c in clients
+        ]
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs [G, b, ...] and targets [G, b] of each step."""
-        data, n, G = joined([client.train for client in self.clients]), self.clients[0].n, len(self.clients)
+        data, n, G = (
+            joined([client.train for client in self.clients]),
+            self.clients[0].n,
+            len(self.clients),
+        )
         first = n * np.arange(G)[:, None]  # where each client's examples begin
         plan = [(np.stack(rows) + first).ravel() for rows in zip(*self.plans, strict=True)]
         for _, x, y in prepared(self.fed, data, plan, 1, None):
@@ -135,7 +188,9 @@ class Group:
     def train(self) -> None:
         """All steps. Raises Untraceable where they cannot be recorded."""
         self.stack.model.train()
-        optimiser = Optimiser(self.stack, self.fed.job.local, learning_rate(self.fed, self.t), None, None)
+        optimiser = Optimiser(
+            self.stack, self.fed.job.local, learning_rate(self.fed, self.t), None, None
+        )
         self.losses: list[Tensor] = []
         for x, y in self.batches():
             values, gradient = self.tape(x, y)([*self.own, x, y])
@@ -151,8 +206,12 @@ class Group:
         if key not in self.stack.tapes:
             objective = recordable(self.fed, refill, len(self.own), x, y)
             try:
-                self.stack.tapes[key] = Stacked(self.stack, objective, inputs, (*(self.dims for _ in self.own), 0, 0))
-            except Exception as why:  # torch raises many kinds; whatever it is, other engines need no stack
+                self.stack.tapes[key] = Stacked(
+                    self.stack, objective, inputs, (*(self.dims for _ in self.own), 0, 0)
+                )
+            except (
+                Exception
+            ) as why:  # torch raises many kinds; whatever it is, other engines need no stack
                 self.stack.tapes[key] = first_line(why)
         if isinstance(tape := self.stack.tapes[key], str):
             raise Untraceable(tape)

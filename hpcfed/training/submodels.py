@@ -1,4 +1,6 @@
-"""Sub-models of a server's full-width model: what clients receive, how they train, what becomes of it."""
+"""Sub-models of a server's full-width model: what clients receive, how they train, what becomes of
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ HEAD = ("head.weight", "head.bias")
 class Wide:
     """The server's state. weights: of the model at full width, its buffers included.
 
-    statistics: those of batch normalisation at other widths or for evaluation, "architecture/name"; they take the
-    place of the window's slice.  t: the round whose windows are in force.
+    statistics: those of batch normalisation at other widths or for evaluation, "architecture/name";
+    they take the place of the window's slice.  t: the round whose windows are in force.
     """
 
     weights: Params
@@ -47,41 +49,58 @@ def base(fed: Federation) -> str:
 
 def levels(fed: Federation) -> list[str]:
     """The clients' architecture at full width and at each of the job's widths, the widest first."""
-    return [named(base(fed), width) for width in sorted({1.0, *fed.job.models.widths}, reverse=True)]
+    return [
+        named(base(fed), width) for width in sorted({1.0, *fed.job.models.widths}, reverse=True)
+    ]
 
 
 def level(fed: Federation, k: int, t: int, assignment: Assignment) -> str:
-    """The architecture of client k in round t: its own, or (dynamic) of one of the job's widths, drawn anew."""
+    """The architecture of client k in round t: its own, or (dynamic) of one of the job's widths,
+    drawn anew.
+    """
     if assignment == "fix":
         return fed.architectures[k]
-    return named(base(fed), float(rng.stream(fed.seed, "level", t, k).choice(fed.job.models.widths)))
+    return named(
+        base(fed), float(rng.stream(fed.seed, "level", t, k).choice(fed.job.models.widths))
+    )
 
 
 def refused(job: Job, assignment: Assignment, moves: bool) -> str | None:
-    """Why a method whose windows move (or clients draw widths) cannot run the job: moments belong to their units."""
+    """Why a method whose windows move (or clients draw widths) cannot run the job: moments belong
+    to their units.
+    """
     widths = set(job.models.widths)
     changes = (assignment == "dynamic" and len(widths) > 1) or (moves and min(widths) < 1)
     if changes and job.local.keep_optimiser:
-        return ("needs a new optimiser in each round, for a client's units are others then, but the optimiser's "
-                "moments are kept; set local.keep_optimiser = false")  # fmt: skip
+        return (
+            "needs a new optimiser in each round, for a client's units are others then, but the "
+            "optimiser's "
+            "moments are kept; set local.keep_optimiser = false"
+        )
     return None
 
 
 def announced(fed: Federation, k: int, mask: Mask, assignment: Assignment) -> tuple[int, int]:
-    """Bytes of client k's slice, down and up without the rows of classes that it lacks; dynamic: of the widest."""
+    """Bytes of client k's slice, down and up without the rows of classes that it lacks; dynamic: of
+    the widest.
+    """
     widest = "" if assignment == "fix" else named(base(fed), max(fed.job.models.widths))
     values = fed.shapes(k=k, architecture=widest)
     return values.nbytes, values.nbytes - absent_bytes(fed, k, values, mask)
 
 
 def window(fed: Federation, architecture: str, choose: Choose = first) -> Window:
-    """Where this architecture's units, by default the first ones, are in the model at full width; there empty."""
+    """Where this architecture's units, by default the first ones, are in the model at full width;
+    there empty.
+    """
     width = parse(architecture).width
     return fed.store.units(architecture).window(width, choose) if width < 1 else {}
 
 
 def start(fed: Federation, measured: Iterable[str] = ()) -> Wide:
-    """The state before the first round. measured: architectures that have batch statistics of their own."""
+    """The state before the first round. measured: architectures that have batch statistics of their
+    own.
+    """
     weights, statistics = fed.initial(architecture=base(fed)), Params()
     for architecture in measured:
         fresh = take(weights.pick(buffers(fed)), window(fed, architecture))
@@ -95,15 +114,23 @@ def buffers(fed: Federation) -> Callable[[str], bool]:
 
 
 def piece(client: Client, state: Wide, at: Window) -> Params:
-    """What the client receives: its window of the weights, with the batch statistics of its architecture."""
+    """What the client receives: its window of the weights, with the batch statistics of its
+    architecture.
+    """
     return Params({**take(state.weights, at), **state.statistics.under(f"{client.architecture}/")})
 
 
 @contextmanager
 def scaled(client: Client, active: bool = True) -> Iterator[None]:
-    """Inside, the outputs of the body's layers are multiplied by 1 / width: HeteroFL's scaler, for training."""
+    """Inside, the outputs of the body's layers are multiplied by 1 / width: HeteroFL's scaler, for
+    training.
+    """
     width, body = parse(client.architecture).width, client.model.body
-    layers = [m for m in body.modules() if isinstance(m, nn.Conv2d | nn.Linear)] if active and width < 1 else []
+    layers = (
+        [m for m in body.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+        if active and width < 1
+        else []
+    )
     hooks = [layer.register_forward_hook(lambda layer, x, y: y / width) for layer in layers]
     try:
         yield
@@ -118,13 +145,17 @@ def held(client: Client, classes: int) -> np.ndarray:
 
 
 def absent_bytes(fed: Federation, k: int, values: Params, mask: Mask) -> int:
-    """Bytes of the rows of the head that client k does not send, of these values: those of classes it lacks."""
+    """Bytes of the rows of the head that client k does not send, of these values: those of classes
+    it lacks.
+    """
     row = sum(values[name][:1].nbytes for name in HEAD)
     return row * int((fed.label_counts[k] == 0).sum()) if mask != "none" else 0
 
 
 def upload(client: Client, at: Window, weight: float, classes: np.ndarray | None = None) -> Mean:
-    """The client's tensors as pieces of the server's. classes: the only rows of the head that are sent; None: all."""
+    """The client's tensors as pieces of the server's. classes: the only rows of the head that are
+    sent; None: all.
+    """
     values = client.params()
     if classes is not None and len(classes) < len(values["head.bias"]):
         rows = torch.as_tensor(classes, device=values["head.bias"].device)
@@ -133,29 +164,42 @@ def upload(client: Client, at: Window, weight: float, classes: np.ndarray | None
     return Mean.of(values, weight, at)
 
 
-def aggregate(fed: Federation, state: Wide, uploads: Iterable[tuple[int, Mean]], cohort: list[int]) -> Wide:
-    """The mean of each value over those who sent it, then new batch statistics where the state has them; collective.
+def aggregate(
+    fed: Federation, state: Wide, uploads: Iterable[tuple[int, Mean]], cohort: list[int]
+) -> Wide:
+    """The mean of each value over those who sent it, then new batch statistics where the state has
+    them; collective.
 
     These are for evaluation alone: they travel after the round and are not counted as traffic.
     """
     weights = fed.mean(uploads, keep=state.weights, per="value")
     measured = sorted({name.partition("/")[0] for name in state.statistics})
-    parts = ((c.id, Mean.of(measure(fed, c, weights, measured), c.n)) for c in fed.mine(cohort) if measured)
-    return Wide(weights, fed.mean(parts, keep=state.statistics, per="tensor", counted=False), state.t + 1)
+    parts = (
+        (c.id, Mean.of(measure(fed, c, weights, measured), c.n))
+        for c in fed.mine(cohort)
+        if measured
+    )
+    return Wide(
+        weights, fed.mean(parts, keep=state.statistics, per="tensor", counted=False), state.t + 1
+    )
 
 
 def measure(fed: Federation, client: Client, weights: Params, architectures: list[str]) -> Params:
-    """Batch statistics on the client's examples, "architecture/name": the mean of those of its batches.
+    """Batch statistics on the client's examples, "architecture/name": the mean of those of its
+    batches.
 
-    Each layer normalises by its batch, without dropout and scaler; layers that only saw batches too small for that
-    are left out (`BatchNorm2d`). Diao et al., ICLR 2021, section 3 ("static batch normalization").
+    Each layer normalises by its batch, without dropout and scaler; layers that only saw batches too
+    small for that are left out (`BatchNorm2d`). Diao et al., ICLR 2021, section 3 ("static batch
+    normalization").
     """
     found = Params()
     for architecture in architectures:
         module = fed.module(architecture)
         for name, value in take(weights, window(fed, architecture)).items():
             module.view(name).copy_(value)
-        norms = {path: m for path, m in module.model.eval().named_modules() if isinstance(m, _BatchNorm)}
+        norms = {
+            path: m for path, m in module.model.eval().named_modules() if isinstance(m, _BatchNorm)
+        }
         for norm in norms.values():
             norm.reset_running_stats()
             norm.momentum = None  # all batches count the same

@@ -1,8 +1,9 @@
-"""A local step as one list of tensor operations: recorded once, replayed without modules and without autograd.
+"""A local step as one list of tensor operations: recorded once, replayed without modules and
+without autograd.
 
-What is recorded is what eager training does, forward and backward, operation by operation, so a replay gives the
-same bits. It pays where a step is short, for then most of it is Python; and on a GPU a list of operations on
-fixed memory is what becomes one CUDA graph.
+What is recorded is what eager training does, forward and backward, operation by operation, so a
+replay gives the same bits. It pays where a step is short, for then most of it is Python; and on a
+GPU a list of operations on fixed memory is what becomes one CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,33 +22,56 @@ if TYPE_CHECKING:
     from hpcfed.models.flat import Skeleton
 
 Objective = Callable[[nn.Module, Sequence[Tensor]], Tensor]  # model, other inputs -> scalar
-VIEWS = {"aten::t", "aten::view", "aten::transpose.int", "aten::permute", "aten::unsqueeze", "aten::slice.Tensor",
-         "aten::select.int", "aten::expand", "aten::_unsafe_view", "aten::squeeze.dim"}  # fmt: skip
+VIEWS = {
+    "aten::t",
+    "aten::view",
+    "aten::transpose.int",
+    "aten::permute",
+    "aten::unsqueeze",
+    "aten::slice.Tensor",
+    "aten::select.int",
+    "aten::expand",
+    "aten::_unsafe_view",
+    "aten::squeeze.dim",
+}
 UNFIT = {"aten::mkldnn_rnn_layer"}  # without autograd it leaves nothing for its backward pass
-ALONE = threading.Lock()  # ranks may be threads of one process, and while torch records it changes its own functions
+# ranks may be threads of one process, and while torch records it changes its own functions
+ALONE = threading.Lock()
 SAME = {"aten::detach", "aten::alias"}  # of tensors without gradient: nothing
 
 
 class Tape:
-    """One recorded step of a skeleton's model: (other inputs) -> its loss, and the gradient by parameter.
+    """One recorded step of a skeleton's model: (other inputs) -> its loss, and the gradient by
+    parameter.
 
-    objective: (model, inputs) -> scalar; it must depend on nothing else that changes: what it reads beside the
-    inputs is recorded as it is now. inputs: examples of what it will get, of which only shapes, types and
-    memory layouts count. trained: names of the parameters whose gradients are wanted.
-    Raises whatever torch raises where a step cannot be recorded: it reads values to decide, say.
+    objective: (model, inputs) -> scalar; it must depend on nothing else that changes: what it reads
+    beside the inputs is recorded as it is now. inputs: examples of what it will get, of which only
+    shapes, types and memory layouts count. trained: names of the parameters whose gradients are
+    wanted. Raises whatever torch raises where a step cannot be recorded: it reads values to decide,
+    say.
     """
 
-    def __init__(self, skeleton: Skeleton, objective: Objective, inputs: Sequence[Tensor], trained: Sequence[str]):
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        objective: Objective,
+        inputs: Sequence[Tensor],
+        trained: Sequence[str],
+    ):
         module = record(skeleton.model, objective, inputs, trained)
         state = [*skeleton.model.parameters(), *skeleton.model.buffers()]
         self.keep(module, [t.detach() for t in state], [skeleton.view(name) for name in trained])
 
     def keep(self, module: GraphModule, state: list[Tensor], params: list[Tensor]) -> None:
-        """Replay this from now on; state: the tensors that stay for its first inputs, params: what is trained."""
+        """Replay this from now on; state: the tensors that stay for its first inputs, params: what
+        is trained.
+        """
         self.fixed = fold(module.graph, state)
         module.recompile()
         self.forward, self.params = module.forward, params
-        self.astray: list[int] | None = None  # gradients that come in another memory layout than their parameters
+        self.astray: list[int] | None = (
+            None  # gradients that come in another memory layout than their parameters
+        )
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The loss, and the gradient by parameter, each in its parameter's memory layout."""
@@ -66,12 +90,18 @@ class Tape:
 
 
 def alike(gradient: Tensor, p: Tensor) -> Tensor:
-    """The gradient in its parameter's memory layout, which optimisers over whole buffers rely on."""
+    """The gradient in its parameter's memory layout, which optimisers over whole buffers rely
+    on.
+    """
     return gradient if gradient.stride() == p.stride() else torch.empty_like(p).copy_(gradient)
 
 
-def record(model: nn.Module, objective: Objective, inputs: Sequence[Tensor], trained: Sequence[str]) -> GraphModule:
-    """The step as a graph of (parameters, buffers, inputs) -> [loss, gradients]; computes nothing, draws nothing."""
+def record(
+    model: nn.Module, objective: Objective, inputs: Sequence[Tensor], trained: Sequence[str]
+) -> GraphModule:
+    """The step as a graph of (parameters, buffers, inputs) -> [loss, gradients]; computes nothing,
+    draws nothing.
+    """
     names = [name for kind in (model.named_parameters(), model.named_buffers()) for name, _ in kind]
     whole = Whole(model, objective)
 
@@ -88,7 +118,9 @@ def record(model: nn.Module, objective: Objective, inputs: Sequence[Tensor], tra
 
 
 def graph(step: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
-    """What a function does to tensors like these, as a graph; computes nothing. RuntimeError where it would not do."""
+    """What a function does to tensors like these, as a graph; computes nothing. RuntimeError where
+    it would not do.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes half a second to import
 
     with ALONE:
@@ -111,10 +143,12 @@ class Whole(nn.Module):
 
 
 def fold(graph: Graph, state: list[Tensor]) -> list[Tensor]:
-    """Take out of a graph what need not be done in each step; returns the tensors that its first inputs now are.
+    """Take out of a graph what need not be done in each step; returns the tensors that its first
+    inputs now are.
 
-    state: the tensors that its first inputs were, whose memory stays. Copies of nothing go; views of the state are
-    made once, here, and become inputs, as does the gradient of the loss by itself, which is 1.
+    state: the tensors that its first inputs were, whose memory stays. Copies of nothing go; views
+    of the state are made once, here, and become inputs, as does the gradient of the loss by itself,
+    which is 1.
     """
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     known = dict(zip(nodes, state, strict=False))
@@ -148,7 +182,9 @@ def constant(node: Node, known: dict[Node, Tensor]) -> Tensor | None:
         return node.target(known[node.args[0]], *node.args[1:], **node.kwargs)
     if name(node) == "aten::scalar_tensor":
         return node.target(*node.args, **node.kwargs)
-    if name(node) == "aten::ones_like" and not any(user.target._schema.is_mutable for user in node.users):
+    if name(node) == "aten::ones_like" and not any(
+        user.target._schema.is_mutable for user in node.users
+    ):
         like = node.meta["val"]
         return torch.ones(like.shape, dtype=like.dtype, device=like.device)
     return None

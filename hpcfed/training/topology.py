@@ -16,13 +16,15 @@ TRIES = 1000  # draws of a random graph until one is connected
 
 
 @cache
-def graph(kind: Topology, n: int, seed: int = 0, cliques: int = 3, density: float = 0.3) -> np.ndarray:
+def graph(
+    kind: Topology, n: int, seed: int = 0, cliques: int = 3, density: float = 0.3
+) -> np.ndarray:
     """A connected graph of n clients: symmetric bool matrix [n, n], nobody is its own neighbour.
 
-    star: around client 0.  torus: rows times columns as near to a square as n allows.  clique-ring: so many
-    cliques, the last of each linked with the first of the next.  erdos-renyi: each pair with probability
-    density, drawn from the seed until it is connected.  exponential: client i with i + 1, i + 2, i + 4, ...
-    Raises ConfigError where no connected graph is drawn.
+    star: around client 0.  torus: rows times columns as near to a square as n allows.  clique-ring:
+    so many cliques, the last of each linked with the first of the next.  erdos-renyi: each pair
+    with probability density, drawn from the seed until it is connected.  exponential: client i with
+    i + 1, i + 2, i + 4, ... Raises ConfigError where no connected graph is drawn.
     """
     links = erdos_renyi(n, seed, density) if kind == "erdos-renyi" else np.zeros((n, n), dtype=bool)
     for i, j in pairs(kind, n, cliques):
@@ -48,7 +50,11 @@ def pairs(kind: Topology, n: int, cliques: int) -> list[tuple[int, int]]:
         "complete": list(every),
         "exponential": [2**e for e in range(n.bit_length()) if 2**e < n],
     }.get(kind, [])
-    return [(0, i) for i in every] if kind == "star" else [(i, (i + step) % n) for i in every for step in steps]
+    return (
+        [(0, i) for i in every]
+        if kind == "star"
+        else [(i, (i + step) % n) for i in every for step in steps]
+    )
 
 
 def erdos_renyi(n: int, seed: int, density: float) -> np.ndarray:
@@ -58,8 +64,11 @@ def erdos_renyi(n: int, seed: int, density: float) -> np.ndarray:
         upper = np.triu(g.random((n, n)) < density, 1)
         if connected(upper | upper.T):
             return upper | upper.T
-    raise ConfigError(f"algorithm.density = {density:g}: none of {TRIES} random graphs of {n} clients is connected; "
-                      f"raise it, to {math.log(max(n, 2)) / n:.2g} at least")  # fmt: skip
+    raise ConfigError(
+        f"algorithm.density = {density:g}: none of {TRIES} random graphs of {n} clients is "
+        f"connected; "
+        f"raise it, to {math.log(max(n, 2)) / n:.2g} at least"
+    )
 
 
 def connected(links: np.ndarray) -> bool:

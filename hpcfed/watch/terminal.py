@@ -24,12 +24,21 @@ SPARE = 17  # lines of a view beside those of curve, clients and ranks
 TALL = 40  # lines of a terminal that has room for all
 WIDEST = 6  # characters of one round in the curve
 BLUE = LIGHT[0]
-MARKS = {"train": "█", "server": "▓", "communicate": "▒", "evaluate": "░", "wait": "·", "checkpoint": "x"}  # of phases
+MARKS = {
+    "train": "█",
+    "server": "▓",
+    "communicate": "▒",
+    "evaluate": "░",
+    "wait": "·",
+    "checkpoint": "x",
+}  # of phases
 HEADS = "run,>round,>accuracy,over rounds,>a round,>left,state"
 
 
 def render(views: Sequence[View], width: int, height: int) -> RenderableType:
-    """All runs: one at length, several a line each. width, height: of the terminal, in characters."""
+    """All runs: one at length, several a line each. width, height: of the terminal, in
+    characters.
+    """
     width = min(MOST, max(LEAST, width))
     return single(views[0], width, height, time()) if len(views) == 1 else several(views, width)
 
@@ -37,11 +46,20 @@ def render(views: Sequence[View], width: int, height: int) -> RenderableType:
 def several(views: Sequence[View], width: int) -> RenderableType:
     """A line for each run, why one failed, and the last warning of each that has one."""
     rows = [
-        (v.name, counted(v), share(v.mean[-1] if v.mean else None), spark(v.mean, width // 5),
-         time_of(v.state.seconds), time_of(v.state.left), brief(v))
+        (
+            v.name,
+            counted(v),
+            share(v.mean[-1] if v.mean else None),
+            spark(v.mean, width // 5),
+            time_of(v.state.seconds),
+            time_of(v.state.left),
+            brief(v),
+        )
         for v in views
-    ]  # fmt: skip
-    ended = [Text(f"{v.name}: {v.state.word}: {v.state.why}", "yellow") for v in views if v.state.why]
+    ]
+    ended = [
+        Text(f"{v.name}: {v.state.word}: {v.state.why}", "yellow") for v in views if v.state.why
+    ]
     warned = [Text(f"{v.name}: warning: {v.warnings[-1]}", "yellow") for v in views if v.warnings]
     return Group(table(HEADS, rows), *ended, *warned)
 
@@ -89,16 +107,25 @@ def pace(state: State, now: float) -> list[str]:
     """What is known of time and checkpoints."""
     told = [f"{duration(state.seconds)} a round"] if state.seconds is not None else []
     told += [f"{duration(state.left)} left"] if state.left is not None else []
-    told += [f"checkpoint of round {state.saved}{ago(state.saved_at, now)}"] if state.saved is not None else []
+    told += (
+        [f"checkpoint of round {state.saved}{ago(state.saved_at, now)}"]
+        if state.saved is not None
+        else []
+    )
     return told
 
 
 def curve(view: View, width: int, height: int) -> Iterator[Text]:
-    """Mean accuracy over the evaluated rounds, as columns from just below its least value to its greatest."""
+    """Mean accuracy over the evaluated rounds, as columns from just below its least value to its
+    greatest.
+    """
     low, high = min(view.mean), max(view.mean)
     known = [x for x in view.loss if np.isfinite(x)]
     loss = f"; training loss {known[-1]:.3f} {spark(known, 20)}" if known else ""
-    yield Text(f"test accuracy, mean over clients: {view.mean[-1]:.4f}, std {view.std[-1]:.4f}{loss}", "bold")
+    yield Text(
+        f"test accuracy, mean over clients: {view.mean[-1]:.4f}, std {view.std[-1]:.4f}{loss}",
+        "bold",
+    )
     wide = np.repeat(view.mean, max(1, min(WIDEST, width // len(view.mean))))
     lines = bars(wide, width, height, low, high)
     marks = [f"{high:.4f}", *[""] * (height - 2), f"{low:.4f}"]
@@ -130,7 +157,10 @@ def ranks(view: View, width: int, most: int) -> Iterator[RenderableType]:
     totals = amounts.sum(1)
     for r, row in enumerate(amounts[:most]):
         room = round((width - 17) * totals[r] / (totals.max() or 1.0))
-        drawn = [(MARKS[name] * n, phase(name)) for name, n in zip(view.phases, parts(row, room), strict=True)]
+        drawn = [
+            (MARKS[name] * n, phase(name))
+            for name, n in zip(view.phases, parts(row, room), strict=True)
+        ]
         yield Text.assemble(f"{r:>4}  {duration(totals[r]):>9}  ", *drawn)
     if len(amounts) > most:
         yield Text(f"      and {len(amounts) - most} more ranks", "dim")

@@ -29,8 +29,10 @@ from hpcfed.watch.warnings import warnings
 class View:
     """A run. Accuracies are shares of test examples, times seconds.
 
-    evaluated: numbers of the rounds in which clients were; mean, std: of their accuracies, in each of these.
-    loss: [T], mean training loss of the round's clients.  phases: [R] by phase, seconds a round, of the last ones.
+    evaluated: numbers of the rounds in which clients were; mean, std: of their accuracies, in each
+    of these.
+    loss: [T], mean training loss of the round's clients.  phases: [R] by phase, seconds a round, of
+    the last ones.
     clients, kinds: accuracy and architecture of each client when it was last evaluated.
     """
 
@@ -102,7 +104,9 @@ def numbers(record: Record) -> dict[str, Any]:
 
 
 def phases(record: Record) -> dict[str, np.ndarray]:
-    """[R] by phase: mean seconds a round of the last ones, of the ranks that the last of them had."""
+    """[R] by phase: mean seconds a round of the last ones, of the ranks that the last of them
+    had.
+    """
     recent = {phase: seconds[-RECENT:] for phase, seconds in spent(record).items()}
     there = {phase: c[:, np.isfinite(c[-1])] for phase, c in recent.items() if len(c)}
     return {phase: np.nanmean(c, 0) for phase, c in there.items()}

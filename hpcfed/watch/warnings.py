@@ -38,7 +38,10 @@ def restarts(record: Record) -> Iterator[tuple[int, str]]:
 def left(record: Record) -> Iterator[tuple[int, str]]:
     """Clients that left a round, a line a round."""
     for t, found in groupby(faults(record), itemgetter(0)):
-        yield t, f"round {t}: left out: client {listed([f'{k} ({how})' for _, k, how in found], FEW)}"
+        yield (
+            t,
+            f"round {t}: left out: client {listed([f'{k} ({how})' for _, k, how in found], FEW)}",
+        )
 
 
 def logged(folder: Path) -> list[str]:

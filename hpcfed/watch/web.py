@@ -1,7 +1,9 @@
-"""`hpcfed watch --web`: one page on this machine alone that asks for the runs' numbers and draws them.
+"""`hpcfed watch --web`: one page on this machine alone that asks for the runs' numbers and draws
+them.
 
-It answers GET for four names, and nothing else: no name is ever taken for a path of the disk. A web site that has its
-own name point here (DNS rebinding) is refused by the Host header, another user of this machine by the key in the URL.
+It answers GET for four names, and nothing else: no name is ever taken for a path of the disk. A web
+site that has its own name point here (DNS rebinding) is refused by the Host header, another user of
+this machine by the key in the URL.
 """
 
 from __future__ import annotations
@@ -30,22 +32,37 @@ from hpcfed.watch.terminal import counted, pace
 from hpcfed.watch.view import View, Watched
 
 HOST = "127.0.0.1"
-OURS = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE)  # any port: ssh -L may have made it another
-PAGE = {"": ("page.html", "text/html"), "page.js": ("page.js", "text/javascript"), "page.css": ("page.css", "text/css")}
+OURS = re.compile(
+    r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE
+)  # any port: ssh -L may have made it another
+PAGE = {
+    "": ("page.html", "text/html"),
+    "page.js": ("page.js", "text/javascript"),
+    "page.css": ("page.css", "text/css"),
+}
 SAFE = {  # of every answer: what the page may load, and that nobody else may show, keep or guess it
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-                               "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
-}  # fmt: skip
+}
 POINTS = 400  # of a curve, at most
 LAST = 2.0  # seconds: the page may still be loading when it has the last numbers
 
 
 def serve(runs: Sequence[Watched], port: int) -> int:
-    """Answer until the page has been given the last numbers of runs that are all over. Returns the exit status."""
+    """Answer until the page has been given the last numbers of runs that are all over. Returns the
+    exit status.
+    """
     with Server(runs, port) as server:
-        print(f"{server.url}  (Ctrl-C ends it; it ends by itself when the page has shown the runs' end)", flush=True)
+        print(
+            f"{server.url}  (Ctrl-C ends it; it ends by itself when the page has shown the runs' "
+            f"end)",
+            flush=True,
+        )
         Thread(target=server.serve_forever, daemon=True).start()
         try:
             server.told.wait()
@@ -67,7 +84,9 @@ class Server(ThreadingTCPServer):
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
-            raise ConfigError(f"watch: --port {port}: {error.strerror}; give another, or none") from error
+            raise ConfigError(
+                f"watch: --port {port}: {error.strerror}; give another, or none"
+            ) from error
         self.runs, self.looking = runs, Lock()
         self.key = secrets.token_urlsafe(12)
         self.url = f"http://{HOST}:{self.server_address[1]}/{self.key}/"
@@ -96,7 +115,9 @@ class Server(ThreadingTCPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request: GET alone; any other method is answered with 501 by the class that this one extends."""
+    """One request: GET alone; any other method is answered with 501 by the class that this one
+    extends.
+    """
 
     server: Server
     server_version, sys_version = "hpcfed", ""
@@ -104,7 +125,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host", [])
-        found = self.server.answer(self.path) if len(hosts) == 1 and OURS.fullmatch(hosts[0]) else None
+        found = (
+            self.server.answer(self.path) if len(hosts) == 1 and OURS.fullmatch(hosts[0]) else None
+        )
         kind, content = found or ("text/plain", b"no such page\n")
         self.send_response(200 if found else 404)
         about = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
@@ -131,8 +154,13 @@ def plain(view: View) -> dict[str, Any]:
         "title": view.title,
         "told": told(view),
         "share": view.state.rounds / (view.state.total or 1),
-        **{name: [rounded(getattr(view, name)[i]) for i in kept] for name in ("evaluated", "mean", "std")},
-        "phases": {name: list(map(rounded, seconds.tolist())) for name, seconds in view.phases.items()},
+        **{
+            name: [rounded(getattr(view, name)[i]) for i in kept]
+            for name in ("evaluated", "mean", "std")
+        },
+        "phases": {
+            name: list(map(rounded, seconds.tolist())) for name, seconds in view.phases.items()
+        },
         "clients": list(map(rounded, view.clients.tolist())),
         "kinds": view.kinds.tolist(),
         "warnings": view.warnings,
@@ -141,7 +169,11 @@ def plain(view: View) -> dict[str, Any]:
 
 def told(view: View) -> str:
     """A run in a line."""
-    parts = [view.name, f"round {counted(view)}", f"accuracy {share(view.mean[-1] if view.mean else None)}"]
+    parts = [
+        view.name,
+        f"round {counted(view)}",
+        f"accuracy {share(view.mean[-1] if view.mean else None)}",
+    ]
     return ", ".join([*parts, *pace(view.state, time()), words(view.state)])
 
 

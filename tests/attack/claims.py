@@ -1,6 +1,7 @@
 """What every answer to every input must be, and ways to damage bytes.
 
-The claim: status 2 with one message, or 0; no traceback, no hang (tests have time limits), nothing without end.
+The claim: status 2 with one message, or 0; no traceback, no hang (tests have time limits), nothing
+without end.
 """
 
 import io
@@ -14,9 +15,22 @@ from hpcfed import cli, main
 Program = Callable[[Sequence[str]], int]
 LONG = 150_000  # characters: 60 lines of 2,000 are the most, and their escapes
 TINY = [  # a run of a quarter of a second
-    "--clients", "2", "--models.mix", "mlp", "--models.d", "8", "--rounds", "1", "--data.partition", "iid",
-    "--algorithm.contrastive", "false", "--local.augment", "none", "--quiet",
-]  # fmt: skip
+    "--clients",
+    "2",
+    "--models.mix",
+    "mlp",
+    "--models.d",
+    "8",
+    "--rounds",
+    "1",
+    "--data.partition",
+    "iid",
+    "--algorithm.contrastive",
+    "false",
+    "--local.augment",
+    "none",
+    "--quiet",
+]
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,9 @@ def check(answer: Answer) -> None:
     assert "Traceback" not in answer.err
     assert len(answer.err) < LONG
     if answer.status == 2:
-        assert answer.err.count("hpcfed: ") == 1 or answer.err.startswith("usage: "), answer.err[:3000]
+        assert answer.err.count("hpcfed: ") == 1 or answer.err.startswith("usage: "), answer.err[
+            :3000
+        ]
 
 
 def run(*words: str) -> Answer:
@@ -65,7 +81,9 @@ def refused(answer: Answer, *parts: str) -> None:
 
 
 def damaged(whole: bytes, g: Random) -> bytes:
-    """The bytes after one kind of accident: cut, bits flipped, numbers replaced, pieces moved, bytes lost."""
+    """The bytes after one kind of accident: cut, bits flipped, numbers replaced, pieces moved,
+    bytes lost.
+    """
     kind, changed = g.randrange(6), bytearray(whole)
     if kind == 0:
         return whole[: g.randrange(len(whole))]

@@ -10,8 +10,12 @@ from hypothesis import HealthCheck, settings
 ROOM = 4 * 2**30  # bytes that a case may take beyond what the tests have
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
-settings.register_profile("suite", derandomize=True, database=None, deadline=None, suppress_health_check=SLOW)
-settings.register_profile("search", settings.get_profile("suite"), derandomize=False, max_examples=20_000)
+settings.register_profile(
+    "suite", derandomize=True, database=None, deadline=None, suppress_health_check=SLOW
+)
+settings.register_profile(
+    "search", settings.get_profile("suite"), derandomize=False, max_examples=20_000
+)
 settings.load_profile(os.environ.get("ATTACK", "suite"))  # ATTACK=search looks for new cases
 
 

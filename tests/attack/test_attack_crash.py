@@ -1,4 +1,6 @@
-"""HDF5 crashes over some damaged files; hpcfed does not: they are first read in a process of its own."""
+"""HDF5 crashes over some damaged files; hpcfed does not: they are first read in a process of its
+own.
+"""
 
 import subprocess
 import sys
@@ -29,12 +31,18 @@ for name in sys.argv[1:]:
 """
 KINDS = {
     "plain": hdf5,
-    "chunked": lambda path: hdf5(path, chunks=(4, 8, 8), compression="gzip", shuffle=True, fletcher32=True),
+    "chunked": lambda path: hdf5(
+        path, chunks=(4, 8, 8), compression="gzip", shuffle=True, fletcher32=True
+    ),
     "latest": lambda path: hdf5(path, libver="latest", chunks=(4, 8, 8)),
     "jpegs": jpegs,
     "text": text,
 }
-CRASHES = [("chunked", 209), ("plain", 17), ("plain", 181)]  # kind of file, and the accident: HDF5 ends the process in
+CRASHES = [
+    ("chunked", 209),
+    ("plain", 17),
+    ("plain", 181),
+]  # kind of file, and the accident: HDF5 ends the process in
 # the first, and does not come back from the others
 
 
@@ -59,7 +67,10 @@ def trial(tmp_path, monkeypatch) -> Path:
 def test_a_crash_and_an_endless_read_are_told_in_words(tmp_path, trial, monkeypatch):
     path = hdf5(tmp_path / "data.h5")
     trial.write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    with pytest.raises(DataError, match=r"data\.h5: cannot be read: HDF5 crashes over it \(SIGSEGV\); make or copy it"):
+    with pytest.raises(
+        DataError,
+        match=r"data\.h5: cannot be read: HDF5 crashes over it \(SIGSEGV\); make or copy it",
+    ):
         files.read(path)
     monkeypatch.setattr(readable, "START", 1)
     trial.write_text("while True: pass")

@@ -1,4 +1,6 @@
-"""Users' data files: what is wrong in them is said, with file, array, index and value; nothing is unpickled."""
+"""Users' data files: what is wrong in them is said, with file, array, index and value; nothing is
+unpickled.
+"""
 
 import io
 import json
@@ -25,7 +27,12 @@ Y = np.arange(40) % 4
 ARRAYS = {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y}
 HALF = {"x_test": None, "y_test": None}  # without a test split
 NAN = np.where(X > 250, np.nan, X / 255)
-WORDS = {"x_train": None, "x_test": None, "text_train": np.array(["good day"] * 40), "text_test": np.array(["x"] * 40)}
+WORDS = {
+    "x_train": None,
+    "x_test": None,
+    "text_train": np.array(["good day"] * 40),
+    "text_test": np.array(["x"] * 40),
+}
 
 WRONG = {  # what replaces or joins the arrays, and what the message holds
     "no_examples": ({"x_train": X[:0]}, ["x_train: shape [0, 8, 8] holds no images"]),
@@ -34,26 +41,53 @@ WRONG = {  # what replaces or joins the arrays, and what the message holds
     "scalar": ({"x_train": np.uint8(3)}, ["x_train: shape []"]),
     "complex": ({"x_train": X.astype(complex)}, ["x_train: dtype complex128 is no pixel"]),
     "dates": ({"x_train": X.astype("datetime64[s]")}, ["x_train: dtype datetime64[s] is no pixel"]),
-    "records": ({"x_train": np.zeros((40, 8, 8), [("a", "i4")])}, ["x_train: dtype [('a', '<i4')] is no pixel"]),
+    "records": (
+        {"x_train": np.zeros((40, 8, 8), [("a", "i4")])},
+        ["x_train: dtype [('a', '<i4')] is no pixel"],
+    ),
     "nan": ({"x_train": NAN, **HALF}, ["x_train: value nan at index [", "pixels must be finite"]),
     "infinite": ({"x_train": X * 1e300, **HALF}, ["x_train: value inf at index"]),
     "negative": ({"x_train": -X.astype(int)}, ["x_train: value -", "integer pixels lie in 0..255"]),
-    "too_large": ({"x_test": np.full((40, 8, 8), 2**64 - 1, np.uint64)}, ["x_test: value 18446744073709551615"]),
-    "other_shape": ({"x_test": X[:, :7]}, ["x_test is uint8 [1, 7, 8] an example, but x_train is uint8 [1, 8, 8]"]),
+    "too_large": (
+        {"x_test": np.full((40, 8, 8), 2**64 - 1, np.uint64)},
+        ["x_test: value 18446744073709551615"],
+    ),
+    "other_shape": (
+        {"x_test": X[:, :7]},
+        ["x_test is uint8 [1, 7, 8] an example, but x_train is uint8 [1, 8, 8]"],
+    ),
     "other_type": ({"x_test": X / 255}, ["x_test is float32", "make them alike"]),
     "labels_missing": ({"y_train": None}, ["has no y_train"]),
     "labels_few": ({"y_train": Y[:39]}, ["y_train: shape [39], but there are 40 examples"]),
-    "labels_broken": ({"y_train": Y + 0.5}, ["y_train: value 0.5 at index 0; a label is a whole number"]),
+    "labels_broken": (
+        {"y_train": Y + 0.5},
+        ["y_train: value 0.5 at index 0; a label is a whole number"],
+    ),
     "labels_nan": ({"y_test": Y * np.nan}, ["y_test: value nan at index 0"]),
     "labels_negative": ({"y_train": Y - 1}, ["y_train: value -1 at index 0"]),
-    "labels_high": ({"y_train": Y + 10**6}, ["y_train: value 1000000 at index 0; a label lies in 0..C-1"]),
-    "labels_huge": ({"y_train": np.full(40, 2**64 - 1, np.uint64)}, ["y_train: value 18446744073709551615"]),
-    "labels_new": ({"y_test": Y + 4}, ["y_test: value 4 at index 0; a label lies in 0..C-1, and C is at most 4"]),
+    "labels_high": (
+        {"y_train": Y + 10**6},
+        ["y_train: value 1000000 at index 0; a label lies in 0..C-1"],
+    ),
+    "labels_huge": (
+        {"y_train": np.full(40, 2**64 - 1, np.uint64)},
+        ["y_train: value 18446744073709551615"],
+    ),
+    "labels_new": (
+        {"y_test": Y + 4},
+        ["y_test: value 4 at index 0; a label lies in 0..C-1, and C is at most 4"],
+    ),
     "labels_text": ({"y_train": Y.astype(str)}, ["y_train: dtype <U21 is no label"]),
     "test_halved": ({"x_test": None}, ["has no x_test"]),
-    "too_few": ({"x_train": X[:2], "y_train": Y[:2], **HALF}, ["2 examples are too few to hold out a test split"]),
+    "too_few": (
+        {"x_train": X[:2], "y_train": Y[:2], **HALF},
+        ["2 examples are too few to hold out a test split"],
+    ),
     "users_float": ({"users_train": Y * 1.0}, ["users_train: float64 [40]"]),
-    "users_bytes": ({"users_train": np.array([b"\xff"] * 40)}, ["users_train: text 0 is not UTF-8"]),
+    "users_bytes": (
+        {"users_train": np.array([b"\xff"] * 40)},
+        ["users_train: text 0 is not UTF-8"],
+    ),
     "tokens_negative": ({"vocabulary": -5}, ["vocabulary: is -5; store one whole number"]),
     "tokens_broken": ({"vocabulary": 3.7}, ["vocabulary: is 3.7"]),
     "tokens_infinite": ({"vocabulary": np.inf}, ["vocabulary: is inf"]),
@@ -65,7 +99,9 @@ WRONG = {  # what replaces or joins the arrays, and what the message holds
 
 def saved(path: Path, **changed: object) -> Path:
     """An NPZ file with these arrays instead of the right ones; None leaves one out."""
-    np.savez(path, **{name: array for name, array in (ARRAYS | changed).items() if array is not None})
+    np.savez(
+        path, **{name: array for name, array in (ARRAYS | changed).items() if array is not None}
+    )
     return path
 
 
@@ -73,16 +109,26 @@ def saved(path: Path, **changed: object) -> Path:
 def test_a_wrong_array_is_named(tmp_path, name):
     changed, parts = WRONG[name]
     path = saved(tmp_path / "data.npz", **changed)
-    refused(run(*TINY, "--data.name", str(path), "--out", str(tmp_path / "run")), "data.npz", *parts)
+    refused(
+        run(*TINY, "--data.name", str(path), "--out", str(tmp_path / "run")), "data.npz", *parts
+    )
     assert not (tmp_path / "run").exists()
 
 
 def test_what_is_only_unusual_runs(tmp_path):
-    odd = {"column": {"y_train": Y[:, None]}, "gaps": {"y_train": Y * 9, **HALF}, "black": {"x_train": X * 0},
-           "big": {"x_train": X.astype(">i4")}, "faint": {"x_train": X * 1e-320, **HALF}}  # fmt: skip
+    odd = {
+        "column": {"y_train": Y[:, None]},
+        "gaps": {"y_train": Y * 9, **HALF},
+        "black": {"x_train": X * 0},
+        "big": {"x_train": X.astype(">i4")},
+        "faint": {"x_train": X * 1e-320, **HALF},
+    }
     for name, changed in odd.items():
         data = files.read(saved(tmp_path / f"{name}.npz", **changed))
-        assert (len(data.train.y), data.train.x.shape[1:]) == (32 if "x_test" in changed else 40, (1, 8, 8))
+        assert (len(data.train.y), data.train.x.shape[1:]) == (
+            32 if "x_test" in changed else 40,
+            (1, 8, 8),
+        )
     words = [*TINY, "--data.name", str(tmp_path / "faint.npz"), "--out", str(tmp_path / "run")]
     assert run(*words).status == 0
 
@@ -125,7 +171,11 @@ def test_an_array_that_declares_more_than_there_is_is_refused(tmp_path, name):
 
 
 def test_more_than_the_machine_holds_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    np.savez_compressed(tmp_path / "zeros.npz", x_train=np.zeros((1000, 64, 64), np.uint8), y_train=np.zeros(1000, int))
+    np.savez_compressed(
+        tmp_path / "zeros.npz",
+        x_train=np.zeros((1000, 64, 64), np.uint8),
+        y_train=np.zeros(1000, int),
+    )
     with h5py.File(tmp_path / "zeros.h5", "w") as file:
         file.create_dataset("train/images", (10**9, 64, 64), "u1", chunks=(1, 64, 64))
         file["train/labels"] = Y
@@ -191,8 +241,16 @@ DAMAGE = {  # a place in an HDF5 file, what stands there, and what the message h
     "no_images": ("train/images", None, "has no train/images"),
     "no_values": ("train/images", h5py.Empty("u1"), "train/images: is no array"),
     "away": ("train/images", h5py.SoftLink("/nowhere"), "cannot be read|has no train/images"),
-    "circle": ("train/images", h5py.SoftLink("/train/images"), "cannot be read|has no train/images"),
-    "elsewhere": ("train/images", h5py.ExternalLink("none.h5", "x"), "cannot be read|has no train/images"),
+    "circle": (
+        "train/images",
+        h5py.SoftLink("/train/images"),
+        "cannot be read|has no train/images",
+    ),
+    "elsewhere": (
+        "train/images",
+        h5py.ExternalLink("none.h5", "x"),
+        "cannot be read|has no train/images",
+    ),
     "label_lists": ("train/labels", np.zeros((40, 0), int), "train/labels: shape"),
     "user_objects": ("train/users", np.zeros((40, 2), int), "train/users: int64"),
 }
@@ -209,7 +267,9 @@ def test_a_wrong_place_in_an_hdf5_file_is_named(tmp_path, name):
         files.read(tmp_path / "data.h5")
 
 
-@pytest.mark.parametrize("classes", ["5", "[]", '"abc"', "[" * 50_000, "{", "nan", b"\xff", 7, np.arange(3)], ids=repr)
+@pytest.mark.parametrize(
+    "classes", ["5", "[]", '"abc"', "[" * 50_000, "{", "nan", b"\xff", 7, np.arange(3)], ids=repr
+)
 def test_class_names_that_are_no_list_are_refused(tmp_path, classes):
     with h5py.File(hdf5(tmp_path / "data.h5"), "r+") as file:
         file.attrs["classes"] = np.bytes_(classes) if isinstance(classes, str | bytes) else classes
@@ -218,7 +278,10 @@ def test_class_names_that_are_no_list_are_refused(tmp_path, classes):
 
 
 def test_damaged_npz_files_are_read_or_refused(tmp_path):
-    whole = [saved(tmp_path / "a.npz").read_bytes(), saved(tmp_path / "t.npz", **WORDS, users_train=Y).read_bytes()]
+    whole = [
+        saved(tmp_path / "a.npz").read_bytes(),
+        saved(tmp_path / "t.npz", **WORDS, users_train=Y).read_bytes(),
+    ]
     np.savez_compressed(tmp_path / "c.npz", **ARRAYS)
     whole.append((tmp_path / "c.npz").read_bytes())
     g, path = Random(0), tmp_path / "m.npz"
@@ -233,7 +296,9 @@ def test_damaged_npz_files_are_read_or_refused(tmp_path):
 def test_a_million_classes_are_shared_out():
     n, few = 30_000, Y[:1]
     train = Split(np.zeros((n, 1, 1, 1), np.uint8), np.arange(n))
-    data = DataSet("many", train, Split(train.x[:1], few), tuple(map(str, range(10**6))), (0.0,), (1.0,))
+    data = DataSet(
+        "many", train, Split(train.x[:1], few), tuple(map(str, range(10**6))), (0.0,), (1.0,)
+    )
     for name in ("dirichlet", "classes"):
         made = partition.split(data, Data(partition=name, classes_per_client=1000), 20, 0)
         assert all(made.sizes)
@@ -241,7 +306,12 @@ def test_a_million_classes_are_shared_out():
 
 @pytest.mark.parametrize("name", ["x.npz", "x.h5"])
 def test_a_name_that_is_no_file_is_refused_at_once(tmp_path, name):
-    kinds = {"pipe": os.mkfifo, "folder": os.mkdir, "loop": lambda p: os.symlink(name, p), "empty": Path.touch}
+    kinds = {
+        "pipe": os.mkfifo,
+        "folder": os.mkdir,
+        "loop": lambda p: os.symlink(name, p),
+        "empty": Path.touch,
+    }
     for kind, make in kinds.items():
         (tmp_path / kind).mkdir()
         make(tmp_path / kind / name)

@@ -47,9 +47,13 @@ def versions(whole: bytes, n: int, g: Random) -> Iterator[bytes]:
             yield version
 
 
-def test_a_damaged_result_file_is_refused_by_every_command_and_by_resume_where_its_copies_are_too(copy):
+def test_a_damaged_result_file_is_refused_by_every_command_and_by_resume_where_its_copies_are_too(
+    copy,
+):
     path = names.results_file(copy)
-    first, spare = (names.results_copy(names.parts_folder(names.checkpoint_file(copy, t))) for t in (1, 2))
+    first, spare = (
+        names.results_copy(names.parts_folder(names.checkpoint_file(copy, t))) for t in (1, 2)
+    )
     first.unlink()
     for i, version in enumerate(versions(path.read_bytes(), 40, Random(1))):
         path.write_bytes(version)
@@ -62,7 +66,10 @@ def test_a_damaged_result_file_is_made_anew_from_its_copy_by_resume(copy):
     path = names.results_file(copy)
     path.write_bytes(path.read_bytes()[:-1])
     done = run("--resume", str(copy), "--rounds", "3", "--quiet")
-    assert done.status == 0 and f"{path}: damaged or missing; the run goes on with the copy" in done.err
+    assert (
+        done.status == 0
+        and f"{path}: damaged or missing; the run goes on with the copy" in done.err
+    )
     assert results.load(copy).rounds == 3
 
 
@@ -102,12 +109,20 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
     for name in ("results.h5", "job.toml", "partition.h5", "clients.csv"):
         make(tmp_path / name)
     for name in COMMANDS:
-        refused(command(name, str(tmp_path / "results.h5")), "results.h5", reason if kind != "folder" else "")
+        refused(
+            command(name, str(tmp_path / "results.h5")),
+            "results.h5",
+            reason if kind != "folder" else "",
+        )
     refused(run("--resume", str(tmp_path)), "results.h5", reason)
     if kind != "empty":
         refused(run(str(tmp_path / "job.toml")), "job.toml: cannot read the job file", reason)
     out = ["--out", str(tmp_path / "run")]
-    refused(run(*TINY, *out, "--data.partition_file", str(tmp_path / "partition.h5")), "partition.h5", "")
+    refused(
+        run(*TINY, *out, "--data.partition_file", str(tmp_path / "partition.h5")),
+        "partition.h5",
+        "",
+    )
     devices = ["--system.distribution", "file", "--system.file", str(tmp_path / "clients.csv")]
     refused(run(*TINY, *out, *devices), "system.file", "clients.csv")
     assert not (tmp_path / "run").exists()
@@ -132,7 +147,11 @@ def test_what_may_not_be_read_or_written_is_refused(made, copy):
             for name in COMMANDS:
                 refused(command(name, str(copy)), "cannot be read")
             refused(run("--resume", str(copy)), "cannot be read")
-            refused(run(*TINY, "--out", str(copy / "below")), "out: cannot make the folder", "Permission denied")
+            refused(
+                run(*TINY, "--out", str(copy / "below")),
+                "out: cannot make the folder",
+                "Permission denied",
+            )
     finally:
         copy.chmod(0o700)
 
@@ -152,7 +171,9 @@ def test_times_beyond_all_measure_are_not_drawn(tmp_path):
     assert command("summary", "--json", str(tmp_path / "run")).status == 0
 
 
-LINES = st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=5), st.just("9" * 5000)), max_size=6)
+LINES = st.lists(
+    st.one_of(st.integers(), st.floats(), st.text(max_size=5), st.just("9" * 5000)), max_size=6
+)
 CSV = st.lists(LINES.map(lambda line: ",".join(map(str, line))), max_size=5).map("\n".join)
 
 
@@ -167,23 +188,36 @@ def test_any_profile_file_is_read_or_refused(tmp_path, headed, text):
     except DataError as error:
         assert "clients.csv" in str(error)
     else:
-        assert {name: len(values) for name, values in found.items()} == dict.fromkeys(profiles.COLUMNS, 2)
+        assert {name: len(values) for name, values in found.items()} == dict.fromkeys(
+            profiles.COLUMNS, 2
+        )
 
 
 def parts(**changed: object) -> dict[str, object]:
     """The arrays of a partition file for two clients."""
-    return {"train": np.arange(6), "train_sizes": [4, 2], "test": np.arange(4), "test_sizes": [2, 2],
-            "public": np.array([9])} | changed  # fmt: skip
+    return {
+        "train": np.arange(6),
+        "train_sizes": [4, 2],
+        "test": np.arange(4),
+        "test_sizes": [2, 2],
+        "public": np.array([9]),
+    } | changed
 
 
 HUGE = np.array([2**64 - 1, 1, 2, 3, 4, 5], np.uint64)  # as a signed number the last example
 WRONG = {
     "wrapped": (parts(train=HUGE), "train: value 18446744073709551615 at index 0"),
     "negative": (parts(public=np.array([-1])), "public: value -1 at index 0"),
-    "sizes_wrap": (parts(train_sizes=np.array([2**63 - 1, 2**63 - 1])), "train_sizes: value 9223372036854775807"),
+    "sizes_wrap": (
+        parts(train_sizes=np.array([2**63 - 1, 2**63 - 1])),
+        "train_sizes: value 9223372036854775807",
+    ),
     "float": (parts(test=np.zeros(4)), "test: is no row of whole numbers"),
     "square": (parts(train=np.zeros((2, 3), int)), "train: is no row"),
-    "twice": (parts(public=np.array([3])), "training example 3 is there twice, in client 0 and the public data"),
+    "twice": (
+        parts(public=np.array([3])),
+        "training example 3 is there twice, in client 0 and the public data",
+    ),
     "nobody": (parts(train=np.zeros(0, int), train_sizes=np.zeros(0, int)), "0 clients"),
     "empty": (parts(public=h5py.Empty("i8")), "public: is no array"),
     "text": (parts(train="all"), "train: is no row"),

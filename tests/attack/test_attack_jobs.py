@@ -26,19 +26,49 @@ JOBS = sorted((ROOT / "jobs").rglob("*.toml"))
 def leaves(part: type[BaseModel], path: str = "") -> list[str]:
     """Dotted names of all fields of a job, and of its parts."""
     inner = {name: field.annotation for name, field in part.model_fields.items()}
-    nested = [n for n, kind in inner.items() if isinstance(kind, type) and issubclass(kind, BaseModel)]
-    return [path + n for n in inner] + [full for n in nested for full in leaves(inner[n], f"{path}{n}.")]
+    nested = [
+        n for n, kind in inner.items() if isinstance(kind, type) and issubclass(kind, BaseModel)
+    ]
+    return [path + n for n in inner] + [
+        full for n in nested for full in leaves(inner[n], f"{path}{n}.")
+    ]
 
 
-OWN = {f"algorithm.{field}" for name in ALGORITHMS for field in ALGORITHMS[name].load().model_fields}
+OWN = {
+    f"algorithm.{field}" for name in ALGORITHMS for field in ALGORITHMS[name].load().model_fields
+}
 FIELDS = st.sampled_from(sorted({*leaves(Job), *OWN, "algorithm.name", "extends", "no.such.field"}))
 NUMBERS = st.sampled_from([0, 1, -1, 2, 2**31, 2**63, 2**64, 10**30, 10**400, 0.5, 1e-320, 1e308])
-ODD = st.sampled_from([
-    math.nan, math.inf, -math.inf, -0.0, True, False, "", "[", "{", "1e400", "nan", "mlp", "fedavg", "all", "a,b",
-    "~nobody/x.h5", "$(exit)", "a\nb", "a\0b", "ü漢😀", "x" * 5000, "../x",
-])  # fmt: skip
+ODD = st.sampled_from(
+    [
+        math.nan,
+        math.inf,
+        -math.inf,
+        -0.0,
+        True,
+        False,
+        "",
+        "[",
+        "{",
+        "1e400",
+        "nan",
+        "mlp",
+        "fedavg",
+        "all",
+        "a,b",
+        "~nobody/x.h5",
+        "$(exit)",
+        "a\nb",
+        "a\0b",
+        "ü漢😀",
+        "x" * 5000,
+        "../x",
+    ]
+)
 ONE = st.one_of(NUMBERS, ODD, st.integers(), st.floats(), st.text(max_size=20))
-VALUES = st.recursive(ONE, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3))
+VALUES = st.recursive(
+    ONE, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3)
+)
 METHODS = st.sampled_from(sorted(ALGORITHMS))
 
 
@@ -67,13 +97,19 @@ def loads(*words: str) -> None:
 @settings(max_examples=80)
 @given(METHODS, st.dictionaries(FIELDS, VALUES, min_size=1, max_size=3))
 def test_any_values_of_any_fields_in_a_file(tmp_path, method, values):
-    text = "\n".join(f"{name} = {toml(value)}" for name, value in {"algorithm.name": method, **values}.items())
+    text = "\n".join(
+        f"{name} = {toml(value)}" for name, value in {"algorithm.name": method, **values}.items()
+    )
     (tmp_path / "job.toml").write_text(text, encoding="utf-8", errors="replace")
     loads(str(tmp_path / "job.toml"))
 
 
 @settings(max_examples=100)
-@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda t: t.encode(errors="replace"))))
+@given(
+    st.one_of(
+        st.binary(max_size=200), st.text(max_size=200).map(lambda t: t.encode(errors="replace"))
+    )
+)
 def test_any_bytes_as_a_file(tmp_path, content):
     (tmp_path / "job.toml").write_bytes(content)
     loads(str(tmp_path / "job.toml"))
@@ -93,8 +129,17 @@ def test_any_text_for_any_flag(name, text, joined):
 
 
 @settings(max_examples=60)
-@given(st.lists(st.one_of(st.text(max_size=8), FIELDS.map("--{}".format), FIELDS.map("--no-{}".format),
-                          st.sampled_from(["--", "-", "true", "false", "-h1", "=", "--=", "a.toml", " "])), max_size=4))
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=8),
+            FIELDS.map("--{}".format),
+            FIELDS.map("--no-{}".format),
+            st.sampled_from(["--", "-", "true", "false", "-h1", "=", "--=", "a.toml", " "]),
+        ),
+        max_size=4,
+    )
+)
 def test_any_words(words):
     loads(*[word for word in words if word not in ("-h", "--help")])
 
@@ -119,8 +164,14 @@ DEEP = {
     "no_models": ("models.mix = []", "models.mix: value should have at least 1 item"),
     "no_widths": ("models.widths = []", "models.widths: tuple should have at least 1 item"),
     "threads": ("run.threads = 100000", "run.threads: input should be less than or equal to 1024"),
-    "clients": ("clients = 10000000000", "clients: input should be less than or equal to 100000000"),
-    "nul": ('out = "a\\u0000b"', "out: a path has at least one character, and no NUL, got 'a\\x00b'"),
+    "clients": (
+        "clients = 10000000000",
+        "clients: input should be less than or equal to 100000000",
+    ),
+    "nul": (
+        'out = "a\\u0000b"',
+        "out: a path has at least one character, and no NUL, got 'a\\x00b'",
+    ),
     "unset": ("out = ''", "out: a path has at least one character"),
     "preset": (f"preset = '{'x' * 5000}'", "preset: input should be 'paper' or 'authors'"),
     "extends_nul": ('extends = ["a\\u0000b.toml"]', "cannot read the job file"),
@@ -159,12 +210,19 @@ def test_variables_that_pydantic_would_pass_over_are_refused(monkeypatch):
 
 
 def test_words_that_are_no_switch_are_not_lost():
-    refused(run(*TINY, "--seed", "3", "true"), "'true' is neither a job file (.toml) nor the value of a --field")
+    refused(
+        run(*TINY, "--seed", "3", "true"),
+        "'true' is neither a job file (.toml) nor the value of a --field",
+    )
     refused(run(*TINY, "--quiet", " "), "command line: ' ' is neither")
 
 
 def test_a_job_that_cannot_be_held_says_so(tmp_path):
-    refused(run(*TINY, "--models.d", "1000000000", "--out", str(tmp_path / "run")), "out of memory", "models")
+    refused(
+        run(*TINY, "--models.d", "1000000000", "--out", str(tmp_path / "run")),
+        "out of memory",
+        "models",
+    )
 
 
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])

@@ -1,4 +1,6 @@
-"""Names of files and folders, as odd as a file system allows: used as they are, and never as anything else."""
+"""Names of files and folders, as odd as a file system allows: used as they are, and never as
+anything else.
+"""
 
 import os
 import subprocess
@@ -37,7 +39,12 @@ def test_a_run_in_a_folder_of_any_name(odd):
     assert run(*start, *TINY, f"--out={odd / 'run'}", f"--data.name={data}").status == 0
     for words in (["summary"], ["summary", "--json"], ["cite"], ["digest"]):
         assert command(*words, "--", str(odd / "run")).status == 0, words
-    assert command("plot", f"--out={odd / 'both.png'}", "--", str(odd / "run"), str(odd / "run")).status == 0
+    assert (
+        command(
+            "plot", f"--out={odd / 'both.png'}", "--", str(odd / "run"), str(odd / "run")
+        ).status
+        == 0
+    )
     assert run(f"--resume={odd / 'run'}", "--rounds=2", "--quiet").status == 0
     assert set(os.listdir()) <= {odd.name, "data.npz"}
 
@@ -51,12 +58,18 @@ from hpcfed import cli, main
 sys.exit(main.main([*{TINY[:-1]}, "--out", sys.argv[1]]) or cli.main(["summary", sys.argv[1]]))
 """
     env = environment({"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, env=env, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, env=env, timeout=100
+    )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.count(rb"\udc80\xfc") == 4  # where results go, where they are, the picture, the summary
+    assert (
+        done.stdout.count(rb"\udc80\xfc") == 4
+    )  # where results go, where they are, the picture, the summary
 
 
-@pytest.mark.parametrize("out", ["x" * 300, "x/" * 3000 + "x", "file/run", "file"], ids=lambda out: out[:8])
+@pytest.mark.parametrize(
+    "out", ["x" * 300, "x/" * 3000 + "x", "file/run", "file"], ids=lambda out: out[:8]
+)
 def test_a_folder_that_cannot_be_is_refused(tmp_path, out):
     (tmp_path / "file").touch()
     refused(run(*TINY, "--out", str(tmp_path / out)), "out: cannot make the folder")
@@ -73,7 +86,16 @@ def test_a_data_file_that_cannot_be_is_refused(tmp_path, name):
     refused(run(*TINY, *where[1:], f"--data.partition_file={tmp_path / name}"), name[:8])
     refused(command("summary", name), name[:8])
     refused(run("--resume", name), name[:8])
-    refused(run(*TINY, where[2], "--data.name=mnist", "--no-data.download", f"--data.root={tmp_path / name}"), "mnist")
+    refused(
+        run(
+            *TINY,
+            where[2],
+            "--data.name=mnist",
+            "--no-data.download",
+            f"--data.root={tmp_path / name}",
+        ),
+        "mnist",
+    )
 
 
 def test_a_run_keeps_its_files_to_its_folder(tmp_path, monkeypatch):

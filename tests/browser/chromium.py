@@ -23,19 +23,32 @@ class Browser:
         self.folder = folder
         options = ChromeOptions()
         options.binary_location = shutil.which("chromium")
-        for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run",
-                     "--disable-background-networking", "--disable-component-update", f"--user-data-dir={folder}/user"):
+        for word in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            f"--user-data-dir={folder}/user",
+        ):
             options.add_argument(word)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = Chrome(options, Service(shutil.which("chromedriver")))
         self.driver.set_page_load_timeout(LIMIT)
-        self.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
+        self.driver.execute_cdp_cmd(
+            "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)}
+        )
 
     def open(self, page: Path) -> None:
         """Open a page, and wait until it has drawn itself."""
         self.requests(), self.complaints()
         self.driver.get(page.resolve().as_uri())
-        self.until(lambda: self.do("return document.documentElement.dataset.ready") == "yes", "the page is not drawn")
+        self.until(
+            lambda: self.do("return document.documentElement.dataset.ready") == "yes",
+            "the page is not drawn",
+        )
 
     def do(self, script: str, *values: Any) -> Any:
         """What a piece of JavaScript returns; a promise is waited for."""
@@ -48,7 +61,9 @@ class Browser:
         return [found.text for found in self.driver.find_elements("css selector", selector)]
 
     def until(self, true: Callable[[], Any], complaint: str) -> Any:
-        return WebDriverWait(self.driver, LIMIT, poll_frequency=0.05).until(lambda _: true(), complaint)
+        return WebDriverWait(self.driver, LIMIT, poll_frequency=0.05).until(
+            lambda _: true(), complaint
+        )
 
     def downloaded(self, name: str) -> str:
         """The text of a file that a click makes."""
@@ -58,12 +73,22 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """What the console got since the last call, but for what is only told."""
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+        return [
+            entry["message"]
+            for entry in self.driver.get_log("browser")
+            if entry["level"] in ("SEVERE", "WARNING")
+        ]
 
     def requests(self) -> list[str]:
         """Addresses outside of the page that the browser asked for since the last call."""
-        events = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
-        asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        events = (
+            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
+        )
+        asked = [
+            e["params"]["request"]["url"]
+            for e in events
+            if e["method"] == "Network.requestWillBeSent"
+        ]
         return [address for address in asked if not address.startswith(LOCAL)]
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""The page in a real browser: it draws itself, asks nobody for anything, and does what clicks and keys say."""
+"""The page in a real browser: it draws itself, asks nobody for anything, and does what clicks and
+keys say.
+"""
 
 import csv
 import io
@@ -21,18 +23,40 @@ pytestmark = pytest.mark.timeout(300)  # the first of these tests may have to in
 def run(folder: Path, level: float) -> Path:
     """A run whose client k has accuracy level + k / 100 + t / 1000 after round t, from 1."""
     folder.mkdir()
-    job = {"algorithm": {"name": "fedavg"}, "data": {"name": NASTY, "partition": "dirichlet", "alpha": 0.5},
-           "clients": K, "rounds": T, "seed": 0}  # fmt: skip
-    header = {"job": job, "ranks": 2, "classes": [NASTY, "b", "c"], "architectures": ["mlp", NASTY] * 2,
-              "placement": [0, 1] * 2, "hardware": {"cpu": NASTY}, "commit": "abc+", "ended": "finished"}  # fmt: skip
+    job = {
+        "algorithm": {"name": "fedavg"},
+        "data": {"name": NASTY, "partition": "dirichlet", "alpha": 0.5},
+        "clients": K,
+        "rounds": T,
+        "seed": 0,
+    }
+    header = {
+        "job": job,
+        "ranks": 2,
+        "classes": [NASTY, "b", "c"],
+        "architectures": ["mlp", NASTY] * 2,
+        "placement": [0, 1] * 2,
+        "hardware": {"cpu": NASTY},
+        "commit": "abc+",
+        "ended": "finished",
+    }
     results = Results(folder, header, {"label_counts": np.arange(K * C).reshape(K, C)})
     for t in range(1, T + 1):
-        results.append({
-            "clients/accuracy": level + np.arange(K) / 100 + t / 1000, "clients/train_loss": np.full(K, 1 / t),
-            "clients/down": np.full(K, 1000), "clients/up": np.full(K, 500), "clients/epochs": np.ones(K),
-            "clients/examples": np.full(K, 9), "clients/seconds": np.ones(K), "clients/cohort": np.ones(K, dtype=bool),
-            "rounds/seconds": 2.0, "ranks/train": np.array([1.5, 1.0]), "ranks/wait": np.array([0.0, 0.5]),
-        })  # fmt: skip
+        results.append(
+            {
+                "clients/accuracy": level + np.arange(K) / 100 + t / 1000,
+                "clients/train_loss": np.full(K, 1 / t),
+                "clients/down": np.full(K, 1000),
+                "clients/up": np.full(K, 500),
+                "clients/epochs": np.ones(K),
+                "clients/examples": np.full(K, 9),
+                "clients/seconds": np.ones(K),
+                "clients/cohort": np.ones(K, dtype=bool),
+                "rounds/seconds": 2.0,
+                "ranks/train": np.array([1.5, 1.0]),
+                "ranks/wait": np.array([0.0, 0.5]),
+            }
+        )
     results.finish()
     return folder
 
@@ -42,7 +66,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of three runs."""
     base = tmp_path_factory.mktemp("runs")
     levels = {"fedavg": 0.5, "fedprox": 0.7, "<i onclick=1>": 0.6}
-    return Path(report([run(base / name, level) for name, level in levels.items()], base / "report.html"))
+    return Path(
+        report([run(base / name, level) for name, level in levels.items()], base / "report.html")
+    )
 
 
 @pytest.fixture
@@ -56,36 +82,55 @@ def page(browser: Browser, written: Path) -> Browser:
 
 def lines(page: Browser, name: str) -> dict[str, list]:
     """What a source of the charts holds."""
-    plain = "Object.entries(found).map(([key, rows]) => [key, rows.map(row => Array.isArray(row) ? [...row] : row)])"
-    return json.loads(page.do(f"const found = model('{name}').data;"
-                              f"return JSON.stringify(Object.fromEntries({plain}))"))  # fmt: skip
+    plain = (
+        "Object.entries(found).map(([key, rows]) => [key, rows.map(row => Array.isArray(row) "
+        "? [...row] : row)])"
+    )
+    return json.loads(
+        page.do(
+            f"const found = model('{name}').data;return JSON.stringify(Object.fromEntries({plain}))"
+        )
+    )
 
 
 def test_it_draws_runs_curves_labels_and_phases(page):
     assert page.texts("h1") == ["3 runs"] and len(page.texts("#runs tbody tr")) == 3
     drawn = lines(page, "lines-accuracy")
-    assert drawn["xs"][0] == [1, 2, 3, 4, 5, 6] and drawn["ys"][0] == pytest.approx(0.515 + np.arange(1, 7) / 1000)
+    assert drawn["xs"][0] == [1, 2, 3, 4, 5, 6] and drawn["ys"][0] == pytest.approx(
+        0.515 + np.arange(1, 7) / 1000
+    )
     assert len(lines(page, "bands-accuracy")["xs"]) == 3
     assert sorted(lines(page, "cells-labels")["n"]) == list(range(1, K * C))
     bars = lines(page, "bars-phases")
     assert bars["top"] == pytest.approx([9.0, 6.0, 9.0, 9.0])
     assert bars["colour"] == 2 * [phase("train")] + 2 * [phase("wait")]
-    sizes = page.do("return [...document.querySelectorAll('.charts figure')].map(f => f.clientHeight)")
+    sizes = page.do(
+        "return [...document.querySelectorAll('.charts figure')].map(f => f.clientHeight)"
+    )
     assert len(sizes) == 4 and min(sizes) > 250
 
 
 def test_ticks_say_what_they_stand_at_and_leave_room_for_each_other(page):
-    assert page.do("return model('phases').left[0].formatter.doFormat([0, 0.5, 1.5])") == ["0", "0.5", "1.5"]
+    assert page.do("return model('phases').left[0].formatter.doFormat([0, 0.5, 1.5])") == [
+        "0",
+        "0.5",
+        "1.5",
+    ]
     shown = """mark(model('labels').below[0], [...Array(100).keys()], arguments[0]);
         return model('labels').below[0].ticker.ticks.length"""
     assert [page.do(shown, width) for width in (1300, 300, 20)] == [25, 12, 1]
 
 
 def test_what_users_call_things_is_shown_as_it_is(page):
-    assert NASTY in page.texts("#job")[0] or NASTY in page.do("return document.getElementById('job').textContent")
+    assert NASTY in page.texts("#job")[0] or NASTY in page.do(
+        "return document.getElementById('job').textContent"
+    )
     assert page.texts("#runs tbody tr:nth-child(3) td:nth-child(2)") == ["<i onclick=1>"]
     assert NASTY in page.texts("#clients tbody tr:nth-child(2)")[0]
-    assert page.do("return document.querySelectorAll('[onclick], [onerror], td i, img[src=x]').length") == 0
+    assert (
+        page.do("return document.querySelectorAll('[onclick], [onerror], td i, img[src=x]').length")
+        == 0
+    )
 
 
 def test_a_click_on_a_run_takes_its_curve_away_and_brings_it_back(page):
@@ -125,13 +170,18 @@ def test_chosen_clients_are_drawn_over_what_is_chosen(page):
 
 def test_the_pointer_is_told_what_it_is_near(page):
     page.do("document.getElementById('curves').scrollIntoView()")
-    x, y = page.do("""const view = Bokeh.index[model('accuracy').id], box = view.canvas_view.el.getBoundingClientRect();
-        return [box.left + view.frame.x_scale.compute(4), box.top + view.frame.y_scale.compute(0.619)]""")
+    x, y = page.do("""const view = Bokeh.index[model('accuracy').id];
+        const box = view.canvas_view.el.getBoundingClientRect();
+        return [box.left + view.frame.x_scale.compute(4),
+                box.top + view.frame.y_scale.compute(0.619)]""")
     for step in (0, 1):
-        page.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x + step, "y": y})
+        page.driver.execute_cdp_cmd(
+            "Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x + step, "y": y}
+        )
     told = """const within = e => [e, ...e.shadowRoot ? all(e.shadowRoot) : []];
         const all = root => [...root.querySelectorAll('*')].flatMap(within);
-        return all(document).filter(e => e.className === 'bk-tooltip-row-value').map(e => e.textContent.trim())"""
+        return all(document).filter(e => e.className === 'bk-tooltip-row-value')
+                            .map(e => e.textContent.trim())"""
     page.until(lambda: page.do(told), "no tooltip")
     assert page.do(told) == ["<i onclick=1>", "4", "0.619"]
 
@@ -148,16 +198,23 @@ def test_numbers_and_a_button_zoom_without_a_mouse(page):
 def test_tables_are_downloaded_as_csv(page):
     for button in ("csvOfRuns", "csvOfRounds", "csvOfClients", "csvOfCurves"):
         page.click(f"#{button}")
-    found = {name: list(csv.DictReader(io.StringIO(page.downloaded(f"{name}.csv"))))
-             for name in ("runs", "rounds", "clients", "clients-rounds")}  # fmt: skip
-    assert [float(row["accuracy"]) for row in found["runs"]] == pytest.approx([0.521, 0.721, 0.621], rel=1e-12)
+    found = {
+        name: list(csv.DictReader(io.StringIO(page.downloaded(f"{name}.csv"))))
+        for name in ("runs", "rounds", "clients", "clients-rounds")
+    }
+    assert [float(row["accuracy"]) for row in found["runs"]] == pytest.approx(
+        [0.521, 0.721, 0.621], rel=1e-12
+    )
     assert found["runs"][0]["data"] == f"{NASTY}, dirichlet(0.5)" and len(found["rounds"]) == 3 * T
     assert found["clients"][1]["architecture"] == NASTY
     assert float(found["clients-rounds"][T]["accuracy"]) == pytest.approx(0.511, abs=1e-5)
 
 
 def test_on_paper_all_parts_are_open_and_charts_are_pictures(page):
-    count = "return [document.querySelectorAll('canvas.picture').length, document.querySelectorAll('[open]').length]"
+    count = (
+        "return [document.querySelectorAll('canvas.picture').length, "
+        "document.querySelectorAll('[open]').length]"
+    )
     page.do("dispatchEvent(new Event('beforeprint'))")
     assert page.do(count) == [6, 2]
     page.do("dispatchEvent(new Event('afterprint'))")
@@ -170,7 +227,12 @@ def test_light_becomes_dark_and_narrow_windows_scroll_only_tables(page):
     page.click("#ground")
     assert page.do("return getComputedStyle(document.body).backgroundColor") != before
     for width in (400, 1400):
-        page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                                    {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-        page.until(lambda: page.do("return document.documentElement.scrollWidth <= innerWidth"), f"wider than {width}")
+        page.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+        )
+        page.until(
+            lambda: page.do("return document.documentElement.scrollWidth <= innerWidth"),
+            f"wider than {width}",
+        )
     page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

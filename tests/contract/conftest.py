@@ -11,5 +11,7 @@ from hpcfed.models import MODELS, Entry
 def small_model() -> Iterator[None]:
     """A model "small", with dropout and batch normalisation."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MODELS, "small", Entry("tests.contract.toy:small", "of the tests", least=8, stem=True))
+        patch.setitem(
+            MODELS, "small", Entry("tests.contract.toy:small", "of the tests", least=8, stem=True)
+        )
         yield

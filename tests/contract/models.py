@@ -15,8 +15,11 @@ from hpcfed.storage.record import Record, load
 from tests.contract import toy
 
 
-def saved_run(folder: Path, method: str, *flags: str, rounds: int = 2, saves: tuple[int, ...] = ()) -> Path:
-    """The folder of a toy run after so many rounds. saves: rounds after which there is a checkpoint; default: the last.
+def saved_run(
+    folder: Path, method: str, *flags: str, rounds: int = 2, saves: tuple[int, ...] = ()
+) -> Path:
+    """The folder of a toy run after so many rounds. saves: rounds after which there is a
+    checkpoint; default: the last.
 
     Every client is evaluated with what it would receive too.
     """
@@ -39,7 +42,9 @@ def counted(model: Trained, record: Record) -> tuple[float, float]:
     k = model.about.client
     rows = toy.partition(np.arange(96) % toy.CLASSES).test[k]
     with np.load(toy.folder() / "data.npz") as data, torch.no_grad():
-        right = model(torch.from_numpy(data["x_test"][rows])).argmax(1).numpy() == data["y_test"][rows]
+        right = (
+            model(torch.from_numpy(data["x_test"][rows])).argmax(1).numpy() == data["y_test"][rows]
+        )
     return float(right.mean()), float(record.column(model.about.counted)[model.about.rounds - 1][k])
 
 

@@ -15,9 +15,18 @@ each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
 
 
 ODD = {  # jobs that many methods refuse: flags, and the first words of the reason
-    "several architectures": ("--models.mix mlp,cnn", "needs one architecture, but models.mix has cnn, mlp"),
-    "several widths": ("--models.mix mlp --models.widths 1,0.5", "needs (models of one width|a common head), but"),
-    "heads of several widths": ("--models.mix mlp,logistic", "needs (one architecture|a common head), but"),
+    "several architectures": (
+        "--models.mix mlp,cnn",
+        "needs one architecture, but models.mix has cnn, mlp",
+    ),
+    "several widths": (
+        "--models.mix mlp --models.widths 1,0.5",
+        "needs (models of one width|a common head), but",
+    ),
+    "heads of several widths": (
+        "--models.mix mlp,logistic",
+        "needs (one architecture|a common head), but",
+    ),
     "no public data": ("--models.mix mlp --data.public 0", "needs public data"),
     "no proxy": ("--models.mix mlp --models.proxy", "needs a model that all clients have"),
     "no server model": ("--models.mix mlp --models.server", "needs a model of the server's own"),
@@ -31,7 +40,9 @@ def odd(case: str) -> list[str]:
 
 @pytest.mark.parametrize("case", ODD)
 @each_algorithm
-def test_a_job_that_a_method_cannot_run_is_refused_with_the_reason_and_methods_that_can(method: str, case: str):
+def test_a_job_that_a_method_cannot_run_is_refused_with_the_reason_and_methods_that_can(
+    method: str, case: str
+):
     flags, reason = odd(case), ODD[case][1]
     cls, words = load(method), reason.split(",")[0]
     if not concerns(cls, case):
@@ -68,18 +79,44 @@ def nan_at(method: type, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @each_algorithm
-def test_a_loss_that_is_nan_names_rank_client_round_epoch_and_batch(method: str, monkeypatch: pytest.MonkeyPatch):
-    job = toy.job(method, "--participation", "1", "--local.batch", "100", "--local.epochs", "2", "--models.mix", "mlp")
+def test_a_loss_that_is_nan_names_rank_client_round_epoch_and_batch(
+    method: str, monkeypatch: pytest.MonkeyPatch
+):
+    job = toy.job(
+        method,
+        "--participation",
+        "1",
+        "--local.batch",
+        "100",
+        "--local.epochs",
+        "2",
+        "--models.mix",
+        "mlp",
+    )
     nan_at(load(method), 2, monkeypatch)
     with pytest.raises(DivergedError) as error:
         toy.run(Serial(), job)
-    words = r"rank 0 of 1: client \d \(mlp(\+mlp)?\): the loss is nan in round 1, epoch [12], batch 1 \(lr 0.005\)"
+    words = (
+        r"rank 0 of 1: client \d \(mlp(\+mlp)?\): the loss is nan in round 1, epoch [12], "
+        r"batch 1 \(lr 0.005\)"
+    )
     assert re.search(words, str(error.value)) and "no checkpoint yet" in str(error.value)
 
 
 def test_the_epoch_and_the_batch_are_counted_from_one(monkeypatch: pytest.MonkeyPatch):
-    job = toy.job("fedavg", "--clients", "1", "--data.train_limit", "10", "--local.batch", "4",
-                  "--local.epochs", "3", "--models.mix", "mlp")  # fmt: skip
+    job = toy.job(
+        "fedavg",
+        "--clients",
+        "1",
+        "--data.train_limit",
+        "10",
+        "--local.batch",
+        "4",
+        "--local.epochs",
+        "3",
+        "--models.mix",
+        "mlp",
+    )
     nan_at(load("fedavg"), 11, monkeypatch)  # batches of 4, 4, 2; three epochs a round
     with pytest.raises(DivergedError, match="in round 2, epoch 1, batch 2 "):
         toy.run(Serial(), job)
@@ -87,16 +124,35 @@ def test_the_epoch_and_the_batch_are_counted_from_one(monkeypatch: pytest.Monkey
 
 @each_algorithm
 def test_weights_that_explode_end_the_run_with_the_client(method: str):
-    explosive = ("--local.optimiser", "sgd", "--local.lr", "1e39", "--participation", "1", "--local.epochs", "2")
+    explosive = (
+        "--local.optimiser",
+        "sgd",
+        "--local.lr",
+        "1e39",
+        "--participation",
+        "1",
+        "--local.epochs",
+        "2",
+    )
     job = toy.job(method, *explosive)
     with pytest.raises(DivergedError, match=r"rank \d of 2: client \d"):
         spmd(2, lambda comm: toy.run(comm, job))
 
 
-@pytest.mark.parametrize("method, tensor", [("fedavg", "body.1.weight"), ("fedclassavg", "head.weight")])
-def test_a_nan_upload_names_client_and_tensor(method: str, tensor: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "method, tensor", [("fedavg", "body.1.weight"), ("fedclassavg", "head.weight")]
+)
+def test_a_nan_upload_names_client_and_tensor(
+    method: str, tensor: str, monkeypatch: pytest.MonkeyPatch
+):
     def broken(fed, client, *_: object, **__: object) -> None:
-        client.load({tensor: torch.full_like(client.skeleton.view(tensor), torch.nan if client.id == 3 else 0.0)})
+        client.load(
+            {
+                tensor: torch.full_like(
+                    client.skeleton.view(tensor), torch.nan if client.id == 3 else 0.0
+                )
+            }
+        )
 
     monkeypatch.setattr(base, "sgd", broken)
     job = toy.job(method, "--participation", "1", "--models.mix", "mlp")

@@ -1,4 +1,6 @@
-"""Every method: a client that fails leaves the round as one that drops out does, on any number of ranks."""
+"""Every method: a client that fails leaves the round as one that drops out does, on any number of
+ranks.
+"""
 
 import numpy as np
 import pytest
@@ -49,7 +51,8 @@ def told_apart(outcome: toy.Outcome) -> list[np.ndarray]:
 @each_algorithm
 def test_a_client_that_fails_is_one_that_drops_out(method: str, failing, capsys):
     events = issubclass(load(method), EventBased)
-    same = ("--models.mix", "small") if method == "feddf" else ()  # else its server has many students to train
+    # else its server has many students to train
+    same = ("--models.mix", "small") if method == "feddf" else ()
     job = toy.job(method, *FLAGS, "--rounds", "3" if events else "2", *same)
     failed = spmd(2, lambda comm: toy.run(comm, job))[0]
     if events:  # there a client that drops out does not do all its work

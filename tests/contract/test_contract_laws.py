@@ -19,7 +19,10 @@ FASTER = {  # neutral settings where those of toy.toml do not serve
     "fedsgd": ["--local.lr", "0.2"],
     "scaffold": ["--local.lr", "0.1"],
     "pfedme": ["--algorithm.lam", "1", "--algorithm.eta", "0.5"],
-    "fedproto": ["--algorithm.lam", "0.1"],  # in the first round there are no prototypes, so no term
+    "fedproto": [
+        "--algorithm.lam",
+        "0.1",
+    ],  # in the first round there are no prototypes, so no term
 }
 
 
@@ -29,21 +32,38 @@ def learned(outcome: toy.Outcome) -> list:
 
 
 def finite(outcome: toy.Outcome) -> bool:
-    """Whether every client that trained has a finite loss, and every one with test examples a score."""
+    """Whether every client that trained has a finite loss, and every one with test examples a
+    score.
+    """
     trained = outcome.column("examples") > 0
     tested = np.array(toy.TESTS[: len(outcome.scores)]) > 0
-    return np.isfinite(outcome.column("train_loss")[trained]).all() and np.isfinite(outcome.scores[tested]).all()
+    return (
+        np.isfinite(outcome.column("train_loss")[trained]).all()
+        and np.isfinite(outcome.scores[tested]).all()
+    )
 
 
 @each_algorithm
 def test_evaluation_changes_nothing(method: str):
     often = toy.job(method, "--evaluate.common", "true", "--local.keep_optimiser", "true")
-    never = toy.job(method, "--evaluate.every", "1000", "--evaluate.before", "false", "--local.keep_optimiser", "true")
-    assert toy.differences(learned(toy.run(Serial(), often)), learned(toy.run(Serial(), never))) == []
+    never = toy.job(
+        method,
+        "--evaluate.every",
+        "1000",
+        "--evaluate.before",
+        "false",
+        "--local.keep_optimiser",
+        "true",
+    )
+    assert (
+        toy.differences(learned(toy.run(Serial(), often)), learned(toy.run(Serial(), never))) == []
+    )
 
 
 @each_algorithm
-def test_evaluating_a_cohort_before_the_ranks_wait_for_one_another_changes_nothing(method: str, monkeypatch):
+def test_evaluating_a_cohort_before_the_ranks_wait_for_one_another_changes_nothing(
+    method: str, monkeypatch
+):
     early = toy.run(Serial(), toy.job(method))
     monkeypatch.setattr(Evaluation, "independent", False)
     assert toy.differences(early, toy.run(Serial(), toy.job(method))) == []
@@ -58,13 +78,25 @@ def test_two_runs_are_the_same_and_other_seeds_differ(method: str):
 
 @each_algorithm
 def test_the_traced_engine_has_the_bits_of_the_eager_one(method: str):
-    eager, traced = (toy.run(Serial(), toy.job(method, "--training.engine", engine)) for engine in ("eager", "traced"))
+    eager, traced = (
+        toy.run(Serial(), toy.job(method, "--training.engine", engine))
+        for engine in ("eager", "traced")
+    )
     assert toy.differences(eager, traced) == []
 
 
 @each_algorithm
 def test_the_loss_falls(method: str):
-    job = toy.job(method, "--participation", "1", "--rounds", "6", "--local.epochs", "2", *FASTER.get(method, []))
+    job = toy.job(
+        method,
+        "--participation",
+        "1",
+        "--rounds",
+        "6",
+        "--local.epochs",
+        "2",
+        *FASTER.get(method, []),
+    )
     outcome = toy.run(Serial(), job)
     trained = outcome.column("train_loss")
     nobody = np.isnan(trained).all()  # central: no client trains
@@ -80,9 +112,13 @@ def test_global_random_generators_are_untouched(method: str):
     assert toy.differences(before, after) == []
 
 
-@pytest.mark.parametrize("flags", [("--participation", "1"), ("--participation", "1", "--local.batch", "1")])
+@pytest.mark.parametrize(
+    "flags", [("--participation", "1"), ("--participation", "1", "--local.batch", "1")]
+)
 @each_algorithm
-def test_a_single_example_a_single_class_and_a_batch_of_one_are_no_exceptions(method: str, flags: tuple[str, ...]):
+def test_a_single_example_a_single_class_and_a_batch_of_one_are_no_exceptions(
+    method: str, flags: tuple[str, ...]
+):
     outcome = toy.run(Serial(), toy.job(method, "--rounds", "1", *flags))
     assert finite(outcome)
     assert np.isnan(outcome.scores[5]).all()  # has nothing to be tested on
@@ -145,7 +181,9 @@ def test_the_file_says_what_the_method_is_and_from_where(method: str):
 
 @each_algorithm
 def test_what_was_copied_for_a_checkpoint_is_not_changed_by_the_next_round(method: str):
-    """Weights are not copied but shared with the store, which therefore never writes into a vector that it keeps."""
+    """Weights are not copied but shared with the store, which therefore never writes into a vector
+    that it keeps.
+    """
     rounds = toy.start(Serial(), toy.job(method, "--local.keep_optimiser", "true"))
     rounds.step()
     taken = snapshot.taken(rounds).items

@@ -1,4 +1,6 @@
-"""Every method: a round that a signal ends is gone on with, on other ranks, to the bits of the unbroken run."""
+"""Every method: a round that a signal ends is gone on with, on other ranks, to the bits of the
+unbroken run.
+"""
 
 from pathlib import Path
 
@@ -34,7 +36,8 @@ class Impatient(Pulse):
 def job(method: str) -> Job:
     if method == "stacked":
         return toy.job("fedavg", *STACKED, *FLAGS)
-    same = ("--models.mix", "small") if method == "feddf" else ()  # else its server has many students to train
+    # else its server has many students to train
+    same = ("--models.mix", "small") if method == "feddf" else ()
     return toy.job(method, *FLAGS, *same)
 
 
@@ -48,7 +51,9 @@ def unbroken(method: str) -> tuple[toy.Outcome, int]:
 
 
 def stopped(comm: Comm, method: str, steps: int, folder: Path) -> int:
-    """Stop rank 0 alone after so many steps of the second round; how many turns were saved of it."""
+    """Stop rank 0 alone after so many steps of the second round; how many turns were saved of
+    it.
+    """
     going = toy.start(comm, job(method))
     going.step()
     if comm.rank == 0:
@@ -66,7 +71,9 @@ def resumed(comm: Comm, method: str, folder: Path) -> toy.Outcome:
 
 
 @each_algorithm
-def test_stopped_in_a_round_and_resumed_on_two_ranks_equals_the_unbroken_run(method: str, tmp_path: Path):
+def test_stopped_in_a_round_and_resumed_on_two_ranks_equals_the_unbroken_run(
+    method: str, tmp_path: Path
+):
     want, steps = unbroken(method)
     saved = stopped(Serial(), method, steps // 2, tmp_path)
     assert bool(saved) == (method not in REPEATED)

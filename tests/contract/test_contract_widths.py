@@ -19,7 +19,14 @@ VARIANTS = {  # name: method and flags
     **{name: (name, *WIDTHS) for name in METHODS},
     "heterofl, dynamic": ("heterofl", *WIDTHS, "--algorithm.assignment", "dynamic"),
     "fedrolex, dynamic": ("fedrolex", *WIDTHS, "--algorithm.assignment", "dynamic"),
-    "heterofl, aggregate": ("heterofl", *WIDTHS, "--algorithm.batch_norm", "aggregate", "--algorithm.mask", "none"),
+    "heterofl, aggregate": (
+        "heterofl",
+        *WIDTHS,
+        "--algorithm.batch_norm",
+        "aggregate",
+        "--algorithm.mask",
+        "none",
+    ),
     "feddropout, shared": ("feddropout", *WIDTHS, "--algorithm.shared_windows", "true"),
     "fjord, kd": ("fjord", *WIDTHS, "--algorithm.kd", "true"),
     "narrow clients only": ("fedrolex", "--models.widths", "0.5,0.25"),
@@ -64,7 +71,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(variant: str, tmp_path: Path):
 def test_clients_that_move_to_other_ranks_do_not_matter(variant: str):
     def shuffle(rounds: Rounds) -> None:
         if rounds.t == 1:
-            rounds.seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(toy.SIZES)  # as if small clients were slow
+            rounds.seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(
+                toy.SIZES
+            )  # as if small clients were slow
             assert rounds.rebalance() > 0
 
     made = job(variant)
@@ -75,8 +84,16 @@ def test_clients_that_move_to_other_ranks_do_not_matter(variant: str):
 
 @each_variant
 def test_evaluation_changes_nothing(variant: str):
-    often, never = ("--evaluate.common", "true"), ("--evaluate.every", "1000", "--evaluate.before", "false")
-    assert toy.differences(*(toy.run(Serial(), job(variant, *flags)).state for flags in (often, never))) == []
+    often, never = (
+        ("--evaluate.common", "true"),
+        ("--evaluate.every", "1000", "--evaluate.before", "false"),
+    )
+    assert (
+        toy.differences(
+            *(toy.run(Serial(), job(variant, *flags)).state for flags in (often, never))
+        )
+        == []
+    )
 
 
 @each_variant
@@ -94,7 +111,9 @@ def test_traffic_is_what_the_method_announces_and_falls_with_the_width(variant: 
     outcome = toy.outcome(rounds, [rounds.step()[0]])
     assert outcome.column("down")[0].tolist() == plan[0].tolist()
     assert outcome.column("up")[0].tolist() == plan[1].tolist()
-    assert plan[0][0] > plan[0][1] and plan[0][0] == plan[0][len(set(VARIANTS[variant][2].split(",")))]
+    assert (
+        plan[0][0] > plan[0][1] and plan[0][0] == plan[0][len(set(VARIANTS[variant][2].split(",")))]
+    )
 
 
 def test_a_width_that_is_drawn_anew_sends_no_more_than_the_widest():
@@ -105,11 +124,15 @@ def test_a_width_that_is_drawn_anew_sends_no_more_than_the_widest():
 
 
 def test_the_server_has_the_whole_model_and_each_width_is_evaluated():
-    rounds = toy.start(Serial(), job("heterofl", "--models.widths", "0.5,0.25", "--evaluate.common", "true"))
+    rounds = toy.start(
+        Serial(), job("heterofl", "--models.widths", "0.5,0.25", "--evaluate.common", "true")
+    )
     row = rounds.step()[0]
     assert parse(rounds.fed.pooled().architecture).width == 1
     wide = toy.start(Serial(), toy.job("fedavg")).state
-    assert {n: v.shape for n, v in rounds.state.weights.items()} == {n: v.shape for n, v in wide.items()}
+    assert {n: v.shape for n, v in rounds.state.weights.items()} == {
+        n: v.shape for n, v in wide.items()
+    }
     names = [name for name in row if name.startswith("rounds/accuracy_common")]
     assert sorted(names) == [f"rounds/accuracy_common{width}" for width in ("", "@0.25", "@0.5")]
     assert all(0 <= row[name] <= 1 for name in names)
@@ -122,7 +145,12 @@ def test_with_all_widths_1_it_is_fedavg(method: str, mix: str):
     ours = toy.run(Serial(), toy.job(method, *PLAIN[method], *flags))
     theirs = toy.run(Serial(), toy.job("fedavg", "--algorithm.weighting", "uniform", *flags))
     assert toy.differences(ours.state["weights"], theirs.state) == []
-    assert toy.differences([ours.rows, ours.scores, ours.memory], [theirs.rows, theirs.scores, theirs.memory]) == []
+    assert (
+        toy.differences(
+            [ours.rows, ours.scores, ours.memory], [theirs.rows, theirs.scores, theirs.memory]
+        )
+        == []
+    )
 
 
 def test_fjord_with_one_width_weighs_by_examples_as_fedavg_does():
@@ -132,17 +160,28 @@ def test_fjord_with_one_width_weighs_by_examples_as_fedavg_does():
 
 def test_the_first_round_of_fedrolex_is_heterofl_and_without_rolling_all_are():
     same = (*WIDTHS, "--evaluate.before", "false")
-    once = [toy.run(Serial(), toy.job(m, *same, "--rounds", "1")).state["weights"] for m in ("heterofl", "fedrolex")]
+    once = [
+        toy.run(Serial(), toy.job(m, *same, "--rounds", "1")).state["weights"]
+        for m in ("heterofl", "fedrolex")
+    ]
     assert toy.differences(*once) == []
     cases = (("heterofl", ()), ("fedrolex", ("--algorithm.roll_step", "0")), ("fedrolex", ()))
-    plain = [toy.run(Serial(), toy.job(m, *same, *PLAIN[m], *flags)).state["weights"] for m, flags in cases]
+    plain = [
+        toy.run(Serial(), toy.job(m, *same, *PLAIN[m], *flags)).state["weights"]
+        for m, flags in cases
+    ]
     assert toy.differences(plain[0], plain[1]) == [] and toy.differences(plain[0], plain[2]) != []
 
 
 @pytest.mark.parametrize("method", STATIC)
 def test_static_statistics_change_evaluation_and_not_training(method: str):
-    runs = [toy.run(Serial(), toy.job(method, *WIDTHS, *ALL, "--algorithm.batch_norm", kind, "--rounds", "1"))
-            for kind in ("static", "aggregate")]  # fmt: skip
+    runs = [
+        toy.run(
+            Serial(),
+            toy.job(method, *WIDTHS, *ALL, "--algorithm.batch_norm", kind, "--rounds", "1"),
+        )
+        for kind in ("static", "aggregate")
+    ]
     assert toy.differences(*(run.state["weights"] for run in runs)) == []
     assert runs[0].state["statistics"] and not runs[1].state["statistics"]
     assert toy.differences(*(run.column("loss_received") for run in runs)) != []
@@ -150,7 +189,9 @@ def test_static_statistics_change_evaluation_and_not_training(method: str):
 
 @each_method
 def test_what_no_client_holds_stays_as_it_was(method: str):
-    rounds = toy.start(Serial(), toy.job(method, "--models.widths", "0.5", "--models.mix", "cnn", "--rounds", "1"))
+    rounds = toy.start(
+        Serial(), toy.job(method, "--models.widths", "0.5", "--models.mix", "cnn", "--rounds", "1")
+    )
     before = rounds.state.weights.clone()
     rounds.step()
     changed = rounds.state.weights["body.0.weight"] != before["body.0.weight"]
@@ -162,7 +203,9 @@ def test_what_no_client_holds_stays_as_it_was(method: str):
     assert not changed[16:].any() or method == "feddropout"
 
 
-@pytest.mark.parametrize("variant", ["heterofl, dynamic", "fedrolex, dynamic", "fedrolex", "feddropout"])
+@pytest.mark.parametrize(
+    "variant", ["heterofl, dynamic", "fedrolex, dynamic", "fedrolex", "feddropout"]
+)
 def test_moments_are_not_kept_for_units_that_change(variant: str):
     keep = ("--local.keep_optimiser", "true")
     with pytest.raises(ConfigError, match="needs a new optimiser in each round"):

@@ -1,4 +1,6 @@
-"""Methods that must become one another: in a neutral setting, bit for bit unless a tolerance is named."""
+"""Methods that must become one another: in a neutral setting, bit for bit unless a tolerance is
+named.
+"""
 
 import numpy as np
 import pytest
@@ -19,19 +21,30 @@ ONE = ("--clients", "1", "--data.train_limit", "30")
 EQUAL = {  # claim: (method, flags), (method that it must equal, flags)
     "fedprox without its term is fedavg": (("fedprox", "--algorithm.mu", "0"), ("fedavg",)),
     "fedclassavg of all weights without its losses is fedavg": (
-        ("fedclassavg", "--algorithm.share", "all", *PLAIN, "--models.mix", "small"), ("fedavg",)),
+        ("fedclassavg", "--algorithm.share", "all", *PLAIN, "--models.mix", "small"),
+        ("fedavg",),
+    ),
     "fedclassavg without averaging and contrast is local": (
-        ("fedclassavg", *ALONE, "--algorithm.contrastive", "false"), ("local",)),
+        ("fedclassavg", *ALONE, "--algorithm.contrastive", "false"),
+        ("local",),
+    ),
     "fedclassavg without averaging is local with its contrast": (
-        ("fedclassavg", *ALONE), ("local", "--algorithm.contrastive", "true")),
+        ("fedclassavg", *ALONE),
+        ("local", "--algorithm.contrastive", "true"),
+    ),
     "without averaging it does not matter what would be shared": (
-        ("fedclassavg", *ALONE, "--algorithm.share", "all"), ("local", "--algorithm.contrastive", "true")),
+        ("fedclassavg", *ALONE, "--algorithm.share", "all"),
+        ("local", "--algorithm.contrastive", "true"),
+    ),
     "fedclassavg of one client is that client alone": (
-        ("fedclassavg", *PLAIN, *ONE, "--models.mix", "small"), ("local", *ONE, "--models.mix", "small")),
+        ("fedclassavg", *PLAIN, *ONE, "--models.mix", "small"),
+        ("local", *ONE, "--models.mix", "small"),
+    ),
     "steps instead of epochs are the same steps": (
         ("fedavg", *ONE, "--local.batch", "10", "--local.steps", "6"),
-        ("fedavg", *ONE, "--local.batch", "10", "--local.epochs", "2")),
-}  # fmt: skip
+        ("fedavg", *ONE, "--local.batch", "10", "--local.epochs", "2"),
+    ),
+}
 
 
 def run(method: str, *flags: str) -> toy.Outcome:
@@ -50,7 +63,10 @@ def test_equal_to_the_bit(claim: str):
 
 
 def near(a: Params, b: Params, tolerance: float) -> bool:
-    return all(torch.allclose(a[name], b[name], rtol=0, atol=tolerance) for name in a) and a.keys() == b.keys()
+    return (
+        all(torch.allclose(a[name], b[name], rtol=0, atol=tolerance) for name in a)
+        and a.keys() == b.keys()
+    )
 
 
 def test_fedsgd_is_fedavg_with_one_full_batch_and_plain_sgd():
@@ -72,26 +88,45 @@ def test_one_round_is_one_gradient_step_computed_here():
     pooled.load(rounds.state)
     x, y = pooled.train.batch(np.arange(pooled.n))
     F.cross_entropy(pooled.model(rounds.fed.prepare(x)), y).backward()
-    want = Params({name: p.detach() - 0.1 * p.grad for name, p in pooled.model.named_parameters()}).clone()
+    want = Params(
+        {name: p.detach() - 0.1 * p.grad for name, p in pooled.model.named_parameters()}
+    ).clone()
     pooled.skeleton.zero_grad()
     rounds.step()
     assert near(rounds.state, want, 1e-5)
 
 
 def test_one_client_is_central_training_but_for_the_order_of_its_examples():
-    one = ("--clients", "1", "--data.train_limit", "30")  # the pooled data draw their own orders: full batches
+    one = (
+        "--clients",
+        "1",
+        "--data.train_limit",
+        "30",
+    )  # the pooled data draw their own orders: full batches
     assert near(run("central", *FULL, *one).state, run("fedavg", *FULL, *one).state, 1e-6)
 
 
 def test_partial_work_counts_in_fedprox_and_is_dropped_by_fedavg():
     slow = ("--participation", "1", "--local.stragglers", "0.5", "--local.epochs", "4")
     prox, avg = run("fedprox", "--algorithm.mu", "0", *slow), run("fedavg", *slow)
-    assert prox.column("cohort").sum(1).tolist() == [6, 6, 6] and avg.column("cohort").sum(1).tolist() == [3, 3, 3]
+    assert prox.column("cohort").sum(1).tolist() == [6, 6, 6] and avg.column("cohort").sum(
+        1
+    ).tolist() == [3, 3, 3]
     assert not near(prox.state, avg.state, 1e-4)
 
 
 def test_a_large_mu_keeps_the_model_near_the_anchor():
-    flags = (*SGD, "--participation", "1", "--local.lr", "0.0001", "--local.epochs", "20", "--rounds", "1")
+    flags = (
+        *SGD,
+        "--participation",
+        "1",
+        "--local.lr",
+        "0.0001",
+        "--local.epochs",
+        "20",
+        "--rounds",
+        "1",
+    )
     start = toy.start(Serial(), toy.job("fedavg", *flags)).state
 
     def moved(mu: str) -> float:
@@ -101,8 +136,12 @@ def test_a_large_mu_keeps_the_model_near_the_anchor():
     assert moved("5000") < 0.5 * moved("100") < 0.5 * moved("0")
 
 
-def test_the_classifier_of_identical_clients_is_unchanged_by_averaging(monkeypatch: pytest.MonkeyPatch):
+def test_the_classifier_of_identical_clients_is_unchanged_by_averaging(
+    monkeypatch: pytest.MonkeyPatch,
+):
     head = {"head.weight": torch.randn(toy.CLASSES, toy.D, generator=rng.torch_stream(0, "head"))}
-    monkeypatch.setattr("hpcfed.algorithms.base.sgd", lambda fed, client, *_, **__: client.load(head))
+    monkeypatch.setattr(
+        "hpcfed.algorithms.base.sgd", lambda fed, client, *_, **__: client.load(head)
+    )
     outcome = run("fedclassavg", "--rounds", "1")
     assert toy.differences(outcome.state["head.weight"], head["head.weight"]) == []

@@ -1,4 +1,6 @@
-"""KT-pFL, FeSEM, IFCA, FedGH and FedGKT: what they become in neutral settings, and what must hold of each."""
+"""KT-pFL, FeSEM, IFCA, FedGH and FedGKT: what they become in neutral settings, and what must hold
+of each.
+"""
 
 from itertools import pairwise
 
@@ -22,11 +24,18 @@ UNIFORM = ("--algorithm.weighting", "uniform")
 LIKE_FEDAVG = {  # claim: (method, flags), fedavg's flags; exactly
     "ifca of one cluster": (("ifca", "--algorithm.clusters", "1"), ()),
     "ifca of one cluster that shares its body": (
-        ("ifca", "--algorithm.clusters", "1", "--algorithm.share_body", "true"), ()),
-    "fesem of one centre and all clients": (("fesem", "--algorithm.clusters", "1", *ALL), (*ALL, *UNIFORM)),
+        ("ifca", "--algorithm.clusters", "1", "--algorithm.share_body", "true"),
+        (),
+    ),
+    "fesem of one centre and all clients": (
+        ("fesem", "--algorithm.clusters", "1", *ALL),
+        (*ALL, *UNIFORM),
+    ),
     "fesem by samples": (
-        ("fesem", "--algorithm.clusters", "1", "--algorithm.weighting", "samples", *ALL), ALL),
-}  # fmt: skip
+        ("fesem", "--algorithm.clusters", "1", "--algorithm.weighting", "samples", *ALL),
+        ALL,
+    ),
+}
 
 
 @pytest.mark.parametrize("claim", LIKE_FEDAVG)
@@ -47,14 +56,55 @@ def test_of_a_cohort_fesems_one_centre_remembers_who_is_not_there():
 VARIANTS = {
     "ktpfl of weights": ("ktpfl", *WEIGHTS, "--algorithm.distil_lr", "0.1"),
     "ktpfl by squares": (
-        "ktpfl", "--algorithm.distance", "mse", "--algorithm.softmax", "true", "--algorithm.ramp", "2"),
+        "ktpfl",
+        "--algorithm.distance",
+        "mse",
+        "--algorithm.softmax",
+        "true",
+        "--algorithm.ramp",
+        "2",
+    ),
     "ifca of gradients": (
-        "ifca", "--algorithm.averaging", "gradients", "--local.optimiser", "sgd", "--local.lr", "0.2"),
-    "ifca of one body": ("ifca", "--algorithm.share_body", "true", "--algorithm.start", "perturbed"),
-    "fesem of heads": ("fesem", "--algorithm.scope", "head", "--algorithm.empty", "farthest", "--algorithm.lam", "0.1"),
-    "fesem of clients": ("fesem", "--algorithm.start", "clients", "--algorithm.clusters", "2", *ALL),
-    "fedgkt by clients": ("fedgkt", "--algorithm.evaluate", "client", "--algorithm.server_optimiser", "sgd"),
-}  # fmt: skip
+        "ifca",
+        "--algorithm.averaging",
+        "gradients",
+        "--local.optimiser",
+        "sgd",
+        "--local.lr",
+        "0.2",
+    ),
+    "ifca of one body": (
+        "ifca",
+        "--algorithm.share_body",
+        "true",
+        "--algorithm.start",
+        "perturbed",
+    ),
+    "fesem of heads": (
+        "fesem",
+        "--algorithm.scope",
+        "head",
+        "--algorithm.empty",
+        "farthest",
+        "--algorithm.lam",
+        "0.1",
+    ),
+    "fesem of clients": (
+        "fesem",
+        "--algorithm.start",
+        "clients",
+        "--algorithm.clusters",
+        "2",
+        *ALL,
+    ),
+    "fedgkt by clients": (
+        "fedgkt",
+        "--algorithm.evaluate",
+        "client",
+        "--algorithm.server_optimiser",
+        "sgd",
+    ),
+}
 
 
 @pytest.mark.parametrize("claim", VARIANTS)
@@ -78,7 +128,10 @@ def test_traffic_of_the_variants_is_what_they_announce(claim: str):
 
 @pytest.mark.parametrize("flags", [(), ("--models.mix", "mlp,cnn")])
 def test_ktpfl_without_distillation_is_local(flags: tuple[str, ...]):
-    ours, theirs = run("ktpfl", "--algorithm.distil", "0", *flags), run("local", *flags or ("--models.mix", toy.MIX))
+    ours, theirs = (
+        run("ktpfl", "--algorithm.distil", "0", *flags),
+        run("local", *flags or ("--models.mix", toy.MIX)),
+    )
     for part in ("weights", "memory", "scores"):
         assert toy.differences(getattr(ours, part), getattr(theirs, part)) == [], part
 
@@ -90,20 +143,29 @@ def test_ktpfl_of_weights_with_equal_coefficients_and_a_full_step_is_fedavg():
     theirs = toy.start(Serial(), toy.job("fedavg", *SMALL, *UNIFORM, *ALL, *sgd))
     for _ in range(2):
         ours.step(), theirs.step()
-        assert all(near(client.params(), theirs.state, 1e-6) for client in ours.fed.clients.values())
+        assert all(
+            near(client.params(), theirs.state, 1e-6) for client in ours.fed.clients.values()
+        )
 
 
 @pytest.mark.parametrize("flags", [(), WEIGHTS])
 def test_rows_of_coefficients_stay_on_the_simplex_and_learn(flags: tuple[str, ...]):
-    coeff = run("ktpfl", *flags, "--algorithm.rho", "0", "--algorithm.coeff_lr", "0.5").state["coeff"]
-    assert torch.allclose(coeff.sum(1), torch.ones(6, dtype=torch.float64), rtol=0, atol=1e-12) and (coeff >= 0).all()
+    coeff = run("ktpfl", *flags, "--algorithm.rho", "0", "--algorithm.coeff_lr", "0.5").state[
+        "coeff"
+    ]
+    assert (
+        torch.allclose(coeff.sum(1), torch.ones(6, dtype=torch.float64), rtol=0, atol=1e-12)
+        and (coeff >= 0).all()
+    )
     assert (coeff - 1 / 6).abs().max() > 1e-3
 
 
 def objective(rounds: Rounds, centres: Params) -> float:
     """Sum over clients of the squared distance to the nearest centre."""
     counts = rounds.algorithm.counts(rounds.fed)
-    return sum(clusters.nearest(c.params(), centres, counts)[1] for c in rounds.fed.clients.values())
+    return sum(
+        clusters.nearest(c.params(), centres, counts)[1] for c in rounds.fed.clients.values()
+    )
 
 
 def trained_to(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +200,19 @@ def test_fesems_objective_never_rises_while_the_models_stay():
 
 def test_a_centre_without_clients_is_kept_or_moved(monkeypatch: pytest.MonkeyPatch):
     def centres(empty: str) -> tuple[Params, set[int]]:
-        flags = ("--algorithm.clusters", "3", "--algorithm.empty", empty, "--algorithm.start", "clients")
+        flags = (
+            "--algorithm.clusters",
+            "3",
+            "--algorithm.empty",
+            empty,
+            "--algorithm.start",
+            "clients",
+        )
         rounds = toy.start(Serial(), toy.job("fesem", *MLP, *ALL, *flags))
-        monkeypatch.setattr("hpcfed.algorithms.base.sgd", lambda fed, client, *_, **__: client.skeleton.flat.fill_(1.0))
+        monkeypatch.setattr(
+            "hpcfed.algorithms.base.sgd",
+            lambda fed, client, *_, **__: client.skeleton.flat.fill_(1.0),
+        )
         rounds.step()
         return rounds.state.centres, set(rounds.state.cluster.tolist())
 
@@ -150,13 +222,25 @@ def test_a_centre_without_clients_is_kept_or_moved(monkeypatch: pytest.MonkeyPat
 
 
 def test_ifca_leaves_a_cluster_that_nobody_chose_as_it_is(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hpcfed.training.clusters.fittest", lambda fed, client, state: client.id % 2)
+    monkeypatch.setattr(
+        "hpcfed.training.clusters.fittest", lambda fed, client, state: client.id % 2
+    )
     rounds = toy.start(Serial(), toy.job("ifca", *SMALL, *ALL))
     before = rounds.state
     rounds.step()
-    same = [toy.differences(clusters.row(rounds.state, m), clusters.row(before, m)) == [] for m in range(3)]
+    same = [
+        toy.differences(clusters.row(rounds.state, m), clusters.row(before, m)) == []
+        for m in range(3)
+    ]
     assert same == [False, False, True]
-    assert [client.memory["cluster"] for client in rounds.fed.clients.values()] == [0, 1, 0, 1, 0, 1]
+    assert [client.memory["cluster"] for client in rounds.fed.clients.values()] == [
+        0,
+        1,
+        0,
+        1,
+        0,
+        1,
+    ]
 
 
 def test_fedgh_without_server_epochs_keeps_its_header():
@@ -187,7 +271,9 @@ def test_one_step_of_fedghs_server_is_softmax_regression():
     z, y = torch.eye(2, toy.D), torch.tensor([3, 1])
     head = Params({"head.weight": torch.zeros(4, toy.D), "head.bias": torch.zeros(4)})
     new = rounds.algorithm.train(rounds.fed, head, [{"mean": z, "label": y.int()}], 0)
-    slope = (F.one_hot(y, 4) - 0.25) / 2  # of the mean log-likelihood with respect to the logits, [2, 4]
+    slope = (
+        F.one_hot(y, 4) - 0.25
+    ) / 2  # of the mean log-likelihood with respect to the logits, [2, 4]
     want = Params({"head.weight": 0.5 * slope.T @ z, "head.bias": 0.5 * slope.sum(0)})
     assert near(new, want, 1e-7)
 
@@ -201,7 +287,9 @@ def test_fedgkts_answers_are_for_the_examples_as_they_stand():
     rounds = toy.start(Serial(), toy.job("fedgkt", *ALL))
     rounds.step()
     client, size = rounds.fed.clients[5], 8
-    alone = split.stem(client.model.eval().body)[0](rounds.fed.prepare(client.train.batch(np.arange(size))[0]))
+    alone = split.stem(client.model.eval().body)[0](
+        rounds.fed.prepare(client.train.batch(np.arange(size))[0])
+    )
     answers = split.answers(rounds.fed, rounds.state, {"features": alone.detach()})
     assert client.memory["server"].shape == (client.n, toy.CLASSES)
     assert torch.allclose(client.memory["server"][:size], answers, rtol=0, atol=1e-5)
@@ -211,5 +299,7 @@ def test_fedgkts_answers_are_for_the_examples_as_they_stand():
 
 
 def test_fedgkt_refuses_clients_whose_first_layers_do_not_run_apart():
-    with pytest.raises(ConfigError, match="fedgkt needs clients whose first layers run apart, but .* has resnet18"):
+    with pytest.raises(
+        ConfigError, match="fedgkt needs clients whose first layers run apart, but .* has resnet18"
+    ):
         toy.job("fedgkt", "--models.mix", "resnet18")

@@ -1,4 +1,6 @@
-"""Personal methods and SCAFFOLD: what they become in neutral settings, and what must hold in every round."""
+"""Personal methods and SCAFFOLD: what they become in neutral settings, and what must hold in every
+round.
+"""
 
 import numpy as np
 import pytest
@@ -18,12 +20,18 @@ UNIFORM = ("--algorithm.weighting", "uniform")
 EQUAL = {  # claim: (method, flags), (method that it must equal, flags)
     "lgfedavg is fedclassavg without its losses": (("lgfedavg",), ("fedclassavg", *PLAIN)),
     "fedrep without a personal part is fedavg": (
-        ("fedrep", "--algorithm.personal", "none", "--algorithm.head_epochs", "0"), ("fedavg",)),
+        ("fedrep", "--algorithm.personal", "none", "--algorithm.head_epochs", "0"),
+        ("fedavg",),
+    ),
     "fedproto without its term is local": (
-        ("fedproto", "--algorithm.lam", "0", "--algorithm.inference", "head"), ("local",)),
+        ("fedproto", "--algorithm.lam", "0", "--algorithm.inference", "head"),
+        ("local",),
+    ),
     "perfedavg without a personal step is fedavg of equal weights": (
-        ("perfedavg", "--algorithm.alpha", "0"), ("fedavg", *UNIFORM)),
-}  # fmt: skip
+        ("perfedavg", "--algorithm.alpha", "0"),
+        ("fedavg", *UNIFORM),
+    ),
+}
 
 
 @pytest.mark.parametrize("claim", EQUAL)
@@ -38,8 +46,12 @@ def test_equal_to_the_bit(claim: str):
 def split(outcome: toy.Outcome, method: str, flags: tuple[str, ...]) -> list[Params]:
     """The tensors of each client's weights by name."""
     rounds = toy.start(Serial(), toy.job(method, *flags))
-    layouts = [rounds.fed.store.initial(a, k).layout for k, a in enumerate(rounds.fed.architectures)]
-    return [Params(layouts[k].views(flat)) for k, flat in outcome.weights.items() if flat is not None]
+    layouts = [
+        rounds.fed.store.initial(a, k).layout for k, a in enumerate(rounds.fed.architectures)
+    ]
+    return [
+        Params(layouts[k].views(flat)) for k, flat in outcome.weights.items() if flat is not None
+    ]
 
 
 def test_fml_without_mutual_learning_is_local_training_beside_fedavg():
@@ -48,7 +60,9 @@ def test_fml_without_mutual_learning_is_local_training_beside_fedavg():
     alone = ("--algorithm.alpha", "1", "--algorithm.beta", "1")
     both, own = run("fml", *flags, *alone), run("local", *flags)
     pairs = zip(split(both, "fml", flags), split(own, "local", flags), strict=True)
-    assert [toy.differences(pair.under("own."), single) for pair, single in pairs] == [[]] * 5  # one is never drawn
+    assert [toy.differences(pair.under("own."), single) for pair, single in pairs] == [
+        []
+    ] * 5  # one is never drawn
     rounds = toy.start(Serial(), toy.job("fedavg", *sgd, "--models.mix", "mlp"))
     rounds.state = toy.start(Serial(), toy.job("fml", *flags)).state.under("proxy.")
     for _ in range(3):
@@ -58,12 +72,16 @@ def test_fml_without_mutual_learning_is_local_training_beside_fedavg():
 
 def test_scaffolds_first_round_is_fedavgs_with_equal_weights():
     flags = (*SGD, "--rounds", "1")
-    assert near(Params(run("scaffold", *flags).state["x"]), run("fedavg", *flags, *UNIFORM).state, 1e-6)
+    assert near(
+        Params(run("scaffold", *flags).state["x"]), run("fedavg", *flags, *UNIFORM).state, 1e-6
+    )
 
 
 @pytest.mark.parametrize("control", ["steps", "gradient"])
 def test_scaffolds_server_variate_is_the_mean_of_all_clients_variates(control: str):
-    outcome = run("scaffold", *SGD, "--algorithm.control", control, "--participation", "0.5", "--rounds", "4")
+    outcome = run(
+        "scaffold", *SGD, "--algorithm.control", control, "--participation", "0.5", "--rounds", "4"
+    )
     c, zero = Params(outcome.state["c"]), Params(outcome.state["c"]) * 0
     own = [Params(memory.get("control", zero)) for memory in outcome.memory.values()]
     mean = (1 / len(own)) * sum(own[1:], own[0])
@@ -73,7 +91,9 @@ def test_scaffolds_server_variate_is_the_mean_of_all_clients_variates(control: s
 def test_scaffolds_gradient_at_the_received_model_leaves_that_model_as_it_is():
     flags = (*SGD, "--models.mix", "small", "--rounds", "1")
     ours = Params(run("scaffold", *flags, "--algorithm.control", "gradient").state["x"])
-    assert near(ours, run("fedavg", *flags, *UNIFORM).state, 1e-6)  # statistics of batch normalisation too
+    assert near(
+        ours, run("fedavg", *flags, *UNIFORM).state, 1e-6
+    )  # statistics of batch normalisation too
 
 
 def test_scaffolds_server_step_is_not_for_batch_statistics():
@@ -84,7 +104,9 @@ def test_scaffolds_server_step_is_not_for_batch_statistics():
 
 
 def test_scaffold_needs_plain_sgd():
-    with pytest.raises(Exception, match=r"scaffold needs plain SGD.*\n  use .*local.optimiser = 'sgd'"):
+    with pytest.raises(
+        Exception, match=r"scaffold needs plain SGD.*\n  use .*local.optimiser = 'sgd'"
+    ):
         toy.job("scaffold", "--local.optimiser", "adam")
 
 
@@ -94,7 +116,11 @@ def test_fedrep_leaves_the_other_part_as_it_is_in_each_phase():
     fed.begin(0, [4], False)
     before = client.params()
     rounds.algorithm.train_head(fed, client, rounds.state, 0, 2, "head")
-    moved = {name.split(".")[0] for name, v in client.params().items() if not torch.equal(v, before[name])}
+    moved = {
+        name.split(".")[0]
+        for name, v in client.params().items()
+        if not torch.equal(v, before[name])
+    }
     assert moved == {"head"}
 
 
@@ -128,7 +154,9 @@ def test_a_class_that_nobody_shows_has_no_prototype_and_is_never_chosen():
 
 
 def test_perfedavgs_gradient_is_taken_after_a_personal_step():
-    rounds = toy.start(Serial(), toy.job("perfedavg", "--algorithm.alpha", "0.3", "--models.mix", "mlp"))
+    rounds = toy.start(
+        Serial(), toy.job("perfedavg", "--algorithm.alpha", "0.3", "--models.mix", "mlp")
+    )
     fed, client = rounds.fed, rounds.fed.clients[4]
     fed.begin(0, [4], False)
 
@@ -139,7 +167,9 @@ def test_perfedavgs_gradient_is_taken_after_a_personal_step():
     with LocalSteps(fed, client, 0) as steps:
         batch, second = next(iter(steps)), steps.others("second")
         inner, w = next(steps.others("second")), client.skeleton.flat.clone()
-        rounds.algorithm.outer(steps, lambda m, x, y: F.cross_entropy(m(x), y), batch, second, second)
+        rounds.algorithm.outer(
+            steps, lambda m, x, y: F.cross_entropy(m(x), y), batch, second, second
+        )
         got = client.skeleton.grad.clone()
         assert torch.equal(client.skeleton.flat, w)
         client.skeleton.flat[: len(got)] -= 0.3 * grad(*inner)
@@ -168,7 +198,9 @@ def test_perfedavgs_hessian_product_is_taken_with_one_dropout_mask():
         assert not rounds.algorithm.hessian_times(steps, loss, batch, w, torch.zeros_like(w)).any()
 
 
-@pytest.mark.parametrize("flags, passes", [(("fo",), 2), (("hf",), 4), (("hf", "--algorithm.alpha", "0"), 1)])
+@pytest.mark.parametrize(
+    "flags, passes", [(("fo",), 2), (("hf",), 4), (("hf", "--algorithm.alpha", "0"), 1)]
+)
 def test_perfedavgs_work_is_that_of_all_its_gradients(flags: tuple[str, ...], passes: int):
     outcome = run("perfedavg", "--algorithm.variant", *flags, "--models.mix", "mlp")
     assert outcome.column("work").tolist() == (passes * outcome.column("examples")).tolist()
@@ -184,7 +216,9 @@ def test_pfedmes_server_may_step_beyond_the_mean():
     start = toy.start(Serial(), toy.job("pfedme", *flags, "1")).state
     mean, beyond = (Params(run("pfedme", *flags, beta).state) for beta in ("1", "2"))
     trained, running = (lambda name: "running" not in name), (lambda name: "running" in name)
-    assert near(beyond.pick(trained), (2 * mean - start).pick(trained), 1e-6) and not near(beyond, mean, 1e-4)
+    assert near(beyond.pick(trained), (2 * mean - start).pick(trained), 1e-6) and not near(
+        beyond, mean, 1e-4
+    )
     assert near(beyond.pick(running), mean.pick(running), 0)  # for a variance could become negative
 
 
@@ -196,7 +230,9 @@ def test_pfedmes_common_model_stands_still_without_the_pull_or_without_the_mean(
 
 def test_pfedmes_common_model_follows_the_personal_one_by_eta_lam():
     flags = ("--models.mix", "mlp", "--clients", "1", "--data.train_limit", "16", "--rounds", "1")
-    job = toy.job("pfedme", *flags, "--algorithm.lam", "2", "--algorithm.eta", "0.2")  # one batch, one client
+    job = toy.job(
+        "pfedme", *flags, "--algorithm.lam", "2", "--algorithm.eta", "0.2"
+    )  # one batch, one client
     w = toy.start(Serial(), job).state
     outcome = toy.run(Serial(), job)
     theta = split(outcome, "pfedme", flags)[0]
@@ -208,9 +244,14 @@ def test_pfedme_refuses_a_pull_that_oversteps():
         toy.job("pfedme", "--algorithm.lam", "15", "--algorithm.eta", "0.1")
 
 
-def test_scaffold_finds_the_optimum_of_quadratics_that_fedavg_misses(monkeypatch: pytest.MonkeyPatch):
+def test_scaffold_finds_the_optimum_of_quadratics_that_fedavg_misses(
+    monkeypatch: pytest.MonkeyPatch,
+):
     g = torch.Generator().manual_seed(0)
-    curve, centre = torch.rand(6, 260, generator=g) + 0.5, torch.randn(6, 260, generator=g)  # one row a client
+    curve, centre = (
+        torch.rand(6, 260, generator=g) + 0.5,
+        torch.randn(6, 260, generator=g),
+    )  # one row a client
     flat = lambda model: torch.cat([p.flatten() for p in model.parameters()])  # noqa: E731
 
     def quadratic(self, client, state, model, x, y):
@@ -218,10 +259,26 @@ def test_scaffold_finds_the_optimum_of_quadratics_that_fedavg_misses(monkeypatch
 
     monkeypatch.setattr("hpcfed.algorithms.base.Method.loss", quadratic)
     optimum = (curve * centre).sum(0) / curve.sum(0)
-    flags = ("--models.mix", "logistic", "--participation", "1", "--local.optimiser", "sgd", "--local.lr", "0.1",
-             "--local.steps", "5", "--rounds", "60", "--evaluate.every", "60")  # fmt: skip
+    flags = (
+        "--models.mix",
+        "logistic",
+        "--participation",
+        "1",
+        "--local.optimiser",
+        "sgd",
+        "--local.lr",
+        "0.1",
+        "--local.steps",
+        "5",
+        "--rounds",
+        "60",
+        "--evaluate.every",
+        "60",
+    )
     off = {}
     for method, state in (("scaffold", lambda s: s["x"]), ("fedavg", lambda s: s)):
         found = state(toy.run(Serial(), toy.job(method, *flags, *UNIFORM)).state)
-        off[method] = (torch.cat([v.flatten() for v in found.values()]) - optimum).abs().max().item()
+        off[method] = (
+            (torch.cat([v.flatten() for v in found.values()]) - optimum).abs().max().item()
+        )
     assert off["scaffold"] < 1e-4 < 0.05 < off["fedavg"]

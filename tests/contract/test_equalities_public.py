@@ -1,4 +1,6 @@
-"""FedMD, DS-FL and FedDF: what they become in neutral settings, and what must hold of their public data."""
+"""FedMD, DS-FL and FedDF: what they become in neutral settings, and what must hold of their public
+data.
+"""
 
 import numpy as np
 import pytest
@@ -19,18 +21,29 @@ from tests.contract.test_equalities import run
 ONE = ("--models.mix", "small")
 NO_TRANSFER = ("--algorithm.transfer_epochs", "0")
 MLPS = ("--models.mix", "mlp,logistic")  # neither batch statistics nor dropout
-MINE = ("--data.public", "24", "--data.public_source", "")  # public data of the clients' own kind, with their labels
+MINE = (
+    "--data.public",
+    "24",
+    "--data.public_source",
+    "",
+)  # public data of the clients' own kind, with their labels
 DRAWN = ("--clients", "4", "--data.partition", "iid")
 
 EQUAL = {  # claim: (method, flags), (method that it must equal, flags)
     "fedmd without digest and transfer is local": (
-        ("fedmd", "--algorithm.digest_epochs", "0", *NO_TRANSFER), ("local",)),
+        ("fedmd", "--algorithm.digest_epochs", "0", *NO_TRANSFER),
+        ("local",),
+    ),
     "dsfl without distillation is local": (("dsfl", "--algorithm.distil_epochs", "0"), ("local",)),
     "feddf without distillation is fedavg of one architecture": (
-        ("feddf", "--algorithm.steps", "0", *ONE), ("fedavg", *ONE)),
+        ("feddf", "--algorithm.steps", "0", *ONE),
+        ("fedavg", *ONE),
+    ),
     "feddf that never finds a better student is fedavg": (
-        ("feddf", "--algorithm.steps", "3", "--algorithm.server_lr", "1e9", *ONE), ("fedavg", *ONE)),
-}  # fmt: skip
+        ("feddf", "--algorithm.steps", "3", "--algorithm.server_lr", "1e9", *ONE),
+        ("fedavg", *ONE),
+    ),
+}
 
 
 @pytest.mark.parametrize("claim", EQUAL)
@@ -46,9 +59,15 @@ def test_equal_to_the_bit(claim: str):
 
 
 def test_feddf_without_distillation_is_fedavg_within_each_architecture():
-    rounds, alone = (begun("feddf", "--algorithm.steps", "0", "--participation", "1") for _ in range(2))
+    rounds, alone = (
+        begun("feddf", "--algorithm.steps", "0", "--participation", "1") for _ in range(2)
+    )
     rounds.step()
-    single = {kind: ks[0] for kind in set(rounds.fed.architectures) if len(ks := members(rounds, kind)) == 1}
+    single = {
+        kind: ks[0]
+        for kind in set(rounds.fed.architectures)
+        if len(ks := members(rounds, kind)) == 1
+    }
     assert len(single) == 4  # the mean of one client's model is that model
     opened(alone)
     for kind, k in single.items():
@@ -82,11 +101,17 @@ def test_the_consensus_is_the_mean_of_the_cohorts_logits_and_each_round_draws_it
     monkeypatch.setattr("hpcfed.algorithms.fedmd.logits", noted)
     targets = []
     rounds = begun("fedmd", *NO_TRANSFER, "--algorithm.subset", "8", "--participation", "1")
-    monkeypatch.setattr(type(rounds.algorithm).__mro__[1], "approach",
-                        lambda self, model, x, consensus: targets.append(consensus) or model(x).sum() * 0)  # fmt: skip
+    monkeypatch.setattr(
+        type(rounds.algorithm).__mro__[1],
+        "approach",
+        lambda self, model, x, consensus: targets.append(consensus) or model(x).sum() * 0,
+    )
     rounds.step()
     assert [k for k, _ in seen] == [0, 1, 2, 3, 4, 5] and len({str(rows) for _, rows in seen}) == 1
-    assert all(torch.equal(t, torch.full((8, toy.CLASSES), 2.5)) for t in targets) and len(targets) == 6
+    assert (
+        all(torch.equal(t, torch.full((8, toy.CLASSES), 2.5)) for t in targets)
+        and len(targets) == 6
+    )
     rounds.step()
     assert seen[0][1] != seen[-1][1]
 
@@ -99,12 +124,24 @@ def test_all_ranks_draw_the_same_public_examples_without_a_word():
 
 
 def test_fedmd_learns_the_public_data_first_and_once():
-    rounds = begun("fedmd", "--algorithm.transfer_epochs", "40", "--algorithm.digest_epochs", "0", *MLPS,
-                   "--participation", "0.01")  # fmt: skip
+    rounds = begun(
+        "fedmd",
+        "--algorithm.transfer_epochs",
+        "40",
+        "--algorithm.digest_epochs",
+        "0",
+        *MLPS,
+        "--participation",
+        "0.01",
+    )
     rounds.step()
     fed = rounds.fed
-    correct = [float((outputs(fed, c.model.eval(), fed.public).argmax(1).numpy() == fed.public.labels).mean())
-               for c in fed.mine([2, 3, 4, 5])]  # fmt: skip
+    correct = [
+        float(
+            (outputs(fed, c.model.eval(), fed.public).argmax(1).numpy() == fed.public.labels).mean()
+        )
+        for c in fed.mine([2, 3, 4, 5])
+    ]
     assert min(correct) > 0.9 and all(c.memory["transferred"] for c in fed.clients.values())
     before = [c.params() for c in fed.clients.values()]
     cohort = np.flatnonzero(rounds.step()[0]["clients/cohort"])
@@ -116,7 +153,10 @@ def test_fedmd_refuses_public_labels_that_clients_do_not_have(tmp_path):
     x, y = np.zeros((20, 1, 8, 8), np.uint8), np.arange(20) % 10
     np.savez(tmp_path / "ten.npz", x_train=x[:, 0], y_train=y, x_test=x[:, 0], y_test=y)
     flags = ("--data.public", "20", "--data.public_source", str(tmp_path / "ten.npz"))
-    with pytest.raises(DataError, match="one is 9, and the clients have 4 classes; set algorithm.transfer_epochs = 0"):
+    with pytest.raises(
+        DataError,
+        match="one is 9, and the clients have 4 classes; set algorithm.transfer_epochs = 0",
+    ):
         begun("fedmd", *flags)
     assert begun("fedmd", *flags, *NO_TRANSFER).step()
 
@@ -131,11 +171,21 @@ ALONE = ("--models.mix", "mlp", "--clients", "1", "--data.train_limit", "30", "-
 
 
 def test_dsfls_server_learns_what_its_only_client_predicts():
-    much = ("--algorithm.distil_epochs", "800", "--algorithm.aggregation", "sa", "--algorithm.server_lr", "0.5")
+    much = (
+        "--algorithm.distil_epochs",
+        "800",
+        "--algorithm.aggregation",
+        "sa",
+        "--algorithm.server_lr",
+        "0.5",
+    )
     rounds = begun("dsfl", "--models.server", "mlp", *much, *ALONE, "--local.epochs", "10")
     fed, start = rounds.fed, rounds.state
     rounds.step()
-    soft = [outputs(fed, predictor(fed, "mlp", of), fed.public).softmax(1) for of in (rounds.state, start)]
+    soft = [
+        outputs(fed, predictor(fed, "mlp", of), fed.public).softmax(1)
+        for of in (rounds.state, start)
+    ]
     target = outputs(fed, fed.clients[0].model.eval(), fed.public).softmax(1)
     assert (soft[0] - target).abs().max() < 0.05 < (soft[1] - target).abs().max()
 
@@ -162,13 +212,20 @@ def test_feddfs_student_of_a_single_client_is_its_teacher_at_the_start():
     assert distil(soften(z), student).item() == pytest.approx(0.0, abs=1e-6)
 
 
-def test_all_groups_of_feddf_learn_from_the_same_teacher_the_mean_of_all_logits(monkeypatch: pytest.MonkeyPatch):
+def test_all_groups_of_feddf_learn_from_the_same_teacher_the_mean_of_all_logits(
+    monkeypatch: pytest.MonkeyPatch,
+):
     calls = []
     rounds = begun("feddf", *MLPS, "--participation", "1")
     fed = rounds.fed
     learn = fusion.taught
-    monkeypatch.setattr(fusion, "taught", lambda fed, kind, start, data, *rest, **how: calls.append((kind, data.soft))
-                        or learn(fed, kind, start, data, *rest, **how))  # fmt: skip
+    monkeypatch.setattr(
+        fusion,
+        "taught",
+        lambda fed, kind, start, data, *rest, **how: (
+            calls.append((kind, data.soft)) or learn(fed, kind, start, data, *rest, **how)
+        ),
+    )
     given = {}
     answer = fusion.answer
 
@@ -184,8 +241,22 @@ def test_all_groups_of_feddf_learn_from_the_same_teacher_the_mean_of_all_logits(
 
 
 def test_feddf_can_leave_out_a_client_that_only_guesses(monkeypatch: pytest.MonkeyPatch):
-    flags = ("--models.mix", "mlp", *MINE, *DRAWN, "--participation", "1", "--local.epochs", "30", "--rounds", "1",
-             "--algorithm.validation", "0.5", "--algorithm.steps", "0")  # fmt: skip
+    flags = (
+        "--models.mix",
+        "mlp",
+        *MINE,
+        *DRAWN,
+        "--participation",
+        "1",
+        "--local.epochs",
+        "30",
+        "--rounds",
+        "1",
+        "--algorithm.validation",
+        "0.5",
+        "--algorithm.steps",
+        "0",
+    )
     rounds = begun("feddf", *flags, "--algorithm.drop_worst", "1.2")
     method, plain = type(rounds.algorithm), begun("feddf", *flags)
     local = method.local
@@ -193,7 +264,12 @@ def test_feddf_can_leave_out_a_client_that_only_guesses(monkeypatch: pytest.Monk
     def spoilt(self, fed, client, state, t):
         part = local(self, fed, client, state, t)
         if client.id == 2:  # answers class 0 always
-            client.load({"head.weight": torch.zeros(toy.CLASSES, toy.D), "head.bias": torch.tensor([9.0, 0, 0, 0])})
+            client.load(
+                {
+                    "head.weight": torch.zeros(toy.CLASSES, toy.D),
+                    "head.bias": torch.tensor([9.0, 0, 0, 0]),
+                }
+            )
             part = type(part).of(client.params(), self.weight(client))
         return part
 
@@ -210,8 +286,17 @@ def test_feddf_can_leave_out_a_client_that_only_guesses(monkeypatch: pytest.Monk
 
 
 def test_feddf_in_which_everybody_only_guesses_changes_nothing():
-    rounds = begun("feddf", "--models.mix", "mlp", *MINE, *DRAWN, "--algorithm.validation", "0.5",
-                   "--algorithm.drop_worst", "4.1")  # fmt: skip
+    rounds = begun(
+        "feddf",
+        "--models.mix",
+        "mlp",
+        *MINE,
+        *DRAWN,
+        "--algorithm.validation",
+        "0.5",
+        "--algorithm.drop_worst",
+        "4.1",
+    )
     before = rounds.state
     rounds.step()
     assert toy.differences(before, rounds.state) == []
@@ -219,22 +304,31 @@ def test_feddf_in_which_everybody_only_guesses_changes_nothing():
 
 @pytest.mark.parametrize("flags", [("--algorithm.validation", "0", *MINE), ()])
 def test_feddf_needs_labels_to_leave_clients_out(flags: tuple[str, ...]):
-    with pytest.raises(ConfigError, match="feddf needs held-out public data with the clients' labels"):
+    with pytest.raises(
+        ConfigError, match="feddf needs held-out public data with the clients' labels"
+    ):
         toy.job("feddf", "--algorithm.drop_worst", "1.2", *flags)
 
 
 def test_feddf_reports_each_architecture_and_their_ensemble():
     rounds = begun("feddf", *MLPS, "--evaluate.common", "true")
     row = rounds.step()[0]
-    right = {n: row[f"rounds/accuracy_{n}"] for n in ("common", "common_mlp", "common_logistic", "ensemble")}
-    assert all(0 <= share <= 1 for share in right.values()) and right["common"] == right["common_mlp"]
+    right = {
+        n: row[f"rounds/accuracy_{n}"]
+        for n in ("common", "common_mlp", "common_logistic", "ensemble")
+    }
+    assert (
+        all(0 <= share <= 1 for share in right.values()) and right["common"] == right["common_mlp"]
+    )
     one = begun("feddf", "--models.mix", "mlp", "--evaluate.common", "true").step()[0]
     assert "rounds/accuracy_ensemble" not in one and 0 <= one["rounds/accuracy_common"] <= 1
 
 
 @pytest.mark.parametrize("method, flags", [("dsfl", ("--models.server", "small")), ("feddf", MLPS)])
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_ranks_do_not_matter_for_the_servers_models(method: str, flags: tuple[str, ...], ranks: int):
+def test_ranks_do_not_matter_for_the_servers_models(
+    method: str, flags: tuple[str, ...], ranks: int
+):
     job = toy.job(method, *flags, "--evaluate.common", "true", "--evaluate.received", "true")
     want = toy.run(Serial(), job)
     assert all(0 <= row["rounds/accuracy_common"] <= 1 for row in want.rows)
@@ -248,7 +342,12 @@ def test_a_stopped_run_with_models_of_the_server_goes_on_to_the_same_bits(method
     want = toy.run(Serial(), job)
     spmd(3, lambda comm: toy.run(comm, job, rounds=1, save=tmp_path))
     for got in spmd(2, lambda comm: toy.run(comm, job, resume=tmp_path)):
-        assert toy.differences([got.rows, got.state, got.weights], [want.rows[1:], want.state, want.weights]) == []
+        assert (
+            toy.differences(
+                [got.rows, got.state, got.weights], [want.rows[1:], want.state, want.weights]
+            )
+            == []
+        )
 
 
 def test_dsfls_server_is_the_model_that_is_evaluated_as_common():
@@ -262,9 +361,13 @@ def test_dsfls_server_is_the_model_that_is_evaluated_as_common():
 UNWATCHED = ("--algorithm.validation", "0", "--algorithm.clip", "0")
 
 
-@pytest.mark.parametrize("method, flags", [("dsfl", ("--models.server", "mlp")), ("feddf", UNWATCHED)])
+@pytest.mark.parametrize(
+    "method, flags", [("dsfl", ("--models.server", "mlp")), ("feddf", UNWATCHED)]
+)
 def test_a_servers_model_that_diverges_ends_the_run(method: str, flags: tuple[str, ...]):
-    with pytest.raises(DivergedError, match="server: its .* is nan or infinite after its training in round 1"):
+    with pytest.raises(
+        DivergedError, match="server: its .* is nan or infinite after its training in round 1"
+    ):
         begun(method, *flags, "--algorithm.server_lr", "1e30").step()
 
 
@@ -272,5 +375,7 @@ def test_what_is_held_out_is_the_same_in_all_rounds_and_not_learnt_from():
     fed = begun("feddf").fed
     rows, apart = held_out(fed, 32, 0.25)
     assert len(apart) == 8 and sorted([*rows, *apart]) == list(range(32))
-    assert all(np.array_equal(a, b) for a, b in zip(held_out(fed, 32, 0.25), (rows, apart), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(held_out(fed, 32, 0.25), (rows, apart), strict=True)
+    )
     assert len(held_out(fed, 32, 0.0)[1]) == 0

@@ -1,4 +1,6 @@
-"""Asynchronous and decentralised methods that must become simpler ones: bit for bit unless a tolerance is named."""
+"""Asynchronous and decentralised methods that must become simpler ones: bit for bit unless a
+tolerance is named.
+"""
 
 from pathlib import Path
 
@@ -13,17 +15,29 @@ from tests.contract import toy
 from tests.contract.test_equalities import near, run
 
 ONE = ("--clients", "1", "--data.train_limit", "30", "--models.mix", "small", "--rounds", "4")
-ALL = ("--models.mix", "mlp", "--participation", "1", "--local.optimiser", "sgd", "--local.lr", "0.1")
+ALL = (
+    "--models.mix",
+    "mlp",
+    "--participation",
+    "1",
+    "--local.optimiser",
+    "sgd",
+    "--local.lr",
+    "0.1",
+)
 COMPLETE = ("--algorithm.topology", "complete")
 IN_STEP = ("--system.speed", "1e15")  # work takes no time, so that all wait for their equal traffic
 
 
-@pytest.mark.parametrize("flags", [
-    ("fedasync", "--algorithm.alpha", "1", "--algorithm.rho", "0"),
-    ("swift",),
-    ("dsgd",),
-    ("dsgd", "--algorithm.i1", "2", "--algorithm.order", "step-first"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("fedasync", "--algorithm.alpha", "1", "--algorithm.rho", "0"),
+        ("swift",),
+        ("dsgd",),
+        ("dsgd", "--algorithm.i1", "2", "--algorithm.order", "step-first"),
+    ],
+)
 def test_one_client_is_sequential_training(flags: tuple[str, ...]):
     ours, alone = run(*flags, *ONE), run("local", *ONE)
     layout = toy.start(Serial(), toy.job("local", *ONE)).fed.store.skeleton("small").layout
@@ -58,10 +72,14 @@ def test_with_the_gradient_at_the_old_models_the_first_round_is_parallel_sgd():
 
 def test_stepped_models_that_are_averaged_over_a_complete_graph_are_all_the_same():
     outcome = run("dsgd", *ALL, *COMPLETE, "--algorithm.order", "step-first")
-    assert all(torch.allclose(w, outcome.weights[0], rtol=0, atol=1e-6) for w in outcome.weights.values())
+    assert all(
+        torch.allclose(w, outcome.weights[0], rtol=0, atol=1e-6) for w in outcome.weights.values()
+    )
 
 
-@pytest.mark.parametrize("flags", [(), ("--algorithm.i1", "1"), ("--algorithm.i1", "1", "--algorithm.i2", "2")])
+@pytest.mark.parametrize(
+    "flags", [(), ("--algorithm.i1", "1"), ("--algorithm.i1", "1", "--algorithm.i2", "2")]
+)
 def test_swift_in_step_is_dsgd(flags: tuple[str, ...]):
     swift = run("swift", *ALL, *COMPLETE, *IN_STEP, "--algorithm.weights", "metropolis", *flags)
     dsgd = run("dsgd", *ALL, *COMPLETE, *IN_STEP, *flags)
@@ -77,10 +95,21 @@ def test_swifts_weights_by_rates_are_those_for_equal_speeds_where_speeds_are_equ
     assert toy.differences(slow.weights, run("swift", *ALL, "--system.speed", "1e5").weights) != []
 
 
-@pytest.mark.parametrize("i1, i2, pattern", [(0, 1, [1] * 6), (1, 1, [0, 1] * 3), (2, 1, [0, 0, 1] * 2),
-                                             (1, 2, [0, 1, 1] * 2)])  # fmt: skip
+@pytest.mark.parametrize(
+    "i1, i2, pattern",
+    [(0, 1, [1] * 6), (1, 1, [0, 1] * 3), (2, 1, [0, 0, 1] * 2), (1, 2, [0, 1, 1] * 2)],
+)
 def test_models_travel_in_averaging_steps_alone(i1: int, i2: int, pattern: list[int]):
-    flags = ("--algorithm.topology", "ring", "--algorithm.i1", str(i1), "--algorithm.i2", str(i2), "--rounds", "6")
+    flags = (
+        "--algorithm.topology",
+        "ring",
+        "--algorithm.i1",
+        str(i1),
+        "--algorithm.i2",
+        str(i2),
+        "--rounds",
+        "6",
+    )
     outcome = run("dsgd", *ALL, *flags)
     bytes_ = 2 * toy.start(Serial(), toy.job("dsgd", *ALL)).fed.initial().nbytes
     assert (outcome.column("up") == bytes_ * np.array(pattern)[:, None]).all()
@@ -88,7 +117,9 @@ def test_models_travel_in_averaging_steps_alone(i1: int, i2: int, pattern: list[
 
 
 @pytest.mark.parametrize("method", ["dsgd", "swift"])
-def test_averaging_keeps_the_mean_and_brings_models_together(method: str, monkeypatch: pytest.MonkeyPatch):
+def test_averaging_keeps_the_mean_and_brings_models_together(
+    method: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("hpcfed.algorithms.dsgd.sgd", lambda *_, **__: None)
     monkeypatch.setattr("hpcfed.algorithms.swift.SWIFT.train", lambda *_: None)
     rounds = toy.start(Serial(), toy.job(method, *ALL, *IN_STEP, "--algorithm.topology", "ring"))
@@ -100,28 +131,43 @@ def test_averaging_keeps_the_mean_and_brings_models_together(method: str, monkey
     for _ in range(4):
         row, _ = rounds.step()
         assert near(consensus(rounds.fed), before, 1e-5)
-        assert row["rounds/consensus_distance"] < 0.7 * last  # second eigenvalue of a ring of six: 2 / 3
+        assert (
+            row["rounds/consensus_distance"] < 0.7 * last
+        )  # second eigenvalue of a ring of six: 2 / 3
         last = row["rounds/consensus_distance"]
 
 
-@pytest.mark.parametrize("flags", [
-    ("dsgd", "--participation", "0.5"),
-    ("swift", "--participation", "1", "--system.distribution", "file"),
-])  # fmt: skip
-def test_no_variance_becomes_negative_where_some_have_worked_more_often(flags: tuple[str, ...], tmp_path: Path):
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("dsgd", "--participation", "0.5"),
+        ("swift", "--participation", "1", "--system.distribution", "file"),
+    ],
+)
+def test_no_variance_becomes_negative_where_some_have_worked_more_often(
+    flags: tuple[str, ...], tmp_path: Path
+):
     lines = [f"{k},{1e5 if k == 5 else 1e7},1e9,0.0,1" for k in range(6)]
-    (tmp_path / "p.csv").write_text("\n".join(["client,speed,bandwidth,latency,availability", *lines]))
+    (tmp_path / "p.csv").write_text(
+        "\n".join(["client,speed,bandwidth,latency,availability", *lines])
+    )
     file = ("--system.file", str(tmp_path / "p.csv")) if "file" in flags else ()
-    rounds = toy.start(Serial(), toy.job(*flags, *file, "--models.mix", "small", "--local.epochs", "10"))
+    rounds = toy.start(
+        Serial(), toy.job(*flags, *file, "--models.mix", "small", "--local.epochs", "10")
+    )
     for _ in range(6):
         row, _ = rounds.step()
         models = [client.params() for client in rounds.fed.clients.values()]
-        assert all((v > 0).all() for model in models for n, v in model.items() if n.endswith("running_var"))
+        assert all(
+            (v > 0).all() for model in models for n, v in model.items() if n.endswith("running_var")
+        )
     assert np.isfinite(row["clients/loss"][:5]).sum() >= 4
 
 
 def test_the_common_score_is_that_of_the_mean_model():
-    rounds = toy.start(Serial(), toy.job("dsgd", *ALL, "--evaluate.common", "true", "--rounds", "2"))
+    rounds = toy.start(
+        Serial(), toy.job("dsgd", *ALL, "--evaluate.common", "true", "--rounds", "2")
+    )
     row = [rounds.step()[0] for _ in range(2)][-1]
     pooled, fed = rounds.fed.pooled(), rounds.fed
     pooled.load(consensus(fed))

@@ -20,7 +20,12 @@ from hpcfed.training.infer import represent
 from tests.contract import toy
 
 ONE = ("--algorithm.setting", "homogeneous", "--models.mix", "mlp")
-SMALL = ("--algorithm.setting", "homogeneous", "--models.mix", "small")  # with dropout and batch normalisation
+SMALL = (
+    "--algorithm.setting",
+    "homogeneous",
+    "--models.mix",
+    "small",
+)  # with dropout and batch normalisation
 
 
 def started(*flags: str, comm=None) -> Rounds:
@@ -39,7 +44,9 @@ def rad(rounds: Rounds):
 
 
 def target(rounds: Rounds, cohort: list[int] | None = None) -> Tensor:
-    return kernels.mean_of_clients(rounds.fed, rad(rounds), cohort or rounds.fed.sample(0), rounds.algorithm)
+    return kernels.mean_of_clients(
+        rounds.fed, rad(rounds), cohort or rounds.fed.sample(0), rounds.algorithm
+    )
 
 
 def kernel(rounds: Rounds, k: int) -> Tensor:
@@ -51,7 +58,9 @@ def kernel(rounds: Rounds, k: int) -> Tensor:
 # The pull
 
 
-@pytest.mark.parametrize("how", [(), ("--algorithm.kernel", "rbf"), ("--algorithm.distance", "procrustes")])
+@pytest.mark.parametrize(
+    "how", [(), ("--algorithm.kernel", "rbf"), ("--algorithm.distance", "procrustes")]
+)
 def test_a_client_that_has_just_received_the_model_is_not_pulled(how: tuple[str, ...]):
     rounds = begun(*ONE, *how)
     client = rounds.fed.clients[3]
@@ -68,19 +77,32 @@ def test_the_first_loss_is_the_task_s_plus_the_weighted_distance():
     fed, client, data = rounds.fed, rounds.fed.clients[3], rad(rounds)
     far = similarity.fixed(torch.eye(len(data)) + kernel(rounds, 4))
     task = partial(rounds.algorithm.loss, client, rounds.state)
-    whole = align.pulled(fed, client, task, data, lambda z: 1 - similarity.cka_to_kernel(z, far), 0.5)
+    whole = align.pulled(
+        fed, client, task, data, lambda z: 1 - similarity.cka_to_kernel(z, far), 0.5
+    )
     x, y = client.train.batch(np.arange(client.n))
     x = fed.prepare(x)
     z = represent(fed, client, data)
-    want = F.cross_entropy(client.model(x), y) + 0.5 * (1 - similarity.linear_cka(z, torch.linalg.cholesky(
-        torch.eye(len(data), dtype=torch.float64) + kernel(rounds, 4).double()).float()))  # fmt: skip
+    want = F.cross_entropy(client.model(x), y) + 0.5 * (
+        1
+        - similarity.linear_cka(
+            z,
+            torch.linalg.cholesky(
+                torch.eye(len(data), dtype=torch.float64) + kernel(rounds, 4).double()
+            ).float(),
+        )
+    )
     assert whole(client.model, x, y).item() == pytest.approx(want.item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("schedule, third", [("constant", 1.0), ("sqrt", 3**0.5), ("linear", 3.0)])
-def test_the_weight_grows_with_the_round(schedule: str, third: float, monkeypatch: pytest.MonkeyPatch):
+def test_the_weight_grows_with_the_round(
+    schedule: str, third: float, monkeypatch: pytest.MonkeyPatch
+):
     rounds, weights = started("--algorithm.schedule", schedule, "--algorithm.eta0", "0.5"), []
-    monkeypatch.setattr(align, "pulled", lambda fed, client, loss, *rest: weights.append(rest[2]) or loss)
+    monkeypatch.setattr(
+        align, "pulled", lambda fed, client, loss, *rest: weights.append(rest[2]) or loss
+    )
     for _ in range(3):
         rounds.step()
     assert weights[0] == 0.5 and weights[-1] == pytest.approx(0.5 * third)
@@ -89,17 +111,29 @@ def test_the_weight_grows_with_the_round(schedule: str, third: float, monkeypatc
 def test_the_term_is_in_the_first_of_so_many_steps():
     rounds = begun(*ONE)
     client = rounds.fed.clients[3]
-    loss = align.pulled(rounds.fed, client, lambda *_: torch.tensor(1.0), rad(rounds), lambda z: z.new_ones(()), 2.0, 3)
+    loss = align.pulled(
+        rounds.fed,
+        client,
+        lambda *_: torch.tensor(1.0),
+        rad(rounds),
+        lambda z: z.new_ones(()),
+        2.0,
+        3,
+    )
     assert [loss(client.model, None, None).item() for _ in range(7)] == [3, 1, 1, 3, 1, 1, 3]
 
 
 def pull(chunk: int, model: str) -> tuple[Tensor, Tensor]:
-    """Gradient of a client's distance to another one's kernel, and its flat vector after; RAD in chunks."""
+    """Gradient of a client's distance to another one's kernel, and its flat vector after; RAD in
+    chunks.
+    """
     rounds = begun("--models.mix", model, "--evaluate.batch", str(chunk))
     client, far = rounds.fed.clients[3], similarity.fixed(kernel(rounds, 4))
     client.model.train()
     client.skeleton.zero_grad()
-    (1 - similarity.cka_to_kernel(align.represented(rounds.fed, client, rad(rounds)), far)).backward()
+    (
+        1 - similarity.cka_to_kernel(align.represented(rounds.fed, client, rad(rounds)), far)
+    ).backward()
     assert client.model.training and client.model.body.training
     return client.skeleton.grad.clone(), client.skeleton.flat.clone()
 
@@ -135,7 +169,9 @@ def test_activations_of_the_examples_are_not_kept_for_the_backward_pass():
 
 
 def test_recurrent_layers_keep_the_mode_that_gradients_need_and_the_others_do_not():
-    model = nn.ModuleList([nn.LSTM(2, 2), nn.LSTM(2, 2, num_layers=2, dropout=0.5), nn.Dropout(), nn.BatchNorm1d(2)])
+    model = nn.ModuleList(
+        [nn.LSTM(2, 2), nn.LSTM(2, 2, num_layers=2, dropout=0.5), nn.Dropout(), nn.BatchNorm1d(2)]
+    )
     with align.evaluating(model):
         assert [module.training for module in model] == [True, False, False, False]
     assert all(module.training for module in model)
@@ -155,7 +191,9 @@ def test_the_mean_kernel_is_the_mean_of_all_clients_kernels(monkeypatch: pytest.
 
 def parts(rounds: Rounds) -> tuple[dict[int, kernels.Kernel], dict[int, float]]:
     fed, how = rounds.fed, rounds.algorithm
-    made = {c.id: kernels.Kernel.of(represent(fed, c, rad(rounds)), how) for c in fed.clients.values()}
+    made = {
+        c.id: kernels.Kernel.of(represent(fed, c, rad(rounds)), how) for c in fed.clients.values()
+    }
     return made, {c.id: kernels.weight(c, how) for c in fed.clients.values()}
 
 
@@ -172,12 +210,16 @@ def test_the_mean_kernel_does_not_depend_on_the_order_of_the_clients_nor_on_the_
     rounds = begun("--algorithm.kernel_norm", norm)
     made, weights = parts(rounds)
     turned = {k: made[5 - k] for k in range(6)}, {k: weights[5 - k] for k in range(6)}
-    assert torch.equal(kernels.mean(rounds.fed, made, weights, 32), kernels.mean(rounds.fed, *turned, 32))
+    assert torch.equal(
+        kernels.mean(rounds.fed, made, weights, 32), kernels.mean(rounds.fed, *turned, 32)
+    )
 
 
 def test_the_cohort_changes_the_mean_kernel_only_where_it_is_that_of_the_cohort():
     assert torch.equal(target(begun(), [0, 1]), target(begun(), [2, 3, 5]))
-    cohorts = [target(begun("--algorithm.mean_over", "cohort"), cohort) for cohort in ([0, 1], [2, 3, 5])]
+    cohorts = [
+        target(begun("--algorithm.mean_over", "cohort"), cohort) for cohort in ([0, 1], [2, 3, 5])
+    ]
     assert not torch.allclose(*cohorts, atol=1e-3)
 
 
@@ -192,15 +234,19 @@ def test_equal_clients_have_their_common_kernel_for_a_mean():
 def test_one_client_alone_is_not_pulled_at_first():
     rounds = begun("--clients", "1", "--data.train_limit", "20", "--models.mix", "mlp")
     client = rounds.fed.clients[0]
-    distance = align.distance_to(rounds.fed, client, rad(rounds), target(rounds, [0]), rounds.algorithm)
+    distance = align.distance_to(
+        rounds.fed, client, rad(rounds), target(rounds, [0]), rounds.algorithm
+    )
     assert abs(distance(represent(rounds.fed, client, rad(rounds))).item()) < 1e-5
 
 
 def test_clients_count_alike_or_by_examples_or_by_parameters():
     rounds = begun("--models.mix", "mlp,logistic")
     clients = rounds.fed.clients
-    of = {w: begun("--models.mix", "mlp,logistic", "--algorithm.client_weights", w).algorithm
-          for w in ("uniform", "samples", "capacity")}  # fmt: skip
+    of = {
+        w: begun("--models.mix", "mlp,logistic", "--algorithm.client_weights", w).algorithm
+        for w in ("uniform", "samples", "capacity")
+    }
     assert [kernels.weight(c, of["uniform"]) for c in clients.values()] == [1.0] * 6
     assert [kernels.weight(c, of["samples"]) for c in clients.values()] == list(toy.SIZES)
     mlp, logistic = (kernels.weight(clients[k], of["capacity"]) for k in (0, 1))
@@ -213,7 +259,9 @@ def test_large_activations_do_not_outweigh_others_where_kernels_have_length_one(
         how = begun("--algorithm.kernel_norm", "frobenius", "--algorithm.kernel", kind).algorithm
         small, large = (kernels.Kernel.of(v, how).rows(0, 10) for v in (z, 1000 * z))
         assert torch.allclose(small, large, rtol=1e-3, atol=1e-5)
-        assert torch.linalg.matrix_norm(similarity.centred(small)).item() == pytest.approx(1, rel=1e-5)
+        assert torch.linalg.matrix_norm(similarity.centred(small)).item() == pytest.approx(
+            1, rel=1e-5
+        )
 
 
 def test_rounding_alone_does_not_become_a_kernel_of_length_one():
@@ -226,8 +274,11 @@ def test_rounding_alone_does_not_become_a_kernel_of_length_one():
 def test_what_is_sent_is_counted(upload: str, members: int):
     rounds = started("--algorithm.upload", upload, "--models.mix", "mlp,logistic")
     row, _ = rounds.step()
-    own = {"model": [4 * n for n in (16284, 260)], "representations": [4 * 32 * d for d in (16, 64)],
-           "kernel": [4 * 32 * 33 // 2] * 2}[upload]  # fmt: skip
+    own = {
+        "model": [4 * n for n in (16284, 260)],
+        "representations": [4 * 32 * d for d in (16, 64)],
+        "kernel": [4 * 32 * 33 // 2] * 2,
+    }[upload]
     sent, cohort = row["clients/up"], row["clients/cohort"]
     assert (sent > 0).sum() == members
     assert all(sent[k] == own[k % 2] for k in range(6) if members == 6 or cohort[k])
@@ -242,16 +293,25 @@ def last_mean(rounds: Rounds) -> Params:
     fed, first = rounds.fed, rounds.fed.initial()
     models = {k: c.params() if "trained" in c.memory else first for k, c in fed.clients.items()}
     total = sum(toy.SIZES)
-    return Params({n: sum(models[k][n].double() * toy.SIZES[k] for k in models) / total for n in first})
+    return Params(
+        {n: sum(models[k][n].double() * toy.SIZES[k] for k in models) / total for n in first}
+    )
 
 
 def test_the_final_model_is_the_mean_of_all_clients_last_models():
     rounds = started(*SMALL)
     rounds.step()
-    assert sum("trained" in c.memory for c in rounds.fed.clients.values()) == 3  # the others count as they began
+    assert (
+        sum("trained" in c.memory for c in rounds.fed.clients.values()) == 3
+    )  # the others count as they began
     final, want, before = rounds.finish(), last_mean(rounds), rounds.state
-    assert all(torch.allclose(before[name].double(), want[name], rtol=1e-6, atol=1e-9) for name in want)
-    assert np.isfinite(final["accuracy"][:5]).all() and np.isfinite(final["accuracy_received"][:5]).all()
+    assert all(
+        torch.allclose(before[name].double(), want[name], rtol=1e-6, atol=1e-9) for name in want
+    )
+    assert (
+        np.isfinite(final["accuracy"][:5]).all()
+        and np.isfinite(final["accuracy_received"][:5]).all()
+    )
 
 
 def test_there_is_no_final_model_where_models_differ():
@@ -260,7 +320,9 @@ def test_there_is_no_final_model_where_models_differ():
     assert rounds.finish() == {}
 
 
-@pytest.mark.parametrize("how", [("--algorithm.kernel", "rbf"), ("--algorithm.distance", "procrustes"), ()])
+@pytest.mark.parametrize(
+    "how", [("--algorithm.kernel", "rbf"), ("--algorithm.distance", "procrustes"), ()]
+)
 def test_ranks_do_not_matter(how: tuple[str, ...]):
     job = toy.job("fedhenn", *SMALL, *how)
     want = toy.run(Serial(), job)
@@ -283,16 +345,25 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_the_same_final_model(tmp_pat
 
     spmd(2, lambda comm: toy.run(comm, job, rounds=done, save=tmp_path))
     want = final(Serial(), resume=False)
-    assert all(toy.differences(got, want) == [] for got in spmd(3, lambda comm: final(comm, resume=True)))
+    assert all(
+        toy.differences(got, want) == [] for got in spmd(3, lambda comm: final(comm, resume=True))
+    )
 
 
 def test_evaluation_changes_nothing():
-    often, never = ("--evaluate.common", "true", "--evaluate.received", "true"), ("--evaluate.every", "1000")
-    ours, theirs = (toy.run(Serial(), toy.job("fedhenn", *SMALL, *flags)) for flags in (often, never))
+    often, never = (
+        ("--evaluate.common", "true", "--evaluate.received", "true"),
+        ("--evaluate.every", "1000"),
+    )
+    ours, theirs = (
+        toy.run(Serial(), toy.job("fedhenn", *SMALL, *flags)) for flags in (often, never)
+    )
     for part in ("state", "memory", "weights"):
         assert toy.differences(getattr(ours, part), getattr(theirs, part)) == [], part
 
 
 def test_procrustes_wants_one_architecture():
-    with pytest.raises(ConfigError, match="fedhenn needs one width for Procrustes, but is heterogeneous"):
+    with pytest.raises(
+        ConfigError, match="fedhenn needs one width for Procrustes, but is heterogeneous"
+    ):
         toy.job("fedhenn", "--algorithm.distance", "procrustes")

@@ -1,4 +1,6 @@
-"""Methods on texts: neither ranks nor a stop change a bit, what is for images is refused, real tweets are learnt."""
+"""Methods on texts: neither ranks nor a stop change a bit, what is for images is refused, real
+tweets are learnt.
+"""
 
 from functools import cache
 from pathlib import Path
@@ -18,10 +20,20 @@ from tests.contract import toy
 from tests.unit.test_datasets import shared
 
 METHODS = {  # one architecture, or both
-    "fedavg": "lstm-1", "fedprox": "lstm-2", "fedrep": "lstm-1", "fedhenn": "lstm-1,lstm-2", "fedmd": "lstm-1,lstm-2",
-    "dsfl": "lstm-1,lstm-2", "feddf": "lstm-1,lstm-2", "local": "lstm-1,lstm-2",
-}  # fmt: skip
-GOOD, BAD, OTHER = ("fine", "lovely", "sun"), ("awful", "sad", "rain"), ("the", "day", "was", "@you", "today", "it")
+    "fedavg": "lstm-1",
+    "fedprox": "lstm-2",
+    "fedrep": "lstm-1",
+    "fedhenn": "lstm-1,lstm-2",
+    "fedmd": "lstm-1,lstm-2",
+    "dsfl": "lstm-1,lstm-2",
+    "feddf": "lstm-1,lstm-2",
+    "local": "lstm-1,lstm-2",
+}
+GOOD, BAD, OTHER = (
+    ("fine", "lovely", "sun"),
+    ("awful", "sad", "rain"),
+    ("the", "day", "was", "@you", "today", "it"),
+)
 each_method = pytest.mark.parametrize("method", METHODS)
 
 
@@ -45,8 +57,21 @@ def sentence(words: tuple[str, ...], g: np.random.Generator) -> str:
 
 
 def job(method: str, *flags: str) -> Job:
-    base = [str(Path(toy.__file__).with_suffix(".toml")), "--algorithm.name", method, "--data.tokens", "6"]
-    words = ["--data.name", str(folder() / "words.h5"), "--data.public", "12", "--data.partition", "natural"]
+    base = [
+        str(Path(toy.__file__).with_suffix(".toml")),
+        "--algorithm.name",
+        method,
+        "--data.tokens",
+        "6",
+    ]
+    words = [
+        "--data.name",
+        str(folder() / "words.h5"),
+        "--data.public",
+        "12",
+        "--data.partition",
+        "natural",
+    ]
     mix = [] if "--models.mix" in flags else ["--models.mix", METHODS[method]]
     fast = toy.SETTINGS.get(method, ()) if "algorithm" in str(toy.SETTINGS.get(method)) else ()
     return load([*base, *words, *mix, *fast, *flags], environ={})
@@ -65,7 +90,12 @@ def test_a_stopped_run_goes_on_to_the_same_bits(method: str, tmp_path: Path):
     want = toy.run(Serial(), going)
     spmd(2, lambda comm: toy.run(comm, going, rounds=1, save=tmp_path))
     for got in spmd(3, lambda comm: toy.run(comm, going, resume=tmp_path)):
-        assert toy.differences([got.rows, got.state, got.weights], [want.rows[1:], want.state, want.weights]) == []
+        assert (
+            toy.differences(
+                [got.rows, got.state, got.weights], [want.rows[1:], want.state, want.weights]
+            )
+            == []
+        )
 
 
 @pytest.mark.parametrize("engine", ["traced", "stacked"])
@@ -77,7 +107,9 @@ def test_an_lstm_is_not_replayed_and_trains_eagerly(engine: str):
 
 @each_method
 def test_the_loss_falls(method: str):
-    trained = toy.run(Serial(), job(method, "--participation", "1", "--rounds", "8", "--local.epochs", "3"))
+    trained = toy.run(
+        Serial(), job(method, "--participation", "1", "--rounds", "8", "--local.epochs", "3")
+    )
     loss = np.nanmean(trained.column("train_loss"), axis=1)
     assert loss[-1] < 0.9 * loss[0]
 
@@ -86,7 +118,16 @@ def test_the_loss_falls(method: str):
 def test_every_method_runs_on_texts_or_says_what_to_set(method: str):
     cls = algorithm(method)()
     mix = "lstm-1" if cls.accepts in ("one architecture", "widths") else "lstm-1,lstm-2"
-    flags = ["--models.mix", mix, "--models.proxy", "lstm-1", "--models.server", "lstm-2", "--rounds", "1"]
+    flags = [
+        "--models.mix",
+        mix,
+        "--models.proxy",
+        "lstm-1",
+        "--models.server",
+        "lstm-2",
+        "--rounds",
+        "1",
+    ]
     try:
         assert np.isfinite(toy.run(Serial(), job(method, *flags)).scores).any()
     except ConfigError as refusal:
@@ -95,16 +136,27 @@ def test_every_method_runs_on_texts_or_says_what_to_set(method: str):
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "classes", "shards", "quantity"])
 def test_texts_are_shared_out_as_images_are(partition: str):
-    rounds = toy.start(Serial(), job("fedavg", "--data.partition", partition, "--data.train_limit", "48"))
-    assert sum(rounds.fed.sizes) <= 48 and min(rounds.fed.sizes) > 0 and len(rounds.fed.public) == 12
+    rounds = toy.start(
+        Serial(), job("fedavg", "--data.partition", partition, "--data.train_limit", "48")
+    )
+    assert (
+        sum(rounds.fed.sizes) <= 48 and min(rounds.fed.sizes) > 0 and len(rounds.fed.public) == 12
+    )
 
 
 def test_two_views_of_texts_and_augmented_texts_are_refused():
-    with pytest.raises(ConfigError, match=r"fedclassavg trains on 2 augmented views .*algorithm.contrastive = false"):
+    with pytest.raises(
+        ConfigError,
+        match=r"fedclassavg trains on 2 augmented views .*algorithm.contrastive = false",
+    ):
         toy.start(Serial(), job("fedclassavg", "--models.mix", "lstm-1"))
     with pytest.raises(ConfigError, match="local.augment = 'crop-flip', but words holds texts"):
         toy.start(Serial(), job("fedavg", "--local.augment", "crop-flip"))
-    toy.run(Serial(), job("fedclassavg", "--models.mix", "lstm-1,lstm-2", "--algorithm.contrastive", "false"), rounds=1)
+    toy.run(
+        Serial(),
+        job("fedclassavg", "--models.mix", "lstm-1,lstm-2", "--algorithm.contrastive", "false"),
+        rounds=1,
+    )
 
 
 def test_models_for_images_are_refused_and_so_are_public_texts_of_another_vocabulary():
@@ -118,7 +170,32 @@ def test_models_for_images_are_refused_and_so_are_public_texts_of_another_vocabu
 
 def test_real_tweets_are_learnt():
     root = shared("sentiment140.h5").parent
-    flags = ("--data.name", "sentiment140", "--data.root", str(root), "--data.partition", "iid", "--data.tokens", "24",
-             "--data.vocabulary", "2000", "--clients", "4", "--data.train_limit", "4000", "--models.d", "64",
-             "--participation", "1", "--rounds", "3", "--evaluate.common", "true", "--local.batch", "32")  # fmt: skip
-    assert toy.run(Serial(), job("fedavg", *flags)).rows[-1]["rounds/accuracy_common"] > 0.64  # guessing: 0.5
+    flags = (
+        "--data.name",
+        "sentiment140",
+        "--data.root",
+        str(root),
+        "--data.partition",
+        "iid",
+        "--data.tokens",
+        "24",
+        "--data.vocabulary",
+        "2000",
+        "--clients",
+        "4",
+        "--data.train_limit",
+        "4000",
+        "--models.d",
+        "64",
+        "--participation",
+        "1",
+        "--rounds",
+        "3",
+        "--evaluate.common",
+        "true",
+        "--local.batch",
+        "32",
+    )
+    assert (
+        toy.run(Serial(), job("fedavg", *flags)).rows[-1]["rounds/accuracy_common"] > 0.64
+    )  # guessing: 0.5

@@ -18,7 +18,9 @@ def job(method: str):
 
 
 def interrupted(comm: Comm, method: str) -> Mirror:
-    """The copies of a run that is cut off in its fourth round; every rank has them of all rounds before."""
+    """The copies of a run that is cut off in its fourth round; every rank has them of all rounds
+    before.
+    """
     mirror, rounds = Mirror(), toy.start(comm, job(method))
     mirror.take(rounds, {})
     for _ in range(ROUNDS):
@@ -29,7 +31,9 @@ def interrupted(comm: Comm, method: str) -> Mirror:
 
 
 def resumed(comm: Comm, method: str, mirrors: list[Mirror]) -> tuple[int, toy.Outcome | None]:
-    """From what is left to the end, and the round from which it went on; -1 where the copies are not whole."""
+    """From what is left to the end, and the round from which it went on; -1 where the copies are
+    not whole.
+    """
     rounds = toy.start(comm, job(method))
     copy = mirrors[comm.rank].restored(rounds.fed)
     if copy is None:
@@ -50,8 +54,9 @@ def test_any_rank_or_two_apart_can_die_and_the_run_ends_with_the_same_bits(metho
         left = [mirror for rank, mirror in enumerate(mirrors) if rank not in dead]
         t, ended = spmd(len(left), lambda comm, left=left: resumed(comm, method, left))[0]
         assert t == ROUNDS
-        assert dict(toy.leaves([ended.state, ended.weights, ended.memory])) == \
-            dict(toy.leaves([whole.state, whole.weights, whole.memory]))  # fmt: skip
+        assert dict(toy.leaves([ended.state, ended.weights, ended.memory])) == dict(
+            toy.leaves([whole.state, whole.weights, whole.memory])
+        )
 
 
 def test_a_rank_that_dies_with_the_one_that_kept_its_copy_is_lost():
@@ -77,7 +82,10 @@ def test_all_go_back_to_the_newest_copy_that_everyone_has():
 
 def test_only_what_a_round_has_changed_travels():
     def moved(comm: Comm) -> list[int]:
-        mirror, rounds = Mirror(), toy.start(comm, toy.job("local", *FLAGS, "--participation", "0.2"))
+        mirror, rounds = (
+            Mirror(),
+            toy.start(comm, toy.job("local", *FLAGS, "--participation", "0.2")),
+        )
         mirror.take(rounds, {})
         rounds.step()
         mirror.take(rounds, {})
@@ -87,13 +95,26 @@ def test_only_what_a_round_has_changed_travels():
         mirror.take(rounds, {})
         cohort = len(rounds.fed.sample(1))
         same = [name for name, item in mirror.kept[0].own.items() if item is before.own.get(name)]
-        return [sum(sent), cohort, len(same), sum(name.startswith("clients/") for name in before.own)]
+        return [
+            sum(sent),
+            cohort,
+            len(same),
+            sum(name.startswith("clients/") for name in before.own),
+        ]
 
     sent, cohorts, same, held = map(sum, zip(*spmd(2, moved), strict=True))
     assert sent <= cohorts / 2 + 4 and same >= held - cohorts / 2
 
 
-@pytest.mark.parametrize(("node_of", "step"), [((0, 0, 0), 1), ((0, 0, 1, 1), 2), ((0, 1, 2), 1), ((0, 0, 0, 1), 1),
-                                               ((0,) * 4 + (1,) * 4 + (2,) * 4, 4)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("node_of", "step"),
+    [
+        ((0, 0, 0), 1),
+        ((0, 0, 1, 1), 2),
+        ((0, 1, 2), 1),
+        ((0, 0, 0, 1), 1),
+        ((0,) * 4 + (1,) * 4 + (2,) * 4, 4),
+    ],
+)
 def test_a_copy_goes_to_another_node_where_that_serves_all(node_of, step):
     assert stride(node_of) == step

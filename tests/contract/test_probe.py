@@ -25,10 +25,17 @@ def test_it_holds_each_clients_answers(run):
     told = command(run, examples=20)
     assert told == f"{names.probe_file(run)}: 6 clients after round 3, 20 test examples"
     found = probe.read(run)
-    assert found.predictions.shape == (6, 20) and [z.shape for z in found.representations] == [(20, toy.D)] * 6
-    assert found.header["architectures"][:2] == ["small", "mlp"] and found.header["classes"] == list("0123")
+    assert (
+        found.predictions.shape == (6, 20)
+        and [z.shape for z in found.representations] == [(20, toy.D)] * 6
+    )
+    assert found.header["architectures"][:2] == ["small", "mlp"] and found.header[
+        "classes"
+    ] == list("0123")
     with np.load(toy.folder() / "data.npz") as data, torch.no_grad():
-        assert (found.labels == data["y_test"][found.rows]).all() and len(set(found.rows.tolist())) == 20
+        assert (found.labels == data["y_test"][found.rows]).all() and len(
+            set(found.rows.tolist())
+        ) == 20
         x = torch.from_numpy(data["x_test"][found.rows])
         for k in range(6):
             model = hpcfed.load_model(run, client=k)
@@ -46,7 +53,11 @@ def test_conductance_is_that_of_the_clients_that_are_right_about_one_image(run):
 def test_clients_are_compared_over_the_checkpoints_that_are_kept(run):
     found = make(run, examples=20)
     assert found.rounds.tolist() == [1, 2, 3] and found.cka.shape == (3, 6, 6)
-    assert np.allclose(found.cka[:, range(6), range(6)], 1) and (found.cka >= 0).all() and (found.cka < 1.001).all()
+    assert (
+        np.allclose(found.cka[:, range(6), range(6)], 1)
+        and (found.cka >= 0).all()
+        and (found.cka < 1.001).all()
+    )
     assert not np.allclose(found.cka[0], found.cka[2])
 
 
@@ -64,7 +75,10 @@ def test_figures_make_a_probe_where_it_is_missing_or_older_than_the_checkpoint(t
     (tmp_path / "late.h5").rename(late)
     assert probe.current(run) is None and probed(one, "cka").header["rounds"] == 2
     first = names.probe_file(run).stat().st_mtime_ns
-    assert probed(one, "tsne").header["rounds"] == 2 and names.probe_file(run).stat().st_mtime_ns == first
+    assert (
+        probed(one, "tsne").header["rounds"] == 2
+        and names.probe_file(run).stat().st_mtime_ns == first
+    )
     for index in checkpoint.candidates(run):
         checkpoint.remove(index)
     assert probed(one, "cka").header["rounds"] == 2  # what is left of the models

@@ -26,7 +26,10 @@ FLAGS = {  # what makes a method predict with more than one model, or with a pie
     "fml": ("--algorithm.inference", "proxy"),
     "feddf": ("--algorithm.steps", "2"),
 }
-OF_NOW = ("fedproto", "fedgkt")  # a client that rests in the second round is evaluated with what others changed
+OF_NOW = (
+    "fedproto",
+    "fedgkt",
+)  # a client that rests in the second round is evaluated with what others changed
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
@@ -35,7 +38,9 @@ def test_a_loaded_model_is_as_accurate_as_the_run_recorded(method, tmp_path):
     record = load(run)
     for model in from_newest(run, lambda source: list(Saved(run, source, with_tests()).models())):
         found, recorded = counted(model, record)
-        assert found == recorded and not model.training, f"client {model.about.client}, {model.about.counted}"
+        assert found == recorded and not model.training, (
+            f"client {model.about.client}, {model.about.counted}"
+        )
 
 
 def images() -> torch.Tensor:
@@ -55,14 +60,19 @@ def test_an_exported_file_predicts_the_same_bits_and_says_what_it_is(tmp_path, m
     assert torch.equal(file.represent(images()), here.represent(images()))
     assert file.about == here.about and file.about.job["algorithm"]["name"] == "fedproto"
     assert file.about.job["seed"] == 0
-    assert (file.about.shape, file.about.classes, file.about.kind) == (toy.SHAPE, tuple("0123"), "prototypes")
+    assert (file.about.shape, file.about.classes, file.about.kind) == (
+        toy.SHAPE,
+        tuple("0123"),
+        "prototypes",
+    )
 
 
 ALONE = """
 import sys, torch, hpcfed
 model = hpcfed.load_model(sys.argv[1], client=3)
 print(model(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape)
-print(sorted(name for name in sys.modules if name in ("h5py", "mpi4py", "pydantic") or name.startswith("hpcfed.")))
+loaded = ("h5py", "mpi4py", "pydantic")
+print(sorted(name for name in sys.modules if name in loaded or name.startswith("hpcfed.")))
 """
 
 
@@ -80,10 +90,23 @@ def test_a_file_needs_models_alone_and_a_run_neither_mpi_nor_engine(tmp_path):
     models(run, out=tmp_path / "out")
     alone = loaded_by(names.model_file(tmp_path / "out", 3))
     parts = {name.split(".")[1] for name in alone if name.startswith("hpcfed.")}
-    assert parts <= {"models", "trained", "registry", "errors", "extras", "inputs", "paths", "rng", "params", "compat"}
+    assert parts <= {
+        "models",
+        "trained",
+        "registry",
+        "errors",
+        "extras",
+        "inputs",
+        "paths",
+        "rng",
+        "params",
+        "compat",
+    }
     assert not {"h5py", "mpi4py", "pydantic"} & set(alone)
     from_run = loaded_by(run)
-    assert "mpi4py" not in from_run and not [name for name in from_run if name.startswith("hpcfed.engine")]
+    assert "mpi4py" not in from_run and not [
+        name for name in from_run if name.startswith("hpcfed.engine")
+    ]
 
 
 def test_of_several_checkpoints_the_newest_that_is_whole_counts(tmp_path):
@@ -97,7 +120,9 @@ def test_of_several_checkpoints_the_newest_that_is_whole_counts(tmp_path):
     assert model.about.rounds == 1 and len(set(counted(model, load(run)))) == 1
     for index in checkpoint.candidates(run):
         index.unlink()
-    with pytest.raises(CheckpointError, match=r"no checkpoint here.*check the path, or wait for the first one"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint here.*check the path, or wait for the first one"
+    ):
         hpcfed.load_model(run, client=4)
 
 
@@ -125,7 +150,9 @@ class Guess(FedAvg):
 
 def test_what_cannot_be_told_is_refused_in_words(tmp_path):
     run = saved_run(tmp_path / "run", f"{__name__}:Guess", "--models.mix", "mlp", rounds=1)
-    with pytest.raises(ConfigError, match=r"Guess predicts in a way of its own .*cannot be exported"):
+    with pytest.raises(
+        ConfigError, match=r"Guess predicts in a way of its own .*cannot be exported"
+    ):
         models(run, out=tmp_path / "out")
     with pytest.raises(ConfigError, match=r"client 6: the run has 6 clients, 0 to 5"):
         hpcfed.load_model(run, client=6)

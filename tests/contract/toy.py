@@ -1,7 +1,8 @@
-"""A small world in which every method can be run in a fraction of a second: jobs, runs, and what came of them.
+"""A small world in which every method can be run in a fraction of a second: jobs, runs, and what
+came of them.
 
-Blobs in the quarters of 8x8 images, 4 classes, 6 clients of very different sizes: client 0 has a single
-example, client 1 a single class, client 5 no test examples.
+Blobs in the quarters of 8x8 images, 4 classes, 6 clients of very different sizes: client 0 has a
+single example, client 1 a single class, client 5 no test examples.
 """
 
 from __future__ import annotations
@@ -42,16 +43,28 @@ KEPT: list[TemporaryDirectory] = []  # for as long as the tests run
 
 
 def small(shape: tuple[int, ...], d: int) -> nn.Module:
-    """A body with dropout, and with batch normalisation of single values: [n, c, 8, 8] -> [n, d]."""
+    """A body with dropout, and with batch normalisation of single values: [n, c, 8, 8] -> [n,
+    d].
+    """
     return nn.Sequential(
-        nn.Conv2d(shape[0], 8, 3, padding=1), BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.2),
-        nn.Conv2d(8, 16, 4), BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16, d),
-    )  # fmt: skip
+        nn.Conv2d(shape[0], 8, 3, padding=1),
+        BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.2),
+        nn.Conv2d(8, 16, 4),
+        BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16, d),
+    )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that a run computed: state, each client's weights and memory, last scores, one row a round."""
+    """All that a run computed: state, each client's weights and memory, last scores, one row a
+    round.
+    """
 
     state: Any
     weights: dict[int, torch.Tensor | None]
@@ -65,10 +78,22 @@ class Outcome:
 
 
 def job(method: str, *flags: str) -> Job:
-    """The toy job of a method; its clients have one architecture, or different ones where it accepts them."""
-    words = ["--algorithm.name", method, "--data.name", str(folder() / "data.npz"), *needs(method, flags), *flags]
+    """The toy job of a method; its clients have one architecture, or different ones where it
+    accepts them.
+    """
+    words = [
+        "--algorithm.name",
+        method,
+        "--data.name",
+        str(folder() / "data.npz"),
+        *needs(method, flags),
+        *flags,
+    ]
     if "--models.mix" not in flags:
-        words += ["--models.mix", "small" if algorithm(method)().accepts in ("one architecture", "widths") else MIX]
+        words += [
+            "--models.mix",
+            "small" if algorithm(method)().accepts in ("one architecture", "widths") else MIX,
+        ]
     if "--clients" not in flags:
         words += ["--data.partition_file", str(folder() / "partition.h5")]
     return load([str(Path(__file__).with_suffix(".toml")), *words], environ={})
@@ -80,7 +105,11 @@ def needs(method: str, flags: tuple[str, ...]) -> list[str]:
     words = [] if settings[0] in ("", *flags) else list(settings)
     for need in algorithm(method)().needs:
         public = ("--data.public", "32", "--data.public_source", str(folder() / "public.npz"))
-        given = {"public": public, "proxy": ("--models.proxy", "mlp"), "server": ("--models.server", "mlp")}[need]
+        given = {
+            "public": public,
+            "proxy": ("--models.proxy", "mlp"),
+            "server": ("--models.server", "mlp"),
+        }[need]
         words += [] if given[0] in flags else given
     return words
 
@@ -98,9 +127,11 @@ def run(
     save: Path | None = None,
     between: Callable[[Rounds], None] = lambda rounds: None,
 ) -> Outcome:
-    """Run a job to its end, or until so many rounds are done; collective, every rank gets the same outcome.
+    """Run a job to its end, or until so many rounds are done; collective, every rank gets the same
+    outcome.
 
-    resume, save: run folders to begin from and to write a checkpoint to.  between: called after each round.
+    resume, save: run folders to begin from and to write a checkpoint to.  between: called after
+    each round.
     """
     going, rows = start(comm, job), []
     if resume:
@@ -116,17 +147,28 @@ def run(
 def outcome(going: Rounds, rows: list[Row]) -> Outcome:
     """What a run has computed so far; collective."""
     fed = going.fed
-    mine = {k: {"weights": fed.store.flat(k), "memory": client.memory} for k, client in fed.clients.items()}
+    mine = {
+        k: {"weights": fed.store.flat(k), "memory": client.memory}
+        for k, client in fed.clients.items()
+    }
     every = fed.comm.gather(mine)
-    weights, memory = ({k: parcel[part] for k, parcel in every.items()} for part in ("weights", "memory"))
-    computed = [{name: c for name, c in row.items() if not name.startswith(MEASURED)} for row in rows]
+    weights, memory = (
+        {k: parcel[part] for k, parcel in every.items()} for part in ("weights", "memory")
+    )
+    computed = [
+        {name: c for name, c in row.items() if not name.startswith(MEASURED)} for row in rows
+    ]
     return Outcome(snapshot.to_tree(going.state), weights, memory, going.scores.copy(), computed)
 
 
 def differences(a: Any, b: Any) -> list[str]:
-    """Where two values, outcomes for example, differ in a single bit, by name; empty for equal ones."""
+    """Where two values, outcomes for example, differ in a single bit, by name; empty for equal
+    ones.
+    """
     ours, theirs = dict(leaves(a)), dict(leaves(b))
-    return [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    return [
+        name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)
+    ]
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, bytes]]:
@@ -149,7 +191,13 @@ def folder() -> Path:
     KEPT.append(TemporaryDirectory(prefix="hpcfed-tests-"))
     path = Path(KEPT[-1].name)
     train, test, public = (blobs(n, rng.stream(0, "toy", n)) for n in (96, 32, 48))
-    np.savez(path / "public.npz", x_train=public[0], y_train=public[1], x_test=public[0], y_test=public[1])
+    np.savez(
+        path / "public.npz",
+        x_train=public[0],
+        y_train=public[1],
+        x_test=public[0],
+        y_test=public[1],
+    )
     np.savez(path / "data.npz", x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1])
     partition(train[1]).save(path / "partition.h5")
     return path
@@ -170,5 +218,7 @@ def partition(y: np.ndarray) -> Partition:
     others = rng.stream(0, "toy", "partition").permutation(np.setdiff1d(np.arange(len(y)), single))
     order = np.concatenate([others[: SIZES[0]], single, others[SIZES[0] :]])
     train = np.split(order, np.cumsum(SIZES))[: len(SIZES)]
-    test = [rng.stream(0, "toy", "tests", k).choice(32, n, replace=False) for k, n in enumerate(TESTS)]
+    test = [
+        rng.stream(0, "toy", "tests", k).choice(32, n, replace=False) for k, n in enumerate(TESTS)
+    ]
     return Partition(tuple(map(np.sort, train)), tuple(map(np.sort, test)), np.zeros(0, np.int64))

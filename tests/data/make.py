@@ -1,6 +1,7 @@
 """Runs of a few KB in the formats that this hpcfed writes: files that every later one must open.
 
-`python -m tests.data.make` adds the folder of the present versions, once; it is then committed, and never made again.
+`python -m tests.data.make` adds the folder of the present versions, once; it is then committed, and
+never made again.
 """
 
 import shutil
@@ -18,8 +19,25 @@ JOBS = {  # one of rounds, with memories and a client that keeps nothing yet; on
     "rounds": ("--algorithm.name", "fedproto", "--local.keep_optimiser", "--participation", "0.34"),
     "events": ("--algorithm.name", "fedasync"),
 }
-TINY = ("--clients", "5", "--models.mix", "fedhenn-1", "--models.d", "8", "--data.train_limit", "40", "--rounds",
-        str(ROUNDS), "--checkpoint.keep", "1", "--run.rebalance", "0", "--quiet", "--out", "run")  # fmt: skip
+TINY = (
+    "--clients",
+    "5",
+    "--models.mix",
+    "fedhenn-1",
+    "--models.d",
+    "8",
+    "--data.train_limit",
+    "40",
+    "--rounds",
+    str(ROUNDS),
+    "--checkpoint.keep",
+    "1",
+    "--run.rebalance",
+    "0",
+    "--quiet",
+    "--out",
+    "run",
+)
 
 
 def main() -> None:

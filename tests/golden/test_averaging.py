@@ -1,4 +1,6 @@
-"""Averaging and its traffic by hand: FedClassAvg's classifier, FedAvg's model, and what they weigh."""
+"""Averaging and its traffic by hand: FedClassAvg's classifier, FedAvg's model, and what they
+weigh.
+"""
 
 import math
 
@@ -12,11 +14,20 @@ from tests.contract import toy
 
 HEAD = toy.D * toy.CLASSES + toy.CLASSES
 MLP = 64 * 200 + 200 + 200 * toy.D + toy.D + HEAD  # images of 8x8, one hidden layer of 200 units
-TRAFFIC = {"local": 0, "central": 0, "fedclassavg": 4 * HEAD, "fedavg": 4 * MLP, "fedprox": 4 * MLP, "fedsgd": 4 * MLP}
+TRAFFIC = {
+    "local": 0,
+    "central": 0,
+    "fedclassavg": 4 * HEAD,
+    "fedavg": 4 * MLP,
+    "fedprox": 4 * MLP,
+    "fedsgd": 4 * MLP,
+}
 
 
 def started(method: str, *flags: str) -> Rounds:
-    """Clients whose local training sets all weights to 1, 5, 9, ... by id; clients 0 and 1 have 1 and 3 examples."""
+    """Clients whose local training sets all weights to 1, 5, 9, ... by id; clients 0 and 1 have 1
+    and 3 examples.
+    """
     rounds = toy.start(Serial(), toy.job(method, "--models.mix", "mlp", *flags))
     for k, n in enumerate((1, 3, 4)):
         train = rounds.fed.clients[k].train
@@ -51,7 +62,9 @@ def test_the_mean_is_weighted_by_examples(method: str):
 @pytest.mark.parametrize("method", ["fedavg", "fedclassavg"])
 def test_the_weights_are_renormalised_over_the_clients_that_report(method: str):
     assert values(averaged(started(method), [1])) == {5.0}
-    assert list(values(averaged(started(method), [1, 2]))) == [pytest.approx((3 * 5 + 4 * 9) / 7, rel=1e-7)]
+    assert list(values(averaged(started(method), [1, 2]))) == [
+        pytest.approx((3 * 5 + 4 * 9) / 7, rel=1e-7)
+    ]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedclassavg"])
@@ -74,16 +87,29 @@ def test_fedclassavg_averages_the_classifier_and_leaves_bodies_alone():
     assert values(received[0]) == values(received[1]) == {4.0}
 
 
-@pytest.mark.parametrize("prox, want", [("norm", 2 * HEAD**0.5), ("squared", 2.0 * HEAD), ("mse", 0.5 * (4 + 4))])
-def test_fedclassavgs_proximal_term_covers_the_classifier_alone_when_all_is_shared_too(prox: str, want: float):
-    flags = ("--algorithm.share", "all", "--algorithm.rho", "0.5", "--algorithm.contrastive", "false")
+@pytest.mark.parametrize(
+    "prox, want", [("norm", 2 * HEAD**0.5), ("squared", 2.0 * HEAD), ("mse", 0.5 * (4 + 4))]
+)
+def test_fedclassavgs_proximal_term_covers_the_classifier_alone_when_all_is_shared_too(
+    prox: str, want: float
+):
+    flags = (
+        "--algorithm.share",
+        "all",
+        "--algorithm.rho",
+        "0.5",
+        "--algorithm.contrastive",
+        "false",
+    )
     rounds = started("fedclassavg", *flags, "--algorithm.prox", prox)
     client, state = rounds.fed.clients[0], rounds.state.map(lambda v: v * 0 + 3)
     client.skeleton.flat.fill_(1.0)  # every weight is 2 from the anchor
     x, y = torch.zeros(1, *toy.SHAPE), torch.zeros(1, dtype=torch.int64)
     with torch.no_grad():
         value = rounds.algorithm.loss(client, state, client.model, x, y)
-    assert value.item() == pytest.approx(math.log(toy.CLASSES) + 0.5 * want, rel=1e-6)  # all logits are equal
+    assert value.item() == pytest.approx(
+        math.log(toy.CLASSES) + 0.5 * want, rel=1e-6
+    )  # all logits are equal
 
 
 @pytest.mark.parametrize("method", TRAFFIC)
@@ -94,7 +120,9 @@ def test_the_bytes_of_a_client_and_round_are_those_of_the_tensors_in_float32(met
 
 def test_the_papers_classifier_of_512_features_and_10_classes_is_20520_bytes():
     digits = ("--data.name", "digits", "--clients", "2", "--data.train_limit", "40")
-    rounds = started_on(*digits, "--models.mix", "mlp,fedhenn-2", "--models.d", "512", "--participation", "1")
+    rounds = started_on(
+        *digits, "--models.mix", "mlp,fedhenn-2", "--models.d", "512", "--participation", "1"
+    )
     row, _ = rounds.step()
     assert rounds.algorithm.traffic(rounds.fed, 0) == (20_520, 20_520)
     assert row["clients/down"].tolist() == row["clients/up"].tolist() == [20_520, 20_520]

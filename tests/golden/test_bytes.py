@@ -1,4 +1,6 @@
-"""What each of these methods sends and receives, by the formulas of their papers, in bytes of float32."""
+"""What each of these methods sends and receives, by the formulas of their papers, in bytes of
+float32.
+"""
 
 import pytest
 
@@ -9,16 +11,27 @@ from tests.golden.test_averaging import HEAD, MLP
 HIDDEN, N, CLASSES_OF_4 = 200, toy.SIZES[4], 4  # client 4 has examples of all classes
 PUBLIC = 20 * toy.CLASSES
 BYTES = {  # claim: (method, flags), (values received, values sent) by client 4 in one round
-    "ktpfl: predictions of the drawn public examples": (("ktpfl", "--algorithm.public", "20"), (PUBLIC, PUBLIC)),
+    "ktpfl: predictions of the drawn public examples": (
+        ("ktpfl", "--algorithm.public", "20"),
+        (PUBLIC, PUBLIC),
+    ),
     "ktpfl: no more of them than there are": (("ktpfl",), (32 * toy.CLASSES, 32 * toy.CLASSES)),
     "ktpfl +weight: models": (("ktpfl", "--algorithm.share", "weights"), (MLP, MLP)),
-    "fedgh: the header, and a mean and a label a class": (("fedgh",), (HEAD, CLASSES_OF_4 * (toy.D + 1))),
+    "fedgh: the header, and a mean and a label a class": (
+        ("fedgh",),
+        (HEAD, CLASSES_OF_4 * (toy.D + 1)),
+    ),
     "ifca: all models, and one with its number": (("ifca",), (3 * MLP, MLP + 1)),
-    "ifca: one body and all heads": (("ifca", "--algorithm.share_body", "true"), (MLP + 2 * HEAD, MLP + 1)),
+    "ifca: one body and all heads": (
+        ("ifca", "--algorithm.share_body", "true"),
+        (MLP + 2 * HEAD, MLP + 1),
+    ),
     "fesem: models": (("fesem",), (MLP, MLP)),
     "fedgkt: logits, and features, logits and labels": (
-        ("fedgkt",), (N * toy.CLASSES, N * (HIDDEN + toy.CLASSES + 1))),
-}  # fmt: skip
+        ("fedgkt",),
+        (N * toy.CLASSES, N * (HIDDEN + toy.CLASSES + 1)),
+    ),
+}
 
 
 @pytest.mark.parametrize("claim", BYTES)

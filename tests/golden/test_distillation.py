@@ -20,7 +20,9 @@ def test_soft_predictions_are_shares_of_exponentials_at_a_temperature():
 
 def test_distillation_is_the_divergence_summed_over_classes_and_averaged_over_examples():
     target, logits = tensor([[1.0, 0.0], [0.5, 0.5]]), tensor([[0.0, 0.0], [0.0, 0.0]])
-    assert distil(target, logits).item() == pytest.approx(math.log(2) / 2)  # log 2 for the first, 0 for the second
+    assert distil(target, logits).item() == pytest.approx(
+        math.log(2) / 2
+    )  # log 2 for the first, 0 for the second
 
 
 def test_distilling_towards_oneself_costs_nothing():
@@ -34,7 +36,9 @@ def test_the_gradient_keeps_its_size_at_high_temperatures():
     for tau in (50.0, 100.0):
         (grad,) = torch.autograd.grad(distil(soften(target, tau), logits, tau), logits)
         sizes.append(grad.abs().max().item())
-    assert sizes[1] == pytest.approx(sizes[0], rel=0.01)  # without the factor tau^2 it would be a quarter
+    assert sizes[1] == pytest.approx(
+        sizes[0], rel=0.01
+    )  # without the factor tau^2 it would be a quarter
     assert sizes[1] == pytest.approx(4.0 / 4, rel=0.01)  # tau^2 (p - q) -> (z_target - z) / (2 C)
 
 
@@ -45,11 +49,18 @@ def test_the_inner_product_has_the_direction_as_its_gradient():
         model.weight.copy_(tensor([[2.0, 5.0]]))
     value = inner_product(model, direction)
     value.backward()
-    assert value.item() == 1.0 and model.weight.grad.tolist() == [[3.0, -1.0]] and model.bias.grad is None
+    assert (
+        value.item() == 1.0
+        and model.weight.grad.tolist() == [[3.0, -1.0]]
+        and model.bias.grad is None
+    )
 
 
 def test_the_distance_to_prototypes_is_squared_and_averaged_and_leaves_out_classes_without_one():
-    z, proto = tensor([[1.0, 2.0], [0.0, 0.0]], requires_grad=True), tensor([[0.0, 0.0], [NAN, NAN]])
+    z, proto = (
+        tensor([[1.0, 2.0], [0.0, 0.0]], requires_grad=True),
+        tensor([[0.0, 0.0], [NAN, NAN]]),
+    )
     value = to_prototypes(z, proto)
     value.backward()
     assert value.item() == 2.5  # (1 + 4 + 0) / 2

@@ -30,14 +30,18 @@ FOUR = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torc
 
 
 def test_supcon_of_four_samples_by_hand():
-    # each anchor: one positive at similarity 1, two negatives at similarity 0: -log(e / (e + 1 + 1)) at tau 1
+    # each anchor: one positive at similarity 1, two negatives at similarity 0: -log(e / (e + 1 +
+    # 1)) at tau 1
     want = math.log((math.e + 2) / math.e)
-    assert supcon(FOUR, torch.tensor([0, 0, 1, 1]), tau=1.0).item() == pytest.approx(want, rel=1e-12)
+    assert supcon(FOUR, torch.tensor([0, 0, 1, 1]), tau=1.0).item() == pytest.approx(
+        want, rel=1e-12
+    )
 
 
 def test_supcon_averages_the_positives_of_an_anchor_outside_the_logarithm():
     y = torch.tensor([0, 0, 0, 1])
-    # anchors 0, 1: positives at 1 and 0, negative at 0; anchor 2: two positives at 0, negative at 1; anchor 3: none
+    # anchors 0, 1: positives at 1 and 0, negative at 0; anchor 2: two positives at 0, negative at
+    # 1; anchor 3: none
     first = 0.5 * (math.log(math.e + 2) - 1) + 0.5 * math.log(math.e + 2)
     third = math.log(2 + math.e)
     assert supcon(FOUR, y, tau=1.0).item() == pytest.approx((2 * first + third + 0) / 4, rel=1e-12)
@@ -48,7 +52,10 @@ def test_an_anchor_without_positives_contributes_nothing():
 
 
 def test_supcon_does_not_depend_on_the_order_of_the_batch():
-    z, y = torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3
+    z, y = (
+        torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)),
+        torch.arange(12) % 3,
+    )
     order = torch.randperm(12, generator=torch.Generator().manual_seed(2))
     assert supcon(z, y).item() == pytest.approx(supcon(z[order], y[order]).item(), rel=1e-12)
 
@@ -60,11 +67,15 @@ def test_supcon_normalises_lengths_away():
 def test_the_authors_scale_multiplies_supcon_by_tau_over_base():
     y = torch.tensor([0, 0, 1, 1])
     plain = supcon(FOUR, y, tau=100.0, normalise=False)
-    assert supcon(FOUR, y, tau=100.0, base=0.07, normalise=False).item() == pytest.approx(plain.item() / 0.0007)
+    assert supcon(FOUR, y, tau=100.0, base=0.07, normalise=False).item() == pytest.approx(
+        plain.item() / 0.0007
+    )
 
 
 def test_the_gradient_of_supcon_is_right():
-    z = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    z = torch.randn(
+        6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    ).requires_grad_()
     y = torch.tensor([0, 1, 0, 1, 2, 0])
     assert torch.autograd.gradcheck(lambda z: supcon(z, y, tau=0.5), z)
 
@@ -77,7 +88,9 @@ def test_contrastive_cross_entropy_takes_the_classes_from_the_first_view_only():
     y = torch.tensor([0, 1])
     cross = math.log((math.e + 1) / math.e)
     want = cross + supcon(torch.cat([first, swapped]), torch.tensor([0, 1, 0, 1]), tau=1.0).item()
-    assert contrastive_cross_entropy(net, [first, swapped], y, tau=1.0).item() == pytest.approx(want, rel=1e-12)
+    assert contrastive_cross_entropy(net, [first, swapped], y, tau=1.0).item() == pytest.approx(
+        want, rel=1e-12
+    )
 
 
 def test_proximal_is_half_mu_times_squared_distance():
@@ -107,7 +120,9 @@ def test_the_gradient_of_distance_at_distance_zero_is_zero():
 
 
 def test_the_authors_proximal_term_is_half_the_mean_square_of_each_tensor():
-    assert half_mean_squares(model(3.0, 1.0), anchor(1.0, 1.0)).item() == 1.0  # ((3-1)**2 + 0) / 2 values / 2
+    assert (
+        half_mean_squares(model(3.0, 1.0), anchor(1.0, 1.0)).item() == 1.0
+    )  # ((3-1)**2 + 0) / 2 values / 2
 
 
 def test_tensors_that_the_anchor_does_not_name_do_not_count():

@@ -1,4 +1,6 @@
-"""KT-pFL's coefficients by hand: mixtures, their gradients, the step, and the way back to the simplex."""
+"""KT-pFL's coefficients by hand: mixtures, their gradients, the step, and the way back to the
+simplex.
+"""
 
 import math
 
@@ -30,14 +32,19 @@ def test_the_nearest_row_that_sums_to_one(given: tuple[float, ...], want: tuple[
 def test_a_cohort_mixes_its_own_members_alone_and_the_other_coefficients_stay():
     coeff = rows((0.1, 0.3, 0.6), (0.2, 0.2, 0.6), (0.0, 1.0, 0.0))
     part, mass = personal.among(coeff, [0, 2])
-    assert part.tolist() == [[pytest.approx(1 / 7), pytest.approx(6 / 7)], [0.5, 0.5]]  # row 2 gave both nothing
+    assert part.tolist() == [
+        [pytest.approx(1 / 7), pytest.approx(6 / 7)],
+        [0.5, 0.5],
+    ]  # row 2 gave both nothing
     new = personal.put(coeff, [0, 2], rows((0.5, 0.5), (0.5, 0.5)), mass)
     want = rows((0.35, 0.3, 0.35), (0.2, 0.2, 0.6), (0.0, 1.0, 0.0))
     assert torch.allclose(new, want, rtol=0, atol=1e-15) and new[1:].equal(coeff[1:])
 
 
 LOGITS = [[[2.0, 0.0], [0.0, 1.0]], [[0.0, 0.5], [3.0, 0.0]], [[1.0, 1.0], [0.0, 0.2]]]
-SOFT = torch.tensor(LOGITS, dtype=torch.float64).softmax(2)  # three clients, two examples, two classes
+SOFT = torch.tensor(LOGITS, dtype=torch.float64).softmax(
+    2
+)  # three clients, two examples, two classes
 MIX = rows((0.5, 0.3, 0.2), (0.1, 0.8, 0.1), (0.4, 0.4, 0.2))
 
 
@@ -47,13 +54,17 @@ def test_the_gradient_for_the_rows_is_that_of_the_distance(distance: str):
     mixed = torch.tensordot(coeff, SOFT, 1)
     each = mixed * (mixed / SOFT).log() if distance == "kl" else (mixed - SOFT) ** 2
     (each.sum() / 2).backward()  # mean over the two examples
-    assert torch.allclose(personal.of_predictions(MIX, SOFT, distance), coeff.grad, rtol=1e-12, atol=0)
+    assert torch.allclose(
+        personal.of_predictions(MIX, SOFT, distance), coeff.grad, rtol=1e-12, atol=0
+    )
 
 
 def test_the_gradient_for_models_needs_their_inner_products_alone():
     models, coeff = rows((1.0, 0.0), (1.0, 2.0), (0.0, -1.0)), MIX.clone().requires_grad_()
     ((models - coeff @ models) ** 2).sum().backward()
-    assert torch.allclose(personal.of_weights(MIX, models @ models.T), coeff.grad, rtol=1e-12, atol=1e-15)
+    assert torch.allclose(
+        personal.of_weights(MIX, models @ models.T), coeff.grad, rtol=1e-12, atol=1e-15
+    )
 
 
 def test_one_client_is_its_own_mixture_without_a_gradient_to_speak_of():
@@ -64,8 +75,9 @@ def test_one_client_is_its_own_mixture_without_a_gradient_to_speak_of():
 
 def test_a_step_by_hand():
     # 0.5 - 0.1 (1 + 2 * 0.5 * 0) = 0.4 and 0.5 - 0.1 * 0 = 0.5; 0.05 is missing from each
-    assert personal.improved(rows((0.5, 0.5), (0.5, 0.5)), rows((1.0, 0.0), (0.0, 0.0)), 0.1, 0.5).tolist() == [
-        [pytest.approx(0.45), pytest.approx(0.55)], [0.5, 0.5]]  # fmt: skip
+    assert personal.improved(
+        rows((0.5, 0.5), (0.5, 0.5)), rows((1.0, 0.0), (0.0, 0.0)), 0.1, 0.5
+    ).tolist() == [[pytest.approx(0.45), pytest.approx(0.55)], [0.5, 0.5]]
 
 
 def test_a_huge_penalty_makes_all_coefficients_equal_and_never_overshoots():
@@ -83,7 +95,9 @@ def test_identical_clients_have_identical_rows():
 
 def test_the_authors_rows_are_a_softmax_of_five_times_the_step():
     new = personal.improved(rows((0.2, 0.0), (0.0, 0.2)), torch.zeros(2, 2), 0.1, 0.0, softmax=True)
-    assert new[0, 0].item() == pytest.approx(math.e / (math.e + 1)) and new.sum(1).tolist() == pytest.approx([1, 1])
+    assert new[0, 0].item() == pytest.approx(math.e / (math.e + 1)) and new.sum(
+        1
+    ).tolist() == pytest.approx([1, 1])
 
 
 @pytest.mark.parametrize("distance, want", [("kl", math.log(2)), ("mse", 0.5)])

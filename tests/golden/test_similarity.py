@@ -8,7 +8,15 @@ from torch import Tensor
 
 from hpcfed import rng
 from hpcfed.training import similarity
-from hpcfed.training.similarity import centred, cka, cka_to_kernel, fixed, linear_cka, procrustes, rbf_kernel
+from hpcfed.training.similarity import (
+    centred,
+    cka,
+    cka_to_kernel,
+    fixed,
+    linear_cka,
+    procrustes,
+    rbf_kernel,
+)
 
 A = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)  # columns of mean 0
 B = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
@@ -36,8 +44,13 @@ def rbf(a: Tensor, b: Tensor) -> Tensor:
     return cka(rbf_kernel(a), rbf_kernel(b))
 
 
-MEASURES = {"features": linear_cka, "kernels": linear, "to a kernel": to_kernel, "rbf": rbf,
-            "procrustes": lambda a, b: 1 - procrustes(a, b) / 2}  # fmt: skip
+MEASURES = {
+    "features": linear_cka,
+    "kernels": linear,
+    "to a kernel": to_kernel,
+    "rbf": rbf,
+    "procrustes": lambda a, b: 1 - procrustes(a, b) / 2,
+}
 LINEAR = ("features", "kernels", "to a kernel")
 each_measure = pytest.mark.parametrize("like", MEASURES.values(), ids=MEASURES.keys())
 each_linear = pytest.mark.parametrize("like", [MEASURES[name] for name in LINEAR], ids=LINEAR)
@@ -45,7 +58,8 @@ each_linear = pytest.mark.parametrize("like", [MEASURES[name] for name in LINEAR
 
 @each_linear
 def test_linear_cka_by_hand(like):
-    # A^T A = [[2, 1], [1, 2]], of length sqrt(10); B^T B = [[2, 0], [0, 0]]; B^T A = [[1, -1], [0, 0]]
+    # A^T A = [[2, 1], [1, 2]], of length sqrt(10); B^T B = [[2, 0], [0, 0]]; B^T A = [[1, -1], [0,
+    # 0]]
     assert like(A, B).item() == pytest.approx(2 / (math.sqrt(10) * 2), rel=1e-14)
 
 
@@ -65,27 +79,35 @@ def test_a_centred_kernel_by_hand():
 
 
 def test_the_rbf_kernel_by_hand():
-    kernel = rbf_kernel(torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64), c=0.5)  # distances 1, 2, 3: sigma 1
+    kernel = rbf_kernel(
+        torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64), c=0.5
+    )  # distances 1, 2, 3: sigma 1
     one, two, three = (math.exp(-(x**2) / 2) for x in (1, 2, 3))
     want = [[1, one, three], [one, 1, two], [three, two, 1]]
     assert torch.allclose(kernel, torch.tensor(want, dtype=torch.float64), rtol=1e-14)
 
 
 def test_where_most_rows_coincide_the_mean_square_gives_the_width():
-    kernel = rbf_kernel(torch.tensor([[0.0]] * 4 + [[1.0]], dtype=torch.float64))  # 6 distances 0, 4 of 1: sigma^2 0.4
+    kernel = rbf_kernel(
+        torch.tensor([[0.0]] * 4 + [[1.0]], dtype=torch.float64)
+    )  # 6 distances 0, 4 of 1: sigma^2 0.4
     assert kernel[0, 4].item() == pytest.approx(math.exp(-1 / 0.8)) and kernel[0, 1].item() == 1.0
 
 
 def test_procrustes_by_hand():
     # lengths 2 and sqrt(2); A^T B = [[1, 0], [-1, 0]] has the singular values sqrt(2) and 0
-    assert procrustes(A, B).item() == pytest.approx(2 - 2 * math.sqrt(2) / (2 * math.sqrt(2)), rel=1e-14)
+    assert procrustes(A, B).item() == pytest.approx(
+        2 - 2 * math.sqrt(2) / (2 * math.sqrt(2)), rel=1e-14
+    )
 
 
 @each_measure
 def test_the_same_rotated_scaled_and_shifted_is_the_same(like):
     a = draw(40, 5)
     moved = -3.0 * a @ rotation(5) + draw(1, 5, key=2)
-    assert like(a, a).item() == pytest.approx(1, rel=1e-9) and like(a, moved).item() == pytest.approx(1, rel=1e-9)
+    assert like(a, a).item() == pytest.approx(1, rel=1e-9) and like(
+        a, moved
+    ).item() == pytest.approx(1, rel=1e-9)
 
 
 @each_measure
@@ -97,7 +119,9 @@ def test_a_and_b_may_change_places(like):
 @pytest.mark.parametrize("widths", [(3, 8), (8, 3), (60, 50), (5, 200)])
 def test_all_forms_of_linear_cka_agree_for_any_widths(widths: tuple[int, int]):
     a, b = draw(20, widths[0]) + 2, draw(20, widths[1], key=1)
-    assert {round(MEASURES[name](a, b).item(), 12) for name in LINEAR} == {round(linear_cka(a, b).item(), 12)}
+    assert {round(MEASURES[name](a, b).item(), 12) for name in LINEAR} == {
+        round(linear_cka(a, b).item(), 12)
+    }
 
 
 @pytest.mark.parametrize("like", [linear_cka, rbf])
@@ -123,7 +147,9 @@ def test_constant_features_are_unlike_any_but_constant_ones_and_have_no_gradient
 
 
 def procrustes_of(like) -> bool:
-    return like is MEASURES["procrustes"]  # 1 - d / 2 with d = 1 + 0 - 0: a constant one has length 0
+    return (
+        like is MEASURES["procrustes"]
+    )  # 1 - d / 2 with d = 1 + 0 - 0: a constant one has length 0
 
 
 @each_measure
@@ -142,10 +168,15 @@ def test_equal_representations_have_no_gradient(like):
 def test_gradients_are_right(like):
     a, b = draw(7, 3).requires_grad_(), draw(7, 3, key=1).requires_grad_()
     if like is rbf:  # sigma has no gradient: hold it still
-        inner = [similarity.precision(similarity.squared_distances(v, v).detach(), 1.0) for v in (a, b)]
+        inner = [
+            similarity.precision(similarity.squared_distances(v, v).detach(), 1.0) for v in (a, b)
+        ]
 
         def like(a: Tensor, b: Tensor) -> Tensor:
-            kernels = [torch.exp(-p * similarity.squared_distances(v, v)) for p, v in zip(inner, (a, b), strict=True)]
+            kernels = [
+                torch.exp(-p * similarity.squared_distances(v, v))
+                for p, v in zip(inner, (a, b), strict=True)
+            ]
             return cka(*kernels)
 
     assert torch.autograd.gradcheck(like, (a, b))

@@ -1,4 +1,6 @@
-"""Sub-models: aggregation, masks, scaler, batch statistics and nested widths, with values computed by hand."""
+"""Sub-models: aggregation, masks, scaler, batch statistics and nested widths, with values computed
+by hand.
+"""
 
 from types import SimpleNamespace
 
@@ -16,7 +18,9 @@ from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, has its effect by being here
 
 
-def a_client(architecture: str = "cnn", labels: tuple[int, ...] = (), **tensors: torch.Tensor) -> SimpleNamespace:
+def a_client(
+    architecture: str = "cnn", labels: tuple[int, ...] = (), **tensors: torch.Tensor
+) -> SimpleNamespace:
     """As much of a client as the formulas look at."""
     values = Params({name.replace("_", "."): v for name, v in tensors.items()})
     train = SimpleNamespace(labels=np.array(labels, dtype=np.int64))
@@ -44,12 +48,17 @@ def test_the_common_block_is_the_mean_of_all_the_rest_that_of_the_large():
 
 
 def test_weights_count_by_value_and_what_nobody_has_stays():
-    parts = [submodels.upload(a_client("cnn@0.5", **head(v, 2)), HALF, w) for v, w in ((1.0, 30.0), (2.0, 10.0))]
+    parts = [
+        submodels.upload(a_client("cnn@0.5", **head(v, 2)), HALF, w)
+        for v, w in ((1.0, 30.0), (2.0, 10.0))
+    ]
     assert averaged(OLD, parts)["head.weight"].tolist() == [[1.25, 1.25, 9.0, 9.0]] * 3
 
 
 def test_rows_of_classes_that_a_client_lacks_are_neither_sent_nor_changed():
-    part = submodels.upload(a_client("cnn@0.5", **head(1.0, 2)), HALF, 1.0, classes=np.array([0, 2]))
+    part = submodels.upload(
+        a_client("cnn@0.5", **head(1.0, 2)), HALF, 1.0, classes=np.array([0, 2])
+    )
     new = averaged(OLD, [part])
     assert new["head.weight"].tolist() == [[1.0, 1.0, 9.0, 9.0], [9.0] * 4, [1.0, 1.0, 9.0, 9.0]]
     assert new["head.bias"].tolist() == [1.0, 9.0, 1.0]
@@ -70,7 +79,9 @@ def test_a_masked_class_counts_as_zero_or_not_at_all():
     assert submodels.masked(logits, present, "drop").tolist() == [[1.0, -torch.inf, 2.0]]
     assert submodels.masked(logits, present, "none") is logits
     loss = F.cross_entropy(submodels.masked(logits, present, "zero"), torch.tensor([2]))
-    assert loss.item() == pytest.approx(-np.log(np.e**2 / (np.e + 1 + np.e**2)))  # e^0 of the absent class stays
+    assert loss.item() == pytest.approx(
+        -np.log(np.e**2 / (np.e + 1 + np.e**2))
+    )  # e^0 of the absent class stays
 
 
 def test_the_scaler_multiplies_hidden_layers_by_one_over_the_width_and_goes_away():
@@ -97,13 +108,19 @@ def test_static_statistics_are_those_of_a_pass_over_the_clients_data():
     maps = F.conv2d(x, weights["body.0.weight"][:4], weights["body.0.bias"][:4], padding=1)
     assert torch.allclose(found["small@0.5/body.1.running_mean"], maps.mean((0, 2, 3)), atol=1e-6)
     assert torch.allclose(found["small@0.5/body.1.running_var"], maps.var((0, 2, 3)), atol=1e-6)
-    assert set(found) == {f"small@0.5/body.{i}.running_{what}" for i in (1, 6) for what in ("mean", "var")}
+    assert set(found) == {
+        f"small@0.5/body.{i}.running_{what}" for i in (1, 6) for what in ("mean", "var")
+    }
     alone = submodels.measure(fed, fed.clients[0], weights, ["small@0.5"])
-    assert set(alone) == {f"small@0.5/body.1.running_{what}" for what in ("mean", "var")}  # 1x1 maps of one example
+    assert set(alone) == {
+        f"small@0.5/body.1.running_{what}" for what in ("mean", "var")
+    }  # 1x1 maps of one example
 
 
-def test_the_model_inside_computes_what_the_narrow_one_does_and_its_gradients_reach_the_leading_block_alone():
-    rounds = toy.start(Serial(), toy.job("fjord", "--models.widths", "1,0.5,0.25", "--models.mix", "cnn"))
+def test_the_model_inside_computes_what_the_narrow_one_does_and_its_gradients_its_block_alone():
+    rounds = toy.start(
+        Serial(), toy.job("fjord", "--models.widths", "1,0.5,0.25", "--models.mix", "cnn")
+    )
     fed, client = rounds.fed, rounds.fed.clients[4]
     rounds.algorithm.receive(client, rounds.algorithm.offer(fed, client, rounds.state))
     narrow = fed.clients[5 if fed.architectures[5].endswith("0.25") else 2]
@@ -119,7 +136,9 @@ def test_the_model_inside_computes_what_the_narrow_one_does_and_its_gradients_re
 
 
 def test_a_client_that_is_narrow_leaves_the_outer_block_and_the_whole_models_statistics_alone():
-    rounds = toy.start(Serial(), toy.job("fjord", "--models.widths", "0.25", "--participation", "1"))
+    rounds = toy.start(
+        Serial(), toy.job("fjord", "--models.widths", "0.25", "--participation", "1")
+    )
     before = rounds.state
     rounds.step()
     weights, statistics = rounds.state.weights, rounds.state.statistics
@@ -127,11 +146,15 @@ def test_a_client_that_is_narrow_leaves_the_outer_block_and_the_whole_models_sta
     assert not torch.equal(weights["body.0.weight"][:2], before.weights["body.0.weight"][:2])
     assert torch.equal(weights["body.1.running_mean"], before.weights["body.1.running_mean"])
     name = "small@0.25/body.1.running_mean"
-    assert statistics[name].shape == (2,) and not torch.equal(statistics[name], before.statistics[name])
+    assert statistics[name].shape == (2,) and not torch.equal(
+        statistics[name], before.statistics[name]
+    )
 
 
 @pytest.mark.parametrize("kd", ["false", "true"])
-def test_a_step_of_ordered_dropout_is_the_loss_at_the_width_drawn_with_kd_that_of_the_whole_model_too(kd: str):
+def test_a_step_of_ordered_dropout_is_the_loss_at_the_width_drawn_with_kd_of_the_whole_model_too(
+    kd: str,
+):
     rounds = toy.start(Serial(), toy.job("fjord", "--models.widths", "1,0.5", "--algorithm.kd", kd))
     whole, slim, y = torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 1.0]]), torch.tensor([0])
     nets = [lambda x: whole, lambda x: slim]

@@ -11,7 +11,9 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 DOCS = sorted((ROOT / "docs").rglob("*.py"))
 KINDS = ("base", "events", "windows", "peers")  # of methods: what several have in common
-ALGORITHMS = [p for p in PACKAGE if p.parent.name == "algorithms" and p.stem not in ("__init__", *KINDS)]
+ALGORITHMS = [
+    p for p in PACKAGE if p.parent.name == "algorithms" and p.stem not in ("__init__", *KINDS)
+]
 
 
 def name(path: Path) -> str:
@@ -54,4 +56,8 @@ def imports(path: Path) -> set[str]:
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
     """Each call of a file with the dotted name of what is called."""
-    return ((ast.unparse(node.func), node) for node in executed(tree(path)) if isinstance(node, ast.Call))
+    return (
+        (ast.unparse(node.func), node)
+        for node in executed(tree(path))
+        if isinstance(node, ast.Call)
+    )

@@ -7,7 +7,8 @@ import pytest
 
 from tests.house.source import MODULES, PACKAGE, ROOT, imports, module, name
 
-LEVELS = (  # a part imports itself and parts of the lines above, never its neighbours or those below
+# a part imports itself and parts of the lines above, never its neighbours or those below
+LEVELS = (
     "errors",
     "paths",
     "config.limits",
@@ -35,12 +36,17 @@ LEVELS = (  # a part imports itself and parts of the lines above, never its neig
     "main  cli  hpcfed",  # hpcfed: what its __init__ gives to users, imported when asked for
 )
 LEVEL = {part: height for height, line in enumerate(LEVELS) for part in line.split()}
-NEVER = {"storage": "data models", "report": "federation evaluate training algorithms",
-         "page": "federation evaluate training algorithms"}  # though they are above
+NEVER = {
+    "storage": "data models",
+    "report": "federation evaluate training algorithms",
+    "page": "federation evaluate training algorithms",
+}  # though they are above
 
 
 def part(full: str) -> str:
-    """The part that a module belongs to: hpcfed.comm.mpi is of comm, hpcfed.config.parts is one itself."""
+    """The part that a module belongs to: hpcfed.comm.mpi is of comm, hpcfed.config.parts is one
+    itself.
+    """
     inner = full.removeprefix("hpcfed.")
     return inner if inner in LEVEL else inner.split(".")[0]
 
@@ -58,12 +64,19 @@ def test_a_module_imports_only_from_below(path):
 
 
 def test_only_comm_imports_mpi4py():
-    users = {part(module(path)) for path in PACKAGE for full in imports(path) if full.split(".")[0] == "mpi4py"}
+    users = {
+        part(module(path))
+        for path in PACKAGE
+        for full in imports(path)
+        if full.split(".")[0] == "mpi4py"
+    }
     assert users == {"comm"}
 
 
 @pytest.mark.parametrize("full", ["hpcfed.comm", "hpcfed.main", "hpcfed.cli"])
 def test_mpi_is_not_loaded_before_a_launcher_is_seen(full):
     code = f"import sys, {full}; print('mpi4py' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"

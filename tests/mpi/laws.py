@@ -1,7 +1,9 @@
-"""What every Comm keeps on any number of ranks: each law runs on all ranks, meets first, asserts last.
+"""What every Comm keeps on any number of ranks: each law runs on all ranks, meets first, asserts
+last.
 
-The laws run over Serial and Threads in tests/unit/test_comm.py. As a script they run over `connect()`:
-`mpirun -np 3 python tests/mpi/laws.py` writes a line "rank law ok" for each law, or the reason why not.
+The laws run over Serial and Threads in tests/unit/test_comm.py. As a script they run over
+`connect()`: `mpirun -np 3 python tests/mpi/laws.py` writes a line "rank law ok" for each law, or
+the reason why not.
 """
 
 import sys
@@ -41,7 +43,9 @@ def bits(arrays: list[np.ndarray]) -> list[bytes]:
 def a_sum_has_the_same_bits_as_on_one_rank(comm: Comm) -> None:
     want = Serial().sum([row(k) for k in range(K)], SHAPES)
     dealt = comm.sum([row(k) for k in range(K) if k % comm.size == comm.rank], SHAPES)
-    turned = comm.sum([row(k) for k in reversed(range(K)) if k * 3 % comm.size == comm.rank], SHAPES)
+    turned = comm.sum(
+        [row(k) for k in reversed(range(K)) if k * 3 % comm.size == comm.rank], SHAPES
+    )
     last = comm.sum([row(k) for k in range(K)] if comm.rank == comm.size - 1 else [], SHAPES)
     assert bits(dealt) == bits(turned) == bits(last) == bits(want)
     assert [array.shape for array in dealt] == SHAPES
@@ -59,7 +63,9 @@ def a_sum_of_several_messages_has_the_same_bits_as_on_one_rank(comm: Comm) -> No
 
 
 class Halves:
-    """Totals of which the first array is finished before the second begins; the second becomes float32, halved."""
+    """Totals of which the first array is finished before the second begins; the second becomes
+    float32, halved.
+    """
 
     first = 1
 
@@ -75,10 +81,16 @@ def messages_of_one_sum_never_mix_whatever_their_types(comm: Comm) -> None:
     n = 400_003
     rows = [[np.arange(n) % (7 + k), np.arange(2.0 * n) % (11 + k)] for k in range(3)]
     for _ in range(3):  # the next sum begins while others still read the one before
-        first, second = comm.sum([rows[k] for k in range(3) if k % comm.size == comm.rank], [(n,), (2 * n,)], [],
-                                 Halves(n))  # fmt: skip
+        first, second = comm.sum(
+            [rows[k] for k in range(3) if k % comm.size == comm.rank],
+            [(n,), (2 * n,)],
+            [],
+            Halves(n),
+        )
         assert np.array_equal(first, sum(row[0] for row in rows))
-        assert second.dtype == np.float32 and np.array_equal(second, sum(row[1] for row in rows) / 2)
+        assert second.dtype == np.float32 and np.array_equal(
+            second, sum(row[1] for row in rows) / 2
+        )
 
 
 @law
@@ -142,7 +154,10 @@ def gather_refuses_a_client_of_two_ranks(comm: Comm) -> None:
 
 @law
 def bcast_gives_the_roots_item_to_all(comm: Comm) -> None:
-    items = [comm.bcast(("from", comm.rank, np.arange(6.0).reshape(2, 3)), root) for root in range(comm.size)]
+    items = [
+        comm.bcast(("from", comm.rank, np.arange(6.0).reshape(2, 3)), root)
+        for root in range(comm.size)
+    ]
     nothing = comm.bcast(None)
     assert [item[1] for item in items] == list(range(comm.size))
     assert all(item[2].tolist() == [[0, 1, 2], [3, 4, 5]] for item in items)
@@ -184,14 +199,23 @@ def shared_arrays_are_built_once_a_node_and_read_only(comm: Comm) -> None:
 
     def build() -> dict[str, np.ndarray]:
         built.append(comm.rank)
-        return {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": np.array([1, 2], np.int64),
-                "none": np.empty((0, 4)), "one": np.array(True)}
+        return {
+            "x": np.arange(6, dtype=np.float32).reshape(2, 3),
+            "y": np.array([1, 2], np.int64),
+            "none": np.empty((0, 4)),
+            "one": np.array(True),
+        }
 
     shared, empty = comm.share(build), comm.share(dict)
     builders = comm.gather({comm.rank: built})
     assert sum(len(ranks) for ranks in builders.values()) == len(set(comm.node_of))
     assert (comm.local_rank == 0) == bool(built)
-    assert {n: a.shape for n, a in shared.items()} == {"x": (2, 3), "y": (2,), "none": (0, 4), "one": ()}
+    assert {n: a.shape for n, a in shared.items()} == {
+        "x": (2, 3),
+        "y": (2,),
+        "none": (0, 4),
+        "one": (),
+    }
     assert shared["x"].tolist() == [[0, 1, 2], [3, 4, 5]] and shared["y"].tolist() == [1, 2]
     assert shared["x"].dtype == np.float32 and bool(shared["one"])
     assert not any(array.flags.writeable for array in shared.values())
@@ -206,7 +230,12 @@ def a_plan_knows_the_memory_of_sums(comm: Comm) -> None:
     values, each = 10**6, comm.size // nodes
     columns = width(values, comm.size) + 1
     got, own = room(comm.size, columns, np.dtype(np.float32)).got, room.__self__
-    held = own.shares.nbytes + (got.nbytes if nodes > 1 else 0) + 8 * WORK * columns + own.board.memory.nbytes / each
+    held = (
+        own.shares.nbytes
+        + (got.nbytes if nodes > 1 else 0)
+        + 8 * WORK * columns
+        + own.board.memory.nbytes / each
+    )
     assert held == buffers(Wires(nodes, each, NEAR), values)
 
 
@@ -214,9 +243,13 @@ def a_plan_knows_the_memory_of_sums(comm: Comm) -> None:
 def every_rank_knows_its_place(comm: Comm) -> None:
     places = comm.gather({comm.rank: (comm.size, comm.node_of, comm.local_rank)})
     comm.barrier()
-    assert all(size == comm.size and node_of == comm.node_of for size, node_of, _ in places.values())
+    assert all(
+        size == comm.size and node_of == comm.node_of for size, node_of, _ in places.values()
+    )
     assert len(comm.node_of) == comm.size and set(comm.node_of) == set(range(max(comm.node_of) + 1))
-    on_my_node = [place[2] for rank, place in places.items() if comm.node_of[rank] == comm.node_of[comm.rank]]
+    on_my_node = [
+        place[2] for rank, place in places.items() if comm.node_of[rank] == comm.node_of[comm.rank]
+    ]
     assert sorted(on_my_node) == list(range(len(on_my_node)))
 
 

@@ -14,7 +14,9 @@ SCRIPT = str(Path(__file__).with_name("laws.py"))
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process, and it is not only an entry that nobody has taken notice of yet."""
+    """Whether there is such a process, and it is not only an entry that nobody has taken notice of
+    yet.
+    """
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
 
@@ -42,7 +44,9 @@ def test_mpi_keeps_the_law_when_all_goes_in_pieces_and_over_a_network(law):
 @pytest.mark.parametrize(("ranks", "nodes"), [(4, 2), (5, 2), (7, 3)])
 def test_mpi_keeps_the_law_on_nodes_of_several_ranks_alike_or_not(law, ranks, nodes):
     lines = output(ranks, "nodes", str(nodes)).splitlines()
-    assert {f"{rank} {law} ok" for rank in range(ranks)} <= set(lines), output(ranks, "nodes", str(nodes))
+    assert {f"{rank} {law} ok" for rank in range(ranks)} <= set(lines), output(
+        ranks, "nodes", str(nodes)
+    )
 
 
 def test_a_lone_rank_under_mpirun_is_serial():
@@ -77,13 +81,17 @@ except RuntimeError as error:
     comm.abort(2)
 """
     done = mpirun(2, "-c", code, check=False, timeout=60)
-    assert done.returncode == 2 and "0 no such file" in done.stdout and "1 no such" not in done.stdout
+    assert (
+        done.returncode == 2 and "0 no such file" in done.stdout and "1 no such" not in done.stdout
+    )
 
 
 def test_a_launcher_of_another_mpi_is_refused():
     code = "from hpcfed.comm import connect; connect()"
     env = environment({"OMPI_COMM_WORLD_SIZE": "4"})
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
     assert "the launcher started 4 processes" in done.stderr and "MPI connects 1" in done.stderr
 
 
@@ -91,7 +99,9 @@ def test_a_job_that_hangs_is_ended_and_fails_the_test():
     code = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)"
     with pytest.raises(pytest.fail.Exception, match=r"did not end within 3 s") as failed:
         mpirun(2, "-c", code, timeout=3)
-    pids = [int(line.split()[1]) for line in str(failed.value).splitlines() if line.startswith("pid ")]
+    pids = [
+        int(line.split()[1]) for line in str(failed.value).splitlines() if line.startswith("pid ")
+    ]
     assert len(pids) == 2 and not any(runs(pid) for pid in pids)
 
 

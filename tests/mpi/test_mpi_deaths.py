@@ -1,4 +1,6 @@
-"""Ranks are killed: the others are told in whatever verb they are, shrink, and go on with what they shared."""
+"""Ranks are killed: the others are told in whatever verb they are, shrink, and go on with what they
+shared.
+"""
 
 import pytest
 
@@ -34,8 +36,8 @@ for verb, call in verbs.items():
         gone = comm.shrink()
     total = comm.sum([[np.ones(2)]], [(2,)])[0].tolist()
     order = [*comm.gather({comm.rank: me}).values()]
-    print(me, verb, tuple(gone) == dead, total == [comm.size] * 2, order == sorted(order), data["x"].sum() == 15,
-          len(comm.node_of) == comm.size, flush=True)
+    right = total == [comm.size] * 2, order == sorted(order), data["x"].sum() == 15
+    print(me, verb, tuple(gone) == dead, *right, len(comm.node_of) == comm.size, flush=True)
 print(me, "left of", comm.size, comm.lost, flush=True)
 comm.close()
 os._exit(0)
@@ -58,11 +60,15 @@ def test_whoever_dies_in_whatever_verb_the_others_go_on():
     told = [line.split() for line in lines if " left of " not in line]
     assert {verb for _, verb, *_ in told} == {"sum", "gather", "bcast", "move", "share", "barrier"}
     assert [line for line in told if line[2:] != ["True"] * 5] == []
-    assert [line.split()[1:] for line in lines if " left of " in line] == [["left", "of", "2", "7"]] * 2
+    assert [line.split()[1:] for line in lines if " left of " in line] == [
+        ["left", "of", "2", "7"]
+    ] * 2
     assert "WARNING" not in done.stderr
 
 
 @pytest.mark.timeout(100)
 def test_ranks_do_not_wait_for_ever_for_one_that_died_before_mpi_began():
     done = mpirun(3, "-c", EARLY, timeout=60, options=ulfm(), check=False)
-    assert done.returncode == 1 and "Timeout (0:00:02)!" in done.stderr and "start.py" in done.stderr
+    assert (
+        done.returncode == 1 and "Timeout (0:00:02)!" in done.stderr and "start.py" in done.stderr
+    )

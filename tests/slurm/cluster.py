@@ -1,7 +1,9 @@
-"""A Slurm of our own for tests: one controller and several node daemons on this machine, all of this user.
+"""A Slurm of our own for tests: one controller and several node daemons on this machine, all of
+this user.
 
-Each "node" is a slurmd with a name, a port and a spool folder of its own. Keys, sockets and logs lie in one folder;
-nothing of a Slurm that the machine may have is touched. All daemons end with the process that starts them.
+Each "node" is a slurmd with a name, a port and a spool folder of its own. Keys, sockets and logs
+lie in one folder; nothing of a Slurm that the machine may have is touched. All daemons end with the
+process that starts them.
 """
 
 import getpass
@@ -16,7 +18,8 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "setpriv")
 PACKAGES = ("slurm-wlm", "munge")  # of Debian
-PATH = f"{os.environ['PATH']}{os.pathsep}/usr/sbin"  # where Debian has daemons; it is not on every user's path
+# where Debian has daemons; it is not on every user's path
+PATH = f"{os.environ['PATH']}{os.pathsep}/usr/sbin"
 CONFIG = """
 ClusterName=virtual
 SlurmctldHost={host}(127.0.0.1)
@@ -74,15 +77,29 @@ class Cluster:
         for name, text in self.files().items():
             (self.folder / name).touch(mode=0o600)
             (self.folder / name).write_text(text)
-        self.start("munged", "--foreground", "--force", f"--socket={self.folder}/munge.sock", "--origin=127.0.0.1",
-                   *(f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "pid", "log", "seed")))
+        self.start(
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={self.folder}/munge.sock",
+            "--origin=127.0.0.1",
+            *(
+                f"--{name}-file={self.folder}/munge.{name}"
+                for name in ("key", "pid", "log", "seed")
+            ),
+        )
         self.until(lambda: (self.folder / "munge.sock").exists(), "munged does not start")
         self.start("slurmctld", "-D")
         for n in range(1, self.nodes + 1):
             (self.folder / f"spool.n{n}").mkdir()
             self.start("slurmd", "-D", "-N", f"n{n}")
-        self.until(lambda: self.call("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.split() == [str(self.nodes)],
-                   "nodes do not come up")
+        self.until(
+            lambda: (
+                self.call("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.split()
+                == [str(self.nodes)]
+            ),
+            "nodes do not come up",
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,37 +110,72 @@ class Cluster:
     def files(self) -> dict[str, str]:
         """What the daemons read, by name."""
         host, port, n = socket.gethostname().split(".")[0], free_ports(self.nodes + 1), self.nodes
-        old = " 22." in self.call("slurmd", "-V").stdout  # Debian 12's; it touches no cgroup with the plugin for v1
-        preempt = "SlurmctldParameters=preempt_send_user_signal" if old else "PreemptParameters=send_user_signal"
-        text = CONFIG.format(send_user_signal=preempt, host=host, user=getpass.getuser(), folder=self.folder, port=port,
-                             nodes=n, most=n - 1, first=port + 1, before=port + n - 1, last=port + n)
-        gpus = "".join(f"Name=gpu File=/dev/{file}\n" for file in ("null", "zero", "full", "random"))  # none is opened
+        # Debian 12's; it touches no cgroup with the plugin for v1
+        old = " 22." in self.call("slurmd", "-V").stdout
+        preempt = (
+            "SlurmctldParameters=preempt_send_user_signal"
+            if old
+            else "PreemptParameters=send_user_signal"
+        )
+        text = CONFIG.format(
+            send_user_signal=preempt,
+            host=host,
+            user=getpass.getuser(),
+            folder=self.folder,
+            port=port,
+            nodes=n,
+            most=n - 1,
+            first=port + 1,
+            before=port + n - 1,
+            last=port + n,
+        )
+        gpus = "".join(
+            f"Name=gpu File=/dev/{file}\n" for file in ("null", "zero", "full", "random")
+        )  # none is opened
         cgroup = f"CgroupPlugin={'cgroup/v1' if old else 'disabled'}\n"
-        return {"munge.key": secrets.token_hex(64), "slurm.conf": text, "cgroup.conf": cgroup,
-                "gres.conf": gpus}
+        return {
+            "munge.key": secrets.token_hex(64),
+            "slurm.conf": text,
+            "cgroup.conf": cgroup,
+            "gres.conf": gpus,
+        }
 
     def start(self, *words: str) -> None:
         """Start a daemon that ends with this process, or with the cluster."""
         with open(self.folder / "daemons.log", "ab") as log:
-            daemon = subprocess.Popen(["setpriv", "--pdeathsig", "TERM", *words], stdin=subprocess.DEVNULL, stdout=log,
-                                      stderr=log, env=os.environ | self.env, start_new_session=True)
+            daemon = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | self.env,
+                start_new_session=True,
+            )
         self.daemons.callback(end, daemon)
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """One of Slurm's commands; see its returncode."""
-        return subprocess.run(words, env=os.environ | self.env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            words, env=os.environ | self.env, capture_output=True, text=True, timeout=60
+        )
 
     def until(self, true: Callable[[], bool], complaint: str, seconds: float = 60) -> None:
-        """Wait for something, at most so many seconds; then RuntimeError, with the daemons' last words."""
+        """Wait for something, at most so many seconds; then RuntimeError, with the daemons' last
+        words.
+        """
         deadline = time.monotonic() + seconds
         while not true():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{complaint}\n{(self.folder / 'daemons.log').read_text()[-3000:]}")
+                raise RuntimeError(
+                    f"{complaint}\n{(self.folder / 'daemons.log').read_text()[-3000:]}"
+                )
             time.sleep(0.1)
 
 
 def end(daemon: subprocess.Popen[bytes]) -> None:
-    """Ask a daemon to end, and kill it if it does not: slurmctld does not listen while it starts."""
+    """Ask a daemon to end, and kill it if it does not: slurmctld does not listen while it
+    starts.
+    """
     daemon.terminate()
     try:
         daemon.wait(10)

@@ -28,7 +28,9 @@ def desk(cluster: Cluster, tmp_path: Path) -> Desk:
 
 @pytest.fixture(scope="session")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JOB on one rank, without Slurm and without a break; under mpirun on three it has the same digest."""
+    """JOB on one rank, without Slurm and without a break; under mpirun on three it has the same
+    digest.
+    """
     folder = tmp_path_factory.mktemp("wanted")
     (folder / gated.OPEN).touch()
     for ranks in (1, 3):

@@ -1,4 +1,6 @@
-"""Where a user stands who submits jobs to the virtual cluster, and the tiny job that the tests run there."""
+"""Where a user stands who submits jobs to the virtual cluster, and the tiny job that the tests run
+there.
+"""
 
 import os
 import shlex
@@ -14,7 +16,8 @@ from tests.system.test_readme import SMALL_MACHINE, blocks
 
 LIMIT = 300  # seconds for anything to happen: a crowded machine may need minutes
 JOB = shlex.split(
-    "--algorithm.name tests.slurm.gated:Gated --clients 6 --models.mix mlp --models.d 16 --data.train_limit 180 "
+    "--algorithm.name tests.slurm.gated:Gated --clients 6 --models.mix mlp --models.d 16 "
+    "--data.train_limit 180 "
     "--rounds 3 --checkpoint.every 1 --local.keep_optimiser"
 )
 COMMANDS = [shlex.split(line) for line in blocks("bash")[0].splitlines()]  # of the README
@@ -31,7 +34,9 @@ class Desk:
         (folder / "jobs").symlink_to(ROOT / "jobs")
         path = os.pathsep.join([str(Path(sys.executable).parent), cluster.env["PATH"]])
         cache = str(folder / "cache")  # where `hpcfed doctor` has left no word
-        self.env = environment({**SMALL_MACHINE, **cluster.env, "PATH": path, "XDG_CACHE_HOME": cache})
+        self.env = environment(
+            {**SMALL_MACHINE, **cluster.env, "PATH": path, "XDG_CACHE_HOME": cache}
+        )
         self.told = ""  # by the last submission
 
     def open(self) -> None:
@@ -40,7 +45,9 @@ class Desk:
 
     def call(self, *words: str) -> str:
         """What a command prints; fails unless its status is 0."""
-        done = subprocess.run(words, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run(
+            words, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=LIMIT
+        )
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -80,4 +87,7 @@ class Desk:
 
     def printed(self) -> str:
         """What the jobs of this desk have printed."""
-        return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("slurm-*.out")))
+        return "\n".join(
+            f"== {path.name}\n{path.read_text()}"
+            for path in sorted(self.folder.glob("slurm-*.out"))
+        )

@@ -9,7 +9,9 @@ WAITING, OPEN = Path("waiting"), Path("open")  # where the run was started
 
 
 class Gated(RoundBased):
-    """FedAvg, but in round 2 clients wait for the file `open`, or for a signal that asks to stop."""
+    """FedAvg, but in round 2 clients wait for the file `open`, or for a signal that asks to
+    stop.
+    """
 
     def local(self, fed, client, state, t):
         while t == 1 and not OPEN.exists() and not fed.pulse.asked:

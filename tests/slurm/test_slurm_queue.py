@@ -1,6 +1,8 @@
-"""Runs in the queue of a real Slurm: whatever it does with them, they end with the bits of an unbroken run.
+"""Runs in the queue of a real Slurm: whatever it does with them, they end with the bits of an
+unbroken run.
 
-Where the README has a command for it, that is the one that is called, with the fields of a tiny job added.
+Where the README has a command for it, that is the one that is called, with the fields of a tiny job
+added.
 """
 
 import shlex
@@ -14,12 +16,16 @@ from tests.slurm.desk import ARRAY, CHAIN, JOB, LIMIT, QUEUED, STOP, Desk
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 RUN = [*JOB, "--out", "run"]
-REQUEUED_AT_FIRST = '[ "$SLURM_RESTART_COUNT" ] || { scontrol requeue $SLURM_JOB_ID; exec sleep 60; }'
+REQUEUED_AT_FIRST = (
+    '[ "$SLURM_RESTART_COUNT" ] || { scontrol requeue $SLURM_JOB_ID; exec sleep 60; }'
+)
 
 
 @pytest.fixture(scope="module")
 def chain(cluster, tmp_path_factory) -> tuple[Desk, list[str]]:
-    """Three links, of which the first stands in round 2 until its time is up: Slurm looks twice a minute."""
+    """Three links, of which the first stands in round 2 until its time is up: Slurm looks twice a
+    minute.
+    """
     desk = Desk(cluster, tmp_path_factory.mktemp("chain") / "desk")
     ids = desk.submit(*CHAIN[2:], *RUN, "--partition", "urgent")
     desk.waiting(ids[0])
@@ -48,9 +54,16 @@ def test_a_task_of_a_sweep_that_fails_leaves_the_others_alone_and_the_table_says
     options = ["--algorithm.name", methods, "--out", "sweep", "--submit", "--time", "10"]
     submitted = desk.hpcfed("sweep", *JOB[2:], *options)
     array = submitted.split()[2].rstrip(",")
-    assert [desk.ended(f"{array}_{i}")["ExitCode"] for i in range(4)] == ["0:0", "0:0", "0:0", "2:0"], desk.printed()
+    assert [desk.ended(f"{array}_{i}")["ExitCode"] for i in range(4)] == [
+        "0:0",
+        "0:0",
+        "0:0",
+        "2:0",
+    ], desk.printed()
     table = desk.hpcfed("table", "sweep").splitlines()
-    assert [line.split()[0] for line in table if line.endswith("failed")] == ["tests.system.faulty:Faulty"]
+    assert [line.split()[0] for line in table if line.endswith("failed")] == [
+        "tests.system.faulty:Faulty"
+    ]
     assert "client 2 (mlp): the loss is nan in round 1" in table[-1]
 
 
@@ -85,23 +98,41 @@ def test_a_chain_goes_on_after_the_time_limit_and_what_is_left_of_it_ends_at_onc
     desk.done(ids[1])
     assert digest(desk.folder / "run") == wanted
     desk.done(ids[2])
-    assert "hpcfed supervise: run: all 3 rounds are done" in (desk.folder / f"slurm-{ids[2]}.out").read_text()
+    assert (
+        "hpcfed supervise: run: all 3 rounds are done"
+        in (desk.folder / f"slurm-{ids[2]}.out").read_text()
+    )
 
 
 def test_requeued_before_its_first_round_in_mid_round_and_preempted_a_run_ends_with_the_same_bits(
     desk, unbroken, wanted
 ):
-    shutil.copytree(unbroken, desk.folder / "run")  # which is to be overwritten, and by the first start is not yet
-    (job,) = desk.submit(*RUN, "--overwrite", "--nodes", "2", "--time", "10", "--env", REQUEUED_AT_FIRST)
+    shutil.copytree(
+        unbroken, desk.folder / "run"
+    )  # which is to be overwritten, and by the first start is not yet
+    (job,) = desk.submit(
+        *RUN, "--overwrite", "--nodes", "2", "--time", "10", "--env", REQUEUED_AT_FIRST
+    )
     desk.waiting(job)
     desk.call("scontrol", "requeue", job)  # ends all processes; what is left is the last checkpoint
     again = {"Restarts": "2", "JobState": "RUNNING"}  # then no process of the first start is left
     desk.until(lambda: again.items() <= desk.show(job).items(), "not started again")
     (desk.folder / "waiting").unlink(missing_ok=True)
     desk.waiting(job)
-    other = desk.call("sbatch", "--parsable", "--partition=urgent", "--nodes=3", "--exclusive", "--wrap", "hostname")
+    other = desk.call(
+        "sbatch",
+        "--parsable",
+        "--partition=urgent",
+        "--nodes=3",
+        "--exclusive",
+        "--wrap",
+        "hostname",
+    )
     desk.done(other.strip())
     desk.open()
     assert desk.done(job)["Restarts"] == "3"
-    assert [past["rounds"] for past in results.load(desk.folder / "run").header["history"]] == [1, 1]
+    assert [past["rounds"] for past in results.load(desk.folder / "run").header["history"]] == [
+        1,
+        1,
+    ]
     assert digest(desk.folder / "run") == wanted

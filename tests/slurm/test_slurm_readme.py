@@ -1,4 +1,6 @@
-"""The scripts of the README and of `slurm/`, on a real Slurm. The README's other commands: test_slurm_queue.py."""
+"""The scripts of the README and of `slurm/`, on a real Slurm. The README's other commands:
+test_slurm_queue.py.
+"""
 
 import re
 import shlex

@@ -1,7 +1,8 @@
-"""`python fatal.py [JOB.toml] [--field value ...]` is hpcfed.main in which ranks kill themselves at given moments.
+"""`python fatal.py [JOB.toml] [--field value ...]` is hpcfed.main in which ranks kill themselves at
+given moments.
 
-FATAL="2:train:3 0+1:collective:5" kills rank 2 in round 3 while a client trains, ranks 0 and 1 in round 5 where the
-ranks meet. Ranks are numbered as the launcher did; rounds count from 1.
+FATAL="2:train:3 0+1:collective:5" kills rank 2 in round 3 while a client trains, ranks 0 and 1 in
+round 5 where the ranks meet. Ranks are numbered as the launcher did; rounds count from 1.
 """
 
 import os
@@ -52,7 +53,9 @@ def moments() -> dict[str, set[int]]:
 
 def deadly(work: Callable, when: set[int]) -> Callable:
     def wrapped(*args, **kwargs):
-        saved = next((what.rounds for what in args if isinstance(what, parts.About)), None)  # in the background
+        saved = next(
+            (what.rounds for what in args if isinstance(what, parts.About)), None
+        )  # in the background
         if (STATE["round"] if saved is None else saved) in when:
             os.kill(os.getpid(), signal.SIGKILL)
         return work(*args, **kwargs)

@@ -1,4 +1,6 @@
-"""Runs that a test watches while they go on: it waits for lines, with a deadline, and signals ranks."""
+"""Runs that a test watches while they go on: it waits for lines, with a deadline, and signals
+ranks.
+"""
 
 import os
 import select
@@ -21,24 +23,34 @@ MAIN = (sys.executable, "-m", "hpcfed.main")
 
 
 class Live:
-    """A job in a session of its own. `out`: its stdout so far; `err`: its stderr, once it has ended."""
+    """A job in a session of its own. `out`: its stdout so far; `err`: its stderr, once it has
+    ended.
+    """
 
     def __init__(self, job: subprocess.Popen[bytes], errors: BinaryIO):
         self.job, self.errors, self.out, self.err = job, errors, "", ""
 
     def until(self, text: str, seconds: float = LIMIT) -> None:
-        """Read stdout until text has come; fails when it has not within so many seconds, or the job ends."""
+        """Read stdout until text has come; fails when it has not within so many seconds, or the job
+        ends.
+        """
         deadline = monotonic() + seconds
         while text not in self.out:
             if not self._more(deadline):
                 self._fail(f"no {text!r} within {seconds} s")
 
     def until_file(self, path: Path, text: str, seconds: float = LIMIT) -> None:
-        """Until this file holds the text; fails when it does not within so many seconds, or the job ends."""
-        self._until(lambda: path.exists() and text in path.read_text(), f"no {text!r} in {path}", seconds)
+        """Until this file holds the text; fails when it does not within so many seconds, or the job
+        ends.
+        """
+        self._until(
+            lambda: path.exists() and text in path.read_text(), f"no {text!r} in {path}", seconds
+        )
 
     def until_warned(self, text: str, seconds: float = LIMIT) -> None:
-        """Until stderr holds the text; fails when it does not within so many seconds, or the job ends."""
+        """Until stderr holds the text; fails when it does not within so many seconds, or the job
+        ends.
+        """
         self._until(lambda: text in self._errors(), f"no {text!r} on stderr", seconds)
 
     def _until(self, true: Callable[[], bool], otherwise: str, seconds: float) -> None:
@@ -49,7 +61,9 @@ class Live:
             self._more(monotonic() + 0.05)
 
     def finish(self, seconds: float = LIMIT) -> int:
-        """Read on to the end of the job; its exit status. Fails when it does not end within so many seconds."""
+        """Read on to the end of the job; its exit status. Fails when it does not end within so many
+        seconds.
+        """
         deadline = monotonic() + seconds
         while self._more(deadline):
             pass
@@ -68,7 +82,9 @@ class Live:
 
     def ranks(self) -> dict[int, int]:
         """Process ids by rank."""
-        return dict(sorted(found for entry in Path("/proc").glob("[0-9]*") for found in self._rank(entry)))
+        return dict(
+            sorted(found for entry in Path("/proc").glob("[0-9]*") for found in self._rank(entry))
+        )
 
     def _rank(self, entry: Path) -> Iterator[tuple[int, int]]:
         """Rank and id of a process of this job; nothing for any other process."""
@@ -78,11 +94,15 @@ class Live:
             variables = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
         except (ProcessLookupError, PermissionError, FileNotFoundError):
             return  # ended meanwhile, or somebody else's
-        yield from ((int(v.removeprefix(RANK)), int(entry.name)) for v in variables if v.startswith(RANK))
+        yield from (
+            (int(v.removeprefix(RANK)), int(entry.name)) for v in variables if v.startswith(RANK)
+        )
 
     def _errors(self) -> str:
         size = os.fstat(self.errors.fileno()).st_size
-        return os.pread(self.errors.fileno(), size, 0).decode(errors="replace")  # the job writes on where it is
+        return os.pread(self.errors.fileno(), size, 0).decode(
+            errors="replace"
+        )  # the job writes on where it is
 
     def _fail(self, what: str) -> NoReturn:
         pytest.fail(f"{what}\n--- stdout\n{self.out}\n--- stderr\n{self._errors()}")
@@ -98,11 +118,19 @@ class Live:
 
 @contextmanager
 def started(ranks: int, *flags: str) -> Iterator[Live]:
-    """`python -m hpcfed.main` on so many ranks, under mpirun for more than one; nothing of it is left behind."""
+    """`python -m hpcfed.main` on so many ranks, under mpirun for more than one; nothing of it is
+    left behind.
+    """
     command = [*launcher(), "-np", str(ranks), *MAIN] if ranks > 1 else MAIN
     with tempfile.TemporaryFile() as errors:
-        job = subprocess.Popen([*command, *flags], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-                               env=environment({}), start_new_session=True)  # fmt: skip
+        job = subprocess.Popen(
+            [*command, *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment({}),
+            start_new_session=True,
+        )
         with job:
             try:
                 yield Live(job, errors)

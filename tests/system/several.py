@@ -1,6 +1,8 @@
-"""Several runs one after the other in the same processes: starting Python and MPI costs more than a small run.
+"""Several runs one after the other in the same processes: starting Python and MPI costs more than a
+small run.
 
-As a module, `together` starts them. As a program, `several.py CASES.json FOLDER` is what each rank runs.
+As a module, `together` starts them. As a program, `several.py CASES.json FOLDER` is what each rank
+runs.
 """
 
 import io
@@ -20,7 +22,8 @@ from tests.mpirun import ROOT, environment, mpirun
 LIMIT = 300  # seconds for one command: a crowded machine may need minutes, a deadlock fails
 # A job of about a second: two architectures, a representation of 16, 120 examples.
 SMALL = shlex.split(
-    "--clients 4 --models.mix mlp,fedhenn-1 --models.d 16 --data.train_limit 120 --data.test_share 0.5 "
+    "--clients 4 --models.mix mlp,fedhenn-1 --models.d 16 --data.train_limit 120 "
+    "--data.test_share 0.5 "
     "--rounds 2 --evaluate.every 1"
 )
 
@@ -37,7 +40,9 @@ class Outcome:
 def together(
     ranks: int, folder: Path, cases: Mapping[str, list[str]], timeout: float = LIMIT
 ) -> dict[str, list[Outcome]]:
-    """The outcomes of `hpcfed.main` for each command line, by rank; fails if they take more than timeout seconds."""
+    """The outcomes of `hpcfed.main` for each command line, by rank; fails if they take more than
+    timeout seconds.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))
     argv = [str(Path(__file__)), str(folder / "cases.json"), str(folder)]
@@ -46,7 +51,10 @@ def together(
         subprocess.run([sys.executable, *argv], cwd=ROOT, env=env, timeout=timeout, check=True)
     else:
         mpirun(ranks, *argv, timeout=timeout, env={"COLUMNS": "500"}, cwd=ROOT)
-    return {name: [Outcome(**json.loads(written(folder, name, r).read_text())) for r in range(ranks)] for name in cases}
+    return {
+        name: [Outcome(**json.loads(written(folder, name, r).read_text())) for r in range(ranks)]
+        for name in cases
+    }
 
 
 def written(folder: Path, name: str, rank: int) -> Path:
@@ -69,4 +77,8 @@ def work(cases: dict[str, list[str]], folder: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    work(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)))
+    work(
+        json.loads(Path(sys.argv[1]).read_text()),
+        Path(sys.argv[2]),
+        int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)),
+    )

@@ -1,4 +1,6 @@
-"""The documentation: it builds without a warning, needs no network, has all there is, and its examples run."""
+"""The documentation: it builds without a warning, needs no network, has all there is, and its
+examples run.
+"""
 
 import os
 import re
@@ -23,22 +25,40 @@ WRITTEN = sorted((DOCS / "pages").rglob("*.md"))
 OWN = sorted((DOCS / "pages/extend").glob("*.md"))
 BLOCK = re.compile(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 FEW = ["--data.train_limit", "200"]  # examples, for the tests' sake
-FETCHED = re.compile(r"<(?:script|img|iframe|source)[^>]* src=[\"']?(?:https?:)?//"
-                     r"|<link[^>]* rel=[\"']?(?:stylesheet|preload|preconnect|icon)[^>]* href=[\"']?(?:https?:)?//"
-                     r"|url\([\"']?(?:https?:)?//|@import")  # fmt: skip
+FETCHED = re.compile(
+    r"<(?:script|img|iframe|source)[^>]* src=[\"']?(?:https?:)?//"
+    r"|<link[^>]* rel=[\"']?(?:stylesheet|preload|preconnect|icon)[^>]* href=[\"']?(?:https?:)?//"
+    r"|url\([\"']?(?:https?:)?//|@import"
+)
 
 
 def lines(page: Path, *languages: str) -> list[str]:
     """All commands of a page."""
     found = BLOCK.findall(page.read_text())
-    return [line for language, _, text in found if language in languages for line in text.splitlines() if line]
+    return [
+        line
+        for language, _, text in found
+        if language in languages
+        for line in text.splitlines()
+        if line
+    ]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     """The built pages."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", DOCS / "mkdocs.yml", "-d", folder]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "-f",
+        DOCS / "mkdocs.yml",
+        "-d",
+        folder,
+    ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -47,7 +67,11 @@ def site(tmp_path_factory) -> Path:
 
 def test_every_algorithm_has_a_page_and_every_field_its_place(site):
     assert {path.stem for path in (site / "algorithms").glob("*.html")} == {*ALGORITHMS, "index"}
-    fields = [f"{n}-{f}" for n, part in Job.model_fields.items() for f in getattr(part.annotation, "model_fields", ())]
+    fields = [
+        f"{n}-{f}"
+        for n, part in Job.model_fields.items()
+        for f in getattr(part.annotation, "model_fields", ())
+    ]
     text = (site / "reference/job.html").read_text()
     assert [name for name in (*fields, "rounds", "seed") if f'id="{name}"' not in text] == []
 
@@ -55,7 +79,9 @@ def test_every_algorithm_has_a_page_and_every_field_its_place(site):
 def test_the_pages_fetch_nothing_from_anywhere(site):
     texts = [*site.rglob("*.html"), *site.rglob("*.css")]
     assert len(texts) > len(ALGORITHMS)
-    assert {path.name: found for path in texts if (found := FETCHED.findall(path.read_text()))} == {}
+    assert {
+        path.name: found for path in texts if (found := FETCHED.findall(path.read_text()))
+    } == {}
 
 
 @pytest.mark.timeout(300)
@@ -75,7 +101,9 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
 
 
 def call(words: list[str]) -> None:
-    """A command of a page in this process, for each of its own would import torch anew; on one rank, as bits are."""
+    """A command of a page in this process, for each of its own would import torch anew; on one
+    rank, as bits are.
+    """
     match words[3:] if words[0] == "mpirun" else words:
         case ["python", "-m", "hpcfed.main", *flags]:
             assert main(flags) == 0
@@ -87,7 +115,9 @@ def call(words: list[str]) -> None:
             pytest.fail(f"no test runs {shlex.join(words)}")
 
 
-@pytest.mark.parametrize("page", [page for page in WRITTEN if page not in OWN], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in WRITTEN if page not in OWN], ids=lambda page: page.stem
+)
 def test_the_commands_of_a_page_are_valid(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     for line in lines(page, "sh", "bash"):
@@ -95,11 +125,19 @@ def test_the_commands_of_a_page_are_valid(page, monkeypatch):
         if words[0] == "hpcfed":
             cli._options(words[1:])
         elif "hpcfed.main" in words:
-            resumed = words.index("--resume") if "--resume" in words else len(words)  # a run that is not there
-            load([*words[words.index("hpcfed.main") + 1 : resumed], *words[resumed + 2 :]], environ={})
+            # a run that is not there
+            resumed = words.index("--resume") if "--resume" in words else len(words)
+            load(
+                [*words[words.index("hpcfed.main") + 1 : resumed], *words[resumed + 2 :]],
+                environ={},
+            )
 
 
 def test_the_job_file_of_the_quick_start_is_a_valid_job(tmp_path):
-    (toml,) = (text for language, _, text in BLOCK.findall((DOCS / "pages/start.md").read_text()) if language == "toml")
+    (toml,) = (
+        text
+        for language, _, text in BLOCK.findall((DOCS / "pages/start.md").read_text())
+        if language == "toml"
+    )
     (tmp_path / "job.toml").write_text(toml)
     assert load([str(tmp_path / "job.toml")], environ={}).algorithm.name == "fedproto"

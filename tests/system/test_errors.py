@@ -21,17 +21,29 @@ def flags(text: str) -> list[str]:
 # By name: flags, where {desk} is the folder below, and what the message must hold.
 MISTAKES: dict[str, tuple[str, list[str]]] = {
     "field": ("--data.alfa 1", ["no field 'data.alfa'; did you mean 'data.alpha'"]),
-    "field_in_file": ("{desk}/wrong.toml", ["wrong.toml: data.alfa: no field 'alfa'; did you mean 'alpha'?"]),
+    "field_in_file": (
+        "{desk}/wrong.toml",
+        ["wrong.toml: data.alfa: no field 'alfa'; did you mean 'alpha'?"],
+    ),
     "job_file": ("{desk}/none.toml", ["none.toml: cannot read the job file"]),
     "algorithm": ("--algorithm.name fedprx", ["no algorithm 'fedprx'; did you mean 'fedprox'"]),
     "model": ("--models.mix mlp,resnet180", ["no model 'resnet180'; did you mean 'resnet18'"]),
     "data_set": ("--data.name cifar11", ["no data set 'cifar11'; did you mean 'cifar1"]),
     "preset": ("--preset author", ["--preset: input should be 'paper' or 'authors', got 'author'"]),
-    "partition": ("--data.partition iidd", ["--data.partition: input should be 'iid'", "got 'iidd'"]),
+    "partition": (
+        "--data.partition iidd",
+        ["--data.partition: input should be 'iid'", "got 'iidd'"],
+    ),
     "type": ("--local.lr fast", ["--local.lr: input should be a valid number", "got 'fast'"]),
-    "range": ("--participation 1.5", ["--participation: input should be less than or equal to 1, got '1.5'"]),
+    "range": (
+        "--participation 1.5",
+        ["--participation: input should be less than or equal to 1, got '1.5'"],
+    ),
     "two_mistakes": ("--rounds 0 --data.alpha -1", ["--rounds: input", "--data.alpha: input"]),
-    "classes": ("--data.partition classes --data.classes_per_client 11", ["classes_per_client", "11", "10"]),
+    "classes": (
+        "--data.partition classes --data.classes_per_client 11",
+        ["classes_per_client", "11", "10"],
+    ),
     "no_users": ("--data.partition natural", ["natural", "no users"]),
     "no_files": (
         "--data.name cifar10 --data.root {desk}/nothing --no-data.download",
@@ -39,8 +51,14 @@ MISTAKES: dict[str, tuple[str, list[str]]] = {
     ),
     "too_little": ("--clients 20 --data.train_limit 10", ["20 clients cannot share 10 examples"]),
     "no_partition_file": ("--data.partition_file {desk}/none.h5", ["{desk}/none.h5"]),
-    "unwritable": ("--out {desk}/wrong.toml/run", ["cannot make the folder {desk}/wrong.toml/run: Not a directory"]),
-    "mixed": ("--algorithm.name fedavg", ["fedavg needs one architecture", "fedhenn-1, mlp", "fedclassavg"]),
+    "unwritable": (
+        "--out {desk}/wrong.toml/run",
+        ["cannot make the folder {desk}/wrong.toml/run: Not a directory"],
+    ),
+    "mixed": (
+        "--algorithm.name fedavg",
+        ["fedavg needs one architecture", "fedhenn-1, mlp", "fedclassavg"],
+    ),
     "small_images": (
         "--models.mix googlenet --data.name {desk}/small.npz",
         ["googlenet", "at least 15x15", "[1, 8, 8]", "resnet18"],
@@ -61,7 +79,13 @@ def desk(tmp_path_factory) -> Path:
     (folder / "wrong.toml").write_text("[data]\nalfa = 1\n")
     x, y = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 4
     np.savez(folder / "small.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    np.savez(folder / "label.npz", x_train=x, y_train=np.where(np.arange(40) == 3, -1, y), x_test=x, y_test=y)
+    np.savez(
+        folder / "label.npz",
+        x_train=x,
+        y_train=np.where(np.arange(40) == 3, -1, y),
+        x_test=x,
+        y_test=y,
+    )
     (folder / "damaged.npz").write_bytes((folder / "small.npz").read_bytes()[:3000])
     (folder / "damaged.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(2000))
     return folder
@@ -105,25 +129,49 @@ def test_mpirun_ends_with_status_2_and_shows_the_message_once(tmp_path):
 def test_a_loss_that_diverges_ends_all_ranks_and_names_the_place_and_the_last_checkpoint(tmp_path):
     """The learning rate jumps to 1e9 after round 2."""
     leap = "--local.optimiser sgd --local.schedule step --local.milestones 2 --local.decay 1e12"
-    words = [*flags(leap), "--rounds", "9", "--checkpoint.every", "1", "--out", str(tmp_path / "run")]
+    words = [
+        *flags(leap),
+        "--rounds",
+        "9",
+        "--checkpoint.every",
+        "1",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     done = mpirun(2, *MAIN, *words, check=False, timeout=LIMIT)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     said = ours(done.stderr)
     assert said
     for line in said:  # of each rank that met it
         assert line.startswith("hpcfed: rank ")
-        assert [w for w in (" of 2: client ", "the loss is ", " in round ", "epoch ", "batch ") if w not in line] == []
+        assert [
+            w
+            for w in (" of 2: client ", "the loss is ", " in round ", "epoch ", "batch ")
+            if w not in line
+        ] == []
         assert "last checkpoint: " in line
-    assert any(f"last checkpoint: {tmp_path}/run/checkpoints/round-00000" in line for line in said), said
+    assert any(
+        f"last checkpoint: {tmp_path}/run/checkpoints/round-00000" in line for line in said
+    ), said
 
 
 def test_what_one_rank_meets_alone_ends_all_ranks_and_names_it(tmp_path):
     """The result file, which only rank 0 writes, becomes a folder while the run goes on."""
-    required = ["--rounds", "100000", "--checkpoint.every", "0", "--checkpoint.required", "--out", str(tmp_path)]
+    required = [
+        "--rounds",
+        "100000",
+        "--checkpoint.every",
+        "0",
+        "--checkpoint.required",
+        "--out",
+        str(tmp_path),
+    ]
     with started(2, *SMALL, *required) as job:
         job.until("round 1/")
         names.results_file(tmp_path).unlink()
         names.results_file(tmp_path).mkdir()
         job.ends(2)
     (said,) = ours(job.err)
-    assert said.startswith(f"hpcfed: rank 0 of 2: {names.results_file(tmp_path)}: cannot be written")
+    assert said.startswith(
+        f"hpcfed: rank 0 of 2: {names.results_file(tmp_path)}: cannot be written"
+    )

@@ -17,27 +17,48 @@ ROUNDS = 8
 SMALL = "--clients 6 --models.d 16 --data.train_limit 180 --evaluate.every 1 --quiet"
 # Moments that stay with clients, and clients that rest, so that there is more to lose than weights.
 JOBS = {
-    "fedclassavg": f"--models.mix mlp,fedhenn-1,fedhenn-3 --local.keep_optimiser --participation 0.5 --rounds {ROUNDS}",
+    "fedclassavg": f"--models.mix mlp,fedhenn-1,fedhenn-3 --local.keep_optimiser --participation "
+    f"0.5 --rounds {ROUNDS}",
     "swift": f"--algorithm.name swift --models.mix mlp --rounds {ROUNDS}",
 }
-# Name: method, ranks, who dies where and when, further flags, who is left, and the rounds from which it goes on: one
-# of two where a checkpoint is on its way, of which all parts may be there or not.
+# Name: method, ranks, who dies where and when, further flags, who is left, and the rounds from
+# which it goes on: one of two where a checkpoint is on its way, of which all parts may be there or
+# not.
 FAULTS = {
     "training, and two at once in a collective": (
-        "fedclassavg", 4, "0:train:4 1+2:collective:6", "--checkpoint.every 1", 1, [{2, 3}, {4, 5}]),
+        "fedclassavg",
+        4,
+        "0:train:4 1+2:collective:6",
+        "--checkpoint.every 1",
+        1,
+        [{2, 3}, {4, 5}],
+    ),
     "copies in memory, and two that kept one another's": (
-        "fedclassavg", 5, "0:evaluate:4 1+2:collective:7 4:finish:8", "--checkpoint.mirror --checkpoint.every 3", 1,
-        [{3}, {3, 6}, {8}]),
+        "fedclassavg",
+        5,
+        "0:evaluate:4 1+2:collective:7 4:finish:8",
+        "--checkpoint.mirror --checkpoint.every 3",
+        1,
+        [{3}, {3, 6}, {8}],
+    ),
     "without a server: the checkpoint, and the recovery": (
-        "swift", 3, "0:part:4 1:recover:4 1:recover:5", "--checkpoint.every 2", 1, [{2}]),
-}  # fmt: skip
+        "swift",
+        3,
+        "0:part:4 1:recover:4 1:recover:5",
+        "--checkpoint.every 2",
+        1,
+        [{2}],
+    ),
+}
 
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory) -> dict[str, str]:
     """The digest of each job's run without a fault, on one rank."""
     folder = tmp_path_factory.mktemp("clean")
-    cases = {name: shlex.split(f"{SMALL} {job} --out {folder / name}") for name, job in JOBS.items()}
+    cases = {
+        name: shlex.split(f"{SMALL} {job} --out {folder / name}") for name, job in JOBS.items()
+    }
     together(1, folder / "said", cases)
     return {name: digest(folder / name) for name in JOBS}
 
@@ -45,7 +66,9 @@ def clean(tmp_path_factory) -> dict[str, str]:
 def killed(ranks: int, fatal: str, words: str, folder: Path, check: bool = True):
     """A run in which ranks die; rank 0's stderr has what is said of it."""
     argv = shlex.split(f"{SMALL} {words} --out {folder}")
-    return mpirun(ranks, FATAL, *argv, env={"FATAL": fatal}, options=ulfm(), timeout=LIMIT, check=check)
+    return mpirun(
+        ranks, FATAL, *argv, env={"FATAL": fatal}, options=ulfm(), timeout=LIMIT, check=check
+    )
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -55,7 +78,9 @@ def test_ranks_die_and_the_run_ends_with_the_same_bits(name, clean, tmp_path):
     assert digest(tmp_path / "run") == clean[method]
     assert results.load(tmp_path / "run").header["ranks"] == left
     went_on = [int(t) for t in re.findall(r"the run goes on .* after round (\d+);", done.stderr)]
-    assert len(went_on) == len(rounds) and all(t in ts for t, ts in zip(went_on, rounds, strict=True)), done.stderr
+    assert len(went_on) == len(rounds) and all(
+        t in ts for t, ts in zip(went_on, rounds, strict=True)
+    ), done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -18,7 +18,8 @@ from tests.system.several import LIMIT, together
 pytestmark = pytest.mark.timeout(2 * LIMIT)
 RESUME_ME = 75
 JOB = shlex.split(
-    "--clients 4 --models.mix fedhenn-1 --models.d 16 --data.train_limit 80 --checkpoint.every 2 --evaluate.every 1 "
+    "--clients 4 --models.mix fedhenn-1 --models.d 16 --data.train_limit 80 --checkpoint.every 2 "
+    "--evaluate.every 1 "
     "--rounds 100000"
 )
 
@@ -28,7 +29,9 @@ def disk(tmp_path) -> Iterator[Path]:
     """A file system of 8 MB."""
     place = tmp_path / "disk"
     place.mkdir()
-    tried = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", place], capture_output=True, text=True)
+    tried = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", place], capture_output=True, text=True
+    )
     if tried.returncode:
         pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
     yield place
@@ -46,7 +49,10 @@ def test_a_disk_that_is_full_for_a_while_costs_warnings_and_no_round(disk, tmp_p
         job.ends(RESUME_ME)
     assert "No space left on device" in job.err and "Traceback" not in job.err
     rounds = ["--rounds", str(results.load(disk / "run").rounds + 2)]
-    words = {"run": ["--resume", str(disk / "run")], "clean": [*JOB, "--out", str(tmp_path / "clean")]}
+    words = {
+        "run": ["--resume", str(disk / "run")],
+        "clean": [*JOB, "--out", str(tmp_path / "clean")],
+    }
     together(1, tmp_path, {name: [*its, *rounds] for name, its in words.items()})
     assert digest(disk / "run") == digest(tmp_path / "clean")
 
@@ -56,4 +62,8 @@ def test_a_full_disk_ends_a_run_whose_checkpoints_are_required(disk):
         job.until("round 3/")
         fill(disk / "filler")
         job.ends(2)
-    assert job.err.count("hpcfed: ") == 1 and "No space left on device" in job.err and "Traceback" not in job.err
+    assert (
+        job.err.count("hpcfed: ") == 1
+        and "No space left on device" in job.err
+        and "Traceback" not in job.err
+    )

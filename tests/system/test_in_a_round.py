@@ -1,4 +1,6 @@
-"""What happens in the middle of a round: a signal, a client that fails, a rank that stands still."""
+"""What happens in the middle of a round: a signal, a client that fails, a rank that stands
+still.
+"""
 
 import os
 import shlex
@@ -15,8 +17,10 @@ from tests.system.several import LIMIT, SMALL, together
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 RESUME_ME, HUNG = 75, 70
-JOB = shlex.split("--clients 6 --models.mix mlp --models.d 16 --data.train_limit 180 --participation 1 "
-                  "--rounds 1 --local.keep_optimiser")  # fmt: skip
+JOB = shlex.split(
+    "--clients 6 --models.mix mlp --models.d 16 --data.train_limit 180 --participation 1 "
+    "--rounds 1 --local.keep_optimiser"
+)
 SIGNALLED = [*JOB, "--algorithm.name", "tests.system.faulty:Signalled"]
 ENDLESS = shlex.split("--algorithm.name lgfedavg --local.steps 1000000 --run.grace 2")
 
@@ -24,7 +28,9 @@ ENDLESS = shlex.split("--algorithm.name lgfedavg --local.steps 1000000 --run.gra
 def turns(run: Path) -> dict[int, int]:
     """Bytes of what each client has done in the round that was stopped."""
     with checkpoint.open_checkpoint(run) as file:
-        parcels = {int(name.removeprefix("clients/")): file.get(name) for name in file.names("clients/")}
+        parcels = {
+            int(name.removeprefix("clients/")): file.get(name) for name in file.names("clients/")
+        }
     return {k: len(parcel["round"]) for k, parcel in parcels.items() if "round" in parcel}
 
 
@@ -65,10 +71,22 @@ def test_a_client_that_fails_leaves_every_round_on_one_rank_and_on_three(tmp_pat
     job = [*SMALL, "--models.mix", "mlp", "--algorithm.name", "tests.system.faulty:Faulty"]
     flags = ["--run.on_client_fault", "drop", "--participation", "1"]
     for ranks in (1, 3):
-        done = together(ranks, tmp_path / str(ranks), {"run": [*job, *flags, "--out", str(tmp_path / f"run-{ranks}")]})
+        done = together(
+            ranks,
+            tmp_path / str(ranks),
+            {"run": [*job, *flags, "--out", str(tmp_path / f"run-{ranks}")]},
+        )
         told = [outcome.err for outcome in done["run"]]
-        assert "client 2 (mlp): the loss is nan in round 1, epoch 1, batch 1" in told[0] and not any(told[1:])
-        assert told[0].count("client 2 leaves the round, as run.on_client_fault = 'drop' has it") == 1
+        assert "client 2 (mlp): the loss is nan in round 1, epoch 1, batch 1" in told[
+            0
+        ] and not any(told[1:])
+        assert (
+            told[0].count("client 2 leaves the round, as run.on_client_fault = 'drop' has it") == 1
+        )
     assert digest(tmp_path / "run-1") == digest(tmp_path / "run-3")
     record = results.load(tmp_path / "run-1")
-    assert record.column("clients/fault").tolist() == record.column("clients/lost").tolist() == [[0, 0, 1, 0]] * 2
+    assert (
+        record.column("clients/fault").tolist()
+        == record.column("clients/lost").tolist()
+        == [[0, 0, 1, 0]] * 2
+    )

@@ -1,4 +1,6 @@
-"""A run that is killed or told to stop goes on from its last checkpoint, to the bits of the unbroken run."""
+"""A run that is killed or told to stop goes on from its last checkpoint, to the bits of the
+unbroken run.
+"""
 
 import os
 import shlex
@@ -19,9 +21,11 @@ from tests.system.several import LIMIT, together
 
 pytestmark = pytest.mark.timeout(5 * LIMIT)
 ENDLESS, MORE, RESUME_ME = 100_000, 10, 75
-# Moments that stay with clients, and clients that rest, so that a checkpoint holds more than weights.
+# Moments that stay with clients, and clients that rest, so that a checkpoint holds more than
+# weights.
 JOB = shlex.split(
-    "--clients 6 --models.mix mlp,fedhenn-1,fedhenn-3 --models.d 16 --data.train_limit 180 --checkpoint.every 2 "
+    "--clients 6 --models.mix mlp,fedhenn-1,fedhenn-3 --models.d 16 --data.train_limit 180 "
+    "--checkpoint.every 2 "
     f"--rounds {ENDLESS} --evaluate.every 1 --local.keep_optimiser --participation 0.5"
 )
 
@@ -80,15 +84,24 @@ def test_a_signal_saves_and_ends_with_status_75(broken, name):
     run = broken[name]
     saved = checkpoint.rounds_of(checkpoint.newest(run.folder))
     assert (run.status, results.load(run.folder).rounds) == (RESUME_ME, saved)
-    assert f"stopped by a signal after round {saved}; continue with --resume {run.folder}" in run.out
+    assert (
+        f"stopped by a signal after round {saved}; continue with --resume {run.folder}" in run.out
+    )
 
 
 def test_resumed_on_two_ranks_every_broken_run_equals_the_unbroken_one(broken, tmp_path):
-    rounds = ["--rounds", str(max(results.load(run.folder).rounds for run in broken.values()) + MORE)]
-    together(2, tmp_path, {name: ["--resume", str(run.folder), *rounds] for name, run in broken.items()})
+    rounds = [
+        "--rounds",
+        str(max(results.load(run.folder).rounds for run in broken.values()) + MORE),
+    ]
+    together(
+        2, tmp_path, {name: ["--resume", str(run.folder), *rounds] for name, run in broken.items()}
+    )
     together(1, tmp_path, {"run": [*JOB, *rounds, "--out", str(tmp_path / "unbroken")]})
     unbroken = digest(tmp_path / "unbroken")
-    assert {name: digest(run.folder) for name, run in broken.items()} == dict.fromkeys(broken, unbroken)
+    assert {name: digest(run.folder) for name, run in broken.items()} == dict.fromkeys(
+        broken, unbroken
+    )
     history = results.load(broken["one_rank"].folder).header["history"]
     assert [past["ranks"] for past in history] == [3]
 

@@ -29,7 +29,10 @@ def desk(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def said(desk) -> dict[str, list[Outcome]]:
     """What the ranks of a few runs wrote."""
-    cases = {name: [*SMALL, "--out", str(desk / name)] for name in ("plain", "dry", "quiet", "verbose", "rarely")}
+    cases = {
+        name: [*SMALL, "--out", str(desk / name)]
+        for name in ("plain", "dry", "quiet", "verbose", "rarely")
+    }
     cases["dry"].append("--dry-run")
     cases["quiet"].append("--quiet")
     cases["verbose"].append("--verbose")
@@ -46,7 +49,9 @@ def record(desk, said) -> Record:
 
 
 def test_only_rank_0_speaks(said):
-    assert {name: ranks[1].out + ranks[1].err for name, ranks in said.items()} == dict.fromkeys(said, "")
+    assert {name: ranks[1].out + ranks[1].err for name, ranks in said.items()} == dict.fromkeys(
+        said, ""
+    )
 
 
 def test_a_run_prints_a_line_a_round_a_table_and_its_files(desk, said):
@@ -72,14 +77,26 @@ def test_quiet_prints_the_table_alone(said):
 
 def test_verbose_prints_a_line_for_every_client_and_round(said):
     out = said["verbose"][0].out
-    assert [out.count(f"  round {t}  client {k} (") for t in (1, 2) for k in range(K)] == [1] * (ROUNDS * K)
+    assert [out.count(f"  round {t}  client {k} (") for t in (1, 2) for k in range(K)] == [1] * (
+        ROUNDS * K
+    )
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(desk, said):
     out = said["dry"][0].out
-    for word in ("data.partition", "dirichlet", "rank", "ids", "weights", "fedhenn-1", "traffic per client and round"):
+    for word in (
+        "data.partition",
+        "dirichlet",
+        "rank",
+        "ids",
+        "weights",
+        "fedhenn-1",
+        "traffic per client and round",
+    ):
         assert word in out
-    assert out.count(f"({4 * (16 * 10 + 10)} bytes)") == 2  # down and up, the head: d = 16, 10 classes
+    assert (
+        out.count(f"({4 * (16 * 10 + 10)} bytes)") == 2
+    )  # down and up, the head: d = 16, 10 classes
     assert not (desk / "dry").exists()
 
 
@@ -114,7 +131,11 @@ def test_results_hold_job_versions_commit_hardware_and_placement(record):
     assert (header["job"]["clients"], header["job"]["models"]["mix"]) == (K, ["mlp", "fedhenn-1"])
     assert header["job"]["algorithm"]["name"] == "fedclassavg" == header["algorithm"]
     assert {"hpcfed", "python", "torch", "numpy", "h5py", "mpi4py"} <= set(header["versions"])
-    assert (header["ranks"], sorted(set(header["placement"])), len(header["placement"])) == (RANKS, [0, 1], K)
+    assert (header["ranks"], sorted(set(header["placement"])), len(header["placement"])) == (
+        RANKS,
+        [0, 1],
+        K,
+    )
     assert header["architectures"] == ["mlp", "fedhenn-1"] * 2
     assert header["hardware"]["cores"] >= 1 and isinstance(header["commit"], str)
     assert json.dumps(header)
@@ -130,20 +151,37 @@ def test_results_hold_the_partition(desk, record):
 
 def test_results_hold_every_column_by_round_and_client_or_rank(record):
     shapes = {f"clients/{name}": (ROUNDS, K) for name in (*COLUMNS, "cohort", "lost", "reports")}
-    shapes |= {f"ranks/{name}": (ROUNDS, RANKS) for name in (*PHASES, "peak_bytes", "peak_device_bytes")}
-    shapes |= {"rounds/seconds": (ROUNDS,), "rounds/virtual_seconds": (ROUNDS,), "rounds/accuracy_common": (ROUNDS,)}
+    shapes |= {
+        f"ranks/{name}": (ROUNDS, RANKS) for name in (*PHASES, "peak_bytes", "peak_device_bytes")
+    }
+    shapes |= {
+        "rounds/seconds": (ROUNDS,),
+        "rounds/virtual_seconds": (ROUNDS,),
+        "rounds/accuracy_common": (ROUNDS,),
+    }
     assert {name: column.shape for name, column in record.columns.items()} == shapes
     assert set(record.column("clients/up").ravel().tolist()) == {4 * (16 * 10 + 10)}
 
 
 def test_flags_override_the_environment_of_rank_0_which_overrides_the_file_on_all_ranks(tmp_path):
     """mpirun hands variables to the processes of one node alone: here only rank 0 has them."""
-    (tmp_path / "job.toml").write_text("rounds = 1\nseed = 1\nclients = 2\n[models]\nmix = ['mlp']\nd = 8\n"
-                                       "[data]\ntrain_limit = 60\n")  # fmt: skip
+    (tmp_path / "job.toml").write_text(
+        "rounds = 1\nseed = 1\nclients = 2\n[models]\nmix = ['mlp']\nd = 8\n"
+        "[data]\ntrain_limit = 60\n"
+    )
     program = [sys.executable, "-m", "hpcfed.main", str(tmp_path / "job.toml"), "--seed", "3"]
-    given = ["HPCFED_ROUNDS=2", "HPCFED_SEED=2", f"HPCFED_OUT={tmp_path / 'run'}", "HPCFED_MODELS__MIX=mlp,cnn"]
+    given = [
+        "HPCFED_ROUNDS=2",
+        "HPCFED_SEED=2",
+        f"HPCFED_OUT={tmp_path / 'run'}",
+        "HPCFED_MODELS__MIX=mlp,cnn",
+    ]
     mpirun(1, "env", *given, *program, ":", "-np", "1", *program, timeout=LIMIT)
     record = results.load(tmp_path / "run")
     job = record.header["job"]
     assert (job["rounds"], job["seed"], job["clients"], job["models"]["d"]) == (2, 3, 2, 8)
-    assert (record.header["architectures"], record.header["ranks"], record.rounds) == (["mlp", "cnn"], 2, 2)
+    assert (record.header["architectures"], record.header["ranks"], record.rounds) == (
+        ["mlp", "cnn"],
+        2,
+        2,
+    )

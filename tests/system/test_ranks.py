@@ -17,7 +17,8 @@ from tests.system.several import LIMIT, SMALL
 pytestmark = pytest.mark.timeout(5 * LIMIT)
 RANKS = (1, 2, 3, 5)
 MAIN = ("-m", "hpcfed.main")
-# Dropout is in AlexNet and GoogLeNet, batch normalisation in all but AlexNet; clients move after round 1.
+# Dropout is in AlexNet and GoogLeNet, batch normalisation in all but AlexNet; clients move after
+# round 1.
 PAPER = shlex.split(
     "--clients 8 --models.mix resnet18,shufflenetv2,googlenet,alexnet --data.train_limit 160 "
     "--data.test_share 0.5 --rounds 2 --evaluate.every 1 --run.rebalance 1"
@@ -29,8 +30,14 @@ def run(ranks: int, folder: Path, *flags: str) -> subprocess.CompletedProcess[st
     words = [*MAIN, *flags, "--out", str(folder)]
     if ranks > 1:
         return mpirun(ranks, *words, timeout=LIMIT)
-    return subprocess.run([sys.executable, *words], env=environment({}), check=True, text=True, capture_output=True,
-                          timeout=LIMIT)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, *words],
+        env=environment({}),
+        check=True,
+        text=True,
+        capture_output=True,
+        timeout=LIMIT,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +49,14 @@ def runs(tmp_path_factory) -> dict[int, Path]:
 
 
 def test_the_four_architectures_give_the_same_bits_on_1_2_3_and_5_ranks(runs):
-    assert {ranks: digest(folder) for ranks, folder in runs.items()} == dict.fromkeys(RANKS, digest(runs[1]))
+    assert {ranks: digest(folder) for ranks, folder in runs.items()} == dict.fromkeys(
+        RANKS, digest(runs[1])
+    )
 
 
-@pytest.mark.parametrize("name", ["accuracy", "accuracy_before", "loss", "train_loss", "down", "up", "examples"])
+@pytest.mark.parametrize(
+    "name", ["accuracy", "accuracy_before", "loss", "train_loss", "down", "up", "examples"]
+)
 def test_every_recorded_number_but_times_is_the_same_on_any_ranks(runs, name):
     columns = [results.load(folder).column(f"clients/{name}") for folder in runs.values()]
     assert np.isfinite(columns[0]).all()
@@ -54,16 +65,22 @@ def test_every_recorded_number_but_times_is_the_same_on_any_ranks(runs, name):
 
 def test_clients_were_spread_over_the_ranks(runs):
     placements = {ranks: results.load(folder).header["placement"] for ranks, folder in runs.items()}
-    assert {ranks: len(set(placement)) for ranks, placement in placements.items()} == {r: r for r in RANKS}
+    assert {ranks: len(set(placement)) for ranks, placement in placements.items()} == {
+        r: r for r in RANKS
+    }
 
 
 def test_the_digest_command_prints_the_digest(runs):
     command = [sys.executable, "-m", "hpcfed.cli", "digest", str(runs[1])]
-    done = subprocess.run(command, env=environment({}), capture_output=True, text=True, check=True, timeout=LIMIT)
+    done = subprocess.run(
+        command, env=environment({}), capture_output=True, text=True, check=True, timeout=LIMIT
+    )
     assert done.stdout == digest(runs[1]) + os.linesep
 
 
-def test_fifteen_ranks_with_four_clients_give_the_same_bits_and_a_warning_about_the_idle_ones(tmp_path):
+def test_fifteen_ranks_with_four_clients_give_the_same_bits_and_a_warning_about_the_idle_ones(
+    tmp_path,
+):
     alone = run(1, tmp_path / "1", *SMALL)
     many = run(15, tmp_path / "15", *SMALL, "--quiet")
     assert digest(tmp_path / "15") == digest(tmp_path / "1")

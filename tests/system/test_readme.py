@@ -1,4 +1,6 @@
-"""The README does what it says: each of its commands runs, its example and its batch script too; sweeps in short."""
+"""The README does what it says: each of its commands runs, its example and its batch script too;
+sweeps in short.
+"""
 
 import os
 import re
@@ -14,7 +16,10 @@ from hpcfed.algorithms import ALGORITHMS
 from tests.mpirun import ROOT, environment
 
 TEXT = (ROOT / "README.md").read_text()
-SHORT = "--algorithm.name local,fedclassavg --seed 0,1 --rounds 1"  # of a sweep: what is given last counts
+SHORT = (
+    "--algorithm.name local,fedclassavg --seed 0,1 "
+    "--rounds 1"
+)  # of a sweep: what is given last counts
 SMALL_MACHINE = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -44,7 +49,9 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a line as a user would, with this Python's commands first on the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = environment({**SMALL_MACHINE, "PATH": path})
-    return subprocess.run(["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=100
+    )
 
 
 @pytest.mark.timeout(400)
@@ -53,7 +60,9 @@ def test_every_command_of_the_readme_works(desk):
         if command.startswith("make "):  # this test is part of one of them
             make = shlex.split(command.partition(" && ")[0])
             done = subprocess.run([*make, "-n"], cwd=ROOT, capture_output=True, text=True)
-        elif "-np 15" in command:  # the paper's own setting: checked with data that need no download, not run
+        elif (
+            "-np 15" in command
+        ):  # the paper's own setting: checked with data that need no download, not run
             done = shell(f"{command} --dry-run --data.name digits", desk)
         elif "hpcfed sweep" in command:
             done = shell(f"{command} {SHORT}", desk)
@@ -64,7 +73,9 @@ def test_every_command_of_the_readme_works(desk):
 
 @pytest.mark.timeout(120)
 def test_the_batch_script_runs(desk):
-    script = blocks("slurm")[0].replace("mpirun ", "mpirun -np 2 ")  # under Slurm, its tasks are the ranks
+    script = blocks("slurm")[0].replace(
+        "mpirun ", "mpirun -np 2 "
+    )  # under Slurm, its tasks are the ranks
     done = shell(script, desk)
     assert done.returncode == 0, done.stderr
     assert (desk / "runs/cluster/results.h5").exists()
@@ -86,7 +97,9 @@ def test_the_readme_counts_the_methods():
 def test_the_first_table_is_that_of_the_committed_runs(capsys):
     runs = sorted((ROOT / "benchmarks/results/try").glob("*.h5"))
     assert len(runs) == 12 and cli.main(["table", *map(str, runs)]) == 0
-    shown = re.search(r"^```\n(Test accuracy.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)[1].splitlines()
+    shown = re.search(r"^```\n(Test accuracy.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)[
+        1
+    ].splitlines()
     made = capsys.readouterr().out.splitlines()
     assert made[0].startswith(shown[0]) and sorted(made[2:]) == sorted(shown[2:])
 

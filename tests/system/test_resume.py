@@ -1,4 +1,6 @@
-"""--resume goes on with the same bits, or says why not; --overwrite; what is refused stays as it was."""
+"""--resume goes on with the same bits, or says why not; --overwrite; what is refused stays as it
+was.
+"""
 
 import shutil
 from pathlib import Path
@@ -12,7 +14,20 @@ from tests.system.several import LIMIT, SMALL, Outcome, together
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 DONE, LONGER = 4, 6  # rounds
 JOB = [*SMALL, "--checkpoint.every", "1", "--data.alpha", "0.6"]
-COPIES = ("more", "earlier", "other", "cut", "altered", "named", "torn", "bent", "lost", "hopeless", "replaced", "bare")
+COPIES = (
+    "more",
+    "earlier",
+    "other",
+    "cut",
+    "altered",
+    "named",
+    "torn",
+    "bent",
+    "lost",
+    "hopeless",
+    "replaced",
+    "bare",
+)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +35,11 @@ def desk(tmp_path_factory) -> Path:
     """Runs of 4 and of 6 rounds on one rank, and copies of the first."""
     folder = tmp_path_factory.mktemp("resume")
     jobs = {"done": DONE, "longer": LONGER}
-    together(1, folder / "made", {n: [*JOB, "--rounds", str(r), "--out", str(folder / n)] for n, r in jobs.items()})
+    together(
+        1,
+        folder / "made",
+        {n: [*JOB, "--rounds", str(r), "--out", str(folder / n)] for n, r in jobs.items()},
+    )
     for name in COPIES:
         shutil.copytree(folder / "done", folder / name)
     last = {name: names.checkpoint_file(folder / name, DONE) for name in COPIES}
@@ -91,18 +110,26 @@ def test_a_finished_run_goes_on_to_more_rounds_as_if_it_had_never_stopped(desk, 
     assert digest(desk / name) == digest(desk / "longer")
 
 
-def test_a_run_that_goes_on_from_an_earlier_round_keeps_no_later_checkpoint_of_its_past(desk, outcomes):
+def test_a_run_that_goes_on_from_an_earlier_round_keeps_no_later_checkpoint_of_its_past(
+    desk, outcomes
+):
     assert checkpoint.rounds_of(checkpoint.newest(desk / "earlier")) == LONGER
     assert results.load(desk / "earlier").header["history"][0]["rounds"] == DONE - 1
 
 
 def test_another_job_is_refused_with_the_fields_that_differ(desk, outcomes):
-    refused(outcomes["other"], "data.alpha: 0.9 here, 0.6 in the checkpoint", "local.epochs: 2 here, 1 in")
+    refused(
+        outcomes["other"],
+        "data.alpha: 0.9 here, 0.6 in the checkpoint",
+        "local.epochs: 2 here, 1 in",
+    )
     assert digest(desk / "other") == digest(desk / "done")
 
 
 @pytest.mark.parametrize("name", ["cut", "altered"])
-def test_of_a_run_folder_the_newest_checkpoint_that_is_whole_is_taken_and_a_damaged_one_named(desk, outcomes, name):
+def test_of_a_run_folder_the_newest_checkpoint_that_is_whole_is_taken_and_a_damaged_one_named(
+    desk, outcomes, name
+):
     assert outcomes[name].status == 0
     newest, before = (names.checkpoint_file(desk / name, rounds) for rounds in (DONE, DONE - 1))
     assert f"hpcfed: warning: {part(newest)}: damaged" in outcomes[name].err
@@ -110,7 +137,9 @@ def test_of_a_run_folder_the_newest_checkpoint_that_is_whole_is_taken_and_a_dama
     assert digest(desk / name) == digest(desk / "done")
 
 
-def test_a_damaged_checkpoint_that_is_named_is_refused_and_the_one_before_it_is_offered(desk, outcomes):
+def test_a_damaged_checkpoint_that_is_named_is_refused_and_the_one_before_it_is_offered(
+    desk, outcomes
+):
     newest, before = (names.checkpoint_file(desk / "named", rounds) for rounds in (DONE, DONE - 1))
     refused(outcomes["named"], f"{newest}: damaged", f"--resume {before}")
 
@@ -128,14 +157,19 @@ def test_damaged_results_are_replaced_by_the_copy_that_belongs_to_the_checkpoint
 @pytest.mark.parametrize("name", ["torn", "bent"])
 def test_a_checkpoint_that_lacks_nothing_but_its_index_is_taken(desk, outcomes, name):
     assert outcomes[name].status == 0
-    assert f"{names.checkpoint_file(desk / name, DONE)}: was missing or damaged" in outcomes[name].err
+    assert (
+        f"{names.checkpoint_file(desk / name, DONE)}: was missing or damaged" in outcomes[name].err
+    )
     assert results.load(desk / name).header["history"][0]["rounds"] == DONE
     assert digest(desk / name) == digest(desk / "longer")
 
 
 @pytest.mark.parametrize("name", ["bare", "empty", "absent"])
 def test_what_is_no_run_cannot_be_resumed(desk, outcomes, name):
-    refused(outcomes[name], {"bare": "no checkpoint here", "empty": "results.h5", "absent": "no/such/run"}[name])
+    refused(
+        outcomes[name],
+        {"bare": "no checkpoint here", "empty": "results.h5", "absent": "no/such/run"}[name],
+    )
     assert not (desk / "empty" / "no").exists()
 
 

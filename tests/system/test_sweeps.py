@@ -1,4 +1,6 @@
-"""Real sweeps: one run fails and the others do not; a signal saves them all; what is done is not done again."""
+"""Real sweeps: one run fails and the others do not; a signal saves them all; what is done is not
+done again.
+"""
 
 import os
 import shlex
@@ -41,7 +43,10 @@ def test_a_failed_run_ends_no_other_and_is_all_that_is_run_again(desk, capsys):
     assert cli.main(["sweep", *words, "--out", "s", "--at-once", "2"]) == 1
     out = capsys.readouterr().out
     assert "0: digits: done, accuracy 0." in out
-    assert "1 failed; their output is in s/logs\n  own.npz: failed with status 2: hpcfed: data/own.npz: no" in out
+    assert (
+        "1 failed; their output is in s/logs\n  own.npz: failed with status 2: hpcfed: "
+        "data/own.npz: no" in out
+    )
     assert cli.main(["table", "s", "--columns", "data.name"]) == 0
     out = capsys.readouterr().out
     assert "failed" in out.splitlines()[3] and "s/own.npz: failed since" in out
@@ -64,12 +69,18 @@ def test_a_signal_saves_the_runs_of_a_sweep_and_a_task_goes_on_with_one(desk, ca
     words = [*SMALL, "--rounds", "100000", "--seed", "0,1", "--out", "s", "--at-once", "1"]
     with open("errors", "w+b") as errors:
         command = [sys.executable, "-m", "hpcfed.cli", "sweep", *words]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as job:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        ) as job:
             live = Live(job, errors)
             live.until_file(names.log_file(Path("s"), "seed=0"), "round 2/")
             job.send_signal(signal.SIGTERM)
             live.ends(75)
-    assert "seed=0: stopped" in live.out and "seed=1: not begun" in live.out and "go on with hpcfed sweep s" in live.out
+    assert (
+        "seed=0: stopped" in live.out
+        and "seed=1: not begun" in live.out
+        and "go on with hpcfed sweep s" in live.out
+    )
     assert cli.main(["status", "s"]) == 0
     first, second = capsys.readouterr().out.splitlines()[1:]
     assert "stopped since" in first and "not begun" in second

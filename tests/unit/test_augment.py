@@ -1,4 +1,6 @@
-"""Augmentation: torchvision's formulas, all draws from the given generator, no example depends on another."""
+"""Augmentation: torchvision's formulas, all draws from the given generator, no example depends on
+another.
+"""
 
 import pytest
 import torch
@@ -41,10 +43,15 @@ def test_prepare_refuses_another_number_of_channels():
         prepare(images(), [0.5], [0.5])
 
 
-@pytest.mark.parametrize("name, factors", [
-    ("adjust_brightness", [0.6, 1.0, 1.4]), ("adjust_contrast", [0.6, 1.0, 1.4]),
-    ("adjust_saturation", [0.6, 1.0, 1.4]), ("adjust_hue", [-0.1, 0.0, 0.1, 0.33, -0.33]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, factors",
+    [
+        ("adjust_brightness", [0.6, 1.0, 1.4]),
+        ("adjust_contrast", [0.6, 1.0, 1.4]),
+        ("adjust_saturation", [0.6, 1.0, 1.4]),
+        ("adjust_hue", [-0.1, 0.0, 0.1, 0.33, -0.33]),
+    ],
+)
 def test_changes_of_colour_are_torchvisions(name, factors):
     x = images(len(factors))
     x[:, :, 0, :3] = torch.tensor([0.0, 0.5, 1.0])  # black, grey, white
@@ -63,7 +70,9 @@ def test_contrast_of_one_channel_is_torchvisions():
 
 def test_jitter_draws_of_one_half_change_nothing_and_grey_is_torchvisions():
     draws = torch.full((6, 6), 0.5)
-    torch.testing.assert_close(colour.jitter_(images(), [3, 1, 0, 2], draws), images(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        colour.jitter_(images(), [3, 1, 0, 2], draws), images(), atol=1e-6, rtol=0
+    )
     draws[:, 5] = 0.1
     grey = colour.jitter_(images(), [0, 1, 2, 3], draws)
     torch.testing.assert_close(grey, reference.rgb_to_grayscale(images(), 3), atol=1e-6, rtol=0)
@@ -96,7 +105,12 @@ def test_a_crop_at_full_scale_is_the_identity():
 def test_crops_lie_inside_the_image_and_keep_to_scale_and_ratio(height, width):
     draws = uniform(torch_stream(2, "b"), 5000, 22, torch.device("cpu"))
     top, left, h, w = _boxes(draws, height, width, SCALE)
-    assert (top >= 0).all() and (left >= 0).all() and (top + h <= height).all() and (left + w <= width).all()
+    assert (
+        (top >= 0).all()
+        and (left >= 0).all()
+        and (top + h <= height).all()
+        and (left + w <= width).all()
+    )
     assert torch.equal(h, h.round()) and torch.equal(top, top.round())
     area, ratio = h * w / (height * width), w / h
     if height == width == 32:
@@ -116,7 +130,9 @@ def test_crop_flip_shifts_whole_pixels_and_pads_with_black():
 
 def test_an_affine_change_is_affine_grids():
     x, matrix = images(height=12, width=20), torch.randn(6, 2, 3, generator=torch_stream(11, "m"))
-    want = grid_sample(x, affine_grid(matrix, list(x.shape), align_corners=False), align_corners=False)
+    want = grid_sample(
+        x, affine_grid(matrix, list(x.shape), align_corners=False), align_corners=False
+    )
     torch.testing.assert_close(moved(x, matrix), want, atol=1e-5, rtol=0)
 
 
@@ -146,7 +162,13 @@ def test_every_policy_serves_every_size_of_batch_image_and_channel(policy, shape
 def test_row_i_of_each_view_is_image_i(policy, n_views):
     x = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.5]).view(5, 1, 1, 1).expand(5, 3, 8, 8).contiguous()
     for view in views(x, n_views, policy, [0.0] * 3, [1.0] * 3, torch_stream(10, "v")):
-        assert (view.amax((1, 2, 3)) > 0).tolist() == [False, True, False, True, True]  # black stays black
+        assert (view.amax((1, 2, 3)) > 0).tolist() == [
+            False,
+            True,
+            False,
+            True,
+            True,
+        ]  # black stays black
 
 
 @pytest.mark.parametrize("policy", ["simclr", "crop-flip"])

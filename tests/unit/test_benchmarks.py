@@ -18,9 +18,17 @@ from paired import RESULTS, Ratio, Row  # noqa: E402
 
 
 def test_each_benchmark_can_be_imported_and_has_a_main():
-    code = "import importlib, sys; print([callable(importlib.import_module(name).main) for name in sys.argv[1:]])"
-    said = subprocess.run([sys.executable, "-c", code, *report.CPU], cwd=FOLDER, capture_output=True, text=True,
-                          timeout=120)  # fmt: skip
+    code = (
+        "import importlib, sys; print([callable(importlib.import_module(name).main) for name "
+        "in sys.argv[1:]])"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code, *report.CPU],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert said.stdout.strip() == str([True] * len(report.CPU)), said.stderr
 
 
@@ -36,7 +44,14 @@ def test_the_table_is_composed_of_the_files():
 
 def test_a_row_comes_back_from_its_file():
     row = Row("a over b", Ratio(1.5, 1.0, 2.0), most=1.4, details={"n": 3})
-    kept = {"what": "a over b", "ratio": [1.5, 1.0, 2.0], "most": 1.4, "least": None, "details": {"n": 3}, "met": False}
+    kept = {
+        "what": "a over b",
+        "ratio": [1.5, 1.0, 2.0],
+        "most": 1.4,
+        "least": None,
+        "details": {"n": 3},
+        "met": False,
+    }
     assert report.row(json.loads(json.dumps(kept))) == row and not row.met
 
 

@@ -1,4 +1,6 @@
-"""benchmarks/chaos.py: names draw runs, faults do what they say, the table tells what became of it; a run is struck."""
+"""benchmarks/chaos.py: names draw runs, faults do what they say, the table tells what became of it;
+a run is struck.
+"""
 
 import json
 import subprocess
@@ -23,7 +25,9 @@ from watched import Hung, Told, Watched  # noqa: E402
 
 
 def asked(**options: object) -> Namespace:
-    return Namespace(**{"runs": 2 * len(faults.FAULTS), "seed": 0, "only": None, "number": None} | options)
+    return Namespace(
+        **{"runs": 2 * len(faults.FAULTS), "seed": 0, "only": None, "number": None} | options
+    )
 
 
 def test_a_failing_run_can_be_had_again_by_its_name():
@@ -38,7 +42,10 @@ def test_each_kind_has_its_turns_with_few_ranks_in_its_rounds():
     assert len(set(runs)) == len(runs) and {run.job for run in runs} == set(JOBS)
     for run in runs:
         first, last = run.fault.rounds
-        assert first <= run.round <= last < faults.ROUNDS and run.fault.fewest <= run.ranks[0] <= chaos.MOST
+        assert (
+            first <= run.round <= last < faults.ROUNDS
+            and run.fault.fewest <= run.ranks[0] <= chaos.MOST
+        )
 
 
 @pytest.mark.parametrize("deed", [faults.flipped, faults.truncated, faults.removed])
@@ -59,9 +66,11 @@ def test_what_a_run_told_before_and_after_the_fault_gives_repeated_rounds_and_se
 def test_the_table_counts_and_comes_back_from_its_file(tmp_path):
     runs = {kind: chaos.draw(0, kind, 0) for kind in ("kill", "node")}
     outcomes = [
-        Outcome(runs["kill"], "same", 2, 1.5, (0,)), Outcome(runs["kill"], "same", 4, 2.5, (0,)),
-        Outcome(runs["node"], "hung"), Outcome(runs["node"], "lost", 0, 1.0, (2,), unexpected=True),
-    ]  # fmt: skip
+        Outcome(runs["kill"], "same", 2, 1.5, (0,)),
+        Outcome(runs["kill"], "same", 4, 2.5, (0,)),
+        Outcome(runs["node"], "hung"),
+        Outcome(runs["node"], "lost", 0, 1.0, (2,), unexpected=True),
+    ]
     found = tally.rows(outcomes, faults.FAULTS)
     assert tally.table(found).splitlines()[2:] == [
         "| SIGKILL of a rank | 2 | 2 | 3 (4) | 2 (2.5) | 0 | 0 | 0 | 0 |",
@@ -73,7 +82,11 @@ def test_the_table_counts_and_comes_back_from_its_file(tmp_path):
 
 
 def test_a_command_that_does_not_end_is_hung_and_nothing_of_it_is_left():
-    command = [sys.executable, "-c", "print('round 1/9 ', flush=True); import time; time.sleep(600)"]
+    command = [
+        sys.executable,
+        "-c",
+        "print('round 1/9 ', flush=True); import time; time.sleep(600)",
+    ]
     with Watched(command, limit=60) as job:
         job.until(lambda: job.reached == 1, "round 1")
         job.deadline = 0
@@ -87,6 +100,8 @@ def test_a_supervised_run_of_which_all_ranks_are_killed_at_once_comes_to_the_sam
     ulfm()
     before = sorted((FOLDER / "results" / "bench").glob("*"))
     command = [sys.executable, str(FOLDER / "chaos.py"), "--only", "kill-all", "--number", "8"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=390, check=True, env=environment({})).stdout
+    said = subprocess.run(
+        command, capture_output=True, text=True, timeout=390, check=True, env=environment({})
+    ).stdout
     assert "| SIGKILL of all ranks, ULFM, hpcfed supervise | 1 | 1 |" in said
     assert sorted((FOLDER / "results" / "bench").glob("*")) == before

@@ -36,7 +36,9 @@ def run(tmp_path: Path) -> Path:
 
 def python(*words: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=env, check=False)
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=env, check=False
+    )
 
 
 def test_list_as_json_names_every_algorithm_with_line_and_citation(capsys):
@@ -63,7 +65,12 @@ def test_summary_as_json_is_complete(run, capsys):
     later = {"before", "received", "final", "final_received"}
     assert set(accuracy) == {"mean", "std", "min", "max", "clients", "by_architecture"} | later
     assert (accuracy["mean"], accuracy["std"], accuracy["before"]["mean"]) == (0.5, 0.25, None)
-    assert set(found["traffic"]) == {"down_per_client_round", "up_per_client_round", "down_total", "up_total"}
+    assert set(found["traffic"]) == {
+        "down_per_client_round",
+        "up_per_client_round",
+        "down_total",
+        "up_total",
+    }
 
 
 def test_summary_show_cite_and_plot_print_for_people(run, capsys):
@@ -119,7 +126,9 @@ def test_a_command_takes_the_arguments_of_its_line(name):
     for names, options in cli.COMMANDS[name].arguments:
         parser.add_argument(*names, **options)
     code = cli.COMMANDS[name].load().__code__
-    taken = {action.dest for action in parser._actions} - {"help"} | ({"words"} if cli.COMMANDS[name].fields else set())
+    taken = {action.dest for action in parser._actions} - {"help"} | (
+        {"words"} if cli.COMMANDS[name].fields else set()
+    )
     named = set(code.co_varnames[: code.co_argcount])
     assert taken == named or (code.co_flags & CO_VARKEYWORDS and taken > named)
 
@@ -148,12 +157,17 @@ print(sorted({{"torch", "h5py", "matplotlib", "mpi4py"}} & set(sys.modules)), fi
 
 
 def test_a_result_file_is_read_without_torch(run):
-    code = "import sys; from hpcfed.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    code = (
+        "import sys; from hpcfed.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    )
     assert python("-c", code, "summary", str(run)).stdout.endswith("\nFalse\n")
 
 
 def test_a_reader_that_goes_away_is_no_traceback():
-    code = "import sys; from hpcfed.cli import main; sys.stdin.read(); sys.exit(main(['list', 'algorithms']))"
+    code = (
+        "import sys; from hpcfed.cli import main; sys.stdin.read(); sys.exit(main(['list', "
+        "'algorithms']))"
+    )
     env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], env=env, **pipes) as process:
@@ -162,7 +176,9 @@ def test_a_reader_that_goes_away_is_no_traceback():
         assert (process.stderr.read(), process.wait()) == (b"", 1)
 
 
-def test_a_command_that_takes_a_job_finds_methods_in_the_folder_where_it_is_called(tmp_path, monkeypatch, capsys):
+def test_a_command_that_takes_a_job_finds_methods_in_the_folder_where_it_is_called(
+    tmp_path, monkeypatch, capsys
+):
     own = "from hpcfed.algorithms.base import RoundBased\n\nclass Here(RoundBased):\n    pass\n"
     (tmp_path / "own_method.py").write_text(own)
     monkeypatch.chdir(tmp_path)

@@ -15,8 +15,13 @@ def clients() -> list[Client]:
     """Clients 0 and 2 with an MLP, 1 with a CNN; 4, 5 and 6 examples."""
     store = ClientStore(0, SHAPE, 4, 16, False, torch.device("cpu"))
     x, y = np.arange(20 * 64, dtype=np.float32).reshape(20, *SHAPE), np.arange(20) % 4
-    shards = [Shard(x, y, np.arange(start, start + n), store.device) for start, n in ((0, 4), (4, 5), (9, 6))]
-    return [Client(k, a, shards[k], shards[k], store) for k, a in enumerate(("mlp", "fedhenn-1", "mlp"))]
+    shards = [
+        Shard(x, y, np.arange(start, start + n), store.device)
+        for start, n in ((0, 4), (4, 5), (9, 6))
+    ]
+    return [
+        Client(k, a, shards[k], shards[k], store) for k, a in enumerate(("mlp", "fedhenn-1", "mlp"))
+    ]
 
 
 def test_a_batch_is_the_rows_that_are_asked_for(clients):
@@ -57,13 +62,18 @@ def test_a_borrowed_client_is_given_back_as_it_was(clients):
     before = clients[0].params()
     with clients[0].borrowed() as client:
         client.load({"head.bias": torch.full((4,), 5.0)})
-        clients[2].load({"head.bias": torch.full((4,), 6.0)})  # the module serves another one meanwhile
+        clients[2].load(
+            {"head.bias": torch.full((4,), 6.0)}
+        )  # the module serves another one meanwhile
     assert all(torch.equal(v, before[name]) for name, v in clients[0].params().items())
     assert clients[2].params()["head.bias"].tolist() == [6.0] * 4
 
 
 def test_only_wanted_tensors_are_copied(clients):
-    assert list(clients[1].params(lambda name: name.startswith("head."))) == ["head.weight", "head.bias"]
+    assert list(clients[1].params(lambda name: name.startswith("head."))) == [
+        "head.weight",
+        "head.bias",
+    ]
 
 
 def test_weights_can_be_taken_given_and_forgotten(clients):
@@ -75,7 +85,9 @@ def test_weights_can_be_taken_given_and_forgotten(clients):
     assert clients[2].params()["head.bias"].tolist() == [5.0] * 4
     store.drop(0)
     assert torch.equal(clients[0].params()["head.bias"], start)
-    assert flat.is_contiguous() and store.flat(2).data_ptr() != store.skeleton("mlp").flat.data_ptr()
+    assert (
+        flat.is_contiguous() and store.flat(2).data_ptr() != store.skeleton("mlp").flat.data_ptr()
+    )
 
 
 def test_a_module_is_built_once_for_all_clients_of_an_architecture(clients):

@@ -7,7 +7,9 @@ from tests.contract import toy
 
 
 def test_the_rest_is_what_no_phase_inside_takes(monkeypatch):
-    times = iter([0.0, 1.0, 4.0, 10.0])  # the rest begins, evaluation begins and ends, the rest ends
+    times = iter(
+        [0.0, 1.0, 4.0, 10.0]
+    )  # the rest begins, evaluation begins and ends, the rest ends
     monkeypatch.setattr(module, "perf_counter", lambda: next(times))
     clock = Clock()
     with clock.rest("server"), clock("evaluate"):
@@ -16,7 +18,11 @@ def test_the_rest_is_what_no_phase_inside_takes(monkeypatch):
 
 
 def test_distillation_on_the_server_is_its_time_and_training_of_pooled_data_is_not():
-    row = toy.start(Serial(), toy.job("feddf", "--models.mix", "mlp", "--participation", "1")).step()[0]
+    row = toy.start(
+        Serial(), toy.job("feddf", "--models.mix", "mlp", "--participation", "1")
+    ).step()[0]
     assert row["ranks/server"].sum() > 0 < row["ranks/train"].sum()
-    central = toy.start(Serial(), toy.job("central", "--models.mix", "mlp", "--local.epochs", "20")).step()[0]
+    central = toy.start(
+        Serial(), toy.job("central", "--models.mix", "mlp", "--local.epochs", "20")
+    ).step()[0]
     assert central["ranks/server"].sum() < central["ranks/train"].sum()

@@ -1,4 +1,6 @@
-"""Clusters: their models in one state, which one is nearest or fits best, first centres and empty ones."""
+"""Clusters: their models in one state, which one is nearest or fits best, first centres and empty
+ones.
+"""
 
 import pytest
 import torch
@@ -26,7 +28,10 @@ def test_models_are_stacked_and_come_back():
 def test_what_clusters_have_in_common_is_there_once():
     state = clusters.stack([model(0, 0), model(1, 10)], own=lambda name: name == "w")
     assert {name: len(v) for name, v in state.items()} == {"w": 2, "v": 1}
-    assert toy.differences(clusters.row(state, 1), Params(w=model(1, 0)["w"], v=model(0, 0)["v"])) == []
+    assert (
+        toy.differences(clusters.row(state, 1), Params(w=model(1, 0)["w"], v=model(0, 0)["v"]))
+        == []
+    )
 
 
 def test_distances_are_squared_and_over_the_wanted_tensors():
@@ -47,14 +52,18 @@ def test_an_empty_cluster_gets_the_farthest_client_that_is_not_alone():
 
 
 def seeded(comm, M: int, spread: bool) -> set[float]:
-    """The first centres' values, where clients 0, 2, 4 have weights of 0 and the others of 1 but for a little."""
+    """The first centres' values, where clients 0, 2, 4 have weights of 0 and the others of 1 but
+    for a little.
+    """
     rounds = toy.start(comm, toy.job("fesem", "--models.mix", "mlp"))
     fed = rounds.fed
     fed.begin(0, list(range(6)), False)
     for client in fed.mine(range(6)):
         client.skeleton.flat.fill_(client.id % 2 + client.id / 1000)
     state = clusters.stack([fed.initial()] * M)
-    chosen = clusters.seeds(fed, fed.mine(range(6)), state, lambda name: name == "head.bias", spread)
+    chosen = clusters.seeds(
+        fed, fed.mine(range(6)), state, lambda name: name == "head.bias", spread
+    )
     return {round(float(v[0]), 3) for v in chosen["head.bias"]}
 
 
@@ -80,6 +89,8 @@ def test_the_fittest_model_is_the_one_of_the_smallest_loss_and_the_clients_own_s
 
 @pytest.mark.parametrize("share, rows", [("false", 3), ("true", 1)])
 def test_ifca_may_share_one_body(share: str, rows: int):
-    rounds = toy.start(Serial(), toy.job("ifca", "--models.mix", "mlp", "--algorithm.share_body", share))
+    rounds = toy.start(
+        Serial(), toy.job("ifca", "--models.mix", "mlp", "--algorithm.share_body", share)
+    )
     lengths = {name.split(".")[0]: len(v) for name, v in rounds.state.items()}
     assert lengths == {"body": rows, "head": 3}

@@ -14,8 +14,11 @@ from hpcfed.comm.codec import DTYPES, TENSORS, decode, encode
 keys = st.one_of(st.text(max_size=5), st.integers())
 trees = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),
-    lambda inner: st.one_of(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(keys, inner)),
-    max_leaves=8)
+    lambda inner: st.one_of(
+        st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(keys, inner)
+    ),
+    max_leaves=8,
+)
 
 
 def back(item):
@@ -53,7 +56,9 @@ def test_order_and_endianness_do_not_matter():
     assert back(array[:, ::2]).tolist() == array[:, ::2].tolist()
 
 
-@pytest.mark.parametrize("scalar", [np.float64(0.1), np.float32(0.1), np.int64(-3), np.bool_(1), np.uint8(7)])
+@pytest.mark.parametrize(
+    "scalar", [np.float64(0.1), np.float32(0.1), np.int64(-3), np.bool_(1), np.uint8(7)]
+)
 def test_numpy_scalars_stay_numpy_scalars(scalar):
     assert back(scalar) == scalar and type(back(scalar)) is type(scalar)
 
@@ -77,9 +82,22 @@ def test_nested_arrays_come_back_in_their_places():
     assert got[3][0].tolist() == [1, 1] and got[3][1][0].tolist() == [0] and got["x"]["y"] == 5
 
 
-@pytest.mark.parametrize("item", [
-    {1, 2}, b"raw", 1j, object(), np.array(["text"]), np.array([1j]), np.array([object()]), {1.5: 0},
-    {True: 0}, torch.zeros(1, dtype=torch.complex64), type("Sub", (dict,), {})()])
+@pytest.mark.parametrize(
+    "item",
+    [
+        {1, 2},
+        b"raw",
+        1j,
+        object(),
+        np.array(["text"]),
+        np.array([1j]),
+        np.array([object()]),
+        {1.5: 0},
+        {True: 0},
+        torch.zeros(1, dtype=torch.complex64),
+        type("Sub", (dict,), {})(),
+    ],
+)
 def test_strangers_are_refused_by_name(item):
     with pytest.raises(TypeError, match="codec: "):
         encode([item])
@@ -116,12 +134,14 @@ def test_every_cut_and_every_extra_byte_is_found():
 
 
 def test_damaged_bytes_raise_value_error_and_nothing_else():
-    data = encode({"x": np.arange(3), "y": (1.5, "text", None), 4: torch.ones(2), "z": np.float32(1)})
+    data = encode(
+        {"x": np.arange(3), "y": (1.5, "text", None), 4: torch.ones(2), "z": np.float32(1)}
+    )
     refused = 0
     for i in range(len(data)):
         for value in (0, 0x5B, 0x7B, 0x39, 0xFF):
             try:
-                decode(data[:i] + bytes([value]) + data[i + 1:])
+                decode(data[:i] + bytes([value]) + data[i + 1 :])
             except ValueError:
                 refused += 1
     assert refused > len(data)

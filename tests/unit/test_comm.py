@@ -125,16 +125,32 @@ def test_mpirun_without_mpi_says_what_to_install(alone):
         connect()
 
 
-@pytest.mark.parametrize(("env", "want"), [
-    ({}, ("", 1)),
-    ({"OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "0"}, ("OMPI_COMM_WORLD_SIZE", 4)),
-    ({"PMI_SIZE": "2", "PMI_RANK": "1"}, ("PMI_SIZE", 2)),
-    ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6"}, ("SLURM_STEP_NUM_TASKS", 6)),
-    ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "9", "SLURM_NTASKS": "8"}, ("", 1)),  # the batch script itself
-    ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_SIZE": "8"},
-     ("OMPI_COMM_WORLD_SIZE", 8)),  # mpirun, whose daemons srun started
-    ({"PMIX_RANK": "0"}, ("PMIX_RANK", None)),
-])
+@pytest.mark.parametrize(
+    ("env", "want"),
+    [
+        ({}, ("", 1)),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "0"}, ("OMPI_COMM_WORLD_SIZE", 4)),
+        ({"PMI_SIZE": "2", "PMI_RANK": "1"}, ("PMI_SIZE", 2)),
+        (
+            {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6"},
+            ("SLURM_STEP_NUM_TASKS", 6),
+        ),
+        (
+            {"SLURM_PROCID": "0", "SLURM_JOB_ID": "9", "SLURM_NTASKS": "8"},
+            ("", 1),
+        ),  # the batch script itself
+        (
+            {
+                "SLURM_STEP_ID": "0",
+                "SLURM_PROCID": "1",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "OMPI_COMM_WORLD_SIZE": "8",
+            },
+            ("OMPI_COMM_WORLD_SIZE", 8),
+        ),  # mpirun, whose daemons srun started
+        ({"PMIX_RANK": "0"}, ("PMIX_RANK", None)),
+    ],
+)
 def test_the_launcher_is_known_by_its_variables(env, want):
     assert launched(env) == want
 

@@ -13,22 +13,49 @@ from hpcfed.storage.results import Results
 from tests.unit.test_table import job, lines
 
 
-def run(folder: Path, last: list[float], seed: int = 0, rows: tuple[int, ...] = (0, 1, 2, 3), **about: object) -> Path:
-    """A run folder of one round with these accuracies of the clients, who hold these rows of the training split."""
+def run(
+    folder: Path,
+    last: list[float],
+    seed: int = 0,
+    rows: tuple[int, ...] = (0, 1, 2, 3),
+    **about: object,
+) -> Path:
+    """A run folder of one round with these accuracies of the clients, who hold these rows of the
+    training split.
+    """
     folder.mkdir(parents=True)
-    header = {"job": job(seed=seed, rounds=1, **about), "ranks": 1, "architectures": ["mlp"] * len(last)}
+    header = {
+        "job": job(seed=seed, rounds=1, **about),
+        "ranks": 1,
+        "architectures": ["mlp"] * len(last),
+    }
     results = Results(folder, header | {"ended": "finished"}, {"partition": np.array(rows)})
     counts = np.arange(len(last))
-    results.append({"clients/accuracy": np.array(last), "clients/up": counts, "clients/cohort": np.ones(len(last)),
-                    "rounds/seconds": 2.0 + seed})  # fmt: skip
+    results.append(
+        {
+            "clients/accuracy": np.array(last),
+            "clients/up": counts,
+            "clients/cohort": np.ones(len(last)),
+            "rounds/seconds": 2.0 + seed,
+        }
+    )
     results.finish()
     return folder
 
 
 def seeds(folder: Path, method: str, means: list[float], **about: object) -> list[Path]:
     """A run a seed, of two clients with this mean accuracy, 0.2 apart."""
-    return [run(folder / f"{method}{s}", [mean - 0.1, mean + 0.1], seed=s, rows=(s, s + 1), method=method, **about)
-            for s, mean in enumerate(means)]  # fmt: skip
+    return [
+        run(
+            folder / f"{method}{s}",
+            [mean - 0.1, mean + 0.1],
+            seed=s,
+            rows=(s, s + 1),
+            method=method,
+            **about,
+        )
+        for s, mean in enumerate(means)
+    ]
 
 
 def squeezed(line: str) -> str:
@@ -43,14 +70,20 @@ def test_the_t_interval_is_that_of_the_books():
 def test_the_signed_rank_test_counts_the_signs_that_are_as_extreme():
     assert wilcoxon(np.array([0.1, 0.2, 0.3])) == least(3) == 0.25  # all positive: 2 of 8
     assert wilcoxon(np.array([0.1, 0.1, 0.1])) == 0.25  # ties, but the same
-    assert wilcoxon(np.array([0.4, -0.1, 0.2, 0.3])) == 0.25  # sum of negative ranks 1: (1 + 1) * 2 of 16
+    assert (
+        wilcoxon(np.array([0.4, -0.1, 0.2, 0.3])) == 0.25
+    )  # sum of negative ranks 1: (1 + 1) * 2 of 16
     assert wilcoxon(np.zeros(5)) == 1.0
 
 
 def test_the_rank_of_a_zero_is_split_and_equal_but_for_rounding_is_tied():
     assert wilcoxon(np.array([0.1 + 0.2 - 0.3, 0.0, 0.0])) == 1.0
-    ranks = np.array([2.5, 2.5, 4.0])  # of -0.1, 0.1 and 0.2; that of 0 is 1, half of it on each side
-    sums = [ranks @ plus for plus in product((0, 1), repeat=3)]  # of the positive ones, for all signs
+    ranks = np.array(
+        [2.5, 2.5, 4.0]
+    )  # of -0.1, 0.1 and 0.2; that of 0 is 1, half of it on each side
+    sums = [
+        ranks @ plus for plus in product((0, 1), repeat=3)
+    ]  # of the positive ones, for all signs
     p = sum(abs(total - 4.5) >= 2.0 for total in sums) / 8  # 2.5 + 4 is 2 from the middle of 9
     assert wilcoxon(np.array([0.0, 0.3 - 0.2, 0.2, -0.1])) == p == 0.75
 
@@ -62,7 +95,9 @@ def test_holm_multiplies_the_smallest_by_all_and_the_others_by_what_is_left():
 
 def test_a_bootstrap_is_of_its_seed_alone():
     each = np.array([0.1, 0.3, -0.1, 0.2])
-    assert bootstrap(each, 0) == bootstrap(each, 0) and bootstrap(np.array([0.1, 0.1]), 0) == pytest.approx((0.1, 0.1))
+    assert bootstrap(each, 0) == bootstrap(each, 0) and bootstrap(
+        np.array([0.1, 0.1]), 0
+    ) == pytest.approx((0.1, 0.1))
     low, high = bootstrap(np.array([0.0, 1.0]), 1)  # means 0, 0.5, 1 with 1/4, 1/2, 1/4
     assert (low, high) == (0.0, 1.0)
 
@@ -70,12 +105,18 @@ def test_a_bootstrap_is_of_its_seed_alone():
 def test_over_three_seeds_the_seeds_are_the_units(tmp_path):
     runs = [*seeds(tmp_path, "local", [0.5, 0.5, 0.5]), *seeds(tmp_path, "fedavg", [0.6, 0.7, 0.8])]
     head, _, heads, base, ours, _, note, least_p = lines(compare(runs))
-    assert head == ("Test accuracy after the last round, mean over clients; paired differences from local, with 95 % "
-                    "confidence intervals.")  # fmt: skip
+    assert head == (
+        "Test accuracy after the last round, mean over clients; paired differences from local, "
+        "with 95 % "
+        "confidence intervals."
+    )
     assert "Holm" not in heads  # one test
     assert squeezed(base) == "local (baseline) 0.5000"
     assert squeezed(ours) == "fedavg 0.7000 +0.2000 -0.0484 to +0.4484 0.2500 3 seeds 6 / 0 / 0"
-    assert "Seeds are the units" in note and least_p == "Of 3 seeds the test cannot give less than p = 0.25."
+    assert (
+        "Seeds are the units" in note
+        and least_p == "Of 3 seeds the test cannot give less than p = 0.25."
+    )
 
 
 def test_one_seed_is_over_its_clients_and_says_what_that_cannot_tell(tmp_path):
@@ -114,7 +155,9 @@ def test_the_baseline_is_the_first_runs_method_or_one_that_is_named_or_that_of_a
 
 
 def test_a_methods_parameters_tell_its_runs_apart(tmp_path):
-    runs = [run(tmp_path / f"{mu}", [0.5, 0.5], method="fedprox", algorithm_mu=mu) for mu in (0.1, 1.0)]
+    runs = [
+        run(tmp_path / f"{mu}", [0.5, 0.5], method="fedprox", algorithm_mu=mu) for mu in (0.1, 1.0)
+    ]
     base, ours = lines(compare(runs))[3:5]
     assert base.startswith("fedprox, mu=0.1 (baseline)") and ours.startswith("fedprox, mu=1 ")
     with pytest.raises(ConfigError, match="may be any of: fedprox, mu=0.1; fedprox, mu=1"):
@@ -124,27 +167,40 @@ def test_a_methods_parameters_tell_its_runs_apart(tmp_path):
 def test_what_cannot_be_paired_is_refused_with_the_fields_that_differ(tmp_path):
     one = run(tmp_path / "a", [0.5, 0.5])
     with pytest.raises(ConfigError, match=r"differ in data.alpha \(0.1 and 0.5\)"):
-        compare([one, run(tmp_path / "b", [0.5, 0.5], method="local", alpha=0.1, rows=(3, 2, 1, 0))])
+        compare(
+            [one, run(tmp_path / "b", [0.5, 0.5], method="local", alpha=0.1, rows=(3, 2, 1, 0))]
+        )
     with pytest.raises(ConfigError, match=r"differ in data.name \(cifar10 and digits\)"):
         compare([one, run(tmp_path / "c", [0.5, 0.5], method="local", data="cifar10")])
     with pytest.raises(ConfigError, match="differ in no field, but in who holds which examples"):
         compare([one, run(tmp_path / "d", [0.5, 0.5], method="local", rows=(0, 2, 1, 3))])
-    with pytest.raises(ConfigError, match="no seed with a finished run of both: local has seeds 1; fedavg has seeds 0"):
+    with pytest.raises(
+        ConfigError,
+        match="no seed with a finished run of both: local has seeds 1; fedavg has seeds 0",
+    ):
         compare([one, run(tmp_path / "e", [0.5, 0.5], seed=1, method="local")])
     with pytest.raises(ConfigError, match="both fedavg with seed 0; give one"):
-        compare([one, run(tmp_path / "f", [0.5, 0.5]), run(tmp_path / "g", [0.5, 0.5], method="local")])
+        compare(
+            [one, run(tmp_path / "f", [0.5, 0.5]), run(tmp_path / "g", [0.5, 0.5], method="local")]
+        )
     with pytest.raises(ConfigError, match="all runs are fedavg"):
         compare([one])
 
 
 def test_fields_that_move_no_example_may_differ(tmp_path):
-    runs = [run(tmp_path / "a", [0.5, 0.5]), run(tmp_path / "b", [0.5, 0.7], method="ktpfl", data_public=3000)]
+    runs = [
+        run(tmp_path / "a", [0.5, 0.5]),
+        run(tmp_path / "b", [0.5, 0.7], method="ktpfl", data_public=3000),
+    ]
     assert "+0.1000" in compare(runs)
 
 
 def test_what_did_not_count_is_told(tmp_path):
-    runs = [*seeds(tmp_path, "local", [0.5, 0.5]), *seeds(tmp_path, "fedavg", [0.6]),
-            run(tmp_path / "x", [0.6, np.nan], rows=(0, 1), method="fedprox")]  # fmt: skip
+    runs = [
+        *seeds(tmp_path, "local", [0.5, 0.5]),
+        *seeds(tmp_path, "fedavg", [0.6]),
+        run(tmp_path / "x", [0.6, np.nan], rows=(0, 1), method="fedprox"),
+    ]
     text = compare(runs)
     assert "seed 1 of local has no finished run of fedavg, and does not count" in text
     assert "fedprox: clients that have a number in only one run of a pair do not count: 1" in text
@@ -152,11 +208,25 @@ def test_what_did_not_count_is_told(tmp_path):
 
 def test_of_very_many_clients_those_are_paired_whose_numbers_are_known(tmp_path):
     for method, who, values in (("local", [5, 9], [0.5, 0.5]), ("fedavg", [9, 11], [0.7, 0.9])):
-        results = Results(made := tmp_path / method, {"job": job(method, rounds=1), "ranks": 1, "ended": "finished",
-                                                      "architectures": ["mlp"] * 20_000}, {})  # fmt: skip
+        results = Results(
+            made := tmp_path / method,
+            {
+                "job": job(method, rounds=1),
+                "ranks": 1,
+                "ended": "finished",
+                "architectures": ["mlp"] * 20_000,
+            },
+            {},
+        )
         made.mkdir()
-        results.append({"clients/id": np.array(who), "clients/accuracy": np.array(values), "rounds/seconds": 1.0,
-                        "clients/architecture": np.zeros(2)})  # fmt: skip
+        results.append(
+            {
+                "clients/id": np.array(who),
+                "clients/accuracy": np.array(values),
+                "rounds/seconds": 1.0,
+                "clients/architecture": np.zeros(2),
+            }
+        )
         results.finish()
     text = compare([tmp_path / "local", tmp_path / "fedavg"])
     assert squeezed(lines(text)[4]) == "fedavg 0.7000 +0.2000 1 client of one seed 1 / 0 / 0"
@@ -170,8 +240,10 @@ def test_a_number_that_is_not_of_clients_is_compared_over_seeds(tmp_path):
         compare(runs, value="final")
 
 
-@pytest.mark.parametrize(("format", "part"), [("markdown", "| fedavg | 60.00 | +10.00 |"),
-                                              ("latex", r"fedavg & 60.00 & +10.00 &")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("format", "part"),
+    [("markdown", "| fedavg | 60.00 | +10.00 |"), ("latex", r"fedavg & 60.00 & +10.00 &")],
+)
 def test_it_is_there_for_papers_and_pages(tmp_path, format, part):
     runs = [*seeds(tmp_path, "local", [0.5]), *seeds(tmp_path, "fedavg", [0.6])]
     assert part in compare(runs, format=format, percent=True)

@@ -79,17 +79,40 @@ def test_a_file_lies_over_the_files_that_it_extends_later_ones_first(job_file):
     job_file("rounds = 1\nclients = 3\nseed = 7\n[data]\nalpha = 0.1\n", "a.toml")
     job_file("rounds = 2\nclients = 4\n[data]\nname = 'mnist'\n", "b.toml")
     job = load([job_file("extends = ['a.toml', 'b.toml']\nrounds = 5\n")])
-    assert (job.rounds, job.clients, job.seed, job.data.alpha, job.data.name) == (5, 4, 7, 0.1, "mnist")
+    assert (job.rounds, job.clients, job.seed, job.data.alpha, job.data.name) == (
+        5,
+        4,
+        7,
+        0.1,
+        "mnist",
+    )
 
 
 def test_merging_keeps_what_the_upper_table_does_not_name():
-    assert merge({"a": {"x": 1, "y": 2}, "b": 1}, {"a": {"y": 3}, "c": 4}) == {"a": {"x": 1, "y": 3}, "b": 1, "c": 4}
+    assert merge({"a": {"x": 1, "y": 2}, "b": 1}, {"a": {"y": 3}, "c": 4}) == {
+        "a": {"x": 1, "y": 3},
+        "b": 1,
+        "c": 4,
+    }
 
 
 def test_a_resumed_run_starts_from_its_stored_job_under_file_and_flags(job_file):
-    stored = {"rounds": 9, "clients": 6, "algorithm": {"name": "fedprox", "mu": 0.3}, "models": {"mix": ["mlp"]}}
-    job = load(["--resume", "runs/a", "--rounds", "12"], lambda path: stored if path == Path("runs/a") else {})
-    assert (job.rounds, job.clients, job.algorithm.mu, job.algorithm.name) == (12, 6, 0.3, "fedprox")
+    stored = {
+        "rounds": 9,
+        "clients": 6,
+        "algorithm": {"name": "fedprox", "mu": 0.3},
+        "models": {"mix": ["mlp"]},
+    }
+    job = load(
+        ["--resume", "runs/a", "--rounds", "12"],
+        lambda path: stored if path == Path("runs/a") else {},
+    )
+    assert (job.rounds, job.clients, job.algorithm.mu, job.algorithm.name) == (
+        12,
+        6,
+        0.3,
+        "fedprox",
+    )
 
 
 def test_switches_take_true_false_or_nothing_and_dashes_are_underscores():
@@ -100,13 +123,23 @@ def test_switches_take_true_false_or_nothing_and_dashes_are_underscores():
 
 
 def test_the_algorithm_decides_which_parameters_there_are():
-    assert load(["--algorithm.name", "fedprox", "--algorithm.mu", "0.5", "--models.mix", "mlp"]).algorithm.mu == 0.5
+    assert (
+        load(
+            ["--algorithm.name", "fedprox", "--algorithm.mu", "0.5", "--models.mix", "mlp"]
+        ).algorithm.mu
+        == 0.5
+    )
     assert "no field 'algorithm.mu'" in message("--algorithm.name", "fedavg", "--algorithm.mu", "1")
 
 
 def test_a_mistake_on_the_command_line_names_the_flag():
-    assert message("--rounds", "0") == "command line: --rounds: input should be greater than 0, got '0'"
-    assert message("--data.alfa", "1").startswith("command line: no field 'data.alfa'; did you mean 'data.alpha'")
+    assert (
+        message("--rounds", "0")
+        == "command line: --rounds: input should be greater than 0, got '0'"
+    )
+    assert message("--data.alfa", "1").startswith(
+        "command line: no field 'data.alfa'; did you mean 'data.alpha'"
+    )
     assert message("--rounds") == "command line: --rounds: expected one argument"
 
 
@@ -115,10 +148,14 @@ def test_a_mistake_in_the_environment_names_the_variable(monkeypatch):
     assert message() == "environment: HPCFED_DATA__ALPHA: input should be greater than 0, got '-1'"
     monkeypatch.setenv("HPCFED_DATA__ALPHA", "1")
     monkeypatch.setenv("HPCFED_DATA__ALFA", "1")
-    assert message().startswith("environment: HPCFED_DATA__ALFA: no field 'alfa'; did you mean 'alpha'?\n  Data takes")
+    assert message().startswith(
+        "environment: HPCFED_DATA__ALFA: no field 'alfa'; did you mean 'alpha'?\n  Data takes"
+    )
     monkeypatch.delenv("HPCFED_DATA__ALFA")
     monkeypatch.setenv("HPCFED_ROUNS", "1")
-    assert message().startswith("environment variable HPCFED_ROUNS: no field 'rouns'; did you mean 'rounds'")
+    assert message().startswith(
+        "environment variable HPCFED_ROUNS: no field 'rouns'; did you mean 'rounds'"
+    )
 
 
 def test_a_mistake_in_an_extended_file_names_that_file(job_file):
@@ -127,7 +164,9 @@ def test_a_mistake_in_an_extended_file_names_that_file(job_file):
     said = message(path)
     assert f"{path}: rounds: input should be greater than 0, got 0" in said
     assert f"{below}: data.alpha: input should be greater than 0, got -1.0" in said
-    assert f"{below}: local.epoch: no field 'epoch'; did you mean 'epochs'?\n  Local takes: " in said
+    assert (
+        f"{below}: local.epoch: no field 'epoch'; did you mean 'epochs'?\n  Local takes: " in said
+    )
 
 
 def test_a_mistake_in_the_stored_job_names_the_run():
@@ -136,18 +175,26 @@ def test_a_mistake_in_the_stored_job_names_the_run():
 
 
 def test_a_rule_between_parameters_is_told_in_its_own_words():
-    said = message("--algorithm.name", "fedprox", "--models.mix", "mlp", "--algorithm.sampling", "size")
-    assert said.startswith("algorithm: sampling = 'size' with weighting = 'samples' counts sizes twice")
+    said = message(
+        "--algorithm.name", "fedprox", "--models.mix", "mlp", "--algorithm.sampling", "size"
+    )
+    assert said.startswith(
+        "algorithm: sampling = 'size' with weighting = 'samples' counts sizes twice"
+    )
 
 
-@pytest.mark.parametrize("words", [["job"], ["--rounds", "2", "job"], ["-rounds", "2"], ["a.toml", "job"]])
+@pytest.mark.parametrize(
+    "words", [["job"], ["--rounds", "2", "job"], ["-rounds", "2"], ["a.toml", "job"]]
+)
 def test_a_word_that_is_neither_job_file_nor_value_is_refused(words):
     assert "is neither a job file (.toml) nor the value of a --field" in message(*words)
 
 
 @pytest.mark.parametrize("words", [["a.toml", "b.toml"], ["--rounds", "2", "b.toml"]])
 def test_there_is_one_job_file_and_it_comes_first(words):
-    assert message(*words).startswith("command line: b.toml: there is one job file, before all flags")
+    assert message(*words).startswith(
+        "command line: b.toml: there is one job file, before all flags"
+    )
 
 
 def test_files_that_cannot_be_used_are_named(job_file, tmp_path):
@@ -155,22 +202,33 @@ def test_files_that_cannot_be_used_are_named(job_file, tmp_path):
         f"{tmp_path}/no.toml: cannot read the job file: No such file or directory; check the path"
     )
     assert "not a TOML file: " in message(job_file("rounds = \n"))
-    assert "extends must be a list of file names, got 'a.toml'" in message(job_file("extends = 'a.toml'\n"))
+    assert "extends must be a list of file names, got 'a.toml'" in message(
+        job_file("extends = 'a.toml'\n")
+    )
     assert f"(which {tmp_path}/job.toml extends)" in message(job_file("extends = ['no.toml']\n"))
     assert "extends itself" in message(job_file("extends = ['job.toml']\n"))
 
 
 def test_a_method_is_refused_with_models_that_it_does_not_accept():
     said = message("--algorithm.name", "fedavg", "--models.mix", "mlp,cnn")
-    assert said.startswith("fedavg needs one architecture, but models.mix has cnn, mlp\n  use local or fedclassavg")
-    assert "needs one architecture" in message("--algorithm.share", "all", "--models.mix", "mlp,cnn")
+    assert said.startswith(
+        "fedavg needs one architecture, but models.mix has cnn, mlp\n  use local or fedclassavg"
+    )
+    assert "needs one architecture" in message(
+        "--algorithm.share", "all", "--models.mix", "mlp,cnn"
+    )
 
 
 def test_identity_is_what_results_depend_on():
     plain = load(["--rounds", "3"])
-    assert plain.identity() == load(["--rounds", "9", "--out", "x", "--verbose", "--checkpoint.every", "1"]).identity()
+    assert (
+        plain.identity()
+        == load(["--rounds", "9", "--out", "x", "--verbose", "--checkpoint.every", "1"]).identity()
+    )
     assert plain.identity() != load(["--seed", "1"]).identity()
-    cosine = [load(["--rounds", rounds, "--local.schedule", "cosine"]).identity() for rounds in "39"]
+    cosine = [
+        load(["--rounds", rounds, "--local.schedule", "cosine"]).identity() for rounds in "39"
+    ]
     assert cosine[0] != cosine[1]
 
 
@@ -185,13 +243,20 @@ def test_the_folder_of_a_run_is_named_after_what_runs():
 
 
 def test_reading_a_file_tells_where_each_table_comes_from(job_file):
-    below, top = job_file("seed = 1\n", "below.toml"), job_file("extends = ['below.toml']\nrounds = 2\n")
+    below, top = (
+        job_file("seed = 1\n", "below.toml"),
+        job_file("extends = ['below.toml']\nrounds = 2\n"),
+    )
     assert read(Path(top)) == [(below, {"seed": 1}), (top, {"rounds": 2})]
 
 
 def test_types_are_told_in_words():
     kinds = {name: kind_of(field.annotation) for name, field in Job.model_fields.items()}
-    assert (kinds["rounds"], kinds["out"], kinds["preset"]) == ("int", "Path or none", "'paper' or 'authors'")
+    assert (kinds["rounds"], kinds["out"], kinds["preset"]) == (
+        "int",
+        "Path or none",
+        "'paper' or 'authors'",
+    )
     assert kind_of(tuple[int, ...]) == "tuple of int"
 
 
@@ -204,7 +269,9 @@ def test_another_algorithm_on_the_command_line_leaves_the_files_own_parameters_b
 
 
 def test_of_a_flag_given_twice_the_last_counts():
-    assert load(["--models.mix", "mlp,cnn", "--seed", "1", "--models.mix", "cnn"]).models.mix == ("cnn",)
+    assert load(["--models.mix", "mlp,cnn", "--seed", "1", "--models.mix", "cnn"]).models.mix == (
+        "cnn",
+    )
     assert load(["--overwrite", "--no-overwrite"]).overwrite is False
 
 
@@ -212,7 +279,13 @@ def test_a_file_that_names_another_algorithm_leaves_that_ones_fields_behind(tmp_
     fedprox = 'rounds = 7\nmodels.mix = ["mlp"]\n[algorithm]\nname = "fedprox"\n'
     (tmp_path / "a.toml").write_text(fedprox + 'mu = 0.5\nweighting = "uniform"\n')
     (tmp_path / "b.toml").write_text('extends = ["a.toml"]\n[algorithm]\nname = "fedavg"\n')
-    (tmp_path / "c.toml").write_text('extends = ["a.toml"]\n[algorithm]\nname = "fedprox"\nmu = 0.25\n')
+    (tmp_path / "c.toml").write_text(
+        'extends = ["a.toml"]\n[algorithm]\nname = "fedprox"\nmu = 0.25\n'
+    )
     other, same = (load([str(tmp_path / name)], environ={}) for name in ("b.toml", "c.toml"))
-    assert (other.rounds, other.algorithm.name, other.algorithm.weighting) == (7, "fedavg", "samples")
+    assert (other.rounds, other.algorithm.name, other.algorithm.weighting) == (
+        7,
+        "fedavg",
+        "samples",
+    )
     assert (same.algorithm.mu, same.algorithm.weighting) == (0.25, "uniform")

@@ -1,4 +1,6 @@
-"""Data sets: real files load, users' files are checked, and every refusal says what is wrong and where."""
+"""Data sets: real files load, users' files are checked, and every refusal says what is wrong and
+where.
+"""
 
 import json
 import pickle
@@ -32,10 +34,14 @@ def save_npz(folder: Path, **changes) -> Path:
     """An .npz file of 20 training and 8 test images of two classes; None leaves an array out."""
     g = np.random.default_rng(0)
     arrays = {
-        "x_train": g.integers(0, 256, (20, 8, 8), np.uint8), "y_train": np.arange(20) % 2,
-        "x_test": g.integers(0, 256, (8, 8, 8), np.uint8), "y_test": np.arange(8) % 2,
-    } | changes  # fmt: skip
-    np.savez(folder / "my.npz", **{name: array for name, array in arrays.items() if array is not None})
+        "x_train": g.integers(0, 256, (20, 8, 8), np.uint8),
+        "y_train": np.arange(20) % 2,
+        "x_test": g.integers(0, 256, (8, 8, 8), np.uint8),
+        "y_test": np.arange(8) % 2,
+    } | changes
+    np.savez(
+        folder / "my.npz", **{name: array for name, array in arrays.items() if array is not None}
+    )
     return folder / "my.npz"
 
 
@@ -52,7 +58,11 @@ def save_hdf5(path: Path, images="images", labels="labels", classes=None, n=20) 
 
 def changed(key: str, index, value) -> dict:
     """The array of save_npz with one entry changed."""
-    base = np.zeros((20, 8, 8), np.float32) if key.startswith("x") else np.arange(20).astype(np.float64) % 2
+    base = (
+        np.zeros((20, 8, 8), np.float32)
+        if key.startswith("x")
+        else np.arange(20).astype(np.float64) % 2
+    )
     base[index] = value
     return {key: base}
 
@@ -60,7 +70,10 @@ def changed(key: str, index, value) -> dict:
 def test_the_registry_names_a_source_for_every_data_set_and_imports_no_torch():
     assert all(entry.line and entry.cite for entry in DATASETS.values())
     assert set(DATASETS) == set(vision.SOURCES) | {"digits", "sentiment140", "synthetic"}
-    code = "import sys, hpcfed.data.datasets; assert not {'torch', 'sklearn', 'h5py'} & set(sys.modules)"
+    code = (
+        "import sys, hpcfed.data.datasets; assert not {'torch', 'sklearn', 'h5py'} & "
+        "set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
@@ -72,7 +85,11 @@ def test_torchvision_can_be_imported_more_than_once():
 def test_digits_are_1437_and_360_upright_scans_of_all_classes(tmp_path):
     data = load("digits", tmp_path)
     assert data.train.x.shape == (1437, 1, 16, 16) and data.test.x.shape == (360, 1, 16, 16)
-    assert data.train.x.dtype == np.uint8 and data.train.y.dtype == np.int64 and data.train.x.max() == 255
+    assert (
+        data.train.x.dtype == np.uint8
+        and data.train.y.dtype == np.int64
+        and data.train.x.max() == 255
+    )
     assert np.bincount(data.test.y).tolist() == [36, 37, 35, 37, 36, 36, 36, 36, 35, 36]
     assert np.array_equal(load("digits", tmp_path).train.x, data.train.x)
     assert np.isclose((data.train.x / 255).std(), data.std[0])
@@ -81,9 +98,15 @@ def test_digits_are_1437_and_360_upright_scans_of_all_classes(tmp_path):
 def test_digits_are_scikit_learns(tmp_path):
     scans, y = load_digits(return_X_y=True)
     data = load("digits", tmp_path)
-    got = zip(np.concatenate([data.train.x, data.test.x]), np.concatenate([data.train.y, data.test.y]), strict=True)
+    got = zip(
+        np.concatenate([data.train.x, data.test.x]),
+        np.concatenate([data.train.y, data.test.y]),
+        strict=True,
+    )
     want = zip(digits._resized(scans.reshape(-1, 1, 8, 8)), y, strict=True)
-    assert sorted((x.tobytes(), int(y)) for x, y in got) == sorted((x.tobytes(), int(y)) for x, y in want)
+    assert sorted((x.tobytes(), int(y)) for x, y in got) == sorted(
+        (x.tobytes(), int(y)) for x, y in want
+    )
 
 
 def test_digits_do_not_import_scikit_learn():
@@ -96,7 +119,12 @@ def test_a_data_set_survives_the_way_through_arrays(tmp_path):
     arrays = to_arrays(data)
     back = from_arrays(arrays)
     assert all(isinstance(array, np.ndarray) and array.dtype != object for array in arrays.values())
-    assert (back.name, back.classes, back.mean, back.std) == (data.name, data.classes, data.mean, data.std)
+    assert (back.name, back.classes, back.mean, back.std) == (
+        data.name,
+        data.classes,
+        data.mean,
+        data.std,
+    )
     assert back.test.users is None and np.array_equal(back.train.users, data.train.users)
     assert np.array_equal(back.train.x, data.train.x) and np.array_equal(back.test.y, data.test.y)
 
@@ -122,7 +150,10 @@ def test_hdf5_may_name_its_arrays_x_and_y(tmp_path):
 def test_without_a_test_split_a_fixed_stratified_fifth_is_held_out(tmp_path):
     path = str(save_npz(tmp_path, x_test=None, y_test=None))
     data, again = load(path, tmp_path), load(path, tmp_path)
-    assert np.bincount(data.train.y).tolist() == [8, 8] and np.bincount(data.test.y).tolist() == [2, 2]
+    assert np.bincount(data.train.y).tolist() == [8, 8] and np.bincount(data.test.y).tolist() == [
+        2,
+        2,
+    ]
     assert np.array_equal(data.test.x, again.test.x)
 
 
@@ -140,7 +171,10 @@ def test_keras_columns_of_labels_and_text_users_are_understood(tmp_path):
         (changed("x_train", (3, 1, 2), -np.inf), ["x_train", "-inf", "[3, 1, 2]"]),
         ({"x_train": np.full((20, 8, 8), 300)}, ["x_train", "300", "0..255"]),
         ({"x_train": np.zeros((20, 64), np.uint8)}, ["x_train", "[20, 64]"]),
-        ({"x_train": np.zeros((0, 8, 8), np.uint8), "y_train": np.zeros(0)}, ["x_train", "[0, 8, 8]"]),
+        (
+            {"x_train": np.zeros((0, 8, 8), np.uint8), "y_train": np.zeros(0)},
+            ["x_train", "[0, 8, 8]"],
+        ),
         ({"x_test": np.zeros((0, 8, 8), np.uint8), "y_test": np.zeros(0)}, ["x_test", "[0, 8, 8]"]),
         ({"x_test": np.zeros((8, 9, 8), np.uint8)}, ["x_test", "[1, 9, 8]", "[1, 8, 8]"]),
         ({"x_train": np.zeros((20, 8, 8), complex)}, ["x_train", "complex"]),
@@ -193,7 +227,12 @@ def test_missing_files_unknown_names_and_empty_hdf5_say_what_to_do(tmp_path):
 def test_a_missing_known_set_names_files_folder_and_the_way_out(tmp_path, name):
     with pytest.raises(DataError) as error:
         load(name, tmp_path, download=False)
-    for word in (str(tmp_path), vision.SOURCES[name].files[0], f"{name.replace('-', '_')}.h5", "--data.root"):
+    for word in (
+        str(tmp_path),
+        vision.SOURCES[name].files[0],
+        f"{name.replace('-', '_')}.h5",
+        "--data.root",
+    ):
         assert word in str(error.value)
 
 
@@ -209,7 +248,9 @@ def test_a_failed_download_is_a_data_error_with_the_reason(tmp_path, monkeypatch
 def test_a_known_set_is_taken_from_an_hdf5_file_of_its_name(tmp_path):
     save_hdf5(tmp_path / "cifar10.h5")
     data = load("cifar10", tmp_path)
-    assert data.name == "cifar10" and data.mean == (0.4914, 0.4822, 0.4465) and len(data.train.y) == 20
+    assert (
+        data.name == "cifar10" and data.mean == (0.4914, 0.4822, 0.4465) and len(data.train.y) == 20
+    )
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -251,7 +292,10 @@ def test_svhn_and_usps_files_give_channels_first_images(tmp_path, monkeypatch):
         name = "usps.bz2" if part == "train" else "usps.t.bz2"
         (tmp_path / name).write_bytes(bz2.compress(line.encode()))
     svhn, usps = load("svhn", tmp_path, download=False), load("usps", tmp_path, download=False)
-    assert np.array_equal(svhn.train.x, pixels.transpose(3, 2, 0, 1)) and svhn.train.y.tolist() == [0, 3]
+    assert np.array_equal(svhn.train.x, pixels.transpose(3, 2, 0, 1)) and svhn.train.y.tolist() == [
+        0,
+        3,
+    ]
     assert usps.train.x.shape == (1, 1, 16, 16) and usps.train.x[0, 0, 0, :2].tolist() == [0, 255]
     assert usps.train.y.tolist() == [6] and usps.train.x.dtype == np.uint8
 
@@ -270,10 +314,17 @@ def test_jpeg_bodies_with_a_shared_header_are_decoded_and_damage_is_named(tmp_pa
         file["jpeg_header"], file.attrs["classes"] = full["jpeg_header"][:], full.attrs["classes"]
         for part in ("train", "test"):
             offsets = full[f"{part}/jpeg_offsets"][:21]
-            file[f"{part}/jpeg_offsets"], file[f"{part}/labels"] = offsets, full[f"{part}/labels"][:20]
+            file[f"{part}/jpeg_offsets"], file[f"{part}/labels"] = (
+                offsets,
+                full[f"{part}/labels"][:20],
+            )
             file[f"{part}/jpeg_body"] = full[f"{part}/jpeg_body"][: offsets[-1]]
     data = load("tiny.h5", tmp_path)
-    assert data.train.x.shape == (20, 3, 32, 32) and len(data.classes) == 100 and data.train.x.std() > 30
+    assert (
+        data.train.x.shape == (20, 3, 32, 32)
+        and len(data.classes) == 100
+        and data.train.x.std() > 30
+    )
     with h5py.File(small, "r+") as file:
         file["test/jpeg_offsets"][5] = file["test/jpeg_offsets"][4]
     with pytest.raises(DataError, match="test/jpeg_body: image 4"):

@@ -1,4 +1,6 @@
-"""Each finding of `hpcfed doctor` says what to change; the exit status is 1 where something is wrong."""
+"""Each finding of `hpcfed doctor` says what to change; the exit status is 1 where something is
+wrong.
+"""
 
 import json
 import os
@@ -15,13 +17,33 @@ from hpcfed.doctor.probe import gpu_files
 from hpcfed.doctor.trials import Launcher, Trial
 from tests.mpirun import environment, launcher
 
-KNOWN = {"name": "Open MPI v5.0.11", "standard": "3.1", "mpi4py": "4.1.2", "file": "libmpi.so", "cuda": True}
+KNOWN = {
+    "name": "Open MPI v5.0.11",
+    "standard": "3.1",
+    "mpi4py": "4.1.2",
+    "file": "libmpi.so",
+    "cuda": True,
+}
 
 
-def rank(node: int = 0, cores: tuple = (0, 1), threads: str = "1", gpus: tuple = (), present: int = 0,
-         mask: str | None = None, shm: float = 1e9) -> dict:  # fmt: skip
-    return {"node": node, "cores": list(cores), "threads": threads, "gpus": list(gpus), "present": present,
-            "mask": mask, "shm": shm}  # fmt: skip
+def rank(
+    node: int = 0,
+    cores: tuple = (0, 1),
+    threads: str = "1",
+    gpus: tuple = (),
+    present: int = 0,
+    mask: str | None = None,
+    shm: float = 1e9,
+) -> dict:
+    return {
+        "node": node,
+        "cores": list(cores),
+        "threads": threads,
+        "gpus": list(gpus),
+        "present": present,
+        "mask": mask,
+        "shm": shm,
+    }
 
 
 def test_two_ranks_bound_to_one_core_are_found():
@@ -33,7 +55,10 @@ def test_two_ranks_bound_to_one_core_are_found():
 def test_more_threads_than_cores_are_found_on_the_node_that_has_them():
     assert ranks.binding([rank(), rank(), rank(node=1), rank(node=1)], 1).status == "ok"
     found = ranks.binding([rank(), rank(node=1), rank(node=1)], 2)
-    assert "node 1: 2 ranks x 2 threads have 2 cores" in found.found and "at most 1 ranks" in found.advice
+    assert (
+        "node 1: 2 ranks x 2 threads have 2 cores" in found.found
+        and "at most 1 ranks" in found.advice
+    )
 
 
 def test_a_rank_bound_to_fewer_cores_than_it_has_threads_is_found():
@@ -44,7 +69,12 @@ def test_a_rank_bound_to_fewer_cores_than_it_has_threads_is_found():
 def test_nodes_of_an_allocation_that_have_no_rank_are_found():
     found = ranks.nodes([rank(), rank(), rank()], 2)
     assert found[0].status == "warning" and "3 ranks are on 1 of 2 nodes" in found[0].found
-    assert ranks.nodes([rank(), rank(node=1)], 2) == ranks.nodes([rank()], 4) == ranks.nodes([rank(), rank()], 0) == []
+    assert (
+        ranks.nodes([rank(), rank(node=1)], 2)
+        == ranks.nodes([rank()], 4)
+        == ranks.nodes([rank(), rank()], 0)
+        == []
+    )
 
 
 @pytest.mark.parametrize(("given", "status"), [("1", "ok"), ("", "warning"), ("16", "warning")])
@@ -65,7 +95,9 @@ def test_gpus_are_told_by_rank_and_those_that_nobody_takes():
 def test_ranks_that_share_a_gpu_are_found_unless_that_is_meant():
     shared = [rank(gpus=("a",), present=1), rank(gpus=("a",), present=1)]
     found = ranks.gpus(shared, None)[0]
-    assert found.status == "warning" and "ranks_per_gpu = 2" in found.advice and "MPS" in found.advice
+    assert (
+        found.status == "warning" and "ranks_per_gpu = 2" in found.advice and "MPS" in found.advice
+    )
     assert ranks.gpus(shared, 2)[0].status == "ok"
 
 
@@ -85,7 +117,9 @@ def test_device_files_tell_of_gpus_that_torch_cannot_use(tmp_path):
 
 def test_the_node_with_the_least_shared_memory_counts():
     found = ranks.shared_memory([rank(shm=1e9), rank(node=1, shm=64e6)], 184_000_000)
-    assert found.status == "warning" and "64.0 MB free" in found.found and "--shm-size" in found.advice
+    assert (
+        found.status == "warning" and "64.0 MB free" in found.found and "--shm-size" in found.advice
+    )
     assert ranks.shared_memory([rank()], 184_000_000).status == "ok"
 
 
@@ -96,7 +130,9 @@ def test_a_folder_is_tried_where_it_would_be_made_and_left_as_it_was(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_or_does_not_answer_is_wrong(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "limited", lambda *_: Outcome(1, "", "[Errno 30] Read-only file system: 'x'"))
+    monkeypatch.setattr(
+        disk, "limited", lambda *_: Outcome(1, "", "[Errno 30] Read-only file system: 'x'")
+    )
     [found] = disk.findings(tmp_path, 9)
     assert found.status == "wrong" and "Read-only" in found.found
     monkeypatch.setattr(disk, "limited", lambda *_: Outcome(None, "", ""))
@@ -104,19 +140,36 @@ def test_a_folder_that_cannot_be_written_or_does_not_answer_is_wrong(tmp_path, m
     assert found.status == "wrong" and "no answer for 9 s" in found.found
 
 
-@pytest.mark.parametrize(("changed", "advice"), [
-    ({"free": 1e8}, "make room"), ({"kind": "tmpfs"}, "gone with the node"), ({"speed": 1e6}, "save less often"),
-    ({"renames": False}, "checkpoints rely on it"), ({"locks": False}, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changed", "advice"),
+    [
+        ({"free": 1e8}, "make room"),
+        ({"kind": "tmpfs"}, "gone with the node"),
+        ({"speed": 1e6}, "save less often"),
+        ({"renames": False}, "checkpoints rely on it"),
+        ({"locks": False}, ""),
+    ],
+)
 def test_what_is_wrong_with_a_folder_is_told_with_what_to_do(changed, advice):
-    good = {"place": "here", "kind": "lustre", "free": 1e12, "speed": 1e9, "locks": True, "renames": True}
+    good = {
+        "place": "here",
+        "kind": "lustre",
+        "free": 1e12,
+        "speed": 1e9,
+        "locks": True,
+        "renames": True,
+    }
     assert disk.judged(good).status == "ok"
     found = disk.judged(good | changed)
     assert advice in found.advice and (advice != "") == (found.status != "ok")
 
 
 def test_the_kind_is_that_of_the_nearest_mount():
-    mounts = ["/dev/a / ext4 rw 0 0", "server:/x /home nfs4 rw 0 0", "scratch /home/scratch lustre rw 0 0"]
+    mounts = [
+        "/dev/a / ext4 rw 0 0",
+        "server:/x /home nfs4 rw 0 0",
+        "scratch /home/scratch lustre rw 0 0",
+    ]
     assert disk.kind(Path("/home/me"), mounts) == "nfs4"
     assert disk.kind(Path("/home/scratch/run"), mounts) == "lustre"
     assert disk.kind(Path("/homes"), mounts) == "ext4"
@@ -129,7 +182,9 @@ def test_the_hdf5_build_is_told():
 
 def test_a_library_that_does_not_load_is_wrong_and_one_that_is_not_cuda_aware_is_not():
     assert mpi.version({"error": "cannot load MPI library\nmore"}).status == "wrong"
-    assert [mpi.gpu_aware(KNOWN | {"cuda": aware}).status for aware in (True, False, None)] == 3 * ["ok"]
+    assert [mpi.gpu_aware(KNOWN | {"cuda": aware}).status for aware in (True, False, None)] == 3 * [
+        "ok"
+    ]
 
 
 def test_without_a_launcher_that_works_there_is_one_thing_to_mend():
@@ -150,23 +205,32 @@ def test_the_real_mpirun_is_asked_for_ulfm(monkeypatch):
 def test_slurm_is_told_with_its_partitions_or_why_it_does_not_answer(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
     for name in ("srun", "sinfo"):
-        (tmp_path / name).write_text("#!/bin/sh\n[ $1 = --version ] && echo slurm 22.05.8 || echo 'gpu* 4 nodes'\n")
+        (tmp_path / name).write_text(
+            "#!/bin/sh\n[ $1 = --version ] && echo slurm 22.05.8 || echo 'gpu* 4 nodes'\n"
+        )
         (tmp_path / name).chmod(0o755)
     first, second = slurm.findings(["none", "pmi2"])
-    assert "slurm 22.05.8" in first.found and "gpu* 4 nodes" in first.found and second.found == "pmi2"
+    assert (
+        "slurm 22.05.8" in first.found and "gpu* 4 nodes" in first.found and second.found == "pmi2"
+    )
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'sinfo: error: no controller' >&2\nexit 1\n")
     [found] = slurm.findings([])
     assert found.status == "warning" and "no controller" in found.found
 
 
 def test_the_probe_is_no_part_of_the_job_around_it():
-    assert outside({"PMI_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "SLURM_JOB_ID": "7", "OMPI_MCA_btl": "tcp"}) == {
-        "SLURM_JOB_ID": "7", "OMPI_MCA_btl": "tcp"}  # fmt: skip
+    assert outside(
+        {"PMI_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "SLURM_JOB_ID": "7", "OMPI_MCA_btl": "tcp"}
+    ) == {"SLURM_JOB_ID": "7", "OMPI_MCA_btl": "tcp"}
 
 
 @pytest.mark.parametrize(("status", "end"), [("ok", 0), ("warning", 0), ("wrong", 1)])
 def test_the_exit_status_is_1_where_something_is_wrong(monkeypatch, capsys, status, end):
-    made = {"ok": ok("a", "x"), "warning": warning("a", "x", "y [z]"), "wrong": wrong("a", "x", "y")}[status]
+    made = {
+        "ok": ok("a", "x"),
+        "warning": warning("a", "x", "y [z]"),
+        "wrong": wrong("a", "x", "y"),
+    }[status]
     monkeypatch.setattr("hpcfed.doctor.main.examine", lambda *_: [ok("first", "fine"), made])
     assert cli.main(["doctor", "--json"]) == end
     assert json.loads(capsys.readouterr().out)[1]["status"] == status
@@ -182,7 +246,10 @@ def test_a_mistake_is_one_message_and_status_2(words, capsys):
 
 def test_options_of_slurm_are_split_as_a_shell_does(monkeypatch, capsys):
     given = []
-    monkeypatch.setattr("hpcfed.doctor.main.launchers.here", lambda n, plugins, words, limit: given.append(words) or [])
+    monkeypatch.setattr(
+        "hpcfed.doctor.main.launchers.here",
+        lambda n, plugins, words, limit: given.append(words) or [],
+    )
     monkeypatch.setattr(launchers, "plugins", lambda: [])
     monkeypatch.setattr("hpcfed.doctor.main.mpi.library", lambda limit: KNOWN)
     assert cli.main(["doctor", "--slurm=--partition=gpu --comment 'a b'"]) == 1  # no launcher
@@ -203,5 +270,14 @@ def test_the_whole_examination_of_this_machine(monkeypatch, tmp_path):
     found = {f.what: f for f in examine(load([]), 2, tmp_path, "", 60)}
     assert found["launcher"].found == "use mpirun" and found["mpirun"].status == "ok"
     assert known.known() == "mpirun"  # for `hpcfed submit`
-    assert {"MPI library", "cores", "threads", "GPUs", "shared memory", "output folder", "HDF5", "Slurm"} <= set(found)
+    assert {
+        "MPI library",
+        "cores",
+        "threads",
+        "GPUs",
+        "shared memory",
+        "output folder",
+        "HDF5",
+        "Slurm",
+    } <= set(found)
     assert all(f.advice for f in found.values() if f.status != "ok")

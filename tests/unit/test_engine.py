@@ -1,4 +1,6 @@
-"""Rounds and checkpoints: what is recorded, who is evaluated with which model, what a checkpoint holds."""
+"""Rounds and checkpoints: what is recorded, who is evaluated with which model, what a checkpoint
+holds.
+"""
 
 from dataclasses import dataclass
 
@@ -40,7 +42,15 @@ def test_a_flag_of_one_rank_is_raised_on_all():
 
 
 def test_a_tally_becomes_the_mean_loss_and_its_counts():
-    assert cells(Tally(loss=6.0, examples=4, epochs=2.0, seconds=0.5, down=3, up=7)) == (1.5, 4, 2.0, 0.5, 3, 7, 0)
+    assert cells(Tally(loss=6.0, examples=4, epochs=2.0, seconds=0.5, down=3, up=7)) == (
+        1.5,
+        4,
+        2.0,
+        0.5,
+        3,
+        7,
+        0,
+    )
     assert np.isnan(cells(Tally())[0])
 
 
@@ -59,7 +69,9 @@ def test_before_is_the_received_model_and_after_the_clients_own():
 def test_a_rank_scores_its_cohort_before_it_waits_for_the_sum(monkeypatch):
     order, rounds = [], started()
     monkeypatch.setattr("hpcfed.engine.evaluation.score", lambda *_: order.append("score") or NONE)
-    monkeypatch.setattr(rounds.fed.comm, "sum", lambda *_: order.append("sum") or rounds.fed.comm.barrier())
+    monkeypatch.setattr(
+        rounds.fed.comm, "sum", lambda *_: order.append("sum") or rounds.fed.comm.barrier()
+    )
     monkeypatch.setattr("hpcfed.averaging.Quotients.mean", lambda self: self.keep)
     rounds.step()
     before = len(rounds.cohort)  # the models that they received
@@ -71,7 +83,10 @@ def test_a_client_that_keeps_nothing_and_did_not_train_is_scored_with_the_new_gl
     row, _ = rounds.step()
     k = int(np.flatnonzero(~row["clients/cohort"][:5])[0])
     rounds.fed.clients[k].load(rounds.state)
-    assert row["clients/loss"][k] == score(rounds.fed, rounds.fed.clients[k], rounds.fed.clients[k].model).loss
+    assert (
+        row["clients/loss"][k]
+        == score(rounds.fed, rounds.fed.clients[k], rounds.fed.clients[k].model).loss
+    )
     assert np.isnan(row["clients/loss_before"][k])
 
 
@@ -97,7 +112,9 @@ def test_the_last_round_is_always_evaluated():
 
 def test_a_client_without_test_examples_has_no_score():
     fed = started().fed
-    assert toy.differences(tuple(score(fed, fed.clients[5], fed.clients[5].model)), tuple(NONE)) == []
+    assert (
+        toy.differences(tuple(score(fed, fed.clients[5], fed.clients[5].model)), tuple(NONE)) == []
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -111,7 +128,9 @@ def test_the_global_model_is_measured_on_the_whole_test_split(ranks: int):
 
 
 def test_models_that_clients_keep_a_part_of_have_no_common_accuracy():
-    assert np.isnan(started("fedclassavg", "--evaluate.common", "true").step()[0]["rounds/accuracy_common"])
+    assert np.isnan(
+        started("fedclassavg", "--evaluate.common", "true").step()[0]["rounds/accuracy_common"]
+    )
 
 
 def test_clients_that_receive_everything_hold_no_weights_between_rounds():
@@ -130,12 +149,25 @@ def test_clients_are_moved_only_where_it_pays():
     assert [count for count, *_ in placed] == [0, 0]  # as estimated
     count, placement, _ = spmd(2, lambda comm: moved(comm, (32, 1, 1, 1, 1, 1)))[0]
     assert count > 0 and placement.count(placement[0]) == 1
-    assert spmd(2, lambda comm: moved(comm, (np.nan, 1, 1, 1, 1, 1)))[0][0] == 0  # not all are measured yet
+    assert (
+        spmd(2, lambda comm: moved(comm, (np.nan, 1, 1, 1, 1, 1)))[0][0] == 0
+    )  # not all are measured yet
 
 
-@pytest.mark.parametrize(("method", "even"), [("fedavg", True), ("scaffold", True), ("fedrep", False)])
+@pytest.mark.parametrize(
+    ("method", "even"), [("fedavg", True), ("scaffold", True), ("fedrep", False)]
+)
 def test_a_cohort_that_holds_no_weights_is_dealt_out_evenly(method: str, even: bool):
-    flags = ("--local.optimiser", "sgd", "--data.partition", "iid", "--clients", "12", "--participation", "0.5")
+    flags = (
+        "--local.optimiser",
+        "sgd",
+        "--data.partition",
+        "iid",
+        "--clients",
+        "12",
+        "--participation",
+        "0.5",
+    )
 
     def loads(comm):
         rounds = started(method, *flags, comm=comm)
@@ -149,16 +181,24 @@ def test_architectures_are_dealt_out_drawn_or_listed():
     mix = ("--models.mix", "mlp,cnn")
     assert assign(toy.job("local", *mix)) == ("mlp", "cnn") * 3
     drawn = assign(toy.job("local", *mix, "--models.assign", "random"))
-    assert drawn == assign(toy.job("local", *mix, "--models.assign", "random")) and set(drawn) == {"mlp", "cnn"}
+    assert drawn == assign(toy.job("local", *mix, "--models.assign", "random")) and set(drawn) == {
+        "mlp",
+        "cnn",
+    }
     listed = "mlp,mlp,cnn,cnn,mlp,cnn"
-    assert assign(toy.job("local", "--models.mix", listed, "--models.assign", "listed")) == tuple(listed.split(","))
+    assert assign(toy.job("local", "--models.mix", listed, "--models.assign", "listed")) == tuple(
+        listed.split(",")
+    )
 
 
 def test_the_world_is_the_same_on_all_ranks_and_costs_grow_with_examples():
     job = toy.job("local", "--models.mix", "mlp")
     worlds = spmd(3, lambda comm: world(job, comm))
     for other in worlds[1:]:
-        assert toy.differences([other.partition, other.costs], [worlds[0].partition, worlds[0].costs]) == []
+        assert (
+            toy.differences([other.partition, other.costs], [worlds[0].partition, worlds[0].costs])
+            == []
+        )
     assert np.allclose(np.array(worlds[0].costs) / worlds[0].costs[0], toy.SIZES)
 
 
@@ -173,7 +213,9 @@ def test_a_checkpoint_of_another_job_is_refused(tmp_path):
     rounds = started()
     rounds.step()
     saving.save(rounds, tmp_path)
-    with pytest.raises(CheckpointError, match=r"local.lr: 0.1 here, 0.005 in the checkpoint") as refusal:
+    with pytest.raises(
+        CheckpointError, match=r"local.lr: 0.1 here, 0.005 in the checkpoint"
+    ) as refusal:
         saving.restore(started("fedavg", "--local.lr", "0.1"), tmp_path)
     assert refusal.value.everywhere
 
@@ -185,8 +227,15 @@ def test_a_checkpoint_holds_state_scores_and_every_client_and_the_older_ones_go(
         saving.save(rounds, tmp_path)
     with checkpoint.open_checkpoint(tmp_path) as file:
         assert file.rounds == 3
-        assert file.names() == ["state", "scores", "time", *(f"clients/{k}" for k in rounds.fed.store)]
-        assert [*rounds.fed.store] == np.flatnonzero(~np.isnan(rounds.seconds)).tolist()  # who was in a cohort
+        assert file.names() == [
+            "state",
+            "scores",
+            "time",
+            *(f"clients/{k}" for k in rounds.fed.store),
+        ]
+        assert [*rounds.fed.store] == np.flatnonzero(
+            ~np.isnan(rounds.seconds)
+        ).tolist()  # who was in a cohort
         assert torch.equal(file.get("clients/4")["weights"], rounds.fed.store.flat(4))
     kept = sorted((tmp_path / "checkpoints").glob("*.h5"))
     assert [path.name for path in kept] == ["round-000002.h5", "round-000003.h5"]

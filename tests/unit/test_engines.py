@@ -1,4 +1,6 @@
-"""The engines: a recorded step has the bits of an eager one, and what cannot be recorded trains eagerly and says so."""
+"""The engines: a recorded step has the bits of an eager one, and what cannot be recorded trains
+eagerly and says so.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +32,9 @@ def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def of_a_batch(model: nn.Module, inputs: list[Tensor]) -> Tensor:
-    """FedClassAvg's two views and contrastive loss: a deep model in training mode, with all that it draws."""
+    """FedClassAvg's two views and contrastive loss: a deep model in training mode, with all that it
+    draws.
+    """
     return contrastive_cross_entropy(model, inputs[:2], inputs[2], tau=0.07)
 
 
@@ -65,15 +69,24 @@ def test_a_replayed_step_has_the_bits_of_the_eager_one(name: str):
         own.load(before)
         with scoped(0, "dropout"):
             value = of_a_batch(own.model, inputs) if eagerly else None
-            found = (value, gradient(value, list(own.parameters.values()))) if eagerly else tape(inputs)
+            found = (
+                (value, gradient(value, list(own.parameters.values()))) if eagerly else tape(inputs)
+            )
         outcomes.append([found[0], *found[1], own.flat.clone()])  # flat: batch statistics moved
-    assert all(torch.equal(a, b) for other in outcomes[1:] for a, b in zip(outcomes[0], other, strict=True))
+    assert all(
+        torch.equal(a, b) for other in outcomes[1:] for a, b in zip(outcomes[0], other, strict=True)
+    )
 
 
 def test_recording_computes_nothing_and_draws_nothing():
     own, state = skeleton("googlenet"), torch.get_rng_state()
     before = own.flat.clone()
-    Tape(own, lambda model, given: model(given[0]).sum(), [torch.zeros(4, 3, 32, 32)], own.layout.params)
+    Tape(
+        own,
+        lambda model, given: model(given[0]).sum(),
+        [torch.zeros(4, 3, 32, 32)],
+        own.layout.params,
+    )
     assert torch.equal(own.flat, before) and torch.equal(torch.get_rng_state(), state)
 
 
@@ -106,12 +119,20 @@ class Box:
     factor: object
 
 
-def test_an_objective_that_reads_the_client_trains_eagerly_and_says_so_once(capsys: pytest.CaptureFixture[str]):
+def test_an_objective_that_reads_the_client_trains_eagerly_and_says_so_once(
+    capsys: pytest.CaptureFixture[str],
+):
     fed = federation("--training.engine", "traced")
     for k in (3, 4, 5):
         sgd(fed, fed.clients[k], 0, partial(own_size, fed.clients[k]))
     said = capsys.readouterr().err
-    assert said.count("own_size cannot be recorded (it asks for the client's n); it trains with the eager engine") == 1
+    assert (
+        said.count(
+            "own_size cannot be recorded (it asks for the client's n); it trains with the eager "
+            "engine"
+        )
+        == 1
+    )
     eager = federation("--training.engine", "eager")
     sgd(eager, eager.clients[5], 0, partial(own_size, eager.clients[5]))
     assert torch.equal(fed.clients[5].skeleton.flat, eager.clients[5].skeleton.flat)
@@ -127,7 +148,10 @@ def decides(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def test_an_objective_that_decides_by_values_trains_eagerly(capsys: pytest.CaptureFixture[str]):
-    assert torch.equal(trained(decides, "--training.engine", "traced"), trained(decides, "--training.engine", "eager"))
+    assert torch.equal(
+        trained(decides, "--training.engine", "traced"),
+        trained(decides, "--training.engine", "eager"),
+    )
     assert "decides cannot be recorded" in capsys.readouterr().err
 
 
@@ -142,10 +166,14 @@ def test_an_objective_with_variables_from_around_it_is_never_recorded():
 
 
 @pytest.mark.parametrize("rounds, wanted", [("1", "eager"), ("100000", "Traced")])
-def test_auto_records_where_there_are_enough_short_steps(rounds: str, wanted: str, monkeypatch: pytest.MonkeyPatch):
+def test_auto_records_where_there_are_enough_short_steps(
+    rounds: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+):
     fed, chosen = federation("--rounds", rounds), []
     first = engines.engine
-    monkeypatch.setattr(engines, "engine", lambda *given: chosen.append(first(*given)) or chosen[-1])
+    monkeypatch.setattr(
+        engines, "engine", lambda *given: chosen.append(first(*given)) or chosen[-1]
+    )
     sgd(fed, fed.clients[5], 0, cross_entropy)
     assert [getattr(step, "func", type(step)).__name__ for step in chosen] == [wanted]
 
@@ -157,4 +185,6 @@ def test_head_alone_is_recorded_for_itself():
     sgd(fed, fed.clients[5], 0, cross_entropy, only=lambda name: name.startswith("head."))
     after, layout = fed.clients[5].skeleton.flat, fed.clients[5].skeleton.layout
     start = layout.slots["head.weight"].start
-    assert torch.equal(after[:start], before[:start]) and not torch.equal(after[start:], before[start:])
+    assert torch.equal(after[:start], before[:start]) and not torch.equal(
+        after[start:], before[start:]
+    )

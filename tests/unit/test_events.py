@@ -1,4 +1,6 @@
-"""Virtual time of event-based methods: which jobs end when, what is merged in which order, who waits for whom."""
+"""Virtual time of event-based methods: which jobs end when, what is merged in which order, who
+waits for whom.
+"""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -27,7 +29,9 @@ SPEEDS = (1.0, 2.0, 5.0)  # examples a second; each client has ten
 
 
 def agenda(at_once: int = 3, local: Local | None = None, **system: float) -> Agenda:
-    profiles = Profiles(*map(np.array, (SPEEDS, [1.0] * 3, [0.0] * 3, [system.pop("reach", 1.0)] * 3, [1.0] * 3)))
+    profiles = Profiles(
+        *map(np.array, (SPEEDS, [1.0] * 3, [0.0] * 3, [system.pop("reach", 1.0)] * 3, [1.0] * 3))
+    )
     draws = Draws(0, System(**system), local or Local(), profiles, (10, 10, 10))
     return Agenda(draws, at_once, profiles.compute)
 
@@ -40,7 +44,17 @@ def trace(going: Agenda, reports: int) -> list[tuple[float, int, int]]:
 
 def test_jobs_end_in_the_order_of_time_and_then_of_clients():
     # jobs last 10, 5 and 2 seconds
-    want = [(2, 2, 0), (4, 2, 1), (5, 1, 0), (6, 2, 2), (8, 2, 3), (10, 0, 0), (10, 1, 1), (10, 2, 4), (12, 2, 5)]
+    want = [
+        (2, 2, 0),
+        (4, 2, 1),
+        (5, 1, 0),
+        (6, 2, 2),
+        (8, 2, 3),
+        (10, 0, 0),
+        (10, 1, 1),
+        (10, 2, 4),
+        (12, 2, 5),
+    ]
     assert trace(agenda(), 9) == want
 
 
@@ -69,14 +83,22 @@ def test_lost_jobs_take_a_part_of_their_time_and_block_nobody():
     ended = going.advance(200)
     lost = [e.job for e in ended if not e.job.reports]
     assert sum(e.job.reports for e in ended) == 200 and 140 < len(lost) < 260
-    assert all(job.finish - job.start == pytest.approx(job.share * 10 / SPEEDS[job.client]) for job in lost)
+    assert all(
+        job.finish - job.start == pytest.approx(job.share * 10 / SPEEDS[job.client]) for job in lost
+    )
     assert all(len(e.started) == 1 for e in ended)
 
 
 def test_a_client_that_is_not_reached_starts_later_by_whole_jobs():
     going = agenda(reach=0.5)
-    begun = [(e.job.start, e.job.client) for _ in [going.fill()] for e in going.advance(300) if e.job.client == 0]
-    gaps = np.diff([start for start, _ in begun]) / 10  # jobs last 10 s; each draw of 1/2 is one more
+    begun = [
+        (e.job.start, e.job.client)
+        for _ in [going.fill()]
+        for e in going.advance(300)
+        if e.job.client == 0
+    ]
+    # jobs last 10 s; each draw of 1/2 is one more
+    gaps = np.diff([start for start, _ in begun]) / 10
     assert np.allclose(gaps, gaps.round()) and 1.6 < gaps.mean() < 2.4
 
 
@@ -85,20 +107,45 @@ def test_stragglers_do_a_part_of_their_epochs_in_a_part_of_the_time():
     going.fill()
     jobs = [e.job for e in going.advance(200)]
     assert {job.amount for job in jobs} == {1, 2, 3, 4}
-    assert all(job.finish - job.start == pytest.approx(job.amount * 10 / SPEEDS[job.client]) for job in jobs)
+    assert all(
+        job.finish - job.start == pytest.approx(job.amount * 10 / SPEEDS[job.client])
+        for job in jobs
+    )
 
 
 def started(method: str, *flags: str, comm=None) -> Events:
-    return toy.start(comm or Serial(), toy.job(method, "--models.mix", "mlp", "--participation", "1", *flags))
+    return toy.start(
+        comm or Serial(), toy.job(method, "--models.mix", "mlp", "--participation", "1", *flags)
+    )
 
 
 def test_a_fixed_trace_reproduces_three_merges_by_hand(monkeypatch: pytest.MonkeyPatch):
-    """Client 1 sends 1 at time 1 and again at time 2, client 0 sends 10 at time 3 and has seen neither."""
-    monkeypatch.setattr(FedAsync, "work", lambda self, fed, client, job: Params(x=torch.tensor([10.0, 1.0][client.id])))
+    """Client 1 sends 1 at time 1 and again at time 2, client 0 sends 10 at time 3 and has seen
+    neither.
+    """
+    monkeypatch.setattr(
+        FedAsync,
+        "work",
+        lambda self, fed, client, job: Params(x=torch.tensor([10.0, 1.0][client.id])),
+    )
     monkeypatch.setattr(FedAsync, "init", lambda self, fed: Params(x=torch.tensor(0.0)))
     monkeypatch.setattr(FedAsync, "seconds", lambda self, fed, k, examples: (3.0, 1.0)[k])
-    flags = ("--clients", "2", "--data.train_limit", "20", "--algorithm.merges", "3", "--algorithm.alpha", "0.5",
-             "--algorithm.a", "1", "--evaluate.every", "9", "--evaluate.before", "false")  # fmt: skip
+    flags = (
+        "--clients",
+        "2",
+        "--data.train_limit",
+        "20",
+        "--algorithm.merges",
+        "3",
+        "--algorithm.alpha",
+        "0.5",
+        "--algorithm.a",
+        "1",
+        "--evaluate.every",
+        "9",
+        "--evaluate.before",
+        "false",
+    )
     rounds, seen = started("fedasync", *flags), []
     merge = FedAsync.merge
 
@@ -110,18 +157,32 @@ def test_a_fixed_trace_reproduces_three_merges_by_hand(monkeypatch: pytest.Monke
     rounds.algorithm = rounds.fed.job.algorithm
     rounds.begin(0)
     rounds.advance([0, 1], 0)
-    # x_1 = 0.5 * 0 + 0.5 * 1, x_2 = 0.5 * x_1 + 0.5 * 1; client 0 comes before 1 at time 3: s = 2, alpha = 0.5 / 3
+    # x_1 = 0.5 * 0 + 0.5 * 1, x_2 = 0.5 * x_1 + 0.5 * 1; client 0 comes before 1 at time 3: s = 2,
+    # alpha = 0.5 / 3
     assert seen == [(1.0, 1, 0, 0.0), (2.0, 1, 0, 0.5), (3.0, 0, 2, 0.75)]
     assert rounds.state["x"].item() == pytest.approx(5 / 6 * 0.75 + 10 / 6)
 
 
-def test_a_client_that_is_faster_by_far_reports_several_times_in_a_round_and_is_computed_once_each_time(tmp_path):
+def test_a_far_faster_client_reports_several_times_in_a_round_and_is_computed_once_each_time(
+    tmp_path,
+):
     path = tmp_path / "p.csv"
     lines = [f"{k},{10.0 ** (6 + (k == 3))},1e9,0.0,1" for k in range(6)]
     path.write_text("\n".join(["client,speed,bandwidth,latency,availability", *lines]))
     for method in ("fedasync", "swift"):
-        job = toy.job(method, "--models.mix", "mlp", "--participation", "1", "--system.distribution", "file",
-                      "--system.file", str(path), "--data.sizes", "equal")  # fmt: skip
+        job = toy.job(
+            method,
+            "--models.mix",
+            "mlp",
+            "--participation",
+            "1",
+            "--system.distribution",
+            "file",
+            "--system.file",
+            str(path),
+            "--data.sizes",
+            "equal",
+        )
         want = toy.run(Serial(), job)
         reports, sizes = want.column("reports"), np.array(toy.SIZES)
         assert reports.sum(1).tolist() == [6, 6, 6] and reports[:, 3].max() > 1
@@ -130,22 +191,34 @@ def test_a_client_that_is_faster_by_far_reports_several_times_in_a_round_and_is_
             assert toy.differences(got, want) == []
 
 
-def test_a_client_that_is_reached_late_gets_the_model_of_that_time(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    job = toy.job("fedasync", "--models.mix", "mlp", "--rounds", "10", "--system.availability", "0.3")
+def test_a_client_that_is_reached_late_gets_the_model_of_that_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    job = toy.job(
+        "fedasync", "--models.mix", "mlp", "--rounds", "10", "--system.availability", "0.3"
+    )
     merges, seen, merge = [], [], Events.merge
 
     def noted(self, work):
-        seen.append((work.staleness, sum(work.start < time for time in merges)))  # those after it had started
+        seen.append(
+            (work.staleness, sum(work.start < time for time in merges))
+        )  # those after it had started
         merges.append(work.finish)
         merge(self, work)
 
     with monkeypatch.context() as patch:
         patch.setattr(Events, "merge", noted)
         want = toy.run(Serial(), job)
-    assert all(staleness == after for staleness, after in seen) and len({after for _, after in seen}) > 1
+    assert (
+        all(staleness == after for staleness, after in seen)
+        and len({after for _, after in seen}) > 1
+    )
     for t in range(1, 10):
         toy.run(Serial(), job, rounds=t, save=tmp_path / str(t))
-        assert toy.differences(toy.run(Serial(), job, resume=tmp_path / str(t)).state, want.state) == []
+        assert (
+            toy.differences(toy.run(Serial(), job, resume=tmp_path / str(t)).state, want.state)
+            == []
+        )
     for got in spmd(3, lambda comm: toy.run(comm, job)):
         assert toy.differences(got, want) == []
 
@@ -153,8 +226,12 @@ def test_a_client_that_is_reached_late_gets_the_model_of_that_time(monkeypatch: 
 def test_updates_that_are_too_stale_are_rejected_but_count_as_traffic():
     rounds = started("fedasync", "--algorithm.max_staleness", "0", "--rounds", "2")
     row = rounds.step()[0]
-    assert rounds.version == 1 and row["clients/reports"].sum() == 6  # the first merge makes all others stale
-    assert (row["clients/up"] == rounds.fed.initial().nbytes).all() and row["rounds/staleness"] == 5 / 6
+    assert (
+        rounds.version == 1 and row["clients/reports"].sum() == 6
+    )  # the first merge makes all others stale
+    assert (row["clients/up"] == rounds.fed.initial().nbytes).all() and row[
+        "rounds/staleness"
+    ] == 5 / 6
     assert sorted(row["clients/staleness"]) == [0, 1, 1, 1, 1, 1]
 
 
@@ -166,14 +243,20 @@ def test_alpha_zero_changes_nothing():
 
 
 def test_alpha_falls_at_its_rounds():
-    method, up, held = FedAsync(alpha=0.5, decay=0.5, decay_at=(2,)), Params(x=torch.ones(1)), Params(x=torch.zeros(1))
+    method, up, held = (
+        FedAsync(alpha=0.5, decay=0.5, decay_at=(2,)),
+        Params(x=torch.ones(1)),
+        Params(x=torch.zeros(1)),
+    )
     fed = started("fedasync").fed
     job = events.Work(client=0, number=0, start=0.0, finish=1.0, amount=1)
     weights = []
     for fed.t in (0, 1, 2, 3):
         weights.append(method.merge(fed, job, held, up, {})["x"].item())
     assert weights == [0.5, 0.5, 0.25, 0.25]
-    assert method.merge(fed, replace(job, staleness=3), held, up, {})["x"].item() == 0.125  # 0.25 (3 + 1)^-0.5
+    assert (
+        method.merge(fed, replace(job, staleness=3), held, up, {})["x"].item() == 0.125
+    )  # 0.25 (3 + 1)^-0.5
 
 
 @pytest.mark.parametrize("kind", ["const", "poly", "hinge"])
@@ -187,18 +270,34 @@ def test_damping_by_hand():
     assert [damping(s, "hinge", 10, 4) for s in (4, 5, 6)] == [1.0, 1 / 11, 1 / 21]
 
 
-def test_a_neighbour_is_read_as_it_was_sent_not_as_it_has_just_become(monkeypatch: pytest.MonkeyPatch):
-    """All end at the same time: each averages what was sent at the start, so the order of merges is of no effect."""
+def test_a_neighbour_is_read_as_it_was_sent_not_as_it_has_just_become(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """All end at the same time: each averages what was sent at the start, so the order of merges is
+    of no effect.
+    """
     monkeypatch.setattr(SWIFT, "train", lambda self, fed, client, given, job: None)
-    flags = ("--algorithm.topology", "complete", "--evaluate.every", "9", "--data.sizes", "equal", "--clients", "5",
-             "--data.train_limit", "50")  # fmt: skip
+    flags = (
+        "--algorithm.topology",
+        "complete",
+        "--evaluate.every",
+        "9",
+        "--data.sizes",
+        "equal",
+        "--clients",
+        "5",
+        "--data.train_limit",
+        "50",
+    )
     rounds = started("swift", *flags)
     for client in rounds.fed.clients.values():
         client.load({"head.bias": torch.full((toy.CLASSES,), float(client.id))})
         client.memory["before"] = client.params()
     rounds.step()
     models = [client.params() for client in rounds.fed.clients.values()]
-    assert all(toy.differences(m, models[0]) == [] for m in models)  # no step, equal weights: all are equal at once
+    assert all(
+        toy.differences(m, models[0]) == [] for m in models
+    )  # no step, equal weights: all are equal at once
     assert models[0]["head.bias"][0].item() == pytest.approx(2.0)  # (0 + 1 + 2 + 3 + 4) / 5
 
 

@@ -1,4 +1,6 @@
-"""Exact sums: golden values by hand, the stated bound, and the same bits whatever the order and the ranks."""
+"""Exact sums: golden values by hand, the stated bound, and the same bits whatever the order and the
+ranks.
+"""
 
 import math
 from fractions import Fraction
@@ -14,8 +16,23 @@ from hpcfed.comm.messages import MESSAGE
 from hpcfed.errors import DivergedError
 
 TINY = 5e-324  # the smallest subnormal
-ADVERSE = [0.0, -0.0, TINY, -TINY, 2.2e-308, -3e-310, 1e-30, -1e-30, 1.0, 0.1, -0.1, 1e30, -1e30,
-           1e300, -1e300]
+ADVERSE = [
+    0.0,
+    -0.0,
+    TINY,
+    -TINY,
+    2.2e-308,
+    -3e-310,
+    1e-30,
+    -1e-30,
+    1.0,
+    0.1,
+    -0.1,
+    1e30,
+    -1e30,
+    1e300,
+    -1e300,
+]
 values = st.one_of(st.sampled_from(ADVERSE), st.floats(-1e300, 1e300))
 rows_of_two = st.lists(st.tuples(values, values), max_size=9)
 
@@ -56,18 +73,21 @@ def test_factors_multiply_whole_rows():
     assert Serial().sum(rows, [(2,)], [3.0, 0.5])[0].tolist() == [8.0, 16.0]
 
 
-@pytest.mark.parametrize(("values", "want"), [
-    ([], 0.0),
-    ([1.0, 2.0, 3.0], 6.0),
-    ([0.1] * 8, round(0.1 * 2**53) * 2.0**-50),  # 0.1 < 2**-3, 8 rows: the quantum is 2**-53
-    ([1e300, 1.0, -1e300], 0.0),  # 1 is far below the quantum of 1e300
-    ([1e30, -1e30], 0.0),
-    ([TINY, TINY, TINY], 3 * TINY),
-    ([2.2e-308, -TINY], 2.2e-308 - TINY),
-    ([1e-30], 1e-30),
-    ([1e300], 1e300),
-    ([1.7976931348623157e308], 1.7976931348623157e308),
-])
+@pytest.mark.parametrize(
+    ("values", "want"),
+    [
+        ([], 0.0),
+        ([1.0, 2.0, 3.0], 6.0),
+        ([0.1] * 8, round(0.1 * 2**53) * 2.0**-50),  # 0.1 < 2**-3, 8 rows: the quantum is 2**-53
+        ([1e300, 1.0, -1e300], 0.0),  # 1 is far below the quantum of 1e300
+        ([1e30, -1e30], 0.0),
+        ([TINY, TINY, TINY], 3 * TINY),
+        ([2.2e-308, -TINY], 2.2e-308 - TINY),
+        ([1e-30], 1e-30),
+        ([1e300], 1e300),
+        ([1.7976931348623157e308], 1.7976931348623157e308),
+    ],
+)
 def test_golden_sums(values, want):
     assert total(values) == want
 
@@ -79,13 +99,17 @@ def test_values_are_rounded_to_the_nearest_quantum_and_ties_to_even():
 
 def test_minus_zero_becomes_zero():
     for ranks in (1, 2, 3):  # on 3 ranks one has no row, hence a plain zero to add
-        totals = spmd(ranks, lambda comm: comm.sum([[np.array(-0.0)]] if comm.rank < 2 else [], [()])[0])
+        totals = spmd(
+            ranks, lambda comm: comm.sum([[np.array(-0.0)]] if comm.rank < 2 else [], [()])[0]
+        )
         assert all(math.copysign(1.0, value) == 1.0 for value in totals)
 
 
 def test_each_array_has_its_own_scale():
     big, small = Serial().sum([[np.array([1e30]), np.array([1e-30])]] * 3, [(1,), (1,)])
-    assert big.tolist() == [pytest.approx(3e30, rel=2**-50)] and small.tolist() == [pytest.approx(3e-30, rel=2**-50)]
+    assert big.tolist() == [pytest.approx(3e30, rel=2**-50)] and small.tolist() == [
+        pytest.approx(3e-30, rel=2**-50)
+    ]
 
 
 def test_all_float_types_are_summed():
@@ -135,7 +159,10 @@ def test_the_error_is_within_the_bound(rows):
         true = sum((Fraction(row[i]) for row in rows), Fraction(0))
         rounding = (abs(true) + n * quantum) / 2**53 + Fraction(TINY) / 2
         assert abs(Fraction(float(got[i])) - true) <= n * quantum / 2 + rounding
-        assert abs(got[i] - math.fsum(row[i] for row in rows)) <= n * float(quantum) + abs(got[i]) * 2.0**-52
+        assert (
+            abs(got[i] - math.fsum(row[i] for row in rows))
+            <= n * float(quantum) + abs(got[i]) * 2.0**-52
+        )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -146,7 +173,9 @@ def test_any_placement_and_order_of_the_rows_gives_the_same_bits(data, rows, ran
     order = data.draw(st.permutations(range(len(rows))))
     shapes = [(2,), ()]
     want = [array.tobytes() for array in Serial().sum(arrays, shapes)]
-    got = spmd(ranks, lambda comm: comm.sum([arrays[k] for k in order if owner[k] == comm.rank], shapes))
+    got = spmd(
+        ranks, lambda comm: comm.sum([arrays[k] for k in order if owner[k] == comm.rank], shapes)
+    )
     assert all([array.tobytes() for array in totals] == want for totals in got)
 
 
@@ -170,15 +199,20 @@ def test_messages_in_parts_finish_each_value_once_and_the_first_arrays_before(mo
         monkeypatch.setattr(messages, name, value)
     g = np.random.default_rng(0)
     shapes = [(), (7, 3), (2,), (0,), (50,)]
-    rows = [[np.array(2.0), *(g.normal(size=shape).astype(np.float32) for shape in shapes[1:])] for _ in range(4)]
+    rows = [
+        [np.array(2.0), *(g.normal(size=shape).astype(np.float32) for shape in shapes[1:])]
+        for _ in range(4)
+    ]
     plain = Serial().sum(rows, shapes)
 
     def fn(comm):
-        mine = rows[comm.rank::comm.size]
+        mine = rows[comm.rank :: comm.size]
         return comm.sum(mine, shapes), comm.sum(mine, shapes, into=Halved(shapes))
 
     for totals, halved in spmd(ranks, fn):
         assert [t.tobytes() for t in totals] == [t.tobytes() for t in plain]
         assert halved[0] == 8.0
         for one, other in zip(halved[1:], plain[1:], strict=True):
-            assert np.array_equal(one.reshape(-1)[12:], (other.reshape(-1)[12:] / 8.0).astype(np.float32))
+            assert np.array_equal(
+                one.reshape(-1)[12:], (other.reshape(-1)[12:] / 8.0).astype(np.float32)
+            )

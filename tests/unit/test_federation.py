@@ -1,4 +1,6 @@
-"""The door between clients and server: cohorts, stragglers, counted bytes, exact means, clients that move."""
+"""The door between clients and server: cohorts, stragglers, counted bytes, exact means, clients
+that move.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ from tests.contract import toy
 
 
 def federation(*flags: str, comm=None) -> Federation:
-    return toy.start(comm or Serial(), toy.job("fedclassavg", "--models.mix", "mlp,fedhenn-1", *flags)).fed
+    return toy.start(
+        comm or Serial(), toy.job("fedclassavg", "--models.mix", "mlp,fedhenn-1", *flags)
+    ).fed
 
 
 @pytest.mark.parametrize("rate, size", [("0.01", 1), ("0.5", 3), ("0.51", 4), ("1", 6)])
@@ -22,11 +26,20 @@ def test_a_cohort_is_the_rate_times_the_clients_rounded_up(rate: str, size: int)
     fed = federation("--participation", rate)
     for t in range(20):
         cohort = fed.sample(t)
-        assert len(cohort) == size and cohort == sorted(set(cohort)) and set(cohort) <= set(range(6))
+        assert (
+            len(cohort) == size and cohort == sorted(set(cohort)) and set(cohort) <= set(range(6))
+        )
 
 
 def test_a_tenth_of_thirty_clients_is_three_in_spite_of_rounding():
-    assert len(federation("--clients", "30", "--data.train_limit", "60", "--participation", "0.1").sample(0)) == 3
+    assert (
+        len(
+            federation(
+                "--clients", "30", "--data.train_limit", "60", "--participation", "0.1"
+            ).sample(0)
+        )
+        == 3
+    )
 
 
 def test_every_client_is_drawn_about_equally_often():
@@ -66,7 +79,11 @@ def test_bytes_are_counted_by_client_and_direction():
     fed.down(fed.clients[1], Params(a=torch.zeros(5)))
     fed.gather({0: torch.zeros(3, dtype=torch.float64), 1: [np.zeros(2, np.int64), "text", 7]})
     fed.mean([(1, Mean.of(Params(a=torch.zeros(2)), 3.0))], keep=Params(a=torch.zeros(2)))
-    assert [(fed.tally[k].down, fed.tally[k].up) for k in (0, 1, 2)] == [(0, 24), (20, 16 + 8), (0, 0)]
+    assert [(fed.tally[k].down, fed.tally[k].up) for k in (0, 1, 2)] == [
+        (0, 24),
+        (20, 16 + 8),
+        (0, 0),
+    ]
 
 
 def test_only_tensors_and_arrays_have_bytes():
@@ -83,7 +100,10 @@ def test_the_mean_is_that_of_all_ranks_and_keeps_the_old_value_where_nobody_repo
     def mean(comm, cohort):
         fed = federation(comm=comm)
         fed.begin(0, cohort, False)
-        parts = ((c.id, Mean.of(Params(a=torch.full((2,), float(c.id))), float(c.id))) for c in fed.mine(cohort))
+        parts = (
+            (c.id, Mean.of(Params(a=torch.full((2,), float(c.id))), float(c.id)))
+            for c in fed.mine(cohort)
+        )
         return fed.mean(parts, keep=Params(a=torch.tensor([9.0, 9.0])))["a"].tolist()
 
     assert spmd(ranks, lambda comm: mean(comm, [1, 3])) == [[2.5, 2.5]] * ranks
@@ -94,13 +114,20 @@ def test_the_mean_is_that_of_all_ranks_and_keeps_the_old_value_where_nobody_repo
 def test_an_upload_that_is_not_finite_is_refused_with_its_client_and_tensor(bad: float):
     fed = federation()
     fed.begin(4, [1], False)
-    with pytest.raises(DivergedError, match=r"client 1 \(fedhenn-1\): its a is nan or infinite after round 5"):
+    with pytest.raises(
+        DivergedError, match=r"client 1 \(fedhenn-1\): its a is nan or infinite after round 5"
+    ):
         fed.mean([(1, Mean.of(Params(a=torch.tensor([0.0, bad]))))], keep=Params(a=torch.zeros(2)))
 
 
 def test_server_side_work_is_done_once_and_known_everywhere():
     done = []
-    values = spmd(3, lambda comm: federation(comm=comm).on_root(lambda: done.append(comm.rank) or {"a": torch.ones(2)}))
+    values = spmd(
+        3,
+        lambda comm: federation(comm=comm).on_root(
+            lambda: done.append(comm.rank) or {"a": torch.ones(2)}
+        ),
+    )
     assert done == [0] and [v["a"].tolist() for v in values] == [[1.0, 1.0]] * 3
 
 
@@ -116,14 +143,20 @@ def test_a_client_that_moves_takes_weights_and_memory_along():
         if comm.rank == src:
             return k in fed.clients, fed.store.flat(k), list(fed.clients) == sorted(fed.clients)
         client = fed.clients[k]
-        return client.params()["head.bias"].tolist(), client.memory["optimiser"]["step"].item(), sorted(fed.clients)
+        return (
+            client.params()["head.bias"].tolist(),
+            client.memory["optimiser"]["step"].item(),
+            sorted(fed.clients),
+        )
 
     left, arrived = sorted(spmd(2, move), key=lambda seen: not isinstance(seen[0], bool))
     assert left == (False, None, True)
     assert arrived[:2] == ([0.0, 1.0, 2.0, 3.0], 3.0) and 5 in arrived[2]
 
 
-def test_clients_that_keep_nothing_move_without_a_message_and_the_others_with_all_they_keep(monkeypatch):
+def test_clients_that_keep_nothing_move_without_a_message_and_the_others_with_all_they_keep(
+    monkeypatch,
+):
     moved = []
 
     def move(comm):
@@ -131,12 +164,20 @@ def test_clients_that_keep_nothing_move_without_a_message_and_the_others_with_al
         if 5 in fed.clients:
             fed.clients[5].load({"head.bias": torch.arange(4.0)})
         hand_over = fed.hand_over
-        monkeypatch.setattr(fed, "hand_over", lambda k, *ranks: moved.append(k) or hand_over(k, *ranks))
+        monkeypatch.setattr(
+            fed, "hand_over", lambda k, *ranks: moved.append(k) or hand_over(k, *ranks)
+        )
         balance.move(fed, {k: 1 - fed.placement[k] for k in (2, 4, 5)})
-        return [k for k in (2, 4, 5) if k in fed.clients], 5 in fed.store and fed.store.flat(5)[-4:].tolist()
+        return [k for k in (2, 4, 5) if k in fed.clients], 5 in fed.store and fed.store.flat(5)[
+            -4:
+        ].tolist()
 
     (a, first), (b, second) = spmd(2, move)
-    assert sorted(a + b) == [2, 4, 5] and moved == [5, 5] and sorted([first, second], key=bool) == [False, [0, 1, 2, 3]]
+    assert (
+        sorted(a + b) == [2, 4, 5]
+        and moved == [5, 5]
+        and sorted([first, second], key=bool) == [False, [0, 1, 2, 3]]
+    )
 
 
 def test_the_pooled_client_holds_all_training_examples_once():

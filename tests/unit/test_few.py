@@ -12,11 +12,17 @@ def test_few_places_are_evenly_spread_to_the_ends():
 
 
 def test_all_places_are_kept_where_there_is_room():
-    assert (evenly(0, 3).tolist(), evenly(1, 3).tolist(), evenly(4, 4).tolist()) == ([], [0], [0, 1, 2, 3])
+    assert (evenly(0, 3).tolist(), evenly(1, 3).tolist(), evenly(4, 4).tolist()) == (
+        [],
+        [0],
+        [0, 1, 2, 3],
+    )
 
 
 def test_no_place_is_kept_twice():
-    assert all(len(set(evenly(n, most))) == min(n, most) for n in range(60) for most in range(1, n + 2))
+    assert all(
+        len(set(evenly(n, most))) == min(n, most) for n in range(60) for most in range(1, n + 2)
+    )
 
 
 def test_words_beyond_the_first_are_counted():

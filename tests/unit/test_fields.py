@@ -4,15 +4,27 @@ from hpcfed.storage.fields import at, covers, flat
 
 
 def test_nested_tables_are_one_by_dotted_names():
-    assert flat({"seed": 0, "data": {"alpha": 0.5, "more": {}}}) == {"seed": 0, "data.alpha": 0.5, "data.more": {}}
+    assert flat({"seed": 0, "data": {"alpha": 0.5, "more": {}}}) == {
+        "seed": 0,
+        "data.alpha": 0.5,
+        "data.more": {},
+    }
     assert flat({}) == {}
 
 
 def test_a_value_is_found_by_its_name_or_there_is_none():
     job = {"seed": 0, "data": {"alpha": 0.5}}
-    assert [at(job, name) for name in ("data.alpha", "data.beta", "seed.alpha")] == [0.5, None, None]
+    assert [at(job, name) for name in ("data.alpha", "data.beta", "seed.alpha")] == [
+        0.5,
+        None,
+        None,
+    ]
 
 
 def test_a_part_covers_its_fields_and_no_name_that_only_begins_like_it():
     assert covers(["rounds", "run"], "run") and covers(["rounds", "run"], "run.threads")
-    assert not covers(["run"], "rounds") and not covers(["run.threads"], "run") and not covers([], "run")
+    assert (
+        not covers(["run"], "rounds")
+        and not covers(["run.threads"], "run")
+        and not covers([], "run")
+    )

@@ -1,4 +1,6 @@
-"""`hpcfed plot`: which pictures are drawn and where they go, and the numbers of curves and labels by hand."""
+"""`hpcfed plot`: which pictures are drawn and where they go, and the numbers of curves and labels
+by hand.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,10 @@ from tests.unit.test_report import HEAD, NAN, row, run_of
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return run_of(tmp_path / "run", [row([0.5, 0.3, 0.5, NAN], [0, 1, 2, 3]), row([0.8, 0.4, 0.6, NAN], [0, 1])])
+    return run_of(
+        tmp_path / "run",
+        [row([0.5, 0.3, 0.5, NAN], [0, 1, 2, 3]), row([0.8, 0.4, 0.6, NAN], [0, 1])],
+    )
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
@@ -55,19 +60,28 @@ def test_runs_are_named_by_as_many_folders_as_tell_them_apart(tmp_path):
         run_of(tmp_path / name, [])
     found = runs.drawn([tmp_path / "run-0.1", tmp_path / "run-0.2"])
     assert [one.name for one in found] == ["run-0.1", "run-0.2"]
-    found = runs.drawn([tmp_path / "a/run", tmp_path / "b/run/results.h5", tmp_path / "a/run/results.h5"])
+    found = runs.drawn(
+        [tmp_path / "a/run", tmp_path / "b/run/results.h5", tmp_path / "a/run/results.h5"]
+    )
     assert [one.name for one in found] == ["a/run", "b/run"]
     assert [one.folder for one in found] == [tmp_path / "a/run", tmp_path / "b/run"]
 
 
 def test_a_run_in_its_first_round_has_no_curves_and_that_is_said(tmp_path):
     told = plot([run_of(tmp_path / "run", [])]).split("\n")
-    assert told == ["left out: curves: no round has been evaluated yet", str(tmp_path / "run" / "labels.png")]
+    assert told == [
+        "left out: curves: no round has been evaluated yet",
+        str(tmp_path / "run" / "labels.png"),
+    ]
 
 
 def test_a_sweep_stands_for_those_of_its_runs_that_have_done_a_round(tmp_path):
-    sweep.write(sweep.Sweep(tmp_path, [], "", 1, "", tuple(sweep.Member(name, [], {}) for name in "ab")))
-    with pytest.raises(CheckpointError, match="no run of this sweep has results yet; see `hpcfed status"):
+    sweep.write(
+        sweep.Sweep(tmp_path, [], "", 1, "", tuple(sweep.Member(name, [], {}) for name in "ab"))
+    )
+    with pytest.raises(
+        CheckpointError, match="no run of this sweep has results yet; see `hpcfed status"
+    ):
         runs.drawn([tmp_path])
     run_of(tmp_path / "a", [])
     run_of(tmp_path / "b", [row([0.5, 0.3, 0.5, NAN], [0, 1, 2, 3])])
@@ -101,17 +115,23 @@ def test_a_curve_adds_up_epochs_and_bytes_over_unevaluated_rounds(tmp_path):
 def test_labels_are_those_of_each_way_to_share_out_once(tmp_path):
     paths = [run_of(tmp_path / name, []) for name in ("a", "b")]
     found = labels.numbers(runs.drawn([*paths, run_of(tmp_path / "c", [], data="mnist")]))
-    assert [one.title for one in found] == [f"{d}, dirichlet(0.5), 4 clients" for d in ("digits", "mnist")]
+    assert [one.title for one in found] == [
+        f"{d}, dirichlet(0.5), 4 clients" for d in ("digits", "mnist")
+    ]
     assert found[0].counts.tolist() == [[5, 0], [1, 4], [0, 9], [2, 2]]
 
 
 def test_labels_of_other_numbers_of_examples_are_another_panel(tmp_path):
     found = runs.drawn([run_of(tmp_path / name, []) for name in ("a", "b", "c")])
     for run, limit, share in zip(found, (100, 200, 100), (1.0, 1.0, 0.5), strict=True):
-        run.record.header["job"] |= {"data": run.record.header["job"]["data"] | {"train_limit": limit},
-                                     "participation": share}  # fmt: skip
+        run.record.header["job"] |= {
+            "data": run.record.header["job"]["data"] | {"train_limit": limit},
+            "participation": share,
+        }
     titles = [one.title for one in labels.numbers(found)]
-    assert titles == [f"digits, dirichlet(0.5), 4 clients, train limit {limit}" for limit in (100, 200)]
+    assert titles == [
+        f"digits, dirichlet(0.5), 4 clients, train limit {limit}" for limit in (100, 200)
+    ]
 
 
 @pytest.mark.parametrize(("K", "C"), [(1, 1), (3, 26), (100, 10)])

@@ -24,18 +24,26 @@ CLASSES = ["cat", "dog", "owl"]
 
 
 def answers(
-    predictions: list[list[int]], labels: list[int], widths: tuple[int, ...] = (4, 4), image: int = 0,
+    predictions: list[list[int]],
+    labels: list[int],
+    widths: tuple[int, ...] = (4, 4),
+    image: int = 0,
     conductances: list[list[float]] | None = None,
-) -> Probe:  # fmt: skip
+) -> Probe:
     K, N = len(predictions), len(labels)
     g = stream(0, "answers")
     return Probe(
         header={"rounds": 3, "classes": CLASSES, "architectures": ["mlp"] * K, "checkpoint": ""},
-        clients=np.arange(K) * 2, rows=np.arange(N), labels=np.array(labels), predictions=np.array(predictions),
+        clients=np.arange(K) * 2,
+        rows=np.arange(N),
+        labels=np.array(labels),
+        predictions=np.array(predictions),
         representations=[g.normal(size=(N, d)).astype(np.float32) for d in widths],
-        image=image, conductance=[np.array(c, np.float32) for c in conductances or [[]] * K],
-        rounds=np.array([1, 3]), cka=np.stack([np.eye(K), np.full((K, K), 0.5) + 0.5 * np.eye(K)]),
-    )  # fmt: skip
+        image=image,
+        conductance=[np.array(c, np.float32) for c in conductances or [[]] * K],
+        rounds=np.array([1, 3]),
+        cka=np.stack([np.eye(K), np.full((K, K), 0.5) + 0.5 * np.eye(K)]),
+    )
 
 
 TWO = answers([[0, 1, 1, 0], [0, 0, 1, 2]], labels=[0, 0, 1, 1])
@@ -44,7 +52,10 @@ TWO = answers([[0, 1, 1, 0], [0, 0, 1, 2]], labels=[0, 0, 1, 1])
 def test_confusion_counts_the_answers_of_all_clients_and_rows_sum_to_one():
     found = models.confused("a", TWO)
     assert found.counts.tolist() == [[3, 1, 0], [1, 2, 1], [0, 0, 0]]
-    assert found.shares[:2].tolist() == [[0.75, 0.25, 0.0], [0.25, 0.5, 0.25]] and np.isnan(found.shares[2]).all()
+    assert (
+        found.shares[:2].tolist() == [[0.75, 0.25, 0.0], [0.25, 0.5, 0.25]]
+        and np.isnan(found.shares[2]).all()
+    )
 
 
 def test_the_mean_of_the_cka_is_over_pairs_of_different_clients():
@@ -65,8 +76,13 @@ def test_cka_of_equal_representations_is_one_and_of_unrelated_ones_zero():
 def test_ranks_are_counted_from_the_unit_that_matters_least_and_equal_ones_share_theirs():
     found = answers([[0], [0]], [0], conductances=[[0.3, -1.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
     ranks = models_conductance.ranked("a", found)
-    assert ranks.ranks.T.tolist() == [[4.0, 1.0, 2.5, 2.5], [1.0, 2.0, 3.0, 4.0]] and ranks.clients.tolist() == [0, 2]
-    assert ranks.agreement == pytest.approx(-1.5 / np.sqrt(4.5 * 5))  # products of what is left of the mean 2.5
+    assert ranks.ranks.T.tolist() == [
+        [4.0, 1.0, 2.5, 2.5],
+        [1.0, 2.0, 3.0, 4.0],
+    ] and ranks.clients.tolist() == [0, 2]
+    assert ranks.agreement == pytest.approx(
+        -1.5 / np.sqrt(4.5 * 5)
+    )  # products of what is left of the mean 2.5
     assert np.isnan(models_conductance.mean_of_pairs(ranks.ranks[:, :1]))
 
 
@@ -74,7 +90,9 @@ def test_only_clients_that_are_right_and_of_the_common_width_are_ranked():
     found = answers([[0]] * 3, [0], (4, 4, 2), conductances=[[], [1, 2, 3, 4], [1, 2]])
     assert models_conductance.ranked("a", found).clients.tolist() == [2]
     with pytest.raises(ConfigError, match="representations of other widths"):
-        models_conductance.ranked("a", answers([[0]] * 3, [0], (4, 4, 2), conductances=[[], [], [1, 2]]))
+        models_conductance.ranked(
+            "a", answers([[0]] * 3, [0], (4, 4, 2), conductances=[[], [], [1, 2]])
+        )
     with pytest.raises(ConfigError, match="no client predicts a label rightly"):
         models_conductance.ranked("a", answers([[1], [2]], [0], image=-1))
 
@@ -97,10 +115,16 @@ class Linear(Trained):
 def test_conductance_of_a_linear_model_is_unit_times_weight():
     about = About("logistic", (1, 1, 2), ("a", "b"), 2, False, 0, (1.0,), (1.0,), 0, 1, "")
     model = Linear(about).eval()
-    tensors = {"body.1.weight": [[1.0, 2.0], [0.0, -1.0]], "head.weight": [[1.0, 0.0], [3.0, 5.0]], "head.bias": [0, 7]}
+    tensors = {
+        "body.1.weight": [[1.0, 2.0], [0.0, -1.0]],
+        "head.weight": [[1.0, 0.0], [3.0, 5.0]],
+        "head.bias": [0, 7],
+    }
     model.model.load_state_dict({name: torch.tensor(value) for name, value in tensors.items()})
     x = torch.tensor([[[2.0, 4.0]]])  # normalised: 1 and 3, so the units are 7 and -3
-    assert conductance(model, x, label=1) == pytest.approx([3 * 7, 5 * -3], rel=2e-3)  # captum leaves out the ends
+    assert conductance(model, x, label=1) == pytest.approx(
+        [3 * 7, 5 * -3], rel=2e-3
+    )  # captum leaves out the ends
     assert conductance(model, x, label=0) == pytest.approx([7, 0], rel=2e-3)
 
 
@@ -109,7 +133,9 @@ def test_a_model_with_others_tensors_is_refused():
 
     about = About("logistic", (1, 1, 2), ("a", "b"), 2, False, 0, (1.0,), (1.0,), 0, 1, "")
     with pytest.raises(CheckpointError, match="client 0: these tensors are not those of logistic"):
-        assembled(about, {"model.head.weight": torch.zeros(2, 3), "model.head.bias": torch.zeros(2)})
+        assembled(
+            about, {"model.head.weight": torch.zeros(2, 3), "model.head.bias": torch.zeros(2)}
+        )
 
 
 def test_a_plane_has_a_point_for_each_image_and_client_and_is_the_same_each_time():
@@ -128,11 +154,15 @@ def test_many_clients_share_the_points(monkeypatch):
     assert plane.whose.tolist() == [0] * 4 + [2] * 4 and plane.labels.tolist() == [0, 2, 0, 2] * 2
 
 
-@pytest.mark.parametrize("figure", [models.confusion, models.cka, models_conductance.figure, models_tsne.figure])
+@pytest.mark.parametrize(
+    "figure", [models.confusion, models.cka, models_conductance.figure, models_tsne.figure]
+)
 @pytest.mark.parametrize("n", [1, 4])
 def test_pictures_are_drawn_of_one_run_and_of_several(figure, n, tmp_path):
     found = answers([[0, 1, 2, 0, 1]] * 2, [0, 1, 2, 0, 1], conductances=[[0.1, 0.2, 0.3, 0.4]] * 2)
-    late = replace(found, rounds=found.rounds[1:], cka=found.cka[1:])  # the first checkpoint is gone
+    late = replace(
+        found, rounds=found.rounds[1:], cka=found.cka[1:]
+    )  # the first checkpoint is gone
     runs = [run_with(tmp_path / f"run{i}", late if i == 1 else found) for i in range(n)]
     picture = figure(runs)
     picture.canvas.draw()
@@ -143,15 +173,26 @@ def test_pictures_are_drawn_of_one_run_and_of_several(figure, n, tmp_path):
 @pytest.mark.parametrize("figure", [models.cka, models_conductance.figure])
 def test_numbers_of_clients_do_not_touch_each_other(figure, K, tmp_path):
     found = answers([[0]] * K, [0], (4,) * K, conductances=[[0.1, 0.2, 0.3, 0.4]] * K)
-    picture = figure([run_with(tmp_path / "a", replace(found, rounds=found.rounds[1:], cka=found.cka[1:]))])
+    picture = figure(
+        [run_with(tmp_path / "a", replace(found, rounds=found.rounds[1:], cka=found.cka[1:]))]
+    )
     picture.canvas.draw()
     assert apart([text for text in picture.axes[0].get_xticklabels() if text.get_text()])
 
 
 def test_of_one_client_there_is_no_mean_of_pairs(tmp_path):
-    run = run_with(tmp_path / "a", answers([[0, 1]], [0, 1], (4,), conductances=[[0.1, 0.2, 0.3, 0.4]]))
-    drawn = [figure([run]).axes[0].get_title() for figure in (models.cka, models_conductance.figure, models.confusion)]
-    assert drawn == ["a\nround 1", "a\nan image of cat, 1 of 1 client", "a\n1 client, 2 test examples"]
+    run = run_with(
+        tmp_path / "a", answers([[0, 1]], [0, 1], (4,), conductances=[[0.1, 0.2, 0.3, 0.4]])
+    )
+    drawn = [
+        figure([run]).axes[0].get_title()
+        for figure in (models.cka, models_conductance.figure, models.confusion)
+    ]
+    assert drawn == [
+        "a\nround 1",
+        "a\nan image of cat, 1 of 1 client",
+        "a\n1 client, 2 test examples",
+    ]
 
 
 def test_runs_of_one_round_each_lie_side_by_side(tmp_path):
@@ -170,4 +211,6 @@ def test_planes_share_scales_only_where_classes_and_clients_are_the_same():
 
 def run_with(folder: Path, found: Probe) -> Drawn:
     probe.write(folder, found)
-    return Drawn(folder.name, folder, Record({"job": {"seed": 0, "algorithm": {"name": "local"}}}, {}, {}, 0))
+    return Drawn(
+        folder.name, folder, Record({"job": {"seed": 0, "algorithm": {"name": "local"}}}, {}, {}, 0)
+    )

@@ -16,8 +16,20 @@ from hpcfed.storage.record import Record
 from tests.unit.test_report import HEAD, NAN, row, run_of
 
 FOUR = [0, 1, 2, 3]
-OURS = ("curves", "labels", "learning", "bytes", "time", "accuracies", "halved", "phases", "seconds", "memory",
-        "staleness", "topology")  # fmt: skip
+OURS = (
+    "curves",
+    "labels",
+    "learning",
+    "bytes",
+    "time",
+    "accuracies",
+    "halved",
+    "phases",
+    "seconds",
+    "memory",
+    "staleness",
+    "topology",
+)
 
 
 def one(folder: Path, rows: list[dict[str, object]], **job: object) -> Drawn:
@@ -25,7 +37,9 @@ def one(folder: Path, rows: list[dict[str, object]], **job: object) -> Drawn:
     [run] = drawn([run_of(folder, rows)])
     for name, value in job.items():
         part, _, field = name.rpartition("_")
-        (run.record.header["job"].setdefault(part, {}) if part else run.record.header["job"])[field] = value
+        (run.record.header["job"].setdefault(part, {}) if part else run.record.header["job"])[
+            field
+        ] = value
     run.__dict__.pop("fields", None)
     return run
 
@@ -38,7 +52,10 @@ def test_runs_that_differ_in_the_seed_are_one_line_and_data_make_panels(tmp_path
         one(tmp_path / "d", [], algorithm_name="fedprox", algorithm_mu=1.0),
         one(tmp_path / "e", [], data_name="mnist", data_alpha=0.1, quiet=True),
     ]
-    found = [(group.panel.split(",")[0], group.label, [run.name for run in group.runs]) for group in groups(made)]
+    found = [
+        (group.panel.split(",")[0], group.label, [run.name for run in group.runs])
+        for group in groups(made)
+    ]
     assert found == [
         ("digits", "fedclassavg", ["a", "b"]),
         ("digits", "fedprox, mu 0.1", ["c"]),
@@ -54,7 +71,10 @@ def test_runs_with_the_same_seed_and_job_are_told_apart_by_name(tmp_path):
 
 
 def test_long_values_are_shortened_and_lines_that_then_read_the_same_get_names(tmp_path):
-    made = [one(tmp_path / name, [], models_mix=["resnet18"] * 4 + [name] + ["resnet18"] * 4) for name in ("a", "b")]
+    made = [
+        one(tmp_path / name, [], models_mix=["resnet18"] * 4 + [name] + ["resnet18"] * 4)
+        for name in ("a", "b")
+    ]
     assert [group.label for group in groups(made)] == [
         f"fedclassavg, mix resnet18, r … , resnet18 ({name})" for name in ("a", "b")
     ]
@@ -64,14 +84,21 @@ def test_the_band_of_a_line_is_over_the_clients_of_all_seeds_and_rounds_that_all
     first = one(tmp_path / "a", [row([0.2, 0.4, NAN, NAN], FOUR), row([0.9] * 4, FOUR)], seed=0)
     second = one(tmp_path / "b", [row([0.6, 0.8, NAN, NAN], FOUR)], seed=1)
     [(group, curve)] = learning.numbers([first, second])
-    assert (group.runs, curve.rounds.tolist(), curve.epochs.tolist()) == ((first, second), [1], [1.0])
+    assert (group.runs, curve.rounds.tolist(), curve.epochs.tolist()) == (
+        (first, second),
+        [1],
+        [1.0],
+    )
     assert curve.traffic.tolist() == [2 * HEAD]
     assert curve.mean.tolist() == pytest.approx([0.5])
     assert curve.std.tolist() == pytest.approx([np.sqrt((0.3**2 + 0.1**2 + 0.1**2 + 0.3**2) / 4)])
 
 
 def test_accuracy_over_bytes_and_over_time_wants_bytes_and_time(tmp_path):
-    silent = one(tmp_path / "a", [row([0.5] * 4, FOUR, **{"clients/up": np.zeros(4), "clients/down": np.zeros(4)})])
+    silent = one(
+        tmp_path / "a",
+        [row([0.5] * 4, FOUR, **{"clients/up": np.zeros(4), "clients/down": np.zeros(4)})],
+    )
     with pytest.raises(ConfigError, match="bytes: no run sent anything"):
         learning.traffic([silent])
     with pytest.raises(ConfigError, match=r"time: no run recorded virtual time.*\[system\]"):
@@ -79,9 +106,16 @@ def test_accuracy_over_bytes_and_over_time_wants_bytes_and_time(tmp_path):
 
 
 def test_a_strip_has_the_clients_of_an_architecture_as_they_were_last_evaluated(tmp_path):
-    run = one(tmp_path / "a", [row([0.1] * 4, FOUR), row([0.5, 0.3, 0.7, NAN], FOUR), row([NAN] * 4, FOUR)])
+    run = one(
+        tmp_path / "a",
+        [row([0.1] * 4, FOUR), row([0.5, 0.3, 0.7, NAN], FOUR), row([NAN] * 4, FOUR)],
+    )
     resnet, alexnet = clients.numbers([run])
-    assert (resnet.kind, resnet.accuracy.tolist(), resnet.mean) == ("resnet18", [0.5, 0.7], pytest.approx(0.6))
+    assert (resnet.kind, resnet.accuracy.tolist(), resnet.mean) == (
+        "resnet18",
+        [0.5, 0.7],
+        pytest.approx(0.6),
+    )
     assert (alexnet.kind, alexnet.accuracy.tolist(), alexnet.mean) == ("alexnet", [0.3], 0.3)
     with pytest.raises(ConfigError, match=r"no client .* was evaluated.*evaluate\.every"):
         clients.numbers([one(tmp_path / "b", [])])
@@ -89,8 +123,10 @@ def test_a_strip_has_the_clients_of_an_architecture_as_they_were_last_evaluated(
 
 def test_a_curve_over_halved_data_is_the_mean_over_seeds_by_share(tmp_path):
     shares = [(0.4, 0, 0.6), (0.4, 1, 0.8), (0.0, 0, 0.9)]
-    made = [one(tmp_path / f"r{i}", [row([accuracy] * 4, FOUR)], data_halve=share, seed=seed)
-            for i, (share, seed, accuracy) in enumerate(shares)]  # fmt: skip
+    made = [
+        one(tmp_path / f"r{i}", [row([accuracy] * 4, FOUR)], data_halve=share, seed=seed)
+        for i, (share, seed, accuracy) in enumerate(shares)
+    ]
     [curve] = halved.numbers(made)
     assert (curve.share.tolist(), curve.mean.tolist()) == ([0.0, 0.4], pytest.approx([0.9, 0.7]))
     assert curve.std.tolist() == pytest.approx([0.0, np.sqrt(0.02)])  # of 0.6 and 0.8, n - 1
@@ -99,11 +135,23 @@ def test_a_curve_over_halved_data_is_the_mean_over_seeds_by_share(tmp_path):
 
 
 def test_phases_are_the_mean_of_the_rounds_that_a_rank_had_and_other_is_the_rest(tmp_path):
-    alone = {f"ranks/{name}": np.array([seconds]) for name, seconds in
-             (("train", 4.0), ("communicate", 0.0), ("evaluate", 0.0), ("wait", 0.0))}  # fmt: skip
-    run = one(tmp_path / "a", [row([0.5] * 4, FOUR), row([0.5] * 4, FOUR, **alone)])  # 5 s each; then one rank died
+    alone = {
+        f"ranks/{name}": np.array([seconds])
+        for name, seconds in (
+            ("train", 4.0),
+            ("communicate", 0.0),
+            ("evaluate", 0.0),
+            ("wait", 0.0),
+        )
+    }
+    run = one(
+        tmp_path / "a", [row([0.5] * 4, FOUR), row([0.5] * 4, FOUR, **alone)]
+    )  # 5 s each; then one rank died
     [found] = phases.numbers([run])
-    assert found.seconds["train"].tolist() == [3.5, 1.0] and found.seconds["wait"].tolist() == [0.0, 2.0]
+    assert found.seconds["train"].tolist() == [3.5, 1.0] and found.seconds["wait"].tolist() == [
+        0.0,
+        2.0,
+    ]
     assert found.seconds["server"].tolist() == [0.0, 0.0]
     assert found.seconds["other"].tolist() == [0.75, 0.5]  # (0.5 + 1) / 2 and 5 - 1 - 0.5 - 1 - 2
     assert found.waiting == pytest.approx(2.0 / 10.0)
@@ -118,7 +166,10 @@ def test_seconds_are_smoothed_by_the_median_of_near_rounds(tmp_path):
 
 def test_memory_is_the_most_of_each_rank_and_the_least_and_most_of_all(tmp_path):
     peaks = [np.array([10, 30]), np.array([20])]
-    rows = [row([0.5] * 4, FOUR, **{"ranks/peak_bytes": peak, "ranks/peak_device_bytes": 0 * peak}) for peak in peaks]
+    rows = [
+        row([0.5] * 4, FOUR, **{"ranks/peak_bytes": peak, "ranks/peak_device_bytes": 0 * peak})
+        for peak in peaks
+    ]
     [found] = memory.numbers([run := one(tmp_path / "a", rows)], "host")
     assert found.final.tolist() == [20, 30]
     assert [bound.tolist() for bound in found.spread] == [[10, 20], [30, 20]]
@@ -127,16 +178,29 @@ def test_memory_is_the_most_of_each_rank_and_the_least_and_most_of_all(tmp_path)
 
 def timed(folder: Path, *staleness: list[float]) -> Drawn:
     """A run in virtual time: a round is 1.5 s, the staleness of its clients as given."""
-    same = {"clients/reports": np.array([2, 1, 0, 1]), "rounds/staleness": 1.25, "rounds/consensus_distance": 2.0}
-    rows = [row([0.5] * 4, FOUR, **same, **{"clients/staleness": np.array(each), "rounds/virtual_seconds": 1.5 * t})
-            for t, each in enumerate(staleness, start=1)]  # fmt: skip
+    same = {
+        "clients/reports": np.array([2, 1, 0, 1]),
+        "rounds/staleness": 1.25,
+        "rounds/consensus_distance": 2.0,
+    }
+    rows = [
+        row(
+            [0.5] * 4,
+            FOUR,
+            **same,
+            **{"clients/staleness": np.array(each), "rounds/virtual_seconds": 1.5 * t},
+        )
+        for t, each in enumerate(staleness, start=1)
+    ]
     return one(folder, rows, algorithm_merges=None)
 
 
 def test_staleness_is_between_the_least_and_the_most_of_the_clients(tmp_path):
     [found] = virtual.numbers([timed(tmp_path / "a", [0.5, 3.0, NAN, 1.0], [NAN] * 4)])
     assert found.seconds.tolist() == [1.5, 3.0] and found.mean.tolist() == [1.25, 1.25]
-    assert (found.least[0], found.most[0]) == (0.5, 3.0) and np.isnan([found.least[1], found.most[1]]).all()
+    assert (found.least[0], found.most[0]) == (0.5, 3.0) and np.isnan(
+        [found.least[1], found.most[1]]
+    ).all()
     assert found.done.tolist() == [[0, 0], [1, 2], [2, 4]]  # fewest, mean, most
     with pytest.raises(ConfigError, match="methods in rounds"):
         virtual.numbers([one(tmp_path / "b", [row([0.5] * 4, FOUR)])])
@@ -146,7 +210,11 @@ def test_reports_of_a_population_are_added_up_by_client():
     ids = np.array([[3.0, 7.0], [7.0, NAN]])
     columns = {"clients/id": ids, "clients/reports": np.array([[1.0, 2.0], [5.0, NAN]])}
     record = Record({"architectures": ["mlp"]}, {}, columns, 2)
-    assert virtual.done(record).tolist() == [[1, 1], [1.5, 4], [2, 7]]  # client 3: 1, 1; client 7: 2, 7
+    assert virtual.done(record).tolist() == [
+        [1, 1],
+        [1.5, 4],
+        [2, 7],
+    ]  # client 3: 1, 1; client 7: 2, 7
 
 
 def test_a_graph_has_its_links_places_and_distances(tmp_path):
@@ -191,12 +259,17 @@ def test_where_there_is_no_unit_a_tick_is_a_plain_number():
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_every_panel_says_what_stands_at_its_axes(tmp_path, name, rounds):
-    runs = [timed(tmp_path / "a", *[[0.5, 3.0, NAN, 1.0]] * rounds), timed(tmp_path / "b", *[[NAN] * 4] * rounds)]
+    runs = [
+        timed(tmp_path / "a", *[[0.5, 3.0, NAN, 1.0]] * rounds),
+        timed(tmp_path / "b", *[[NAN] * 4] * rounds),
+    ]
     for run, share in zip(runs, (0.0, 0.5), strict=True):
         run.record.arrays["links"] = np.array([[0, 1], [1, 2]])
         run.record.columns["ranks/peak_bytes"] = np.full((rounds, 2), 1e9)
         run.record.header["job"]["data"]["halve"] = share
         run.__dict__.pop("fields", None)
-    panels = [ax for ax in FIGURES[name].load()(runs).axes if ax.axison and ax.get_label() != "<colorbar>"]
+    panels = [
+        ax for ax in FIGURES[name].load()(runs).axes if ax.axison and ax.get_label() != "<colorbar>"
+    ]
     assert panels and all(ax.get_xlabel() for ax in panels)
     assert all(ax.get_ylabel() or ax.get_shared_y_axes().get_siblings(ax) != [ax] for ax in panels)

@@ -1,4 +1,6 @@
-"""One model is one flat buffer: a skeleton trains as the plain module, bit for bit, client after client."""
+"""One model is one flat buffer: a skeleton trains as the plain module, bit for bit, client after
+client.
+"""
 
 import copy
 from functools import cache
@@ -13,8 +15,14 @@ from hpcfed.rng import scoped
 
 SHAPE = (1, 16, 16)
 CONTIGUOUS, CHANNELS_LAST = torch.contiguous_format, torch.channels_last
-CASES = [(name, 4, CONTIGUOUS) for name in ("resnet18", "shufflenetv2", "googlenet", "alexnet", "mlp")]
-CASES += [("shufflenetv2", 4, CHANNELS_LAST), ("alexnet", 4, CHANNELS_LAST), ("resnet18", 1, CONTIGUOUS)]
+CASES = [
+    (name, 4, CONTIGUOUS) for name in ("resnet18", "shufflenetv2", "googlenet", "alexnet", "mlp")
+]
+CASES += [
+    ("shufflenetv2", 4, CHANNELS_LAST),
+    ("alexnet", 4, CHANNELS_LAST),
+    ("resnet18", 1, CONTIGUOUS),
+]
 each_case = pytest.mark.parametrize(("name", "n", "form"), CASES)
 each_format = pytest.mark.parametrize("form", [CONTIGUOUS, CHANNELS_LAST])
 
@@ -125,7 +133,9 @@ def test_the_flat_vector_holds_every_value_once_and_parameters_first():
     model = new("shufflenetv2")
     layout = Layout.of(model)
     assert layout.n_params == sum(p.numel() for p in model.parameters())
-    assert layout.size == layout.n_params + sum(b.numel() for b in model.buffers() if b.is_floating_point())
+    assert layout.size == layout.n_params + sum(
+        b.numel() for b in model.buffers() if b.is_floating_point()
+    )
     seen = torch.zeros(layout.size)
     for view in layout.views(seen).values():
         view += 1
@@ -136,7 +146,11 @@ def test_the_flat_vector_holds_every_value_once_and_parameters_first():
 
 
 def test_layouts_are_equal_where_the_architecture_and_the_memory_format_are():
-    assert Layout.of(new("alexnet")) == Layout.of(new("alexnet", key=1)) == Skeleton(new("alexnet")).layout
+    assert (
+        Layout.of(new("alexnet"))
+        == Layout.of(new("alexnet", key=1))
+        == Skeleton(new("alexnet")).layout
+    )
     assert Layout.of(new("alexnet")) != Layout.of(new("mlp"))
     assert Layout.of(new("alexnet")) != Layout.of(new("alexnet", form=CHANNELS_LAST))
     assert hash(Layout.of(new("mlp"))) == hash(Layout.of(new("mlp")))
@@ -164,4 +178,6 @@ def test_zero_grad_keeps_the_gradients_attached():
     F.cross_entropy(skeleton.model(x), y).backward()
     assert skeleton.grad.any()
     skeleton.zero_grad()
-    assert not skeleton.grad.any() and all(within(p.grad, skeleton.grad) for p in skeleton.model.parameters())
+    assert not skeleton.grad.any() and all(
+        within(p.grad, skeleton.grad) for p in skeleton.model.parameters()
+    )

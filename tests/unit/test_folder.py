@@ -1,4 +1,6 @@
-"""The output folder of a run is the same on all nodes, and holds nothing that would be lost; or the run is refused."""
+"""The output folder of a run is the same on all nodes, and holds nothing that would be lost; or the
+run is refused.
+"""
 
 from pathlib import Path
 
@@ -33,7 +35,9 @@ def test_a_run_without_a_round_or_a_checkpoint_may_be_replaced_and_no_other(tmp_
             folder.claim(load([], environ={}), tmp_path / name)
 
 
-def test_a_folder_on_each_nodes_own_disk_is_refused_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_on_each_nodes_own_disk_is_refused_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(folder, "PATIENCE", 0.0)
 
     def refused(comm) -> str:
@@ -44,5 +48,9 @@ def test_a_folder_on_each_nodes_own_disk_is_refused_on_all_ranks(tmp_path: Path,
         return str(error.value)
 
     said = spmd(4, refused, nodes=2)
-    assert len(set(said)) == 1 and said[0].startswith("rank 2: out: ") and "that all nodes share" in said[0]
+    assert (
+        len(set(said)) == 1
+        and said[0].startswith("rank 2: out: ")
+        and "that all nodes share" in said[0]
+    )
     assert not list(tmp_path.glob("*/*"))

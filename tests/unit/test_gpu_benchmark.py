@@ -1,4 +1,6 @@
-"""benchmarks/gpu.py, every part of which runs on the CPU too, so that it works where there is a GPU to measure."""
+"""benchmarks/gpu.py, every part of which runs on the CPU too, so that it works where there is a GPU
+to measure.
+"""
 
 import subprocess
 import sys
@@ -21,7 +23,10 @@ def test_every_part_runs_on_the_cpu_and_writes_nothing():
     before = sorted((FOLDER / "results" / "bench").glob("*"))
     said = gpu("--check")
     assert "naive loop over hpcfed, graphed bf16" in said and "2 ranks on one GPU" in said
-    assert "'eager and graphed have the same bits': True" in said and "'losses do not depend on ranks': True" in said
+    assert (
+        "'eager and graphed have the same bits': True" in said
+        and "'losses do not depend on ranks': True" in said
+    )
     assert sorted((FOLDER / "results" / "bench").glob("*")) == before
 
 

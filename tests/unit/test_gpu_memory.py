@@ -1,4 +1,6 @@
-"""What does not fit a rank's share of a GPU is refused before it trains; no GPU is needed to test that."""
+"""What does not fit a rank's share of a GPU is refused before it trains; no GPU is needed to test
+that.
+"""
 
 from dataclasses import replace
 
@@ -46,7 +48,9 @@ def test_where_no_batch_is_small_enough_none_is_named():
 def test_the_estimate_is_what_autograd_keeps():
     model = nn.Sequential(nn.Linear(8, 4), nn.Sigmoid(), nn.Linear(4, 2))
     found = estimated(lambda n: model(torch.zeros(n, 8)).sum(), model.parameters(), 2, 10)
-    assert found == 10 * (8 + 4) * 4  # the input and the sigmoid's output, float32; weights are not counted
+    assert (
+        found == 10 * (8 + 4) * 4
+    )  # the input and the sigmoid's output, float32; weights are not counted
 
 
 def test_a_step_is_measured_by_the_allocator_from_its_start_to_its_peak(monkeypatch):

@@ -1,6 +1,8 @@
-"""The graphed engine on the CPU, where calling the step again stands for replaying its capture; and precision.
+"""The graphed engine on the CPU, where calling the step again stands for replaying its capture; and
+precision.
 
-So what is tested is what decides, keeps, copies in and copies out; that a CUDA graph does what the step did is torch's.
+So what is tested is what decides, keeps, copies in and copies out; that a CUDA graph does what the
+step did is torch's.
 """
 
 from functools import partial
@@ -31,7 +33,8 @@ DROPOUT = ("--models.mix", "small")
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list:
-    """Stands for the capture: makes the step for real some times, as the warm-up does; lists what was captured.
+    """Stands for the capture: makes the step for real some times, as the warm-up does; lists what
+    was captured.
 
     The loss lies where it lies, as in a graph: the next replay overwrites it.
     """
@@ -48,7 +51,9 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list:
 
 
 def federation(*flags: str) -> Federation:
-    fed = toy.start(Serial(), toy.job("local", "--models.mix", "mlp", "--local.batch", "8", *flags)).fed
+    fed = toy.start(
+        Serial(), toy.job("local", "--models.mix", "mlp", "--local.batch", "8", *flags)
+    ).fed
     fed.begin(0, list(range(fed.K)), True)
     return fed
 
@@ -64,15 +69,25 @@ def anchored(there: Params, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 HOW = {
     "adam": (),
     "kept moments": ("--local.keep_optimiser", "true"),
-    "momentum and a schedule": ("--local.optimiser", "sgd", "--local.momentum", "0.9", "--local.schedule", "cosine",
-                                "--local.keep_optimiser", "true"),
+    "momentum and a schedule": (
+        "--local.optimiser",
+        "sgd",
+        "--local.momentum",
+        "0.9",
+        "--local.schedule",
+        "cosine",
+        "--local.keep_optimiser",
+        "true",
+    ),
     "steps instead of epochs": ("--local.steps", "5"),
     "dropout and batch norm": DROPOUT,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_graphs_have_the_bits_of_eager_steps_over_clients_rounds_and_batches_of_any_size(how: str, captures: list):
+def test_graphs_have_the_bits_of_eager_steps_over_clients_rounds_and_batches_of_any_size(
+    how: str, captures: list
+):
     def run(*engine: str) -> toy.Outcome:
         flags = ("--models.mix", "mlp", "--local.batch", "8", "--rounds", "3", *HOW[how], *engine)
         return toy.run(Serial(), toy.job("fedprox", *flags))
@@ -83,11 +98,15 @@ def test_graphs_have_the_bits_of_eager_steps_over_clients_rounds_and_batches_of_
 
 @pytest.mark.parametrize("method", sorted(ALGORITHMS))
 def test_every_method_has_the_bits_of_the_eager_engine(method: str, captures: list):
-    eager, graphed = (toy.run(Serial(), toy.job(method, "--rounds", "2", *engine)) for engine in (EAGER, GRAPHED))
+    eager, graphed = (
+        toy.run(Serial(), toy.job(method, "--rounds", "2", *engine)) for engine in (EAGER, GRAPHED)
+    )
     assert toy.differences(eager, graphed) == []
 
 
-def test_one_capture_serves_all_clients_of_an_architecture_and_each_size_of_batch_has_its_own(captures: list):
+def test_one_capture_serves_all_clients_of_an_architecture_and_each_size_of_batch_has_its_own(
+    captures: list,
+):
     fed = federation(*GRAPHED)
     for k in (3, 4, 5):  # 17, 21 and 32 examples: batches of 8, 1 and 5
         sgd(fed, fed.clients[k], 0, cross_entropy)
@@ -98,7 +117,9 @@ def test_one_capture_serves_all_clients_of_an_architecture_and_each_size_of_batc
 def test_a_capture_moves_no_weights_and_draws_nothing_of_a_clients_stream(captures: list):
     """The warm-up makes steps, with dropout and batch statistics: they are undone."""
     flags = (*DROPOUT, "--rounds", "1", "--evaluate.every", "1000")
-    once, again = (toy.run(Serial(), toy.job("local", *flags, *engine)) for engine in (EAGER, GRAPHED))
+    once, again = (
+        toy.run(Serial(), toy.job("local", *flags, *engine)) for engine in (EAGER, GRAPHED)
+    )
     assert captures and toy.differences(once, again) == []
 
 
@@ -126,11 +147,17 @@ def test_the_learning_rate_is_in_memory_so_that_a_schedule_needs_no_second_captu
     fed = federation(*GRAPHED)
     for lr in (0.1, 0.01):
         sgd(fed, fed.clients[5], 0, cross_entropy, lr=lr)
-    fixed = [found for found in fed.store.skeletons["mlp", "clients"].tapes.values() if isinstance(found, Fixed)]
+    fixed = [
+        found
+        for found in fed.store.skeletons["mlp", "clients"].tapes.values()
+        if isinstance(found, Fixed)
+    ]
     assert len(captures) == len(fixed) == 1 and fixed[0].lr.item() == 0.01
 
 
-def test_a_step_that_cannot_be_captured_is_replayed_and_the_run_says_so_once(capsys: pytest.CaptureFixture[str]):
+def test_a_step_that_cannot_be_captured_is_replayed_and_the_run_says_so_once(
+    capsys: pytest.CaptureFixture[str],
+):
     def run(*engine: str) -> Tensor:
         fed = federation(*engine)
         for k in (4, 5):
@@ -139,7 +166,13 @@ def test_a_step_that_cannot_be_captured_is_replayed_and_the_run_says_so_once(cap
 
     assert torch.equal(run(*GRAPHED), run(*EAGER))
     said = capsys.readouterr().err
-    assert said.count("cross_entropy cannot be captured (the device is no GPU); it trains with the traced engine") == 1
+    assert (
+        said.count(
+            "cross_entropy cannot be captured (the device is no GPU); it trains with the traced "
+            "engine"
+        )
+        == 1
+    )
 
 
 def test_a_step_with_a_tensor_of_another_device_is_not_captured(captures: list):
@@ -150,7 +183,9 @@ def test_a_step_with_a_tensor_of_another_device_is_not_captured(captures: list):
 
 
 @pytest.mark.parametrize("rounds, wanted", [("1", False), ("500", True)])
-def test_on_a_gpu_auto_captures_where_there_are_enough_steps_of_any_length(rounds: str, wanted: bool):
+def test_on_a_gpu_auto_captures_where_there_are_enough_steps_of_any_length(
+    rounds: str, wanted: bool
+):
     fed = federation("--rounds", rounds)
     steps = LocalSteps(fed, fed.clients[5], 0)
     assert engines.worth(steps, gpu=True) == wanted and not engines.worth(steps, gpu=False)
@@ -176,18 +211,32 @@ def test_precision_reaches_every_way_to_train_and_float32_changes_nothing(method
 
 @pytest.mark.parametrize("engine", ["traced", "graphed"])
 def test_bf16_has_the_same_bits_in_every_engine(engine: str, captures: list):
-    flags = ("--models.mix", "mlp,cnn", "--run.precision", "bf16", "--rounds", "2", "--training.engine")
-    eager, other = (toy.run(Serial(), toy.job("fedclassavg", *flags, name)) for name in ("eager", engine))
+    flags = (
+        "--models.mix",
+        "mlp,cnn",
+        "--run.precision",
+        "bf16",
+        "--rounds",
+        "2",
+        "--training.engine",
+    )
+    eager, other = (
+        toy.run(Serial(), toy.job("fedclassavg", *flags, name)) for name in ("eager", engine)
+    )
     assert toy.differences(eager, other) == []
 
 
 def test_precision_is_part_of_a_jobs_identity_and_the_engine_is_not():
-    plain, bf16 = (toy.job("fedavg", "--run.precision", name).identity() for name in ("float32", "bf16"))
+    plain, bf16 = (
+        toy.job("fedavg", "--run.precision", name).identity() for name in ("float32", "bf16")
+    )
     assert plain != bf16 and plain == toy.job("fedavg", *GRAPHED).identity()
 
 
 def test_tf32_without_a_gpu_is_refused():
-    with pytest.raises(ConfigError, match="run.precision = 'tf32' is of GPUs, but the device is a CPU"):
+    with pytest.raises(
+        ConfigError, match="run.precision = 'tf32' is of GPUs, but the device is a CPU"
+    ):
         devices.choose("cpu", None, "tf32")
 
 
@@ -198,4 +247,7 @@ def test_an_order_from_a_gpus_generator_depends_on_its_state_and_takes_no_draw_f
 
     orders = [shuffled(20, gpu(seed, offset)) for seed, offset in ((1, 0), (1, 0), (1, 4), (2, 0))]
     assert orders[0] == orders[1] and len(set(map(tuple, orders))) == 3
-    assert all(sorted(order) == list(range(20)) for order in (*orders, shuffled(20, torch_stream(0, "test"))))
+    assert all(
+        sorted(order) == list(range(20))
+        for order in (*orders, shuffled(20, torch_stream(0, "test")))
+    )

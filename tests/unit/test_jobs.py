@@ -1,4 +1,6 @@
-"""The jobs: one for each cell of the paper's tables, each valid, each with a small twin that differs in scale alone."""
+"""The jobs: one for each cell of the paper's tables, each valid, each with a small twin that
+differs in scale alone.
+"""
 
 import re
 from pathlib import Path
@@ -13,10 +15,25 @@ JOBS = Path(__file__).parents[2] / "jobs"
 OTHER = {"common", "small", "methods", "fedhenn"}  # folders of jobs that are no cell of the tables
 FULL = sorted(str(p.relative_to(JOBS)) for p in JOBS.rglob("*.toml") if not OTHER & set(p.parts))
 SETS, CELLS = 3, {2: 4 * 2, 3: 6 * 2, 4: 4}  # rows x columns of each table and data set
-LOCAL = {"cifar10": (1e-4, 0.1), "fashion-mnist": (6e-4, 0.4662), "emnist-letters": (5e-4, 0.1)}  # table 1: lr, rho
-SCALE = {"rounds", "models.mix", "data.train_limit", "data.public", "local.lr", "local.batch", "algorithm.public",
-         "algorithm.ramp"}  # what a twin may change  # fmt: skip
-HEAD = re.compile(r"# Table (\d), (.+), ((?:CIFAR-10|Fashion-MNIST|EMNIST Letters)[^:]*): (0\.\d+(?: \+- 0\.\d+)?)\n")
+LOCAL = {
+    "cifar10": (1e-4, 0.1),
+    "fashion-mnist": (6e-4, 0.4662),
+    "emnist-letters": (5e-4, 0.1),
+}  # table 1: lr, rho
+SCALE = {
+    "rounds",
+    "models.mix",
+    "data.train_limit",
+    "data.public",
+    "local.lr",
+    "local.batch",
+    "algorithm.public",
+    "algorithm.ramp",
+}  # what a twin may change
+HEAD = re.compile(
+    r"# Table (\d), (.+), ((?:CIFAR-10|Fashion-MNIST|EMNIST Letters)[^:]*): (0\.\d+(?: \+- "
+    r"0\.\d+)?)\n"
+)
 each_job = pytest.mark.parametrize("name", FULL)
 
 
@@ -34,7 +51,9 @@ def cell(name: str) -> tuple[str, ...]:
 def test_each_table_is_complete_and_no_cell_is_there_twice():
     cells = [cell(name)[:3] for name in FULL]
     assert len(set(cells)) == len(cells)
-    assert {int(t): sum(c[0] == t for c in cells) for t in "234"} == {t: SETS * n for t, n in CELLS.items()}
+    assert {int(t): sum(c[0] == t for c in cells) for t in "234"} == {
+        t: SETS * n for t, n in CELLS.items()
+    }
 
 
 @each_job
@@ -43,17 +62,28 @@ def test_a_job_is_the_papers_setting(name):
     lr, rho = LOCAL[made.data.name]
     local = (lr, 64, "adam")
     if made.algorithm.name == "ktpfl":
-        local = (0.01, 32, "sgd") if "+weight" in row else (0.02 if "CIFAR" in column else 0.01, 128, "sgd")
+        local = (
+            (0.01, 32, "sgd")
+            if "+weight" in row
+            else (0.02 if "CIFAR" in column else 0.01, 128, "sgd")
+        )
     assert (made.local.lr, made.local.batch, made.local.optimiser) == local
     assert (made.rounds, made.local.epochs) == (300, 1)
-    assert (made.clients, made.participation) == ((100, 0.1) if "100 clients" in column else (20, 1.0))
-    assert made.data.partition == ("classes" if "Skewed" in column else "dirichlet") and made.data.alpha == 0.5
+    assert (made.clients, made.participation) == (
+        (100, 0.1) if "100 clients" in column else (20, 1.0)
+    )
+    assert (
+        made.data.partition == ("classes" if "Skewed" in column else "dirichlet")
+        and made.data.alpha == 0.5
+    )
     if made.algorithm.name == "fedclassavg":
         assert made.algorithm.rho == (0.0 if row in ("CA", "+CL") else rho)
         assert made.algorithm.contrastive == (row not in ("CA", "+PR"))
         assert made.algorithm.share == ("all" if "+weight" in row else "head")
     if made.algorithm.name == "ktpfl":
-        assert made.algorithm.ramp == 20 and made.algorithm.share == ("weights" if "+weight" in row else "predictions")
+        assert made.algorithm.ramp == 20 and made.algorithm.share == (
+            "weights" if "+weight" in row else "predictions"
+        )
     one = ("resnet18",) if row.startswith("Proposed") else ("cnn",)
     four = ("resnet18", "shufflenetv2", "googlenet", "alexnet")
     assert made.models.mix == (one if table == "3" else four)
@@ -68,15 +98,22 @@ def test_a_small_twin_differs_in_scale_alone(name):
 
 
 def test_there_is_a_small_twin_of_each_job_and_no_other():
-    assert sorted(str(p.relative_to(JOBS / "small")) for p in (JOBS / "small").rglob("*.toml")) == FULL
+    assert (
+        sorted(str(p.relative_to(JOBS / "small")) for p in (JOBS / "small").rglob("*.toml")) == FULL
+    )
 
 
 def test_the_table_of_the_jobs_says_what_the_jobs_say():
     line = re.compile(r"^\| \[(.+)\]\((.+)\) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
     rows = line.findall((JOBS / "README.md").read_text())
     assert sorted(row[0] for row in rows) == FULL
-    assert all((link, row, column, number) == (name, *cell(name)[1:]) for name, link, row, column, number in rows)
+    assert all(
+        (link, row, column, number) == (name, *cell(name)[1:])
+        for name, link, row, column, number in rows
+    )
 
 
 def test_a_job_file_is_short():
-    assert {p.name: n for p in JOBS.rglob("*.toml") if (n := len(p.read_text().splitlines())) > 32} == {}
+    assert {
+        p.name: n for p in JOBS.rglob("*.toml") if (n := len(p.read_text().splitlines())) > 32
+    } == {}

@@ -1,4 +1,6 @@
-"""The jobs of FedHeNN's tables: complete, in its setting, each with a small twin that differs in scale alone."""
+"""The jobs of FedHeNN's tables: complete, in its setting, each with a small twin that differs in
+scale alone.
+"""
 
 import re
 from pathlib import Path
@@ -16,9 +18,21 @@ HEAD = re.compile(
     r"# (Tables? \d(?: and \d)?|Section 3\.4|Figure 3), (.+), ((?:CIFAR|Sentiment)[^:]*): "
     r"(\d\d\.\d+.*|global .+, personal .+|a curve without numbers)\n"
 )
-SETTINGS = {("cifar10", 100, 2), ("cifar10", 100, 5), ("cifar10", 500, 2), ("cifar10", 500, 5),
-            ("cifar100", 100, 20), ("sentiment140", 100, 2)}  # fmt: skip
-ROWS = {"FedAvg": "1", "FedProx": "1", "FedRep": "2", "FedHeNN homogeneous": "12", "FedHeNN heterogeneous": "2"}
+SETTINGS = {
+    ("cifar10", 100, 2),
+    ("cifar10", 100, 5),
+    ("cifar10", 500, 2),
+    ("cifar10", 500, 5),
+    ("cifar100", 100, 20),
+    ("sentiment140", 100, 2),
+}
+ROWS = {
+    "FedAvg": "1",
+    "FedProx": "1",
+    "FedRep": "2",
+    "FedHeNN homogeneous": "12",
+    "FedHeNN heterogeneous": "2",
+}
 each_job = pytest.mark.parametrize("name", FULL)
 
 
@@ -39,25 +53,38 @@ def setting(made: Job) -> tuple[str, int, int]:
 
 def test_tables_1_and_2_are_complete():
     for row, tables in ROWS.items():
-        names = [name for name in FULL if cell(name)[1] == row and cell(name)[0].startswith("Table")]
-        assert {setting(job(name)) for name in names} == SETTINGS and len(names) == len(SETTINGS), row
+        names = [
+            name for name in FULL if cell(name)[1] == row and cell(name)[0].startswith("Table")
+        ]
+        assert {setting(job(name)) for name in names} == SETTINGS and len(names) == len(SETTINGS), (
+            row
+        )
         assert {"".join(re.findall(r"\d", cell(name)[0])) for name in names} == {tables}, row
 
 
 def test_table_3_figure_3_and_procrustes_are_there():
     rbf = [job(name) for name in FULL if cell(name)[0] == "Table 3"]
     assert {(made.data.name, made.algorithm.kernel) for made in rbf} == {
-        (data, "rbf") for data in ("cifar10", "cifar100", "sentiment140")}  # fmt: skip
+        (data, "rbf") for data in ("cifar10", "cifar100", "sentiment140")
+    }
     halved = [job(name) for name in FULL if cell(name)[0] == "Figure 3"]
     assert {(made.algorithm.setting, made.data.halve) for made in halved} == {
-        (s, share) for s in ("homogeneous", "heterogeneous") for share in (0.2, 0.4, 0.6, 0.8)}  # fmt: skip
-    assert [job(name).algorithm.distance for name in FULL if cell(name)[0] == "Section 3.4"] == ["procrustes"]
+        (s, share) for s in ("homogeneous", "heterogeneous") for share in (0.2, 0.4, 0.6, 0.8)
+    }
+    assert [job(name).algorithm.distance for name in FULL if cell(name)[0] == "Section 3.4"] == [
+        "procrustes"
+    ]
 
 
 @each_job
 def test_a_job_is_the_papers_setting(name: str):
     made, (where, row, _, _) = job(name), cell(name)
-    assert (made.rounds, made.participation, made.local.epochs, made.local.optimiser) == (200, 0.1, 20, "sgd")
+    assert (made.rounds, made.participation, made.local.epochs, made.local.optimiser) == (
+        200,
+        0.1,
+        20,
+        "sgd",
+    )
     assert made.data.partition == "classes" and made.local.momentum > 0
     assert made.evaluate.received == where.startswith(("Table 1", "Tables 1"))
     text, several = made.data.name == "sentiment140", "heterogeneous" in row
@@ -91,6 +118,12 @@ def test_the_authors_preset_is_that_of_fedhenns_code(tmp_path: Path):
     path = tmp_path / "job.toml"
     path.write_text('preset = "authors"\n[algorithm]\nname = "fedhenn"\n[data]\npublic = 100\n')
     made = load([str(path)], environ={})
-    assert (made.algorithm.eta0, made.algorithm.rad_size, made.algorithm.mean_over) == (0.01, 1000, "cohort")
+    assert (made.algorithm.eta0, made.algorithm.rad_size, made.algorithm.mean_over) == (
+        0.01,
+        1000,
+        "cohort",
+    )
     assert (made.local.optimiser, made.local.momentum, made.local.batch) == ("sgd", 0.5, 10)
-    assert not made.models.relu_head and made.data.sizes == "equal"  # those are what FedClassAvg's authors have
+    assert (
+        not made.models.relu_head and made.data.sizes == "equal"
+    )  # those are what FedClassAvg's authors have

@@ -1,4 +1,6 @@
-"""Which launcher starts one world: the real mpirun does; others hang, fail, or start N worlds of one rank."""
+"""Which launcher starts one world: the real mpirun does; others hang, fail, or start N worlds of
+one rank.
+"""
 
 import json
 import os
@@ -52,7 +54,11 @@ def said(*worlds: dict, status: int | None = 0, err: str = "") -> Trial:
 
 
 def world(size: int, total: int | None = None) -> dict:
-    return {"size": size, "sum": total or size, "ranks": [{"node": rank % 2} for rank in range(size)]}
+    return {
+        "size": size,
+        "sum": total or size,
+        "ranks": [{"node": rank % 2} for rank in range(size)],
+    }
 
 
 @pytest.mark.timeout(120)
@@ -77,14 +83,18 @@ def test_so_it_is_where_the_launcher_told_of_two_but_the_library_connects_one():
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("text", ["sleep 600 & sleep 600", "trap '' TERM\nwhile :; do sleep 600; done"])
+@pytest.mark.parametrize(
+    "text", ["sleep 600 & sleep 600", "trap '' TERM\nwhile :; do sleep 600; done"]
+)
 def test_a_launcher_that_hangs_is_ended_with_its_processes(bin, monkeypatch, text):
     monkeypatch.setattr("hpcfed.doctor.limited.GRACE", 0.2)
     found = tried(script(bin / "mpirun", f"#!/bin/sh\necho $$ > {bin}/pid\n{text}\n"), limit=0.5)
     assert found.outcome.status is None and not found.works
     assert explained(found)[0] == "did not end in time"
     group = int((bin / "pid").read_text())
-    while living(group):  # what is killed takes a moment to be gone; what is not, outlives the test's time limit
+    while living(
+        group
+    ):  # what is killed takes a moment to be gone; what is not, outlives the test's time limit
         os.sched_yield()
 
 
@@ -98,14 +108,23 @@ def living(group: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("text", "advice"), [
-    ("There are not enough slots available in the system", "OVERSUBSCRIBE"),
-    ("prterun has detected an attempt to run as root.", "OMPI_ALLOW_RUN_AS_ROOT=1"),
-    ("srun: error: Unable to allocate resources: Invalid account or account/partition", "--account"),
-    ("srun: error: Unable to allocate resources: Requested nodes are busy", "inside an allocation"),
-    ("python: Error while finding module: No module named hpcfed", "on all nodes"),
-    ("Open MPI was not built with SLURM's PMI support", "another --mpi, or mpirun"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("There are not enough slots available in the system", "OVERSUBSCRIBE"),
+        ("prterun has detected an attempt to run as root.", "OMPI_ALLOW_RUN_AS_ROOT=1"),
+        (
+            "srun: error: Unable to allocate resources: Invalid account or account/partition",
+            "--account",
+        ),
+        (
+            "srun: error: Unable to allocate resources: Requested nodes are busy",
+            "inside an allocation",
+        ),
+        ("python: Error while finding module: No module named hpcfed", "on all nodes"),
+        ("Open MPI was not built with SLURM's PMI support", "another --mpi, or mpirun"),
+    ],
+)
 def test_a_launcher_that_fails_is_told_with_what_helps(text, advice):
     found = judged(said(status=1, err=f"-----\n{text}\n"), needed=True)
     assert found.status == "wrong" and "status 1" in found.found and text[:40] in found.found
@@ -130,7 +149,17 @@ def test_srun_is_tried_first_and_mpirun_gets_nodes_of_its_own_outside_of_an_allo
     found = candidates(4, ["mpirun"], ["none", "pmi2", "pmix"], ["--partition=gpu"], False, 30)
     assert [c.name for c in found] == ["srun --mpi=pmix", "srun --mpi=pmi2", "mpirun"]
     assert found[0].words == ("srun", "--mpi=pmix", "--immediate=30", "-n", "4", "--partition=gpu")
-    assert found[2].words == ("salloc", "--quiet", "--immediate=30", "-n", "4", "--partition=gpu", "mpirun", "-np", "4")
+    assert found[2].words == (
+        "salloc",
+        "--quiet",
+        "--immediate=30",
+        "-n",
+        "4",
+        "--partition=gpu",
+        "mpirun",
+        "-np",
+        "4",
+    )
     assert candidates(4, ["mpirun"], ["pmix"], [], True, 30)[1].words == ("mpirun", "-np", "4")
 
 
@@ -144,8 +173,13 @@ def test_mpirun_has_its_short_name_where_the_path_finds_it(tmp_path):
     assert starters(python, str(tmp_path)) == [str(tmp_path / "python/mpirun")]
 
 
-@pytest.mark.parametrize("listed", ["MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\n",
-                                    "srun: MPI types are...\nsrun: none\nsrun: pmi2\nsrun: pmix\n"])  # fmt: skip
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\n",
+        "srun: MPI types are...\nsrun: none\nsrun: pmi2\nsrun: pmix\n",
+    ],
+)
 def test_the_plugins_are_those_that_srun_lists(bin, monkeypatch, listed):
     monkeypatch.undo()
     script(bin / "sinfo", "#!/bin/sh\nexit 0\n")
@@ -160,7 +194,10 @@ def test_what_works_is_known_on_that_cluster_and_to_that_python_alone(bin, monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(bin / "cache"))
 
     def on(cluster: str) -> None:
-        script(bin / "scontrol", f"#!/bin/sh\necho 'AuthType = x'\necho 'ClusterName             = {cluster}'\n")
+        script(
+            bin / "scontrol",
+            f"#!/bin/sh\necho 'AuthType = x'\necho 'ClusterName             = {cluster}'\n",
+        )
 
     on("one")
     assert known.known() is None
@@ -193,9 +230,18 @@ def test_the_probe_runs_with_this_python():
     assert PROBE == (sys.executable, "-m", "hpcfed.doctor.probe")
 
 
-@pytest.mark.parametrize("command", [["sweep", "--seed", "0,1", "--out", "s", "--launcher"],
-                                     ["submit", "--dry-run", "--launcher"], ["doctor", "--slurm"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sweep", "--seed", "0,1", "--out", "s", "--launcher"],
+        ["submit", "--dry-run", "--launcher"],
+        ["doctor", "--slurm"],
+    ],
+)
 def test_what_no_shell_could_split_is_one_message(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*command, "srun '-n"]) == 2
-    assert f"{command[-1]} srun '-n: no closing quotation; give it as a shell takes it" in capsys.readouterr().err
+    assert (
+        f"{command[-1]} srun '-n: no closing quotation; give it as a shell takes it"
+        in capsys.readouterr().err
+    )

@@ -16,16 +16,21 @@ from hpcfed.sweep.define import define
 from tests.unit import test_jobs, test_jobs_fedhenn
 
 ROOT = Path(__file__).parents[2]
-LINE = re.compile(r"^\| .+ \| `hpcfed sweep (.+)` \| `hpcfed table (.+) --layout (.+)` \|$", re.MULTILINE)
+LINE = re.compile(
+    r"^\| .+ \| `hpcfed sweep (.+)` \| `hpcfed table (.+) --layout (.+)` \|$", re.MULTILINE
+)
 COMMANDS = LINE.findall((ROOT / "jobs/README.md").read_text())
 pytestmark = pytest.mark.timeout(60)
 
 
 def cells(case: Case, made: Layout) -> list[tuple[str, str, str]]:
     """Row, column and the paper's number of the cells that a run has."""
-    return [(", ".join(row.label), ", ".join(column.label), number.replace("±", "+-"))
-            for row in made.rows for column, number in zip(made.columns, row.paper, strict=True)
-            if fits(case, row, column)]  # fmt: skip
+    return [
+        (", ".join(row.label), ", ".join(column.label), number.replace("±", "+-"))
+        for row in made.rows
+        for column, number in zip(made.columns, row.paper, strict=True)
+        if fits(case, row, column)
+    ]
 
 
 def told(path: Path, table: str) -> set[tuple[str, str, str]]:
@@ -37,12 +42,20 @@ def told(path: Path, table: str) -> set[tuple[str, str, str]]:
     shared, personal = (paper.removeprefix("global ").split(", personal ") * 2)[:2]
     if table.endswith("1"):
         return {(setting, "FedHeNN global" if "FedHeNN" in method else method, shared)}
-    return {(setting, method, personal) if table.endswith("2") else (setting, "RBF CKA", paper.split()[0])}
+    return {
+        (setting, method, personal)
+        if table.endswith("2")
+        else (setting, "RBF CKA", paper.split()[0])
+    }
 
 
 def defined(words: str) -> list[Case]:
-    """Runs of a command line of jobs/README.md, whose patterns a shell expands; each under the name of its job file."""
-    said = subprocess.run(["bash", "-c", f"echo {words}"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    """Runs of a command line of jobs/README.md, whose patterns a shell expands; each under the name
+    of its job file.
+    """
+    said = subprocess.run(
+        ["bash", "-c", f"echo {words}"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     expanded = [f"{ROOT}/{word}" if word.startswith("jobs/") else word for word in said.split()]
     found = define(expanded[: expanded.index("--out")], Path("s"), 1, "").runs
     return [Case(run.words[0], run.fields, record=object()) for run in found]
@@ -53,10 +66,17 @@ def test_each_table_has_its_commands():
     assert all(words.endswith(f"--out {folder}") for words, folder, _ in COMMANDS)
 
 
-@pytest.mark.parametrize(("words", "name"), [(words, name) for words, _, name in COMMANDS], ids=list(papers()))
-def test_the_sweep_of_a_table_fills_each_of_its_cells_once_with_what_the_job_files_name(words, name):
+@pytest.mark.parametrize(
+    ("words", "name"), [(words, name) for words, _, name in COMMANDS], ids=list(papers())
+)
+def test_the_sweep_of_a_table_fills_each_of_its_cells_once_with_what_the_job_files_name(
+    words, name
+):
     made, runs = layout(name), defined(words)
-    groups = [[[case for case in runs if fits(case, row, column)] for column in made.columns] for row in made.rows]
+    groups = [
+        [[case for case in runs if fits(case, row, column)] for column in made.columns]
+        for row in made.rows
+    ]
     assert {len(group) for line in groups for group in line} == {1}
     if name == "fedclassavg-5":
         return  # no job file is of that table
@@ -69,7 +89,9 @@ def test_the_sweep_of_a_table_fills_each_of_its_cells_once_with_what_the_job_fil
 def test_no_cell_depends_on_what_a_small_twin_changes():
     small = (test_jobs.SCALE | test_jobs_fedhenn.SCALE) - {"models.mix"}
     made = [layout(name) for name in papers()]
-    assert {field for one in made for slot in (*one.rows, *one.columns) for field in slot.where} & small == set()
+    assert {
+        field for one in made for slot in (*one.rows, *one.columns) for field in slot.where
+    } & small == set()
 
 
 def test_every_cell_has_the_papers_number():
@@ -88,19 +110,33 @@ def run(folder: Path, job: str, flags: dict[str, object], last: float, up: int =
     header = {"job": plain, "ranks": 1, "architectures": ["mlp"] * 2, "ended": "finished"}
     results = Results(folder, header, {})
     for _ in range(plain["rounds"]):
-        results.append({"clients/accuracy": np.array([last - 0.1, last + 0.1]), "clients/cohort": np.ones(2),
-                        "clients/up": np.array([up, up]), "clients/down": np.array([up, up])})  # fmt: skip
+        results.append(
+            {
+                "clients/accuracy": np.array([last - 0.1, last + 0.1]),
+                "clients/cohort": np.ones(2),
+                "clients/up": np.array([up, up]),
+                "clients/down": np.array([up, up]),
+            }
+        )
     results.finish()
     return folder
 
 
 def test_a_table_is_as_the_paper_has_it_and_says_what_is_missing_or_otherwise(tmp_path):
-    runs = [run(tmp_path / name, f"table4/{name}-cifar10.toml", {"rounds": 1}, mean)
-            for name, mean in (("ca", 0.5), ("ca-cl", 0.75))]  # fmt: skip
-    head, _, heads, cifar, fashion, letters, _, odd = table(runs, layout="fedclassavg-4").splitlines()
-    assert head.startswith("Ablation study (CA: classifier averaging, PR: proximal regularisation, CL: contrastive")
-    assert head.endswith(", table 4). Test accuracy after the last round, mean over clients; one seed. "
-                         "*: best of its row.")  # fmt: skip
+    runs = [
+        run(tmp_path / name, f"table4/{name}-cifar10.toml", {"rounds": 1}, mean)
+        for name, mean in (("ca", 0.5), ("ca-cl", 0.75))
+    ]
+    head, _, heads, cifar, fashion, letters, _, odd = table(
+        runs, layout="fedclassavg-4"
+    ).splitlines()
+    assert head.startswith(
+        "Ablation study (CA: classifier averaging, PR: proximal regularisation, CL: contrastive"
+    )
+    assert head.endswith(
+        ", table 4). Test accuracy after the last round, mean over clients; one seed. "
+        "*: best of its row."
+    )
     assert " ".join(heads.split()) == "data set CA +PR +CL +PR, CL"
     assert cifar.split() == ["CIFAR-10", "0.5000", "no", "run", "0.7500", "*", "no", "run"]
     assert fashion.startswith("Fashion-MNIST") and letters.split().count("no") == 4
@@ -111,14 +147,22 @@ def test_the_papers_numbers_stand_beside_ours_where_they_are_asked_for(tmp_path)
     one = run(tmp_path / "a", "fedclassavg-cifar10-skewed.toml", {"rounds": 1}, 0.5)
     text = table([one], layout="fedclassavg-2", paper=True)
     assert "0.5000 ± 0.1000 [0.9202 ± 0.0562]" in text and "no run [0.7670 ± 0.0532]" in text
-    assert "over clients; in brackets the paper's." in text and "[" not in table([one], layout="fedclassavg-2")
-    typeset, full = (table([one], layout="fedclassavg-2", paper=True, format=form) for form in ("latex", "csv"))
+    assert "over clients; in brackets the paper's." in text and "[" not in table(
+        [one], layout="fedclassavg-2"
+    )
+    typeset, full = (
+        table([one], layout="fedclassavg-2", paper=True, format=form) for form in ("latex", "csv")
+    )
     assert r"0.5000 $\pm$ 0.1000 [0.9202 $\pm$ 0.0562]" in typeset
     line = full.splitlines()[20]
-    assert line.startswith("Proposed,CIFAR-10,Skewed,0.5,0.") and line.endswith(",1,1,0,,0.9202 ± 0.0562")
+    assert line.startswith("Proposed,CIFAR-10,Skewed,0.5,0.") and line.endswith(
+        ",1,1,0,,0.9202 ± 0.0562"
+    )
 
 
-def test_accuracies_of_fedhenn_are_in_percent_and_of_global_models_not_recorded_where_they_were_not(tmp_path):
+def test_accuracies_of_fedhenn_are_in_percent_and_of_global_models_not_recorded_where_they_were_not(
+    tmp_path,
+):
     one = run(tmp_path / "a", "fedhenn/homogeneous-cifar10-100-2.toml", {"rounds": 1}, 0.5)
     assert "| 50.00 |" in table([one], layout="fedhenn-2", format="markdown")
     assert "| 50.00 |" in table([one], layout="fedhenn-3", format="markdown")
@@ -129,17 +173,35 @@ def test_traffic_is_exact_and_has_its_unit(tmp_path):
     one = run(tmp_path / "a", "fedclassavg-cifar10-dirichlet.toml", {"rounds": 1}, 0.5, up=20520)
     _, _, heads, down, up, *_ = table([one], layout="fedclassavg-5").splitlines()
     assert heads.split("  ")[0] == "Comm. cost"
-    assert down.split()[0] == "down" and up.split() == ["up", *["no", "run"] * 2, "20,520", "B", "(20.5", "kB)"]
+    assert down.split()[0] == "down" and up.split() == [
+        "up",
+        *["no", "run"] * 2,
+        "20,520",
+        "B",
+        "(20.5",
+        "kB)",
+    ]
 
 
 def test_what_has_no_cell_and_what_differs_in_one_cell_is_told(tmp_path):
     one = run(tmp_path / "a", "table3/fedavg-cifar10-20.toml", {"rounds": 1}, 0.5)
-    other = run(tmp_path / "b", "table3/fedavg-cifar10-20.toml", {"rounds": 1, "data.alpha": 0.1}, 0.5)
-    assert f"1 of 2 runs have no cell in this table: {other}" in table([one, other], layout="fedclassavg-3")
+    other = run(
+        tmp_path / "b", "table3/fedavg-cifar10-20.toml", {"rounds": 1, "data.alpha": 0.1}, 0.5
+    )
+    assert f"1 of 2 runs have no cell in this table: {other}" in table(
+        [one, other], layout="fedclassavg-3"
+    )
     with pytest.raises(ConfigError, match="none of 1 runs has a cell in this table"):
         table([one], layout="fedclassavg-2")
-    more = run(tmp_path / "c", "table3/fedavg-cifar10-20.toml", {"rounds": 1, "local.lr": 0.1, "seed": 1}, 0.5)
-    with pytest.raises(ConfigError, match=r"FedAvg, CIFAR-10, 20 clients differ in local.lr: 0.0001 and 0.1"):
+    more = run(
+        tmp_path / "c",
+        "table3/fedavg-cifar10-20.toml",
+        {"rounds": 1, "local.lr": 0.1, "seed": 1},
+        0.5,
+    )
+    with pytest.raises(
+        ConfigError, match=r"FedAvg, CIFAR-10, 20 clients differ in local.lr: 0.0001 and 0.1"
+    ):
         table([one, more], layout="fedclassavg-3")
 
 

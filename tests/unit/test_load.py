@@ -29,7 +29,11 @@ def run(tmp_path) -> Path:
 def test_a_run_gives_its_numbers_by_round_and_client(run):
     found = hpcfed.load(run)
     assert (len(found), found.rounds.tolist()) == (3, [1, 2, 3])
-    assert (found.job["seed"], found.header["ranks"], found.architectures) == (0, 2, ["cnn", "mlp"] * 2)
+    assert (found.job["seed"], found.header["ranks"], found.architectures) == (
+        0,
+        2,
+        ["cnn", "mlp"] * 2,
+    )
     assert found.accuracy.shape == found.loss.shape == found.up.shape == (3, 4)
     assert (found.accuracy[1, 0], found.accuracy[1, 3]) == (1 - 1 / 3, (1 - 1 / 3) / 2)
     assert (found.down.sum(), found.up[2].tolist()) == (4 * (10 + 20 + 30), [3, 4, 5, 6])
@@ -67,7 +71,9 @@ def test_refresh_reads_what_has_come_and_says_whether_there_was_any(tmp_path):
 def test_a_notebook_shows_a_run_in_a_few_words_and_no_name_is_taken_for_html(tmp_path):
     run = records.run(tmp_path / "<b>x", 2, total=5).path.parent
     found = hpcfed.load(run)
-    assert "local on digits, iid, 4 clients, seed 0" in repr(found) and "rounds 2 of 5" in repr(found)
+    assert "local on digits, iid, 4 clients, seed 0" in repr(found) and "rounds 2 of 5" in repr(
+        found
+    )
     page = found._repr_html_()
     assert "&lt;b&gt;x" in page and "<b>" not in page and "<th>accuracy</th><td>0.5000 (std" in page
 
@@ -81,12 +87,18 @@ def test_tables_have_a_row_for_what_they_are_about(run):
     record = load(run)
     rows = {name: table(record, name) for name in TABLES}
     assert {name: len(next(iter(r.values()))) for name, r in rows.items()} == {
-        "rounds": 3, "clients": 12, "ranks": 6, "labels": 8}  # fmt: skip
+        "rounds": 3,
+        "clients": 12,
+        "ranks": 6,
+        "labels": 8,
+    }
     assert rows["clients"]["round"].tolist() == [1] * 4 + [2] * 4 + [3] * 4
     assert rows["clients"]["client"].tolist() == [0, 1, 2, 3] * 3
     assert rows["clients"]["architecture"].tolist() == ["cnn", "mlp"] * 6
     assert rows["clients"]["up"].tolist() == [1, 2, 3, 4, 2, 3, 4, 5, 3, 4, 5, 6]
-    assert rows["rounds"]["accuracy"].tolist() == record.columns["clients/accuracy"].mean(1).tolist()
+    assert (
+        rows["rounds"]["accuracy"].tolist() == record.columns["clients/accuracy"].mean(1).tolist()
+    )
     assert rows["rounds"]["down"].tolist() == [40, 80, 120]
     assert rows["rounds"]["train_loss"].tolist() == [1, 1 / 2, 1 / 3]
     assert rows["ranks"]["rank"].tolist() == [0, 1] * 3
@@ -96,7 +108,10 @@ def test_tables_have_a_row_for_what_they_are_about(run):
 def test_of_very_many_clients_a_table_has_those_that_were_there(tmp_path):
     writer = records.run(tmp_path, 0, total=2)
     for ids in ([7, 9], [8]):
-        there = {"clients__id": np.array(ids), "clients__architecture": np.array([i % 2 for i in ids])}
+        there = {
+            "clients__id": np.array(ids),
+            "clients__architecture": np.array([i % 2 for i in ids]),
+        }
         writer.append(records.row(1, len(ids), 1, **there))
     writer.finish()
     rows = table(load(tmp_path), "clients")
@@ -107,7 +122,10 @@ def test_of_very_many_clients_a_table_has_those_that_were_there(tmp_path):
 
 def test_a_run_without_rounds_has_tables_without_rows(tmp_path):
     records.run(tmp_path, 0, total=2)
-    assert [len(next(iter(table(load(tmp_path), name).values()))) for name in ("rounds", "clients", "ranks")] == [0] * 3
+    assert [
+        len(next(iter(table(load(tmp_path), name).values())))
+        for name in ("rounds", "clients", "ranks")
+    ] == [0] * 3
     assert len(hpcfed.load(tmp_path)) == 0 and "rounds 0 of 2" in repr(hpcfed.load(tmp_path))
 
 
@@ -129,7 +147,9 @@ def test_export_writes_tables_job_and_header(run, capsys):
     files = {"rounds.csv", "clients.csv", "ranks.csv", "labels.csv", "job.json", "header.json"}
     assert set(os.listdir(run / "export")) == files
     said = capsys.readouterr().out
-    assert all(str(run / "export" / name) in said for name in files) and "clients.csv: 12 rows" in said
+    assert (
+        all(str(run / "export" / name) in said for name in files) and "clients.csv: 12 rows" in said
+    )
     assert json.loads((run / "export" / "job.json").read_text()) == load(run).header["job"]
     lines = (run / "export" / "ranks.csv").read_text().splitlines()
     assert lines[:2] == ["round,rank,evaluate,train,wait", "1,0,1.0,1.0,0.5"]
@@ -144,7 +164,9 @@ def test_parquet_and_frames_hold_the_same_bits(run):
         stored = parquet.read_table(run / "export" / f"{name}.parquet")
         assert list(frame) == stored.column_names == list(rows)
         for column, values in rows.items():
-            assert frame[column].to_numpy().tolist() == stored[column].to_pylist() == values.tolist()
+            assert (
+                frame[column].to_numpy().tolist() == stored[column].to_pylist() == values.tolist()
+            )
     assert isinstance(found.frame(), pandas.DataFrame) and len(found.frame()) == 12
 
 
@@ -152,7 +174,10 @@ def test_pandas_reads_csv_to_the_bit(run):
     pandas = pytest.importorskip("pandas")
     export.export(run)
     frame = pandas.read_csv(run / "export" / "clients.csv")
-    assert frame["accuracy"].to_numpy().tobytes() == hpcfed.load(run).frame()["accuracy"].to_numpy().tobytes()
+    assert (
+        frame["accuracy"].to_numpy().tobytes()
+        == hpcfed.load(run).frame()["accuracy"].to_numpy().tobytes()
+    )
 
 
 @pytest.mark.parametrize("package", ["pandas", "pyarrow"])
@@ -175,10 +200,14 @@ def test_a_folder_that_cannot_be_written_is_one_message(run, capsys):
 
 
 def test_results_are_read_without_torch_pandas_or_mpi(run):
-    code = ("import sys, hpcfed; run = hpcfed.load(sys.argv[1]); repr(run); "
-            "print(sorted({'torch', 'pandas', 'mpi4py', 'matplotlib'} & set(sys.modules)))")  # fmt: skip
+    code = (
+        "import sys, hpcfed; run = hpcfed.load(sys.argv[1]); repr(run); "
+        "print(sorted({'torch', 'pandas', 'mpi4py', 'matplotlib'} & set(sys.modules)))"
+    )
     env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run)], capture_output=True, text=True, env=env
+    )
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 

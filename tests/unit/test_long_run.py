@@ -1,4 +1,6 @@
-"""A run stays as it began: open files, objects in memory, and the cost of writing results do not grow with rounds."""
+"""A run stays as it began: open files, objects in memory, and the cost of writing results do not
+grow with rounds.
+"""
 
 import gc
 import os
@@ -13,8 +15,19 @@ from hpcfed.main import main
 from hpcfed.storage import names, results
 from hpcfed.storage.results import Results, load
 
-TINY = ["--clients", "3", "--algorithm.name", "fedavg", "--models.mix", "logistic", "--data.train_limit", "60",
-        "--data.partition", "iid", "--quiet"]  # fmt: skip
+TINY = [
+    "--clients",
+    "3",
+    "--algorithm.name",
+    "fedavg",
+    "--models.mix",
+    "logistic",
+    "--data.train_limit",
+    "60",
+    "--data.partition",
+    "iid",
+    "--quiet",
+]
 
 
 @pytest.mark.timeout(120)
@@ -37,7 +50,9 @@ def test_open_files_and_objects_do_not_grow_with_rounds(tmp_path, monkeypatch):
 
 
 class Clock:
-    """A time in which each round of computing takes 10 ms and writing a file as long as it has rounds."""
+    """A time in which each round of computing takes 10 ms and writing a file as long as it has
+    rounds.
+    """
 
     def __init__(self, monkeypatch):
         self.now, self.wrote, fill = 0.0, 0.0, Results._fill
@@ -52,7 +67,11 @@ class Clock:
 
 
 def row(t: int) -> dict[str, object]:
-    return {"clients/accuracy": np.array([t, 0.5]), "clients/up": np.array([t, t + 1]), "rounds/seconds": 0.1 * t}
+    return {
+        "clients/accuracy": np.array([t, 0.5]),
+        "clients/up": np.array([t, t + 1]),
+        "rounds/seconds": 0.1 * t,
+    }
 
 
 def test_the_cost_of_writing_stays_a_small_share_of_a_long_run(tmp_path, monkeypatch):
@@ -87,7 +106,10 @@ def journal(tmp_path, monkeypatch) -> Path:
 def test_of_a_damaged_journal_the_rounds_before_the_damage_are_read(tmp_path, journal):
     whole, counts = journal.read_bytes(), set()
     for position in np.linspace(0, len(whole) - 1, 60).astype(int):
-        for damaged in (whole[:position], whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]):
+        for damaged in (
+            whole[:position],
+            whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :],
+        ):
             journal.write_bytes(damaged)
             record = load(tmp_path)
             assert record.columns["clients/up"][:, 0].tolist() == list(range(record.rounds))
@@ -113,8 +135,12 @@ def test_a_run_resumes_from_rounds_in_the_journal(tmp_path, journal):
 
 
 @pytest.mark.parametrize("gone", ["journal", "file"])
-def test_results_are_not_taken_for_stored_when_a_file_of_theirs_is_gone(tmp_path, monkeypatch, gone):
-    monkeypatch.setattr(results, "BUDGET", 0.0)  # the file is made once, then all goes to the journal
+def test_results_are_not_taken_for_stored_when_a_file_of_theirs_is_gone(
+    tmp_path, monkeypatch, gone
+):
+    monkeypatch.setattr(
+        results, "BUDGET", 0.0
+    )  # the file is made once, then all goes to the journal
     made = Results(tmp_path, {}, {})
     for t in range(4):
         made.append({"rounds/seconds": float(t)})

@@ -1,4 +1,6 @@
-"""The models for text: shapes, padding that changes nothing, training in the flat vector, the work by hand."""
+"""The models for text: shapes, padding that changes nothing, training in the flat vector, the work
+by hand.
+"""
 
 import copy
 
@@ -32,7 +34,10 @@ def texts(n: int = 4) -> torch.Tensor:
 
 
 def test_there_are_two_models_for_text_with_one_and_two_layers():
-    assert TEXT == ["lstm-1", "lstm-2"] and [new(name).body.lstm.num_layers for name in TEXT] == [1, 2]
+    assert TEXT == ["lstm-1", "lstm-2"] and [new(name).body.lstm.num_layers for name in TEXT] == [
+        1,
+        2,
+    ]
 
 
 @each_model
@@ -57,7 +62,9 @@ def test_padding_and_what_stands_beside_a_text_change_nothing(name):
 @each_model
 def test_a_text_with_padding_before_it_or_in_it_is_read_to_its_end(name):
     model, x = new(name).eval(), torch.tensor([[0, 0, 0, 0, 0, 3, 4, 5], [3, 0, 4, 0, 5, 0, 0, 0]])
-    ends = [model.body.lstm(model.body.words(text))[0][i] for text, i in zip(x, (7, 4), strict=True)]
+    ends = [
+        model.body.lstm(model.body.words(text))[0][i] for text, i in zip(x, (7, 4), strict=True)
+    ]
     assert torch.allclose(model.body(x), model.body.first(torch.stack(ends)).relu(), atol=1e-6)
 
 
@@ -112,21 +119,35 @@ def test_the_work_of_an_lstm_by_hand():
     layer = 4 * HIDDEN * (WORD + HIDDEN)
     first, second = LENGTH * layer, LENGTH * 4 * HIDDEN * 2 * HIDDEN
     ends, written = HIDDEN * 6 + 6 * 3, LENGTH * WORD + 6 + 3
-    assert work("lstm-1", (LENGTH,), 3, 6, WORDS) == (first + ends, LENGTH * 6 * HIDDEN + written, LENGTH + 3)
+    assert work("lstm-1", (LENGTH,), 3, 6, WORDS) == (
+        first + ends,
+        LENGTH * 6 * HIDDEN + written,
+        LENGTH + 3,
+    )
     assert work("lstm-2", (LENGTH,), 3, 6, WORDS) == (
-        first + second + ends, 2 * LENGTH * 6 * HIDDEN + written, 2 * LENGTH + 3
-    )  # fmt: skip
+        first + second + ends,
+        2 * LENGTH * 6 * HIDDEN + written,
+        2 * LENGTH + 3,
+    )
     before = torch.get_rng_state()
     costs = [cost(name, (32,), 2, vocabulary=10_000) for name in TEXT]
-    assert 1.8 < costs[1] / costs[0] < 2.1 and torch.equal(before, torch.get_rng_state())  # measured: 2.0
+    assert 1.8 < costs[1] / costs[0] < 2.1 and torch.equal(
+        before, torch.get_rng_state()
+    )  # measured: 2.0
 
 
 def test_models_for_images_and_texts_are_not_mixed_up():
-    with pytest.raises(ConfigError, match=r"model cnn takes images .*, not texts of shape \[8\]; use one of: lstm-1"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model cnn takes images .*, not texts of shape \[8\]; use one of: lstm-1",
+    ):
         check("cnn", (LENGTH,), WORDS)
     with pytest.raises(ConfigError, match=r"model mlp takes images, not texts of shape \[8\]"):
         check("mlp", (LENGTH,), WORDS)
-    with pytest.raises(ConfigError, match=r"model lstm-1 takes texts, not inputs of shape \[1, 8, 8\]; use one of: r"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model lstm-1 takes texts, not inputs of shape \[1, 8, 8\]; use one of: r",
+    ):
         check("lstm-1", (1, 8, 8))
     with pytest.raises(ConfigError, match="lstm-2 has no sub-models"):
         check("lstm-2@0.5", (LENGTH,), WORDS)

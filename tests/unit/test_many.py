@@ -1,4 +1,6 @@
-"""Many clients: those that do not fit in memory wait on disk, and those of a population are made when used."""
+"""Many clients: those that do not fit in memory wait on disk, and those of a population are made
+when used.
+"""
 
 import numpy as np
 import pytest
@@ -11,8 +13,18 @@ from hpcfed.payload import nbytes
 from hpcfed.storage.shelf import Shelf
 from tests.contract import toy
 
-FLAGS = ("--local.keep_optimiser", "true", "--local.optimiser", "adam", "--participation", "0.5", "--rounds", "6",
-         "--models.mix", "mlp,cnn")  # fmt: skip
+FLAGS = (
+    "--local.keep_optimiser",
+    "true",
+    "--local.optimiser",
+    "adam",
+    "--participation",
+    "0.5",
+    "--rounds",
+    "6",
+    "--models.mix",
+    "mlp,cnn",
+)
 TINY = ("--run.resident", "1e-9")  # of a GiB: nothing but the client in use
 
 
@@ -55,7 +67,9 @@ def test_a_disk_that_takes_nothing_is_one_clear_message(shelf):
     shelf.folder.write_text("a file where the folder should be")
     shelf.put(0, torch.zeros(100))
     shelf.fit(keep=[])
-    with pytest.raises(HpcfedError, match=r"spill/0.bin: clients that do not fit in run.resident cannot be written"):
+    with pytest.raises(
+        HpcfedError, match=r"spill/0.bin: clients that do not fit in run.resident cannot be written"
+    ):
         shelf.get(0)
     shelf.folder.unlink()
 
@@ -91,7 +105,12 @@ def test_a_run_with_clients_on_disk_is_saved_and_resumed_on_other_ranks_to_the_b
     want, path = trained(tmp_path, "whole")[0], tmp_path / "half"
     trained(tmp_path, "half", *TINY, rounds=3)
     for got, _ in spmd(2, lambda comm: trained(tmp_path, "rest", *TINY, comm=comm, resume=path)):
-        assert toy.differences([got.weights, got.memory, got.scores], [want.weights, want.memory, want.scores]) == []
+        assert (
+            toy.differences(
+                [got.weights, got.memory, got.scores], [want.weights, want.memory, want.scores]
+            )
+            == []
+        )
 
 
 def test_saving_reads_what_is_on_disk_without_bringing_it_back(tmp_path):
@@ -108,4 +127,6 @@ def test_saving_reads_what_is_on_disk_without_bringing_it_back(tmp_path):
 def test_a_client_that_was_never_in_a_cohort_costs_nothing():
     rounds = toy.start(Serial(), toy.job("local", "--participation", "0.2", "--models.mix", "mlp"))
     rounds.step()
-    assert len(list(rounds.fed.store)) == 2 and np.isfinite(rounds.scores[:5, 0]).all()  # though all are evaluated
+    assert (
+        len(list(rounds.fed.store)) == 2 and np.isfinite(rounds.scores[:5, 0]).all()
+    )  # though all are evaluated

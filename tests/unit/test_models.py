@@ -1,4 +1,6 @@
-"""Every model: body + head, its shapes, its sizes against the papers, small images, one example alone."""
+"""Every model: body + head, its shapes, its sizes against the papers, small images, one example
+alone.
+"""
 
 import copy
 import subprocess
@@ -15,7 +17,9 @@ from hpcfed.models.cost import cost, work
 from hpcfed.models.layers import BatchNorm2d, Conv2d, seen
 from hpcfed.rng import scoped
 
-each_model = pytest.mark.parametrize("name", [name for name, entry in MODELS.items() if not entry.text])
+each_model = pytest.mark.parametrize(
+    "name", [name for name, entry in MODELS.items() if not entry.text]
+)
 IMAGES = [(1, 28, 28), (3, 32, 32), (3, 8, 8)]
 
 
@@ -36,14 +40,20 @@ def images(n, shape):
 @pytest.mark.parametrize("shape", IMAGES, ids=str)
 def test_a_model_is_a_body_of_width_d_and_a_linear_head_or_refuses_the_shape(name, shape):
     if name == "googlenet" and shape[1] == 8:
-        with pytest.raises(ConfigError, match=r"googlenet .* 15x15 .* \[3, 8, 8\]; use one of: resnet18"):
+        with pytest.raises(
+            ConfigError, match=r"googlenet .* 15x15 .* \[3, 8, 8\]; use one of: resnet18"
+        ):
             new(name, shape)
         return
     model = new(name, shape, classes=7, d=24).eval()
     z = model.body(images(2, shape))
-    assert z.shape == (2, 24) if name != "logistic" else z.shape == (2, shape[0] * shape[1] * shape[2])
+    assert (
+        z.shape == (2, 24) if name != "logistic" else z.shape == (2, shape[0] * shape[1] * shape[2])
+    )
     assert model(images(2, shape)).shape == (2, 7)
-    assert torch.equal(model(images(2, shape)), nn.functional.linear(z, model.head.weight, model.head.bias))
+    assert torch.equal(
+        model(images(2, shape)), nn.functional.linear(z, model.head.weight, model.head.bias)
+    )
 
 
 @each_model
@@ -121,7 +131,10 @@ def test_tables_are_for_models_that_take_any_shape():
 
 
 def test_names_and_shapes_are_checked_without_torch():
-    code = "from hpcfed.models import check; import sys; check('mlp', (13,)); print('torch' in sys.modules)"
+    code = (
+        "from hpcfed.models import check; import sys; check('mlp', (13,)); print('torch' in "
+        "sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"
 
@@ -130,14 +143,19 @@ def test_names_and_shapes_are_checked_without_torch():
 def test_our_batch_norm_is_torchs_bit_for_bit(shape):
     ours, torchs = BatchNorm2d(6), nn.BatchNorm2d(6)
     assert torch.equal(ours(images(shape[0], shape[1:])), torchs(images(shape[0], shape[1:])))
-    assert all(torch.equal(value, torchs.state_dict()[key]) for key, value in ours.state_dict().items())
+    assert all(
+        torch.equal(value, torchs.state_dict()[key]) for key, value in ours.state_dict().items()
+    )
 
 
 def test_a_single_value_per_channel_is_normalised_with_the_running_statistics():
     norm = BatchNorm2d(2, eps=0.0)
     norm.running_mean.copy_(torch.tensor([1.0, 2.0]))
     norm.running_var.copy_(torch.tensor([4.0, 9.0]))
-    assert norm(torch.tensor([[[[3.0]], [[-1.0]]]])).flatten().tolist() == [1.0, -1.0]  # (3-1)/2, (-1-2)/3
+    assert norm(torch.tensor([[[[3.0]], [[-1.0]]]])).flatten().tolist() == [
+        1.0,
+        -1.0,
+    ]  # (3-1)/2, (-1-2)/3
     assert norm.running_mean.tolist() == [1.0, 2.0] and norm.num_batches_tracked == 0
 
 
@@ -165,34 +183,53 @@ def test_cost_draws_nothing_and_ranks_the_paper_models_as_measured():
     before = torch.get_rng_state()
     costs = {name: cost(name, (1, 28, 28), 10) for name in list(MODELS)[:4]}
     assert torch.equal(before, torch.get_rng_state())
-    assert sorted(costs, key=costs.__getitem__) == ["shufflenetv2", "googlenet", "resnet18", "alexnet"]
+    assert sorted(costs, key=costs.__getitem__) == [
+        "shufflenetv2",
+        "googlenet",
+        "resnet18",
+        "alexnet",
+    ]
     assert 4 < costs["alexnet"] / costs["shufflenetv2"] < 16  # measured: 7 to 9
 
 
 @pytest.mark.parametrize("name", ["cnn", "cnn@0.5", "googlenet", "resnet18"])
 def test_weights_of_convolutions_lie_with_their_channels_last(name: str):
-    convolutions = [p for p in build(name, (3, 32, 32), 10).parameters() if p.dim() == 4 and min(p.shape) > 1]
+    convolutions = [
+        p for p in build(name, (3, 32, 32), 10).parameters() if p.dim() == 4 and min(p.shape) > 1
+    ]
     assert convolutions
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in convolutions)
 
 
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1), (5, 2), (7, 2), (1, 1)])
-def test_a_convolution_as_one_matrix_product_gives_the_same_maps_and_gradients(kernel: int, stride: int):
+def test_a_convolution_as_one_matrix_product_gives_the_same_maps_and_gradients(
+    kernel: int, stride: int
+):
     for size, padding in product(range(1, 9), range(kernel // 2 + 1)):
         if size + 2 * padding >= kernel:
             whole = nn.Conv2d(3, 4, kernel, stride, padding).double()
             as_product = copy.deepcopy(whole)
             as_product.__class__ = Conv2d
-            x = torch.linspace(-1, 1, 6 * size * (size + 1), dtype=torch.double).view(2, 3, size, size + 1)
+            x = torch.linspace(-1, 1, 6 * size * (size + 1), dtype=torch.double).view(
+                2, 3, size, size + 1
+            )
             for conv in (whole, as_product):
                 conv(x).square().sum().backward()
             torch.testing.assert_close(as_product(x), whole(x))
             torch.testing.assert_close(as_product.weight.grad, whole.weight.grad)
 
 
-def test_all_outputs_of_a_3x3_kernel_see_one_pixel_under_its_middle_and_two_under_two_places_but_not_three():
-    assert [seen(size, 3, 1, 1) for size in (1, 2, 3)] == [(slice(1, 2),), (slice(1, 3), slice(0, 2)), ()]
-    assert (seen(2, 3, 1, 2), seen(1, 1, 0, 1), seen(2, 1, 0, 1)) == ((slice(1, 3),), (slice(0, 1),), ())
+def test_all_outputs_of_a_3x3_kernel_see_one_pixel_and_two_pixels_but_not_three():
+    assert [seen(size, 3, 1, 1) for size in (1, 2, 3)] == [
+        (slice(1, 2),),
+        (slice(1, 3), slice(0, 2)),
+        (),
+    ]
+    assert (seen(2, 3, 1, 2), seen(1, 1, 0, 1), seen(2, 1, 0, 1)) == (
+        (slice(1, 3),),
+        (slice(0, 1),),
+        (),
+    )
 
 
 def test_the_gradient_of_a_convolution_as_a_matrix_product_lies_as_its_weight_does():
@@ -230,10 +267,15 @@ def test_a_function_of_ones_own_makes_a_body():
 
 
 @pytest.mark.usefixtures("own_models")
-@pytest.mark.parametrize("name, message", [
-    ("own_models:narrow", r"makes \[2, 64\] of two inputs .* but models.d is 16"),
-    ("own_models:number", "no function"), ("own_models:none", "no attribute 'none'"), ("no_such:body", "write module"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("own_models:narrow", r"makes \[2, 64\] of two inputs .* but models.d is 16"),
+        ("own_models:number", "no function"),
+        ("own_models:none", "no attribute 'none'"),
+        ("no_such:body", "write module"),
+    ],
+)
 def test_what_makes_no_body_of_the_right_width_is_refused(name, message):
     with pytest.raises(ConfigError, match=message):
         new(name, (1, 8, 8), d=16)

@@ -18,7 +18,9 @@ from hpcfed.storage.digest import digest
 from tests.data import make
 
 RUNS = sorted(path.parent for path in make.HERE.glob(f"*/*/{make.DIGEST}"))
-each_run = pytest.mark.parametrize("old", RUNS, ids=[f"{path.parent.name}-{path.name}" for path in RUNS])
+each_run = pytest.mark.parametrize(
+    "old", RUNS, ids=[f"{path.parent.name}-{path.name}" for path in RUNS]
+)
 
 
 def recorded(old: Path) -> str:
@@ -28,7 +30,11 @@ def recorded(old: Path) -> str:
 def job(folder: Path, *flags: str) -> Any:
     """The job of the run in a folder, to be resumed."""
     own = results.load(folder).header["job"]
-    kept = {name: value for name, value in own.items() if name not in ("out", "resume", "overwrite", "dry_run")}
+    kept = {
+        name: value
+        for name, value in own.items()
+        if name not in ("out", "resume", "overwrite", "dry_run")
+    }
     return load(["--resume", str(folder), *flags], lambda _: kept, environ={})
 
 

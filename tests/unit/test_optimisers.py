@@ -50,7 +50,9 @@ def test_steps_are_those_of_torch(kind: str):
         x = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(i))
         F.cross_entropy(plain(x), torch.arange(6)).backward()
         descent.step()
-    assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), own.model.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(plain.parameters(), own.model.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,6 @@
-"""The numbers of the page, by hand: curves, tables, what differs, what is warned of. tests/browser opens it."""
+"""The numbers of the page, by hand: curves, tables, what differs, what is warned of. tests/browser
+opens it.
+"""
 
 import re
 import sys
@@ -22,17 +24,29 @@ NAN = np.nan
 
 def record(**more: object) -> Record:
     """Two rounds of three clients, on two ranks and then on one; client 2 has no test data."""
-    about = {"algorithm": {"name": "fedavg"}, "data": {"name": "digits", "partition": "iid"}, "clients": 3, "rounds": 2}
-    header = {"job": about, "architectures": ["mlp", "cnn", "mlp"], "ranks": 2, "classes": ["a", "b"]} | more
+    about = {
+        "algorithm": {"name": "fedavg"},
+        "data": {"name": "digits", "partition": "iid"},
+        "clients": 3,
+        "rounds": 2,
+    }
+    header = {
+        "job": about,
+        "architectures": ["mlp", "cnn", "mlp"],
+        "ranks": 2,
+        "classes": ["a", "b"],
+    } | more
     columns = {
         "clients/accuracy": np.array([[0.2, 0.4, NAN], [0.5, 0.9, NAN]]),
         "clients/train_loss": np.array([[2.0, 4.0, NAN], [NAN, 3.0, 1.0]]),
-        "clients/down": np.array([[10, 10, 0], [0, 10, 10]]), "clients/up": np.array([[5, 5, 0], [0, 5, 5]]),
+        "clients/down": np.array([[10, 10, 0], [0, 10, 10]]),
+        "clients/up": np.array([[5, 5, 0], [0, 5, 5]]),
         "clients/epochs": np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]),
         "clients/cohort": np.array([[True, True, False], [False, True, True]]),
         "clients/lost": np.array([[False, False, True], [False, False, False]]),
-        "ranks/train": np.array([[1.0, 2.0], [4.0, NAN]]), "rounds/seconds": np.array([3.0, 5.0]),
-    }  # fmt: skip
+        "ranks/train": np.array([[1.0, 2.0], [4.0, NAN]]),
+        "rounds/seconds": np.array([3.0, 5.0]),
+    }
     return Record(header, {"label_counts": np.arange(6).reshape(3, 2)}, columns, 2)
 
 
@@ -58,23 +72,37 @@ def test_numbers_of_runs_come_back_to_the_bit():
 
 def test_curves_of_clients_come_back_within_half_a_step():
     T = 50
-    values = np.stack([np.sin(np.arange(T)), np.full(T, 7.0), np.full(T, NAN), 1e9 * np.arange(T)], axis=1)
+    values = np.stack(
+        [np.sin(np.arange(T)), np.full(T, 7.0), np.full(T, NAN), 1e9 * np.arange(T)], axis=1
+    )
     values[3, 0] = NAN
-    np.testing.assert_allclose(unpacked(packed.curves(values)).T, values, rtol=0, atol=1e9 * 49 / packed.STEPS / 2)
-    np.testing.assert_allclose(unpacked(packed.curves(values))[0], values[:, 0], rtol=0, atol=2 / packed.STEPS / 2)
+    np.testing.assert_allclose(
+        unpacked(packed.curves(values)).T, values, rtol=0, atol=1e9 * 49 / packed.STEPS / 2
+    )
+    np.testing.assert_allclose(
+        unpacked(packed.curves(values))[0], values[:, 0], rtol=0, atol=2 / packed.STEPS / 2
+    )
 
 
 def test_curves_without_rounds_or_with_infinite_losses_can_be_packed():
     assert unpacked(packed.curves(np.empty((0, 2)))).shape == (2, 0)
-    np.testing.assert_array_equal(unpacked(packed.curves(np.array([[1.0], [np.inf], [3.0]]))), [[1.0, NAN, 3.0]])
+    np.testing.assert_array_equal(
+        unpacked(packed.curves(np.array([[1.0], [np.inf], [3.0]]))), [[1.0, NAN, 3.0]]
+    )
 
 
 def test_a_run_is_drawn_as_means_over_its_clients():
     found = curves.of_run(record(), curves.by_client(record()))
-    assert found["accuracy"] == pytest.approx([0.3, 0.7]) and found["accuracy_std"] == pytest.approx([0.1, 0.2])
-    assert found["train_loss"] == pytest.approx([3.0, 2.0]) and found["train_loss_std"] == pytest.approx([1.0, 1.0])
+    assert found["accuracy"] == pytest.approx([0.3, 0.7]) and found[
+        "accuracy_std"
+    ] == pytest.approx([0.1, 0.2])
+    assert found["train_loss"] == pytest.approx([3.0, 2.0]) and found[
+        "train_loss_std"
+    ] == pytest.approx([1.0, 1.0])
     assert found["x_round"].tolist() == [1, 2] and found["x_wall"].tolist() == [3.0, 8.0]
-    assert found["x_bytes"] == pytest.approx([10.0, 20.0]) and found["x_epochs"] == pytest.approx([2 / 3, 4 / 3])
+    assert found["x_bytes"] == pytest.approx([10.0, 20.0]) and found["x_epochs"] == pytest.approx(
+        [2 / 3, 4 / 3]
+    )
     assert np.isnan(found["x_virtual"]).all()
 
 
@@ -88,7 +116,9 @@ def test_many_rounds_and_clients_are_thinned_evenly_and_only_evaluated_rounds_ar
     accuracy = np.full((20, 9), NAN)
     accuracy[1::2] = 0.5
     about = {"algorithm": {"name": "fedavg"}, "clients": 9, "rounds": 20}
-    many = Record({"job": about, "architectures": ["mlp"] * 9}, {}, {"clients/accuracy": accuracy}, 20)
+    many = Record(
+        {"job": about, "architectures": ["mlp"] * 9}, {}, {"clients/accuracy": accuracy}, 20
+    )
     choice = curves.chosen(many, runs=2)
     assert choice.rounds.tolist() == [1, 7, 13, 19] and choice.clients.tolist() == [0, 4, 8]
 
@@ -104,9 +134,21 @@ def test_a_population_has_no_curves_of_clients():
 def test_a_line_of_the_runs_table():
     row = tables.run(Shown("a", record()))
     assert row | {"accuracy": 0.7, "best": 0.7, "std": 0.2} == {
-        "run": "a", "method": "fedavg", "data": "digits, iid", "clients": 3, "rounds": 2, "accuracy": 0.7, "std": 0.2,
-        "best": 0.7, "best_round": 2, "down": 10, "up": 5, "total": 60, "seconds": 8.0, "virtual": None,
-    }  # fmt: skip
+        "run": "a",
+        "method": "fedavg",
+        "data": "digits, iid",
+        "clients": 3,
+        "rounds": 2,
+        "accuracy": 0.7,
+        "std": 0.2,
+        "best": 0.7,
+        "best_round": 2,
+        "down": 10,
+        "up": 5,
+        "total": 60,
+        "seconds": 8.0,
+        "virtual": None,
+    }
     assert (row["accuracy"], row["std"]) == (pytest.approx(0.7), pytest.approx(0.2))
     assert list(row) == list(tables.RUNS)
 
@@ -115,7 +157,11 @@ def test_the_clients_table():
     found = tables.clients(record(placement=[0, 1, 0]), np.arange(3))
     assert found["architecture"] == ["mlp", "cnn", "mlp"] and found["rank"] == [0, 1, 0]
     assert found["accuracy"] == [0.5, 0.9, None] and found["train_loss"] == [2, 3, 1]
-    assert found["rounds"] == [1, 2, 1] and found["lost"] == [0, 0, 1] and found["traffic"] == [15, 30, 15]
+    assert (
+        found["rounds"] == [1, 2, 1]
+        and found["lost"] == [0, 0, 1]
+        and found["traffic"] == [15, 30, 15]
+    )
     assert found["before"] == [None] * 3 and list(found) == list(tables.CLIENTS)
 
 
@@ -125,17 +171,33 @@ def test_phases_are_summed_by_rank_whatever_ranks_a_round_had():
 
 def test_what_differs_between_jobs_is_told_apart():
     runs = [Shown(name, record()) for name in "ab"]
-    runs[1] = Shown("b", record(job=runs[0].job | {"seed": 1, "algorithm": {"name": "fedprox", "mu": 0.1}}))
+    runs[1] = Shown(
+        "b", record(job=runs[0].job | {"seed": 1, "algorithm": {"name": "fedprox", "mu": 0.1}})
+    )
     found = job.jobs(runs)
     assert found.differs == ["algorithm.name", "algorithm.mu", "seed"]
     assert found.values == [["fedavg", "", ""], ["fedprox", "0.1", "1"]]
-    assert found.tables == [[("field", "a", "b"), ("algorithm.name", "fedavg", "fedprox"), ("algorithm.mu", "", "0.1"),
-                             ("seed", "", "1")]]  # fmt: skip
-    assert found.same == {"data.name": "digits", "data.partition": "iid", "clients": "3", "rounds": "2"}
+    assert found.tables == [
+        [
+            ("field", "a", "b"),
+            ("algorithm.name", "fedavg", "fedprox"),
+            ("algorithm.mu", "", "0.1"),
+            ("seed", "", "1"),
+        ]
+    ]
+    assert found.same == {
+        "data.name": "digits",
+        "data.partition": "iid",
+        "clients": "3",
+        "rounds": "2",
+    }
 
 
 def test_what_differs_fits_on_paper_however_many_runs_there_are():
-    jobs = [record().header["job"] | {"seed": i, **{f"field{n}": i for n in range(20)}} for i in range(11)]
+    jobs = [
+        record().header["job"] | {"seed": i, **{f"field{n}": i for n in range(20)}}
+        for i in range(11)
+    ]
     found = job.jobs([Shown(str(i), record(job=one)) for i, one in enumerate(jobs)]).tables
     assert [len(lines[0]) for lines in found] == [9, 4] and found[1][0] == ("field", "8", "9", "10")
     assert all(line[0] == other[0] for line, other in zip(*found, strict=True))
@@ -143,12 +205,15 @@ def test_what_differs_fits_on_paper_however_many_runs_there_are():
 
 def test_warnings_say_what_the_run_recorded():
     before = {"rounds": 1, "commit": "abc", "ranks": 3, "versions": {"torch": "2.4"}}
-    one = record(commit="def+", versions={"torch": "2.5"}, history=[before], faults=["", "diverged", "data"])
+    one = record(
+        commit="def+", versions={"torch": "2.5"}, history=[before], faults=["", "diverged", "data"]
+    )
     one.columns["clients/fault"] = np.array([[0, 0, 0], [1, 0, 0]])
     assert list(notes.of_run(Shown("a", one, "stopped, 2 of 9 rounds are done"))) == [
         "stopped, 2 of 9 rounds are done",
         "files of hpcfed had been changed since the commit that is named",
-        "gone on with after round 1; commit abc, then def+; versions.torch 2.4, then 2.5; ranks 3, then 2",
+        "gone on with after round 1; commit abc, then def+; versions.torch 2.4, then 2.5; ranks "
+        "3, then 2",
         "from round 2 on 1 rank, before 2",
         "clients lost: 1 times in 1 rounds",
         "clients that failed and left the round (diverged): client 0 in round 2",
@@ -159,7 +224,9 @@ def test_warnings_say_what_the_run_recorded():
 def test_runs_on_different_machines_are_warned_of():
     runs = [Shown(name, record(hardware={"cpu": name}, versions={"torch": "2"})) for name in "ab"]
     found = notes.notes(runs, ["c: not begun"])
-    assert found[0] == ("", "c: not begun") and ("a, b", "clients lost: 1 times in 1 rounds") in found
+    assert (
+        found[0] == ("", "c: not begun") and ("a, b", "clients lost: 1 times in 1 rounds") in found
+    )
     assert found[-1][1].startswith("runs differ in hardware.cpu;")
 
 
@@ -184,7 +251,9 @@ def test_a_sweep_shows_its_runs_and_says_which_have_no_results(tmp_path):
     sweep = store.Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", runs)
     store.write(sweep)
     stored(sweep.folder / "done", record())
-    found, absent = shown([sweep.folder, sweep.folder], now=0.0)  # as of a pattern that names it again
+    found, absent = shown(
+        [sweep.folder, sweep.folder], now=0.0
+    )  # as of a pattern that names it again
     assert [run.name for run in found] == ["done"]
     assert absent == [f"{sweep.folder / 'absent'}: not begun, 0 of 9 rounds are done"]
 
@@ -194,8 +263,12 @@ def test_the_page_asks_no_host_and_runs_its_own_scripts_alone(tmp_path):
     page = made([Shown(nasty, record(architectures=[nasty] * 3))], [nasty])
     assert nasty not in page and "<script>alert" not in page
     assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=\"(?!data:)", page)
-    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1].replace("&#39;", "'")
-    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe-eval" not in policy
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1].replace(
+        "&#39;", "'"
+    )
+    assert (
+        policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe-eval" not in policy
+    )
     assert len(re.findall(r"<script>", page)) == len(re.findall("sha256-", policy)) == 2
 
 

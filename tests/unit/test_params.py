@@ -18,7 +18,11 @@ def value(mean: Mean, keep: Params, per: str = "mean") -> Params:
 
 
 def test_a_formula_is_computed_tensor_by_tensor():
-    mixed = 0.5 * params(a=2.0, b=[4.0, 0.0]) + params(a=1.0, b=[1.0, 1.0]) * 2.0 - params(a=0.5, b=[0.0, 1.0])
+    mixed = (
+        0.5 * params(a=2.0, b=[4.0, 0.0])
+        + params(a=1.0, b=[1.0, 1.0]) * 2.0
+        - params(a=0.5, b=[0.0, 1.0])
+    )
     assert mixed["a"].item() == 2.5 and mixed["b"].tolist() == [4.0, 1.0]
     assert isinstance(mixed, Params)
 
@@ -40,7 +44,9 @@ def test_a_clone_shares_no_memory_and_has_no_gradient():
 
 
 def test_bytes_are_those_of_the_tensors():
-    assert Params(a=torch.zeros(3, 5), b=torch.zeros(2, dtype=torch.float64)).nbytes == 4 * 15 + 8 * 2
+    assert (
+        Params(a=torch.zeros(3, 5), b=torch.zeros(2, dtype=torch.float64)).nbytes == 4 * 15 + 8 * 2
+    )
     assert Mean.of(Params(a=torch.zeros(3)), 5.0).nbytes == 12  # a number travels in the header
     assert Mean.of(Params(a=torch.zeros(3, 4)), Params(a=torch.zeros(3, 1))).nbytes == 48 + 12
 
@@ -57,7 +63,9 @@ def test_without_any_weight_the_old_value_stays():
 
 def test_weights_by_entry_divide_each_entry_by_its_own_sum_and_broadcast():
     masks = params(a=[[1.0], [0.0], [0.0]]), params(a=[[3.0], [2.0], [0.0]])  # [3, 1]
-    parts = [Mean.of(params(a=[[v, -v]] * 3), mask) for v, mask in zip((1.0, 5.0), masks, strict=True)]
+    parts = [
+        Mean.of(params(a=[[v, -v]] * 3), mask) for v, mask in zip((1.0, 5.0), masks, strict=True)
+    ]
     got = value(parts[0] + parts[1], keep=params(a=[[9.0, 9.0]] * 3), per="row")
     assert got["a"].tolist() == [[4.0, -4.0], [5.0, -5.0], [9.0, 9.0]]
 
@@ -70,9 +78,14 @@ def test_the_mean_of_equal_values_is_that_value_to_the_bit():
 
 def test_the_order_of_the_parts_does_not_matter():
     g = np.random.default_rng(0)
-    uploads = [Mean.of(Params(a=torch.from_numpy(g.normal(size=50) * 10.0**k)), float(k + 1)) for k in range(6)]
+    uploads = [
+        Mean.of(Params(a=torch.from_numpy(g.normal(size=50) * 10.0**k)), float(k + 1))
+        for k in range(6)
+    ]
     keep = Params(a=torch.zeros(50, dtype=torch.float64))
-    assert torch.equal(value(sum(uploads, Mean()), keep)["a"], value(sum(uploads[::-1], Mean()), keep)["a"])
+    assert torch.equal(
+        value(sum(uploads, Mean()), keep)["a"], value(sum(uploads[::-1], Mean()), keep)["a"]
+    )
 
 
 def test_the_mean_has_the_type_of_the_value_that_it_replaces():
@@ -82,7 +95,11 @@ def test_the_mean_has_the_type_of_the_value_that_it_replaces():
 
 def test_rows_that_a_client_does_not_have_keep_their_old_value_and_cost_no_bytes():
     part = Mean.of(params(a=[[1.0, 2.0]]), params(a=[[3.0]]), at={"a": ([2],)})
-    other = Mean.of(params(a=[[5.0, 6.0], [7.0, 8.0]]), params(a=[[1.0], [1.0]]), at={"a": (torch.tensor([2, 0]),)})
+    other = Mean.of(
+        params(a=[[5.0, 6.0], [7.0, 8.0]]),
+        params(a=[[1.0], [1.0]]),
+        at={"a": (torch.tensor([2, 0]),)},
+    )
     got = value(part + other, keep=params(a=[[9.0, 9.0]] * 3), per="row")
     assert got["a"].tolist() == [[7.0, 8.0], [9.0, 9.0], [2.0, 3.0]] and part.nbytes == 8 + 4
 

@@ -48,7 +48,9 @@ def data(labels=LABELS, users=None, test=None) -> DataSet:
     test = np.repeat(np.arange(labels.max() + 1), 100) if test is None else test
     train = Split(np.zeros((len(labels), 1, 1, 1), np.uint8), labels, users)
     names = tuple(map(str, range(labels.max() + 1)))
-    return DataSet("toy", train, Split(np.zeros((len(test), 1, 1, 1), np.uint8), test), names, (0.0,), (1.0,))
+    return DataSet(
+        "toy", train, Split(np.zeros((len(test), 1, 1, 1), np.uint8), test), names, (0.0,), (1.0,)
+    )
 
 
 def counts(parts, labels) -> np.ndarray:
@@ -129,7 +131,11 @@ def test_two_classes_for_twenty_clients_are_equal_sizes_that_use_all_examples():
 
 def test_shards_hold_few_labels():
     table = counts(schemes.shards(LABELS, 20, 2, stream(10, "p")), LABELS)
-    assert (table.sum(1) == 150).all() and ((table > 0).sum(1) <= 4).all() and (table > 0).sum(1).mean() < 3
+    assert (
+        (table.sum(1) == 150).all()
+        and ((table > 0).sum(1) <= 4).all()
+        and (table > 0).sum(1).mean() < 3
+    )
 
 
 def test_quantity_differs_in_size_alone():
@@ -145,7 +151,9 @@ def test_natural_clients_are_users_or_groups_of_whole_users():
     users = np.array([7, 7, 3, 9, 3, 9, 9])
     assert [p.tolist() for p in schemes.natural(users, 3, G)] == [[2, 4], [0, 1], [3, 5, 6]]
     grouped = schemes.natural(users, 2, G)
-    assert sorted(len(np.unique(users[p])) for p in grouped) == [1, 2] and sum(map(len, grouped)) == 7
+    assert (
+        sorted(len(np.unique(users[p])) for p in grouped) == [1, 2] and sum(map(len, grouped)) == 7
+    )
     with pytest.raises(DataError, match="3 users, but the job has 4 clients"):
         schemes.natural(users, 4, G)
 
@@ -165,7 +173,9 @@ def test_largest_remainders_add_up():
 def test_a_limit_is_stratified_and_larger_limits_keep_everything():
     kept = sampling.limit(UNEVEN, 176, stream(13, "p"))
     assert len(np.unique(kept)) == 176 and np.bincount(UNEVEN[kept]).tolist() == [100, 50, 20, 5, 1]
-    assert len(sampling.limit(UNEVEN, 10**6, G)) == len(sampling.limit(UNEVEN, None, G)) == len(UNEVEN)
+    assert (
+        len(sampling.limit(UNEVEN, 10**6, G)) == len(sampling.limit(UNEVEN, None, G)) == len(UNEVEN)
+    )
     with pytest.raises(DataError, match="train_limit is 0"):
         sampling.limit(UNEVEN, 0, G)
 
@@ -178,7 +188,10 @@ def test_a_test_set_mirrors_the_clients_training_labels_without_repetition():
 
 def test_a_test_set_shrinks_as_a_whole_where_the_pool_is_short():
     labels, pool = np.repeat([0, 1], [100, 100]), np.repeat([0, 1], [6, 1000])
-    assert np.bincount(pool[sampling.mirror(labels, np.arange(200), pool, 0.3, G)]).tolist() == [6, 6]
+    assert np.bincount(pool[sampling.mirror(labels, np.arange(200), pool, 0.3, G)]).tolist() == [
+        6,
+        6,
+    ]
 
 
 def test_small_clients_are_tested_on_one_example_and_unknown_classes_on_none():
@@ -215,7 +228,12 @@ def test_a_complete_partition_covers_every_example_once(name):
         (Job("dirichlett"), 5, ConfigError, "did you mean 'dirichlet'"),
         (Job(sizes="any"), 5, ConfigError, "data.sizes 'any'"),
         (Job(alpha=0.0), 5, ConfigError, "data.alpha is 0.0"),
-        (Job("classes", classes_per_client=11), 5, ConfigError, "is 11, but the data have 10 classes"),
+        (
+            Job("classes", classes_per_client=11),
+            5,
+            ConfigError,
+            "is 11, but the data have 10 classes",
+        ),
         (Job("shards", shards_per_client=1000), 5, ConfigError, "5000 shards of 3000 examples"),
         (Job("quantity", spread=-1.0), 5, ConfigError, "data.spread is -1.0"),
         (Job(halve=1.5), 5, ConfigError, "data.halve is 1.5"),
@@ -236,7 +254,9 @@ def test_a_saved_partition_is_the_same_again(tmp_path):
     part.save(tmp_path / "p.h5")
     back = split(data(), Job(partition_file=tmp_path / "p.h5"), 20, seed=6)
     assert equal(part.train + part.test, back.train + back.test)
-    assert np.array_equal(part.public, back.public) and [p.name for p in tmp_path.iterdir()] == ["p.h5"]
+    assert np.array_equal(part.public, back.public) and [p.name for p in tmp_path.iterdir()] == [
+        "p.h5"
+    ]
 
 
 def small(train=((0, 1), (2,)), test=((0,), (0, 1)), public=(3,)) -> Partition:
@@ -247,7 +267,10 @@ def small(train=((0, 1), (2,)), test=((0,), (0, 1)), public=(3,)) -> Partition:
 @pytest.mark.parametrize(
     "part, words",
     [
-        (small(train=((0, 1), (1,))), "training example 1 is there twice, in client 0 and client 1"),
+        (
+            small(train=((0, 1), (1,))),
+            "training example 1 is there twice, in client 0 and client 1",
+        ),
         (small(train=((0, 0), (1,))), "training example 0 is there twice, in client 0;"),
         (small(public=(2,)), "training example 2 is there twice, in client 1 and the public data"),
         (small(train=((-1, 1), (2,))), "train: value -1 at index 0"),

@@ -1,4 +1,6 @@
-"""Files that pass through memory: what is in them is what was written, and the sums kept meanwhile are theirs."""
+"""Files that pass through memory: what is in them is what was written, and the sums kept meanwhile
+are theirs.
+"""
 
 import errno
 import os
@@ -15,7 +17,9 @@ SIZES = (1, 511, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7)
 
 
 def written(path: Path) -> tuple[bytes, dict[int, int]]:
-    """Pieces of all sizes at places here and there, some over others; the bytes that should be there, and the sums."""
+    """Pieces of all sizes at places here and there, some over others; the bytes that should be
+    there, and the sums.
+    """
     g, whole = np.random.default_rng(0), bytearray(8 * CHUNK)
     with passing.new(path) as file:
         file.write(whole)
@@ -38,7 +42,9 @@ def test_what_is_written_is_there_and_sums_of_whole_chunks_are_right(tmp_path):
         assert file.read() == whole
 
 
-@pytest.mark.parametrize("number", passing.UNKNOWN, ids=[errno.errorcode[n] for n in passing.UNKNOWN])
+@pytest.mark.parametrize(
+    "number", passing.UNKNOWN, ids=[errno.errorcode[n] for n in passing.UNKNOWN]
+)
 def test_where_the_system_knows_no_such_thing_the_file_is_as_ever(tmp_path, monkeypatch, number):
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))

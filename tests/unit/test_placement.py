@@ -1,4 +1,6 @@
-"""Clients on ranks: heaviest first, each to the rank with the least load, then exchanges that help."""
+"""Clients on ranks: heaviest first, each to the rank with the least load, then exchanges that
+help.
+"""
 
 import numpy as np
 import pytest
@@ -57,7 +59,11 @@ def test_the_makespan_is_within_a_twentieth_of_the_bound(ranks: int):
 def test_a_round_is_levelled_by_few_moves():
     assert level([1] * 4, [0, 0, 0, 0], 2 * [1]) == [1, 1, 0, 0]
     assert level([1] * 5, [0, 0, 1, 1, 1], 2 * [1]) == [0, 0, 1, 1, 1]  # nothing to gain
-    assert level([4, 3, 1], [0, 0, 1], 2 * [1]) == [0, 1, 1]  # of 7 and 1 the one nearest to half the difference
+    assert level([4, 3, 1], [0, 0, 1], 2 * [1]) == [
+        0,
+        1,
+        1,
+    ]  # of 7 and 1 the one nearest to half the difference
     assert level([10, 1], [0, 0], 3 * [1]) == [1, 0]
     assert level([], [], 3 * [1]) == []
     assert level([0.0, 0.0], [1, 1], 2 * [1]) == [1, 1]
@@ -66,13 +72,22 @@ def test_a_round_is_levelled_by_few_moves():
 @pytest.mark.parametrize("cost", [0.1, 0.3, 1 / 3, 6e-4])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_clients_of_equal_cost_do_not_go_to_and_fro_for_ever(cost: float, ranks: int):
-    for n in range(2, 40):  # 5 clients at 0.1 on 2 ranks: 0.1 + 0.1 + 0.1 - (0.1 + 0.1) is a little more than 0.1
+    for n in range(
+        2, 40
+    ):  # 5 clients at 0.1 on 2 ranks: 0.1 + 0.1 + 0.1 - (0.1 + 0.1) is a little more than 0.1
         counts = np.bincount(level([cost] * n, [0] * n, ranks * [1]), minlength=ranks)
         assert counts.max() - counts.min() <= 1
 
 
 def test_a_rank_of_twice_the_speed_gets_twice_the_work():
-    assert place([1.0] * 6, 2, [2, 1]) == [0, 0, 1, 0, 0, 1]  # 1/2, 2/2, then 1 beats 3/2, 3/2, 4/2 before 2
+    assert place([1.0] * 6, 2, [2, 1]) == [
+        0,
+        0,
+        1,
+        0,
+        0,
+        1,
+    ]  # 1/2, 2/2, then 1 beats 3/2, 3/2, 4/2 before 2
     assert makespan([1.0] * 6, [0, 0, 1, 0, 0, 1], [2, 1]) == 2
     assert place([8, 1, 1], 2, [1, 4]) == [1, 0, 0] and place([3, 3, 3], 2, [10, 1]) == [0, 0, 0]
 
@@ -89,23 +104,39 @@ def test_the_bound_counts_what_all_ranks_together_and_the_fastest_can_do():
 
 @pytest.mark.parametrize("ranks", [2, 5, 15])
 def test_with_two_kinds_of_ranks_the_makespan_is_within_a_tenth_of_the_bound(ranks: int):
-    costs, speeds = rng.stream(0, "costs", ranks).lognormal(size=60).tolist(), (ranks * [1.0, 0.6])[:ranks]
+    costs, speeds = (
+        rng.stream(0, "costs", ranks).lognormal(size=60).tolist(),
+        (ranks * [1.0, 0.6])[:ranks],
+    )
     assert bound(costs, ranks, speeds) <= makespan(costs, place(costs, ranks, speeds), speeds)
     assert makespan(costs, place(costs, ranks, speeds), speeds) <= 1.1 * bound(costs, ranks, speeds)
 
 
 def test_a_round_is_levelled_by_speed():
-    assert level([1] * 6, [0, 0, 0, 1, 1, 1], [2, 1]) == [0, 0, 0, 0, 1, 1]  # 3/2 and 3/1 become 4/2 and 2/1
+    assert level([1] * 6, [0, 0, 0, 1, 1, 1], [2, 1]) == [
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]  # 3/2 and 3/1 become 4/2 and 2/1
 
 
 def test_speeds_are_given_for_each_rank_or_for_each_node():
     assert of_ranks([1, 0.6, 1, 0.6], (0, 0, 1, 1)) == [1, 0.6, 1, 0.6]
     assert of_ranks([1, 0.6], (0, 0, 1, 1)) == [1, 1, 0.6, 0.6]
     assert of_ranks([], (0, 0)) == [1, 1]
-    with pytest.raises(ConfigError, match=r"run.speeds has 3 values, but the run has 4 ranks on 2 nodes; give one"):
+    with pytest.raises(
+        ConfigError, match=r"run.speeds has 3 values, but the run has 4 ranks on 2 nodes; give one"
+    ):
         of_ranks([1, 1, 1], (0, 0, 1, 1))
 
 
 def test_after_a_death_speeds_by_rank_belong_to_nobody_and_those_by_node_stay():
     assert of_ranks([1, 2, 3], (0, 0), lost=1) == [1, 1]
-    assert of_ranks([1, 2], (0, 1), lost=1) == [1, 2] and of_ranks([1, 2], (0, 0, 1), lost=1) == [1, 1, 2]
+    assert of_ranks([1, 2], (0, 1), lost=1) == [1, 2] and of_ranks([1, 2], (0, 0, 1), lost=1) == [
+        1,
+        1,
+        2,
+    ]

@@ -1,4 +1,6 @@
-"""`hpcfed plan`: costs from a short run's result file, the command, and one message for what it cannot plan."""
+"""`hpcfed plan`: costs from a short run's result file, the command, and one message for what it
+cannot plan.
+"""
 
 import json
 from pathlib import Path
@@ -15,29 +17,57 @@ from hpcfed.plan.costs import costs, differing, spread
 from hpcfed.plan.predict import Prediction
 from hpcfed.storage.results import Results
 
-FIELDS = ["--algorithm.name", "fedavg", "--models.mix", "mlp", "--clients", "2", "--data.train_limit", "40",
-          "--data.partition", "iid", "--local.epochs", "2", "--rounds", "100"]  # fmt: skip
+FIELDS = [
+    "--algorithm.name",
+    "fedavg",
+    "--models.mix",
+    "mlp",
+    "--clients",
+    "2",
+    "--data.train_limit",
+    "40",
+    "--data.partition",
+    "iid",
+    "--local.epochs",
+    "2",
+    "--rounds",
+    "100",
+]
 
 
 def trial(folder: Path, rows: int = 3, **header: Any) -> Path:
-    """Client 0 has 10 training and 4 test examples and takes 1 s a round on rank 0, client 1 twice all that on rank 1.
+    """Client 0 has 10 training and 4 test examples and takes 1 s a round on rank 0, client 1 twice
+    all that on rank 1.
 
-    The first round is slower. Both ranks evaluate for 0.8 s in all, and spend 0.3 s beside what is recorded.
+    The first round is slower. Both ranks evaluate for 0.8 s in all, and spend 0.3 s beside what is
+    recorded.
     """
-    plain = {"job": load(FIELDS, environ={}).plain(), "ranks": 2, "placement": [0, 1], "architectures": ["mlp", "mlp"],
-             "classes": ["a", "b"],
-             "hardware": {"device": "cpu", "cores": 2, "nodes": 1}}  # fmt: skip
+    plain = {
+        "job": load(FIELDS, environ={}).plain(),
+        "ranks": 2,
+        "placement": [0, 1],
+        "architectures": ["mlp", "mlp"],
+        "classes": ["a", "b"],
+        "hardware": {"device": "cpu", "cores": 2, "nodes": 1},
+    }
     results = Results(folder, {**plain, **header}, {"test_sizes": np.array([4, 8])})
     for t in range(rows):
         slow = 5.0 if t == 0 else 1.0
-        results.append({
-            "clients/seconds": slow * np.array([1.0, 2.0]), "clients/examples": np.array([20, 40]),
-            "clients/accuracy": np.array([0.5, 0.5]), "rounds/seconds": np.float64(slow * 3.4),
-            "ranks/train": slow * np.array([1.0, 2.0]), "ranks/evaluate": np.array([0.3, 0.5]),
-            "ranks/server": np.array([0.1, 0.0]), "ranks/communicate": np.array([0.5, 0.5]),
-            "ranks/wait": np.array([1.2, 0.1]), "ranks/peak_bytes": np.array([10**8, 2 * 10**8]),
-            "ranks/peak_device_bytes": np.array([0, 0]),
-        })  # fmt: skip
+        results.append(
+            {
+                "clients/seconds": slow * np.array([1.0, 2.0]),
+                "clients/examples": np.array([20, 40]),
+                "clients/accuracy": np.array([0.5, 0.5]),
+                "rounds/seconds": np.float64(slow * 3.4),
+                "ranks/train": slow * np.array([1.0, 2.0]),
+                "ranks/evaluate": np.array([0.3, 0.5]),
+                "ranks/server": np.array([0.1, 0.0]),
+                "ranks/communicate": np.array([0.5, 0.5]),
+                "ranks/wait": np.array([1.2, 0.1]),
+                "ranks/peak_bytes": np.array([10**8, 2 * 10**8]),
+                "ranks/peak_device_bytes": np.array([0, 0]),
+            }
+        )
     folder.mkdir()
     results.write(force=True)
     return folder
@@ -59,18 +89,31 @@ def test_costs_are_medians_over_clients_and_rounds_but_the_first(tmp_path: Path)
 
 def test_the_spread_of_clients_leaves_out_the_pace_of_a_round_and_what_they_always_take():
     kinds, train = np.array(["mlp"] * 4), {"mlp": 1.0}
-    seconds = np.array([[10.0, 20.0, 30.0, 40.0], [11.0, 18.0, 33.0, 36.0]])  # the second round is 10 % up or down
+    seconds = np.array(
+        [[10.0, 20.0, 30.0, 40.0], [11.0, 18.0, 33.0, 36.0]]
+    )  # the second round is 10 % up or down
     examples = np.array([[10, 20, 30, 40]] * 2)
     assert spread(kinds, 2 * seconds[:1], examples[:1], train) == 0.0
     assert spread(kinds, seconds[1:], examples[1:], train) == pytest.approx(0.1 * 1.4826)
 
 
-@pytest.mark.parametrize(("changed", "words"), [
-    ({"ranks": 3, "placement": [0, 2]}, "the 3 ranks of .* shared 2 cores a node; make a trial of at most one thread"),
-    ({"placement": []}, "too many clients"),
-    ({"job": {"run": {"threads": 1, "speeds": [1.0, 0.5]}}}, "had different speeds; make a trial on ranks of one kind"),
-])  # fmt: skip
-def test_a_trial_whose_ranks_did_not_compute_alone_is_refused(tmp_path: Path, changed: dict[str, Any], words: str):
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"ranks": 3, "placement": [0, 2]},
+            "the 3 ranks of .* shared 2 cores a node; make a trial of at most one thread",
+        ),
+        ({"placement": []}, "too many clients"),
+        (
+            {"job": {"run": {"threads": 1, "speeds": [1.0, 0.5]}}},
+            "had different speeds; make a trial on ranks of one kind",
+        ),
+    ],
+)
+def test_a_trial_whose_ranks_did_not_compute_alone_is_refused(
+    tmp_path: Path, changed: dict[str, Any], words: str
+):
     with pytest.raises(ConfigError, match=words):
         costs(trial(tmp_path / "run", **changed), everybody=True)
 
@@ -81,7 +124,9 @@ def test_a_trial_without_rounds_is_refused(tmp_path: Path):
 
 
 def test_an_architecture_that_was_not_tried_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="the short run trained mlp, but this job has cnn; make one of this job"):
+    with pytest.raises(
+        ConfigError, match="the short run trained mlp, but this job has cnn; make one of this job"
+    ):
         costs(trial(tmp_path / "run"), everybody=True).of("cnn")
 
 
@@ -92,10 +137,17 @@ def test_what_costs_hang_on_and_differs_is_named(tmp_path: Path):
 
 
 def test_a_list_of_nodes_may_double():
-    assert numbers("1,2,4,...,32") == [1, 2, 4, 8, 16, 32] and numbers("3, ..., 20") == [3, 6, 12, 20]
+    assert numbers("1,2,4,...,32") == [1, 2, 4, 8, 16, 32] and numbers("3, ..., 20") == [
+        3,
+        6,
+        12,
+        20,
+    ]
     assert numbers("8,1") == [1, 8]
     for wrong in ("", "0", "two", "1,...", "...,8", "1,-2"):
-        with pytest.raises(ConfigError, match="is no number of nodes; give 1,2,4 or 1,2,4,...,1024"):
+        with pytest.raises(
+            ConfigError, match="is no number of nodes; give 1,2,4 or 1,2,4,...,1024"
+        ):
             numbers(wrong)
 
 
@@ -111,14 +163,21 @@ def test_the_best_cluster_is_the_largest_that_pays():
 
 def test_the_command_plans_from_a_trial(tmp_path: Path, capsys: pytest.CaptureFixture):
     run = str(trial(tmp_path / "run"))
-    assert cli.main(["plan", *FIELDS, "--costs", run, "--nodes", "1,2,4", "--ranks-per-node", "1", "--json"]) == 0
+    assert (
+        cli.main(
+            ["plan", *FIELDS, "--costs", run, "--nodes", "1,2,4", "--ranks-per-node", "1", "--json"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     one, two, four = found["clusters"]
     assert one["parts"]["train"] == pytest.approx(40 * 2 / 20)  # 40 examples, twice
     assert two["parts"]["train"] == pytest.approx(one["parts"]["train"] / 2)
     assert four["seconds"] >= two["seconds"] and found["best"] == found["fastest"] == 2
     assert found["warnings"] == ["only 2 groups of clients train in a round: more ranks stay idle"]
-    assert cli.main(["plan", *FIELDS, "--costs", run, "--nodes", "1,2", "--ranks-per-node", "1"]) == 0
+    assert (
+        cli.main(["plan", *FIELDS, "--costs", run, "--nodes", "1,2", "--ranks-per-node", "1"]) == 0
+    )
     assert "2 nodes pay" in capsys.readouterr().out
 
 
@@ -128,19 +187,35 @@ def test_speeds_of_nodes_are_those_of_the_job(tmp_path: Path, capsys: pytest.Cap
     for speeds in ("1,1", "2,2", "2,1"):
         assert cli.main(["plan", *FIELDS, "--run.speeds", speeds, "--costs", run, *common]) == 0
         seconds.append(json.loads(capsys.readouterr().out)["clusters"][0]["seconds"])
-    assert seconds[1] < seconds[2] == pytest.approx(seconds[0], rel=1e-3)  # both clients on the fast node, or one
+    assert (
+        seconds[1] < seconds[2] == pytest.approx(seconds[0], rel=1e-3)
+    )  # both clients on the fast node, or one
 
 
-def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
     run = str(trial(tmp_path / "run", hardware={"device": "a GPU", "cores": 2, "nodes": 1}))
     found = []
     for ranks in ("2", "4"):
-        words = ["--costs", run, "--gpus-per-node", "2", "--ranks-per-node", ranks, "--clients", "4", "--json"]
+        words = [
+            "--costs",
+            run,
+            "--gpus-per-node",
+            "2",
+            "--ranks-per-node",
+            ranks,
+            "--clients",
+            "4",
+            "--json",
+        ]
         assert cli.main(["plan", *FIELDS, *words]) == 0
         found += json.loads(capsys.readouterr().out)["clusters"]
     two, four = found
     assert four["gpu"] == 2 * two["gpu"] > 0  # two ranks, each with the modules of its clients
-    assert four["parts"]["train"] == pytest.approx(two["parts"]["train"])  # they share the GPU's time
+    assert four["parts"]["train"] == pytest.approx(
+        two["parts"]["train"]
+    )  # they share the GPU's time
     assert "--gpus-per-node is 0" in told(capsys, *FIELDS, "--costs", run)
 
 
@@ -150,18 +225,23 @@ def test_without_costs_the_message_says_how_to_get_them(capsys: pytest.CaptureFi
     assert "no measured costs; make a short run" in said and "--rounds 3 --out runs/trial" in said
 
 
-@pytest.mark.parametrize(("words", "why"), [
-    (["--nodes", "none"], "'none' is no number of nodes"),
-    (["--network", "fast"], "--network 'fast': give latency and bandwidth"),
-    (["--disk", "much"], "--disk 'much': 'much' is no number with one of the units"),
-    (["--gpus-per-node", "-1"], "--gpus-per-node -1: give at least 0"),
-    (["--ranks-per-node", "0"], "--ranks-per-node 0: give at least 1"),
-    (["--gpus-per-node", "4"], "the short run computed on cpu, but --gpus-per-node is 4"),
-    (["--nodes", "1000000"], "the model goes up to 100000"),
-    (["--algorithm.name", "fedasync"], "fedasync has no rounds"),
-    (["--clientz", "3"], "no field 'clientz'"),
-])  # fmt: skip
-def test_a_wrong_plan_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture, words: list[str], why: str):
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--nodes", "none"], "'none' is no number of nodes"),
+        (["--network", "fast"], "--network 'fast': give latency and bandwidth"),
+        (["--disk", "much"], "--disk 'much': 'much' is no number with one of the units"),
+        (["--gpus-per-node", "-1"], "--gpus-per-node -1: give at least 0"),
+        (["--ranks-per-node", "0"], "--ranks-per-node 0: give at least 1"),
+        (["--gpus-per-node", "4"], "the short run computed on cpu, but --gpus-per-node is 4"),
+        (["--nodes", "1000000"], "the model goes up to 100000"),
+        (["--algorithm.name", "fedasync"], "fedasync has no rounds"),
+        (["--clientz", "3"], "no field 'clientz'"),
+    ],
+)
+def test_a_wrong_plan_is_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture, words: list[str], why: str
+):
     said = told(capsys, *FIELDS, "--costs", str(trial(tmp_path / "run")), *words)
     assert why in said and "Traceback" not in said
 

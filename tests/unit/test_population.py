@@ -1,4 +1,6 @@
-"""A population: clients that make their own examples when they are used, and cost nothing otherwise."""
+"""A population: clients that make their own examples when they are used, and cost nothing
+otherwise.
+"""
 
 from dataclasses import replace
 
@@ -20,12 +22,35 @@ from hpcfed.storage.results import load as results
 from tests.contract import toy
 
 POPULATION = Synthetic(0, 1000, 1.0, 1.0, 20, 0.3)
-FLAGS = ("--models.mix", "mlp", "--data.partition", "natural", "--data.examples", "20", "--participation", "0.01",
-         "--local.batch", "10", "--rounds", "2", "--evaluate.every", "1")  # fmt: skip
+FLAGS = (
+    "--models.mix",
+    "mlp",
+    "--data.partition",
+    "natural",
+    "--data.examples",
+    "20",
+    "--participation",
+    "0.01",
+    "--local.batch",
+    "10",
+    "--rounds",
+    "2",
+    "--evaluate.every",
+    "1",
+)
 
 
 def flags(method: str, clients: int, *more: str) -> list[str]:
-    return ["--algorithm.name", method, "--data.name", "synthetic", "--clients", str(clients), *FLAGS, *more]
+    return [
+        "--algorithm.name",
+        method,
+        "--data.name",
+        "synthetic",
+        "--clients",
+        str(clients),
+        *FLAGS,
+        *more,
+    ]
 
 
 def job(method: str, clients: int, *more: str):
@@ -34,8 +59,15 @@ def job(method: str, clients: int, *more: str):
 
 def test_a_client_has_the_same_examples_whenever_it_is_made():
     first, again = POPULATION.held(7), Synthetic(0, 9, 1.0, 1.0, 20, 0.3).held(7)
-    assert all(np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y) for a, b in zip(first, again, strict=True))
-    assert first[0].x.shape == (20, 1, 1, 60) and first[1].x.shape == (6, 1, 1, 60) and first[0].x.dtype == np.float32
+    assert all(
+        np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y)
+        for a, b in zip(first, again, strict=True)
+    )
+    assert (
+        first[0].x.shape == (20, 1, 1, 60)
+        and first[1].x.shape == (6, 1, 1, 60)
+        and first[0].x.dtype == np.float32
+    )
     assert not np.array_equal(first[0].x, POPULATION.held(8)[0].x)
 
 
@@ -49,7 +81,9 @@ def test_with_beta_0_clients_centres_differ_by_noise_of_size_one_and_with_beta_m
         some = Synthetic(0, 200, 0.0, beta, 20, 0.1)
         return np.array([some.held(k)[0].x.mean() for k in range(200)])
 
-    assert np.isclose(centres(0.0).std(), 60**-0.5, rtol=0.2) and np.isclose(centres(2.0).std(), 2.0, rtol=0.2)
+    assert np.isclose(centres(0.0).std(), 60**-0.5, rtol=0.2) and np.isclose(
+        centres(2.0).std(), 2.0, rtol=0.2
+    )
 
 
 def test_sizes_are_log_normal_and_at_least_50_unless_given():
@@ -63,7 +97,10 @@ def test_a_population_is_the_same_run_on_any_ranks(method):
     sgd = ("--local.optimiser", "sgd")
     want = toy.run(Serial(), job(method, 300, *sgd))
     for got in spmd(3, lambda comm: toy.run(comm, job(method, 300, *sgd))):
-        assert toy.differences([got.state, got.scores, got.rows], [want.state, want.scores, want.rows]) == []
+        assert (
+            toy.differences([got.state, got.scores, got.rows], [want.state, want.scores, want.rows])
+            == []
+        )
 
 
 def test_who_is_recorded_does_not_change_what_is_computed(monkeypatch):
@@ -73,9 +110,13 @@ def test_who_is_recorded_does_not_change_what_is_computed(monkeypatch):
     assert toy.differences([all_rows.state, all_rows.scores], [few.state, few.scores]) == []
     for every, own in zip(all_rows.rows, few.rows, strict=True):
         ids = own["clients/id"]
-        assert len(ids) == 3 and own["clients/cohort"].all() and not own["clients/architecture"].any()
+        assert (
+            len(ids) == 3 and own["clients/cohort"].all() and not own["clients/architecture"].any()
+        )
         for name in ("train_loss", "accuracy", "up", "reports"):
-            assert np.array_equal(every[f"clients/{name}"][ids], own[f"clients/{name}"], equal_nan=True)
+            assert np.array_equal(
+                every[f"clients/{name}"][ids], own[f"clients/{name}"], equal_nan=True
+            )
 
 
 @pytest.mark.parametrize("wanted, count", [("all", 300), ("cohort", 3), ("20", 20)])
@@ -87,28 +128,43 @@ def test_those_are_evaluated_that_are_asked_for(wanted, count):
 def test_only_who_was_used_is_there_after_a_round():
     rounds = toy.start(Serial(), job("fedavg", 100_000, "--participation", "0.0001"))
     row, _ = rounds.step()
-    assert len(row["clients/id"]) == 10 == len(rounds.fed.clients.made) and list(rounds.fed.store) == []
+    assert (
+        len(row["clients/id"]) == 10 == len(rounds.fed.clients.made)
+        and list(rounds.fed.store) == []
+    )
 
 
 def test_a_large_population_has_readable_results_and_is_resumed_to_the_bit(tmp_path):
     large = ("--participation", "0.0002", "--checkpoint.every", "1", "--quiet")
     whole, part = (str(tmp_path / name) for name in ("whole", "part"))
     run(job("scaffold", 20_000, *large, "--local.optimiser", "sgd", "--out", whole), Serial())
-    run(job("scaffold", 20_000, *large, "--local.optimiser", "sgd", "--out", part, "--rounds", "1"), Serial())
+    run(
+        job("scaffold", 20_000, *large, "--local.optimiser", "sgd", "--out", part, "--rounds", "1"),
+        Serial(),
+    )
     run(load(["--resume", part, "--rounds", "2"], stored, environ={}), Serial())
     assert digest(tmp_path / "whole") == digest(tmp_path / "part")
     found = summary.facts(results(tmp_path / "whole"))
-    assert found["accuracy"]["clients"] == 4 and found["accuracy"]["by_architecture"]["mlp"]["clients"] == 4
+    assert (
+        found["accuracy"]["clients"] == 4
+        and found["accuracy"]["by_architecture"]["mlp"]["clients"] == 4
+    )
     assert found["traffic"]["up_total"] > 0 and "curves.png" in plot([tmp_path / "whole"])
 
 
 @pytest.mark.parametrize(
     "more, words",
     [
-        (("--data.partition", "iid"), "data.partition = 'iid': the clients of synthetic make their own examples"),
+        (
+            ("--data.partition", "iid"),
+            "data.partition = 'iid': the clients of synthetic make their own examples",
+        ),
         (("--data.train_limit", "10"), "data.train_limit = 10: there is nothing to share out"),
         (("--data.public", "10"), "data.public = 10: all examples of synthetic belong to clients"),
-        (("--data.public_source", "synthetic"), "data.public_source: the examples of synthetic belong"),
+        (
+            ("--data.public_source", "synthetic"),
+            "data.public_source: the examples of synthetic belong",
+        ),
     ],
 )
 def test_what_a_population_cannot_have_is_refused_with_advice(more, words):

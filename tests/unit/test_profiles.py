@@ -1,4 +1,6 @@
-"""Devices and network: virtual seconds by hand, profiles drawn and read, files that are refused with one message."""
+"""Devices and network: virtual seconds by hand, profiles drawn and read, files that are refused
+with one message.
+"""
 
 from pathlib import Path
 
@@ -18,14 +20,20 @@ GOOD = HEADER + "1,2e9,5e5,0.2,0.5\n0,1e9,1e6,0.1,1\n"
 
 
 def by_hand() -> Profiles:
-    """Client 0: 10 multiply-adds an example, 100 a second; client 1 is ten times as fast on a slow line."""
+    """Client 0: 10 multiply-adds an example, 100 a second; client 1 is ten times as fast on a slow
+    line.
+    """
     columns = ([100.0, 1000.0], [50.0, 5.0], [0.5, 1.0], [1.0, 1.0], [10.0, 10.0])
     return Profiles(*map(np.array, columns))
 
 
 def test_an_exchange_is_latency_download_work_and_upload_one_after_the_other():
     p = by_hand()
-    assert p.seconds(0, examples=20, down=100, up=50) == 0.5 + 100 / 50 + 20 * 10 / 100 + 50 / 50 == 5.5
+    assert (
+        p.seconds(0, examples=20, down=100, up=50)
+        == 0.5 + 100 / 50 + 20 * 10 / 100 + 50 / 50
+        == 5.5
+    )
     assert p.seconds(1, examples=20, down=100, up=50) == 1.0 + 20.0 + 0.2 + 10.0
     assert p.fit(0, 5.5, 100, 50) == 20.0 and p.fit(0, 1.0, 100, 50) == 0.0
 
@@ -33,7 +41,11 @@ def test_an_exchange_is_latency_download_work_and_upload_one_after_the_other():
 def test_equal_profiles_are_the_settings():
     drawn = draw(System(speed=3.0, bandwidth=2.0, latency=1.0, availability=0.5), 3, seed=0)
     assert {name: values.tolist() for name, values in drawn.items()} == {
-        "speed": [3.0] * 3, "bandwidth": [2.0] * 3, "latency": [1.0] * 3, "availability": [0.5] * 3}  # fmt: skip
+        "speed": [3.0] * 3,
+        "bandwidth": [2.0] * 3,
+        "latency": [1.0] * 3,
+        "availability": [0.5] * 3,
+    }
 
 
 def test_drawn_factors_have_the_spread_and_median_that_the_settings_say():
@@ -56,38 +68,65 @@ def test_the_lines_of_a_file_may_come_in_any_order(tmp_path: Path):
     assert found["speed"].tolist() == [1e9, 2e9] and found["availability"].tolist() == [1.0, 0.5]
 
 
-@pytest.mark.parametrize("text, message", [
-    ("", "begins with ''; the first line must be client,speed"),
-    ("speed,client\n", "begins with 'speed,client'"),
-    (HEADER + "0,1,1,1,1\n", "has 1 lines for 2 clients; give one line for each of the clients 0..1"),
-    (GOOD + "1,1,1,1,1\n", "has 3 lines for 2 clients"),
-    (HEADER + "0,1,1,1,1\n0,1,1,1,1\n", "has 2 lines for 2 clients"),
-    (HEADER + "0,1,1,1\n", r"'0,1,1,1': write client,speed,bandwidth,latency,availability as numbers"),
-    (HEADER + "0,fast,1,1,1\n", "'0,fast,1,1,1': write client"),
-    (HEADER + "0,0,1,1,1\n", "client 0: speed and bandwidth must be > 0, .* but they are 0, 1, 1, 1"),
-    (HEADER + "0,1,1,1,1.5\n", "client 0: .*availability > 0 and <= 1"),
-    (HEADER + "0,nan,1,1,1\n", "client 0: speed"),
-])  # fmt: skip
-def test_a_bad_file_is_refused_with_its_name_and_what_to_write(text: str, message: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "begins with ''; the first line must be client,speed"),
+        ("speed,client\n", "begins with 'speed,client'"),
+        (
+            HEADER + "0,1,1,1,1\n",
+            "has 1 lines for 2 clients; give one line for each of the clients 0..1",
+        ),
+        (GOOD + "1,1,1,1,1\n", "has 3 lines for 2 clients"),
+        (HEADER + "0,1,1,1,1\n0,1,1,1,1\n", "has 2 lines for 2 clients"),
+        (
+            HEADER + "0,1,1,1\n",
+            r"'0,1,1,1': write client,speed,bandwidth,latency,availability as numbers",
+        ),
+        (HEADER + "0,fast,1,1,1\n", "'0,fast,1,1,1': write client"),
+        (
+            HEADER + "0,0,1,1,1\n",
+            "client 0: speed and bandwidth must be > 0, .* but they are 0, 1, 1, 1",
+        ),
+        (HEADER + "0,1,1,1,1.5\n", "client 0: .*availability > 0 and <= 1"),
+        (HEADER + "0,nan,1,1,1\n", "client 0: speed"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_name_and_what_to_write(
+    text: str, message: str, tmp_path: Path
+):
     (tmp_path / "p.csv").write_text(text)
     with pytest.raises(DataError, match=f"system.file: .*p.csv: {message}"):
         read(tmp_path / "p.csv", 2)
 
 
 def test_a_missing_file_is_named_on_all_ranks(tmp_path: Path):
-    flags = ("--system.distribution", "file", "--system.file", str(tmp_path / "none.csv"), "--models.mix", "mlp")
+    flags = (
+        "--system.distribution",
+        "file",
+        "--system.file",
+        str(tmp_path / "none.csv"),
+        "--models.mix",
+        "mlp",
+    )
     with pytest.raises(HpcfedError, match=r"none.csv: cannot be read: No such file") as refusal:
         spmd(2, lambda comm: world(toy.job("local", *flags), comm))
     assert refusal.value.everywhere
 
 
-@pytest.mark.parametrize("flags, message", [
-    (("--system.distribution", "file"), "go together"),
-    (("--system.file", "p.csv"), "go together"),
-    (("--system.distribution", "uniform", "--system.spread", "1"), "needs spread < 1, but it is 1"),
-    (("--system.availability", "0"), "availability"),
-    (("--system.dropout", "1"), "dropout"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--system.distribution", "file"), "go together"),
+        (("--system.file", "p.csv"), "go together"),
+        (
+            ("--system.distribution", "uniform", "--system.spread", "1"),
+            "needs spread < 1, but it is 1",
+        ),
+        (("--system.availability", "0"), "availability"),
+        (("--system.dropout", "1"), "dropout"),
+    ],
+)
 def test_settings_that_contradict_each_other_are_refused(flags: tuple[str, ...], message: str):
     with pytest.raises(ConfigError, match=message):
         toy.job("local", *flags)
@@ -95,5 +134,7 @@ def test_settings_that_contradict_each_other_are_refused(flags: tuple[str, ...],
 
 def test_an_example_costs_three_times_its_forward_pass_in_the_clients_own_architecture():
     known = world(toy.job("local", "--models.mix", "mlp,cnn"), Serial()).profiles
-    each = [3.0 * work(name, toy.SHAPE, toy.CLASSES, toy.D).multiply_adds for name in ("mlp", "cnn")]
+    each = [
+        3.0 * work(name, toy.SHAPE, toy.CLASSES, toy.D).multiply_adds for name in ("mlp", "cnn")
+    ]
     assert known.example.tolist() == each * 3

@@ -24,7 +24,9 @@ def job(*flags: str):
 
 
 def attempts(*outcomes):
-    """An attempt that comes to these outcomes, one after the other: an exit status, or an error that is raised."""
+    """An attempt that comes to these outcomes, one after the other: an exit status, or an error
+    that is raised.
+    """
     left = list(outcomes)
 
     def attempt(course, comm):
@@ -49,7 +51,14 @@ def test_a_job_may_ask_to_end_instead(on_fault, status, capfd):
 
 
 def test_an_error_that_may_come_of_a_death_is_no_error():
-    assert surviving(Course(job()), Bereft(), attempts(RankLost(), DivergedError("nan"), ValueError("damaged"), 0)) == 0
+    assert (
+        surviving(
+            Course(job()),
+            Bereft(),
+            attempts(RankLost(), DivergedError("nan"), ValueError("damaged"), 0),
+        )
+        == 0
+    )
 
 
 def test_an_error_without_a_death_is_one():
@@ -64,4 +73,7 @@ def test_a_mirror_that_cannot_serve_is_said(monkeypatch, capfd):
     course = Course(job("--checkpoint.mirror", "true"))
     assert surviving(course, comm, attempts(0)) == 0
     assert course.mirror is None
-    assert "checkpoint.mirror is of no use: the run needs mpirun --with-ft ulfm" in capfd.readouterr().err
+    assert (
+        "checkpoint.mirror is of no use: the run needs mpirun --with-ft ulfm"
+        in capfd.readouterr().err
+    )

@@ -37,7 +37,12 @@ def header(method: str = "fedclassavg", data: str = "digits", **more: object) ->
 
 def row(accuracy: list[float], cohort: list[int], **more: object) -> dict[str, object]:
     member = np.isin(np.arange(4), cohort)
-    spent = {"train": [3.0, 1.0], "communicate": [0.5, 0.5], "evaluate": [1.0, 1.0], "wait": [0.0, 2.0]}
+    spent = {
+        "train": [3.0, 1.0],
+        "communicate": [0.5, 0.5],
+        "evaluate": [1.0, 1.0],
+        "wait": [0.0, 2.0],
+    }
     return {
         "clients/accuracy": np.array(accuracy),
         "clients/accuracy_before": np.array(accuracy) / 2,
@@ -52,7 +57,9 @@ def row(accuracy: list[float], cohort: list[int], **more: object) -> dict[str, o
 
 def run_of(folder: Path, rows: list[dict[str, object]], **about: object) -> Path:
     folder.mkdir(exist_ok=True)
-    results = Results(folder, header(**about), {"label_counts": np.array([[5, 0], [1, 4], [0, 9], [2, 2]])})
+    results = Results(
+        folder, header(**about), {"label_counts": np.array([[5, 0], [1, 4], [0, 9], [2, 2]])}
+    )
     for cells in rows:
         results.append(cells)
     results.write(force=True)
@@ -98,14 +105,19 @@ def test_traffic_is_exact_per_client_and_round(run):
 def test_time_is_the_mean_over_ranks_and_shares_add_up_to_one(run):
     found = summary.facts(load(run))["time"]
     assert (found["seconds"], found["seconds_per_round"]) == (15.0, 5.0)
-    assert found["train"] == {"seconds": 6.0, "share": pytest.approx(6 / 14.5)}  # 6 + 1.5 + 3 + 3 + 1
+    assert found["train"] == {
+        "seconds": 6.0,
+        "share": pytest.approx(6 / 14.5),
+    }  # 6 + 1.5 + 3 + 3 + 1
     assert found["checkpoint"]["seconds"] == 1.0
     assert sum(found[phase]["share"] for phase in PHASES) == pytest.approx(1)
 
 
 def test_ranks_that_a_round_did_not_have_do_not_count(tmp_path):
     rows = [row([1.0] * 4, [0]), row([1.0] * 4, [0], **{"ranks/train": np.array([7.0])})]
-    assert summary.facts(load(run_of(tmp_path / "r", rows)))["time"]["train"]["seconds"] == 2.0 + 7.0
+    assert (
+        summary.facts(load(run_of(tmp_path / "r", rows)))["time"]["train"]["seconds"] == 2.0 + 7.0
+    )
 
 
 def test_a_run_without_rounds_has_facts_and_a_table(tmp_path):
@@ -117,7 +129,10 @@ def test_a_run_without_rounds_has_facts_and_a_table(tmp_path):
 def test_the_table_marks_the_best_round_and_gives_bytes_exactly(run, capsys):
     console().print(summary.render(load(run)))
     text = capsys.readouterr().out
-    assert "fedclassavg on digits, dirichlet(0.5), 4 clients, seed 7\n3 of 3 rounds done, on 2 ranks" in text
+    assert (
+        "fedclassavg on digits, dirichlet(0.5), 4 clients, seed 7\n3 of 3 rounds done, on 2 ranks"
+        in text
+    )
     assert "best round: 2, selected on test data" in text and "20,520 B (20.5 kB)" in text
     assert "time: 15.0 s (5.00 s per round)" in text
 
@@ -133,19 +148,28 @@ def test_bytes_and_seconds_are_written_for_people():
     assert [duration(s) for s in (0.25, 59.96, 125)] == ["0.25 s", "1 min 0 s", "2 min 5 s"]
     assert duration(12000) == "3 h 20 min"
     mean = 2_026_719.466666  # bytes, of clients whose models differ
-    assert summary.amount(mean) == "2,026,719.5 B (2.0 MB)" and summary.amount(20520) == "20,520 B (20.5 kB)"
+    assert (
+        summary.amount(mean) == "2,026,719.5 B (2.0 MB)"
+        and summary.amount(20520) == "20,520 B (20.5 kB)"
+    )
     assert View("up", measure("up")).number(mean) == "2,026,719 B (2.0 MB)"
 
 
 def test_one_client_is_no_clients(run):
     record = load(run)
     record.header["job"]["clients"] = 1
-    assert summary.title(record).endswith(", 1 client, seed 7") and named("clients", "1") == "1 client"
+    assert (
+        summary.title(record).endswith(", 1 client, seed 7") and named("clients", "1") == "1 client"
+    )
 
 
 def test_every_citation_of_every_registry_has_an_entry():
-    used = {key for kind in catalogue.REGISTRIES for entry in catalogue.registry(kind).values()
-            for key in catalogue.keys(entry)}  # fmt: skip
+    used = {
+        key
+        for kind in catalogue.REGISTRIES
+        for entry in catalogue.registry(kind).values()
+        for key in catalogue.keys(entry)
+    }
     assert used and used <= set(references())
 
 
@@ -163,7 +187,9 @@ def test_a_run_cites_hpcfed_and_what_it_used_once(run):
 
 def test_a_file_of_ones_own_is_not_cited(tmp_path):
     run = run_of(tmp_path / "own", [], data="mine.h5", architectures=["mlp"])
-    assert "mcmahan2017" in cite.used(load(run)) and not any("1998" in key for key in cite.used(load(run)))
+    assert "mcmahan2017" in cite.used(load(run)) and not any(
+        "1998" in key for key in cite.used(load(run))
+    )
 
 
 def test_missing_results_are_an_error(tmp_path):
@@ -202,8 +228,15 @@ def test_an_unknown_name_is_refused_with_the_nearest():
 
 def test_a_rank_prints_plain_lines_where_its_mpirun_writes_to_no_terminal(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))  # the rank's own pseudo-terminal
-    for beyond, shown in (("/dev/pts/0", True), ("pipe:[1]", False), ("/home/user/log", False), ("/dev/null", False)):
+    monkeypatch.setattr(
+        "sys.stdout", SimpleNamespace(isatty=lambda: True)
+    )  # the rank's own pseudo-terminal
+    for beyond, shown in (
+        ("/dev/pts/0", True),
+        ("pipe:[1]", False),
+        ("/home/user/log", False),
+        ("/dev/null", False),
+    ):
         monkeypatch.setattr("os.readlink", lambda _, beyond=beyond: beyond)
         assert tables.terminal() == shown, beyond
 
@@ -217,7 +250,10 @@ def test_virtual_time_is_told_and_drawn(tmp_path: Path):
 
 
 def test_what_travels_is_counted_by_report_where_a_client_reports_several_times(tmp_path: Path):
-    reports = {"clients/reports": np.array([3, 1, 0, 0]), "clients/down": np.array([3 * HEAD, HEAD, 0, 0])}
+    reports = {
+        "clients/reports": np.array([3, 1, 0, 0]),
+        "clients/down": np.array([3 * HEAD, HEAD, 0, 0]),
+    }
     record = load(run_of(tmp_path / "events", [row([0.5] * 4, [0, 1], **reports)]))
     assert summary.facts(record)["traffic"]["down_per_client_round"] == HEAD
 
@@ -231,8 +267,11 @@ def told(record: Record) -> str:
 
 
 def test_so_far_counts_up_over_all_clients_and_time_too_far_to_be_drawn_is_unknown():
-    columns = {"clients/epochs": np.array([[1, NAN], [1, 1]]), "clients/down": np.array([[10, 0], [10, 10]]),
-               "rounds/virtual_seconds": np.array([2.0, 1e31])}  # fmt: skip
+    columns = {
+        "clients/epochs": np.array([[1, NAN], [1, 1]]),
+        "clients/down": np.array([[10, 0], [10, 10]]),
+        "rounds/virtual_seconds": np.array([2.0, 1e31]),
+    }
     found = so_far(Record({"job": {"clients": 2}, "architectures": ["mlp"] * 2}, {}, columns, 2))
     assert found["epochs"].tolist() == [0.5, 1.5] and found["bytes"].tolist() == [5, 15]
     assert found["virtual"][0] == 2.0 and np.isnan(found["virtual"][1])

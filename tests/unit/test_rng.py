@@ -1,4 +1,6 @@
-"""Streams are what their name says, everywhere and always; the global generator is only borrowed."""
+"""Streams are what their name says, everywhere and always; the global generator is only
+borrowed.
+"""
 
 import pytest
 import torch
@@ -7,8 +9,17 @@ from hpcfed.rng import number, scoped, stream, torch_stream
 
 
 def test_a_stream_is_the_same_for_the_same_name_and_another_for_any_other():
-    draws = {key: stream(*key).random() for key in ((0, "a", 1, 2), (0, "a", 2, 1), (0, "b", 1, 2), (1, "a", 1, 2),
-                                                    (0, "a", 12), (0, "a1", 2))}  # fmt: skip
+    draws = {
+        key: stream(*key).random()
+        for key in (
+            (0, "a", 1, 2),
+            (0, "a", 2, 1),
+            (0, "b", 1, 2),
+            (1, "a", 1, 2),
+            (0, "a", 12),
+            (0, "a1", 2),
+        )
+    }
     assert len(set(draws.values())) == len(draws)
     assert stream(0, "a", 1, 2).random() == draws[0, "a", 1, 2]
 

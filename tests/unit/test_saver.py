@@ -1,4 +1,6 @@
-"""Checkpoints in the background: saved is what was; what the disk refuses is tried again, and the run goes on."""
+"""Checkpoints in the background: saved is what was; what the disk refuses is tried again, and the
+run goes on.
+"""
 
 import errno
 import os
@@ -18,7 +20,16 @@ from hpcfed.storage import atomic, checkpoint, names, parts, results
 from hpcfed.storage.digest import digest
 from tests.contract import toy
 
-FLAGS = ("--local.keep_optimiser", "true", "--local.optimiser", "adam", "--models.mix", "mlp,cnn", "--rounds", "6")
+FLAGS = (
+    "--local.keep_optimiser",
+    "true",
+    "--local.optimiser",
+    "adam",
+    "--models.mix",
+    "mlp,cnn",
+    "--rounds",
+    "6",
+)
 REFUSALS = [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.ESTALE]
 
 
@@ -44,7 +55,9 @@ def test_what_is_trained_while_a_checkpoint_is_written_is_not_in_it(tmp_path, ra
     def run(comm: Comm) -> str:
         rounds, go_on = started(comm), Event()
         with Saver(rounds, tmp_path / "later") as saver:
-            saver.thread.submit(go_on.wait)  # nothing is written before the next round has been trained
+            saver.thread.submit(
+                go_on.wait
+            )  # nothing is written before the next round has been trained
             saver.start()
             rounds.step()
             assert saver.writing and saver.pending and checkpoint.newest(tmp_path / "later") is None
@@ -58,10 +71,14 @@ def test_what_is_trained_while_a_checkpoint_is_written_is_not_in_it(tmp_path, ra
 def test_ranks_without_clients_write_a_part_too(tmp_path):
     spmd(8, lambda comm: saving.save(started(comm, 1, "--participation", "1"), tmp_path))
     with checkpoint.open_checkpoint(tmp_path) as saved:
-        assert len(saved.parts) == 8 and saved.names("clients/") == [f"clients/{k}" for k in range(6)]
+        assert len(saved.parts) == 8 and saved.names("clients/") == [
+            f"clients/{k}" for k in range(6)
+        ]
 
 
-def test_a_part_that_one_rank_cannot_write_leaves_the_checkpoint_before_and_the_next_is_whole(tmp_path, monkeypatch):
+def test_a_part_that_one_rank_cannot_write_leaves_the_checkpoint_before_and_the_next_is_whole(
+    tmp_path, monkeypatch
+):
     write = parts.write_part
 
     def refusing(folder: Path, rank: int, about: parts.About, items: parts.Items) -> parts.Part:
@@ -82,12 +99,18 @@ def test_a_part_that_one_rank_cannot_write_leaves_the_checkpoint_before_and_the_
     monkeypatch.setattr(parts, "write_part", refusing)
     assert spmd(2, run) == 2 * [["", "01.h5", "no room on rank 1", "01.h5", "", "03.h5"]]
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*")) == [
-        "round-000001", "round-000001.h5", "round-000003", "round-000003.h5"]  # fmt: skip
+        "round-000001",
+        "round-000001.h5",
+        "round-000003",
+        "round-000003.h5",
+    ]
 
 
 def test_saving_and_waiting_raises_what_the_disk_refuses_on_all_ranks(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(WriteError, match="file/checkpoints.*cannot be written: .*Not a directory") as refusal:
+    with pytest.raises(
+        WriteError, match="file/checkpoints.*cannot be written: .*Not a directory"
+    ) as refusal:
         spmd(2, lambda comm: saving.save(started(comm, 1), tmp_path / "file"))
     assert refusal.value.everywhere
 
@@ -97,7 +120,12 @@ def test_a_snapshot_is_a_source_to_go_on_from():
     snapshot.take_up(again, snapshot.taken(rounds))
     row, other = rounds.step()[0], again.step()[0]
     assert toy.differences(row["clients/train_loss"], other["clients/train_loss"]) == []
-    assert toy.differences(dict(snapshot.items(again))["clients/4"], dict(snapshot.items(rounds))["clients/4"]) == []
+    assert (
+        toy.differences(
+            dict(snapshot.items(again))["clients/4"], dict(snapshot.items(rounds))["clients/4"]
+        )
+        == []
+    )
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, number: int, when: Callable[[Path], bool]) -> None:
@@ -127,13 +155,17 @@ def clean(tmp_path_factory) -> str:
 @pytest.mark.parametrize("number", REFUSALS, ids=[errno.errorcode[n] for n in REFUSALS])
 def test_whatever_the_disk_says_is_one_kind_of_error(tmp_path, monkeypatch, number):
     refusing(monkeypatch, number, lambda path: True)
-    refusal = pytest.raises(WriteError, match=f"a.h5: cannot be written: .*{os.strerror(number)}; make room")
+    refusal = pytest.raises(
+        WriteError, match=f"a.h5: cannot be written: .*{os.strerror(number)}; make room"
+    )
     with refusal, atomic.replacing(tmp_path / "a.h5", "test") as file:
         file["value"] = 1
     assert os.listdir(tmp_path) == []
 
 
-def test_a_disk_that_refuses_for_some_rounds_costs_nothing_but_warnings(tmp_path, monkeypatch, capsys, clean):
+def test_a_disk_that_refuses_for_some_rounds_costs_nothing_but_warnings(
+    tmp_path, monkeypatch, capsys, clean
+):
     """The parts of rounds 2 to 4, and the results three times; --quiet changes nothing."""
     asked = []
 
@@ -151,17 +183,28 @@ def test_a_disk_that_refuses_for_some_rounds_costs_nothing_but_warnings(tmp_path
 
 
 def test_a_required_checkpoint_that_is_refused_ends_the_run(tmp_path, monkeypatch):
-    refusing(monkeypatch, errno.ENOSPC, lambda path: "rank-" in path.name and "round-000002" in str(path))
-    with pytest.raises(WriteError, match=r"rank-0000.h5: cannot be written: .*\n  last checkpoint: .*round-000001.h5"):
+    refusing(
+        monkeypatch, errno.ENOSPC, lambda path: "rank-" in path.name and "round-000002" in str(path)
+    )
+    with pytest.raises(
+        WriteError,
+        match=r"rank-0000.h5: cannot be written: .*\n  last checkpoint: .*round-000001.h5",
+    ):
         whole_run(tmp_path, "--checkpoint.required")
     assert results.load(tmp_path).rounds >= 2
 
 
 @pytest.mark.parametrize("what", ["rank-", "results"])
-def test_a_run_whose_end_cannot_be_written_is_not_done_and_goes_on_when_it_can(tmp_path, monkeypatch, clean, what):
+def test_a_run_whose_end_cannot_be_written_is_not_done_and_goes_on_when_it_can(
+    tmp_path, monkeypatch, clean, what
+):
     with monkeypatch.context() as patch:
         saved = names.checkpoint_folder(tmp_path)
-        refusing(patch, errno.ENOSPC, lambda path: what in path.name and len(list(saved.glob("*.h5"))) >= 2)
+        refusing(
+            patch,
+            errno.ENOSPC,
+            lambda path: what in path.name and len(list(saved.glob("*.h5"))) >= 2,
+        )
         assert whole_run(tmp_path) == RESUME_ME
     assert run.run(toy.job("local", *FLAGS, "--quiet", "--resume", str(tmp_path)), Serial()) == DONE
     assert digest(tmp_path) == clean
@@ -170,7 +213,9 @@ def test_a_run_whose_end_cannot_be_written_is_not_done_and_goes_on_when_it_can(t
 def test_a_part_that_is_not_what_was_to_be_written_never_comes_to_be(tmp_path, monkeypatch):
     """Who looks for parts without an index would take it for whole: its checksum fits."""
     monkeypatch.setattr(parts, "same", lambda item, found: False)
-    with pytest.raises(WriteError, match="state is not what was to be written; it was just written: check the disk"):
+    with pytest.raises(
+        WriteError, match="state is not what was to be written; it was just written: check the disk"
+    ):
         saving.save(started(Serial()), tmp_path)
     assert list(tmp_path.rglob("*.h5")) == []
 
@@ -187,9 +232,21 @@ def test_a_slow_disk_is_a_sign_of_life(tmp_path):
 
 def test_who_goes_on_from_an_early_checkpoint_leaves_none_of_the_later_ones(tmp_path):
     whole_run(tmp_path, "--checkpoint.keep", "9")
-    saving.save(started(Serial(), 0, "--checkpoint.keep", "9"), tmp_path)  # as a signal in the first round does
+    saving.save(
+        started(Serial(), 0, "--checkpoint.keep", "9"), tmp_path
+    )  # as a signal in the first round does
     first = names.checkpoint_file(tmp_path, 0)
-    going = toy.job("local", *FLAGS, "--quiet", "--resume", str(first), "--rounds", "2", "--checkpoint.every", "0")
+    going = toy.job(
+        "local",
+        *FLAGS,
+        "--quiet",
+        "--resume",
+        str(first),
+        "--rounds",
+        "2",
+        "--checkpoint.every",
+        "0",
+    )
     assert run.run(going, Serial()) == DONE
     assert [checkpoint.rounds_of(path) for path in checkpoint.candidates(tmp_path)] == [2, 0]
 

@@ -1,4 +1,6 @@
-"""Which GPU a rank takes: one each where there are enough, the least taken one otherwise, by names and not numbers."""
+"""Which GPU a rank takes: one each where there are enough, the least taken one otherwise, by names
+and not numbers.
+"""
 
 from types import SimpleNamespace
 
@@ -21,7 +23,9 @@ def on_one_node(*seen: list[str]) -> dict:
 
 @pytest.mark.parametrize(("ranks", "gpus"), [(1, 4), (4, 4), (5, 2), (8, 3)])
 def test_where_all_see_the_same_gpus_a_rank_takes_local_rank_modulo_gpus(ranks, gpus):
-    seen = {rank: (rank % 2, [f"GPU-{rank % 2}{i}" for i in range(gpus)]) for rank in range(2 * ranks)}
+    seen = {
+        rank: (rank % 2, [f"GPU-{rank % 2}{i}" for i in range(gpus)]) for rank in range(2 * ranks)
+    }
     assert take(seen) == {rank: rank // 2 % gpus for rank in range(2 * ranks)}
 
 
@@ -53,12 +57,22 @@ def test_a_rank_without_a_gpu_takes_none_and_shares_none():
 
 def test_ranks_that_share_unasked_are_warned_of_with_a_hint_at_mps():
     text = crowded(sharers(on_one_node([A], [A])), None)
-    assert "ranks 0, 1 share one GPU" in text and "run.ranks_per_gpu = 2" in text and "nvidia-cuda-mps-control" in text
-    assert crowded(sharers(on_one_node([A], [A])), 2) == crowded(sharers(on_one_node([A], [B])), None) == ""
+    assert (
+        "ranks 0, 1 share one GPU" in text
+        and "run.ranks_per_gpu = 2" in text
+        and "nvidia-cuda-mps-control" in text
+    )
+    assert (
+        crowded(sharers(on_one_node([A], [A])), 2)
+        == crowded(sharers(on_one_node([A], [B])), None)
+        == ""
+    )
 
 
 def test_more_ranks_on_a_gpu_than_are_allowed_are_refused():
-    with pytest.raises(ConfigError, match=r"run.ranks_per_gpu = 2, but ranks 0, 1, 2 would share one GPU"):
+    with pytest.raises(
+        ConfigError, match=r"run.ranks_per_gpu = 2, but ranks 0, 1, 2 would share one GPU"
+    ):
         crowded(sharers(on_one_node([A], [A], [A])), 2)
 
 
@@ -71,7 +85,9 @@ def test_a_gpu_has_its_uuid_as_name_and_a_part_of_one_that_in_the_mask():
 
 def test_the_names_are_those_of_the_gpus_that_torch_sees(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=f"GPU-{i}"))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=f"GPU-{i}")
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
     assert visible("auto") == ["GPU-0", "GPU-1"]
     assert visible("cpu") == []
@@ -88,11 +104,19 @@ def test_a_job_that_wants_a_gpu_is_refused_where_there_is_none():
 def test_all_ranks_agree_on_devices_and_shares(monkeypatch):
     monkeypatch.setattr(sharing, "visible", lambda wanted: [A, B])
     monkeypatch.setattr(devices, "prepare", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16e9))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16e9)
+    )
     seats = spmd(6, lambda comm: seat.seat(job("fedavg", "--models.mix", "mlp"), comm), nodes=2)
     # ranks of two nodes: one has ranks 0, 2, 4 or 0, 1, 2, each with two GPUs
     assert sorted(s.device.index for s in seats) == [0, 0, 0, 0, 1, 1]
     assert sorted(s.share for s in seats) == [8e9] * 4 + [16e9] * 2
     assert all("share one GPU" in s.warning for s in seats)
     with pytest.raises(ConfigError, match="ranks_per_gpu = 1"):
-        spmd(6, lambda comm: seat.seat(job("fedavg", "--models.mix", "mlp", "--run.ranks_per_gpu", "1"), comm), nodes=2)
+        spmd(
+            6,
+            lambda comm: seat.seat(
+                job("fedavg", "--models.mix", "mlp", "--run.ranks_per_gpu", "1"), comm
+            ),
+            nodes=2,
+        )

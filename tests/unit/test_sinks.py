@@ -50,7 +50,9 @@ class Told(Sink):
 def told(monkeypatch) -> list:
     """What the sink `tensorboard`, which is a Told here, is told."""
     monkeypatch.setitem(SINKS, "tensorboard", Entry(f"{__name__}:Told", ""))
-    monkeypatch.setattr(Progress, "finish", lambda self, *_: None)  # no picture: it takes longer than the run
+    monkeypatch.setattr(
+        Progress, "finish", lambda self, *_: None
+    )  # no picture: it takes longer than the run
     monkeypatch.setattr(Told, "said", [])
     monkeypatch.setattr(Told, "fails", set())
     return Told.said
@@ -59,20 +61,48 @@ def told(monkeypatch) -> list:
 def run(folder: Path, *flags: str) -> int:
     """A run of three rounds in this process; its exit status."""
     place = toy.folder()
-    return main([str(Path(toy.__file__).with_suffix(".toml")), "--algorithm.name", "fedavg", "--models.mix", "mlp",
-                 "--data.name", str(place / "data.npz"), "--data.partition_file", str(place / "partition.h5"),
-                 "--quiet", "--checkpoint.every", "1", "--out", str(folder), *flags])  # fmt: skip
+    return main(
+        [
+            str(Path(toy.__file__).with_suffix(".toml")),
+            "--algorithm.name",
+            "fedavg",
+            "--models.mix",
+            "mlp",
+            "--data.name",
+            str(place / "data.npz"),
+            "--data.partition_file",
+            str(place / "partition.h5"),
+            "--quiet",
+            "--checkpoint.every",
+            "1",
+            "--out",
+            str(folder),
+            *flags,
+        ]
+    )
 
 
 def test_a_round_is_told_as_means_over_clients_sums_of_bytes_and_seconds_of_phases():
-    row = records.row(3, 4, 2, clients__accuracy=np.array([0.5, 0.25, np.nan, 0.75]), rounds__staleness=np.nan)
+    row = records.row(
+        3, 4, 2, clients__accuracy=np.array([0.5, 0.25, np.nan, 0.75]), rounds__staleness=np.nan
+    )
     found = numbers.numbers(row, HEADER["architectures"])
     assert found == {
-        "accuracy/mean": 0.5, "accuracy/std": pytest.approx(np.sqrt(1 / 24)),
-        "accuracy/min": 0.25, "accuracy/max": 0.75, "accuracy_of/cnn": 0.5, "accuracy_of/mlp": 0.5,
-        "loss/train": pytest.approx(1 / 3), "loss/test": pytest.approx(2 / 3), "traffic/down": 120.0,
-        "traffic/up": 18.0, "phases/train": 1.5, "phases/evaluate": 1.5, "phases/wait": 0.25, "rounds/seconds": 2.1,
-    }  # fmt: skip
+        "accuracy/mean": 0.5,
+        "accuracy/std": pytest.approx(np.sqrt(1 / 24)),
+        "accuracy/min": 0.25,
+        "accuracy/max": 0.75,
+        "accuracy_of/cnn": 0.5,
+        "accuracy_of/mlp": 0.5,
+        "loss/train": pytest.approx(1 / 3),
+        "loss/test": pytest.approx(2 / 3),
+        "traffic/down": 120.0,
+        "traffic/up": 18.0,
+        "phases/train": 1.5,
+        "phases/evaluate": 1.5,
+        "phases/wait": 0.25,
+        "rounds/seconds": 2.1,
+    }
 
 
 def test_of_very_many_clients_the_row_says_which_architectures_are_there():
@@ -81,24 +111,43 @@ def test_of_very_many_clients_the_row_says_which_architectures_are_there():
 
 
 def test_a_job_may_ask_for_any_sink_and_it_is_no_part_of_the_runs_identity():
-    jobs = [load_job(["--log.tensorboard", *more], environ={}) for more in ([], ["--log.wandb", "--log.mlflow"])]
-    assert [logs.wanted(job.log) for job in jobs] == [["tensorboard"], ["tensorboard", "wandb", "mlflow"]]
+    jobs = [
+        load_job(["--log.tensorboard", *more], environ={})
+        for more in ([], ["--log.wandb", "--log.mlflow"])
+    ]
+    assert [logs.wanted(job.log) for job in jobs] == [
+        ["tensorboard"],
+        ["tensorboard", "wandb", "mlflow"],
+    ]
     assert jobs[0].identity() == jobs[1].identity() == load_job([], environ={}).identity()
 
 
-def test_a_run_tells_its_sink_the_header_each_round_and_its_end_and_computes_the_same_bits(tmp_path, told):
+def test_a_run_tells_its_sink_the_header_each_round_and_its_end_and_computes_the_same_bits(
+    tmp_path, told
+):
     assert (run(tmp_path / "run", "--log.tensorboard"), run(tmp_path / "without")) == (0, 0)
     assert digest(tmp_path / "run") == digest(tmp_path / "without")
-    assert [words[:2] for words in told] == [("begin", "fedavg"), ("round", 1), ("round", 2), ("round", 3),
-                                             ("end", "finished")]  # fmt: skip
+    assert [words[:2] for words in told] == [
+        ("begin", "fedavg"),
+        ("round", 1),
+        ("round", 2),
+        ("round", 3),
+        ("end", "finished"),
+    ]
     want = load(tmp_path / "run").columns["clients/accuracy"]
-    assert [words[2]["accuracy/mean"] for words in told[1:4]] == [row[np.isfinite(row)].mean() for row in want]
+    assert [words[2]["accuracy/mean"] for words in told[1:4]] == [
+        row[np.isfinite(row)].mean() for row in want
+    ]
 
 
 def test_a_resumed_run_goes_on_with_its_log(tmp_path, told):
     assert run(tmp_path / "run", "--rounds", "2", "--log.tensorboard") == 0
     assert main(["--resume", str(tmp_path / "run"), "--rounds", "3", "--quiet"]) == 0
-    assert [words[:2] for words in told if words[0] == "round"] == [("round", 1), ("round", 2), ("round", 3)]
+    assert [words[:2] for words in told if words[0] == "round"] == [
+        ("round", 1),
+        ("round", 2),
+        ("round", 3),
+    ]
     assert [words[2] for words in told if words[0] == "begin"] == [0, 2]
 
 
@@ -113,7 +162,9 @@ def test_a_log_is_given_the_rounds_that_it_lacks_as_they_were(tmp_path, told, mo
 
 
 @pytest.mark.parametrize(("what", "left"), [(("round", 2), 4), (("end", "finished"), 5)])
-def test_a_sink_that_fails_in_mid_run_is_one_warning_and_the_run_goes_on(tmp_path, told, what, left, capsys):
+def test_a_sink_that_fails_in_mid_run_is_one_warning_and_the_run_goes_on(
+    tmp_path, told, what, left, capsys
+):
     Told.fails.add(what)
     assert run(tmp_path / "run", "--log.tensorboard") == 0
     assert load(tmp_path / "run").rounds == 3 and len(told) == left - (what[0] == "round")
@@ -133,17 +184,22 @@ def test_a_sink_that_cannot_begin_is_one_message_before_training(tmp_path, told,
 def test_where_rounds_are_done_a_sink_that_cannot_begin_is_a_warning(tmp_path, told, capsys):
     assert run(tmp_path / "run", "--rounds", "1") == 0
     Told.fails.add(("begin", "fedavg"))
-    assert main(["--resume", str(tmp_path / "run"), "--rounds", "2", "--log.tensorboard", "--quiet"]) == 0
+    assert (
+        main(["--resume", str(tmp_path / "run"), "--rounds", "2", "--log.tensorboard", "--quiet"])
+        == 0
+    )
     assert "warning: log.tensorboard: no room" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", SINKS)
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
-def test_a_missing_package_is_one_message_before_anything_is_made(tmp_path, name, flags, monkeypatch, capsys):
+def test_a_missing_package_is_one_message_before_anything_is_made(
+    tmp_path, name, flags, monkeypatch, capsys
+):
     monkeypatch.setitem(sys.modules, name, None)
     assert run(tmp_path / "run", f"--log.{name}", *flags) == 2
     err = capsys.readouterr().err
-    assert f'log.{name} needs the package {name}' in err and f'pip install "hpcfed[{name}]"' in err
+    assert f"log.{name} needs the package {name}" in err and f'pip install "hpcfed[{name}]"' in err
     assert "Traceback" not in err and not (tmp_path / "run").exists()
 
 

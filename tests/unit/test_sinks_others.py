@@ -1,4 +1,6 @@
-"""Weights & Biases and MLflow as sinks: against fakes that keep what they are given, and MLflow itself where it is."""
+"""Weights & Biases and MLflow as sinks: against fakes that keep what they are given, and MLflow
+itself where it is.
+"""
 
 import json
 import sys
@@ -26,7 +28,9 @@ class FakeWandB(ModuleType):
         self.begun.append(how | {"id": how["id"] or f"id{len(self.begun)}"})
         run = self.begun[-1]["id"]
         log = lambda numbers, step: self.logged.append((run, step, numbers["loss/train"]))  # noqa: E731
-        return SimpleNamespace(id=run, log=log, finish=lambda exit_code: self.ended.append(exit_code))
+        return SimpleNamespace(
+            id=run, log=log, finish=lambda exit_code: self.ended.append(exit_code)
+        )
 
 
 @pytest.fixture
@@ -50,10 +54,17 @@ def test_a_wandb_log_that_was_killed_is_begun_anew_with_all_rounds(tmp_path, wan
     for t in (1, 2, 3):
         log.round(t, row(t))  # and no end
     spoken("wandb", tmp_path, [(2, [3, 4], "finished")])
-    assert [(run, t) for run, t, _ in wandb.logged[3:]] == [("id1", 1), ("id1", 2), ("id1", 3), ("id1", 4)]
+    assert [(run, t) for run, t, _ in wandb.logged[3:]] == [
+        ("id1", 1),
+        ("id1", 2),
+        ("id1", 3),
+        ("id1", 4),
+    ]
 
 
-def test_wandb_is_offline_in_the_runs_folder_unless_the_environment_says_otherwise(tmp_path, wandb, monkeypatch):
+def test_wandb_is_offline_in_the_runs_folder_unless_the_environment_says_otherwise(
+    tmp_path, wandb, monkeypatch
+):
     spoken("wandb", tmp_path, [(0, [1], "finished")])
     monkeypatch.setenv("WANDB_MODE", "online")
     spoken("wandb", tmp_path, [(0, [1], "finished")])
@@ -64,11 +75,18 @@ def test_wandb_is_offline_in_the_runs_folder_unless_the_environment_says_otherwi
 
 def test_a_new_run_in_the_same_folder_has_a_new_id(tmp_path, wandb):
     spoken("wandb", tmp_path, [(0, [1, 2], "failed"), (0, [1, 2], "finished")])
-    assert [(run, t) for run, t, _ in wandb.logged] == [("id0", 1), ("id0", 2), ("id1", 1), ("id1", 2)]
+    assert [(run, t) for run, t, _ in wandb.logged] == [
+        ("id0", 1),
+        ("id0", 2),
+        ("id1", 1),
+        ("id1", 2),
+    ]
 
 
 class FakeMlflow:
-    """MlflowClient, as far as the sink uses it. kept: metrics and parameters of all runs, and how each ended."""
+    """MlflowClient, as far as the sink uses it. kept: metrics and parameters of all runs, and how
+    each ended.
+    """
 
     kept: dict = {}  # noqa: RUF012
 
@@ -108,7 +126,11 @@ def mlflow(monkeypatch) -> dict:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     metric = lambda key, value, timestamp, step: SimpleNamespace(key=key, value=value, step=step)  # noqa: E731
     entities = {"Metric": metric, "Param": lambda key, value: SimpleNamespace(key=key, value=value)}
-    modules = {"mlflow": {}, "mlflow.tracking": {"MlflowClient": FakeMlflow}, "mlflow.entities": entities}
+    modules = {
+        "mlflow": {},
+        "mlflow.tracking": {"MlflowClient": FakeMlflow},
+        "mlflow.entities": entities,
+    }
     for name, content in modules.items():
         module = ModuleType(name)
         vars(module).update(content)
@@ -120,7 +142,8 @@ def mlflow(monkeypatch) -> dict:
 def test_mlflow_gets_each_round_once_in_one_run_with_the_jobs_fields(tmp_path, mlflow):
     spoken("mlflow", tmp_path)
     assert [(run, m.step, m.value) for run, m in mlflow["metrics"] if m.key == "loss/train"] == [
-        ("run0", t, loss) for t, loss in LOSSES.items()]  # fmt: skip
+        ("run0", t, loss) for t, loss in LOSSES.items()
+    ]
     assert mlflow["ended"] == [("run0", "KILLED"), ("run0", "FINISHED")]
     assert dict(mlflow["params"])["algorithm.name"] == "local" and len(mlflow["params"]) == 6
     assert mlflow["uri"] == names.sink_folder(tmp_path, "mlflow").as_uri()

@@ -21,7 +21,8 @@ READY = sorted((Path(__file__).resolve().parents[2] / "slurm").glob("*.sbatch"))
 HERE = str(Path(sys.executable).parent)
 SMALL = ["--clients", "2", "--models.mix", "mlp"]
 
-# Stands in for hpcfed: notes what it was told, and ends with a status, at once or when it gets SIGUSR1.
+# Stands in for hpcfed: notes what it was told, and ends with a status, at once or when it gets
+# SIGUSR1.
 FAKE_HPCFED = """
 import json, os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -49,7 +50,9 @@ def program(folder: Path, name: str, text: str) -> None:
         return
     code = folder / f"{name}.py"
     code.write_text(text)
-    (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S {shlex.quote(str(code))} "$@"\n')
+    (folder / name).write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S {shlex.quote(str(code))} "$@"\n'
+    )
     (folder / name).chmod(0o755)
 
 
@@ -72,9 +75,15 @@ def told(folder: Path) -> list[list[str]]:
 def execute(text: str, folder: Path, sent: int = 0, status: int = 75, **env: str) -> int:
     """Run a script as Slurm does, with a signal when its run has begun; its exit status."""
     (folder / "job").write_text(text)
-    variables = os.environ | {"SLURM_JOB_ID": "7", "STATUS": str(status)} | env | ({"WAIT": "1"} if sent else {})
-    with subprocess.Popen(["bash", "job"], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          text=True) as job:  # fmt: skip
+    variables = (
+        os.environ
+        | {"SLURM_JOB_ID": "7", "STATUS": str(status)}
+        | env
+        | ({"WAIT": "1"} if sent else {})
+    )
+    with subprocess.Popen(
+        ["bash", "job"], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as job:
         assert job.stdout.readline() == "ready\n"
         if sent:
             job.send_signal(sent)
@@ -92,13 +101,23 @@ def test_a_ready_script_is_what_its_command_prints(path, capsys, monkeypatch):
 
 
 def test_there_is_a_ready_script_for_each_typical_cluster():
-    assert [path.stem for path in READY] == ["one-node", "paper", "scaling", "several-nodes", "sweep"]
+    assert [path.stem for path in READY] == [
+        "one-node",
+        "paper",
+        "scaling",
+        "several-nodes",
+        "sweep",
+    ]
 
 
-@pytest.mark.parametrize("word", ["a b", "$(touch x)", "`touch x`", "';touch x;'", "line\nbreak", "*", "-n", "\\"])
+@pytest.mark.parametrize(
+    "word", ["a b", "$(touch x)", "`touch x`", "';touch x;'", "line\nbreak", "*", "-n", "\\"]
+)
 def test_no_shell_reads_a_field_of_the_job(bin, word):
     assert execute(script.run(Batch("name"), ["--out", word]), bin, status=0) == 0
-    assert told(bin) == [["supervise", "--job", "7", "--", "mpirun", "python", "-m", "hpcfed.main", "--out", word]]
+    assert told(bin) == [
+        ["supervise", "--job", "7", "--", "mpirun", "python", "-m", "hpcfed.main", "--out", word]
+    ]
     assert not (bin / "x").exists()
 
 
@@ -109,18 +128,23 @@ def test_no_option_begins_a_line_of_its_own(value):
             script.run(batch, [])
 
 
-@pytest.mark.parametrize(("sent", "status", "starts", "queued"), [
-    (signal.SIGUSR1, 75, None, True),    # the time is nearly up
-    (signal.SIGUSR1, 138, None, True),   # it came before the run listened
-    (signal.SIGUSR1, 75, "9", True),
-    (signal.SIGUSR1, 75, "10", False),   # run.max_restarts
-    (signal.SIGUSR1, 0, None, False),    # it has just finished
-    (signal.SIGTERM, 75, None, False),   # a user wants it to stop
-    (0, 75, None, False),
-    (0, 1, None, False),
-    (0, 0, None, False),
-])  # fmt: skip
-def test_a_run_that_the_queue_stops_queues_itself_again_and_no_other_does(bin, sent, status, starts, queued):
+@pytest.mark.parametrize(
+    ("sent", "status", "starts", "queued"),
+    [
+        (signal.SIGUSR1, 75, None, True),  # the time is nearly up
+        (signal.SIGUSR1, 138, None, True),  # it came before the run listened
+        (signal.SIGUSR1, 75, "9", True),
+        (signal.SIGUSR1, 75, "10", False),  # run.max_restarts
+        (signal.SIGUSR1, 0, None, False),  # it has just finished
+        (signal.SIGTERM, 75, None, False),  # a user wants it to stop
+        (0, 75, None, False),
+        (0, 1, None, False),
+        (0, 0, None, False),
+    ],
+)
+def test_a_run_that_the_queue_stops_queues_itself_again_and_no_other_does(
+    bin, sent, status, starts, queued
+):
     more = {"SLURM_RESTART_COUNT": starts} if starts else {}
     assert execute(script.run(Batch("x"), []), bin, sent, status, **more) == status
     assert (bin / "queued").exists() is queued
@@ -136,7 +160,9 @@ def test_a_task_of_an_array_queues_itself_alone_with_its_own_fields(bin):
 
 def test_a_study_runs_on_each_number_of_ranks_in_a_folder_of_its_own(bin):
     assert execute(script.study(Batch("x"), [], "a b", [1, 4]), bin, status=0) == 0
-    assert [line[4:7] + line[-2:] for line in told(bin)] == [["mpirun", "-n", n, "--out", f"a b-{n}"] for n in "14"]
+    assert [line[4:7] + line[-2:] for line in told(bin)] == [
+        ["mpirun", "-n", n, "--out", f"a b-{n}"] for n in "14"
+    ]
     (bin / "told").unlink()
     assert execute(script.study(Batch("x"), ["--data.name", "a\nb"], "x", [1]), bin, status=0) == 0
     assert told(bin)[0][-4:] == ["--data.name", "a\nb", "--out", "x-1"]
@@ -146,7 +172,9 @@ def test_a_study_runs_on_each_number_of_ranks_in_a_folder_of_its_own(bin):
 
 
 def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, capsys, monkeypatch):
-    monkeypatch.setattr("hpcfed.slurm.asked.python_first", lambda _: [])  # so that the stand-in is found
+    monkeypatch.setattr(
+        "hpcfed.slurm.asked.python_first", lambda _: []
+    )  # so that the stand-in is found
     assert main(["submit", *SMALL, "--out", "run", "--chain", "3"]) == 0
     submitted = [json.loads(line) for line in (bin / "submitted").read_text().splitlines()]
     waits = [[], ["--dependency=afterany:101"], ["--dependency=afterany:102"]]
@@ -154,7 +182,10 @@ def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, c
     out = capsys.readouterr().out
     assert "jobs 101, 102, 103, one after the other; results in run" in out
     assert "`hpcfed doctor` finds out whether that works" in out
-    assert "scancel --state=PENDING 101 102 103; scancel --quiet --batch --signal=TERM 101 102 103" in out
+    assert (
+        "scancel --state=PENDING 101 102 103; scancel --quiet --batch --signal=TERM 101 102 103"
+        in out
+    )
     for _, text in submitted:
         assert execute(text, bin, signal.SIGUSR1) == 75
     assert not (bin / "queued").exists()
@@ -168,7 +199,9 @@ def test_a_script_brings_this_python_where_another_or_none_is_on_the_path(bin, c
     assert not (bin / "submitted").exists()
 
 
-def test_a_script_brings_this_python_where_jobs_begin_without_the_users_environment(bin, capsys, monkeypatch):
+def test_a_script_brings_this_python_where_jobs_begin_without_the_users_environment(
+    bin, capsys, monkeypatch
+):
     monkeypatch.setattr(sys, "executable", str(bin / "python"))  # which is first on the path
     for options in ([], ["--sbatch=--export=NONE"]):
         assert main(["submit", *SMALL, "--launcher", "mpirun", *options, "--dry-run"]) == 0
@@ -179,8 +212,23 @@ def test_a_script_brings_this_python_where_jobs_begin_without_the_users_environm
 
 
 def test_other_options_of_sbatch_stand_in_the_script_as_they_are(bin, capsys):
-    assert main(["submit", *SMALL, "--sbatch=--exclusive", "--sbatch", "-x n7 --mail-type=END", "--dry-run"]) == 0
-    assert "#SBATCH --requeue\n#SBATCH --exclusive\n#SBATCH -x n7 --mail-type=END\n" in capsys.readouterr().out
+    assert (
+        main(
+            [
+                "submit",
+                *SMALL,
+                "--sbatch=--exclusive",
+                "--sbatch",
+                "-x n7 --mail-type=END",
+                "--dry-run",
+            ]
+        )
+        == 0
+    )
+    assert (
+        "#SBATCH --requeue\n#SBATCH --exclusive\n#SBATCH -x n7 --mail-type=END\n"
+        in capsys.readouterr().out
+    )
     assert main(["submit", *SMALL, "--sbatch=--exclusive\nrm x", "--dry-run"]) == 2
 
 
@@ -190,11 +238,20 @@ def test_the_signal_comes_early_enough_for_the_runs_grace(bin, capsys, grace, no
     assert f"#SBATCH --signal=B:USR1@{notice}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("batch", "words"), [
-    (Batch("x", cpus_per_task=4), "mpirun --bind-to none python"),
-    (Batch("x", cpus_per_task=4, launcher=("srun", "--mpi=pmix")), "srun --mpi=pmix --cpus-per-task=4 python"),
-    (Batch("x", container="i m.sif", gpus_per_node="2"), "mpirun apptainer exec --nv 'i m.sif' python"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (Batch("x", cpus_per_task=4), "mpirun --bind-to none python"),
+        (
+            Batch("x", cpus_per_task=4, launcher=("srun", "--mpi=pmix")),
+            "srun --mpi=pmix --cpus-per-task=4 python",
+        ),
+        (
+            Batch("x", container="i m.sif", gpus_per_node="2"),
+            "mpirun apptainer exec --nv 'i m.sif' python",
+        ),
+    ],
+)
 def test_the_launcher_gets_cores_and_image(batch, words):
     assert f"{words} -m hpcfed.main" in script.run(batch, [])
 
@@ -207,12 +264,17 @@ def test_the_launcher_is_what_doctor_found_to_work(bin, monkeypatch):
     assert launcher() == ("/a b/mpirun",) and launcher("mpirun") == ("mpirun",)
 
 
-def test_where_nobody_asked_doctor_it_is_mpirun_where_there_is_one_and_srun_else(tmp_path, monkeypatch):
+def test_where_nobody_asked_doctor_it_is_mpirun_where_there_is_one_and_srun_else(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
     assert launcher("srun")[:2] == ("srun", "--mpi=pmix")
-    for listed, wanted in (("MPI plugin types are...\n\tnone\n\tpmi2", "pmi2"), ("\tpmix\n\tpmi2", "pmix")):
+    for listed, wanted in (
+        ("MPI plugin types are...\n\tnone\n\tpmi2", "pmi2"),
+        ("\tpmix\n\tpmi2", "pmix"),
+    ):
         program(tmp_path, "srun", f"#!/bin/sh\necho '{listed}' >&2\n")
         assert launcher()[:2] == ("srun", f"--mpi={wanted}")
     program(tmp_path, "mpirun", "#!/bin/sh\n")
@@ -223,19 +285,28 @@ def test_where_nobody_asked_doctor_it_is_mpirun_where_there_is_one_and_srun_else
     assert launcher("srun --mpi=pmi2 --cpu-bind=none") == ("srun", "--mpi=pmi2", "--cpu-bind=none")
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--no.such", "1"], "no field 'no.such'"),
-    (["--each", "--seed 1", "--each", "--rounds 3 --seed 1"], "tasks 0 and 1 write to the same folder"),
-    (["--each", "--seed 1", "--chain", "2"], "one of the three"),
-    (["--chain", "0"], "a chain of 1 or more"),
-    (["--ranks", "1,x"], "--ranks 1,x: numbers of ranks"),
-    (["--ranks", "1,1"], "tasks 0 and 1 write to the same folder"),
-    (["--ranks", "1,8", "--nodes", "2", "--ntasks-per-node", "2"], "--ranks 1,8: the job has 4 tasks"),
-    (["--nodes", "0"], "--nodes 0: give at least 1"),
-    (["--ntasks-per-node", "-1"], "--ntasks-per-node -1: give at least 1"),
-    (["--launcher", ""], "--launcher: it is empty"),
-    (["--each", "'--seed 1"], "--each '--seed 1: no closing quotation"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--no.such", "1"], "no field 'no.such'"),
+        (
+            ["--each", "--seed 1", "--each", "--rounds 3 --seed 1"],
+            "tasks 0 and 1 write to the same folder",
+        ),
+        (["--each", "--seed 1", "--chain", "2"], "one of the three"),
+        (["--chain", "0"], "a chain of 1 or more"),
+        (["--ranks", "1,x"], "--ranks 1,x: numbers of ranks"),
+        (["--ranks", "1,1"], "tasks 0 and 1 write to the same folder"),
+        (
+            ["--ranks", "1,8", "--nodes", "2", "--ntasks-per-node", "2"],
+            "--ranks 1,8: the job has 4 tasks",
+        ),
+        (["--nodes", "0"], "--nodes 0: give at least 1"),
+        (["--ntasks-per-node", "-1"], "--ntasks-per-node -1: give at least 1"),
+        (["--launcher", ""], "--launcher: it is empty"),
+        (["--each", "'--seed 1"], "--each '--seed 1: no closing quotation"),
+    ],
+)
 def test_what_cannot_be_run_is_refused_before_it_is_submitted(bin, capsys, words, said):
     assert main(["submit", *SMALL, *words]) == 2
     assert said in capsys.readouterr().err
@@ -250,8 +321,12 @@ def test_a_run_that_goes_on_is_not_submitted_once_more(bin, capsys, monkeypatch)
 
 
 def test_where_slurm_takes_a_part_of_a_chain_its_jobs_are_told(bin, capsys):
-    program(bin, "sbatch", "#!/bin/sh\nif [ -e taken ]; then echo 'sbatch: error: too many jobs' >&2; exit 1; fi\n"
-                           "echo 5 | tee taken\n")  # fmt: skip
+    program(
+        bin,
+        "sbatch",
+        "#!/bin/sh\nif [ -e taken ]; then echo 'sbatch: error: too many jobs' >&2; exit 1; fi\n"
+        "echo 5 | tee taken\n",
+    )
     assert main(["submit", *SMALL, "--chain", "3"]) == 2
     assert "too many jobs\n  submitted before that: 5; scancel" in capsys.readouterr().err
 
@@ -274,12 +349,22 @@ def test_a_job_on_cores_alone_has_a_rank_on_each_node(bin, capsys):
 def test_a_signal_before_the_run_begins_is_not_lost(bin):
     text = script.run(Batch("x", env=("kill -USR1 $$",)), [])  # while modules are loaded, say
     (bin / "job").write_text(text)
-    assert subprocess.run(["bash", "job"], env=os.environ | {"SLURM_JOB_ID": "7", "STATUS": "0"}).returncode == 75
-    assert not (bin / "told").exists() and json.loads((bin / "queued").read_text())[0] == ["requeue", "7"]
+    assert (
+        subprocess.run(
+            ["bash", "job"], env=os.environ | {"SLURM_JOB_ID": "7", "STATUS": "0"}
+        ).returncode
+        == 75
+    )
+    assert not (bin / "told").exists() and json.loads((bin / "queued").read_text())[0] == [
+        "requeue",
+        "7",
+    ]
 
 
 def test_a_signal_between_two_runs_of_a_study_begins_no_more(bin):
-    program(bin, "hpcfed", "#!/bin/sh\ntrap '' USR1\necho ran >> told\nkill -TERM $PPID\n")  # as it ends
+    program(
+        bin, "hpcfed", "#!/bin/sh\ntrap '' USR1\necho ran >> told\nkill -TERM $PPID\n"
+    )  # as it ends
     (bin / "job").write_text(script.study(Batch("x"), [], "s", [1, 2, 4]))
     assert subprocess.run(["bash", "job"], env=os.environ | {"SLURM_JOB_ID": "7"}).returncode == 75
     assert (bin / "told").read_text() == "ran\n"

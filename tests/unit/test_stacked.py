@@ -1,4 +1,6 @@
-"""Stacked clients: close to the eager engine, the same for any ranks, and only where all of it holds."""
+"""Stacked clients: close to the eager engine, the same for any ranks, and only where all of it
+holds.
+"""
 
 import math
 from functools import partial
@@ -20,7 +22,18 @@ from hpcfed.training import stacked
 from hpcfed.training.stacked import groups
 from tests.contract import toy
 
-ALIKE = ("--clients", "6", "--data.partition", "iid", "--participation", "1", "--local.batch", "5", "--rounds", "2")
+ALIKE = (
+    "--clients",
+    "6",
+    "--data.partition",
+    "iid",
+    "--participation",
+    "1",
+    "--local.batch",
+    "5",
+    "--rounds",
+    "2",
+)
 SGD = ("--local.optimiser", "sgd", "--local.lr", "0.05")
 PLAIN = (*SGD, *ALIKE, "--models.mix", "logistic")
 STACKED = ("--training.engine", "stacked")
@@ -39,13 +52,19 @@ def formed(*flags: str, cohort: list[int]) -> list[list[int]]:
 
 
 def outcomes(*flags: str, method: str = "fedavg") -> list[toy.Outcome]:
-    return [toy.run(Serial(), toy.job(method, *flags, *engine)) for engine in (STACKED, ("--training.engine", "eager"))]
+    return [
+        toy.run(Serial(), toy.job(method, *flags, *engine))
+        for engine in (STACKED, ("--training.engine", "eager"))
+    ]
 
 
 def distance(a: toy.Outcome, b: toy.Outcome) -> float:
     """The largest difference of a weight, or of a column of the clients' table."""
     weights = [(a.state[name] - b.state[name]).abs().max().item() for name in a.state]
-    columns = [np.nanmax(np.abs(a.column(n) - b.column(n))) for n in ("train_loss", "loss", "accuracy", "down", "up")]
+    columns = [
+        np.nanmax(np.abs(a.column(n) - b.column(n)))
+        for n in ("train_loss", "loss", "accuracy", "down", "up")
+    ]
     return max(*weights, *columns)
 
 
@@ -56,23 +75,37 @@ def sent(method: FedAvg, rounds: Rounds) -> dict[int, torch.Tensor]:
     return {k: torch.cat([v.flatten() for v in part.parts[0].value.values()]) for k, part in parts}
 
 
-@pytest.mark.parametrize("how", [
-    SGD, (*SGD, "--local.momentum", "0.9", "--local.weight_decay", "0.01"), ("--local.lr", "1e-3"),
-], ids=["sgd", "momentum", "adam"])  # fmt: skip
+@pytest.mark.parametrize(
+    "how",
+    [
+        SGD,
+        (*SGD, "--local.momentum", "0.9", "--local.weight_decay", "0.01"),
+        ("--local.lr", "1e-3"),
+    ],
+    ids=["sgd", "momentum", "adam"],
+)
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
 def test_stacked_clients_end_close_to_where_eager_ones_do(model: str, how: tuple[str, ...]):
     assert distance(*outcomes(*ALIKE, *how, "--models.mix", model, "--training.stack", "4")) < 1e-5
 
 
-@pytest.mark.parametrize("more", [("--algorithm.mu", "1"), ("--local.stragglers", "0.5", "--local.epochs", "3"),
-                                  ("--local.steps", "4")])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--algorithm.mu", "1"),
+        ("--local.stragglers", "0.5", "--local.epochs", "3"),
+        ("--local.steps", "4"),
+    ],
+)
 def test_a_proximal_term_and_stragglers_change_nothing_in_that(more: tuple[str, ...]):
     assert distance(*outcomes(*PLAIN, *more, method="fedprox")) < 1e-5
 
 
 def test_a_client_alone_in_its_group_has_the_traced_bits():
-    alone, traced = (toy.run(Serial(), toy.job("fedavg", *PLAIN, *flags)) for flags in (
-        (*STACKED, "--training.stack", "1"), ("--training.engine", "traced")))  # fmt: skip
+    alone, traced = (
+        toy.run(Serial(), toy.job("fedavg", *PLAIN, *flags))
+        for flags in ((*STACKED, "--training.stack", "1"), ("--training.engine", "traced"))
+    )
     assert toy.differences(alone, traced) == []
 
 
@@ -103,32 +136,59 @@ def test_clients_of_different_sizes_or_work_are_never_in_one_group():
 
 
 def test_evaluation_changes_nothing_in_what_stacked_clients_learn():
-    often, never = (toy.run(Serial(), toy.job("fedavg", *PLAIN, *STACKED, *flags)) for flags in (
-        ("--evaluate.common", "true"), ("--evaluate.every", "1000", "--evaluate.before", "false")))  # fmt: skip
-    assert toy.differences([often.state, often.column("train_loss")], [never.state, never.column("train_loss")]) == []
+    often, never = (
+        toy.run(Serial(), toy.job("fedavg", *PLAIN, *STACKED, *flags))
+        for flags in (
+            ("--evaluate.common", "true"),
+            ("--evaluate.every", "1000", "--evaluate.before", "false"),
+        )
+    )
+    assert (
+        toy.differences(
+            [often.state, often.column("train_loss")], [never.state, never.column("train_loss")]
+        )
+        == []
+    )
 
 
 def test_a_cohort_is_dealt_out_in_whole_groups():
     def ranks(comm) -> list[set[int]]:
         rounds = toy.start(comm, toy.job("fedavg", *PLAIN, *STACKED, "--training.stack", "2"))
         cohort = rounds.begin(0)
-        return [{rounds.placement[k] for k in ks} for ks in groups(rounds.fed, rounds.algorithm, cohort)]
+        return [
+            {rounds.placement[k] for k in ks} for ks in groups(rounds.fed, rounds.algorithm, cohort)
+        ]
 
-    assert all(sorted(map(len, found)) == [1, 1, 1] and len(set.union(*found)) == 3 for found in spmd(3, ranks))
+    assert all(
+        sorted(map(len, found)) == [1, 1, 1] and len(set.union(*found)) == 3
+        for found in spmd(3, ranks)
+    )
 
 
-@pytest.mark.parametrize("method, flags, why", [
-    ("fedavg", ("--local.keep_optimiser", "true"), "local.keep_optimiser is set"),
-    ("fedavg", ("--local.augment", "crop-flip"), "batches are augmented"),
-    ("fedavg", ("--models.mix", "resnet8"), "resnet8 has buffers"),
-    ("fedsgd", (), "the method trains clients in a way of its own"),
-    ("local", (), "clients keep weights"),
-])  # fmt: skip
-def test_what_cannot_be_stacked_is_traced_and_says_so_once(method: str, flags: tuple[str, ...], why: str, capsys):
-    got, want = (toy.run(Serial(), toy.job(method, *PLAIN, *flags, "--training.engine", engine))
-                 for engine in ("stacked", "traced"))  # fmt: skip
+@pytest.mark.parametrize(
+    "method, flags, why",
+    [
+        ("fedavg", ("--local.keep_optimiser", "true"), "local.keep_optimiser is set"),
+        ("fedavg", ("--local.augment", "crop-flip"), "batches are augmented"),
+        ("fedavg", ("--models.mix", "resnet8"), "resnet8 has buffers"),
+        ("fedsgd", (), "the method trains clients in a way of its own"),
+        ("local", (), "clients keep weights"),
+    ],
+)
+def test_what_cannot_be_stacked_is_traced_and_says_so_once(
+    method: str, flags: tuple[str, ...], why: str, capsys
+):
+    got, want = (
+        toy.run(Serial(), toy.job(method, *PLAIN, *flags, "--training.engine", engine))
+        for engine in ("stacked", "traced")
+    )
     assert toy.differences(got, want) == []
-    assert capsys.readouterr().err.count(f"cannot be stacked ({why}); they train with the traced engine") == 1
+    assert (
+        capsys.readouterr().err.count(
+            f"cannot be stacked ({why}); they train with the traced engine"
+        )
+        == 1
+    )
 
 
 def dropping(shape: tuple[int, ...], d: int) -> nn.Module:
@@ -138,7 +198,10 @@ def dropping(shape: tuple[int, ...], d: int) -> nn.Module:
 def test_dropout_draws_client_by_client_so_that_it_is_not_stacked(capsys, monkeypatch):
     monkeypatch.setitem(MODELS, "dropping", Entry(f"{__name__}:dropping", "of this test"))
     flags = (*PLAIN, "--models.mix", "dropping")
-    got, want = (toy.run(Serial(), toy.job("fedavg", *flags, "--training.engine", e)) for e in ("stacked", "traced"))
+    got, want = (
+        toy.run(Serial(), toy.job("fedavg", *flags, "--training.engine", e))
+        for e in ("stacked", "traced")
+    )
     assert toy.differences(got, want) == []
     assert capsys.readouterr().err.count("Method.loss cannot be stacked (vmap") == 1
 
@@ -153,17 +216,29 @@ class Poisoned(FedAvg):
 
 
 def test_a_member_of_a_group_that_diverges_is_named():
-    with pytest.raises(DivergedError, match=r"rank 0 of 1: client 3 \(logistic\): the loss is nan in round 1, epoch 1"):
+    with pytest.raises(
+        DivergedError,
+        match=r"rank 0 of 1: client 3 \(logistic\): the loss is nan in round 1, epoch 1",
+    ):
         sent(Poisoned(), start())
 
 
-@pytest.mark.parametrize("more, wanted", [
-    ((), "stacked"), (("--rounds", "100000"), "stacked"), (("--participation", "0.4"), "auto"),
-    (("--models.mix", "cnn", "--models.d", "512"), "auto"), (("--local.keep_optimiser", "true"), "auto"),
-    (("--data.partition", "dirichlet", "--data.sizes", "free", "--data.alpha", "5"), "auto"),
-    (("--training.engine", "eager"), "eager"), (("--algorithm.name", "local"), "auto"),
-])  # fmt: skip
-def test_auto_stacks_many_equal_clients_with_tiny_models_whatever_the_rounds(more: tuple[str, ...], wanted: str):
+@pytest.mark.parametrize(
+    "more, wanted",
+    [
+        ((), "stacked"),
+        (("--rounds", "100000"), "stacked"),
+        (("--participation", "0.4"), "auto"),
+        (("--models.mix", "cnn", "--models.d", "512"), "auto"),
+        (("--local.keep_optimiser", "true"), "auto"),
+        (("--data.partition", "dirichlet", "--data.sizes", "free", "--data.alpha", "5"), "auto"),
+        (("--training.engine", "eager"), "eager"),
+        (("--algorithm.name", "local"), "auto"),
+    ],
+)
+def test_auto_stacks_many_equal_clients_with_tiny_models_whatever_the_rounds(
+    more: tuple[str, ...], wanted: str
+):
     flags = (*PLAIN, "--clients", "12", "--training.stack", "6", *more)
     assert toy.start(Serial(), toy.job("fedavg", *flags)).fed.job.training.engine == wanted
 
@@ -175,7 +250,10 @@ def saved(folder: Path, *flags: str, **how: object) -> toy.Outcome:
 def test_a_run_goes_on_with_another_engine_of_the_same_bits_and_not_with_stacked(tmp_path: Path):
     saved(tmp_path, "--training.engine", "eager", rounds=1, save=tmp_path)
     assert saved(tmp_path, "--training.engine", "traced", resume=tmp_path).rows
-    with pytest.raises(CheckpointError, match="training.engine: stacked here, eager, traced or graphed in the checkp"):
+    with pytest.raises(
+        CheckpointError,
+        match="training.engine: stacked here, eager, traced or graphed in the checkp",
+    ):
         saved(tmp_path, *STACKED, resume=tmp_path)
 
 
@@ -183,21 +261,44 @@ def test_a_stacked_run_goes_on_with_groups_of_the_same_size_alone(tmp_path: Path
     saved(tmp_path, *STACKED, rounds=1, save=tmp_path)
     with pytest.raises(CheckpointError, match="training.stack: 8 here, 16 in the checkpoint"):
         saved(tmp_path, *STACKED, "--training.stack", "8", resume=tmp_path)
-    with pytest.raises(CheckpointError, match="training.engine: eager, traced or graphed here, stacked in the checkp"):
+    with pytest.raises(
+        CheckpointError,
+        match="training.engine: eager, traced or graphed here, stacked in the checkp",
+    ):
         saved(tmp_path, "--training.engine", "eager", resume=tmp_path)
 
 
 def test_clients_of_a_population_are_stacked_though_each_has_memory_of_its_own():
-    words = ("--algorithm.name", "fedavg", "--data.name", "synthetic", "--data.partition", "natural",
-             "--data.examples", "20", "--clients", "8", "--rounds", "2", "--models.mix", "logistic", *SGD)  # fmt: skip
-    got, want = (toy.run(Serial(), load([*words, "--training.engine", e], environ={})) for e in ("stacked", "eager"))
+    words = (
+        "--algorithm.name",
+        "fedavg",
+        "--data.name",
+        "synthetic",
+        "--data.partition",
+        "natural",
+        "--data.examples",
+        "20",
+        "--clients",
+        "8",
+        "--rounds",
+        "2",
+        "--models.mix",
+        "logistic",
+        *SGD,
+    )
+    got, want = (
+        toy.run(Serial(), load([*words, "--training.engine", e], environ={}))
+        for e in ("stacked", "eager")
+    )
     assert distance(got, want) < 1e-5 and toy.differences(got, want) != []
 
 
 def test_joined_shards_hold_their_examples_one_after_the_other():
     x, y, device = np.arange(12).reshape(6, 2), np.arange(6), torch.device("cpu")
     shard = partial(Shard, device=device)
-    for parts in ([shard(x, y, np.array([4, 1])), shard(x, y, np.array([0]))],
-                  [shard(x.copy(), y, np.array([4, 1])), shard(x, y, np.array([0]))]):  # fmt: skip
+    for parts in (
+        [shard(x, y, np.array([4, 1])), shard(x, y, np.array([0]))],
+        [shard(x.copy(), y, np.array([4, 1])), shard(x, y, np.array([0]))],
+    ):
         own, labels = joined(parts).batch(np.array([2, 0]))
         assert own.tolist() == [[0, 1], [8, 9]] and labels.tolist() == [0, 4]

@@ -26,8 +26,11 @@ def results(folder: Path, rounds: int = 10, **about: object) -> Results:
 
 
 def row(accuracy: float) -> dict[str, object]:
-    return {"clients/accuracy": np.array([accuracy, accuracy]), "clients/train_loss": np.array([1.0, 2.0]),
-            "rounds/seconds": 2.0}  # fmt: skip
+    return {
+        "clients/accuracy": np.array([accuracy, accuracy]),
+        "clients/train_loss": np.array([1.0, 2.0]),
+        "rounds/seconds": 2.0,
+    }
 
 
 def written(run: Results, rounds: int) -> Path:
@@ -71,7 +74,10 @@ def test_rounds_that_are_only_in_the_journal_count(tmp_path):
         run.append(row(0.75))
     run._extend(run._journal)
     assert names.journal_file(run.path).exists()
-    assert (states.state(tmp_path / "run").rounds, states.state(tmp_path / "run").accuracy) == (5, 0.75)
+    assert (states.state(tmp_path / "run").rounds, states.state(tmp_path / "run").accuracy) == (
+        5,
+        0.75,
+    )
 
 
 def test_old_signs_are_those_of_a_run_that_was_killed(tmp_path):
@@ -82,7 +88,11 @@ def test_old_signs_are_those_of_a_run_that_was_killed(tmp_path):
 
 
 def test_a_run_without_signs_has_ended_and_says_how(tmp_path):
-    for ended, rounds, word in [("stopped", 4, "stopped"), ("finished", 10, "finished"), (None, 4, "ended early")]:
+    for ended, rounds, word in [
+        ("stopped", 4, "stopped"),
+        ("finished", 10, "finished"),
+        (None, 4, "ended early"),
+    ]:
         about = {"ended": ended} if ended else {}
         assert states.state(written(results(tmp_path / word, **about), rounds)).word == word
 
@@ -94,7 +104,10 @@ def test_a_run_without_a_watchdog_goes_on_while_it_writes(tmp_path):
     age(run.path, 100)
     assert states.state(tmp_path / "run").word == "going on"
     age(run.path, 1000)
-    assert (states.state(tmp_path / "run").word, states.state(tmp_path / "run").since) == ("stale", NOW - 1000)
+    assert (states.state(tmp_path / "run").word, states.state(tmp_path / "run").since) == (
+        "stale",
+        NOW - 1000,
+    )
 
 
 def test_a_folder_without_results_and_a_damaged_file_are_states_too(tmp_path):
@@ -105,7 +118,9 @@ def test_a_folder_without_results_and_a_damaged_file_are_states_too(tmp_path):
 
 
 def test_a_sweep_lists_its_runs_with_those_that_failed_or_are_not_begun(tmp_path, capsys):
-    sweep = Sweep(tmp_path / "s", [], ".", 1, "", tuple(Member(name, [], {"rounds": 10}) for name in "abcd"))
+    sweep = Sweep(
+        tmp_path / "s", [], ".", 1, "", tuple(Member(name, [], {"rounds": 10}) for name in "abcd")
+    )
     store.write(sweep)
     written(results(sweep.folder / "a", ended="finished"), 10)
     store.note(sweep, "b", End(2, "hpcfed: no data", NOW))
@@ -133,12 +148,21 @@ def test_tail_prints_the_last_rounds_with_the_accuracy_of_the_last_evaluation(tm
 def test_tail_follows_what_comes_until_the_run_is_finished(tmp_path, monkeypatch, capsys):
     run = results(tmp_path / "run", rounds=4)
     written(run, 1)
-    steps = iter([lambda: stop(run), lambda: journaled(run), lambda: back(run), lambda: written(run, 3)])
+    steps = iter(
+        [lambda: stop(run), lambda: journaled(run), lambda: back(run), lambda: written(run, 3)]
+    )
     monkeypatch.setattr(tail, "sleep", lambda _: next(steps)())
     assert tail.tail(tmp_path / "run", follow=True) == 0
     told = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
-    assert told == ["round 1/4", "stopped after round 1; waiting until it goes on", "round 2/4",
-                    "goes on after round 1, from a checkpoint", "round 2/4", "round 3/4", "round 4/4"]  # fmt: skip
+    assert told == [
+        "round 1/4",
+        "stopped after round 1; waiting until it goes on",
+        "round 2/4",
+        "goes on after round 1, from a checkpoint",
+        "round 2/4",
+        "round 3/4",
+        "round 4/4",
+    ]
 
 
 def stop(run: Results) -> None:
@@ -171,9 +195,11 @@ def test_ctrl_c_ends_tail_without_a_traceback(tmp_path, monkeypatch):
 
 def test_wrong_paths_and_numbers_are_one_message(tmp_path, capsys):
     written(results(tmp_path / "run"), 1)
-    for words, message in [(["status", str(tmp_path / "absent")], "absent: there is no such file or folder"),
-                           (["tail", str(tmp_path / "absent")], "absent"),
-                           (["tail", str(tmp_path / "run"), "-n", "-1"], "give at least 0")]:  # fmt: skip
+    for words, message in [
+        (["status", str(tmp_path / "absent")], "absent: there is no such file or folder"),
+        (["tail", str(tmp_path / "absent")], "absent"),
+        (["tail", str(tmp_path / "run"), "-n", "-1"], "give at least 0"),
+    ]:
         assert cli.main(words) == 2
         out, err = capsys.readouterr()
         assert out == "" and message in err

@@ -51,7 +51,15 @@ def bits(array: np.ndarray | torch.Tensor) -> bytes:
     return array.tobytes()
 
 
-TENSORS = [torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+TENSORS = [
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+]
 
 
 @pytest.mark.parametrize("dtype", TENSORS, ids=str)
@@ -102,7 +110,9 @@ def test_any_text_and_any_integer_is_a_key(item):
     assert equal(back(item), item)
 
 
-@pytest.mark.parametrize("item", [{1, 2}, object(), np.array(["a"]), {True: 1}, {1.5: 1}, [{"x": b"bytes"}]])
+@pytest.mark.parametrize(
+    "item", [{1, 2}, object(), np.array(["a"]), {True: 1}, {1.5: 1}, [{"x": b"bytes"}]]
+)
 def test_other_types_are_refused(item):
     with pytest.raises(CheckpointError, match="cannot save"):
         back(item)
@@ -142,7 +152,9 @@ def test_a_file_that_is_replaced_stays_readable_as_it_was(tmp_path):
     assert value_of(tmp_path / "a.h5") == 2
 
 
-def test_damage_in_a_large_file_is_found_when_its_stretch_is_read_and_at_once_when_all_is_checked(tmp_path):
+def test_damage_in_a_large_file_is_found_when_its_stretch_is_read_and_at_once_when_all_is_checked(
+    tmp_path,
+):
     path, values = tmp_path / "a.h5", np.arange(CHUNK // 2)
     with replacing(path, "test") as file:
         file["first"], file["last"] = values, values
@@ -157,8 +169,22 @@ def test_damage_in_a_large_file_is_found_when_its_stretch_is_read_and_at_once_wh
         pass
 
 
-ODD = [0.0, float("nan"), 3, "3", None, True, [1], {"a": torch.tensor(1)}, {"a": torch.tensor(1.0)}, np.arange(2),
-       torch.tensor([-0.0]), torch.tensor([0.0]), torch.tensor([[0.0]]), torch.tensor([float("nan")])]  # fmt: skip
+ODD = [
+    0.0,
+    float("nan"),
+    3,
+    "3",
+    None,
+    True,
+    [1],
+    {"a": torch.tensor(1)},
+    {"a": torch.tensor(1.0)},
+    np.arange(2),
+    torch.tensor([-0.0]),
+    torch.tensor([0.0]),
+    torch.tensor([[0.0]]),
+    torch.tensor([float("nan")]),
+]
 
 
 def test_values_are_the_same_only_bit_for_bit():
@@ -169,19 +195,31 @@ def test_values_are_the_same_only_bit_for_bit():
 def test_plain_hdf5_tools_read_a_sealed_file(tmp_path):
     save(tmp_path / "a.h5", 1)
     with h5py.File(tmp_path / "a.h5") as file:
-        assert (file.attrs["format"], file.attrs["format_version"], file.userblock_size) == ("test", 1, BLOCK)
+        assert (file.attrs["format"], file.attrs["format_version"], file.userblock_size) == (
+            "test",
+            1,
+            BLOCK,
+        )
 
 
 def test_another_format_and_another_version_are_refused(tmp_path, monkeypatch):
     save(tmp_path / "a.h5", 1)
-    with pytest.raises(CheckpointError, match="holds test, not other"), opened(tmp_path / "a.h5", "other"):
+    with (
+        pytest.raises(CheckpointError, match="holds test, not other"),
+        opened(tmp_path / "a.h5", "other"),
+    ):
         pass
     monkeypatch.setitem(VERSIONS, "test", (3, 2))
-    with pytest.raises(CheckpointError, match="version 1, but this hpcfed reads version 3 and 2; use the hpcfed that"):
+    with pytest.raises(
+        CheckpointError,
+        match="version 1, but this hpcfed reads version 3 and 2; use the hpcfed that",
+    ):
         value_of(tmp_path / "a.h5")
     save(tmp_path / "a.h5", 1)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="version 3, but this hpcfed reads version 1; use a newer hpcfed"):
+    with pytest.raises(
+        CheckpointError, match="version 3, but this hpcfed reads version 1; use a newer hpcfed"
+    ):
         value_of(tmp_path / "a.h5")
 
 
@@ -194,7 +232,9 @@ def test_a_foreign_file_is_refused(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file/a.h5: cannot be written: .*choose another run folder"):
+    with pytest.raises(
+        CheckpointError, match="file/a.h5: cannot be written: .*choose another run folder"
+    ):
         save(tmp_path / "file" / "a.h5", 1)
 
 
@@ -212,7 +252,9 @@ except CheckpointError as error:
 """
 
 
-@pytest.mark.parametrize(("parts", "size"), [(1, 100_000), (40, 1000)], ids=["one large", "many small"])
+@pytest.mark.parametrize(
+    ("parts", "size"), [(1, 100_000), (40, 1000)], ids=["one large", "many small"]
+)
 def test_a_full_disk_is_one_message_and_harms_nothing(tmp_path, parts, size):
     save(tmp_path / "a.h5", 1)
     command = [sys.executable, "-c", FULL, str(tmp_path / "a.h5"), str(parts), str(size)]

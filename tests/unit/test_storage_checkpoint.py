@@ -23,11 +23,16 @@ REPOSITORY = Path(hpcfed.__file__).parents[1]
 REFUSED = r"round-000020.*.h5: (damaged|not a file of hpcfed)"
 
 
-def save(run: Path, rounds: int, weight: float = 1.0, clients: int = 3, ranks: int = 2, **header: object) -> Path:
+def save(
+    run: Path, rounds: int, weight: float = 1.0, clients: int = 3, ranks: int = 2, **header: object
+) -> Path:
     """A checkpoint of so many ranks; client k is on rank k modulo ranks."""
     index, about = names.checkpoint_file(run, rounds), About(rounds, ranks, header)
     folder = checkpoint.fresh(index)
-    parts = {r: write_part(folder, r, about, items(r, weight, clients, ranks).items) for r in range(ranks)}
+    parts = {
+        r: write_part(folder, r, about, items(r, weight, clients, ranks).items)
+        for r in range(ranks)
+    }
     write_index(folder, about, parts)
     return index
 
@@ -39,7 +44,10 @@ def part(index: Path, rank: int) -> Path:
 def items(rank: int, weight: float = 1.0, clients: int = 3, ranks: int = 2) -> dict[str, object]:
     shared = {} if rank else {"state": Params({"head.weight": torch.full((2, 2), weight)})}
     mine = range(rank, clients, ranks)
-    return shared | {f"clients/{k}": {"model": Params({"body.weight": torch.full((3,), weight * k)})} for k in mine}
+    return shared | {
+        f"clients/{k}": {"model": Params({"body.weight": torch.full((3,), weight * k)})}
+        for k in mine
+    }
 
 
 def read(path: Path) -> None:
@@ -56,7 +64,9 @@ def files(index: Path) -> list[Path]:
 def rounds_kept(run: Path) -> list[int]:
     """Of the checkpoints in a run folder; fails if there is anything else."""
     found = sorted((run / "checkpoints").glob("*.h5"))
-    assert sorted((run / "checkpoints").iterdir()) == sorted([*found, *map(names.parts_folder, found)])
+    assert sorted((run / "checkpoints").iterdir()) == sorted(
+        [*found, *map(names.parts_folder, found)]
+    )
     return [checkpoint.rounds_of(path) for path in found]
 
 
@@ -73,7 +83,10 @@ def test_a_checkpoint_comes_back_item_by_item(tmp_path):
 
 def test_an_unknown_item_is_refused(tmp_path):
     save(tmp_path, 20)
-    with open_checkpoint(tmp_path) as saved, pytest.raises(CheckpointError, match="no item 'clients/7'"):
+    with (
+        open_checkpoint(tmp_path) as saved,
+        pytest.raises(CheckpointError, match="no item 'clients/7'"),
+    ):
         saved.get("clients/7")
 
 
@@ -142,7 +155,9 @@ def test_a_part_that_is_missing_or_of_another_checkpoint_is_refused(tmp_path):
     index, other = save(tmp_path, 20), save(tmp_path, 30, weight=2.0)
     second = part(index, 1)
     second.write_bytes(part(other, 1).read_bytes())
-    with pytest.raises(CheckpointError, match="another part than the one that round-000020.h5 was written with"):
+    with pytest.raises(
+        CheckpointError, match="another part than the one that round-000020.h5 was written with"
+    ):
         read(index)
     second.unlink()
     with pytest.raises(CheckpointError, match="rank-0001.h5: cannot be read: .*No such file"):
@@ -191,7 +206,9 @@ def test_a_checkpoint_that_lacks_only_its_index_gets_it(tmp_path):
         assert saved.names() == ["state", *(f"clients/{k}" for k in range(3))]
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, lambda part: part.write_bytes(b"")], ids=["missing", "empty"])
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, lambda part: part.write_bytes(b"")], ids=["missing", "empty"]
+)
 def test_a_checkpoint_that_lacks_a_part_stays_unfinished(tmp_path, harm: Callable[[Path], object]):
     folder = without_index(tmp_path, 20)
     harm(names.part_file(folder, 1))
@@ -200,7 +217,9 @@ def test_a_checkpoint_that_lacks_a_part_stays_unfinished(tmp_path, harm: Callabl
     assert newest(tmp_path) is None
 
 
-def test_a_round_that_is_saved_again_touches_no_part_of_its_checkpoint_until_the_new_one_is_whole(tmp_path):
+def test_a_round_that_is_saved_again_touches_no_part_of_its_checkpoint_until_the_new_one_is_whole(
+    tmp_path,
+):
     index = save(tmp_path, 20)
     before = index.read_bytes()
     save(tmp_path, 20, weight=2.0)
@@ -212,7 +231,11 @@ def test_a_round_that_is_saved_again_touches_no_part_of_its_checkpoint_until_the
     assert checkpoint.unfinished(tmp_path) == [again]
     adopt(again, most=20)
     checkpoint.prune(tmp_path, keep=2)
-    assert not checkpoint.unfinished(tmp_path) and not names.parts_folder(index).exists() and again.exists()
+    assert (
+        not checkpoint.unfinished(tmp_path)
+        and not names.parts_folder(index).exists()
+        and again.exists()
+    )
     read(index)
 
 
@@ -238,7 +261,9 @@ def test_a_damaged_checkpoint_offers_the_newest_valid_one(tmp_path):
 def test_without_another_valid_checkpoint_the_message_says_start_anew(tmp_path):
     path = save(tmp_path, 10)
     path.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="no other valid checkpoint .* start anew without --resume"):
+    with pytest.raises(
+        CheckpointError, match="no other valid checkpoint .* start anew without --resume"
+    ):
         open_checkpoint(path)
 
 
@@ -257,7 +282,9 @@ parts.write_part(folder, 0, parts.About(20, 1, {}), items)
 def test_a_writer_killed_half_way_leaves_the_checkpoint_before(tmp_path):
     save(tmp_path, 10)
     command = [sys.executable, "-c", HALF, str(tmp_path)]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
         assert writer.stdout.readline() == b"half\n"
         writer.kill()
     with open_checkpoint(tmp_path) as saved:
@@ -268,11 +295,19 @@ def test_a_writer_killed_half_way_leaves_the_checkpoint_before(tmp_path):
 
 
 def test_the_same_job_passes():
-    same_job({"seed": 1, "mix": ("a", "b"), "run": {"threads": 1}}, {"seed": 1, "mix": ["a", "b"]}, {"run"})
+    same_job(
+        {"seed": 1, "mix": ("a", "b"), "run": {"threads": 1}},
+        {"seed": 1, "mix": ["a", "b"]},
+        {"run"},
+    )
 
 
 def test_fields_of_another_job_are_listed():
-    ours = {"local": {"lr": 0.1, "epochs": 1}, "rounds": 50, "algorithm": {"name": "fedprox", "mu": 0.1}}
+    ours = {
+        "local": {"lr": 0.1, "epochs": 1},
+        "rounds": 50,
+        "algorithm": {"name": "fedprox", "mu": 0.1},
+    }
     theirs = {"local": {"lr": 0.01, "epochs": 1}, "rounds": 20, "algorithm": {"name": "fedavg"}}
     with pytest.raises(CheckpointError) as caught:
         same_job(ours, theirs, ignore={"rounds"})

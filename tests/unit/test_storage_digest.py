@@ -14,7 +14,9 @@ from hpcfed.storage.parts import About, write_index, write_part
 from hpcfed.storage.results import Results
 
 
-def digest_of(run: Path, accuracy: float = 0.5, weight: float = 1, seconds: float = 1, ranks: int = 1) -> str:
+def digest_of(
+    run: Path, accuracy: float = 0.5, weight: float = 1, seconds: float = 1, ranks: int = 1
+) -> str:
     """The digest of a small run."""
     made = Results(run, {"ranks": ranks, "placement": [ranks - 1] * 3}, {})
     for _ in range(4):
@@ -29,7 +31,9 @@ def digest_of(run: Path, accuracy: float = 0.5, weight: float = 1, seconds: floa
 def save(run: Path, *items: dict[str, object]) -> None:
     """A checkpoint of so many ranks, by what each has."""
     folder, about = names.parts_folder(names.checkpoint_file(run, 4)), About(4, len(items), {})
-    write_index(folder, about, {r: write_part(folder, r, about, has.items) for r, has in enumerate(items)})
+    write_index(
+        folder, about, {r: write_part(folder, r, about, has.items) for r, has in enumerate(items)}
+    )
 
 
 def test_digests_are_equal_for_equal_results_whatever_the_ranks_times_and_folder(tmp_path):

@@ -81,7 +81,9 @@ def test_gaps_are_nan(tmp_path):
 
 def test_an_unknown_column_is_named_with_the_nearest(tmp_path):
     run_of(tmp_path, 1)
-    with pytest.raises(CheckpointError, match="no column 'clients/acuracy'; did you mean 'clients/accuracy'"):
+    with pytest.raises(
+        CheckpointError, match="no column 'clients/acuracy'; did you mean 'clients/accuracy'"
+    ):
         load(tmp_path).column("clients/acuracy")
 
 
@@ -92,7 +94,9 @@ def test_a_cell_that_is_no_number_or_vector_is_refused(tmp_path, value):
 
 
 def test_unforced_writes_take_at_most_two_percent_of_the_time(tmp_path, monkeypatch):
-    clock = iter([0.0, 1.0, 2.0, 50.9, 152.1, 152.1, 152.2])  # made; written from 1 to 2; skipped; written from 152.1
+    clock = iter(
+        [0.0, 1.0, 2.0, 50.9, 152.1, 152.1, 152.2]
+    )  # made; written from 1 to 2; skipped; written from 152.1
     monkeypatch.setattr(results, "monotonic", lambda: next(clock))
     made = Results(tmp_path, {}, {})
     seen = []
@@ -135,7 +139,9 @@ def test_a_resumed_run_keeps_the_history_of_its_ranks(tmp_path):
 
 def test_results_that_end_before_the_checkpoint_are_refused(tmp_path):
     run_of(tmp_path, 3)
-    with pytest.raises(CheckpointError, match="holds 3 rounds, the checkpoint 4; resume from an earlier"):
+    with pytest.raises(
+        CheckpointError, match="holds 3 rounds, the checkpoint 4; resume from an earlier"
+    ):
         Results.resume(tmp_path, 4, {})
 
 
@@ -150,7 +156,9 @@ def test_results_without_their_journal_are_replaced_by_the_copy_of_a_checkpoint(
 
 
 def test_missing_results_say_what_to_do(tmp_path):
-    with pytest.raises(CheckpointError, match=r"results.h5: cannot be read: .*\n  give the folder of a run"):
+    with pytest.raises(
+        CheckpointError, match=r"results.h5: cannot be read: .*\n  give the folder of a run"
+    ):
         load(tmp_path)
 
 

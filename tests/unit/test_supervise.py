@@ -1,4 +1,6 @@
-"""A supervised run is started again as long as that helps, and is left alone when it is done, wrong or told to stop."""
+"""A supervised run is started again as long as that helps, and is left alone when it is done, wrong
+or told to stop.
+"""
 
 import json
 import os
@@ -21,7 +23,8 @@ from hpcfed.storage.results import Results
 from tests.contract import toy
 from tests.mpirun import environment
 
-# A run that ends as a plan says: each start takes the next [status, files], and notes its arguments.
+# A run that ends as a plan says: each start takes the next [status, files], and notes its
+# arguments.
 FAKE = """
 import json, os, signal, sys
 from pathlib import Path
@@ -45,7 +48,9 @@ sys.exit(status)
 
 
 class Case:
-    """A plan, [status, rounds saved, or 0: none but results, or None] for each start, and what comes of it."""
+    """A plan, [status, rounds saved, or 0: none but results, or None] for each start, and what
+    comes of it.
+    """
 
     def __init__(self, folder: Path, *steps: list):
         self.run, self.plan, self.fake = folder / "run", folder / "plan.json", folder / "fake.py"
@@ -56,7 +61,11 @@ class Case:
     def files(self, rounds: int | None) -> list[str]:
         """What a start leaves."""
         checkpoint = [names.checkpoint_file(self.run, rounds)] if rounds else []
-        return [] if rounds is None else [str(path) for path in (names.results_file(self.run), *checkpoint)]
+        return (
+            []
+            if rounds is None
+            else [str(path) for path in (names.results_file(self.run), *checkpoint)]
+        )
 
     def held(self, *rounds: int, **header: object) -> None:
         """A run that lies there before, with checkpoints after so many rounds."""
@@ -66,16 +75,39 @@ class Case:
             names.checkpoint_file(self.run, t).touch()
 
     def words(self, *flags: str, options: tuple[str, ...] = ()) -> list[str]:
-        job = ["--clients", "2", "--models.mix", "mlp", "--rounds", "6", "--out", str(self.run), *flags]
-        return ["supervise", *options, "--", sys.executable, str(self.fake), str(self.plan), "hpcfed.main", *job]
+        job = [
+            "--clients",
+            "2",
+            "--models.mix",
+            "mlp",
+            "--rounds",
+            "6",
+            "--out",
+            str(self.run),
+            *flags,
+        ]
+        return [
+            "supervise",
+            *options,
+            "--",
+            sys.executable,
+            str(self.fake),
+            str(self.plan),
+            "hpcfed.main",
+            *job,
+        ]
 
     def starts(self) -> list[str]:
         """The last flag of each start."""
-        return [next(word for word in reversed(words) if word.startswith("--")) for words in self.told()]
+        return [
+            next(word for word in reversed(words) if word.startswith("--")) for words in self.told()
+        ]
 
     def told(self) -> list[list[str]]:
         """The arguments of each start."""
-        return [json.loads(line) for line in self.plan.with_suffix(".told").read_text().splitlines()]
+        return [
+            json.loads(line) for line in self.plan.with_suffix(".told").read_text().splitlines()
+        ]
 
 
 @pytest.mark.parametrize("status", [75, 137, 1, -signal.SIGKILL])
@@ -103,7 +135,9 @@ def test_results_that_the_run_did_not_make_are_never_overwritten(tmp_path):
 
 def test_a_checkpoint_of_which_only_the_index_is_missing_is_gone_on_with(tmp_path):
     case = Case(tmp_path, [0, 6])
-    job = toy.job("local", "--models.mix", "mlp", "--rounds", "1", "--quiet", "--out", str(case.run))
+    job = toy.job(
+        "local", "--models.mix", "mlp", "--rounds", "1", "--quiet", "--out", str(case.run)
+    )
     assert run.run(job, Serial()) == DONE
     names.checkpoint_file(case.run, 1).unlink()
     assert main(case.words()) == 0
@@ -167,11 +201,16 @@ def test_a_start_that_wrote_nothing_leaves_the_next_one_to_begin_as_the_job_says
     assert [words[-1] for words in case.told()] == [told[-1], told[-1], str(case.run)]
 
 
-@pytest.mark.parametrize(("header", "flag"), [
-    ({JOB_ID: "8"}, "--resume"), ({JOB_ID: "7"}, "--resume"),
-    ({JOB_ID: "", "history": [{JOB_ID: "7"}]}, "--resume"),  # gone on with by hand since
-    ({JOB_ID: "6", "history": [{}]}, "--overwrite"), ({}, "--overwrite"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("header", "flag"),
+    [
+        ({JOB_ID: "8"}, "--resume"),
+        ({JOB_ID: "7"}, "--resume"),
+        ({JOB_ID: "", "history": [{JOB_ID: "7"}]}, "--resume"),  # gone on with by hand since
+        ({JOB_ID: "6", "history": [{}]}, "--overwrite"),
+        ({}, "--overwrite"),
+    ],
+)
 def test_batch_jobs_go_on_with_what_one_of_them_began_whatever_the_job_says_and_with_nothing_else(
     tmp_path, header, flag
 ):
@@ -205,7 +244,9 @@ def write(run: Path, rounds: int, ended: str, **header: object) -> None:
     results.finish()
 
 
-@pytest.mark.parametrize(("ended", "rounds", "starts"), [(FINISHED, 6, 0), (STOPPED, 6, 1), (FINISHED, 5, 1)])
+@pytest.mark.parametrize(
+    ("ended", "rounds", "starts"), [(FINISHED, 6, 0), (STOPPED, 6, 1), (FINISHED, 5, 1)]
+)
 def test_nothing_is_started_for_a_run_that_is_finished(tmp_path, capfd, ended, rounds, starts):
     case = Case(tmp_path, [0, 6])
     write(case.run, rounds, ended)
@@ -214,11 +255,14 @@ def test_nothing_is_started_for_a_run_that_is_finished(tmp_path, capfd, ended, r
     assert ("all 6 rounds are done" in capfd.readouterr().err) is (starts == 0)
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["mpirun", "-np", "4", "python", "train.py"], "does not start hpcfed.main"),
-    (["no-such-launcher", "-m", "hpcfed.main"], "cannot start no-such-launcher"),
-    (["mpirun", "-m", "hpcfed.main", "--no.such", "3"], "no.such"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mpirun", "-np", "4", "python", "train.py"], "does not start hpcfed.main"),
+        (["no-such-launcher", "-m", "hpcfed.main"], "cannot start no-such-launcher"),
+        (["mpirun", "-m", "hpcfed.main", "--no.such", "3"], "no.such"),
+    ],
+)
 def test_a_command_that_is_no_run_is_refused_with_one_message(words, said, capfd):
     assert main(["supervise", "--", *words]) == 2
     assert said in capfd.readouterr().err
@@ -240,7 +284,9 @@ def test_a_run_that_was_done_when_it_was_asked_to_stop_is_done(tmp_path):
 def stop(case: Case, before: Callable[[], None] = lambda: None) -> int:
     """Ask the supervisor of a run that waits to stop; its exit status."""
     command = [sys.executable, "-m", "hpcfed.cli", *case.words()]
-    with subprocess.Popen(command, env=environment({}), stdout=subprocess.PIPE, text=True) as supervisor:
+    with subprocess.Popen(
+        command, env=environment({}), stdout=subprocess.PIPE, text=True
+    ) as supervisor:
         assert supervisor.stdout.readline() == "waiting\n"
         before()
         supervisor.terminate()

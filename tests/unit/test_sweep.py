@@ -1,4 +1,6 @@
-"""A command line becomes runs: the product of its values, each checked before any starts. Runs end without harm."""
+"""A command line becomes runs: the product of its values, each checked before any starts. Runs end
+without harm.
+"""
 
 import fcntl
 import json
@@ -30,13 +32,21 @@ def runs(*words: str) -> list[tuple[str, list[str]]]:
 
 def test_a_sweep_is_the_product_of_its_values_the_last_field_fastest():
     found = runs(*HOMOGENEOUS, "--algorithm.name", "fedavg,fedprox", "--seed=0,1")
-    assert [name for name, _ in found] == ["fedavg_seed=0", "fedavg_seed=1", "fedprox_seed=0", "fedprox_seed=1"]
+    assert [name for name, _ in found] == [
+        "fedavg_seed=0",
+        "fedavg_seed=1",
+        "fedprox_seed=0",
+        "fedprox_seed=1",
+    ]
     assert found[1][1] == ["--algorithm.name", "fedavg", "--seed", "1"]
 
 
 def test_a_field_that_is_a_list_has_its_alternatives_between_semicolons():
     found = runs("--models.mix", "mlp,cnn; cnn", "--local.betas", "0.5,0.999")
-    assert found == [("mix=mlp-cnn", ["--models.mix", "mlp,cnn"]), ("mix=cnn", ["--models.mix", "cnn"])]
+    assert found == [
+        ("mix=mlp-cnn", ["--models.mix", "mlp,cnn"]),
+        ("mix=cnn", ["--models.mix", "cnn"]),
+    ]
     own = ["--algorithm.name", "fedasync", *HOMOGENEOUS, "--algorithm.decay_at", "10,20;30"]
     assert [name for name, _ in runs(*own)] == ["decay_at=10-20", "decay_at=30"]
 
@@ -48,8 +58,9 @@ def test_semicolons_separate_the_values_of_any_field():
 
 
 def test_switches_vary_too():
-    assert [words for _, words in runs("--evaluate.received", "true,false", "--no-evaluate.before")] == [
-        ["--evaluate.received", "true"], ["--evaluate.received", "false"]]  # fmt: skip
+    assert [
+        words for _, words in runs("--evaluate.received", "true,false", "--no-evaluate.before")
+    ] == [["--evaluate.received", "true"], ["--evaluate.received", "false"]]
 
 
 def jobs(folder: Path, *places: str) -> list[str]:
@@ -69,7 +80,9 @@ def test_of_several_job_files_all_combinations_are_run_with_each(tmp_path):
     assert [name for name, _ in runs(one, other)] == ["a", "b"]  # no field needs to vary then
 
 
-def test_job_files_of_one_name_are_told_apart_by_their_paths_and_none_may_come_twice(tmp_path, monkeypatch):
+def test_job_files_of_one_name_are_told_apart_by_their_paths_and_none_may_come_twice(
+    tmp_path, monkeypatch
+):
     jobs(tmp_path, "x/a.toml", "y/a.toml", "y/b.toml")
     monkeypatch.chdir(tmp_path)
     assert [name for name, _ in runs("x/a.toml", "y/a.toml", "y/b.toml")] == ["x-a", "y-a", "b"]
@@ -78,8 +91,21 @@ def test_job_files_of_one_name_are_told_apart_by_their_paths_and_none_may_come_t
 
 
 def test_names_tell_values_and_are_those_of_folders():
-    two = runs("--data.alpha", "0.1,1", "--algorithm.name", "fedavg", *HOMOGENEOUS, "--data.name", "/x/a.npz,b.h5")
-    assert [name for name, _ in two] == ["alpha=0.1_-x-a.npz", "alpha=0.1_b.h5", "alpha=1_-x-a.npz", "alpha=1_b.h5"]
+    two = runs(
+        "--data.alpha",
+        "0.1,1",
+        "--algorithm.name",
+        "fedavg",
+        *HOMOGENEOUS,
+        "--data.name",
+        "/x/a.npz,b.h5",
+    )
+    assert [name for name, _ in two] == [
+        "alpha=0.1_-x-a.npz",
+        "alpha=0.1_b.h5",
+        "alpha=1_-x-a.npz",
+        "alpha=1_b.h5",
+    ]
     alike = [name for name, _ in runs("--data.name", "a b.h5,a-b.h5")]
     assert len(set(alike)) == 2 and all(name.startswith("a-b.h5_") for name in alike)
 
@@ -109,7 +135,10 @@ def test_all_wrong_values_are_told_at_once_and_nothing_is_written(tmp_path, caps
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert out == "" and not (tmp_path / "s").exists()
-    assert "--seed: input should be greater than or equal to 0, got '-1'" in err and "--data.alpha" in err
+    assert (
+        "--seed: input should be greater than or equal to 0, got '-1'" in err
+        and "--data.alpha" in err
+    )
     assert "in run seed=-1_alpha=0.5; none was started" in err
 
 
@@ -118,7 +147,10 @@ def test_a_definition_is_read_as_it_was_written(tmp_path):
     store.write(found)
     assert store.read(tmp_path / "s") == found and store.array_size(found) == 2
     text = json.loads(names.sweep_file(tmp_path / "s").read_text())
-    assert text["job"]["models.mix"] == ["mlp"] and [run["job"] for run in text["runs"]] == [{"seed": 0}, {"seed": 1}]
+    assert text["job"]["models.mix"] == ["mlp"] and [run["job"] for run in text["runs"]] == [
+        {"seed": 0},
+        {"seed": 1},
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "x", "version": 1}'])
@@ -133,7 +165,9 @@ def test_a_sweep_may_grow_and_last_longer_but_not_change(tmp_path):
     agree(old, define([*HOMOGENEOUS, "--seed", "0,1,2", "--rounds", "200"], tmp_path, 2, ""))
     with pytest.raises(ConfigError, match="has a run seed=0 too"):
         agree(old, define([*HOMOGENEOUS, "--seed", "1,2"], tmp_path, 1, ""))
-    with pytest.raises(ConfigError, match=r"seed=0 was defined with local.lr = 0.0005, and now has 0.1"):
+    with pytest.raises(
+        ConfigError, match=r"seed=0 was defined with local.lr = 0.0005, and now has 0.1"
+    ):
         agree(old, define([*HOMOGENEOUS, "--seed", "0,1", "--local.lr", "0.1"], tmp_path, 1, ""))
 
 
@@ -144,7 +178,9 @@ def test_a_task_whose_job_file_was_changed_is_refused(tmp_path, capsys):
     job.write_text("rounds = 1\nclients = 3\n")
     for words, seed in [(["--task", "1"], 1), ([], 0)]:
         assert main(["sweep", *words, str(tmp_path / "s")]) == 2
-        assert f"seed={seed} was defined with clients = 20, and now has 3" in capsys.readouterr().err
+        assert (
+            f"seed={seed} was defined with clients = 20, and now has 3" in capsys.readouterr().err
+        )
     assert main(["sweep", "--task", "2", str(tmp_path / "s")]) == 2
     assert "has the tasks 0 to 1" in capsys.readouterr().err
     assert main(["sweep", "--at-once", "0", str(tmp_path / "s")]) == 2
@@ -154,12 +190,16 @@ def test_a_task_whose_job_file_was_changed_is_refused(tmp_path, capsys):
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
     """Three runs, of which the shell plays the part of hpcfed.main (see `plays`)."""
-    members = tuple(Member(name, [], {"run.threads": 1, "run.device": "auto", "rounds": 1}) for name in "abc")
+    members = tuple(
+        Member(name, [], {"run.threads": 1, "run.device": "auto", "rounds": 1}) for name in "abc"
+    )
     return Sweep(tmp_path / "s", [], str(tmp_path), 1, "", members)
 
 
 def plays(monkeypatch, **scripts: str) -> None:
-    """Each run is a script of the shell. It has finished when it has made its folder, as those not given do."""
+    """Each run is a script of the shell. It has finished when it has made its folder, as those not
+    given do.
+    """
     commands = {name: f"mkdir s/{name}" for name in "abc"} | scripts
     monkeypatch.setattr(launch, "command", lambda sweep, run: ["sh", "-c", commands[run.name]])
     monkeypatch.setattr(pool, "finished", lambda sweep, run: (sweep.folder / run.name).exists())
@@ -170,7 +210,11 @@ def plays(monkeypatch, **scripts: str) -> None:
 def test_a_failing_run_ends_no_other_and_its_reason_is_told(sweep, monkeypatch, capsys):
     plays(monkeypatch, a="echo 'hpcfed: no data'; echo more; exit 2", b="kill -9 $$")
     outcomes = Pool(sweep, 1).run(range(3))
-    assert [one.status for one in outcomes] == [2, 137, 0] and [one.failed for one in outcomes] == [True, True, False]
+    assert [one.status for one in outcomes] == [2, 137, 0] and [one.failed for one in outcomes] == [
+        True,
+        True,
+        False,
+    ]
     assert "a: failed with status 2: hpcfed: no data\n" in capsys.readouterr().out
     assert store.ended(sweep, "a").line == "hpcfed: no data" and store.ended(sweep, "c") is None
 
@@ -182,7 +226,10 @@ def test_a_launcher_that_returns_0_before_all_is_done_is_not_believed(sweep, mon
 
 
 def test_a_signal_stops_the_runs_that_go_on_and_begins_no_more(sweep, monkeypatch):
-    plays(monkeypatch, a=f"trap 'exit 75' USR1; kill -TERM {os.getpid()}; while :; do sleep 0.05; done")
+    plays(
+        monkeypatch,
+        a=f"trap 'exit 75' USR1; kill -TERM {os.getpid()}; while :; do sleep 0.05; done",
+    )
     before = signal.getsignal(signal.SIGTERM)
     assert [one.status for one in Pool(sweep, 1).run(range(3))] == [75, LEFT, LEFT]
     assert signal.getsignal(signal.SIGTERM) is before
@@ -225,8 +272,13 @@ def test_what_is_finished_is_known_by_its_results(sweep):
 
 def test_a_run_is_one_process_or_ranks_of_a_launcher(sweep, monkeypatch):
     monkeypatch.setattr(launch.shutil, "which", lambda name, path=None: f"/bin/{name}")
-    alone, elsewhere = (launch.command(it, it.runs[0]) for it in (sweep, replace(sweep, directory="/else")))
-    assert alone[1:3] == ["-m", "hpcfed.main"] and (alone[-1], elsewhere[-1]) == ("s/a", str(sweep.folder / "a"))
+    alone, elsewhere = (
+        launch.command(it, it.runs[0]) for it in (sweep, replace(sweep, directory="/else"))
+    )
+    assert alone[1:3] == ["-m", "hpcfed.main"] and (alone[-1], elsewhere[-1]) == (
+        "s/a",
+        str(sweep.folder / "a"),
+    )
     assert launch.command(replace(sweep, ranks=3), sweep.runs[0])[:3] == ["/bin/mpirun", "-n", "3"]
     srun = replace(sweep, ranks=2, launcher="srun --mpi=pmix")
     assert launch.command(srun, sweep.runs[0])[:4] == ["/bin/srun", "-n", "2", "--mpi=pmix"]
@@ -248,14 +300,17 @@ def gpus_here(monkeypatch, n: int, mask: str | None) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
 
 
-@pytest.mark.parametrize(("n", "mask", "places", "shares"), [
-    (4, None, 2, ["0,1", "2,3"]),
-    (3, "5, GPU-a,7", 3, ["5", "GPU-a", "7"]),
-    (1, "2,-1,3", 2, ["2", "2"]),  # CUDA ends at the first that is not there
-    (2, None, 3, ["0", "1", "0"]),
-    (4, "1,2", 1, [None]),
-    (0, "", 2, [None, None]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "mask", "places", "shares"),
+    [
+        (4, None, 2, ["0,1", "2,3"]),
+        (3, "5, GPU-a,7", 3, ["5", "GPU-a", "7"]),
+        (1, "2,-1,3", 2, ["2", "2"]),  # CUDA ends at the first that is not there
+        (2, None, 3, ["0", "1", "0"]),
+        (4, "1,2", 1, [None]),
+        (0, "", 2, [None, None]),
+    ],
+)
 def test_runs_side_by_side_share_the_visible_gpus(sweep, monkeypatch, n, mask, places, shares):
     gpus_here(monkeypatch, n, mask)
     assert gpus.shares(gpus.usable(sweep), places) == shares
@@ -263,7 +318,10 @@ def test_runs_side_by_side_share_the_visible_gpus(sweep, monkeypatch, n, mask, p
 
 def test_each_run_sees_the_gpus_of_its_place_alone(sweep, monkeypatch):
     gpus_here(monkeypatch, 2, "3,4")
-    plays(monkeypatch, **{name: f"echo $CUDA_VISIBLE_DEVICES > {name}.gpus; mkdir s/{name}" for name in "abc"})
+    plays(
+        monkeypatch,
+        **{name: f"echo $CUDA_VISIBLE_DEVICES > {name}.gpus; mkdir s/{name}" for name in "abc"},
+    )
     Pool(sweep, 2).run(range(3))
     found = [(Path(sweep.directory) / f"{name}.gpus").read_text().strip() for name in "abc"]
     told = names.log_file(sweep.folder, "a").read_text()
@@ -280,7 +338,17 @@ def test_there_is_room_for_a_gpu_a_rank(sweep, monkeypatch):
 
 def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["sweep", *HOMOGENEOUS, "--seed", "0,1,2", "--out", "s", "--submit", "--launcher", "mpirun"]
+    words = [
+        "sweep",
+        *HOMOGENEOUS,
+        "--seed",
+        "0,1,2",
+        "--out",
+        "s",
+        "--submit",
+        "--launcher",
+        "mpirun",
+    ]
     asked = ["--nodes", "2", "--ntasks-per-node", "4", "--cpus-per-task", "2", "--at-once", "2"]
     assert main([*words, *asked, "--dry-run"]) == 0
     text = capsys.readouterr().out
@@ -296,5 +364,11 @@ def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monke
     assert main([*words, *asked, "--ranks", "9"]) == 2
     assert "--ranks 9, but 2 nodes of --ntasks-per-node 4 have 8 tasks" in capsys.readouterr().err
     assert main([*words, "--nodes", "2", "--ranks", "3", "--run.grace", "600", "--dry-run"]) == 0
-    assert "--ntasks-per-node=2\n" in (out := capsys.readouterr().out) and "--signal=B:USR1@660\n" in out
-    assert main([*words]) == 0 and (store.read(tmp_path / "s").ranks, store.read(tmp_path / "s").launcher) == (1, "")
+    assert (
+        "--ntasks-per-node=2\n" in (out := capsys.readouterr().out)
+        and "--signal=B:USR1@660\n" in out
+    )
+    assert main([*words]) == 0 and (
+        store.read(tmp_path / "s").ranks,
+        store.read(tmp_path / "s").launcher,
+    ) == (1, "")

@@ -15,11 +15,22 @@ from hpcfed.storage.sweep import End, Member, Sweep
 NAN = np.nan
 
 
-def job(method: str = "fedavg", alpha: float = 0.5, seed: int = 0, data: str = "digits", **more: object) -> dict:
+def job(
+    method: str = "fedavg", alpha: float = 0.5, seed: int = 0, data: str = "digits", **more: object
+) -> dict:
     """The fields of a job that tables look at, as nested tables."""
     own = {name.replace("_", "."): value for name, value in more.items()}
-    fields = {"algorithm.name": method, "data.name": data, "data.partition": "dirichlet", "data.alpha": alpha,
-              "data.classes_per_client": 2, "clients": 2, "rounds": 3, "seed": seed, "quiet": seed > 0}  # fmt: skip
+    fields = {
+        "algorithm.name": method,
+        "data.name": data,
+        "data.partition": "dirichlet",
+        "data.alpha": alpha,
+        "data.classes_per_client": 2,
+        "clients": 2,
+        "rounds": 3,
+        "seed": seed,
+        "quiet": seed > 0,
+    }
     tree: dict = {}
     for name, value in (fields | own).items():
         part, _, last = name.rpartition(".")
@@ -33,20 +44,28 @@ def run(folder: Path, accuracies: list[list[float]], up: int = 10, **about: obje
     header = {"job": job(**about), "ranks": 1, "architectures": ["mlp", "mlp"], "ended": "finished"}
     results = Results(folder, header, {})
     for row in accuracies:
-        cells = {"clients/accuracy": np.array(row), "clients/up": np.array([up, 2 * up]), "clients/cohort": np.ones(2)}
+        cells = {
+            "clients/accuracy": np.array(row),
+            "clients/up": np.array([up, 2 * up]),
+            "clients/cohort": np.ones(2),
+        }
         results.append({**cells, "rounds/seconds": 2.0})
     results.finish()
     return folder
 
 
 def to_end(mean: float) -> list[list[float]]:
-    """Three rounds that end with this mean, 0.2 between the clients; the best round is the first."""
+    """Three rounds that end with this mean, 0.2 between the clients; the best round is the
+    first.
+    """
     return [[0.9, 0.9], [0.1, 0.3], [mean - 0.1, mean + 0.1]]
 
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
-    """Two methods, two skews, two seeds. Of fedprox one run has failed, one is not done and one not begun."""
+    """Two methods, two skews, two seeds. Of fedprox one run has failed, one is not done and one not
+    begun.
+    """
     members = []
     for method in ("fedavg", "fedprox"):
         for alpha in (0.1, 0.5):
@@ -64,7 +83,11 @@ def sweep(tmp_path: Path) -> Path:
 
 def about(member: Member) -> dict[str, object]:
     fields = member.fields
-    return {"method": fields["algorithm.name"], "alpha": fields["data.alpha"], "seed": fields["seed"]}
+    return {
+        "method": fields["algorithm.name"],
+        "alpha": fields["data.alpha"],
+        "seed": fields["seed"],
+    }
 
 
 def lines(text: str) -> list[str]:
@@ -74,16 +97,29 @@ def lines(text: str) -> list[str]:
 def test_cells_are_mean_and_deviation_over_seeds_and_the_caption_says_of_what(sweep):
     head, _, columns, fedavg, *_ = lines(table([sweep]))
     assert columns.split() == ["method", "dirichlet(0.1)", "dirichlet(0.5)"]
-    assert fedavg.split() == ["fedavg", "0.4500", "±", "0.0707", "0.6500", "±", "0.0707"]  # 0.1 / sqrt(2)
-    assert head == ("Test accuracy after the last round, mean over clients; mean over 2 seeds ± sample standard "
-                    "deviation (n - 1) over seeds. *: best of its column.")  # fmt: skip
+    assert fedavg.split() == [
+        "fedavg",
+        "0.4500",
+        "±",
+        "0.0707",
+        "0.6500",
+        "±",
+        "0.0707",
+    ]  # 0.1 / sqrt(2)
+    assert head == (
+        "Test accuracy after the last round, mean over clients; mean over 2 seeds ± sample "
+        "standard "
+        "deviation (n - 1) over seeds. *: best of its column."
+    )
 
 
 def test_what_is_missing_stands_in_its_cell_and_below_the_table_with_its_reason(sweep):
     text = lines(table([sweep]))
     assert text[4] == "fedprox  0.8000 * (1 of 2; 1 failed)  stopped, not begun"
     failed, stopped, absent = text[6:]
-    assert failed.endswith("fedprox_0.1_1: failed since 1970-01-01 00:00, status 2: hpcfed: the loss is nan")
+    assert failed.endswith(
+        "fedprox_0.1_1: failed since 1970-01-01 00:00, status 2: hpcfed: the loss is nan"
+    )
     assert "fedprox_0.5_0: stopped since" in stopped and stopped.endswith(", 2 of 3 rounds")
     assert absent.endswith("fedprox_0.5_1: not begun")
 
@@ -96,11 +132,23 @@ def test_a_run_that_is_not_finished_does_not_count_by_itself_either(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "cell"),
-    [("accuracy", "0.6000"), ("best", "0.9000"), ("last:2", "0.4000"), ("up", "15 B"), ("seconds", "2 s"),
-     ("final", "not recorded"), ("last:4", "not recorded")],
-)  # fmt: skip
+    [
+        ("accuracy", "0.6000"),
+        ("best", "0.9000"),
+        ("last:2", "0.4000"),
+        ("up", "15 B"),
+        ("seconds", "2 s"),
+        ("final", "not recorded"),
+        ("last:4", "not recorded"),
+    ],
+)
 def test_a_table_shows_the_number_that_is_asked_for(tmp_path, value, cell):
-    assert lines(table([run(tmp_path / "a", to_end(0.6))], value=value))[-1].removeprefix("fedavg").strip() == cell
+    assert (
+        lines(table([run(tmp_path / "a", to_end(0.6))], value=value))[-1]
+        .removeprefix("fedavg")
+        .strip()
+        == cell
+    )
 
 
 def test_accuracies_may_be_in_percent_and_deviate_over_clients_as_in_the_papers(tmp_path):
@@ -111,16 +159,25 @@ def test_accuracies_may_be_in_percent_and_deviate_over_clients_as_in_the_papers(
 
 def test_of_bytes_and_seconds_less_is_better(tmp_path):
     methods = ("fedavg", "fedprox", "local")
-    runs = [run(tmp_path / m, to_end(0.5), method=m, up=20 if m == "fedprox" else 10) for m in methods]
-    assert lines(table(runs, value="up"))[3:] == ["fedavg   15 B *", "fedprox  30 B", "local    15 B *"]
+    runs = [
+        run(tmp_path / m, to_end(0.5), method=m, up=20 if m == "fedprox" else 10) for m in methods
+    ]
+    assert lines(table(runs, value="up"))[3:] == [
+        "fedavg   15 B *",
+        "fedprox  30 B",
+        "local    15 B *",
+    ]
     assert "best" not in table(runs[:1], value="up")  # a single one is none
 
 
 def test_columns_are_what_differs_beside_method_and_seed(tmp_path):
     about = [(d, n) for d in ("digits", "cifar10") for n in (20, 100)]
     rates = {"fedavg": 0.1, "fedprox": 1.0}
-    runs = [run(tmp_path / f"{d}{n}{m}", to_end(0.5), data=d, clients=n, method=m, local_lr=rates[m])
-            for d, n in about for m in rates]  # fmt: skip
+    runs = [
+        run(tmp_path / f"{d}{n}{m}", to_end(0.5), data=d, clients=n, method=m, local_lr=rates[m])
+        for d, n in about
+        for m in rates
+    ]
     sets, clients, *_ = lines(table(runs))[2:]
     assert sets.split() == ["digits", "cifar10"]
     assert clients.split() == ["method", *["20", "clients", "100", "clients"] * 2]
@@ -128,9 +185,16 @@ def test_columns_are_what_differs_beside_method_and_seed(tmp_path):
 
 
 def test_a_methods_own_parameters_make_rows(tmp_path):
-    runs = [run(tmp_path / f"p{mu}", to_end(0.5), method="fedprox", algorithm_mu=mu) for mu in (0.1, 1.0)]
+    runs = [
+        run(tmp_path / f"p{mu}", to_end(0.5), method="fedprox", algorithm_mu=mu)
+        for mu in (0.1, 1.0)
+    ]
     text = table([*runs, run(tmp_path / "a", to_end(0.5))])
-    assert [line.split("  ")[0] for line in lines(text)[3:]] == ["fedprox, mu=0.1", "fedprox, mu=1", "fedavg"]
+    assert [line.split("  ")[0] for line in lines(text)[3:]] == [
+        "fedprox, mu=0.1",
+        "fedprox, mu=1",
+        "fedavg",
+    ]
 
 
 def test_other_data_are_another_column_even_where_each_method_has_its_own(tmp_path):
@@ -140,26 +204,56 @@ def test_other_data_are_another_column_even_where_each_method_has_its_own(tmp_pa
 
 
 def test_what_a_row_or_column_decides_is_no_column_of_its_own(tmp_path):
-    """As in FedClassAvg's table 3: one form of KT-pFL needs public data, and its rates depend on form and data."""
-    rates = {("digits", "weights"): 0.005, ("digits", "predictions"): 0.01, ("cifar10", "weights"): 0.01,
-             ("cifar10", "predictions"): 0.02}  # fmt: skip
-    runs = [run(tmp_path / f"{data}{share}", to_end(0.5), data=data, method="ktpfl", algorithm_share=share,
-                algorithm_rate=rate, data_public=3000 * (share == "predictions"))
-            for (data, share), rate in rates.items()]  # fmt: skip
+    """As in FedClassAvg's table 3: one form of KT-pFL needs public data, and its rates depend on
+    form and data.
+    """
+    rates = {
+        ("digits", "weights"): 0.005,
+        ("digits", "predictions"): 0.01,
+        ("cifar10", "weights"): 0.01,
+        ("cifar10", "predictions"): 0.02,
+    }
+    runs = [
+        run(
+            tmp_path / f"{data}{share}",
+            to_end(0.5),
+            data=data,
+            method="ktpfl",
+            algorithm_share=share,
+            algorithm_rate=rate,
+            data_public=3000 * (share == "predictions"),
+        )
+        for (data, share), rate in rates.items()
+    ]
     heads, *rows = lines(table(runs))[2:]
     assert heads.split() == ["method", "digits", "cifar10"]
-    assert [row.split("  ")[0] for row in rows] == ["ktpfl, share=weights", "ktpfl, share=predictions"]
+    assert [row.split("  ")[0] for row in rows] == [
+        "ktpfl, share=weights",
+        "ktpfl, share=predictions",
+    ]
 
 
 def test_parameters_that_a_column_decides_make_no_rows(tmp_path):
-    runs = [run(tmp_path / f"{i}", to_end(0.5), method="fedprox", clients=2 + i, algorithm_a=i, algorithm_b=i % 2)
-            for i in range(4)]  # fmt: skip
+    runs = [
+        run(
+            tmp_path / f"{i}",
+            to_end(0.5),
+            method="fedprox",
+            clients=2 + i,
+            algorithm_a=i,
+            algorithm_b=i % 2,
+        )
+        for i in range(4)
+    ]
     for text in (table(runs), table(runs, columns="clients")):
         assert [row.split("  ")[0] for row in lines(text)[3:]] == ["fedprox"]
 
 
 def test_runs_that_differ_are_never_averaged(sweep):
-    with pytest.raises(ConfigError, match=r"differ in data.partition: dirichlet\(0.1\) and dirichlet\(0.5\); add it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"differ in data.partition: dirichlet\(0.1\) and dirichlet\(0.5\); add it",
+    ):
         table([sweep], columns="clients")
 
 
@@ -171,7 +265,9 @@ def test_the_same_run_counts_once_and_two_of_one_seed_are_refused(sweep, tmp_pat
 
 def test_any_fields_may_be_rows_and_columns(sweep):
     text = lines(table([sweep], rows="data.alpha", columns="algorithm.name"))
-    assert text[2].split() == ["alpha", "fedavg", "fedprox"] and text[3].startswith("alpha=0.1  0.4500 ± 0.0707")
+    assert text[2].split() == ["alpha", "fedavg", "fedprox"] and text[3].startswith(
+        "alpha=0.1  0.4500 ± 0.0707"
+    )
 
 
 def test_markdown_and_latex_set_the_best_in_bold(sweep):
@@ -179,12 +275,19 @@ def test_markdown_and_latex_set_the_best_in_bold(sweep):
     assert "| method | dirichlet(0.1) | dirichlet(0.5) |\n| --- | --- | --- |\n" in marked
     assert "| **0.8000** (1 of 2; 1 failed) |" in marked and "- " + str(sweep) in marked
     typeset = table([sweep], format="latex")
-    assert r"fedavg & 0.4500 $\pm$ 0.0707 &" in typeset and r"& \textbf{0.8000} (1 of 2; 1 failed) &" in typeset
+    assert (
+        r"fedavg & 0.4500 $\pm$ 0.0707 &" in typeset
+        and r"& \textbf{0.8000} (1 of 2; 1 failed) &" in typeset
+    )
     assert r"\begin{tabular}{lcc}" in typeset and typeset.count("\n% ") == 3
 
 
 def test_heads_of_several_columns_span_them_in_latex(tmp_path):
-    runs = [run(tmp_path / f"{d}{n}", to_end(0.5), data=d, clients=n) for d in ("my_set", "cifar10") for n in (20, 100)]
+    runs = [
+        run(tmp_path / f"{d}{n}", to_end(0.5), data=d, clients=n)
+        for d in ("my_set", "cifar10")
+        for n in (20, 100)
+    ]
     text = lines(table(runs, format="latex"))
     assert r" & \multicolumn{2}{c}{my\_set} & \multicolumn{2}{c}{cifar10} \\" in text
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in text
@@ -204,8 +307,11 @@ def test_a_table_is_written_to_a_file(sweep, tmp_path):
 
 
 def test_what_cannot_be_shown_is_one_message(sweep, tmp_path):
-    for wrong, message in [({"value": "acuracy"}, "did you mean 'accuracy'"), ({"rows": "data.nam"}, "no field"),
-                           ({"out": tmp_path / "no" / "t"}, "cannot write")]:  # fmt: skip
+    for wrong, message in [
+        ({"value": "acuracy"}, "did you mean 'accuracy'"),
+        ({"rows": "data.nam"}, "no field"),
+        ({"out": tmp_path / "no" / "t"}, "cannot write"),
+    ]:
         with pytest.raises(ConfigError, match=message):
             table([sweep], **wrong)
     with pytest.raises(CheckpointError, match="absent"):

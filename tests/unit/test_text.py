@@ -1,4 +1,6 @@
-"""Texts: tokens, vocabularies and rows by hand; users' files; Sentiment140 from CSV, archive and HDF5."""
+"""Texts: tokens, vocabularies and rows by hand; users' files; Sentiment140 from CSV, archive and
+HDF5.
+"""
 
 import csv
 import hashlib
@@ -47,9 +49,16 @@ def test_rows_are_cut_and_padded_and_what_is_not_known_is_one():
 
 
 def save_npz(folder: Path, **changes: object) -> str:
-    arrays = {"text_train": np.array(TWEETS), "y_train": np.array([1, 0, 0, 1]), "text_test": np.array(["good night"]),
-              "y_test": np.array([1]), "users_train": np.array(["u", "v", "u", "w"])} | changes  # fmt: skip
-    np.savez(folder / "mine.npz", **{name: array for name, array in arrays.items() if array is not None})
+    arrays = {
+        "text_train": np.array(TWEETS),
+        "y_train": np.array([1, 0, 0, 1]),
+        "text_test": np.array(["good night"]),
+        "y_test": np.array([1]),
+        "users_train": np.array(["u", "v", "u", "w"]),
+    } | changes
+    np.savez(
+        folder / "mine.npz", **{name: array for name, array in arrays.items() if array is not None}
+    )
     return str(folder / "mine.npz")
 
 
@@ -64,23 +73,44 @@ def save_tokens(folder: Path, x: object, vocabulary: int = 9) -> str:
 def test_a_users_texts_are_numbered_by_the_training_texts_alone(tmp_path):
     data = load(save_npz(tmp_path), tmp_path, text=SMALL)
     assert data.vocabulary == 5 and data.mean == data.std == ()
-    assert data.train.x.tolist() == [[3, 3, 2, 0], [1, 2, 4, 0], [0, 0, 0, 0], [1, 1, 1, 1]]  # 2 day, 3 good, 4 !
+    assert data.train.x.tolist() == [
+        [3, 3, 2, 0],
+        [1, 2, 4, 0],
+        [0, 0, 0, 0],
+        [1, 1, 1, 1],
+    ]  # 2 day, 3 good, 4 !
     assert data.test.x.tolist() == [[3, 1, 0, 0]] and data.train.users.tolist() == [0, 1, 0, 2]
     back = from_arrays(to_arrays(data))
-    assert back.vocabulary == 5 and np.array_equal(back.train.x, data.train.x) and back.train.x.dtype == np.int32
+    assert (
+        back.vocabulary == 5
+        and np.array_equal(back.train.x, data.train.x)
+        and back.train.x.dtype == np.int32
+    )
 
 
 def test_held_out_texts_are_not_in_the_vocabulary(tmp_path):
     texts = np.array([f"word{i}" for i in range(20)])
-    data = load(save_npz(tmp_path, text_train=texts, y_train=np.arange(20) % 2, text_test=None,
-                         y_test=None, users_train=None),
-                tmp_path)  # fmt: skip
+    data = load(
+        save_npz(
+            tmp_path,
+            text_train=texts,
+            y_train=np.arange(20) % 2,
+            text_test=None,
+            y_test=None,
+            users_train=None,
+        ),
+        tmp_path,
+    )
     assert len(data.train.y) == 16 and data.vocabulary == 18 and (data.test.x[:, 0] == 1).all()
 
 
 def test_a_users_tokens_are_taken_as_they_are(tmp_path):
     data = load(save_tokens(tmp_path, [[8, 2, 0], [1, 0, 0]]), tmp_path)
-    assert data.vocabulary == 9 and data.train.x.tolist() == [[8, 2, 0], [1, 0, 0]] and data.train.x.dtype == np.int32
+    assert (
+        data.vocabulary == 9
+        and data.train.x.tolist() == [[8, 2, 0], [1, 0, 0]]
+        and data.train.x.dtype == np.int32
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,27 +136,38 @@ def test_texts_without_a_word_and_bytes_that_are_no_text_are_refused(tmp_path):
 
 
 ROWS = [  # polarity, user, text
-    ("0", "ann", "so sad"), ("4", "bob", "so glad, caf\xe9"), ("2", "ann", "neutral"), ("4", "ann", 'a "quote", ok'),
-]  # fmt: skip
+    ("0", "ann", "so sad"),
+    ("4", "bob", "so glad, caf\xe9"),
+    ("2", "ann", "neutral"),
+    ("4", "ann", 'a "quote", ok'),
+]
 
 
 def save_csv(folder: Path, kept: list[tuple[str, str, str]] = ROWS) -> None:
     for name in sentiment140.FILES:
         with (folder / name).open("w", encoding="latin-1", newline="") as file:
             writer = csv.writer(file, quoting=csv.QUOTE_ALL)
-            writer.writerows([polarity, "1", "Mon", "NO_QUERY", user, text] for polarity, user, text in kept)
+            writer.writerows(
+                [polarity, "1", "Mon", "NO_QUERY", user, text] for polarity, user, text in kept
+            )
 
 
 def test_the_authors_files_are_read_without_their_neutral_tweets(tmp_path):
     save_csv(tmp_path)
     data = load("sentiment140", tmp_path, download=False)
     assert data.train.y.tolist() == [0, 1, 1] and data.train.users.tolist() == [0, 1, 0]
-    assert data.classes == ("negative", "positive") and data.train.x.shape == (3, 32) and data.name == "sentiment140"
+    assert (
+        data.classes == ("negative", "positive")
+        and data.train.x.shape == (3, 32)
+        and data.name == "sentiment140"
+    )
     known = len({word for _, _, text in (ROWS[0], ROWS[1], ROWS[3]) for word in tokenise(text)})
     assert data.vocabulary == known + 2 and not (data.train.x == 1).any()
 
 
-@pytest.mark.parametrize("row", ["7,1,d,q,u,text", "0,1,d,q,text", "polarity,id,date,query,user,text"])
+@pytest.mark.parametrize(
+    "row", ["7,1,d,q,u,text", "0,1,d,q,text", "polarity,id,date,query,user,text"]
+)
 def test_a_row_that_is_none_is_named(tmp_path, row: str):
     save_csv(tmp_path)
     with (tmp_path / sentiment140.FILES[0]).open("a") as file:
@@ -152,7 +193,9 @@ def test_the_archive_is_fetched_checked_and_unpacked(tmp_path):
     assert len(load("sentiment140", tmp_path / "data", download=False).train.y) == 3
 
 
-def test_another_archive_one_that_lacks_a_file_and_none_at_all_are_refused_and_leave_nothing(tmp_path):
+def test_another_archive_one_that_lacks_a_file_and_none_at_all_are_refused_and_leave_nothing(
+    tmp_path,
+):
     url, checksum = packed(tmp_path, sentiment140.FILES[:1])
     with pytest.raises(DataError, match="another file, or damaged"):
         sentiment140.fetch(tmp_path / "data", url, "0" * 64)
@@ -177,14 +220,24 @@ def test_an_hdf5_file_of_the_name_serves_as_well(tmp_path):
             file[f"{part}/text"], file[f"{part}/labels"] = TWEETS, [1, 0, 0, 1]
             file[f"{part}/user_hash"] = ["ff", "0a", "ff", "1b"]
     data = load("sentiment140", tmp_path, download=False)
-    assert data.train.users.tolist() == [2, 0, 2, 1] and data.train.x.shape == (4, 32) and data.vocabulary == 12
+    assert (
+        data.train.users.tolist() == [2, 0, 2, 1]
+        and data.train.x.shape == (4, 32)
+        and data.vocabulary == 12
+    )
 
 
 def test_real_tweets_are_covered_by_the_default_vocabulary_and_length():
     root = shared("sentiment140.h5").parent
     data = load("sentiment140", root, download=False)
-    assert data.train.x.shape == (23655, 32) and data.test.x.shape == (4000, 32) and data.vocabulary == 10_000
-    assert (data.test.x == 1).sum() / (data.test.x > 0).sum() < 0.06  # 5.4 % of the tokens are unknown
+    assert (
+        data.train.x.shape == (23655, 32)
+        and data.test.x.shape == (4000, 32)
+        and data.vocabulary == 10_000
+    )
+    assert (data.test.x == 1).sum() / (
+        data.test.x > 0
+    ).sum() < 0.06  # 5.4 % of the tokens are unknown
     assert (data.train.x[:, -1] > 0).mean() < 0.03  # as many texts as are cut, or just fit
     assert len(np.unique(data.train.users)) > 20_000
 

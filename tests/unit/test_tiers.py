@@ -1,4 +1,6 @@
-"""A GPU's memory over the host's over the disk, with copies on the CPU standing for those between GPU and host."""
+"""A GPU's memory over the host's over the disk, with copies on the CPU standing for those between
+GPU and host.
+"""
 
 import pytest
 import torch
@@ -38,7 +40,11 @@ def filled(shelf: Upper, n: int = 6) -> Upper:
 
 def test_what_does_not_fit_above_lies_below_and_what_does_not_fit_there_on_disk(shelf):
     filled(shelf)
-    assert sorted(shelf.held) == [4, 5] and sorted(shelf.below.held) == [2, 3] and shelf.below.away == {0, 1}
+    assert (
+        sorted(shelf.held) == [4, 5]
+        and sorted(shelf.below.held) == [2, 3]
+        and shelf.below.away == {0, 1}
+    )
     assert sorted(shelf) == list(range(6))
 
 
@@ -85,8 +91,18 @@ def test_a_disk_that_takes_nothing_is_told_by_the_upper_shelf_too(shelf):
 
 
 def test_a_run_with_two_shelves_has_the_bits_of_one_with_all_in_memory(tmp_path):
-    flags = ("--models.mix", "mlp,cnn", "--local.keep_optimiser", "true", "--participation", "0.5", "--rounds", "5",
-             "--out", str(tmp_path / "run"))  # fmt: skip
+    flags = (
+        "--models.mix",
+        "mlp,cnn",
+        "--local.keep_optimiser",
+        "true",
+        "--participation",
+        "0.5",
+        "--rounds",
+        "5",
+        "--out",
+        str(tmp_path / "run"),
+    )
     job, low = toy.job("local", *flags), []
 
     def layered() -> Rounds:

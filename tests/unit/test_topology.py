@@ -20,15 +20,29 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 @each_kind
 def test_a_graph_is_symmetric_connected_and_without_loops(kind: str, n: int):
     links = graph(kind, n, 0, 3, 0.7)
-    assert links.shape == (n, n) and (links == links.T).all() and not links.diagonal().any() and connected(links)
+    assert (
+        links.shape == (n, n)
+        and (links == links.T).all()
+        and not links.diagonal().any()
+        and connected(links)
+    )
 
 
-@pytest.mark.parametrize("kind, n, degrees", [
-    ("ring", 5, [2] * 5), ("ring", 2, [1, 1]), ("ring", 1, [0]), ("complete", 4, [3] * 4), ("star", 4, [3, 1, 1, 1]),
-    ("torus", 12, [4] * 12), ("torus", 6, [3] * 6), ("torus", 5, [2] * 5),
-    ("exponential", 8, [5] * 8),  # 1, 2 and 4 both ways; 4 is the same both ways
-    ("clique-ring", 9, [3, 2, 3] * 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, n, degrees",
+    [
+        ("ring", 5, [2] * 5),
+        ("ring", 2, [1, 1]),
+        ("ring", 1, [0]),
+        ("complete", 4, [3] * 4),
+        ("star", 4, [3, 1, 1, 1]),
+        ("torus", 12, [4] * 12),
+        ("torus", 6, [3] * 6),
+        ("torus", 5, [2] * 5),
+        ("exponential", 8, [5] * 8),  # 1, 2 and 4 both ways; 4 is the same both ways
+        ("clique-ring", 9, [3, 2, 3] * 3),
+    ],
+)
 def test_degrees_by_hand(kind: str, n: int, degrees: list[int]):
     assert graph(kind, n).sum(1).tolist() == degrees
 
@@ -40,7 +54,9 @@ def test_a_random_graph_has_its_density_and_its_seed():
 
 
 def test_a_density_with_which_no_graph_is_connected_is_refused():
-    with pytest.raises(ConfigError, match=r"algorithm.density = 0.01: none of 1000 random graphs of 20 clients"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm.density = 0.01: none of 1000 random graphs of 20 clients"
+    ):
         graph("erdos-renyi", 20, 0, 3, 0.01)
 
 
@@ -101,16 +117,22 @@ def test_mixing_by_hand_and_the_mean_stays():
     W = metropolis(graph("ring", 4))
     mixed = mix({i: W[i] for i in range(4)}, values.items())
     assert torch.allclose(mixed[1]["a"], torch.tensor([1.0, 1.0]).double())  # (0 + 1 + 2) / 3
-    assert torch.allclose(sum(v["a"] for v in mixed.values()) / 4, torch.tensor([1.5, 1.0]).double())
+    assert torch.allclose(
+        sum(v["a"] for v in mixed.values()) / 4, torch.tensor([1.5, 1.0]).double()
+    )
     total = stepped(mixed[1], values[1], Params(a=torch.tensor([1.5, 1.0])))
     assert total["a"].tolist() == [1.5, 1.0] and total["a"].dtype == torch.float32
 
 
 def test_of_batch_statistics_the_mean_takes_the_own_ones_after_the_step():
     before, after = (Params(w=torch.tensor([x]), var=torch.tensor([x])) for x in (1.0, 0.1))
-    mixed = Params(w=torch.tensor([0.4]).double(), var=torch.tensor([0.4]).double())  # a third of 1.0, 0.1 and 0.1
+    mixed = Params(
+        w=torch.tensor([0.4]).double(), var=torch.tensor([0.4]).double()
+    )  # a third of 1.0, 0.1 and 0.1
     total = stepped(mixed, before, after, {"var"}, own=1 / 3)
-    assert total["w"].item() == pytest.approx(0.4 - 0.9) and total["var"].item() == pytest.approx(0.1)
+    assert total["w"].item() == pytest.approx(0.4 - 0.9) and total["var"].item() == pytest.approx(
+        0.1
+    )
 
 
 def test_disagreement_shrinks_by_the_second_eigenvalue():
@@ -134,5 +156,12 @@ def test_graphs_are_the_same_each_time_and_cannot_be_written():
 
 def test_a_run_records_who_are_neighbours_once_and_without_a_graph_nothing():
     ring = start(Serial(), job("swift", "--algorithm.topology", "ring", "--models.mix", "mlp"))
-    assert describe.neighbours(ring)["links"].tolist() == [[0, 1], [0, 5], [1, 2], [2, 3], [3, 4], [4, 5]]
+    assert describe.neighbours(ring)["links"].tolist() == [
+        [0, 1],
+        [0, 5],
+        [1, 2],
+        [2, 3],
+        [3, 4],
+        [4, 5],
+    ]
     assert describe.neighbours(start(Serial(), job("fedavg", "--models.mix", "mlp"))) == {}

@@ -1,4 +1,6 @@
-"""The local training loop: its batches, learning rates and optimisers, and that it is plain training."""
+"""The local training loop: its batches, learning rates and optimisers, and that it is plain
+training.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,10 @@ from tests.contract import toy
 
 def plan(n: int, amount: int, **settings: int) -> list[list[int]]:
     in_steps = "steps" in settings
-    return [rows.tolist() for rows in batches(n, settings["batch"], amount, in_steps, rng.stream(0, "test"))]
+    return [
+        rows.tolist()
+        for rows in batches(n, settings["batch"], amount, in_steps, rng.stream(0, "test"))
+    ]
 
 
 def federation(*flags: str) -> Federation:
@@ -48,19 +53,28 @@ def test_steps_count_batches_and_go_on_into_the_next_epoch():
     assert rows[:3] == plan(10, 1, batch=4)
 
 
-@pytest.mark.parametrize("flags, want", [
-    ((), [0.005] * 5),
-    (("--local.schedule", "step", "--local.milestones", "[1,3]", "--local.decay", "0.1"),
-     [5e-3, 5e-4, 5e-4, 5e-5, 5e-5]),
-    (("--local.schedule", "cosine", "--rounds", "4"),
-     [5e-3, 5e-3 * (0.5 + 0.125**0.5), 2.5e-3, 5e-3 * (0.5 - 0.125**0.5), 0]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, want",
+    [
+        ((), [0.005] * 5),
+        (
+            ("--local.schedule", "step", "--local.milestones", "[1,3]", "--local.decay", "0.1"),
+            [5e-3, 5e-4, 5e-4, 5e-5, 5e-5],
+        ),
+        (
+            ("--local.schedule", "cosine", "--rounds", "4"),
+            [5e-3, 5e-3 * (0.5 + 0.125**0.5), 2.5e-3, 5e-3 * (0.5 - 0.125**0.5), 0],
+        ),
+    ],
+)
 def test_learning_rates_by_hand(flags: tuple[str, ...], want: list[float]):
     fed = federation(*flags)
     assert [learning_rate(fed, t) for t in range(5)] == pytest.approx(want, abs=1e-12)
 
 
-def by_hand(fed: Federation, client: Client, optimiser: torch.optim.Optimizer, rows: list[np.ndarray]) -> list[float]:
+def by_hand(
+    fed: Federation, client: Client, optimiser: torch.optim.Optimizer, rows: list[np.ndarray]
+) -> list[float]:
     """The textbook loop."""
     losses = []
     for r in rows:
@@ -73,22 +87,37 @@ def by_hand(fed: Federation, client: Client, optimiser: torch.optim.Optimizer, r
     return losses
 
 
-@pytest.mark.parametrize("flags, make", [
-    (("--local.optimiser", "sgd", "--local.momentum", "0.9", "--local.weight_decay", "0.01"),
-     lambda p: torch.optim.SGD(p, 5e-3, momentum=0.9, weight_decay=0.01)),
-    (("--local.betas", "[0.5,0.9]",), lambda p: torch.optim.Adam(p, 5e-3, betas=(0.5, 0.9))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, make",
+    [
+        (
+            ("--local.optimiser", "sgd", "--local.momentum", "0.9", "--local.weight_decay", "0.01"),
+            lambda p: torch.optim.SGD(p, 5e-3, momentum=0.9, weight_decay=0.01),
+        ),
+        (
+            (
+                "--local.betas",
+                "[0.5,0.9]",
+            ),
+            lambda p: torch.optim.Adam(p, 5e-3, betas=(0.5, 0.9)),
+        ),
+    ],
+)
 def test_training_is_the_textbook_loop(flags: tuple[str, ...], make):
     ours, theirs = federation(*flags, "--local.epochs", "2"), federation(*flags)
     sgd(ours, ours.clients[4], 0, cross_entropy)
     client = theirs.clients[4]
-    rows = list(batches(client.n, theirs.job.local.batch, 2, False, rng.stream(0, "train", "batches", 0, 4)))
+    rows = list(
+        batches(client.n, theirs.job.local.batch, 2, False, rng.stream(0, "train", "batches", 0, 4))
+    )
     losses = by_hand(theirs, client, make(client.model.parameters()), rows)
     for name, value in ours.clients[4].params().items():
         assert torch.allclose(value, client.params()[name], atol=1e-6), name
     tally = ours.tally[4]
     assert (tally.examples, tally.epochs) == (42, 2.0)
-    assert tally.loss == pytest.approx(sum(loss * len(r) for loss, r in zip(losses, rows, strict=True)), rel=1e-5)
+    assert tally.loss == pytest.approx(
+        sum(loss * len(r) for loss, r in zip(losses, rows, strict=True)), rel=1e-5
+    )
 
 
 def test_epochs_of_the_call_replace_those_of_the_job_and_its_steps():
@@ -111,7 +140,9 @@ def test_each_round_and_client_draws_its_own_batches_dropout_and_views():
     drawn = []
 
     def loss(model, x, y):
-        drawn.append((y.tolist(), x[0].sum().item(), torch.rand(1).item()))  # dropout draws from the same generator
+        drawn.append(
+            (y.tolist(), x[0].sum().item(), torch.rand(1).item())
+        )  # dropout draws from the same generator
         return cross_entropy(model, x[0], y)
 
     fed = federation("--local.batch", "1000")
@@ -134,7 +165,9 @@ def test_moments_are_kept_or_begin_anew_and_never_leak_to_another_client(keep: s
 
 
 def test_kept_moments_make_two_rounds_one_long_training():
-    apart, whole = (federation("--local.keep_optimiser", "true", "--local.batch", "1000") for _ in range(2))
+    apart, whole = (
+        federation("--local.keep_optimiser", "true", "--local.batch", "1000") for _ in range(2)
+    )
     for t in range(2):
         sgd(apart, apart.clients[2], t, cross_entropy)
     sgd(whole, whole.clients[2], 0, cross_entropy, epochs=2)

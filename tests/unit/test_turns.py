@@ -19,7 +19,9 @@ DROP = ("--run.on_client_fault", "drop")
 
 
 def started(*flags: str, comm=None, method: str = "local") -> Rounds:
-    return toy.start(comm or Serial(), toy.job(method, "--models.mix", "mlp", "--participation", "1", *flags))
+    return toy.start(
+        comm or Serial(), toy.job(method, "--models.mix", "mlp", "--participation", "1", *flags)
+    )
 
 
 def failing(rounds: Rounds, error: Exception, *victims: int) -> Rounds:
@@ -77,24 +79,36 @@ def test_an_entry_travels_with_its_client():
         fed = started(comm=comm).fed
         k, src = 4, fed.placement[4]
         with fed.store.past.opened():
-            list(fed.turns([k], lambda client: Mean.of(Params(a=torch.ones(2)), 3.0, {"a": (np.arange(2),)})))
+            list(
+                fed.turns(
+                    [k],
+                    lambda client: Mean.of(Params(a=torch.ones(2)), 3.0, {"a": (np.arange(2),)}),
+                )
+            )
         fed.hand_over(k, src, 1 - src)
         (part,) = fed.journal.turns(k)[0].value.parts if k in fed.clients else [None]
         return part and (part.value["a"].tolist(), part.weight, part.at["a"][0].tolist())
 
     assert [1.0, 1.0] in [found and found[0] for found in spmd(2, moved)]
-    entry = Entry([Turn(None, Tally(up=3), [4]), Turn([1.5], None, [4, 7])], (0.5, 1.0), {2: ("data", "why")})
+    entry = Entry(
+        [Turn(None, Tally(up=3), [4]), Turn([1.5], None, [4, 7])], (0.5, 1.0), {2: ("data", "why")}
+    )
     assert Entry.decode(entry.encode()) == entry
 
 
-@pytest.mark.parametrize(("error", "kind"), [
-    (DivergedError("rank 0 of 1: client 2 (mlp): its loss is nan"), "diverged"),
-    (OSError("Input/output error"), "data"),
-    (DataError("row 3: no image"), "data"),
-    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "memory"),
-    (MemoryError(), "memory"),
-])  # fmt: skip
-def test_a_client_that_fails_keeps_its_model_and_the_row_says_why(error: Exception, kind: str, capsys):
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (DivergedError("rank 0 of 1: client 2 (mlp): its loss is nan"), "diverged"),
+        (OSError("Input/output error"), "data"),
+        (DataError("row 3: no image"), "data"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "memory"),
+        (MemoryError(), "memory"),
+    ],
+)
+def test_a_client_that_fails_keeps_its_model_and_the_row_says_why(
+    error: Exception, kind: str, capsys
+):
     rounds = started(*DROP)
     rounds.step()
     before = rounds.fed.store.flat(2).clone()
@@ -103,7 +117,9 @@ def test_a_client_that_fails_keeps_its_model_and_the_row_says_why(error: Excepti
     assert row["clients/fault"].tolist() == [0, 0, WHY.index(kind), 0, 0, 0]
     assert row["clients/lost"].tolist() == [False, False, True, False, False, False]
     rounds.step()
-    assert capsys.readouterr().err.count("rank 0 of 1: client 2 (mlp)") == 1  # though it has failed twice
+    assert (
+        capsys.readouterr().err.count("rank 0 of 1: client 2 (mlp)") == 1
+    )  # though it has failed twice
 
 
 def test_an_upload_that_is_not_finite_is_a_failure_too():
@@ -111,7 +127,10 @@ def test_an_upload_that_is_not_finite_is_a_failure_too():
     joint, nan = rounds.fed.joint, float("nan")
 
     def broken(clients, work, job=0):
-        return joint(clients, lambda c: [Mean.of(m.parts[0].value * (nan if c[0].id == 4 else 1)) for m in work(c)])
+        return joint(
+            clients,
+            lambda c: [Mean.of(m.parts[0].value * (nan if c[0].id == 4 else 1)) for m in work(c)],
+        )
 
     rounds.fed.joint = broken
     assert rounds.step()[0]["clients/fault"].tolist() == [0, 0, 0, 0, 1, 0]
@@ -127,7 +146,9 @@ def test_a_round_that_all_clients_leave_changes_nothing():
 
 def test_without_drop_the_run_ends_and_the_message_names_client_and_batch():
     rounds = failing(started(), MemoryError(), 2)
-    with pytest.raises(faults.MemoryFault, match=r"client 2 \(mlp\): out of memory at local.batch = 16"):
+    with pytest.raises(
+        faults.MemoryFault, match=r"client 2 \(mlp\): out of memory at local.batch = 16"
+    ):
         rounds.step()
 
 
@@ -137,10 +158,14 @@ def test_a_bug_is_no_failure_of_a_client():
 
 
 def test_what_would_fit_is_reckoned_from_the_peak_and_from_what_was_asked_for_in_vain(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=10 * 2**30))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=10 * 2**30)
+    )
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 9 * 2**30)
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has ...")
-    told = faults.no_room(error, 128, torch.device("cuda"), 2**30)  # 9 GiB for a step that took 24 or more
+    told = faults.no_room(
+        error, 128, torch.device("cuda"), 2**30
+    )  # 9 GiB for a step that took 24 or more
     assert "local.batch = 128" in told and "9.00 GiB of 10.00 GiB at its peak" in told
     assert "local.batch = 48 may fit (an estimate)" in told
     assert "a smaller model is needed" in faults.no_room(error, 1, torch.device("cuda"), 2**30)

@@ -1,4 +1,6 @@
-"""What Open MPI is told before it starts: where a run is to outlive its ranks, and where ranks share cores."""
+"""What Open MPI is told before it starts: where a run is to outlive its ranks, and where ranks
+share cores.
+"""
 
 import pytest
 
@@ -6,13 +8,16 @@ from hpcfed.comm import settings, ulfm
 from hpcfed.main import patience
 
 
-@pytest.mark.parametrize(("given", "taken"), [
-    ("", "^han,adapt,hcoll,portals4"),
-    ("^ucc", "^ucc,han,adapt,hcoll,portals4"),
-    ("^han", "^han,adapt,hcoll,portals4"),
-    ("tuned,basic,libnbc", "tuned,basic,libnbc"),
-    ("han,tuned,basic", "tuned,basic"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("", "^han,adapt,hcoll,portals4"),
+        ("^ucc", "^ucc,han,adapt,hcoll,portals4"),
+        ("^han", "^han,adapt,hcoll,portals4"),
+        ("tuned,basic,libnbc", "tuned,basic,libnbc"),
+        ("han,tuned,basic", "tuned,basic"),
+    ],
+)
 def test_collectives_that_return_wrong_sums_after_a_death_are_switched_off(given, taken):
     assert ulfm.fit(given) == taken
 
@@ -23,7 +28,9 @@ def test_what_else_the_user_has_set_stays():
     assert env["OMPI_MCA_pml"] == "ob1" and env["OMPI_MCA_btl"] == "tcp,self"
 
 
-@pytest.mark.parametrize(("value", "on"), [("1", True), ("true", True), ("0", False), (None, False)])
+@pytest.mark.parametrize(
+    ("value", "on"), [("1", True), ("true", True), ("0", False), (None, False)]
+)
 def test_the_launcher_says_whether_a_run_outlives_its_ranks(monkeypatch, value, on):
     monkeypatch.delenv(ulfm.SWITCH, raising=False)
     if value is not None:
@@ -31,17 +38,30 @@ def test_the_launcher_says_whether_a_run_outlives_its_ranks(monkeypatch, value, 
     assert ulfm.available() is on
 
 
-@pytest.mark.parametrize(("words", "seconds"), [
-    ([], 1800), (["a.toml", "--run.watchdog", "20"], 20), (["--run.watchdog=0"], 0), (["--run.watchdog", "soon"], 0),
-    (["--run.watchdog", "nan"], 0), (["--run.watchdog"], 1800),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        ([], 1800),
+        (["a.toml", "--run.watchdog", "20"], 20),
+        (["--run.watchdog=0"], 0),
+        (["--run.watchdog", "soon"], 0),
+        (["--run.watchdog", "nan"], 0),
+        (["--run.watchdog"], 1800),
+    ],
+)
 def test_at_the_start_ranks_wait_for_one_another_as_long_as_the_watchdog(words, seconds):
     assert patience(words) == seconds
 
-@pytest.mark.parametrize(("env", "cores", "yields"), [
-    ({settings.HERE: "4"}, 2, "true"), ({settings.HERE: "2"}, 2, None), ({}, 1, None),
-    ({settings.HERE: "4", settings.YIELD: "0"}, 2, "0"),
-])  # fmt: skip
+
+@pytest.mark.parametrize(
+    ("env", "cores", "yields"),
+    [
+        ({settings.HERE: "4"}, 2, "true"),
+        ({settings.HERE: "2"}, 2, None),
+        ({}, 1, None),
+        ({settings.HERE: "4", settings.YIELD: "0"}, 2, "0"),
+    ],
+)
 def test_ranks_that_wait_leave_their_core_to_others_where_cores_are_shared(env, cores, yields):
     settings.prepare(env, cores)
     assert env.get(settings.YIELD) == yields

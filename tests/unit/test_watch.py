@@ -56,15 +56,28 @@ def test_a_view_has_the_evaluated_rounds_and_the_last_state_of_clients_and_ranks
     assert seen.std == want[:2].std(1).tolist() and seen.clients.tolist() == want[1].tolist()
     assert (seen.loss, seen.seconds) == ([1.0, 1 / 2, 1 / 3], [2.1] * 3)
     assert {name: c.tolist() for name, c in seen.phases.items()} == {
-        "train": [1, 2], "evaluate": [1, 2], "wait": [0.5, 0]}  # fmt: skip
+        "train": [1, 2],
+        "evaluate": [1, 2],
+        "wait": [0.5, 0],
+    }
 
 
 def test_one_run_is_shown_with_curve_clients_ranks_and_time_left(tmp_path):
     text = drawn(records.run(tmp_path / "first", 4, total=10).path)
-    for part in ("local on digits, iid, 4 clients, seed 0", "going on",
-                 "first: round 4/10, 2.10 s a round, 12.6 s left",
-                 "test accuracy, mean over clients: 0.6000", "training loss 0.250", "round 1", "cnn", "mlp",
-                 "train", "wait", "   0     2.50 s", "   1     4.00 s"):  # fmt: skip
+    for part in (
+        "local on digits, iid, 4 clients, seed 0",
+        "going on",
+        "first: round 4/10, 2.10 s a round, 12.6 s left",
+        "test accuracy, mean over clients: 0.6000",
+        "training loss 0.250",
+        "round 1",
+        "cnn",
+        "mlp",
+        "train",
+        "wait",
+        "   0     2.50 s",
+        "   1     4.00 s",
+    ):
         assert part in text
     assert "warning" not in text and max(map(len, text.splitlines())) <= 100
 
@@ -98,7 +111,9 @@ def test_clients_that_left_and_starts_from_checkpoints_are_warned_of(tmp_path):
         "went on after round 1 from a checkpoint, on 2 ranks after 3",
         "round 2: left out: client 1 (diverged), 3 (diverged)",
     ]
-    assert "warning: round 2: left out: client 1 (diverged), 3 (diverged) (2 in all)" in drawn(tmp_path)
+    assert "warning: round 2: left out: client 1 (diverged), 3 (diverged) (2 in all)" in drawn(
+        tmp_path
+    )
 
 
 def swept(folder: Path, names_: str) -> Sweep:
@@ -109,12 +124,17 @@ def swept(folder: Path, names_: str) -> Sweep:
 
 @pytest.mark.parametrize("runs", ["a", "ab"])
 def test_why_a_run_failed_stands_below_it_and_takes_no_room_from_others(tmp_path, runs):
-    sweep, why = swept(tmp_path / "s", runs), "hpcfed: rank 0 of 1: the loss is nan in round 1, epoch 1, batch 2 (lr 9)"
+    sweep, why = (
+        swept(tmp_path / "s", runs),
+        "hpcfed: rank 0 of 1: the loss is nan in round 1, epoch 1, batch 2 (lr 9)",
+    )
     store.note(sweep, "a", End(2, why, 0.0))
     lines = drawn(sweep.folder, width=80).splitlines()
     below = next(i for i, line in enumerate(lines) if line.startswith(("failed: ", "a: failed: ")))
     assert f"failed: status 2: {why}" in " ".join(line.strip() for line in lines[below:])
-    assert "failed since 1970-01-01" in "".join(lines[:below]) and "nan" not in "".join(lines[:below])
+    assert "failed since 1970-01-01" in "".join(lines[:below]) and "nan" not in "".join(
+        lines[:below]
+    )
 
 
 def test_the_last_warning_in_the_log_of_a_sweeps_run_is_shown(tmp_path):
@@ -122,7 +142,9 @@ def test_the_last_warning_in_the_log_of_a_sweeps_run_is_shown(tmp_path):
     records.run(sweep.folder / "a", 2, total=4)
     log = names.log_file(sweep.folder, "a")
     log.parent.mkdir(exist_ok=True)
-    log.write_text("hpcfed: warning: first\nround 1\nhpcfed: warning: 1 of 2 ranks have no client\nround 2\n")
+    log.write_text(
+        "hpcfed: warning: first\nround 1\nhpcfed: warning: 1 of 2 ranks have no client\nround 2\n"
+    )
     text = drawn(sweep.folder)
     assert "a: warning: 1 of 2 ranks have no client" in text and "not begun" in text
 
@@ -142,7 +164,12 @@ def test_watching_ends_when_all_runs_are_over(tmp_path, monkeypatch, capsys):
     assert cli.main(["watch", str(sweep.folder)]) == 0
     assert looks == [2, 3]
     out = capsys.readouterr().out
-    assert out.endswith("\n") and "4/4" in out and "finished" in out and "status 2: hpcfed: no data" in out
+    assert (
+        out.endswith("\n")
+        and "4/4" in out
+        and "finished" in out
+        and "status 2: hpcfed: no data" in out
+    )
 
 
 def test_a_run_is_read_again_only_where_its_files_have_changed(tmp_path, monkeypatch):
@@ -174,7 +201,9 @@ def test_ctrl_c_ends_watching_without_a_traceback(tmp_path, monkeypatch):
     assert command.watch([records.run(tmp_path, 1, total=3).path]) == 130
 
 
-@pytest.mark.parametrize("words", [["absent"], ["run", "--port", "80"], ["run", "--web", "--port", "0"]])
+@pytest.mark.parametrize(
+    "words", [["absent"], ["run", "--port", "80"], ["run", "--web", "--port", "0"]]
+)
 def test_wrong_paths_and_ports_are_one_message(tmp_path, words, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     records.run(tmp_path / "run", 1)

@@ -36,7 +36,9 @@ def serving(*paths: Path) -> Iterator[Server]:
             thread.join(LIMIT)
 
 
-def ask(server: Server, name: str, method: str = "GET", host: str | None = None, path: str | None = None):
+def ask(
+    server: Server, name: str, method: str = "GET", host: str | None = None, path: str | None = None
+):
     """Status, headers and body of an answer."""
     connection = HTTPConnection(*server.server_address, timeout=LIMIT)
     connection.putrequest(method, path or f"/{server.key}/{name}", skip_host=host is not None)
@@ -60,12 +62,19 @@ def test_it_listens_on_this_machine_alone(run):
 
 def test_the_page_and_its_parts_are_served_and_load_from_nowhere_else(run):
     with serving(run) as server:
-        for name, kind in (("", "text/html"), ("page.js", "text/javascript"), ("page.css", "text/css")):
+        for name, kind in (
+            ("", "text/html"),
+            ("page.js", "text/javascript"),
+            ("page.css", "text/css"),
+        ):
             status, headers, body = ask(server, name)
             assert (status, headers["Content-Type"]) == (200, f"{kind}; charset=utf-8")
             assert set(re.findall(rb"https?://[^\s\"']+", body)) <= {b"http://www.w3.org/2000/svg"}
             assert "default-src 'none'" in headers["Content-Security-Policy"]
-            assert (headers["Cache-Control"], headers["X-Content-Type-Options"]) == ("no-store", "nosniff")
+            assert (headers["Cache-Control"], headers["X-Content-Type-Options"]) == (
+                "no-store",
+                "nosniff",
+            )
 
 
 def test_numbers_are_those_of_the_view_and_grow_with_the_run(tmp_path):
@@ -83,7 +92,9 @@ def test_numbers_are_those_of_the_view_and_grow_with_the_run(tmp_path):
             writer.finish()
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "localhost:x", "0.0.0.0"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example:80", "localhost:x", "0.0.0.0"]
+)
 def test_another_host_name_that_points_here_is_refused(run, host):
     with serving(run) as server:
         status, _, body = ask(server, "numbers", host=host)
@@ -107,8 +118,22 @@ def test_without_the_key_of_the_url_there_is_nothing(run):
             assert ask(server, "", path=path)[0] == 404, path
 
 
-@pytest.mark.parametrize("name", ["results.h5", "../results.h5", "..%2fresults.h5", "page.html", "web.py",
-                                  "/etc/passwd", "numbers/", "numbers?x", "./", "%2e%2e/", "\\..\\x"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "results.h5",
+        "../results.h5",
+        "..%2fresults.h5",
+        "page.html",
+        "web.py",
+        "/etc/passwd",
+        "numbers/",
+        "numbers?x",
+        "./",
+        "%2e%2e/",
+        "\\..\\x",
+    ],
+)
 def test_no_path_of_the_disk_is_served(run, name):
     with serving(run) as server:
         status, _, body = ask(server, name)
@@ -126,7 +151,9 @@ def test_the_server_ends_when_the_page_has_the_end_of_the_runs(tmp_path, monkeyp
     made, urls = web.Server, []
     monkeypatch.setattr(web, "Server", lambda *args: urls.append(made(*args)) or urls[0])
     writer, statuses = records.run(tmp_path, 2, total=3), []
-    thread = threading.Thread(target=lambda: statuses.append(cli.main(["watch", str(tmp_path), "--web"])), daemon=True)
+    thread = threading.Thread(
+        target=lambda: statuses.append(cli.main(["watch", str(tmp_path), "--web"])), daemon=True
+    )
     thread.start()
     while not urls:
         thread.join(0.01)
@@ -163,10 +190,22 @@ def test_a_browser_draws_runs_whatever_they_have(tmp_path):
         writer.finish()
     (tmp_path / "not begun").mkdir()
     with serving(*tmp_path.iterdir()) as server:
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--enable-logging=stderr",
-                 f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", server.url]  # fmt: skip
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--virtual-time-budget=3000",
+            "--enable-logging=stderr",
+            f"--user-data-dir={tmp_path / 'browser'}",
+            "--dump-dom",
+            server.url,
+        ]
         done = subprocess.run([browser, *flags], capture_output=True, text=True, timeout=LIMIT)
     assert "CONSOLE" not in done.stderr  # no script failed, nothing was refused
     assert done.stdout.count('class="card"') == 5  # all curves in one picture, and four runs
     assert done.stdout.count("<svg") == 1 + 3 * 3 and "NaN" not in done.stdout
-    assert "<img" not in done.stdout and "&lt;img src=x&gt;" in done.stdout and "not begun, round 0/?" in done.stdout
+    assert (
+        "<img" not in done.stdout
+        and "&lt;img src=x&gt;" in done.stdout
+        and "not begun, round 0/?" in done.stdout
+    )

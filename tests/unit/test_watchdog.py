@@ -56,7 +56,9 @@ def test_where_the_disk_is_full_or_gone_nobody_is_taken_for_silent(clock, tmp_pa
     full = dogs(tmp_path, 2, [])
     look(full, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", lambda *_: os.write(os.open("/dev/full", os.O_WRONLY), b"full"))
+        patch.setattr(
+            Path, "write_text", lambda *_: os.write(os.open("/dev/full", os.O_WRONLY), b"full")
+        )
         assert look(full, 99, beating=(1,)) == [False, False]
     shutil.rmtree(names.watch_folder(tmp_path))
     names.watch_folder(tmp_path).touch()
@@ -65,7 +67,11 @@ def test_where_the_disk_is_full_or_gone_nobody_is_taken_for_silent(clock, tmp_pa
 
 def test_a_process_that_was_stopped_itself_begins_anew(clock, tmp_path):
     (alone,) = dogs(tmp_path, 1, [])
-    assert not alone.stuck(START + 10) and not alone.stuck(START + 5000) and not alone.stuck(START + 5010)
+    assert (
+        not alone.stuck(START + 10)
+        and not alone.stuck(START + 5000)
+        and not alone.stuck(START + 5010)
+    )
 
 
 def test_all_say_where_they_are_and_the_silent_one_is_named(clock, tmp_path, capfd, monkeypatch):
@@ -75,14 +81,22 @@ def test_all_say_where_they_are_and_the_silent_one_is_named(clock, tmp_path, cap
     look(three, 1)
     assert look(three[::2], 41) == [True] * 2
     clock[0] = dog_time(three)
-    monkeypatch.setattr(watchdog, "kill", lambda silent: killed.extend(sign.rank for sign in silent))
+    monkeypatch.setattr(
+        watchdog, "kill", lambda silent: killed.extend(sign.rank for sign in silent)
+    )
     for dog in three[::2]:
         dog.bark()
     err = capfd.readouterr().err
     assert (ended, killed) == ([HUNG] * 2, [1])
-    assert "rank 0 of 3: no progress for 400 s, at round 1, start" in err and "rank 2 of 3: no progress" in err
+    assert (
+        "rank 0 of 3: no progress for 400 s, at round 1, start" in err
+        and "rank 2 of 3: no progress" in err
+    )
     assert f"rank 1 of 3 is silent, as a stopped process is: process {os.getpid()}" in err
-    assert "it was at round 5, train, last client 7 (mlp)" in err and err.count("the run ends with status 70") == 1
+    assert (
+        "it was at round 5, train, last client 7 (mlp)" in err
+        and err.count("the run ends with status 70") == 1
+    )
 
 
 def test_its_files_go_when_the_run_is_over(tmp_path):

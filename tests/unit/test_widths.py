@@ -1,4 +1,6 @@
-"""Sub-models: which units are cut together, what a window keeps, and the smaller model, for every family of models."""
+"""Sub-models: which units are cut together, what a window keeps, and the smaller model, for every
+family of models.
+"""
 
 import numpy as np
 import pytest
@@ -18,7 +20,11 @@ from hpcfed.training.nested import within
 
 SHAPE, CLASSES, D = (3, 32, 32), 10, 32
 REFUSED = ("shufflenetv2",)
-CUT = [name for name, entry in MODELS.items() if not getattr(entry, "text", False) and name not in REFUSED]
+CUT = [
+    name
+    for name, entry in MODELS.items()
+    if not getattr(entry, "text", False) and name not in REFUSED
+]
 each_model = pytest.mark.parametrize("name", CUT)
 each_width = pytest.mark.parametrize("width", [0.5, 0.3])
 
@@ -48,7 +54,9 @@ def paste(old: Params, pieces: Params, window: dict) -> Params:
 
 def test_ceil_decides_how_many_units_are_kept_and_one_always_is():
     assert [kept(10, w) for w in (1.0, 0.5, 0.25, 0.1, 0.01)] == [10, 5, 3, 1, 1]
-    assert kept(200, 0.29) == 58 and kept(100, 0.07) == 7  # 0.29 * 200 is 57.99..., 0.07 * 100 is 7.00...1
+    assert (
+        kept(200, 0.29) == 58 and kept(100, 0.07) == 7
+    )  # 0.29 * 200 is 57.99..., 0.07 * 100 is 7.00...1
 
 
 def test_an_architecture_is_named_by_its_model_and_width():
@@ -58,19 +66,30 @@ def test_an_architecture_is_named_by_its_model_and_width():
 
 def test_the_groups_of_a_small_net_by_hand():
     body = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 6)
+        nn.Conv2d(1, 4, 3, padding=1),
+        BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 6),
     )
     found = units(Model(body, Head(6, 3)), (1, 4, 4))
     window = found.window(0.5)
     assert list(found.sizes.values()) == [4, 6]  # the convolution's channels, the representation
     assert {name: [list(axis) for axis in axes] for name, axes in window.items()} == {
-        "body.0.weight": [[0, 1], [0]], "body.0.bias": [[0, 1]],
-        "body.1.weight": [[0, 1]], "body.1.bias": [[0, 1]],
-        "body.1.running_mean": [[0, 1]], "body.1.running_var": [[0, 1]],
-        "body.5.weight": [[0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]],  # a channel is four places of the flattened map
+        "body.0.weight": [[0, 1], [0]],
+        "body.0.bias": [[0, 1]],
+        "body.1.weight": [[0, 1]],
+        "body.1.bias": [[0, 1]],
+        "body.1.running_mean": [[0, 1]],
+        "body.1.running_var": [[0, 1]],
+        "body.5.weight": [
+            [0, 1, 2],
+            [0, 1, 2, 3, 4, 5, 6, 7],
+        ],  # a channel is four places of the flattened map
         "body.5.bias": [[0, 1, 2]],
         "head.weight": [[0, 1, 2], [0, 1, 2]],  # all classes
-    }  # fmt: skip
+    }
 
 
 def test_a_residual_sum_makes_one_group_of_two():
@@ -78,7 +97,10 @@ def test_a_residual_sum_makes_one_group_of_two():
     stage = ["body.conv1", "body.layer1.0.conv2", "body.layer1.1.conv2"]
     groups = {found.axes[f"{layer}.weight"][0][0].group for layer in stage}
     assert len(groups) == 1 and found.axes["body.layer1.0.conv1.weight"][0][0].group not in groups
-    assert found.axes["body.layer2.0.downsample.0.weight"][0] == found.axes["body.layer2.0.conv2.weight"][0]
+    assert (
+        found.axes["body.layer2.0.downsample.0.weight"][0]
+        == found.axes["body.layer2.0.conv2.weight"][0]
+    )
 
 
 def test_a_concatenation_puts_groups_side_by_side():
@@ -96,15 +118,23 @@ def test_every_tensor_has_its_place_and_the_count_falls_with_the_square_of_the_w
     for tensor, axes in found.axes.items():
         lengths = [sum(size * repeat for _, size, repeat in axis) for axis in axes]
         assert lengths == list(tensors(full)[tensor].shape[: len(axes)])
-    sizes = [sum(v.numel() for v in model.parameters()) for model in (full, new(f"{name}@0.5", d=512))]
-    shallow = {"logistic": (1, 1), "fedhenn-1": (0.5, 0.51), "mlp": (0.4, 0.5)}  # where inputs and classes weigh most
+    sizes = [
+        sum(v.numel() for v in model.parameters()) for model in (full, new(f"{name}@0.5", d=512))
+    ]
+    shallow = {
+        "logistic": (1, 1),
+        "fedhenn-1": (0.5, 0.51),
+        "mlp": (0.4, 0.5),
+    }  # where inputs and classes weigh most
     low, high = shallow.get(name, (0.25, 0.29))
     assert low <= sizes[1] / sizes[0] <= high
 
 
 @each_width
 @each_model
-def test_the_narrow_model_is_the_leading_slice_and_takes_and_gives_what_the_full_one_does(name: str, width: float):
+def test_the_narrow_model_is_the_leading_slice_and_takes_and_gives_what_the_full_one_does(
+    name: str, width: float
+):
     full, small = new(name), new(f"{name}@{width}")
     want = take(tensors(full), structure(name, SHAPE, CLASSES, D).window(width))
     assert all(torch.equal(value, want[n]) for n, value in tensors(small).items())
@@ -126,13 +156,17 @@ def test_it_computes_what_the_full_model_does_with_its_other_units_silent(name: 
     assert torch.allclose(full.eval()(images(2)), small(images(2)), atol=1e-5)
 
 
-@pytest.mark.parametrize("choose", [rolled(3), rolled(7), drawn(rng.stream(0, "window"))], ids=["3", "7", "drawn"])
+@pytest.mark.parametrize(
+    "choose", [rolled(3), rolled(7), drawn(rng.stream(0, "window"))], ids=["3", "7", "drawn"]
+)
 @each_model
 def test_a_slice_pasted_back_changes_nothing_and_fits_the_narrow_model(name: str, choose):
     weights, found = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
     window = found.window(0.5, choose)
     pieces = take(weights, window)
-    assert {n: v.shape for n, v in pieces.items()} == {n: v.shape for n, v in tensors(new(f"{name}@0.5")).items()}
+    assert {n: v.shape for n, v in pieces.items()} == {
+        n: v.shape for n, v in tensors(new(f"{name}@0.5")).items()
+    }
     pasted = paste(weights, pieces, window)
     assert all(torch.equal(pasted[n], value) for n, value in weights.items())
 
@@ -141,7 +175,9 @@ def test_a_slice_pasted_back_changes_nothing_and_fits_the_narrow_model(name: str
 def test_a_window_of_all_units_is_the_model(name: str):
     weights, found = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
     for choose in (rolled(5), drawn(rng.stream(0, "window"))):
-        assert all(torch.equal(v, weights[n]) for n, v in take(weights, found.window(1.0, choose)).items())
+        assert all(
+            torch.equal(v, weights[n]) for n, v in take(weights, found.window(1.0, choose)).items()
+        )
 
 
 def test_a_rolling_window_has_no_unit_twice_and_covers_all_evenly():
@@ -160,9 +196,14 @@ def test_a_rolling_window_has_no_unit_twice_and_covers_all_evenly():
 def test_drawn_windows_are_reproducible_even_and_nested_by_width():
     found, seen = structure("cnn", SHAPE, CLASSES, D), np.zeros(32, int)
     for k in range(400):
-        wide, slim = (found.window(w, drawn(rng.stream(0, "window", k)))["body.0.bias"][0] for w in (0.5, 0.25))
+        wide, slim = (
+            found.window(w, drawn(rng.stream(0, "window", k)))["body.0.bias"][0]
+            for w in (0.5, 0.25)
+        )
         assert set(slim) < set(wide) and len(wide) == 16
-        assert np.array_equal(wide, found.window(0.5, drawn(rng.stream(0, "window", k)))["body.0.bias"][0])
+        assert np.array_equal(
+            wide, found.window(0.5, drawn(rng.stream(0, "window", k)))["body.0.bias"][0]
+        )
         seen[wide] += 1
     assert abs(seen - 200).max() < 50  # five standard deviations of a fair draw
 
@@ -178,7 +219,9 @@ def test_a_narrower_window_lies_within_a_wider_one(name: str):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_model_that_mixes_channels_otherwise_is_refused_before_it_is_used(name: str):
-    with pytest.raises(ConfigError, match=r"ShuffleNetV2 cannot be cut .*; set models.widths = \[1\]"):
+    with pytest.raises(
+        ConfigError, match=r"ShuffleNetV2 cannot be cut .*; set models.widths = \[1\]"
+    ):
         cost(f"{name}@0.5", SHAPE, CLASSES, D)
 
 

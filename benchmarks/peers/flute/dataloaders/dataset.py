@@ -7,7 +7,9 @@ from task import clients
 
 
 class Dataset(BaseDataset):
-    """One client's examples out of a dict of several; FLUTE asks for all (no dict) to pick from them."""
+    """One client's examples out of a dict of several; FLUTE asks for all (no dict) to pick from
+    them.
+    """
 
     def __init__(self, data, test_only=False, user_idx=0, **kwargs):
         held = data if isinstance(data, dict) else self.load_data()
@@ -27,5 +29,8 @@ class Dataset(BaseDataset):
         names = [f"client{k}" for k in range(len(x))]
         images, labels = dict(zip(names, x, strict=True)), dict(zip(names, y, strict=True))
         return {
-            "users": names, "num_samples": [len(each) for each in y], "user_data": images, "user_data_label": labels
-        }  # fmt: skip
+            "users": names,
+            "num_samples": [len(each) for each in y],
+            "user_data": images,
+            "user_data_label": labels,
+        }
