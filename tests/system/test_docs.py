@@ -18,6 +18,7 @@ from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.main import main
 from hpcfed.storage import results
+from hpcfed.storage.digest import digest
 from tests.mpirun import ROOT
 
 DOCS = ROOT / "docs"
@@ -107,6 +108,21 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     named = (DOCS / "pages/results.md").read_text()
     columns = {name for run in tmp_path.glob("runs/*") for name in results.load(run).columns}
     assert {name for name in columns if f"`{name}`" not in named} == set()
+
+
+def test_the_method_of_the_tutorial_is_lg_fedavg_where_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    blocks = BLOCK.findall((DOCS / "pages/tutorial.md").read_text())
+    [(name, text)] = [(title, text) for _, title, text in blocks if title]
+    (tmp_path / name).write_text(text)
+    kept = ["--algorithm.name", "headmix:HeadMix", "--algorithm.keep"]
+    methods = {"lg": ["--algorithm.name", "lgfedavg"], "zero": [*kept, "0"], "half": [*kept, "0.5"]}
+    for folder, method in methods.items():
+        short = ["--models.mix", "mlp", "--clients", "2", "--rounds", "2", "--out", folder]
+        assert main([*method, *short, *FEW, "--quiet"]) == 0
+    lg, zero, half = (digest(Path(folder)) for folder in methods)
+    assert lg == zero != half
 
 
 def call(words: list[str]) -> None:
