@@ -65,6 +65,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
 
 
 def frame(ax: Axes, one: Labels) -> None:
+    """Axes and title of a panel."""
     K, C = one.counts.shape
     ax.set(xlim=(-0.6, K - 0.4), ylim=(C - 0.4, -0.6))
     ax.set_xlabel("client", fontsize=LETTERS)

@@ -59,7 +59,7 @@ def case(run: Shown) -> Case:
 
 def seeds(found: Sequence[Shown]) -> list[tuple[str, list[int]]]:
     """Runs that differ in their seed alone, by method: a name that is unique, and positions. Two
-    runs with the same seed are not averaged.
+    runs with the same seed are not averaged, nor is a run that is not finished with others.
     """
     cases = [Case(run.name, flat(run.job)) for run in found]
     try:
@@ -73,10 +73,13 @@ def seeds(found: Sequence[Shown]) -> list[tuple[str, list[int]]]:
     for values, places in groups.items():
         words = zip((*down, *across), values, strict=True)
         label = ", ".join(named(name, value) for name, value in words if value)
-        if len({cases[i].fields[SEED] for i in places}) == len(places):
-            made.append((label, places))
-        else:
-            made += [(f"{label} ({found[i].name})", [i]) for i in places]
+        done = [i for i in places if not found[i].why]
+        if len({cases[i].fields[SEED] for i in done}) < len(done):
+            made += [(f"{label} ({found[i].name})", [i]) for i in done]
+        elif done:
+            made.append((label, done))
+        unfinished = [i for i in places if i not in done]
+        made += [(f"{label} ({found[i].name}, not finished)", [i]) for i in unfinished]
     return made
 
 

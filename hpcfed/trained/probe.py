@@ -80,6 +80,7 @@ class Probing:
         )
 
     def probe(self) -> Probe:
+        """All answers, client after client."""
         seen = [self.of_client(self.saved.model(k)) for k in self.ks]
         representations, predictions, image_predictions, conductances = zip(*seen, strict=True)
         rounds, tables = self.alike(list(representations))

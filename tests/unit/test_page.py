@@ -6,6 +6,7 @@ import re
 import sys
 import zlib
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -272,6 +273,12 @@ def test_accuracy_by_architecture_is_the_mean_over_clients_and_then_over_seeds()
 def test_runs_with_one_seed_are_not_averaged():
     runs = [with_job("a", "fedavg", 0), with_job("b", "fedavg", 0)]
     assert methods.seeds(runs) == [("fedavg (a)", [0]), ("fedavg (b)", [1])]
+
+
+def test_a_run_that_is_not_finished_is_averaged_with_no_other():
+    runs = [with_job(name, "fedavg", seed) for seed, name in enumerate("abc")]
+    runs[1] = replace(runs[1], why="stopped, 1 of 2 rounds are done")
+    assert methods.seeds(runs) == [("fedavg", [0, 2]), ("fedavg (b, not finished)", [1])]
 
 
 def stored(folder: Path, one: Record, rounds: int = 2) -> Path:
