@@ -9,29 +9,112 @@ from pathlib import Path
 
 from text import block, joined, prose, table
 
+ALL = ("*",)  # members of a class: whatever is public and says what it is
 SOURCE = Path(__file__).parents[1] / "hpcfed"
 INTRO = """
 # What an algorithm may use
 
-Read from the source. A method is a class with [hooks](#method); what it may do is in
-[Federation](#federation); what it has in hand are [clients](#client), [Params and Mean](#params),
-and [the one training loop](#localsteps).
+Signatures and docstrings of what a method may override or call, read from the source. What the
+framework alone calls is left out. Which of these hooks decides what is evaluated, and in which
+order they are called: [Which model is evaluated](evaluated.md).
+
+A method in rounds overrides hooks of [RoundBased](#roundbased) and [Method](#method), a method in
+virtual time those of [EventBased](#eventbased) and [Method](#method). Both call
+[Federation](#federation), [Client](#client) and [the training loop](#localsteps).
 """
 Function = ast.FunctionDef
-PARTS = (  # file, and what of it is shown
-    ("algorithms/base.py", ("Method", "RoundBased")),
-    ("algorithms/events.py", ("EventBased",)),
-    ("federation.py", ("Federation",)),
-    ("turns.py", ("Turns",)),
-    ("exchange.py", ("Exchange",)),
-    ("client.py", ("Client", "Shard", "Paired")),
-    ("params.py", ("Params", "Mean")),
-    ("training/local.py", ("LocalSteps", "sgd", "gradient")),
-    ("training/losses.py", ()),
-    ("training/infer.py", ()),
-    ("training/server.py", ("fit",)),
-    ("rng.py", ("stream", "torch_stream")),
+EXCHANGE = (
+    "mean",
+    "gather",
+    "each",
+    "from_client",
+    "to_client",
+    "on_root",
 )
+PARTS = (  # file, and what of it is shown: a class with these members, with all, or a function
+    (
+        "algorithms/base.py",
+        {
+            "Method": (
+                "refuses",
+                "traffic",
+                "architecture",
+                "init",
+                "shared",
+                "offer",
+                "receive",
+                "loss",
+                "adapted",
+                "predict",
+                "whole",
+                "keeps",
+                "common",
+                "levels",
+                "columns",
+                "finish",
+            ),
+            "RoundBased": ("cohort", "weight", "local", "server", "round"),
+        },
+    ),
+    ("algorithms/events.py", {"EventBased": ALL}),
+    (
+        "federation.py",
+        {
+            "Federation": (
+                "K",
+                "seed",
+                "d",
+                "cohort_size",
+                "sample",
+                "prepare",
+                "initial",
+                "shapes",
+                "start_alike",
+                "pooled",
+                "draw_public",
+                "module",
+                "work",
+            )
+        },
+    ),
+    ("turns.py", {"Turns": ("mine", "turns")}),
+    ("exchange.py", {"Exchange": ("down", "up", *EXCHANGE)}),
+    (
+        "client.py",
+        {"Client": ("memory", "n", "model", "params", "load", "borrowed"), "Shard": ("pick",)},
+    ),
+    ("client.py", {"Paired": ()}),
+    ("params.py", {"Params": ALL, "Mean": ("of",)}),
+    ("training/local.py", {"LocalSteps": ("descend", "others"), "sgd": (), "gradient": ()}),
+    ("training/losses.py", {}),
+    ("training/infer.py", {}),
+    ("training/server.py", {"fit": ()}),
+    ("rng.py", {"stream": (), "torch_stream": ()}),
+)
+ATTRIBUTES = {  # that are no ClassVar: name, meaning
+    "Federation": (
+        ("architectures", "of all clients, by number"),
+        ("sizes", "training examples of all clients, by number"),
+        ("label_counts", "[K, C]: training examples of each class that each client has"),
+        ("classes", "number of classes"),
+        ("public", "`Shard` of examples that no client holds (`data.public`); may be empty"),
+        ("job", "the job: `fed.job.local.lr` and so on"),
+        ("device", "where this rank's tensors are"),
+        ("t", "the round, from 0"),
+    ),
+    "Client": (
+        ("id", "number of the client, from 0"),
+        ("architecture", "name of its model's architecture"),
+        ("train", "`Shard` of its training examples"),
+        ("test", "`Shard` of its test examples; evaluation alone uses it"),
+    ),
+}
+ABOUT = {  # in the place of a docstring that speaks of more than is shown
+    "Turns": "Which clients this rank has, and how they work.",
+    "Exchange": "What goes between clients and server. `down`, `up`, `mean` and `gather` count "
+    "bytes; the others move what is counted so.",
+}
+HEADS = {"Turns": "Federation: turns of clients", "Exchange": "Federation: sending and means"}
 DECLARED = re.compile(r"^    (\w+): ClassVar\[(.+?)\] = (.+?)  # (.+)$", re.MULTILINE)
 
 
@@ -40,14 +123,16 @@ def page() -> str:
     return joined(INTRO, *(part(path, wanted) for path, wanted in PARTS))
 
 
-def part(path: str, wanted: tuple[str, ...]) -> str:
+def part(path: str, wanted: dict[str, tuple[str, ...]]) -> str:
     """What is shown of one file: what is named, in that order, or all that is public."""
     text = (SOURCE / path).read_text()
     tree = ast.parse(text)
     nodes = {node.name: node for node in tree.body if isinstance(node, Function | ast.ClassDef)}
-    names = wanted or [name for name in nodes if not name.startswith("_")]
+    names = list(wanted) or [name for name in nodes if not name.startswith("_")]
     shown = (
-        klass(nodes[n], text) if isinstance(nodes[n], ast.ClassDef) else function(nodes[n], "###")
+        klass(nodes[n], text, wanted[n])
+        if isinstance(nodes[n], ast.ClassDef)
+        else function(nodes[n], "###")
         for n in names
     )
     module = "hpcfed." + path.removesuffix(".py").replace("/", ".")
@@ -55,15 +140,23 @@ def part(path: str, wanted: tuple[str, ...]) -> str:
     return joined(heading, prose(ast.get_docstring(tree)) if heading else "", *shown)
 
 
-def klass(node: ast.ClassDef, text: str) -> str:
+def klass(node: ast.ClassDef, text: str, members: tuple[str, ...]) -> str:
     """A class: what it declares, then what can be called or replaced."""
     rows = [
         (f"`{name}`", f"`{default}`", prose(comment))
         for name, _, default, comment in DECLARED.findall(ast.get_source_segment(text, node))
     ]
     declared = table(("attribute", "default", "meaning"), rows) if rows else ""
+    own = [(f"`{name}`", prose(text)) for name, text in ATTRIBUTES.get(node.name, ())]
+    known = {child.name: child for child in public(node)}
+    every = {child.name: child for child in node.body if isinstance(child, Function)}
+    shown = known.values() if members == ALL else (every[name] for name in members)
     return joined(
-        f"## {node.name}", prose(ast.get_docstring(node)), declared, *map(function, public(node))
+        f"## {HEADS.get(node.name, node.name)}",
+        prose(ABOUT.get(node.name) or ast.get_docstring(node)),
+        declared,
+        table(("attribute", "meaning"), own) if own else "",
+        *map(function, shown),
     )
 
 
@@ -80,11 +173,19 @@ def public(node: ast.ClassDef) -> Iterator[Function]:
 
 def function(node: Function, level: str = "###") -> str:
     """A function's signature and docstring."""
-    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    is_property = any(ast.unparse(d).endswith("property") for d in node.decorator_list)
+    decorators = [ast.unparse(d) for d in node.decorator_list]
+    manager = any(d.endswith("contextmanager") for d in decorators)
+    is_property = any(d.endswith("property") for d in decorators)
+    result = ast.unparse(node.returns) if node.returns else ""
+    if manager:  # what the decorator makes of it
+        result = re.sub(r"^Iterator\[(.*)\]$", r"AbstractContextManager[\1]", result)
+    returns = f" -> {result}" if result else ""
     arguments = "" if is_property else f"({ast.unparse(node.args)})"
     return joined(
         f"{level} {node.name}",
         block(f"{node.name}{arguments}{returns}", "python"),
+        f"A context manager: `with ….{node.name}() as {result[23:-1].lower()}:`."
+        if manager
+        else "",
         prose(ast.get_docstring(node)),
     )

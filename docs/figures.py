@@ -5,6 +5,8 @@ gallery has one.
 from collections.abc import Iterator
 from pathlib import Path
 
+from text import table
+
 from hpcfed.figures.registry import FIGURES, PAPERS
 
 GALLERY = Path(__file__).parent / "pages" / "gallery"
@@ -22,14 +24,102 @@ hpcfed plot runs/first runs/alone --figure learning,accuracies -o figures.png
 hpcfed plot runs/first --figure all --format pdf
 ```
 
+## Which figure answers which question
+"""
+PICTURES = """
 The pictures here come from jobs of this project on Fashion-MNIST: `make gallery` makes the runs and
 draws them anew.
 """
 
+QUESTIONS = (  # the question, the figures, of which runs; {name}: a link to a figure
+    (
+        "whether a run has converged, and how long it took",
+        "{curves}",
+        "one or several",
+    ),
+    (
+        "which method is better, over seeds and data sets",
+        "{learning}; with intervals: `hpcfed compare` and `hpcfed report`",
+        "all seeds of all methods",
+    ),
+    (
+        "which method needs less traffic, or less time on the clients' own devices",
+        "{bytes}, {time}",
+        "the same",
+    ),
+    (
+        "who gains and who loses, and which architecture does",
+        "{accuracies}",
+        "the same",
+    ),
+    (
+        "how skewed the clients' data are",
+        "{labels}",
+        "one for each partition",
+    ),
+    (
+        "which classes are confused",
+        "{confusion}",
+        "one or several, with a checkpoint",
+    ),
+    (
+        "whether clients come to represent inputs alike",
+        "{cka} over rounds, {tsne} of single inputs",
+        "the same; for rounds keep checkpoints (`checkpoint.keep`)",
+    ),
+    (
+        "whether clients rest their predictions on the same units",
+        "{conductance}",
+        "the same",
+    ),
+    (
+        "what poor clients gain, as in FedHeNN",
+        "{halved}",
+        "runs with several `data.halve`",
+    ),
+    (
+        "where the wall time goes, and who waits for whom",
+        "{phases}; {seconds} by round",
+        "one or several",
+    ),
+    (
+        "how many ranks a node has memory for",
+        "{memory}",
+        "one or several",
+    ),
+    (
+        "how stale updates are without rounds",
+        "{staleness}",
+        "of FedAsync or SWIFT",
+    ),
+    (
+        "how far clients without a server are apart",
+        "{topology}",
+        "of D-SGD or SWIFT",
+    ),
+)
+READ = {  # how to read it, where the picture alone does not say
+    "labels": "The area of a dot is the number of training examples; three sizes are explained "
+    "above each panel.",
+    "phases": "All panels have one scale. *Other* is what no phase counts.",
+    "memory": "Left the highest peak of each rank; right the peak so far, a line for the rank with "
+    "the highest and a band down to the one with the lowest.",
+    "conductance": "Of all runs all clients are asked about the same images, those of an "
+    "architecture side by side. Above, one image: a column for each client, a row for each unit, "
+    "or for several that are neighbours in the order of their mean rank; the colour is the rank of "
+    "a unit's conductance among those of its client. Where clients agree, columns get lighter "
+    "downwards; where they do not, they are even. Below, the correlation of these ranks for each "
+    "two clients, mean over four images of different classes; the mean over pairs of the same and "
+    "of different architectures stands above.",
+}
+
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *(line for name in FIGURES for line in part(name))])
+    links = {name: f"[`{name}`](#{name})" for name in FIGURES}
+    rows = [[cell.format(**links) for cell in row] for row in QUESTIONS]
+    asked = table(("you want to know", "figure", "runs to give"), rows)
+    return "\n".join([HEAD, asked, PICTURES, *(line for name in FIGURES for line in part(name))])
 
 
 def part(name: str) -> Iterator[str]:
@@ -42,5 +132,7 @@ def part(name: str) -> Iterator[str]:
         + (f" Also by the name {', '.join(numbers)}." if numbers else "")
         + "\n"
     )
+    if name in READ:
+        yield f"{READ[name]}\n"
     if (GALLERY / f"{name}.png").exists():
         yield f"![{line}](gallery/{name}.png)\n"

@@ -56,14 +56,17 @@ class Federation(Turns):
 
     @property
     def K(self) -> int:
+        """Number of clients."""
         return self.job.clients
 
     @property
     def seed(self) -> int:
+        """The job's seed."""
         return self.job.seed
 
     @property
     def d(self) -> int:
+        """Units of the representation (`models.d`)."""
         return self.job.models.d
 
     def begin(self, t: int, cohort: list[int], keep_stragglers: bool) -> list[int]:
@@ -103,6 +106,7 @@ class Federation(Turns):
 
     @property
     def cohort_size(self) -> int:
+        """Clients of a round's cohort: max(1, ceil(participation K))."""
         return max(1, math.ceil(self.job.participation * self.K - 1e-9))
 
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:

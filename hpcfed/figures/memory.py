@@ -14,7 +14,7 @@ from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn
 
 COLUMNS = {"host": "ranks/peak_bytes", "device": "ranks/peak_device_bytes"}
-WORDS = {"host": "memory of a rank (peak)", "device": "GPU memory of a rank (peak)"}
+WORDS = {"host": "peak memory of a rank", "device": "peak GPU memory of a rank"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ def over_rounds(ax: Axes, one: Peaks, style: dict[str, str]) -> None:
 def finish(left: Axes, right: Axes, where: str, ranks: int) -> None:
     """What stands at the axes of both panels, from 0 both."""
     look.frame(left, "rank", WORDS[where])
-    look.frame(right, "round", "of the rank with most so far\n(band: with least)")
+    look.frame(right, "round", "peak of a rank so far")
+    look.head(left, "each rank, over the whole run")
+    look.head(right, "line: highest rank; band: down to the lowest rank")
     left.set_xticks(look.places(ranks, 12))
     left.set_xlim(-0.5, ranks - 0.5)
     look.numbered(right, integer=True)

@@ -15,6 +15,7 @@ from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn
 from hpcfed.report.colours import phase
 from hpcfed.report.columns import phases
+from hpcfed.report.tables import duration
 from hpcfed.storage.record import Record
 
 OTHER = "other"
@@ -78,15 +79,19 @@ def spent(record: Record) -> dict[str, np.ndarray]:
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
-    """Stacked bars of the ranks, a panel for each run."""
+    """Stacked bars of the ranks, a panel for each run, all on one scale of seconds."""
     found = numbers(runs)
     most = max(len(one.seconds[OTHER]) for one in found)
     drawing, axes = look.panels(
-        len(found), across=3 if most <= WIDE else 1, below=2, wide=most > WIDE
+        len(found),
+        across=3 if most <= WIDE else 1,
+        below=2,
+        wide=most > WIDE,
+        sharey=True,
     )
     shown = [name for name in LOOKS if any(one.seconds[name].any() for one in found)]
     for ax, one in zip(axes, found, strict=True):
-        bars(ax, one, shown)
+        bars(ax, one, shown, first=ax.get_subplotspec().is_first_col())
     patches = [
         Patch(facecolor=LOOKS[n][0], hatch=2 * LOOKS[n][1], edgecolor="white", linewidth=0)
         for n in shown
@@ -95,8 +100,8 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     return drawing
 
 
-def bars(ax: Axes, one: Phases, shown: Sequence[str]) -> None:
-    """One run: a bar for each rank, its phases on one another."""
+def bars(ax: Axes, one: Phases, shown: Sequence[str], first: bool) -> None:
+    """One run: a bar for each rank, its phases on one another. first: the panel is at the left."""
     ranks = np.arange(len(one.seconds[OTHER]))
     base = np.zeros(len(ranks))
     for name in shown:
@@ -112,8 +117,8 @@ def bars(ax: Axes, one: Phases, shown: Sequence[str]) -> None:
             linewidth=0,
         )
         base = base + one.seconds[name]
-    look.frame(ax, "rank", "seconds of a round, mean")
-    look.head(ax, f"{one.run.title}: {100 * one.waiting:.0f} % waiting")
+    look.frame(ax, "rank", "seconds of a round, mean" if first else "")
+    look.head(ax, f"{one.run.title}: {100 * one.waiting:.0f} % waiting, {duration(base.max())}")
     ax.set_xticks(look.places(len(ranks), 10 if len(ranks) <= WIDE else 20))
     ax.set_xlim(-0.6 if len(ranks) > 2 else -1, len(ranks) - (0.4 if len(ranks) > 2 else 0))
 

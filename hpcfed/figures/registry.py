@@ -53,7 +53,8 @@ FIGURES = {
     ),
     "conductance": Entry(
         "hpcfed.figures.models_conductance:figure",
-        "on which units of the representation clients rest: FedClassAvg, figure 9",
+        "on which units of the representation clients' predictions rest, and how far clients agree "
+        "in that: FedClassAvg, figure 9",
         "jang2022,dhamdhere2019",
     ),
     "confusion": Entry(

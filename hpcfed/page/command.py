@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcfed import __version__
 from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.page import curves, job, notes, packed, tables, write
+from hpcfed.page import curves, job, methods, notes, packed, tables, write
 from hpcfed.page.runs import Shown, shown
 from hpcfed.paths import output
 from hpcfed.report import colours
@@ -42,13 +42,13 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
 def made(found: Sequence[Shown], absent: Sequence[str] = ()) -> str:
     """The page of these runs. absent: a sentence for each run that has no results."""
     choices = [curves.chosen(run.record, len(found)) for run in found]
-    said = notes.notes(found, absent)
+    said, groups = notes.notes(found, absent), methods.seeds(found)
     facts = [
         ("job", "Job", job.jobs(found)),
         ("environment", "Environment", job.environments(found)),
     ]
     return write.page(
-        read(found, choices),
+        read(found, choices, groups),
         title=title(found),
         made=time.strftime("%Y-%m-%d %H:%M %Z"),
         notes=said,
@@ -56,13 +56,19 @@ def made(found: Sequence[Shown], absent: Sequence[str] = ()) -> str:
         y=curves.Y,
         single=len(found) == 1,
         parts=parts(bool(said)),
+        comparison=methods.comparison(found),
+        architectures=methods.by_architecture(found, groups),
         facts=facts,
         resolution=resolution(found, choices),
     )
 
 
-def read(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> dict[str, Any]:
-    """What the page's scripts read."""
+def read(
+    found: Sequence[Shown],
+    choices: Sequence[curves.Chosen],
+    groups: Sequence[tuple[str, list[int]]],
+) -> dict[str, Any]:
+    """What the page's scripts read. groups: the runs that are seeds of one method."""
     from hpcfed.page import charts
 
     return {
@@ -71,6 +77,7 @@ def read(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> dict[str, 
         "steps": packed.STEPS,
         **colours.for_scripts(),
         "heads": {"runs": tables.RUNS, "clients": tables.CLIENTS},
+        "methods": [{"name": name, "runs": places} for name, places in groups],
         "rows": [tables.run(run) for run in found],
         "runs": [content(run, choice) for run, choice in zip(found, choices, strict=True)],
         "charts": charts.charts(),
@@ -106,15 +113,15 @@ def some(run: Shown, n: int) -> str:
 def resolution(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> str:
     """How exact the curves are."""
     text = (
-        f"Runs are exact; each curve of a client has {packed.STEPS:,} steps between its least "
-        f"and greatest value."
+        f"Curves of runs are exact; each curve of a client is rounded to {packed.STEPS:,} steps "
+        f"between its lowest and highest value."
     )
     if all(len(c.rounds) == run.record.rounds for run, c in zip(found, choices, strict=True)):
         return text
     most = f"{curves.MOST_ROUNDS:,}"
     return (
-        f"{text} Of a run with more than {most} rounds those with an evaluation are here, at "
-        f"most {most} of them."
+        f"{text} Of a run with more than {most} rounds the page has at most {most} of those "
+        f"with an evaluation."
     )
 
 
@@ -127,6 +134,7 @@ def parts(warned: bool) -> list[tuple[str, str]]:
     known = [("warnings", "Warnings")] * warned
     return [
         *known,
+        ("methods", "Methods"),
         ("all-runs", "Runs"),
         ("curves", "Curves"),
         ("one-run", "Clients, labels, phases"),

@@ -28,7 +28,7 @@ Y = {  # and what is drawn
     "accuracy": ("test accuracy", ""),
     "train_loss": ("training loss", ""),
     "traffic": ("traffic of a client so far, down + up", "B"),
-    "seconds": ("time of a round; of a client: its training", "s"),
+    "seconds": ("time of a round (of a client: of its training)", "s"),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.few import listed
+from hpcfed.few import counted, listed
 from hpcfed.page.job import environment, environments
 from hpcfed.page.runs import Shown
 from hpcfed.report.columns import evaluated, faults, last
@@ -41,11 +41,11 @@ def of_run(run: Shown) -> Iterator[str]:
 
 def commit(header: dict[str, Any]) -> Iterator[str]:
     if header.get("commit", "").endswith("+"):
-        yield "files of hpcfed had been changed since the commit that is named"
+        yield "hpcfed had changes that were not committed: the commit named below is not all of it"
 
 
 def starts(header: dict[str, Any]) -> Iterator[str]:
-    """Each time that the run was gone on with, and what was other than before."""
+    """Each time that the run was resumed, and what was other than before."""
     times = [*header.get("history", []), header]
     for before, after in pairwise(times):
         old, new = environment(before), environment(after)
@@ -54,7 +54,7 @@ def starts(header: dict[str, Any]) -> Iterator[str]:
             for name in new
             if name in old and old[name] != new[name]
         ]
-        yield f"gone on with after round {before['rounds']}" + (
+        yield f"resumed after round {before['rounds']}" + (
             f"; {listed(other, FEW, '; ')}" if other else ""
         )
 
@@ -69,7 +69,7 @@ def ranks(record: Record) -> Iterator[str]:
     there = np.isfinite(column).sum(1)
     for t in np.flatnonzero(np.diff(there) < 0) + 1:
         yield (
-            f"from round {t + 1} on {there[t]} {'rank' if there[t] == 1 else 'ranks'}, before "
+            f"from round {t + 1} on the run had {counted(int(there[t]), 'rank')}, before that "
             f"{there[t - 1]}"
         )
 
@@ -79,8 +79,8 @@ def clients(record: Record) -> Iterator[str]:
     lost = record.columns.get("clients/lost")
     if lost is not None and np.nansum(lost):
         yield (
-            f"clients lost: {int(np.nansum(lost))} times in "
-            f"{int((np.nansum(lost, 1) > 0).sum())} rounds"
+            f"clients lost: {counted(int(np.nansum(lost)), 'time')} in "
+            f"{counted(int((np.nansum(lost, 1) > 0).sum()), 'round')}"
         )
     yield from failed(record)
     if not len(evaluated(record)):

@@ -23,7 +23,7 @@ RUNS = {  # columns of the runs' table: name -> head, how it is shown
     "accuracy": ("accuracy", "share"),
     "std": ("std", "share"),
     "best": ("best", "share"),
-    "best_round": ("in round", "count"),
+    "best_round": ("best round", "count"),
     "down": ("down", "bytes"),
     "up": ("up", "bytes"),
     "total": ("traffic", "bytes"),

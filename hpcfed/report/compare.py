@@ -101,12 +101,18 @@ def compare(
     base = chosen(found, baseline) or also(
         found := methods(cases([*runs, Path(baseline)])), Path(baseline)
     )
+    return stored(FORMATS[format](result(found, base, view)), out)
+
+
+def result(found: list[Method], base: Method, view: View) -> Result:
+    """All others against the baseline. ConfigError where there are none, or they cannot be
+    paired.
+    """
     if len(found) < 2:
         raise ConfigError(
             f"compare: all runs are {base.label}; give runs that differ in more than their seed"
         )
-    result = Result(base, compared(found, base, view), view)
-    return stored(FORMATS[format](result), out)
+    return Result(base, compared(found, base, view), view)
 
 
 def chosen(found: list[Method], baseline: str | None) -> Method | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 from hpcfed.errors import HpcfedError
 from hpcfed.report import summary
@@ -25,6 +27,16 @@ if TYPE_CHECKING:
     from hpcfed.storage.results import Results
 
 
+class TwoLines(Bar):
+    """A bar as wide as the terminal, and what is known of the round in a line of its own below it:
+    beside the bar it would leave a narrow terminal no room for one.
+    """
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield from (Text(line) for task in self.tasks if (line := task.fields.get("line")))
+
+
 class Progress:
     """Shows rounds as they come; says nothing where it is not active or the job is quiet."""
 
@@ -32,13 +44,13 @@ class Progress:
         self.job, self.folder, self.facts, self.active = job, folder, facts, active
         self.console = console()
         self.live = active and not job.quiet and self.console.is_terminal
-        self.bar = Bar(
+        self.bar = TwoLines(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[line]}"),
             TimeRemainingColumn(),
             console=self.console,
+            expand=True,
             disable=not self.live,
         )
         self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")

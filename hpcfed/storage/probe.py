@@ -22,8 +22,10 @@ class Probe:
     header: rounds, checkpoint (its identity), architectures and classes.
     clients: [K], their numbers.  rows: [N], of the test split.  labels: [N].  predictions: [K, N].
     representations: K arrays [N, d], whose widths may differ.
-    image: position of the example whose conductance was taken, -1 where there is none (texts).
-    conductance: K arrays [d], or [0] of clients that did not predict its label.
+    images: [M], rows of the test split whose conductance was taken; the same ones for all runs on
+    the same data, whatever their seeds; none where inputs are texts.
+    image_labels: [M].  image_predictions: [K, M].
+    conductance: K arrays [M, d], for the scores of the images' labels.
     rounds: [P], of up to four checkpoints, ascending.  cka: [P, K, K], linear CKA of each two
     clients then.
     """
@@ -34,13 +36,17 @@ class Probe:
     labels: np.ndarray
     predictions: np.ndarray
     representations: list[np.ndarray]
-    image: int
+    images: np.ndarray
+    image_labels: np.ndarray
+    image_predictions: np.ndarray
     conductance: list[np.ndarray]
     rounds: np.ndarray
     cka: np.ndarray
 
 
+VERSION = 2  # of the file: 1 had the conductance of one image, for the clients right about it
 TABLES = ("clients", "rows", "labels", "predictions", "rounds", "cka")
+IMAGES = ("images", "image_labels", "image_predictions")
 LISTS = ("representations", "conductance")  # an array for each client
 
 
@@ -48,9 +54,8 @@ def write(run: Path, probe: Probe) -> Path:
     """Put it beside the run, in the place of an older one; returns the path. WriteError."""
     path = names.probe_file(run)
     with replacing(path, names.PROBE) as file:
-        tree.write_json(file, "header", probe.header)
-        tree.write_json(file, "image", probe.image)
-        for name in TABLES:
+        tree.write_json(file, "header", {**probe.header, "version": VERSION})
+        for name in (*TABLES, *IMAGES):
             file[name] = getattr(probe, name)
         for name in LISTS:
             group = file.create_group(name)
@@ -60,11 +65,16 @@ def write(run: Path, probe: Probe) -> Path:
 
 
 def current(run: Path) -> Probe | None:
-    """That of a run; None where there is none that is whole, or the run has a newer checkpoint."""
+    """That of a run; None where there is none that is whole, or the run has a checkpoint from which
+    a newer one can be made.
+    """
     newest = checkpoint.newest(run)
     try:
         found = read(run)
-        return found if newest is None or found.header["checkpoint"] == identity(newest) else None
+        fresh = newest is None or (
+            found.header["version"] == VERSION and found.header["checkpoint"] == identity(newest)
+        )
+        return found if fresh else None
     except (
         CheckpointError,
         OSError,
@@ -77,9 +87,35 @@ def read(run: Path) -> Probe:
     with opened(names.probe_file(run), names.PROBE) as file:
         tables = {name: file[name][...] for name in TABLES}
         lists = {name: listed(file[name], tables["clients"]) for name in LISTS}
-        return Probe(
-            tree.read_json(file, "header"), **tables, **lists, image=tree.read_json(file, "image")
-        )
+        header = {"version": 1, **tree.read_json(file, "header")}
+        if header["version"] == 1:
+            images, conductance = of_one_image(tables, tree.read_json(file, "image"), **lists)
+            lists["conductance"] = conductance
+        else:
+            images = {name: file[name][...] for name in IMAGES}
+        return Probe(header, **tables, **lists, **images)
+
+
+def of_one_image(
+    tables: dict[str, np.ndarray],
+    image: int,
+    representations: list[np.ndarray],
+    conductance: list[np.ndarray],
+) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """What version 1 has in the place of IMAGES, and its conductances, nan of clients that have
+    none.
+    """
+    at = [image] if image >= 0 else []
+    images = {
+        "images": tables["rows"][at],
+        "image_labels": tables["labels"][at],
+        "image_predictions": tables["predictions"][:, at],
+    }
+    found = []
+    for z, values in zip(representations, conductance, strict=True):
+        row = values if len(values) else np.full(z.shape[1], np.nan)
+        found.append(np.array([row] * len(at), np.float32))
+    return images, found
 
 
 def listed(group: h5py.Group, clients: np.ndarray) -> list[np.ndarray]:

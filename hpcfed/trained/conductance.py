@@ -9,30 +9,31 @@ label.
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hpcfed.extras import needed
+from hpcfed.few import evenly
 from hpcfed.models.trained import Trained
 
-NOTHING = np.zeros(0, np.float32)  # of a client that is wrong about the image
 STEPS = 50  # of the path from the baseline to the image
+IMAGES = 4  # so many, each of another class
 
 
-def shared_image(predictions: np.ndarray, labels: np.ndarray, text: bool = False) -> int:
-    """The position of the example that most clients are right about, of equals the first; -1 where
-    none is right.
-
-    predictions: [K, N].  labels: [N].  text: tokens are no numbers, and nothing lies between two of
-    them.
+def shared_images(labels: np.ndarray) -> np.ndarray:
+    """The first example of each of IMAGES classes, evenly chosen: positions [M], ascending by
+    class. They depend on nothing but the labels [N], so that all runs on the same data are asked
+    about the same ones.
     """
-    right = (predictions == labels).sum(0)
-    return -1 if text or not right.any() else int(right.argmax())
+    _, first = np.unique(labels, return_index=True)
+    return first[evenly(len(first), IMAGES)]
 
 
-def conductance(model: Trained, x: Tensor, label: int) -> np.ndarray:
-    """The conductance of each unit of the representation, [d], for the score of this label; x: one
-    input, as stored.
+def conductance(model: Trained, x: Tensor, labels: np.ndarray) -> np.ndarray:
+    """The conductance of each unit of the representation, [M, d], for the scores of these labels;
+    x: M inputs, as stored.
     """
     library = needed("captum.attr", "models", "layer conductance")
     method = library.LayerConductance(model.scores, model.body)
-    return method.attribute(model.prepare(x[None]), target=label, n_steps=STEPS)[0].detach().numpy()
+    target = torch.as_tensor(labels, dtype=torch.int64)
+    return method.attribute(model.prepare(x), target=target, n_steps=STEPS).detach().numpy()

@@ -22,7 +22,7 @@ from hpcfed.storage import checkpoint, names, probe
 from hpcfed.storage.probe import Probe
 from hpcfed.storage.reader import Reader
 from hpcfed.storage.seal import identity
-from hpcfed.trained.conductance import NOTHING, conductance, shared_image
+from hpcfed.trained.conductance import conductance, shared_images
 from hpcfed.trained.export import numbers
 from hpcfed.trained.saved import Saved, from_newest, saved_in
 from hpcfed.training.similarity import pairwise_cka
@@ -72,21 +72,29 @@ class Probing:
         draw = rng.stream(self.saved.job.seed, "probe")
         self.rows = np.sort(draw.choice(len(test.y), min(examples, len(test.y)), replace=False))
         self.x, self.labels = torch.from_numpy(test.x[self.rows]), test.y[self.rows]
+        text = bool(self.saved.about["vocabulary"])
+        self.images = shared_images(test.y[:0] if text else test.y)
+        self.image_x, self.image_labels = (
+            torch.from_numpy(test.x[self.images]),
+            test.y[self.images],
+        )
 
     def probe(self) -> Probe:
-        seen = [answers(self.saved.model(k), self.x) for k in self.ks]
-        representations, predictions = [z for z, _ in seen], np.stack([p for _, p in seen])
-        image = shared_image(predictions, self.labels, text=bool(self.saved.about["vocabulary"]))
-        rounds, tables = self.alike(representations)
+        """All answers, client after client."""
+        seen = [self.of_client(self.saved.model(k)) for k in self.ks]
+        representations, predictions, image_predictions, conductances = zip(*seen, strict=True)
+        rounds, tables = self.alike(list(representations))
         return Probe(
             header=self.header(),
             clients=np.array(self.ks),
             rows=self.rows,
             labels=self.labels,
-            predictions=predictions,
+            predictions=np.stack(predictions),
             representations=[z.numpy() for z in representations],
-            image=image,
-            conductance=self.conductances(predictions, image),
+            images=self.images,
+            image_labels=self.image_labels,
+            image_predictions=np.stack(image_predictions),
+            conductance=list(conductances),
             rounds=rounds,
             cka=tables,
         )
@@ -99,17 +107,16 @@ class Probing:
         }
         return {"rounds": self.source.rounds, "checkpoint": identity(self.source.path), **about}
 
-    def conductances(self, predictions: np.ndarray, image: int) -> list[np.ndarray]:
-        """Of each client that is right about the image."""
-        found = []
-        for k, predicted in zip(self.ks, predictions, strict=True):
-            right = image >= 0 and predicted[image] == self.labels[image]
-            found.append(
-                conductance(self.saved.model(k), self.x[image], int(self.labels[image]))
-                if right
-                else NOTHING
-            )
-        return found
+    def of_client(self, model: Trained) -> tuple[Tensor, np.ndarray, np.ndarray, np.ndarray]:
+        """One client's representations [N, d] and predictions [N]; of the images that all runs
+        share predictions [M] and conductances [M, d].
+        """
+        z, predictions = answers(model, self.x)
+        if not len(self.images):
+            return z, predictions, predictions[:0], np.zeros((0, z.shape[1]), np.float32)
+        _, image_predictions = answers(model, self.image_x)
+        found = conductance(model, self.image_x, self.image_labels)
+        return z, predictions, image_predictions, found
 
     def alike(self, last: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
         """Rounds [P] and the CKA of each two clients then, [P, K, K], as far back as there are

@@ -20,7 +20,7 @@ T, K, C = 6, 4, 3
 pytestmark = pytest.mark.timeout(300)  # the first of these tests may have to install the browser
 
 
-def run(folder: Path, level: float) -> Path:
+def run(folder: Path, level: float, seed: int = 0) -> Path:
     """A run whose client k has accuracy level + k / 100 + t / 1000 after round t, from 1."""
     folder.mkdir()
     job = {
@@ -28,7 +28,7 @@ def run(folder: Path, level: float) -> Path:
         "data": {"name": NASTY, "partition": "dirichlet", "alpha": 0.5},
         "clients": K,
         "rounds": T,
-        "seed": 0,
+        "seed": seed,
     }
     header = {
         "job": job,
@@ -191,8 +191,28 @@ def test_numbers_and_a_button_zoom_without_a_mouse(page):
     field.clear()
     field.send_keys("3\t")
     assert page.do("const r = model('x'); return [r.start, r.end]") == [0, 3]
+    assert field.get_attribute("value") == "3"
     page.driver.find_element("id", "all").send_keys("\ue007")
     assert page.do("return model('x').end") == 1.02 * 6
+    assert field.get_attribute("value") == "6"  # the last round, not where the axis ends
+
+
+def test_seeds_of_a_method_are_one_line_until_they_are_asked_for(browser, tmp_path):
+    levels = {"a": 0.5, "b": 0.7, "c": 0.6}
+    folders = [run(tmp_path / name, level, i) for i, (name, level) in enumerate(levels.items())]
+    browser.open(Path(report(folders, tmp_path / "report.html")))
+    drawn = lines(browser, "lines-accuracy")
+    assert drawn["name"] == ["fedavg, mean of 3 seeds"] == browser.texts("#curves-legend li")
+    assert drawn["ys"][0] == pytest.approx(0.615 + np.arange(1, 7) / 1000)
+    band = np.array(lines(browser, "bands-accuracy")["ys"][0])
+    std = np.std(np.add.outer([0.5, 0.7, 0.6], np.arange(K) / 100))  # clients of all seeds
+    assert band[:T] - band[T:][::-1] == pytest.approx(np.full(T, 2 * std))
+    browser.click("#runs tbody tr:nth-child(2) input")
+    assert lines(browser, "lines-accuracy")["ys"][0][0] == pytest.approx(0.566)
+    browser.click("#seeds")
+    assert lines(browser, "lines-accuracy")["name"] == ["a", "c"]
+    assert "0.6210 ± 0.1000 (3 seeds)" in browser.texts("#methods tbody tr")[0]
+    assert browser.complaints() == [] and browser.requests() == []
 
 
 def test_tables_are_downloaded_as_csv(page):

@@ -43,11 +43,15 @@ def test_it_holds_each_clients_answers(run):
             assert (model(x).argmax(1).numpy() == found.predictions[k]).all()
 
 
-def test_conductance_is_that_of_the_clients_that_are_right_about_one_image(run):
+def test_all_clients_of_all_runs_have_the_conductance_of_the_same_images(run, tmp_path):
     found = make(run, examples=20)
-    right = found.predictions[:, found.image] == found.labels[found.image]
-    assert right.sum() == (found.predictions == found.labels).sum(0).max() > 0
-    assert [len(c) for c in found.conductance] == [toy.D * int(r) for r in right]
+    assert [c.shape for c in found.conductance] == [(toy.CLASSES, toy.D)] * 6
+    with np.load(toy.folder() / "data.npz") as data:
+        assert (found.image_labels == data["y_test"][found.images]).all()
+    assert found.image_labels.tolist() == list(range(toy.CLASSES))
+    seed = saved_run(tmp_path / "seed", "local", "--seed", "1", rounds=1)
+    other = make(seed, examples=20)
+    assert (other.images == found.images).all() and (other.rows != found.rows).any()
 
 
 def test_clients_are_compared_over_the_checkpoints_that_are_kept(run):

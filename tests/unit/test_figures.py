@@ -139,7 +139,22 @@ def test_labels_of_few_and_of_many_clients_are_drawn(run, K, C):
     [one] = runs.drawn([run])
     one.record.arrays["label_counts"] = np.arange(K * C).reshape(K, C)
     one.record.header["classes"] = [f"class {c}" for c in range(C)]
-    look.save(labels.figure([one]), run / "labels.png")
+    drawing = labels.figure([one])
+    look.save(drawing, run / "labels.png")
+    [ax] = drawing.axes
+    most = K * C - 1
+    if not most:
+        return
+    told = [int(text.get_text().replace(",", "")) for text in ax.get_legend().get_texts()]
+    assert told == labels.sizes(most) and told[-1] == most
+    dots, *key = (each.get_sizes().max() for each in ax.collections)  # areas
+    assert [area / key[-1] for area in key] == pytest.approx([n / most for n in told])
+    assert dots == key[-1]
+
+
+def test_labels_explain_dots_of_three_sizes():
+    assert labels.sizes(203) == [10, 50, 203]
+    assert labels.sizes(2) == [2] and labels.sizes(0) == []
 
 
 def test_a_picture_that_cannot_be_written_is_an_error_that_says_where(run, tmp_path):

@@ -13,10 +13,11 @@ from hpcfed.figures import models, models_conductance, models_tsne
 from hpcfed.figures.runs import Drawn
 from hpcfed.models.trained import About, Trained, assembled
 from hpcfed.rng import stream
-from hpcfed.storage import probe
+from hpcfed.storage import names, probe, tree
+from hpcfed.storage.atomic import replacing
 from hpcfed.storage.probe import Probe
 from hpcfed.storage.record import Record
-from hpcfed.trained.conductance import conductance, shared_image
+from hpcfed.trained.conductance import conductance, shared_images
 from hpcfed.training.similarity import linear_cka, pairwise_cka
 from tests.unit.test_figures_numbers import apart
 
@@ -27,20 +28,28 @@ def answers(
     predictions: list[list[int]],
     labels: list[int],
     widths: tuple[int, ...] = (4, 4),
-    image: int = 0,
     conductances: list[list[float]] | None = None,
+    kinds: list[str] | None = None,
 ) -> Probe:
-    K, N = len(predictions), len(labels)
+    """conductances: of the first example, which is the one image; none: there is no image."""
+    K, N, M = len(predictions), len(labels), int(conductances is not None)
     g = stream(0, "answers")
     return Probe(
-        header={"rounds": 3, "classes": CLASSES, "architectures": ["mlp"] * K, "checkpoint": ""},
+        header={
+            "rounds": 3,
+            "classes": CLASSES,
+            "architectures": kinds or ["mlp"] * K,
+            "checkpoint": "",
+        },
         clients=np.arange(K) * 2,
         rows=np.arange(N),
         labels=np.array(labels),
         predictions=np.array(predictions),
         representations=[g.normal(size=(N, d)).astype(np.float32) for d in widths],
-        image=image,
-        conductance=[np.array(c, np.float32) for c in conductances or [[]] * K],
+        images=np.arange(M),
+        image_labels=np.array(labels[:M]),
+        image_predictions=np.array(predictions)[:, :M],
+        conductance=[np.array([c] * M, np.float32) for c in conductances or [[]] * K],
         rounds=np.array([1, 3]),
         cka=np.stack([np.eye(K), np.full((K, K), 0.5) + 0.5 * np.eye(K)]),
     )
@@ -75,33 +84,78 @@ def test_cka_of_equal_representations_is_one_and_of_unrelated_ones_zero():
 
 def test_ranks_are_counted_from_the_unit_that_matters_least_and_equal_ones_share_theirs():
     found = answers([[0], [0]], [0], conductances=[[0.3, -1.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
-    ranks = models_conductance.ranked("a", found)
-    assert ranks.ranks.T.tolist() == [
-        [4.0, 1.0, 2.5, 2.5],
-        [1.0, 2.0, 3.0, 4.0],
-    ] and ranks.clients.tolist() == [0, 2]
-    assert ranks.agreement == pytest.approx(
-        -1.5 / np.sqrt(4.5 * 5)
-    )  # products of what is left of the mean 2.5
-    assert np.isnan(models_conductance.mean_of_pairs(ranks.ranks[:, :1]))
+    ranks = models_conductance.ranked("a", found, 0)
+    # 4, 1, 2.5, 2.5 and 1, 2, 3, 4 of 4 units, which come in the order of their means
+    assert (4 * ranks.shares).T.tolist() == [[1, 4, 2.5, 2.5], [2, 1, 3, 4]]
+    assert ranks.clients.tolist() == [0, 2] and ranks.right == 2
+    assert ranks.agreement(same=True) == pytest.approx(-1.5 / np.sqrt(4.5 * 5))
+    assert np.isnan(ranks.agreement(same=False))
 
 
-def test_only_clients_that_are_right_and_of_the_common_width_are_ranked():
-    found = answers([[0]] * 3, [0], (4, 4, 2), conductances=[[], [1, 2, 3, 4], [1, 2]])
-    assert models_conductance.ranked("a", found).clients.tolist() == [2]
-    with pytest.raises(ConfigError, match="representations of other widths"):
-        models_conductance.ranked(
-            "a", answers([[0]] * 3, [0], (4, 4, 2), conductances=[[], [], [1, 2]])
-        )
-    with pytest.raises(ConfigError, match="no client predicts a label rightly"):
-        models_conductance.ranked("a", answers([[1], [2]], [0], image=-1))
+def test_clients_of_an_architecture_stand_side_by_side_and_agree_among_themselves_or_not():
+    up, down = [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]
+    found = answers([[0], [1], [0]], [0], (4,) * 3, [up, down, up], ["cnn", "mlp", "cnn"])
+    ranks = models_conductance.ranked("a", found, 0)
+    assert ranks.clients.tolist() == [0, 4, 2] and ranks.kinds.tolist() == ["cnn", "cnn", "mlp"]
+    assert (ranks.agreement(same=True), ranks.agreement(same=False)) == (1.0, -1.0)
+    assert ranks.right == 2  # of cat; the client that is wrong is compared too
 
 
-def test_the_image_is_the_one_that_most_clients_are_right_about():
-    assert shared_image(np.array([[0, 1, 1], [2, 1, 2]]), np.array([0, 1, 2])) == 1
-    assert shared_image(np.array([[0, 0], [1, 1]]), np.array([0, 1])) == 0  # of equals the first
-    assert shared_image(np.array([[1]]), np.array([0])) == -1
-    assert shared_image(np.array([[0]]), np.array([0]), text=True) == -1
+def test_a_client_whose_units_all_count_alike_correlates_with_none():
+    ranks = np.array([[[1.0, 2.0, 3.0]], [[2.0, 2.0, 2.0]]])
+    assert np.isnan(models_conductance.correlations(ranks)).tolist() == [
+        [False, True],
+        [True, True],
+    ]
+
+
+def test_only_clients_of_the_common_width_are_ranked():
+    found = answers([[0]] * 3, [0], (4, 4, 2), [[4, 3, 2, 1], [1, 2, 3, 4], [1, 2]])
+    assert models_conductance.ranked("a", found, 0).clients.tolist() == [0, 2]
+    with pytest.raises(ConfigError, match="texts, which have no conductance"):
+        models_conductance.ranked("a", answers([[1], [2]], [0]), 0)
+
+
+def test_many_units_are_drawn_as_means_of_neighbours():
+    shares = np.arange(64.0)[:, None].repeat(2, 1)
+    assert models_conductance.merged(shares)[:, 0].tolist() == np.arange(0.5, 64, 2).tolist()
+    assert models_conductance.merged(shares[:3]).tolist() == shares[:3].tolist()
+
+
+def test_images_are_of_different_classes_and_depend_on_the_labels_alone():
+    assert shared_images(np.array([2, 2, 0, 1, 0])).tolist() == [2, 3, 0]
+    assert shared_images(np.repeat(np.arange(10), 3)).tolist() == [0, 9, 18, 27]
+    assert shared_images(np.zeros(0, int)).tolist() == []
+
+
+def test_all_runs_show_the_image_that_most_clients_of_all_runs_are_right_about(tmp_path):
+    one = answers([[0, 1], [0, 0]], [0, 1], (2, 2), [[1, 2], [1, 2]])
+    two = {"images": np.arange(2), "image_labels": one.labels}
+    both = [np.ones((2, 2), np.float32)] * 2
+    one = replace(one, **two, image_predictions=np.array([[0, 0], [0, 2]]), conductance=both)
+    other = replace(one, image_predictions=np.array([[1, 1], [2, 1]]))
+    assert [models_conductance.shown(runs) for runs in ([one], [other], [one, other])] == [0, 1, 0]
+    runs = [run_with(tmp_path / name, found) for name, found in (("a", other), ("b", one))]
+    assert {ranks.label for ranks in models_conductance.numbers(runs)} == {"cat"}
+    elsewhere = run_with(tmp_path / "c", replace(other, images=np.arange(1, 3)))
+    labels = [ranks.label for ranks in models_conductance.numbers([*runs, elsewhere])]
+    assert labels == ["cat", "cat", "dog"]
+
+
+def test_a_probe_of_an_older_version_is_still_read(tmp_path):
+    """It has one image, and conductances of the clients that were right about it."""
+    found = answers([[0], [1]], [0])
+    with replacing(names.probe_file(tmp_path), names.PROBE) as file:
+        tree.write_json(file, "header", found.header)
+        tree.write_json(file, "image", 0)
+        for name in probe.TABLES:
+            file[name] = getattr(found, name)
+        for k, z, values in zip((0, 2), found.representations, ([0, 1, 2, 3], []), strict=True):
+            file[f"representations/{k}"], file[f"conductance/{k}"] = z, np.array(values, float)
+    old = probe.read(tmp_path)
+    assert old.header["version"] == 1 and old.images.tolist() == [0]
+    assert old.conductance[0].tolist() == [[0, 1, 2, 3]] and np.isnan(old.conductance[1]).all()
+    assert models_conductance.ranked("a", old, 0).clients.tolist() == [0]
 
 
 class Linear(Trained):
@@ -122,10 +176,9 @@ def test_conductance_of_a_linear_model_is_unit_times_weight():
     }
     model.model.load_state_dict({name: torch.tensor(value) for name, value in tensors.items()})
     x = torch.tensor([[[2.0, 4.0]]])  # normalised: 1 and 3, so the units are 7 and -3
-    assert conductance(model, x, label=1) == pytest.approx(
-        [3 * 7, 5 * -3], rel=2e-3
-    )  # captum leaves out the ends
-    assert conductance(model, x, label=0) == pytest.approx([7, 0], rel=2e-3)
+    found = conductance(model, torch.stack([x, x]), np.array([1, 0]))
+    assert found[0] == pytest.approx([3 * 7, 5 * -3], rel=2e-3)  # captum leaves out the ends
+    assert found[1] == pytest.approx([7, 0], rel=2e-3)
 
 
 def test_a_model_with_others_tensors_is_refused():
@@ -190,7 +243,7 @@ def test_of_one_client_there_is_no_mean_of_pairs(tmp_path):
     ]
     assert drawn == [
         "a\nround 1",
-        "a\nan image of cat, 1 of 1 client",
+        "a\nan image of class cat: 1 client, 1 right",
         "a\n1 client, 2 test examples",
     ]
 

@@ -157,6 +157,17 @@ def test_phases_are_the_mean_of_the_rounds_that_a_rank_had_and_other_is_the_rest
     assert found.waiting == pytest.approx(2.0 / 10.0)
 
 
+def test_phases_of_all_runs_stand_on_one_scale(tmp_path):
+    slow = {"rounds/seconds": 50.0}
+    runs = [
+        one(tmp_path / "a", [row([0.5] * 4, FOUR)]),
+        one(tmp_path / "b", [row([0.5] * 4, FOUR, **slow)]),
+    ]
+    quick, other = phases.figure(runs).axes
+    assert quick.get_ylim() == other.get_ylim()
+    assert "5.00 s" in quick.get_title() and "50.0 s" in other.get_title()
+
+
 def test_seconds_are_smoothed_by_the_median_of_near_rounds(tmp_path):
     rows = [row([0.5] * 4, FOUR, **{"rounds/seconds": s}) for s in (9.0, 1.0, 2.0)]
     [pace] = phases.pace([one(tmp_path / "a", rows)])

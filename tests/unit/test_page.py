@@ -6,15 +6,17 @@ import re
 import sys
 import zlib
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.page import curves, job, notes, packed, tables, write
+from hpcfed.page import curves, job, methods, notes, packed, tables, write
 from hpcfed.page.command import made, report
 from hpcfed.page.runs import Shown, shown
+from hpcfed.report.compare import compare
 from hpcfed.storage import sweep as store
 from hpcfed.storage.fields import flat
 from hpcfed.storage.results import Record, Results
@@ -29,6 +31,7 @@ def record(**more: object) -> Record:
         "data": {"name": "digits", "partition": "iid"},
         "clients": 3,
         "rounds": 2,
+        "seed": 0,
     }
     header = {
         "job": about,
@@ -175,14 +178,14 @@ def test_what_differs_between_jobs_is_told_apart():
         "b", record(job=runs[0].job | {"seed": 1, "algorithm": {"name": "fedprox", "mu": 0.1}})
     )
     found = job.jobs(runs)
-    assert found.differs == ["algorithm.name", "algorithm.mu", "seed"]
-    assert found.values == [["fedavg", "", ""], ["fedprox", "0.1", "1"]]
+    assert found.differs == ["algorithm.name", "seed", "algorithm.mu"]
+    assert found.values == [["fedavg", "0", ""], ["fedprox", "1", "0.1"]]
     assert found.tables == [
         [
             ("field", "a", "b"),
             ("algorithm.name", "fedavg", "fedprox"),
+            ("seed", "0", "1"),
             ("algorithm.mu", "", "0.1"),
-            ("seed", "", "1"),
         ]
     ]
     assert found.same == {
@@ -211,11 +214,11 @@ def test_warnings_say_what_the_run_recorded():
     one.columns["clients/fault"] = np.array([[0, 0, 0], [1, 0, 0]])
     assert list(notes.of_run(Shown("a", one, "stopped, 2 of 9 rounds are done"))) == [
         "stopped, 2 of 9 rounds are done",
-        "files of hpcfed had been changed since the commit that is named",
-        "gone on with after round 1; commit abc, then def+; versions.torch 2.4, then 2.5; ranks "
+        "hpcfed had changes that were not committed: the commit named below is not all of it",
+        "resumed after round 1; commit abc, then def+; versions.torch 2.4, then 2.5; ranks "
         "3, then 2",
-        "from round 2 on 1 rank, before 2",
-        "clients lost: 1 times in 1 rounds",
+        "from round 2 on the run had 1 rank, before that 2",
+        "clients lost: 1 time in 1 round",
         "clients that failed and left the round (diverged): client 0 in round 2",
         "no accuracy in the last evaluated round, so not in its mean: clients 2",
     ]
@@ -224,10 +227,58 @@ def test_warnings_say_what_the_run_recorded():
 def test_runs_on_different_machines_are_warned_of():
     runs = [Shown(name, record(hardware={"cpu": name}, versions={"torch": "2"})) for name in "ab"]
     found = notes.notes(runs, ["c: not begun"])
-    assert (
-        found[0] == ("", "c: not begun") and ("a, b", "clients lost: 1 times in 1 rounds") in found
-    )
+    assert found[0] == ("", "c: not begun") and ("a, b", "clients lost: 1 time in 1 round") in found
     assert found[-1][1].startswith("runs differ in hardware.cpu;")
+
+
+def with_job(name: str, method: str, seed: int, more: float = 0.0, **job: object) -> Shown:
+    """A run of `record` whose accuracies are so much higher."""
+    one = record()
+    about = one.header["job"] | {"algorithm": {"name": method}, "seed": seed, **job}
+    columns = one.columns | {"clients/accuracy": one.columns["clients/accuracy"] + more}
+    return Shown(name, Record(one.header | {"job": about}, one.arrays, columns, 2))
+
+
+def test_methods_are_compared_as_the_command_compares_them(tmp_path):
+    runs = [
+        with_job(f"{method}{seed}", method, seed, more * (1 + seed))
+        for method, more in (("fedavg", 0.0), ("fedprox", 0.01))
+        for seed in range(3)
+    ]
+    found = methods.comparison(runs)
+    folders = [stored(tmp_path / run.name, run.record) for run in runs]
+    printed = compare(folders)
+    assert printed.splitlines()[0] == found.caption
+    cells = [[cell for cell in line if cell] for line in found.lines]
+    lines = printed.splitlines()[2 : 2 + len(cells)]
+    assert [re.split(r"  +", line.strip()) for line in lines] == cells
+    assert printed.endswith("\n".join(found.notes)) and found.why == ""
+    assert methods.comparison(runs[:3]) == methods.Compared()  # one method
+    other = with_job("other", "fedprox", 0, clients=4)
+    assert "cannot be paired" in methods.comparison([runs[0], other]).why
+
+
+def test_accuracy_by_architecture_is_the_mean_over_clients_and_then_over_seeds():
+    runs = [with_job("a", "fedavg", 0), with_job("b", "fedavg", 1, 0.1), with_job("c", "local", 0)]
+    groups = methods.seeds(runs)
+    assert groups == [("fedavg", [0, 1]), ("local", [2])]
+    assert methods.by_architecture(runs, groups) == [
+        ["architecture", "fedavg", "local"],
+        ["all clients", "0.7500 ± 0.0707 (2 seeds)", "0.7000"],
+        ["mlp", "0.5500 ± 0.0707 (2 seeds)", "0.5000"],
+        ["cnn", "0.9500 ± 0.0707 (2 seeds)", "0.9000"],
+    ]
+
+
+def test_runs_with_one_seed_are_not_averaged():
+    runs = [with_job("a", "fedavg", 0), with_job("b", "fedavg", 0)]
+    assert methods.seeds(runs) == [("fedavg (a)", [0]), ("fedavg (b)", [1])]
+
+
+def test_a_run_that_is_not_finished_is_averaged_with_no_other():
+    runs = [with_job(name, "fedavg", seed) for seed, name in enumerate("abc")]
+    runs[1] = replace(runs[1], why="stopped, 1 of 2 rounds are done")
+    assert methods.seeds(runs) == [("fedavg", [0, 2]), ("fedavg (b, not finished)", [1])]
 
 
 def stored(folder: Path, one: Record, rounds: int = 2) -> Path:

@@ -1,11 +1,14 @@
 """What result files tell: numbers by hand, references that exist, pictures that are written."""
 
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
 
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.figures.curves import Curve
@@ -13,7 +16,7 @@ from hpcfed.report import catalogue, cite, summary, tables
 from hpcfed.report.columns import so_far
 from hpcfed.report.formats import named
 from hpcfed.report.measures import View, measure
-from hpcfed.report.progress import line
+from hpcfed.report.progress import TwoLines, line
 from hpcfed.report.references import bibtex, references
 from hpcfed.report.tables import console, duration, size
 from hpcfed.storage.columns import PHASES
@@ -275,3 +278,14 @@ def test_so_far_counts_up_over_all_clients_and_time_too_far_to_be_drawn_is_unkno
     found = so_far(Record({"job": {"clients": 2}, "architectures": ["mlp"] * 2}, {}, columns, 2))
     assert found["epochs"].tolist() == [0.5, 1.5] and found["bytes"].tolist() == [5, 15]
     assert found["virtual"][0] == 2.0 and np.isnan(found["virtual"][1])
+
+
+def test_the_bar_of_a_run_fills_the_line_whatever_is_said_of_the_round():
+    where = Console(width=80, record=True, file=io.StringIO(), force_terminal=True)
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=None)
+    bar = TwoLines(*columns, console=where, expand=True, auto_refresh=False)
+    bar.add_task("fedclassavg", total=80, line="accuracy 0.8472  loss 1.203  12.5 s/round")
+    where.print(bar)
+    first, second = where.export_text().splitlines()
+    assert len(first) == 80 and first.count("━") == 80 - len("fedclassavg ")
+    assert second == "accuracy 0.8472  loss 1.203  12.5 s/round"

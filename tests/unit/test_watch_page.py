@@ -181,26 +181,48 @@ def test_names_are_never_html_and_nan_is_null(tmp_path):
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
 
 
-def test_a_browser_draws_runs_whatever_they_have(tmp_path):
-    browser = shutil.which("chromium") or pytest.skip("no chromium on this machine")
-    nobody = {"clients__accuracy": np.array([np.nan, 1, np.nan, 1])}
-    for name, rounds in (("once", 1), ("never", 0), ("<img src=x>", 3)):
-        writer = records.run(tmp_path / name, rounds, total=9)
-        writer.append(records.row(rounds + 1, 4, 2, **nobody))
-        writer.finish()
-    (tmp_path / "not begun").mkdir()
-    with serving(*tmp_path.iterdir()) as server:
+def drawn(*paths: Path, browser: Path) -> subprocess.CompletedProcess:
+    """The page of these runs as Chromium draws it. browser: a folder for it."""
+    program = shutil.which("chromium") or pytest.skip("no chromium on this machine")
+    with serving(*paths) as server:
         flags = [
             "--headless",
             "--no-sandbox",
             "--disable-gpu",
             "--virtual-time-budget=3000",
             "--enable-logging=stderr",
-            f"--user-data-dir={tmp_path / 'browser'}",
+            f"--user-data-dir={browser}",
             "--dump-dom",
             server.url,
         ]
-        done = subprocess.run([browser, *flags], capture_output=True, text=True, timeout=LIMIT)
+        return subprocess.run([program, *flags], capture_output=True, text=True, timeout=LIMIT)
+
+
+def test_bands_are_whole_and_equal_curves_take_turns(tmp_path):
+    for name, level in (("a", 0.55), ("b", 0.55), ("c", 0.5)):
+        writer = records.run(tmp_path / name, 0, total=3)
+        for t in (1, 2, 3):
+            accuracy = np.array([0.4, 0.4, level, level]) + t / 10
+            writer.append(records.row(t, 4, 2, clients__accuracy=accuracy))
+        writer.finish()
+    done = drawn(*sorted(tmp_path.iterdir()), browser=tmp_path / "browser")
+    points = re.findall(r'<polygon points="([^"]*)"', done.stdout)
+    ys = [round(float(y), 6) for one in points for y in re.split("[ ,]", one)[1::2]]
+    assert len(points) == 3 and 10 <= min(ys) and max(ys) <= 220 - 36  # TOP, HEIGHT - BOTTOM
+    assert re.findall(r'stroke-dasharray="12 12" stroke-dashoffset="-?(\d+)"', done.stdout) == [
+        "0",
+        "12",
+    ]
+
+
+def test_a_browser_draws_runs_whatever_they_have(tmp_path):
+    nobody = {"clients__accuracy": np.array([np.nan, 1, np.nan, 1])}
+    for name, rounds in (("once", 1), ("never", 0), ("<img src=x>", 3)):
+        writer = records.run(tmp_path / name, rounds, total=9)
+        writer.append(records.row(rounds + 1, 4, 2, **nobody))
+        writer.finish()
+    (tmp_path / "not begun").mkdir()
+    done = drawn(*tmp_path.iterdir(), browser=tmp_path / "browser")
     assert "CONSOLE" not in done.stderr  # no script failed, nothing was refused
     assert done.stdout.count('class="card"') == 5  # all curves in one picture, and four runs
     assert done.stdout.count("<svg") == 1 + 3 * 3 and "NaN" not in done.stdout

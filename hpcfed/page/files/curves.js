@@ -3,6 +3,7 @@
 const FEW = 30; // points of a curve that has dots
 const BANDS = 4; // most runs that have a band
 let bokeh; // the document
+let whole = {}; // where the x axis ends when all is in view, and its last point
 
 function model(name) {
   return bokeh.get_model_by_name(name);
@@ -42,6 +43,41 @@ function look(i) {
   return {colour: colour(PAGE.colours[i % n]), dash: PAGE.dashes[Math.floor(i / n) % PAGE.dashes.length]};
 }
 
+// The method of each run: runs of one method differ in their seed alone.
+function method(i) {
+  return PAGE.methods.findIndex(one => one.runs.includes(i));
+}
+
+// How run i is drawn: with its own look, or with that of its method where seeds are averaged.
+function lookOf(i) {
+  return look(state.seeds ? method(i) : i);
+}
+
+// What is drawn thick: the ticked runs, or the mean of the ticked runs of each method.
+function thick() {
+  const ticked = [...state.runs].sort((a, b) => a - b);
+  if (!state.seeds) return ticked.map(i => ({name: PAGE.runs[i].name, column: PAGE.runs[i].column, ...look(i)}));
+  return PAGE.methods.flatMap((one, m) => {
+    const runs = one.runs.filter(i => state.runs.has(i)).map(i => PAGE.runs[i].column);
+    const of = runs.length > 1 ? `${one.name}, mean of ${runs.length} seeds` : one.name;
+    return runs.length ? [{name: of, column: averaged(runs), ...look(m)}] : [];
+  });
+}
+
+// The mean of columns over the rounds that all runs have; a deviation is that of the clients of all runs.
+function averaged(runs) {
+  const places = runs.map(column => new Map(Array.from(column.x_round, (round, t) => [round, t])));
+  const rounds = Array.from(runs[0].x_round).filter(round => places.every(place => place.has(round)));
+  const mean = values => values.reduce((a, b) => a + b, 0) / values.length;
+  const at = name => rounds.map(round => runs.map((column, r) => column[name][places[r].get(round)]));
+  return Object.fromEntries(Object.keys(runs[0]).map(name => {
+    const rows = at(name);
+    if (!name.endsWith("_std")) return [name, rows.map(mean)];
+    const means = at(name.slice(0, -4));
+    return [name, rows.map((std, t) => Math.sqrt(mean(std.map((s, r) => s ** 2 + (means[t][r] - mean(means[t])) ** 2))))];
+  }));
+}
+
 // Points of a curve without those that are not known.
 function line(x, y) {
   const known = [...y.keys()].filter(t => Number.isFinite(y[t]) && Number.isFinite(x[t]));
@@ -54,16 +90,16 @@ function columns(rows, names) {
 
 // Draw one thing over the chosen x: runs, their bands, and the chosen clients of the chosen run.
 function draw(name) {
-  const runs = [...state.runs].map(i => ({i, run: PAGE.runs[i]}));
-  const lines = runs.map(({i, run}) => ({...line(run.column[`x_${state.x}`], run.column[name]), ...look(i), name: run.name}));
+  const runs = state.thick;
+  const lines = runs.map(run => ({...line(run.column[`x_${state.x}`], run.column[name]), colour: run.colour, dash: run.dash, name: run.name}));
   const one = PAGE.runs[state.run];
   const clients = one.client ? [...state.clients].map(k => ({
-    ...line(one.column[`x_${state.x}`], one.client[name][k]), colour: look(state.run).colour,
+    ...line(one.column[`x_${state.x}`], one.client[name][k]), colour: lookOf(state.run).colour,
     name: `${one.name}, client ${one.ids[k]}`})) : [];
   model(`lines-${name}`).data = columns(lines, ["xs", "ys", "colour", "name", "dash"]);
   model(`clients-${name}`).data = columns(clients, ["xs", "ys", "colour", "name"]);
   model(`dots-${name}`).data = columns([...dots(lines, 6), ...dots(clients, 4)], ["x", "y", "colour", "size"]);
-  const bands = runs.length > BANDS ? [] : runs.filter(({run}) => run.column[`${name}_std`]).map(r => band(r, name));
+  const bands = runs.length > BANDS ? [] : runs.filter(run => run.column[`${name}_std`]).map(run => band(run, name));
   model(`bands-${name}`).data = columns(bands, ["xs", "ys", "colour"]);
   document.getElementById(`none-${name}`).hidden = [...lines, ...clients].some(one => one.xs.length);
 }
@@ -74,14 +110,25 @@ function dots(lines, size) {
 }
 
 // One standard deviation over clients around the mean.
-function band({i, run}, name) {
+function band(run, name) {
   const [x, mean, std] = [`x_${state.x}`, name, `${name}_std`].map(key => run.column[key]);
   const [high, low] = [1, -1].map(sign => line(x, mean.map((value, t) => Math.max(0, value + sign * std[t]))));
-  return {xs: [...high.xs, ...low.xs.reverse()], ys: [...high.ys, ...low.ys.reverse()], colour: look(i).colour};
+  return {xs: [...high.xs, ...low.xs.reverse()], ys: [...high.ys, ...low.ys.reverse()], colour: run.colour};
 }
 
 function drawAll() {
+  state.thick = thick();
+  nameLines();
   for (const name of Object.keys(PAGE.y)) draw(name);
+}
+
+// What the lines are, where they are not all in the table of runs.
+function nameLines() {
+  document.getElementById("curves-legend").replaceChildren(...(state.seeds ? state.thick : []).map(one => {
+    const item = document.createElement("li");
+    item.append(swatch(one), one.name);
+    return item;
+  }));
 }
 
 // Another x: new labels, and all of it in view.
@@ -102,7 +149,8 @@ function chooseX(name) {
 function wholeX() {
   const ends = [...state.runs].map(i => PAGE.runs[i].column[`x_${state.x}`]).flatMap(x => [...x].filter(Number.isFinite));
   const last = ends.reduce((a, b) => Math.max(a, b), 0);
-  setX(0, 1.02 * last || 1);
+  whole = {end: 1.02 * last || 1, last}; // a little room beyond the last point, of which the field says nothing
+  setX(0, whole.end);
 }
 
 function setX(from, to) {

@@ -1,23 +1,28 @@
 // What is chosen on the page, and what follows from it.
 
 const PAGE = JSON.parse(document.getElementById("data").textContent);
-const state = {x: "round", runs: new Set(PAGE.runs.keys()), run: 0, clients: new Set()};
+const state = {x: "round", runs: new Set(PAGE.runs.keys()), run: 0, clients: new Set(), thick: [],
+  seeds: PAGE.methods.some(one => one.runs.length > 1)}; // whether seeds of a method are averaged
 const $ = id => document.getElementById(id);
 
 function dark() {
   return matchMedia("(prefers-color-scheme: dark)").matches !== document.documentElement.classList.contains("other");
 }
 
-function swatch(i) {
+function swatch({colour, dash}) {
   const mark = document.createElement("span");
-  mark.className = `swatch ${look(i).dash}`;
-  mark.style.borderColor = look(i).colour;
+  mark.className = `swatch ${dash}`;
+  mark.style.borderColor = colour;
   return mark;
+}
+
+function swatchOf(i) {
+  return swatch(lookOf(i));
 }
 
 function repaint() {
   document.documentElement.classList.toggle("dark", dark());
-  runsTable.lines.forEach((tr, i) => tr.querySelector(".swatch").replaceWith(swatch(i)));
+  runsTable.lines.forEach((tr, i) => tr.querySelector(".swatch").replaceWith(swatchOf(i)));
   paint();
   drawAll();
   drawPhases();
@@ -40,7 +45,7 @@ let runsTable;
 let clientsTable;
 
 function openRuns() {
-  runsTable = new Table($("runs"), PAGE.heads.runs, PAGE.rows, state.runs, drawAll, swatch);
+  runsTable = new Table($("runs"), PAGE.heads.runs, PAGE.rows, state.runs, drawAll, swatchOf);
   $("filter-runs").addEventListener("input", event => runsTable.filter(holds(event.target.value)));
   fill($("run"), PAGE.runs.map((run, i) => [i, run.name]));
   $("run").addEventListener("change", event => chooseRun(+event.target.value).then(drawAll));
@@ -90,7 +95,13 @@ function openControls() {
   $("all").addEventListener("click", wholeX);
   for (const id of ["from", "to"]) $(id).addEventListener("change", () => setX(+$("from").value, +$("to").value));
   const range = model("x");
-  const told = () => { $("from").value = +range.start.toPrecision(6); $("to").value = +range.end.toPrecision(6); };
+  const told = () => {
+    $("from").value = +range.start.toPrecision(6);
+    $("to").value = +(range.end === whole.end ? whole.last : range.end).toPrecision(6);
+  };
+  $("seeds-label").hidden = !state.seeds;
+  $("seeds").checked = state.seeds;
+  $("seeds").addEventListener("change", event => { state.seeds = event.target.checked; repaint(); });
   range.properties.start.change.connect(told);
   range.properties.end.change.connect(told);
   $("filter-clients").addEventListener("input", filterClients);

@@ -1,9 +1,11 @@
 "use strict";
 // Asks for the runs' numbers again and again, and draws them; all texts are set as text, none as HTML.
 const EVERY = 2000;  // milliseconds
-const WIDTH = 400, HEIGHT = 220, LEFT = 42, RIGHT = 12, TOP = 10, BOTTOM = 36;
+const WIDTH = 400, WIDE = 1200, HEIGHT = 220, LEFT = 42, RIGHT = 12, TOP = 10, BOTTOM = 36;
 const DARK = matchMedia("(prefers-color-scheme: dark)").matches;
-let colours, phases;  // for this ground, as the answer has them
+const DASHES = { solid: "", dashed: "8 4", dotted: "2 3", dashdot: "8 3 2 3" };
+const PIECE = 12;  // of a curve that is equal to another one: they take turns
+let colours, phases, dashes;  // for this ground, as the answer has them
 const SVG = "http://www.w3.org/2000/svg";
 
 function html(name, text = "", kind = "", ...inner) {
@@ -29,19 +31,19 @@ function ticks(low, high, n) {  // round numbers from low to high, about n of th
   return found;
 }
 
-function frame(label, height, x, y, xname) {  // an SVG with both axes; y: null where rows have names of their own
-  const drawn = svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label });
+function frame(label, height, x, y, xname, width = WIDTH) {  // an SVG with both axes; y: null where rows have names of their own
+  const drawn = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   const floor = height - BOTTOM;
   for (const t of x.ticks) {
     drawn.append(svg("line", { x1: x.at(t), x2: x.at(t), y1: floor, y2: floor + 4, class: "axis" }),
                  svg("text", { x: x.at(t), y: floor + 17, "text-anchor": "middle" }, String(t)));
   }
   for (const t of y ? y.ticks : []) {
-    drawn.append(svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y.at(t), y2: y.at(t), class: "axis" }),
+    drawn.append(svg("line", { x1: LEFT, x2: width - RIGHT, y1: y.at(t), y2: y.at(t), class: "axis" }),
                  svg("text", { x: LEFT - 6, y: y.at(t) + 4, "text-anchor": "end" }, String(t)));
   }
-  drawn.append(svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: floor, y2: floor, class: "axis" }),
-               svg("text", { x: (LEFT + WIDTH) / 2, y: height - 4, "text-anchor": "middle" }, xname));
+  drawn.append(svg("line", { x1: LEFT, x2: width - RIGHT, y1: floor, y2: floor, class: "axis" }),
+               svg("text", { x: (LEFT + width) / 2, y: height - 4, "text-anchor": "middle" }, xname));
   return drawn;
 }
 
@@ -50,36 +52,56 @@ function scale(low, high, from, to, marks) {
   return { at: value => from + (value - low) / span * (to - from), ticks: marks };
 }
 
-function curves(series, what) {  // lines over rounds: [{name, rounds, mean, std, colour}]
-  const all = series.flatMap(s => s.mean.flatMap((m, i) => s.std ? [m - s.std[i], m + s.std[i]] : [m]));
+function around(low, high, n) {  // round numbers, about n of them, the first not above low and the last not below high
+  const few = ticks(low, high, n);
+  const step = few.length > 1 ? few[1] - few[0] : high - low || 1;
+  const first = Math.floor(low / step + 1e-9), last = Math.ceil(high / step - 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, i) => +((first + i) * step).toPrecision(10));
+}
+
+function bounds(s) {  // of the band: accuracies are shares
+  return s.mean.map((m, i) => s.std ? [Math.max(0, m - s.std[i]), Math.min(1, m + s.std[i])] : [m, m]);
+}
+
+function dashed(series) {  // how each line is dashed; equal ones, of which one would hide the others, take turns
+  const same = s => series.filter(o => String(o.mean) === String(s.mean) && String(o.rounds) === String(s.rounds));
+  return series.map(s => {
+    const group = same(s);
+    return group.length > 1
+      ? { "stroke-dasharray": `${PIECE} ${PIECE * (group.length - 1)}`, "stroke-dashoffset": -PIECE * group.indexOf(s) }
+      : DASHES[s.dash] ? { "stroke-dasharray": DASHES[s.dash] } : {};
+  });
+}
+
+function curves(series, what, width = WIDTH) {  // lines over rounds: [{name, rounds, mean, std, colour, dash}]
+  const all = series.flatMap(bounds).flat();
   let low = Math.min(...all), high = Math.max(...all);
   if (high - low < 1e-3) { low -= 0.05; high += 0.05; }
   const first = Math.min(...series.map(s => s.rounds[0])), last = Math.max(...series.map(s => s.rounds.at(-1)));
   const whole = ticks(first, last, 6).filter(Number.isInteger);
-  const x = scale(first, last, LEFT, WIDTH - RIGHT, whole.length ? whole : [first]);
-  const step = ticks(low, high, 5);
-  const gap = step.length > 1 ? step[1] - step[0] : high - low;
-  const marks = ticks(Math.floor(low / gap + 1e-9) * gap, Math.ceil(high / gap - 1e-9) * gap, 5);
+  const x = scale(first, last, LEFT, width - RIGHT, whole.length ? whole : [first]);
+  const marks = around(low, high, 5);
   const y = scale(marks[0], marks.at(-1), HEIGHT - BOTTOM, TOP, marks);
-  const drawn = frame(what, HEIGHT, x, y, "round");
-  for (const s of series) {
-    const upper = s.rounds.map((t, i) => [x.at(t), y.at(s.mean[i] + (s.std ? s.std[i] : 0))]);
-    const lower = s.rounds.map((t, i) => [x.at(t), y.at(s.mean[i] - (s.std ? s.std[i] : 0))]).reverse();
+  const drawn = frame(what, HEIGHT, x, y, "round", width);
+  const dash = dashed(series);
+  series.forEach((s, n) => {
+    const ends = bounds(s), upper = s.rounds.map((t, i) => [x.at(t), y.at(ends[i][1])]);
+    const lower = s.rounds.map((t, i) => [x.at(t), y.at(ends[i][0])]).reverse();
     if (s.std) drawn.append(svg("polygon", { points: [...upper, ...lower].join(" "), fill: s.colour, opacity: 0.18 }));
     const points = s.rounds.map((t, i) => [x.at(t), y.at(s.mean[i])]);
     drawn.append(points.length > 1
-      ? svg("polyline", { points: points.join(" "), fill: "none", stroke: s.colour, "stroke-width": 2 })
+      ? svg("polyline", { points: points.join(" "), fill: "none", stroke: s.colour, "stroke-width": 2, ...dash[n] })
       : svg("circle", { cx: points[0][0], cy: points[0][1], r: 4, fill: s.colour }));
-  }
-  return hovered(drawn, series, x);
+  });
+  return hovered(drawn, series, x, width);
 }
 
-function hovered(drawn, series, x) {  // the numbers of the round under the pointer, below the picture
+function hovered(drawn, series, x, width) {  // the numbers of the round under the pointer, below the picture
   const mark = svg("line", { y1: TOP, y2: HEIGHT - BOTTOM, class: "mark", visibility: "hidden" });
   const said = html("p", "\u00a0", "pale");
   drawn.append(mark);
   drawn.addEventListener("pointermove", event => {
-    const box = drawn.getBoundingClientRect(), at = (event.clientX - box.left) / box.width * WIDTH;
+    const box = drawn.getBoundingClientRect(), at = (event.clientX - box.left) / box.width * width;
     const near = series.map(s => s.rounds.reduce((a, t, i) => Math.abs(x.at(t) - at) < Math.abs(x.at(s.rounds[a]) - at) ? i : a, 0));
     const t = series[0].rounds[near[0]];
     mark.setAttribute("x1", x.at(t));
@@ -125,15 +147,15 @@ function bars(run) {  // seconds of a round by phase, a bar a rank
   return html("div", "", "", drawn, key(names.map(name => [name, phases[name]])));
 }
 
-function key(entries) {
-  return html("div", "", "key", ...entries.map(([name, colour]) => {
-    const square = html("i");
-    square.style.background = colour;
-    return html("span", "", "", square, document.createTextNode(name));
+function key(entries) {  // [name, colour], of a line its dash too
+  return html("div", "", "key", ...entries.map(([name, colour, dash]) => {
+    const mark = html("i", "", dash ? `line ${dash}` : "");
+    mark.style[dash ? "borderColor" : "background"] = colour;
+    return html("span", "", "", mark, document.createTextNode(name));
   }));
 }
 
-function figure(title, drawn) { return html("figure", "", "", html("h3", title), drawn); }
+function figure(title, drawn, kind = "") { return html("figure", "", kind, html("h3", title), drawn); }
 
 function card(run) {
   const done = html("div");
@@ -145,19 +167,20 @@ function card(run) {
   if (run.mean.length) {
     const line = { name: run.name, rounds: run.evaluated, mean: run.mean, std: run.std, colour: colours[0] };
     charts.append(figure("test accuracy, mean and std over clients", curves([line], "test accuracy over rounds")),
-                  figure("clients when last evaluated, means", strips(run)));
+                  figure("test accuracy of each client, and means", strips(run)));
   }
-  if (Object.keys(run.phases).length) charts.append(figure("ranks: who does what, who waits", bars(run)));
+  if (Object.keys(run.phases).length) charts.append(figure("seconds of a round by rank", bars(run)));
   node.append(charts);
   return node;
 }
 
 function together(runs) {  // all curves in one picture
   const lines = runs.filter(run => run.mean.length).map((run, i) => (
-    { name: run.name, rounds: run.evaluated, mean: run.mean, colour: colours[i % colours.length] }));
+    { name: run.name, rounds: run.evaluated, mean: run.mean, colour: colours[i % colours.length],
+      dash: dashes[Math.floor(i / colours.length) % dashes.length] }));
   if (runs.length < 2 || !lines.length) return [];
-  return [html("section", "", "card", figure("test accuracy, mean over clients", curves(lines, "test accuracy of all runs")),
-               key(lines.map(line => [line.name, line.colour])))];
+  return [html("section", "", "card", figure("test accuracy, mean over clients", curves(lines, "test accuracy of all runs", WIDE), "wide"),
+               key(lines.map(line => [line.name, line.colour, line.dash])))];
 }
 
 async function look() {
@@ -172,6 +195,7 @@ async function look() {
     return;
   }
   colours = answer.colours.map(([light, dark]) => DARK ? dark : light);
+  dashes = answer.dashes;
   phases = Object.fromEntries(Object.entries(answer.phases).map(([name, i]) => [name, colours[i]]));
   document.getElementById("runs").replaceChildren(...together(answer.runs), ...answer.runs.map(card));
   said.textContent = answer.over ? "finished; hpcfed watch has ended" : `as of ${new Date().toLocaleTimeString()}`;
