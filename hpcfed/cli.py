@@ -14,7 +14,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any
 
-from hpcfed import __version__
+from hpcfed import __version__, own
 from hpcfed.commands import COMMANDS
 from hpcfed.errors import HpcfedError, escape_unprintable, told
 
@@ -37,6 +37,11 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # e.g. `hpcfed list | head -1`; at exit Python flushes stdout once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        if not (theirs := own.explained(error)):
+            raise
+        print(f"hpcfed: {told(theirs)}", file=sys.stderr)
+        return 2
     return 0
 
 
