@@ -166,7 +166,8 @@ def values(cls: type, base: type) -> Iterator[str]:
         not isinstance(views, int) or isinstance(views, bool) or views < 1
     ):
         yield (
-            f"{place}: views = {views!r}; it is the number of augmented copies of a batch, 1 or more"
+            f"{place}: views = {views!r}; it is how many augmented copies of a batch there are, "
+            f"1 or more"
         )
 
 
@@ -310,8 +311,8 @@ def sent(method: Any, made: Any, *args: Any) -> str:
         for name, value in part.value.items():
             if name not in held:
                 return (
-                    f"it holds {name!r}, but the server's state holds {some(held)}; send tensors of "
-                    f"the names that `init` and `server` return"
+                    f"it holds {name!r}, but the server's state holds {some(held)}; send tensors "
+                    f"of the names that `init` and `server` return"
                 )
             if not part.at and value.shape != held[name].shape:
                 return (

@@ -8,6 +8,7 @@ only that counts as a mistake which the size cannot cause; all else shows in the
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from hpcfed.engine.world import World
 
 CLIENTS, EXAMPLES, BATCH = 2, 8, 4
+# of features that do not fit, or types, in torch's words
+TORCH = re.compile(r"shapes cannot be multiplied|same dtype|scalar type|Expected .*[Dd]type")
 PLAIN = (AttributeError, ImportError, NameError, NotImplementedError, TypeError, ValidationError)
 
 
@@ -51,8 +54,15 @@ def attempt(job: Job, facts: World) -> None:
             raise
         except Exception as error:
             theirs = own.explained(error)
-            if theirs and isinstance(error, PLAIN) and "NoneType" not in str(error):
+            if theirs and certain(error):
                 raise own.OwnError(theirs) from error
+
+
+def certain(error: Exception) -> bool:
+    """Whether an exception cannot come of so few clients, examples and rounds."""
+    if isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError):
+        return bool(TORCH.search(str(error)))
+    return isinstance(error, PLAIN) and "NoneType" not in str(error)
 
 
 def perform(job: Job, facts: World) -> None:
