@@ -124,6 +124,11 @@ def missing(where: str, module: str) -> str:
     perhaps.
     """
     file = module.replace(".", "/") + ".py"
+    if Path(file).is_file():  # the console command does not import from where it is started
+        return (
+            f"{where}: {file} is in {Path.cwd()}, which is not on Python's path; start with "
+            f"`PYTHONPATH=.` before the command"
+        )
     here = [path.name for path in Path.cwd().glob("*.py")]
     near = get_close_matches(file, here, n=2)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""

@@ -366,6 +366,15 @@ def test_a_users_file_may_import_torchvision_first(tmp_path):
     assert done.stdout.startswith("<function net"), done.stderr
 
 
+def test_a_file_in_a_folder_that_is_not_on_the_path_is_told_apart_from_one_that_is_not_there(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lying_here.py").write_text(CLASS)
+    with pytest.raises(ConfigError, match=r"lying_here\.py is in .* start with `PYTHONPATH=\.`"):
+        algorithm_model("lying_here:Mine")
+
+
 def test_a_file_beside_the_users_module_is_the_users_and_an_installed_one_is_not(module, tmp_path):
     own.load("models.mix", f"{module('x = 1')}:x", "module:function")
     assert own.is_own(str(tmp_path / "helper.py"))
