@@ -14,7 +14,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any
 
-from hpcfed import __version__, own
+from hpcfed import __version__
 from hpcfed.commands import COMMANDS
 from hpcfed.errors import HpcfedError, escape_unprintable, told
 
@@ -38,6 +38,8 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        from hpcfed import own  # here: `hpcfed --help` answers at once
+
         if not (theirs := own.explained(error)):
             raise
         print(f"hpcfed: {told(theirs)}", file=sys.stderr)
