@@ -37,6 +37,13 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # e.g. `hpcfed list | head -1`; at exit Python flushes stdout once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:
+        from hpcfed import own  # here: `hpcfed --help` answers at once
+
+        if not (theirs := own.explained(error)):
+            raise
+        print(f"hpcfed: {told(theirs)}", file=sys.stderr)
+        return 2
     return 0
 
 

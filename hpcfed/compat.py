@@ -2,6 +2,9 @@
 
 import importlib
 import threading
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -32,6 +35,27 @@ def import_torchvision() -> ModuleType:
                 raise
         _declare_operators()
         return importlib.import_module("torchvision")
+
+
+@cache
+def prepare_torchvision() -> None:
+    """Let any later `import torchvision` succeed where `import_torchvision` does.
+
+    For files that hpcfed does not write: a user's module imports torchvision by itself. torchvision
+    is not imported here. Its compiled part is loaded, as its own import does; where that fails, the
+    operators are declared that its import asks for.
+    """
+    with _LOCK:
+        spec = find_spec("torchvision")
+        if spec is None or spec.origin is None:
+            return
+        for path in Path(spec.origin).parent.glob("_C*.so"):
+            try:
+                torch.ops.load_library(str(path))
+                return
+            except (OSError, RuntimeError):
+                continue
+        _declare_operators()
 
 
 def _declare_operators() -> None:

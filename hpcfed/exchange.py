@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpcfed import own
 from hpcfed.averaging import mean_of
 from hpcfed.cluster.clock import Clock
 from hpcfed.cluster.pulse import Pulse, Stopped
@@ -101,6 +102,11 @@ class Exchange:
         """
         parts = []
         for k, part in uploads:
+            if not isinstance(part, Mean):
+                raise own.OwnError(
+                    f"{own.caller()}fed.mean gets a {type(part).__name__} from client {k}; give "
+                    f"(client id, Mean.of(Params, weight)) for each client"
+                )
             self.upload(k, [p.value for p in part.parts], part.nbytes if counted else 0)
             parts.extend(part.parts)
         if last:

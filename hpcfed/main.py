@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from hpcfed import own
 from hpcfed.comm import Comm, connect, ulfm
 from hpcfed.comm.agree import agreed
 from hpcfed.config.load import load, peek
@@ -85,6 +86,8 @@ def guarded(comm: Comm, words: Sequence[str]) -> int:
                 f"hpcfed: {told(named(comm, MemoryError(f'out of memory: {error}; {ADVICE}')))}",
                 WRONG,
             )
+        if theirs := own.explained(error):
+            leave(comm, f"hpcfed: {told(named(comm, theirs))}", WRONG)
         leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", FAULT)
     with suppress(RankLost):  # all is done
         comm.close()
@@ -113,7 +116,7 @@ def share_environment(comm: Comm) -> None:
     os.environ.update(theirs)
 
 
-def named(comm: Comm, error: Exception) -> str:
+def named(comm: Comm, error: Exception | str) -> str:
     """What one rank met alone, with its rank."""
     text = str(error)
     return (

@@ -30,14 +30,3 @@ def find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     if name not in entries:
         raise ConfigError(unknown(what, name, entries))
     return entries[name]
-
-
-def loaded(field: str, name: str, form: str) -> Any:
-    """What a user's own "module:attribute" stands for. ConfigError where it cannot be loaded.
-
-    field: of the job, which names it so.  form: how it is written.
-    """
-    try:
-        return Entry(name, "").load()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{field} = {name!r}: cannot load it: {error}; write {form}") from error

@@ -4,9 +4,10 @@ A method of your own needs no line here: `algorithm.name = "mine:Mine"` is class
 the folder where you start or anywhere on Python's path.
 """
 
+from hpcfed import own
 from hpcfed.config.parts import Part
 from hpcfed.errors import ConfigError
-from hpcfed.registry import Entry, find, loaded
+from hpcfed.registry import Entry, find
 
 ALGORITHMS = {
     "local": Entry(
@@ -135,10 +136,11 @@ def load(name: str) -> type:
     """
     if ":" not in name:
         return find("algorithm", name, ALGORITHMS).load()
-    cls = loaded("algorithm.name", name, "module:Class")
+    cls = own.load("algorithm.name", name, "module:Class")
     if not (isinstance(cls, type) and issubclass(cls, Part)):
+        attribute = name.partition(":")[2]
         raise ConfigError(
-            f"algorithm.name = {name!r} is no algorithm; make it a subclass of RoundBased or "
-            f"EventBased"
+            f"algorithm.name = {name!r}: {own.line_of(cls)}: {attribute} is no algorithm; "
+            f"write `class {attribute}(RoundBased):`, or EventBased"
         )
     return cls

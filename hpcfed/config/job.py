@@ -20,7 +20,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from hpcfed import algorithms
+from hpcfed import algorithms, own
+from hpcfed.config import hooks
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits
 from hpcfed.config.messages import PREFIX
@@ -178,11 +179,22 @@ class Job(BaseSettings):
 
 @cache
 def algorithm_model(name: str) -> type[Part]:
-    """The class of this algorithm as a part of a job: with its `name` as a field."""
+    """The class of this algorithm as a part of a job: with its `name` as a field.
+
+    Raises ConfigError where there is none, or a user's own cannot be one.
+    """
     cls = algorithms.load(name)
     doc = "Name of the method (`hpcfed list algorithms`)."
     field = (Literal[name], Field(name, description=doc))  # type: ignore[valid-type]
-    return create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field)
+    if ":" not in name:
+        return create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field)
+    where = f"algorithm.name = {name!r}"
+    with own.making(where, cls):
+        hooks.refuse(cls, where)
+        model = create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field)
+        model.model_rebuild()  # a type that is named but not imported is told here
+    hooks.guard(model, cls)
+    return model
 
 
 def job_model(name: str, flags: list[str], dicts: list[dict[str, Any]], parser: Any) -> type[Job]:

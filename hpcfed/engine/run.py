@@ -10,6 +10,7 @@ from hpcfed.engine import describe, events, memory
 from hpcfed.engine.folder import prepare
 from hpcfed.engine.loop import Loop
 from hpcfed.engine.recover import Course, surviving
+from hpcfed.engine.rehearsal import rehearse
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
 from hpcfed.report.progress import Progress
@@ -41,6 +42,8 @@ def attempt(course: Course, comm: Comm) -> int:
     facts = course.facts or world(job, comm)
     comm.confirm()
     course.facts = facts
+    if not course.begun:
+        rehearse(job, comm, facts)
     fed = federation(job, comm, facts)
     fed.clock.pulse = course.pulse
     if job.dry_run:

@@ -51,6 +51,7 @@ def world(job: Job, comm: Comm) -> World:
         comm,
         lambda: [models.check(name, shape, data.vocabulary) for name in (*kinds, *servers(job))],
     )
+    agreed(comm, lambda: one_width(job, kinds, shape, classes))
     each = agreed(
         comm,
         lambda: {name: cost(name, shape, classes, job.models.d, data.vocabulary) for name in kinds},
@@ -76,6 +77,25 @@ def load(job: Job, comm: Comm, name: str) -> DataSet | None:
         comm, lambda: datasets.load(name, job.data.root, job.data.download, text) if first else None
     )
     return from_arrays(comm.share(lambda: to_arrays(loaded)))
+
+
+def one_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) -> None:
+    """Raises ConfigError where clients share a head, and users' whole models make it of another
+    width.
+    """
+    if job.algorithm.accepts != "a common head" or not any(":" in kind for kind in kinds):
+        return
+    d = job.models.d
+    bases = sorted({parse(kind).base for kind in kinds})
+    widths = {base: models.represents(base, shape, classes, d) for base in bases}
+    if len(set(widths.values())) > 1:
+        told = ", ".join(f"{base} {width}" for base, width in widths.items())
+        own = next(width for base, width in widths.items() if ":" in base and width != d)
+        raise ConfigError(
+            f"{job.algorithm.name} needs a common head, but the last layers of the models read "
+            f"different numbers of values: {told}; set models.d = {own}, or let your own models "
+            f"have so many units before the last layer as models.d says, {d}"
+        )
 
 
 def servers(job: Job) -> list[str]:

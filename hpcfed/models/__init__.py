@@ -5,21 +5,20 @@ Every model is a body, images or texts to representation [n, *shape] -> [n, d], 
 models is built, so that names and shapes are checked without loading torch.
 
 A model of your own needs no line here: `models.mix = ["mine:tiny"]` is function tiny(shape, d) of
-mine.py, in the folder where you start or anywhere on Python's path; it returns the body.
+mine.py, in the folder where you start or anywhere on Python's path; it returns the body, or a whole
+model that ends in a linear layer (`hpcfed.models.whole`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hpcfed import registry
+from hpcfed import own, registry
 from hpcfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from hpcfed.models.model import Model, Pair
 
 
@@ -106,11 +105,21 @@ def find(name: str) -> Entry:
     """
     if ":" not in name:
         return registry.find("model", name, MODELS)
-    if not callable(registry.loaded("models", name, "module:function")):
-        raise ConfigError(
-            f"models: {name!r} is no function; name one that returns the body, as tiny(shape, d)"
-        )
+    own.load("models.mix", name, "module:function")
     return Entry(name, "a model of your own")
+
+
+def represents(name: str, shape: tuple[int, ...], classes: int, d: int) -> int:
+    """The width of the representation that a model makes; draws nothing that counts.
+
+    Raises ConfigError as `build`.
+    """
+    import torch
+
+    if ":" not in name:
+        return math.prod(shape) if name == "logistic" else d
+    with torch.device("meta"):
+        return build(name, shape, classes, d).head.in_features
 
 
 def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
@@ -149,51 +158,51 @@ def build(
 ) -> Model | Pair:
     """A new model, in train mode, on torch's default device.
 
-    name: one of MODELS, or "module:function"; with "@0.5" its sub-model of half the width; "a+b":
-    the pair of the models a and b.
+    name: one of MODELS, or "module:function" or "module:Class"; with "@0.5" its sub-model of half
+    the width; "a+b": the pair of the models a and b.
     shape: one example, [channels, height, width] for images.  classes: C.  d: width of the
-    representation; logistic regression alone has no layer that could set it, its d is the input
-    size.
+    representation; logistic regression and a user's whole model have no layer that could set it,
+    their d is the width of what the head reads.
     relu_head: a ReLU between representation and head, as in FedClassAvg's code.  vocabulary: how
     many different tokens texts have; 0 for images.
     The weights are drawn from torch's global generator and nothing else: wrap the call in
     `rng.scoped(seed, "init", k)`.
     Raises ConfigError for an unknown name or a shape that the model cannot take.
     """
-    import torch
-
     from hpcfed.models.model import Head, Model, Pair
 
     check(name, shape, vocabulary)
-    own, plus, proxy = name.partition("+")
+    first, plus, proxy = name.partition("+")
     if plus:
         return Pair(
-            *(build(part, shape, classes, d, relu_head, vocabulary) for part in (own, proxy))
+            *(build(part, shape, classes, d, relu_head, vocabulary) for part in (first, proxy))
         )
     base, at, width = name.partition("@")
-    body = find(base).load()(shape, d, *([vocabulary] if vocabulary else []))
+    target = find(base).load()
     if ":" in base:
-        represents(base, body, shape, d)
-    model = Model(body, Head(math.prod(shape) if base == "logistic" else d, classes, relu_head))
+        model = build_own(base, target, shape, classes, d, relu_head)
+    else:
+        body = target(shape, d, *([vocabulary] if vocabulary else []))
+        model = Model(body, Head(math.prod(shape) if base == "logistic" else d, classes, relu_head))
     if at:
         from hpcfed.models.widths import narrow
 
         model = narrow(model, shape, float(width))
-    return model.to(
-        memory_format=torch.channels_last
-    )  # convolutions are 1.1 to 1.5 times as fast so
+    return model.to(memory_format=model.memory_format)
 
 
-def represents(name: str, body: nn.Module, shape: tuple[int, ...], d: int) -> None:
-    """ConfigError unless a user's body makes d values of an example; leaves it as it is."""
+def build_own(
+    name: str, target: Any, shape: tuple[int, ...], classes: int, d: int, relu_head: bool
+) -> Model:
+    """A user's model. Where it is whole, its last linear layer is the head, as wide as it is."""
     import torch
 
-    body.eval()
-    with torch.no_grad():
-        made = list(body(torch.zeros(2, *shape)).shape)
-    body.train()
-    if made != [2, d]:
-        raise ConfigError(
-            f"model {name} makes {made} of two inputs of shape {list(shape)}, but models.d is {d}; "
-            f"let its body return [n, d], here [2, {d}]"
-        )
+    from hpcfed.models.model import Head, Model
+    from hpcfed.models.whole import head_of, make, split
+
+    body, linear = split(name, make(name, target, shape, classes, d), shape, classes, d)
+    if linear is None:
+        return Model(body, Head(d, classes, relu_head))
+    model = Model(body, head_of(linear, classes, relu_head))
+    model.memory_format = torch.contiguous_format
+    return model

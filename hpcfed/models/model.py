@@ -1,5 +1,6 @@
 """What every model of hpcfed is: a body that represents, and a linear head that classifies."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,7 +24,11 @@ class Model(nn.Module):
     """body: [n, *shape] -> representation [n, d].  head: [n, d] -> logits [n, C].
 
     So parameters are named "body. ..." or "head.weight", "head.bias", the body's first.
+    memory_format: of its weights. Convolutions are 1.1 to 1.5 times as fast with channels last; a
+    user's whole model is contiguous, so that its forward may flatten with `view`.
     """
+
+    memory_format = torch.channels_last
 
     def __init__(self, body: nn.Module, head: Head):
         super().__init__()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hpcfed.errors import CheckpointError
 from hpcfed.inputs import prepare
 from hpcfed.models import build
-from hpcfed.models.model import stem
+from hpcfed.models.model import Model, stem
 from hpcfed.models.scores import masked, nearest
 
 
@@ -161,4 +161,7 @@ def assembled(about: About, tensors: Mapping[str, Tensor]) -> Trained:
             f"client {about.client}: these tensors are not those of {about.architecture}: "
             f"{str(error).splitlines()[-1].strip()}"
         ) from error
-    return model.to(memory_format=torch.channels_last).eval()  # as `build` has it
+    for part in model.modules():
+        if isinstance(part, Model):
+            part.to(memory_format=part.memory_format)  # as `build` has it
+    return model.eval()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hpcfed import own
 from hpcfed.cluster.devices import lowered
 from hpcfed.errors import first_line
 from hpcfed.training.graphs import Fixed, Graph
@@ -53,7 +54,33 @@ def engine(steps: LocalSteps, loss: Loss) -> Step:
 
 def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
     """One step by autograd."""
-    steps.descend(steps.value(loss, x, y))
+    value = steps.value(loss, x, y)
+    sound(loss, value, steps.leaves)
+    steps.descend(value)
+
+
+def sound(loss: Loss, value: Any, leaves: Sequence[Tensor]) -> None:
+    """OwnError where a loss is no scalar that depends on the model, or has changed the model."""
+    fn = loss.func if isinstance(loss, partial) else loss
+    changed = [str(p.dtype) for p in leaves if p.dtype != torch.float32]
+    if isinstance(value, Tensor) and not value.dim() and value.requires_grad and not changed:
+        return
+    if not isinstance(value, Tensor):
+        what = "returns None (is a `return` missing?)" if value is None else f"returns {value!r}"
+        advice = "return a scalar tensor, as F.cross_entropy(model(x), y)"
+    elif value.dim():
+        what = f"returns a tensor of shape {list(value.shape)}"
+        advice = "return a scalar: its .mean(), or leave reduction='none' away"
+    elif changed:
+        what = f"has changed the model, whose weights are {changed[0]} now"
+        advice = (
+            "the model belongs to hpcfed and stays float32: leave .half(), .double() and .to(...) "
+            "away, and set run.precision = 'bf16' for a lower precision"
+        )
+    else:
+        what = "does not depend on the model's parameters: it has no gradient"
+        advice = "compute it from model(x), without .item(), .detach() or torch.no_grad()"
+    raise own.OwnError(f"{own.line_of(fn)}: {title(loss)} {what}; {advice}")
 
 
 def gradient(value: Tensor, params: Sequence[Tensor]) -> list[Tensor]:

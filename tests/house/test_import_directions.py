@@ -10,9 +10,9 @@ from tests.house.source import MODULES, PACKAGE, ROOT, imports, module, name
 # a part imports itself and parts of the lines above, never its neighbours or those below
 LEVELS = (
     "errors",
-    "paths",
-    "config.limits",
-    "registry  extras  compat  few  inputs  rng  params  status  config.parts",
+    "paths  compat",
+    "config.limits  own",
+    "registry  extras  few  inputs  rng  params  status  config.parts",
     "config.system  commands",
     "comm  storage  averaging",
     "cluster  data  models  payload",

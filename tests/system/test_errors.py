@@ -67,6 +67,18 @@ MISTAKES: dict[str, tuple[str, list[str]]] = {
     "damaged_hdf5": ("--data.name {desk}/damaged.h5", ["{desk}/damaged.h5: cannot be read"]),
     "bad_label": ("--data.name {desk}/label.npz", ["label.npz: y_train: value -1 at index 3"]),
     "listed": ("--models.assign listed", ["models.assign = 'listed'", "2 for 4"]),
+    "own_server": (
+        "--algorithm.name tests.system.mistaken:Server --models.mix mlp",
+        ["mistaken.py, line ", "Server.server returns None"],
+    ),
+    "own_loss": (
+        "--algorithm.name tests.system.mistaken:Loss --models.mix mlp",
+        ["mistaken.py, line ", "Loss.loss has changed the model", "torch.float16"],
+    ),
+    "own_model": (
+        "--algorithm.name fedavg --models.mix tests.system.mistaken:Net",
+        ["mistaken.py, line ", "[2, 1, 16, 16]", "gets 256 values and was made for 400"],
+    ),
     "no_gpu": ("--run.device cuda", ["run.device = 'cuda'", "no GPU"]),
 }
 

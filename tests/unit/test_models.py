@@ -272,8 +272,8 @@ def test_a_function_of_ones_own_makes_a_body():
     [
         ("own_models:narrow", r"makes \[2, 64\] of two inputs .* but models.d is 16"),
         ("own_models:number", "no function"),
-        ("own_models:none", "no attribute 'none'"),
-        ("no_such:body", "write module"),
+        ("own_models:none", "own_models.py has no 'none'"),
+        ("no_such:body", "there is no no_such.py"),
     ],
 )
 def test_what_makes_no_body_of_the_right_width_is_refused(name, message):

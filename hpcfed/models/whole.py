@@ -1,0 +1,210 @@
+"""A user's own model: called with what it takes, and split into body and head where it is whole.
+
+A function or class may return the body, [n, *shape] -> [n, d], as the models of hpcfed do. Or it
+returns a whole model, [n, *shape] -> [n, C], that ends in a linear layer: this layer becomes the
+head, all before it the body.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpcfed import own
+from hpcfed.errors import ConfigError
+from hpcfed.models.model import Head, Model
+
+SHAPE = ("shape", "input_shape", "in_shape", "image_shape")
+D = ("d", "dim", "features", "feature_dim", "n_features", "rep_dim", "embedding_dim", "width")
+CLASSES = ("num_classes", "n_classes", "classes", "nclasses", "num_labels", "n_labels", "C")
+CHANNELS = ("in_channels", "channels", "in_ch", "input_channels", "n_channels", "num_channels")
+VALUES = ("in_features", "input_dim", "in_dim", "input_size", "n_inputs", "num_inputs")
+PRODUCT = re.compile(r"\(\d+x(\d+) and (\d+)x\d+\)")  # in torch's message for a linear layer
+KNOWN = ("shape", "d", "num_classes", "in_channels", "in_features")  # the names that messages give
+
+
+def make(
+    name: str, target: Callable[..., Any], shape: tuple[int, ...], classes: int, d: int
+) -> nn.Module:
+    """What a user's function or class returns for these inputs.
+
+    Raises ConfigError, with the line, where it cannot be called, raises, or returns no module.
+    """
+    if isinstance(target, nn.Module):
+        raise ConfigError(
+            f"models.mix: {name}: is one module that exists already; name its class, or a function "
+            f"that makes a new one, so that each client has weights of its own"
+        )
+    if not callable(target):
+        raise ConfigError(
+            f"models.mix: {name}: is a {type(target).__name__}, no function or class; name one "
+            f"that returns a torch.nn.Module, as in `def tiny(shape, d): ...`"
+        )
+    place = f"models.mix: {name}: {own.line_of(target)}"
+    positional, named = arguments(place, target, shape, classes, d)
+    try:
+        module = target(*positional, **named)
+    except ConfigError:
+        raise
+    except Exception as error:
+        given = ", ".join([*map(repr, positional), *(f"{n}={v!r}" for n, v in named.items())])
+        raise ConfigError(
+            f"models.mix: {name}: {own.refusal(error)}\n  while {target.__name__}({given}) was "
+            f"called"
+        ) from error
+    if not isinstance(module, nn.Module):
+        what = "None (is a `return` missing?)" if module is None else f"{module!r:.60}"
+        raise ConfigError(
+            f"{place}: {target.__name__} returns {what}; return a torch.nn.Module: the body, "
+            f"inputs -> [n, {d}], or a whole model, inputs -> [n, {classes}]"
+        )
+    return module
+
+
+def arguments(
+    place: str, target: Callable[..., Any], shape: tuple[int, ...], classes: int, d: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the function is called with: (shape, d), or what its parameters' names ask for.
+
+    Raises ConfigError for a parameter without default whose name says nothing.
+    """
+    if isinstance(target, type) and not issubclass(target, nn.Module):
+        raise ConfigError(
+            f"{place}: class {target.__name__} is no torch.nn.Module; write "
+            f"`class {target.__name__}(nn.Module):`"
+        )
+    values: dict[str, Any] = {
+        **dict.fromkeys(SHAPE, shape),
+        **dict.fromkeys(D, d),
+        **dict.fromkeys(CLASSES, classes),
+        **dict.fromkeys(CHANNELS, shape[0]),
+        **dict.fromkeys(VALUES, math.prod(shape)),
+    }
+    try:
+        must, named, any_number = own.required(target)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{place}: cannot be called with (shape, d): {error}") from error
+    unknown = [p for p in must if p not in values]
+    known = [p for p in named if p in values]
+    if not known and (any_number or len(must) == 2 or (not must and len(named) >= 2)):
+        return (shape, d), {}
+    if unknown:
+        raise ConfigError(
+            f"{place}: {target.__name__} wants {', '.join(unknown)}, which hpcfed does not know; "
+            f"give a default, or take any of {', '.join(KNOWN)}: here {list(shape)}, {d}, "
+            f"{classes}, {shape[0]}, {math.prod(shape)}"
+        )
+    return (), {p: values[p] for p in known}
+
+
+def split(
+    name: str, module: nn.Module, shape: tuple[int, ...], classes: int, d: int
+) -> tuple[nn.Module, nn.Linear | None]:
+    """The module as body and, where it was a whole model, its last linear layer; leaves modes and
+    random streams as they are.
+
+    Raises ConfigError where it takes other inputs, or is neither a body nor a whole model that
+    ends in a linear layer.
+    """
+    x = torch.zeros(2, *shape)
+    training = module.training
+    module.eval()
+    out, layers = run(name, module, x)
+    made = list(out.shape) if isinstance(out, Tensor) else None
+    place = f"models.mix: {name}: {own.line_of(type(module).forward)}"
+    want = (
+        f"return the representation, here [2, {d}], or logits of a last nn.Linear, [2, {classes}]"
+    )
+    if made is None:
+        raise ConfigError(
+            f"{place}: the model returns a {type(out).__name__} of two inputs of shape "
+            f"{list(shape)}; {want}"
+        )
+    last = next((n for n, y in layers if y is out), None)
+    if made == [2, d] and (made != [2, classes] or last is None):
+        run(name, module.to(memory_format=Model.memory_format), x)  # as it will be used
+        return mode(module, training), None
+    if made != [2, classes]:
+        raise ConfigError(
+            f"{place}: the model makes {made} of two inputs of shape {list(shape)}, but models.d "
+            f"is {d}, and there are {classes} classes; {want}"
+        )
+    if last is None or [n for n, _ in layers].count(last) > 1:
+        raise ConfigError(f"{place}: {ending(out, layers)}")
+    linear = module.get_submodule(last)
+    if linear.bias is None:
+        raise ConfigError(f"{place}: its last layer, {last}, has no bias; heads have one")
+    body = without(module, last)
+    z, _ = run(name, body, x)
+    if list(z.shape) != [2, linear.in_features]:
+        raise ConfigError(
+            f"{place}: the last layer, {last}, reads {list(z.shape)} of two inputs; let it read "
+            f"[n, {linear.in_features}]"
+        )
+    return mode(body, training), linear
+
+
+def mode(module: nn.Module, training: bool) -> nn.Module:
+    return module.train(training)
+
+
+def run(name: str, module: nn.Module, x: Tensor) -> tuple[Any, list[tuple[str, Tensor]]]:
+    """The output, and that of each linear layer by its name, in the order in which they ran."""
+    layers: list[tuple[str, Tensor]] = []
+    handles = [
+        layer.register_forward_hook(lambda _, __, y, n=n: layers.append((n, y)))
+        for n, layer in module.named_modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    try:
+        with torch.no_grad():
+            return module(x), layers
+    except Exception as error:
+        made = PRODUCT.search(str(error))
+        hint = f"\n  the layer gets {made[1]} values and was made for {made[2]}" if made else ""
+        raise ConfigError(
+            f"models.mix: {name}: {own.refusal(error)}{hint}\n  two inputs of this data set have "
+            f"shape {list(x.shape)}: let the layers take them"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def ending(out: Tensor, layers: list[tuple[str, Tensor]]) -> str:
+    """Why a whole model has no last linear layer that could be its head."""
+    for layer, y in layers[::-1]:
+        if out.is_meta or y.shape != out.shape:
+            continue
+        for end in ("log_softmax", "softmax", "sigmoid", "relu"):
+            after = y.sigmoid() if end == "sigmoid" else getattr(F, end)(y, *[1][: "soft" in end])
+            if torch.allclose(after, out) and not torch.equal(y, out):
+                return f"the model ends in {end}; return the output of {layer} as it is"
+        if torch.equal(y, out):
+            return f"the model changes the output of {layer}; return it as it is"
+    return (
+        "the model ends in no linear layer that is used once; let it end in "
+        "nn.Linear(width, num_classes)"
+    )
+
+
+def without(module: nn.Module, layer: str) -> nn.Module:
+    """The module with nothing in the place of this layer."""
+    if not layer:
+        return nn.Identity()
+    parent, _, last = layer.rpartition(".")
+    setattr(module.get_submodule(parent), last, nn.Identity())
+    return module
+
+
+def head_of(linear: nn.Linear, classes: int, relu: bool) -> Head:
+    """A head that has this layer's parameters."""
+    head = Head(linear.in_features, classes, relu)
+    head.weight, head.bias = linear.weight, linear.bias
+    return head

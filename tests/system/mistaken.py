@@ -1,0 +1,31 @@
+"""What users get wrong in files of their own; test_errors.py names these."""
+
+import torch.nn.functional as F
+from torch import nn
+
+from hpcfed.algorithms.base import RoundBased
+
+
+class Server(RoundBased):
+    """A hook without `return`."""
+
+    def server(self, state, mean):
+        mean * 0.5
+
+
+class Loss(RoundBased):
+    """A loss that changes the model."""
+
+    def loss(self, client, state, model, x, y):
+        return F.cross_entropy(model.half()(x.half()), y).float()
+
+
+class Net(nn.Module):
+    """A model for other images."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.fc = nn.Linear(400, num_classes)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1))

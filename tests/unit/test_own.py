@@ -1,0 +1,383 @@
+"""A user's own files: what works, and that each mistake is one message with its place."""
+
+import re
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+import torch
+from torch import nn
+
+import hpcfed
+from hpcfed import own, rng
+from hpcfed.config.job import algorithm_model
+from hpcfed.engine import run as engine
+from hpcfed.errors import ConfigError
+from hpcfed.main import main
+from hpcfed.models import build, represents
+from hpcfed.storage.digest import digest
+
+NUMBER = count()
+HEAD = """
+from contextlib import contextmanager
+from functools import partial
+from typing import ClassVar
+import torch
+import torch.nn.functional as F
+from pydantic import field_validator
+from torch import nn
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.params import Mean, Params
+from hpcfed.training.local import sgd
+"""
+CLASS = HEAD + "\n\nclass Mine(RoundBased):\n    '''Mine.'''\n\n"
+LOSS = "def loss(self, client, state, model, x, y):\n    "
+LOCAL = "def local(self, fed, client, state, t):\n    "
+SMALL = shlex.split("--clients 3 --data.train_limit 60 --rounds 1 --models.d 16 --quiet")
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Write a file; returns the name of its module, which no other test has."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(text: str) -> str:
+        name = f"own_file_{next(NUMBER)}"
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    return write
+
+
+def method(body: str) -> str:
+    """A file with a method of this body."""
+    return CLASS + indent(dedent(body), "    ") + "\n"
+
+
+def line(text: str, words: str) -> int:
+    return next(i for i, row in enumerate(text.splitlines(), start=1) if words in row)
+
+
+# By name: what stands in the class, the line that is at fault, and what the message must hold.
+CLASSES = {
+    "misspelt": (
+        "def locall(self):\n    pass",
+        "def locall",
+        "nothing calls it; did you mean local?",
+    ),
+    "of another framework": (
+        "def aggregate(self, x):\n    pass",
+        "def agg",
+        "did you mean server?",
+    ),
+    "no type": ("lam = 0.1", "lam = 0.1", "write `lam: float = 0.1`"),
+    "no field": ("lam: torch.Tensor = None", "class Mine", "torch.Tensor, which a job cannot hold"),
+    "not imported": (
+        "lam: 'NonNegative' = 0.1",
+        "class Mine",
+        "NonNegative, which is not imported",
+    ),
+    "assigned": (LOCAL + "self.last = t", "self.last", "client.memory['last']"),
+    "init": ("def __init__(self):\n    self.mu = 1", "self.mu", "`mu: float = 0.1`"),
+    "signature": (
+        "def loss(self, model, x, y):\n    pass",
+        "def loss",
+        "write `def loss(self, client, state, model, x, y):`",
+    ),
+    "order": (
+        "def server(self, mean, state):\n    return mean",
+        "def server",
+        "takes (mean, state), but is called with (state, mean)",
+    ),
+    "accepts": ("accepts: ClassVar[str] = 'any model'", "class Mine", "did you mean 'any models'?"),
+    "no ClassVar": ("accepts: str = 'any models'", "class Mine", "`accepts: ClassVar = ...`"),
+    "a field named as a hook": ("local: int = 3", "class Mine", "the name of a hook"),
+    "no property": ("def views(self):\n    return 2", "def views", "put @property above it"),
+}
+
+
+@pytest.mark.parametrize("case", CLASSES)
+def test_a_class_that_cannot_be_a_method_is_refused_with_its_line(module, case):
+    body, at, words = CLASSES[case]
+    text = method(body)
+    name = module(text)
+    with pytest.raises(ConfigError) as refusal:
+        algorithm_model(f"{name}:Mine")
+    told = str(refusal.value)
+    assert told.startswith(f"algorithm.name = '{name}:Mine': {name}.py, line {line(text, at)}")
+    assert words in told
+
+
+def test_helpers_validators_private_names_and_hooks_that_the_class_calls_itself_are_no_mistakes(
+    module,
+):
+    body = """
+    mu: float = 0.1
+
+    @field_validator("mu")
+    @classmethod
+    def small(cls, value):
+        return value
+
+    def local(self, fed, client, state, t):
+        self.receive(client, fed.down(client, state))
+        sgd(fed, client, t, partial(self.loss, client, state, []))
+        return self.packed(client)
+
+    def packed(self, client):
+        return Mean.of(client.params(), self.weight(client))
+
+    def loss(self, client, state, seen, model, x, y):
+        return F.cross_entropy(model(x), y)
+
+    def _unused(self):
+        pass
+    """
+    assert algorithm_model(f"{module(method(body))}:Mine")().mu == 0.1
+
+
+# By name: a file, or None for the name alone; the name; what the message must hold.
+FILES = {
+    "raises": ("\n1 / 0", "{}:Mine", "{}.py, line 2: ZeroDivisionError: division by zero"),
+    "syntax": ("def f(:", "{}:Mine", "{}.py, line 1: invalid syntax"),
+    "import": ("import nonesuch", "{}:Mine", "{}.py, line 1: No module named 'nonesuch'"),
+    "exit": ("import sys\nsys.exit(0)", "{}:Mine", "{}.py, line 2: ends Python"),
+    "name": (CLASS, "{}:Mien", "{}.py has no 'Mien'; did you mean {}:Mine?"),
+    "file": (CLASS, "{}s:Mine", "there is no {}s.py in "),
+    "near": (CLASS, "{}s:Mine", "did you mean {}.py?"),
+    "form": (CLASS, "..a:x", "is no name of the form module:Class"),
+    "empty": (CLASS, "{}:", "is no name of the form module:Class"),
+    "library": (CLASS, "os:system", "os is a module of Python's standard library"),
+    "function": ("def Mine():\n    pass", "{}:Mine", "{}.py, line 1: Mine is no algorithm"),
+    "base": ("class Mine:\n    pass", "{}:Mine", "write `class Mine(RoundBased):`"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_that_cannot_be_imported_is_one_message(module, case):
+    text, name, words = FILES[case]
+    file = module(text)
+    with pytest.raises(ConfigError) as refusal:
+        algorithm_model(name.format(file))
+    assert words.replace("{}", file) in str(refusal.value)
+
+
+# By name: a hook, and what the message must hold after the hook's line.
+HOOKS = {
+    "init": ("def init(self, fed):\n    fed.start_alike()", "Mine.init returns None"),
+    "server": ("def server(self, state, mean):\n    mean * 2", "Mine.server returns None"),
+    "round": (
+        "def round(self, fed, state, cohort, t):\n    super().round(fed, state, cohort, t)",
+        "Mine.round returns None",
+    ),
+    "local": (LOCAL + "super().local(fed, client, state, t)", "Mine.local returns None"),
+    "names": (LOCAL + "return Mean.of(Params(a=torch.zeros(1)))", "it holds 'a', but"),
+    "shared": ("def shared(self, name):\n    name == 'a'", "Mine.shared returns None"),
+    "cohort": ("def cohort(self, fed, t):\n    return [7]", "ids of clients, 0 to 1"),
+    "predict": (
+        "def predict(self, fed, client, state, x):\n    return client.model(x).argmax(1)",
+        "Mine.predict returns a tensor of shape [8]; return scores of the classes",
+    ),
+    "finish": ("def finish(self, fed, state, t):\n    return stat", "NameError: name 'stat'"),
+    "vector": (LOSS + "return F.cross_entropy(model(x), y, reduction='none')", "of shape [4]"),
+    "no loss": (LOSS + "F.cross_entropy(model(x), y)", "Mine.loss returns None"),
+    "number": (LOSS + "return 1.0", "Mine.loss returns 1.0; return a scalar tensor"),
+    "constant": (LOSS + "return F.cross_entropy(model(x).detach(), y)", "it has no gradient"),
+    "half": (LOSS + "return F.cross_entropy(model.half()(x.half()), y)", "torch.float16 now"),
+    "matrices": (LOSS + "return (model(x) @ torch.zeros(3, 4)).sum()", "cannot be multiplied"),
+}
+
+
+@pytest.mark.parametrize("case", HOOKS)
+def test_a_hook_that_returns_what_its_caller_cannot_use_is_told_before_training(
+    module, case, capsys
+):
+    body, words = HOOKS[case]
+    name = module(method(body))
+    assert main([*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"]) == 2
+    told = capsys.readouterr().err
+    assert re.match(rf"hpcfed: {name}\.py, line \d+", told) and words in told
+    assert told.count("hpcfed: ") == 1 and "Traceback" not in told
+
+
+@pytest.mark.parametrize("case", ["server", "local"])
+def test_a_hook_is_checked_in_the_run_too(module, case, capsys, monkeypatch):
+    """With one round, after which nobody would use what `server` returns."""
+    monkeypatch.setattr(engine, "rehearse", lambda *_: None)
+    body, words = HOOKS[case]
+    name = module(method(body))
+    words_ = [*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"]
+    with pytest.raises(SystemExit, match="2"):
+        main(words_)
+    told = capsys.readouterr().err
+    assert words in told and "Traceback" not in told
+
+
+def test_an_exception_of_the_users_arithmetic_shows_the_users_lines_alone(module, capsys):
+    """ValueError: of a small world it might be the fault, so that it shows in the run."""
+    body = "def weight(self, client):\n    return self.share(client)\n"
+    body += "def share(self, client):\n    raise ValueError('no share')"
+    text = method(body)
+    name = module(text)
+    with pytest.raises(SystemExit, match="2"):
+        main([*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"])
+    told = capsys.readouterr().err
+    first, second = line(text, "return self.share"), line(text, "raise ValueError")
+    assert told.splitlines()[-6:] == [
+        f"hpcfed: {name}.py, line {second}, in share: ValueError: no share",
+        "  in your files:",
+        f"    {name}.py, line {first}, in weight",
+        "      return self.share(client)",
+        f"    {name}.py, line {second}, in share",
+        "      raise ValueError('no share')",
+    ]
+
+
+def test_the_rehearsal_changes_no_bit(module, monkeypatch):
+    """Not even of a method that draws from torch's global generator, as none should."""
+    name = module(method(LOSS + "return F.cross_entropy(model(x) + torch.rand(1), y)"))
+    words = [*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"]
+    before = torch.get_rng_state()
+    assert main([*words, "--out", "with"]) == 0
+    assert torch.equal(before, torch.get_rng_state())
+    monkeypatch.setattr(engine, "rehearse", lambda *_: None)
+    assert main([*words, "--out", "without"]) == 0
+    assert digest(Path("with")) == digest(Path("without"))
+
+
+NET = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes, in_channels=3, hidden=24):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, 4, 3, padding=1)
+        self.dense = nn.Linear(4 * 64, hidden)
+        self.last = nn.Linear(hidden, num_classes)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.conv(x)), 2)
+        x = F.relu(self.dense(x.view(len(x), -1)))
+        return self.last(x)
+
+
+class Fixed(Net):
+    def __init__(self):
+        super().__init__(10, 1)
+
+
+def made(channels, n_classes):
+    return Net(n_classes, channels)
+"""
+
+
+@pytest.mark.parametrize("kind", ["Net", "Fixed", "made"])
+def test_a_whole_module_is_split_into_body_and_head_and_computes_what_it_did(module, kind):
+    name = module(NET)
+    with rng.scoped(0, "init"):
+        whole = import_module(name).Net(10, 1)
+    with rng.scoped(0, "init"):
+        model = build(f"{name}:{kind}", (1, 16, 16), 10, d=512)
+    x = torch.rand(3, 1, 16, 16)
+    assert torch.equal(model(x), whole(x))
+    assert model.body(x).shape == (3, 24)
+    assert torch.equal(model.head.weight, whole.last.weight)
+    assert {n for n, _ in model.named_parameters() if "last" in n} == set()
+    assert represents(f"{name}:{kind}", (1, 16, 16), 10, 512) == 24
+
+
+def test_a_whole_module_trains_by_each_engine_to_the_same_bits_and_can_be_loaded(module):
+    name = module(NET)
+    words = [*SMALL, "--models.mix", f"{name}:Net", "--algorithm.name", "fedavg"]
+    for engine_ in ("eager", "traced"):
+        assert main([*words, "--out", engine_, "--training.engine", engine_]) == 0
+    assert digest(Path("eager")) == digest(Path("traced"))
+    model = hpcfed.load_model("traced", client=0)
+    assert model(torch.zeros(2, 1, 16, 16)).shape == (2, 10)
+    assert model.represent(torch.zeros(2, 1, 16, 16)).shape == (2, 24)
+
+
+def test_clients_with_one_head_need_whole_modules_of_one_width(module, capsys):
+    words = [*SMALL, "--models.mix", f"{module(NET)}:Net,mlp"]
+    assert main([*words, "--algorithm.name", "lgfedavg"]) == 2
+    assert "set models.d = 24" in capsys.readouterr().err
+    assert main([*words, "--algorithm.name", "lgfedavg", "--models.d", "24"]) == 0
+    assert main([*words, "--algorithm.name", "local", "--out", "local"]) == 0
+
+
+def net(old: str, new: str) -> str:
+    assert old in NET
+    return NET.replace(old, new)
+
+
+# By name: the file, and what the message must hold.
+MODELS = {
+    "size": (net("4 * 64", "400"), "gets 256 values and was made for 400"),
+    "inputs": (net("4 * 64", "400"), "two inputs of this data set have shape [2, 1, 16, 16]"),
+    "parameters": (net("hidden=24", "*, hidden"), "Net wants hidden, which hpcfed does not know"),
+    "super": (net("        super().__init__()\n", ""), "before Module.__init__() call"),
+    "softmax": (
+        net("self.last(x)", "F.log_softmax(self.last(x), 1)"),
+        "the model ends in log_softmax; return the output of last as it is",
+    ),
+    "scaled": (
+        net("self.last(x)", "self.last(x) * 2"),
+        "ends in no linear layer that is used once",
+    ),
+    "tuple": (net("self.last(x)", "self.last(x), x"), "the model returns a tuple"),
+    "no return": (net("return self", "self"), "the model returns a NoneType"),
+    "classes": (net("hidden, num_classes)", "hidden, 7)"), "makes [2, 7] of two inputs"),
+    "bias": (net("num_classes)\n\n", "num_classes, bias=False)\n\n"), "last, has no bias"),
+    "no module": ("class Net:\n    pass", "class Net is no torch.nn.Module"),
+    "nothing": ("def Net(shape, d):\n    pass", "Net returns None (is a `return` missing?)"),
+    "a number": ("def Net(shape, d):\n    return 3", "Net returns 3; return a torch.nn.Module"),
+    "an instance": ("from torch import nn\nNet = nn.Linear(3, 4)", "one module that exists"),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_model_that_cannot_be_used_is_refused_with_its_file(module, case):
+    text, words = MODELS[case]
+    name = module(text)
+    with pytest.raises(ConfigError) as refusal:
+        build(f"{name}:Net", (1, 16, 16), 10, 16)
+    assert words in str(refusal.value)
+    assert case == "an instance" or f"{name}.py, line " in str(refusal.value)
+
+
+def test_a_users_file_may_import_torchvision_first(tmp_path):
+    """In a process of its own, for here it may have been imported."""
+    (tmp_path / "seeing.py").write_text(
+        "from torchvision.models import resnet18\n\n\ndef net(shape, d):\n    return resnet18()\n"
+    )
+    code = "from hpcfed import own; print(own.load('models.mix', 'seeing:net', 'module:function'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.startswith("<function net"), done.stderr
+
+
+def test_a_file_in_a_folder_that_is_not_on_the_path_is_told_apart_from_one_that_is_not_there(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lying_here.py").write_text(CLASS)
+    with pytest.raises(ConfigError, match=r"lying_here\.py is in .* start with `PYTHONPATH=\.`"):
+        algorithm_model("lying_here:Mine")
+
+
+def test_a_file_beside_the_users_module_is_the_users_and_an_installed_one_is_not(module, tmp_path):
+    own.load("models.mix", f"{module('x = 1')}:x", "module:function")
+    assert own.is_own(str(tmp_path / "helper.py"))
+    assert not own.is_own(nn.__file__)
+    assert not own.is_own(hpcfed.__file__)
+    assert not own.is_own(subprocess.__file__)
