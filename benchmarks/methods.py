@@ -35,7 +35,7 @@ OWN = (
 ONE_MODEL = {  # row: method and flags
     "local training": "local",
     "central training": "central",
-    "FedSGD": "fedsgd",
+    "FedSGD": "fedsgd --local.momentum 0",
     "FedAvg": "fedavg",
     "FedProx": "fedprox --algorithm.mu 0.1",
     "SCAFFOLD": "scaffold --local.momentum 0 --local.lr 0.02",

@@ -6,11 +6,11 @@ a variance become negative.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, plain_sgd
 from hpcfed.params import Mean, Params
 from hpcfed.training.local import LocalSteps, gradient
 from hpcfed.training.losses import inner_product
@@ -36,13 +36,10 @@ class Scaffold(RoundBased):
     (option I).
     """
 
+    local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
+
     def refuses(self, job):
-        if job.local.optimiser == "sgd" and not job.local.momentum:
-            return None
-        return (
-            "needs plain SGD, for its control variates are mean gradients; set "
-            "local.optimiser = 'sgd', momentum 0"
-        )
+        return plain_sgd(job, "for its control variates are mean gradients")
 
     def traffic(self, fed, k):
         trained = fed.store.layout(fed.architectures[k]).params

@@ -23,10 +23,6 @@ MLP = ("--models.mix", "mlp")
 UNIFORM = ("--algorithm.weighting", "uniform")
 LIKE_FEDAVG = {  # claim: (method, flags), fedavg's flags; exactly
     "ifca of one cluster": (("ifca", "--algorithm.clusters", "1"), ()),
-    "ifca of one cluster that shares its body": (
-        ("ifca", "--algorithm.clusters", "1", "--algorithm.share_body", "true"),
-        (),
-    ),
     "fesem of one centre and all clients": (
         ("fesem", "--algorithm.clusters", "1", *ALL),
         (*ALL, *UNIFORM),

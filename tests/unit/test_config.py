@@ -71,6 +71,7 @@ def test_several_values_are_written_alike_in_environment_and_flags(monkeypatch, 
 
 def test_numbers_in_a_row_can_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("HPCFED_LOCAL__BETAS", "0.5,0.9")
+    monkeypatch.setenv("HPCFED_LOCAL__SCHEDULE", "step")
     monkeypatch.setenv("HPCFED_LOCAL__MILESTONES", "7")
     assert (load([]).local.betas, load([]).local.milestones) == ((0.5, 0.9), (7,))
 
