@@ -73,6 +73,8 @@ class KTpFL(RoundBased):
         if self.share == "weights":
             names = ("public", "tau", "distance", "coeff_distance", "distil_batch")
             found |= {f"algorithm.{name}": "models are mixed, not predictions" for name in names}
+            if self.distil > 1 and self.distil_lr in (None, WHOLE):
+                found["algorithm.distil"] = "the first step goes all the way to the mixture"
         if not self.distil:
             names = ("distil_lr", "distil_batch") + (("distance",) if self.coeff_distance else ())
             found |= {f"algorithm.{name}": "distil = 0: nothing is distilled" for name in names}
