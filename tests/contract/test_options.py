@@ -22,6 +22,8 @@ TOGETHER = {  # fields that mean something only with others: these go with them
     "algorithm.decay": {"algorithm.decay_at": (1,)},
     "algorithm.decay_at": {"algorithm.decay": 0.5},
     "algorithm.i2": {"algorithm.i1": 1},
+    "algorithm.cliques": {"algorithm.topology": "clique-ring"},
+    "algorithm.density": {"algorithm.topology": "erdos-renyi"},
 }
 OTHER = {  # values for a toy run, where half or twice the default will not do
     "local.betas": (0.5, 0.9),
@@ -48,13 +50,17 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.distil_lr": 0.3,
     "algorithm.merges": 2,
     "algorithm.ramp": 2,
+    "algorithm.cliques": 2,
 }
 DATA = {  # what depends on the data, or on the models: not refused, and not always of effect
     "algorithm.empty",  # a centre without clients
+    "algorithm.scope",  # who is nearest to which centre
+    "algorithm.start",
     "algorithm.drop_worst",  # a client that only guesses
     "algorithm.max_staleness",
     "algorithm.patience",
     "algorithm.mean_over",  # all take part here
+    "algorithm.final_epochs",  # after the last round, which is no part of a toy run
 }
 SHORT = (
     *("--rounds", "2", "--participation", "1", "--clients", "3", "--data.train_limit", "36"),
@@ -63,9 +69,16 @@ SHORT = (
 )
 MLP, SMALL = ("--models.mix", "mlp"), ("--models.mix", "small")
 WIDTHS = ("--models.mix", "small", "--models.widths", "1,0.5")
+STAR = (
+    *("--clients", "5", "--rounds", "3"),
+    *("--algorithm.topology", "star", "--system.distribution", "lognormal"),
+)
 CASES = {  # claim: flags; what other options depend on is on in one case and off in another
     **{method: MLP for method in ALGORITHMS if method != "fedgkt"},
     "fedgkt": (),
+    **{method: SMALL for method in ("heterofl", "fedrolex", "feddropout", "fjord")},
+    **{method: (*STAR, *MLP) for method in ("dsgd", "swift")},
+    "fesem": ("--clients", "5", "--algorithm.clusters", "2", *MLP),
     **{f"{method} of widths": WIDTHS for method in ("heterofl", "fedrolex", "feddropout", "fjord")},
     "local with contrast": ("--algorithm.contrastive", "true", *MLP),
     "fedclassavg without averaging": ("--algorithm.averaging", "false", *MLP),
@@ -77,7 +90,7 @@ CASES = {  # claim: flags; what other options depend on is on in one case and of
     "fedhenn by rbf": ("--algorithm.kernel", "rbf", *MLP),
     "fedasync by hinge": (*("--algorithm.staleness", "hinge", "--algorithm.b", "0"), *MLP),
     "perfedavg hf": ("--algorithm.variant", "hf", *MLP),
-    "dsgd of single steps": ("--local.steps", "1", *MLP),
+    "dsgd of single steps": ("--local.steps", "1", *STAR, *MLP),
     "fedavg of single steps": ("--local.steps", "1", *MLP),
     "fedavg by momentum": ("--local.optimiser", "sgd", "--local.momentum", "0.5", *MLP),
     "dsfl with a server's model": ("--models.server", "mlp", *MLP),
