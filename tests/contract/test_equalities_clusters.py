@@ -144,6 +144,26 @@ def test_ktpfl_of_weights_with_equal_coefficients_and_a_full_step_is_fedavg():
         )
 
 
+def test_ktpfls_clients_go_all_the_way_to_their_mixed_models_by_default():
+    flags = (*WEIGHTS, "--rounds", "1", *ALL)
+    usual, full = (run("ktpfl", *flags, *rate) for rate in ((), ("--algorithm.distil_lr", "0.5")))
+    assert toy.differences(usual, full) == []
+    small = run("ktpfl", *flags, "--algorithm.distil_lr", "0.001")
+    assert toy.differences(usual.weights, small.weights) != []
+
+
+def test_ktpfls_coefficients_and_its_distillation_have_distances_of_their_own():
+    def coefficients_and_weights(*flags: str) -> tuple:
+        outcome = run("ktpfl", "--rounds", "1", *flags)
+        return outcome.state, outcome.weights
+
+    mse = ("--algorithm.distance", "mse")
+    kl, both = coefficients_and_weights(), coefficients_and_weights(*mse)
+    authors = coefficients_and_weights("--algorithm.coeff_distance", "mse")
+    assert toy.differences(authors[0], both[0]) == [] and toy.differences(authors[0], kl[0]) != []
+    assert toy.differences(authors[1], kl[1]) == [] and toy.differences(authors[1], both[1]) != []
+
+
 @pytest.mark.parametrize("flags", [(), WEIGHTS])
 def test_rows_of_coefficients_stay_on_the_simplex_and_learn(flags: tuple[str, ...]):
     coeff = run("ktpfl", *flags, "--algorithm.rho", "0", "--algorithm.coeff_lr", "0.5").state[
