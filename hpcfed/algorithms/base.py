@@ -223,12 +223,5 @@ def single_step(job: Job) -> dict[str, str]:
 
 def one_gradient(job: Job) -> dict[str, str]:
     """What has no effect where clients send one gradient instead of training, by field, and why."""
-    names = ("momentum", "weight_decay", "keep_optimiser", "epochs", "steps")
+    names = ("optimiser", "momentum", "weight_decay", "keep_optimiser", "epochs", "steps")
     return {f"local.{name}": "a client sends its plain gradient, once a round" for name in names}
-
-
-def plain_sgd(job: Job, why: str) -> str | None:
-    """The refusal of a method that needs plain SGD; None: the job has it. why: "for ..."."""
-    if job.local.optimiser == "sgd" and not job.local.momentum:
-        return None
-    return f"needs plain SGD, {why}; set local.optimiser = 'sgd', momentum 0"

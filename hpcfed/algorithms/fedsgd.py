@@ -10,7 +10,7 @@ with its own statistics.
 from functools import partial
 from typing import Any, ClassVar
 
-from hpcfed.algorithms.base import RoundBased, one_gradient, plain_sgd
+from hpcfed.algorithms.base import RoundBased, one_gradient
 from hpcfed.params import Mean, Params
 from hpcfed.training.local import gradient, learning_rate
 
@@ -19,9 +19,6 @@ class FedSGD(RoundBased):
     """Equal to FedAvg with one full batch and plain SGD, up to rounding."""
 
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
-
-    def refuses(self, job):
-        return plain_sgd(job, "for the server takes one step down the mean gradient")
 
     def without_effect(self, job):
         return super().without_effect(job) | one_gradient(job)

@@ -14,7 +14,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
 from hpcfed import rng
-from hpcfed.algorithms.base import RoundBased, one_gradient, plain_sgd, single_step
+from hpcfed.algorithms.base import RoundBased, one_gradient, single_step
 from hpcfed.params import Params
 from hpcfed.training import clusters
 from hpcfed.training.local import gradient, learning_rate, sgd
@@ -43,11 +43,6 @@ class IFCA(RoundBased):
     @property
     def local_defaults(self):
         return {"optimiser": "sgd", "lr": 0.1} if self.averaging == "gradients" else {}
-
-    def refuses(self, job):
-        if self.averaging == "gradients":
-            return plain_sgd(job, "for averaging = 'gradients' is one step down a gradient")
-        return None
 
     def without_effect(self, job):
         models = self.averaging == "models"

@@ -41,15 +41,6 @@ class Peers(Part):
 
     local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}
 
-    def refuses(self, job: Job) -> str | None:
-        local = job.local
-        if local.steps == 1 and local.optimiser == "adam" and not local.keep_optimiser:
-            return (
-                "needs an optimiser that is kept, for of Adam's first step only the gradient's "
-                "sign counts, and each round is one step; set local.keep_optimiser = true"
-            )
-        return super().refuses(job)
-
     def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job) | single_step(job)
         if self.topology != "clique-ring":

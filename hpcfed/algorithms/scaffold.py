@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat
 
-from hpcfed.algorithms.base import RoundBased, plain_sgd
+from hpcfed.algorithms.base import RoundBased
 from hpcfed.params import Mean, Params
 from hpcfed.training.local import LocalSteps, gradient
 from hpcfed.training.losses import inner_product
@@ -39,7 +39,12 @@ class Scaffold(RoundBased):
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 
     def refuses(self, job):
-        return plain_sgd(job, "for its control variates are mean gradients")
+        if job.local.optimiser == "sgd" and not job.local.momentum:
+            return None
+        return (
+            "needs plain SGD, for its control variates are mean gradients; set "
+            "local.optimiser = 'sgd', momentum 0"
+        )
 
     def traffic(self, fed, k):
         trained = fed.store.layout(fed.architectures[k]).params
