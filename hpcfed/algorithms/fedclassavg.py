@@ -18,7 +18,6 @@ from typing import Literal
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hpcfed.algorithms.base import RoundBased, single_step
-from hpcfed.algorithms.local import CONTRASTIVE
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import contrastive_cross_entropy, distance, half_mean_squares, proximal
 
@@ -71,7 +70,8 @@ class FedClassAvg(RoundBased):
         if not (self.averaging and self.rho):
             found["algorithm.prox"] = "there is no proximal term"
         if not self.contrastive:
-            found |= {f"algorithm.{name}": "contrastive is false" for name in CONTRASTIVE}
+            names = ("tau", "tau_base", "normalise")
+            found |= {f"algorithm.{name}": "contrastive is false" for name in names}
         if self.averaging and self.share == "all":
             found["algorithm.pretrain_epochs"] = "share = 'all' replaces what is trained before"
         return found

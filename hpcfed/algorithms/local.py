@@ -12,8 +12,6 @@ from pydantic import PositiveFloat
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.training.losses import contrastive_cross_entropy
 
-CONTRASTIVE = ("tau", "tau_base", "normalise")  # fields of the contrastive loss
-
 
 class Local(RoundBased):
     """Nothing is shared, so all clients may differ."""
@@ -33,7 +31,8 @@ class Local(RoundBased):
     def without_effect(self, job):
         found = super().without_effect(job) | {"algorithm.weighting": "nothing is averaged"}
         if not self.contrastive:
-            found |= {f"algorithm.{name}": "contrastive is false" for name in CONTRASTIVE}
+            names = ("tau", "tau_base", "normalise")
+            found |= {f"algorithm.{name}": "contrastive is false" for name in names}
         return found
 
     @property

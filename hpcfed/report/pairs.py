@@ -68,6 +68,7 @@ def methods(found: list[Case]) -> list[Method]:
 
 
 def method(label: str, group: Sequence[Case]) -> Method:
+    """Runs of one method by their seeds; ConfigError where two have the same."""
     runs: dict[int, Case] = {}
     for case in (case for case in group if case.record):
         seed = case.fields[SEED]
