@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,23 +42,30 @@ def main() -> None:
     folder = RESULTS / options.job.stem
     folder.mkdir(parents=True, exist_ok=True)
     names = [name for name in VARIANTS if slug(name) in options.variants]
-    runs = [
-        (name, seed, folder / f"{slug(name)}-seed{seed}")
-        for seed in options.seeds
-        for name in names
-    ]
-    flags = [(*VARIANTS[name], "--seed", str(seed)) for name, seed, _ in runs]
-    jobs = (
-        Run(options.job, own, out.with_suffix(".h5"))
-        for own, (*_, out) in zip(flags, runs, strict=True)
-    )
-    run_all(jobs, options.side_by_side)
+    made = planned(options.job, options.seeds, names)
+    run_all(made.values(), options.side_by_side)
+    runs = [(name, seed, run.kept.with_suffix("")) for (name, seed), run in made.items()]
     table = {name: collect([out for n, _, out in runs if n == name]) for name in names}
     whole = {"job": options.job.name, "seeds": options.seeds, "rows": table}
     (folder / "table.json").write_text(json.dumps(whole, indent=1))
     text = markdown(table, options.seeds)
     (folder / "table.md").write_text(text)
     print(text)
+
+
+def planned(
+    job: Path, seeds: Sequence[int] = (0, 1, 2), names: Sequence[str] = tuple(VARIANTS)
+) -> dict[tuple[str, int], Run]:
+    """The run of each variant and seed."""
+    return {
+        (name, seed): Run(
+            job,
+            (*VARIANTS[name], "--seed", str(seed)),
+            RESULTS / job.stem / f"{slug(name)}-seed{seed}.h5",
+        )
+        for seed in seeds
+        for name in names
+    }
 
 
 def arguments() -> argparse.Namespace:

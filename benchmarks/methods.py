@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from runs import RESULTS, Run, run_all, slug
 from hpcfed.storage.results import Record, load
 
 JOB = Path(__file__).parent / "methods.toml"
+DATA = ("fashion-mnist", "cifar10")
+Cell = tuple[str, str, str, int]  # data set, group, row, seed
 FIVE = "--models.mix fedhenn-1,fedhenn-2,fedhenn-3,fedhenn-4,fedhenn-5"
 WIDTHS = "--models.widths 1,0.5,0.25"
 ALIGNED = "--algorithm.rad_size 100 --algorithm.align_every 5 --algorithm.eta0 0.1"
@@ -35,7 +38,7 @@ OWN = (
 ONE_MODEL = {  # row: method and flags
     "local training": "local",
     "central training": "central",
-    "FedSGD": "fedsgd",
+    "FedSGD": "fedsgd --local.momentum 0",
     "FedAvg": "fedavg",
     "FedProx": "fedprox --algorithm.mu 0.1",
     "SCAFFOLD": "scaffold --local.momentum 0 --local.lr 0.02",
@@ -93,22 +96,7 @@ COLUMNS = (
 
 def main() -> None:
     options = arguments()
-    cells = [
-        (data, group, row, seed)
-        for group, (_, rows) in GROUPS.items()
-        for row, words in rows.items()
-        if not options.only or words.split()[0] in options.only
-        for seed in (
-            options.own_seeds if words.split()[0] in OWN and "views" not in row else options.seeds
-        )
-        for data in options.data
-    ]
-    cells.sort(
-        key=lambda cell: (cell[3], options.data.index(cell[0]))
-    )  # what all rows need comes first
-    files = {
-        cell: RESULTS / "methods" / f"{slug(' '.join(cell[:3]))}-seed{cell[3]}.h5" for cell in cells
-    }
+    files = planned(options.data, options.seeds, options.own_seeds, options.only)
     run_all([Run(JOB, flags(*cell), kept) for cell, kept in files.items()], options.side_by_side)
     tables = {
         data: table({c: load(f) for c, f in files.items() if c[0] == data}) for data in options.data
@@ -119,6 +107,26 @@ def main() -> None:
     print(text)
 
 
+def planned(
+    data: Sequence[str] = DATA,
+    seeds: Sequence[int] = (0,),
+    own_seeds: Sequence[int] = (0, 1, 2),
+    only: Sequence[str] = (),
+) -> dict[Cell, Path]:
+    """The runs of the table, and the result file of each; what all rows need comes first."""
+    cells = [
+        (one, group, row, seed)
+        for group, (_, rows) in GROUPS.items()
+        for row, words in rows.items()
+        if not only or words.split()[0] in only
+        for seed in (own_seeds if words.split()[0] in OWN and "views" not in row else seeds)
+        for one in data
+    ]
+    cells.sort(key=lambda cell: (cell[3], data.index(cell[0])))
+    folder = RESULTS / "methods"
+    return {cell: folder / f"{slug(' '.join(cell[:3]))}-seed{cell[3]}.h5" for cell in cells}
+
+
 def arguments() -> argparse.Namespace:
     numbers = lambda text: [int(s) for s in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -126,7 +134,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--own-seeds", type=numbers, default=[0, 1, 2], help="of the papers' own methods"
     )
-    parser.add_argument("--data", nargs="+", default=["fashion-mnist", "cifar10"])
+    parser.add_argument("--data", nargs="+", default=DATA)
     parser.add_argument("--only", nargs="+", default=[], help="names of methods")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
     return parser.parse_args()

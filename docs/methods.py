@@ -16,7 +16,7 @@ from hpcfed.algorithms.base import Method
 from hpcfed.algorithms.events import EventBased
 from hpcfed.algorithms.peers import Peers
 from hpcfed.registry import Entry
-from hpcfed.report.catalogue import ACCEPTS, NEEDS, keys, parameter
+from hpcfed.report.catalogue import ACCEPTS, NEEDS, keys, parameter, written
 from hpcfed.report.references import bibtex
 
 ROOT = Path(__file__).parents[1]
@@ -102,6 +102,9 @@ def conditions(own: Method) -> str:
         "Stragglers": "partial work counts" if own.keeps_stragglers else "left out of the round",
         "Augmented views of a batch": str(own.views),
     }
+    if own.local_defaults:
+        usual = (f"`local.{name} = {written(v)}`" for name, v in own.local_defaults.items())
+        facts["Defaults of its own"] = ", ".join(usual)
     return "\n".join(f"- {what}: {value}" for what, value in facts.items())
 
 

@@ -137,6 +137,11 @@ COMPARE = (
         metavar="METHOD",
         help="a method, or one of its runs; default: that of the first RUN",
     ),
+    argument(
+        "--anyway",
+        action="store_true",
+        help="also runs of other rounds, data, partitions or clients",
+    ),
     *(option for option in TABLE if option[0][0] in ("--value", "--percent", "--format", "-o")),
 )
 BATCH = (

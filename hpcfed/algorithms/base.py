@@ -38,6 +38,9 @@ class Method(Part):
     keeps_stragglers: ClassVar[bool] = (
         False  # partial work counts; else stragglers are left out of the round
     )
+    local_defaults: ClassVar[
+        dict[str, Any]
+    ] = {}  # of fields of [local]: what a job has that does not set them
     usual: ClassVar[bool] = (
         False  # clients do what stands in RoundBased: receive, train down `loss`, send
     )
@@ -48,6 +51,31 @@ class Method(Part):
         "needs ..., but ...; what to set instead": the first words follow the method's name.
         """
         return None
+
+    def without_effect(self, job: Job) -> dict[str, str]:
+        """Fields of [local] and of the method that change nothing in this job, and why.
+
+        A job that sets one of them is refused. Methods add theirs to what holds for all of them.
+        """
+        local, found = job.local, {}
+        if local.optimiser == "adam":
+            found["local.momentum"] = "local.optimiser = 'adam' has moments of its own"
+        else:
+            found["local.betas"] = "they are Adam's, and local.optimiser = 'sgd'"
+            if not local.momentum:
+                found["local.keep_optimiser"] = "SGD without momentum has nothing to keep"
+        if local.steps is not None:
+            found["local.epochs"] = "local.steps stands instead of them"
+        if local.schedule != "step":
+            why = f"local.schedule = {local.schedule!r} has no milestones"
+            found |= {"local.milestones": why, "local.decay": why}
+        elif not local.milestones:
+            why = "without local.milestones the learning rate never falls"
+            found |= {"local.schedule": why, "local.decay": why}
+        if self.keeps_stragglers and (local.steps or local.epochs) == 1:
+            why = "a part of a single epoch or step is all of it"
+            found["local.stragglers"] = why
+        return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         """Bytes that client k receives and sends in one round, before anything is run."""
@@ -142,6 +170,12 @@ class RoundBased(Method):
         """The clients of round t, in id order, the same on all ranks."""
         return fed.sample(t)
 
+    def without_effect(self, job: Job) -> dict[str, str]:
+        """As for all methods; and of an optimiser that takes one step and is forgotten, its
+        moments.
+        """
+        return super().without_effect(job) | (single_step(job) if self.usual else {})
+
     def weight(self, client: Client) -> float:
         """The client's weight in the mean."""
         return float(client.n) if self.weighting == "samples" else 1.0
@@ -175,3 +209,19 @@ class RoundBased(Method):
         """
         uploads = stacked.uploads(fed, self, state, self.groups(fed, cohort), t)
         return self.server(state, fed.mean(uploads, keep=state, last=True))
+
+
+def single_step(job: Job) -> dict[str, str]:
+    """What has no effect where each round is a single step of a new optimiser, by field, and
+    why.
+    """
+    if job.local.steps != 1 or job.local.keep_optimiser:
+        return {}
+    why = "each round is the first step of a new optimiser; set local.keep_optimiser = true"
+    return {"local.momentum": why, "local.betas": why}
+
+
+def one_gradient(job: Job) -> dict[str, str]:
+    """What has no effect where clients send one gradient instead of training, by field, and why."""
+    names = ("optimiser", "momentum", "weight_decay", "keep_optimiser", "epochs", "steps")
+    return {f"local.{name}": "a client sends its plain gradient, once a round" for name in names}

@@ -8,7 +8,7 @@ a round of FedAvg in which all clients take part.
 
 from functools import partial
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.training.local import sgd
 
 
@@ -22,6 +22,10 @@ class Central(RoundBased):
                 "another data set"
             )
         return None
+
+    def without_effect(self, job):
+        own = {"algorithm.weighting": "nothing is averaged"}
+        return super().without_effect(job) | single_step(job) | own
 
     def traffic(self, fed, k):
         return 0, 0

@@ -42,6 +42,17 @@ class DSFL(RoundBased):
     server_lr: PositiveFloat = 0.1
     """Learning rate of the server's distillation, by plain SGD in batches of local.batch."""
 
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if self.aggregation == "sa":
+            found["algorithm.tau"] = "aggregation = 'sa' takes the mean as it is"
+        if not self.distil_epochs:
+            names = ("weighting", "aggregation", "tau", "distil_lr", "server_lr")
+            found |= {f"algorithm.{name}": "distil_epochs = 0: nothing is learnt" for name in names}
+        elif not job.models.server:
+            found["algorithm.server_lr"] = "the server has no model of its own (models.server)"
+        return found
+
     def traffic(self, fed, k):
         return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2
 

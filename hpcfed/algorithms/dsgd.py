@@ -19,12 +19,15 @@ from hpcfed.training.topology import among
 
 
 class DSGD(Peers, RoundBased):
-    """weighting has no effect: weights are those of the links."""
+    """Weights are those of the links, not of examples."""
 
     weights: Literal["metropolis", "uniform"] = "metropolis"
     """Weights of neighbours; uniform is doubly stochastic only where all have equally many."""
     order: Literal["together", "average-first", "step-first"] = "together"
     """The step is that at the old model, or at the averaged one, or stepped models are averaged."""
+
+    def without_effect(self, job):
+        return super().without_effect(job) | {"algorithm.weighting": "links have the weights"}
 
     def traffic(self, fed, k):
         bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.shapes().nbytes

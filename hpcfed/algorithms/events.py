@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PositiveInt
 
-from hpcfed.algorithms.base import Method, State
+from hpcfed.algorithms.base import Method, State, single_step
 from hpcfed.params import Params
 from hpcfed.training.local import sgd
 from hpcfed.training.optimisers import learning_rate
@@ -68,6 +68,13 @@ class EventBased(Method):
                 "system.deadline to none"
             )
         return None
+
+    def without_effect(self, job: Job) -> dict[str, str]:
+        """As for all methods; and of an optimiser that takes one step and is forgotten, its
+        moments.
+        """
+        same = type(self).train is EventBased.train and type(self).work is EventBased.work
+        return super().without_effect(job) | (single_step(job) if same else {})
 
     def at_once(self, fed: Federation) -> int:
         """How many clients work at the same time; who is free is drawn when another one has

@@ -44,6 +44,19 @@ class FedAsync(EventBased):
     800 merges.
     """
 
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        why = f"staleness = {self.staleness!r} does not have it"
+        if self.staleness != "hinge":
+            found["algorithm.b"] = why
+        if self.staleness == "const":
+            found["algorithm.a"] = why
+        if not self.decay_at:
+            found["algorithm.decay"] = "decay_at names no round"
+        if self.decay == 1:
+            found["algorithm.decay_at"] = "decay = 1 leaves alpha as it is"
+        return found
+
     def loss(self, client, state, model, x, y):
         value = super().loss(client, state, model, x, y)
         return value + proximal(model, anchor=state, mu=self.rho) if self.rho else value

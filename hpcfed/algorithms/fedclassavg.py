@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import contrastive_cross_entropy, distance, half_mean_squares, proximal
 
@@ -59,6 +59,22 @@ class FedClassAvg(RoundBased):
     @property
     def views(self):
         return 2 if self.contrastive else 1
+
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if not self.pretrain_epochs or self.share == "all":  # else that phase has more steps
+            found |= single_step(job)
+        if not self.averaging:
+            why = "averaging is false, nothing is received"
+            found |= {f"algorithm.{name}": why for name in ("share", "rho", "weighting")}
+        if not (self.averaging and self.rho):
+            found["algorithm.prox"] = "there is no proximal term"
+        if not self.contrastive:
+            names = ("tau", "tau_base", "normalise")
+            found |= {f"algorithm.{name}": "contrastive is false" for name in names}
+        if self.averaging and self.share == "all":
+            found["algorithm.pretrain_epochs"] = "share = 'all' replaces what is trained before"
+        return found
 
     def shared(self, name):
         return self.averaging and (self.share == "all" or name.startswith("head."))

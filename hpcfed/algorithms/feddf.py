@@ -58,6 +58,16 @@ class FedDF(RoundBased):
             )
         return None
 
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if not self.validation:
+            found["algorithm.patience"] = "validation = 0: nothing is held out"
+        if not self.steps:
+            names = ("server_lr", "schedule", "server_batch", "clip", "tau", "patience")
+            names += () if self.drop_worst else ("validation",)
+            found |= {f"algorithm.{name}": "steps = 0: nothing is distilled" for name in names}
+        return found
+
     def init(self, fed):
         firsts = {kind: fed.architectures.index(kind) for kind in fed.architectures}
         return fusion.joined({kind: fed.initial(k=k) for kind, k in firsts.items()})

@@ -27,6 +27,12 @@ class FedDropout(WindowBased):
     one's are a part).
     """
 
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if set(job.models.widths) == {1}:
+            found["algorithm.shared_windows"] = "no client drops a unit"
+        return found
+
     def window(self, fed, client, state):
         whose = () if self.shared_windows else (client.id,)
         return submodels.window(

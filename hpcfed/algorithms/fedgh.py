@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.training.infer import class_sums, represent
 from hpcfed.training.local import sgd
 from hpcfed.training.server import fit
 
 
 class FedGH(RoundBased):
-    """With server_epochs = 0 the header stays as it is at the start. weighting has no effect."""
+    """With server_epochs = 0 the header stays as it was. All class means weigh alike."""
 
     accepts: ClassVar[str] = "a common head"
 
@@ -31,6 +31,14 @@ class FedGH(RoundBased):
     """Learning rate of the server."""
     server_batch: PositiveInt = 10
     """Class means in one step of the server."""
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | single_step(job)
+        found["algorithm.weighting"] = "nothing is averaged over clients"
+        if not self.server_epochs:
+            why = "server_epochs = 0: the header is not trained"
+            found |= {"algorithm.server_lr": why, "algorithm.server_batch": why}
+        return found
 
     def shared(self, name):
         return name.startswith("head.")

@@ -15,14 +15,14 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.training import split
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
 
 
 class FedGKT(RoundBased):
-    """The client's loss is CE + alpha KL, the server's KL + alpha CE. weighting has no effect."""
+    """The client's loss is CE + alpha KL, the server's KL + alpha CE."""
 
     needs: ClassVar[tuple[str, ...]] = ("server",)
 
@@ -47,6 +47,14 @@ class FedGKT(RoundBased):
 
     def refuses(self, job):
         return split.refusal(job)
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | single_step(job)
+        found["algorithm.weighting"] = "nothing is averaged over clients"
+        if not self.server_epochs:
+            names = ("server_lr", "server_batch", "server_optimiser")
+            found |= {f"algorithm.{name}": "server_epochs = 0: it is not trained" for name in names}
+        return found
 
     def shared(self, name):
         return False

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.params import Mean
 from hpcfed.training import align, kernels
 
@@ -64,6 +64,24 @@ class FedHeNN(RoundBased):
             if wrong
             else None
         )
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | single_step(job)
+        if self.setting == "homogeneous":
+            names = ("mean_over", "client_weights", "kernel_norm", "upload")
+            found |= {f"algorithm.{name}": "setting = 'homogeneous' has no mean" for name in names}
+        else:
+            found["algorithm.weighting"] = "models are not averaged; client_weights weights kernels"
+        if self.kernel == "linear":
+            found["algorithm.bandwidth"] = "a linear kernel has none"
+        if self.distance == "procrustes":
+            why = "distance = 'procrustes' has no kernel"
+            found |= {"algorithm.kernel": why, "algorithm.bandwidth": why}
+        if not self.eta0:
+            names = ("schedule", "align_every", "distance", "kernel", "bandwidth", "mean_over")
+            names += ("client_weights", "kernel_norm")
+            found |= {f"algorithm.{name}": "eta0 = 0: there is no distance" for name in names}
+        return found
 
     def shared(self, name):
         return self.setting == "homogeneous"

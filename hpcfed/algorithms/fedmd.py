@@ -45,6 +45,15 @@ class FedMD(RoundBased):
     digest_batch: PositiveInt = 256
     """Examples in one step of the digest."""
 
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if not self.digest_epochs:
+            names = ("weighting", "digest", "digest_batch")
+            found |= {
+                f"algorithm.{name}": "digest_epochs = 0: nothing is digested" for name in names
+            }
+        return found
+
     def traffic(self, fed, k):
         return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2
 

@@ -16,7 +16,7 @@ import torch
 from pydantic import NonNegativeFloat
 from torch.nn import functional as F
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.params import Mean, Params
 from hpcfed.training.infer import class_sums, represent
 from hpcfed.training.local import sgd
@@ -44,6 +44,13 @@ class FedProto(RoundBased):
             if steps
             else None
         )
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | single_step(job)
+        if not self.lam and self.inference == "head":
+            why = "lam = 0 with inference = 'head' uses no prototypes"
+            found |= {"algorithm.prototypes": why, "algorithm.weighting": why}
+        return found
 
     def shared(self, name):
         return False

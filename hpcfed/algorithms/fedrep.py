@@ -30,6 +30,11 @@ class FedRep(RoundBased):
     final_epochs: NonNegativeInt = 10
     """Epochs in which all clients train their heads after the last round."""
 
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        why = "algorithm.head_epochs and body_epochs stand instead of it"
+        return found | {"local.epochs": why, "local.steps": why}
+
     def shared(self, name):
         return self.personal == "none" or not name.startswith("head.")
 

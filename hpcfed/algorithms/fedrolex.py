@@ -32,6 +32,12 @@ class FedRolex(WindowBased):
     roll_step: NonNegativeInt = 1
     """Units by which the window moves from round to round."""
 
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if set(job.models.widths) == {1}:
+            found["algorithm.roll_step"] = "all clients have the whole model"
+        return found
+
     @property
     def moves(self):
         return self.roll_step > 0

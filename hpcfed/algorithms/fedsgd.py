@@ -8,16 +8,20 @@ with its own statistics.
 """
 
 from functools import partial
+from typing import Any, ClassVar
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, one_gradient
 from hpcfed.params import Mean, Params
 from hpcfed.training.local import gradient, learning_rate
 
 
 class FedSGD(RoundBased):
-    """Equal to FedAvg with one full batch and plain SGD, up to rounding. local.epochs has no
-    effect.
-    """
+    """Equal to FedAvg with one full batch and plain SGD, up to rounding."""
+
+    local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
+
+    def without_effect(self, job):
+        return super().without_effect(job) | one_gradient(job)
 
     def local(self, fed, client, state, t):
         self.receive(client, fed.down(client, state))

@@ -13,7 +13,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.params import Params
 from hpcfed.training import clusters
 from hpcfed.training.losses import proximal
@@ -46,6 +46,13 @@ class FeSEM(RoundBased):
     """
     lam: NonNegativeFloat = 0.0
     """Weight of the squared distance to the centre in the local objective."""
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | single_step(job)
+        if self.clusters == 1:
+            why = "there is one centre"
+            found |= {f"algorithm.{name}": why for name in ("scope", "start", "empty")}
+        return found
 
     def whole(self, fed):
         return False

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 
 from hpcfed import rng
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.models.widths import parse
 from hpcfed.params import Mean, Params
 from hpcfed.training import nested, submodels
@@ -33,6 +33,12 @@ class FjORD(RoundBased):
     """Each step trains the client's whole model too, and the narrower one learns from its soft
     predictions.
     """
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | single_step(job)
+        if len(set(job.models.widths)) == 1:
+            found["algorithm.kd"] = "there is one width"
+        return found
 
     def traffic(self, fed, k):
         inside = [

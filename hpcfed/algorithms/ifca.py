@@ -14,7 +14,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
 from hpcfed import rng
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, one_gradient, single_step
 from hpcfed.params import Params
 from hpcfed.training import clusters
 from hpcfed.training.local import gradient, learning_rate, sgd
@@ -39,6 +39,20 @@ class IFCA(RoundBased):
     """
     sigma: NonNegativeFloat = 0.01
     """Standard deviation of that noise."""
+
+    @property
+    def local_defaults(self):
+        return {"optimiser": "sgd", "lr": 0.1} if self.averaging == "gradients" else {}
+
+    def without_effect(self, job):
+        models = self.averaging == "models"
+        found = super().without_effect(job) | (single_step if models else one_gradient)(job)
+        if self.start == "random" or self.clusters == 1:
+            found["algorithm.sigma"] = "no model starts from another one plus noise"
+        if self.clusters == 1:
+            why = "there is one cluster"
+            found |= {"algorithm.start": why, "algorithm.share_body": why}
+        return found
 
     def traffic(self, fed, k):
         model, own = fed.shapes(k=k), fed.shapes(self.of_cluster, k)

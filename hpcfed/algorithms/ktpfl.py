@@ -4,8 +4,9 @@ coefficients learn too.
 Zhang et al., NeurIPS 2021, arXiv:2111.02862, algorithm 1. share = "weights" is "+weight" of Jang et
 al., ICPP 2022, doi:10.1145/3545008.3545073, table 3. Deviations: a cohort mixes its own members
 alone, their rows scaled to sum 1; rows are projected onto the simplex; the penalty's step never
-overshoots; distil_lr is the objective's lambda. The authors' code has distance = "mse" for the
-coefficients alone, softmax = true, a step that adapts to the gradient.
+overshoots; distil_lr is the objective's lambda. Preset "authors" has what their code has:
+coeff_distance = "mse" for the coefficients alone, softmax = true; but not its adaptive step.
+With share = "weights" no source says how far clients go: all the way to their mixtures by default.
 """
 
 from functools import partial
@@ -14,14 +15,16 @@ from typing import Literal
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.params import Params
 from hpcfed.training import personal
 from hpcfed.training.local import sgd
 
+WHOLE = 0.5  # learning rate whose one step down ||w - theta||^2 ends at theta
+
 
 class KTpFL(RoundBased):
-    """Without distillation it is Local, bit for bit. weighting has no effect."""
+    """Without distillation it is Local, bit for bit."""
 
     share: Literal["predictions", "weights"] = "predictions"
     """Clients exchange soft predictions of public examples, or ("+weight", one architecture) their
@@ -32,9 +35,11 @@ class KTpFL(RoundBased):
     tau: PositiveFloat = 10.0
     """Temperature of the soft predictions."""
     distance: Literal["kl", "mse"] = "kl"
-    """Distance of a client's predictions from its mixture: Kullback-Leibler divergence, or squared
-    distance.
+    """Distillation: distance of a client's predictions from its mixture, Kullback-Leibler
+    divergence or squared distance.
     """
+    coeff_distance: Literal["kl", "mse"] | None = None
+    """The same distance where the coefficients learn; none: that of the distillation."""
     distil: NonNegativeInt = 1
     """Passes over the public examples in a round, or gradient steps towards the mixed models; 0:
     none.
@@ -42,8 +47,8 @@ class KTpFL(RoundBased):
     distil_batch: PositiveInt = 256
     """Public examples in one step of distillation."""
     distil_lr: PositiveFloat | None = None
-    """Learning rate of distillation; none: local.lr. With share = "weights", 0.5 goes all the way
-    to the mixture.
+    """Learning rate of distillation; none: local.lr, and with share = "weights" 0.5, which goes all
+    the way to the mixture.
     """
     rho: NonNegativeFloat = 0.7
     """Weight of the penalty that draws the coefficients towards equal ones."""
@@ -61,6 +66,27 @@ class KTpFL(RoundBased):
     @property
     def needs(self):
         return ("public",) if self.share == "predictions" else ()
+
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        found["algorithm.weighting"] = "the coefficients are the weights"
+        if self.share == "weights":
+            names = ("public", "tau", "distance", "coeff_distance", "distil_batch")
+            found |= {f"algorithm.{name}": "models are mixed, not predictions" for name in names}
+            if self.distil > 1 and self.distil_lr in (None, WHOLE):
+                found["algorithm.distil"] = "the first step goes all the way to the mixture"
+        if not self.distil:
+            names = ("distil_lr", "distil_batch") + (("distance",) if self.coeff_distance else ())
+            found |= {f"algorithm.{name}": "distil = 0: nothing is distilled" for name in names}
+        if not self.coeff_lr:
+            names = ("rho", "coeff_distance")
+            found |= {f"algorithm.{name}": "coeff_lr = 0: they do not learn" for name in names}
+        if self.ramp:
+            why = "algorithm.ramp stands instead of it"
+            found |= {"local.epochs": why, "local.steps": why}
+        elif self.share == "weights" or not self.distil:  # else distillation has more steps
+            found |= single_step(job)
+        return found
 
     def shared(self, name):
         return False
@@ -90,6 +116,7 @@ class KTpFL(RoundBased):
                 "public": self.public,
                 "tau": self.tau,
                 "distance": self.distance,
+                "coeff_distance": self.coeff_distance or self.distance,
                 "size": self.distil_batch,
             }
             gradient = personal.by_predictions(
@@ -97,7 +124,7 @@ class KTpFL(RoundBased):
             )
         else:
             gradient = personal.by_weights(
-                fed, cohort, rows, t, steps=self.distil, lr=self.distil_lr
+                fed, cohort, rows, t, steps=self.distil, lr=self.distil_lr or WHOLE
             )
         new = fed.on_root(
             lambda: personal.improved(rows, gradient, self.coeff_lr, self.rho, self.softmax)

@@ -2,7 +2,7 @@
 
 The baseline of all papers ("Standalone", "NoFed"). With contrastive = true it trains with the two
 views and the loss of FedClassAvg's clients, a comparison that separates what federation adds from
-what they add.
+what they add; preset = "authors" has the same values of that loss for both.
 """
 
 from typing import ClassVar
@@ -23,6 +23,17 @@ class Local(RoundBased):
     """Train on two augmented views with the supervised contrastive loss beside cross-entropy."""
     tau: PositiveFloat = 0.07
     """Temperature of the contrastive loss."""
+    tau_base: PositiveFloat | None = None
+    """The contrastive loss is multiplied by tau over this; none: by 1."""
+    normalise: bool = True
+    """Contrastive loss on representations scaled to length 1."""
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | {"algorithm.weighting": "nothing is averaged"}
+        if not self.contrastive:
+            names = ("tau", "tau_base", "normalise")
+            found |= {f"algorithm.{name}": "contrastive is false" for name in names}
+        return found
 
     @property
     def views(self):
@@ -33,5 +44,5 @@ class Local(RoundBased):
 
     def loss(self, client, state, model, x, y):
         if self.contrastive:
-            return contrastive_cross_entropy(model, x, y, self.tau)
+            return contrastive_cross_entropy(model, x, y, self.tau, self.tau_base, self.normalise)
         return super().loss(client, state, model, x, y)

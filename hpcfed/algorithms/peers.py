@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from hpcfed.algorithms.base import Share
+from hpcfed.algorithms.base import Share, single_step
 from hpcfed.config.parts import Part
 from hpcfed.params import Mean, Params
 from hpcfed.training.topology import Topology, graph
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     import numpy as np
 
     from hpcfed.client import Client
+    from hpcfed.config.job import Job
     from hpcfed.federation import Federation
 
 
 class Peers(Part):
     """A graph of clients, a common start, own models, their mean, and how far they are from it.
 
-    A method inherits it before RoundBased or EventBased.
+    A method inherits it before RoundBased or EventBased. Where a round is a single step, an
+    optimiser of its own for each would make of Adam the gradient's sign and of momentum nothing: so
+    it is kept, unless the job says otherwise.
     """
 
     topology: Topology = "ring"
@@ -35,6 +38,18 @@ class Peers(Part):
     """Local steps that follow one another."""
     i2: PositiveInt = 1
     """Averaging steps that follow them."""
+
+    local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}
+
+    def without_effect(self, job: Job) -> dict[str, str]:
+        found = super().without_effect(job) | single_step(job)
+        if self.topology != "clique-ring":
+            found["algorithm.cliques"] = f"topology = {self.topology!r} has none"
+        if self.topology != "erdos-renyi":
+            found["algorithm.density"] = f"the links of topology = {self.topology!r} are given"
+        if not self.i1:
+            found["algorithm.i2"] = "i1 = 0: every step is one with averaging"
+        return found
 
     def averages(self, number: int) -> bool:
         """Whether the step of this number, from 0, is one with averaging."""

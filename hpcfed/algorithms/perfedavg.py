@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from hpcfed import rng
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.params import Mean
 from hpcfed.training.local import LocalSteps, gradient
 
@@ -33,6 +33,15 @@ class PerFedAvg(RoundBased):
     """Variant hf: half the distance between the two gradients."""
     adapt_steps: PositiveInt = 1
     """Personal steps before a model is evaluated."""
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | single_step(job)
+        if self.variant == "fo":
+            found["algorithm.delta"] = "variant = 'fo' takes no difference of gradients"
+        if not self.alpha:
+            names = ("variant", "delta", "adapt_steps")
+            found |= {f"algorithm.{name}": "alpha = 0: there is no personal step" for name in names}
+        return found
 
     def local(self, fed, client, state, t):
         self.receive(client, fed.down(client, state))

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.params import Mean, Params
 from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import proximal
@@ -44,6 +44,14 @@ class PFedMe(RoundBased):
                 f"eta * lam = {self.eta * self.lam:g} must be < 1, else the common model oversteps"
             )
         return self
+
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if self.inner_steps == 1:
+            found |= single_step(job)
+        if not self.lam:
+            found["algorithm.eta"] = "lam = 0: the common model does not move"
+        return found
 
     def keeps(self, fed):
         return True

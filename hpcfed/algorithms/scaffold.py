@@ -6,7 +6,7 @@ a variance become negative.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat
 
@@ -35,6 +35,8 @@ class Scaffold(RoundBased):
     """New control variate: from the steps taken (option II), or the gradient at the received model
     (option I).
     """
+
+    local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 
     def refuses(self, job):
         if job.local.optimiser == "sgd" and not job.local.momentum:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch.nn.functional as F
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.training import submodels
 from hpcfed.training.local import sgd
 
@@ -52,6 +52,14 @@ class WindowBased(RoundBased):
 
     def refuses(self, job):
         return submodels.refused(job, self.assignment, self.moves)
+
+    def without_effect(self, job):
+        found, widths = super().without_effect(job) | single_step(job), set(job.models.widths)
+        if widths == {1}:
+            found["algorithm.scaler"] = "all clients have width 1"
+        if len(widths) == 1:
+            found["algorithm.assignment"] = "all clients have one width"
+        return found
 
     def traffic(self, fed, k):
         return submodels.announced(fed, k, self.mask, self.assignment)

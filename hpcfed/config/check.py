@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_jsonable_python
 
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.data import DATASETS
 from hpcfed.errors import ConfigError
 from hpcfed.models import find as find_model
 from hpcfed.registry import find
+from hpcfed.storage.fields import flat
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -19,8 +23,12 @@ if TYPE_CHECKING:
 SHOWN = 6  # methods that a refusal names
 
 
-def check(job: Job) -> None:
-    """ConfigError for names that do not exist and for a job that the method cannot run."""
+def check(job: Job, stored: bool = False) -> None:
+    """ConfigError for names that do not exist, for a job that the method cannot run, and for fields
+    without effect.
+
+    stored: the job is that of a run, which may go on as it was.
+    """
     for name in (*job.models.mix, *filter(None, (job.models.proxy, job.models.server))):
         find_model(name)
     for name in filter(None, (job.data.name, job.data.public_source)):
@@ -29,6 +37,8 @@ def check(job: Job) -> None:
     listed(job)
     population(job)
     accepted(job)
+    if not stored:
+        effective(job)
 
 
 def listed(job: Job) -> None:
@@ -86,6 +96,38 @@ def accepted(job: Job) -> None:
     raise ConfigError(
         f"{job.algorithm.name} {message}\n  use {' or '.join(others[:SHOWN] + more)}, or {hint}"
     )
+
+
+def effective(job: Job) -> None:
+    """ConfigError for fields that are set, though they change nothing in this job."""
+    idle = job.algorithm.without_effect(job)
+    fields, usual = flat(job.plain()), defaults(job)
+    kept = job.sources()  # a preset's values, and those that come with a method, are nobody's wish
+    wrong = [name for name in idle if name not in kept and fields[name] != usual[name]]
+    if wrong:
+        method = job.algorithm.name
+        lines = (
+            f"{method}: {name} = {shown(fields[name])} has no effect: {idle[name]}\n"
+            f"  leave it away, or set its default, {shown(usual[name])}"
+            for name in wrong
+        )
+        raise ConfigError("\n".join(lines))
+
+
+def defaults(job: Job) -> dict[str, Any]:
+    """Defaults of the fields of [local] and of the method, by name."""
+    parts = {"local": job.local, "algorithm": job.algorithm}
+    return {
+        f"{part}.{name}": to_jsonable_python(field.get_default(call_default_factory=True))
+        for part, values in parts.items()
+        for name, field in type(values).model_fields.items()
+        if not field.is_required()
+    } | {f"local.{name}": value for name, value in job.algorithm.local_defaults.items()}
+
+
+def shown(value: Any) -> str:
+    """A value as a job file has it."""
+    return "none" if value is None else json.dumps(value)
 
 
 def refusal(algorithm: Part, job: Job) -> str | None:

@@ -81,11 +81,12 @@ def merge(*tables: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def read_preset(name: str, algorithm: str) -> dict[str, Any]:
-    """A preset's values for this algorithm; a wrong name is left to the job's own check.
+def read_preset(name: str, algorithm: str, data: str = "") -> dict[str, Any]:
+    """A preset's values for this algorithm on this data set; a wrong name is left to the job's own
+    check.
 
-    [jobs.NAME] is the whole preset of that algorithm; the others have the rest, and
-    [algorithms.NAME].
+    [jobs.NAME] is the whole preset of that algorithm; the others have the rest, over it
+    [datasets.NAME], and [algorithms.NAME] as their fields.
     """
     path = next((path for path in PRESETS.glob("*.toml") if path.stem == name), None)
     if path is None:
@@ -93,5 +94,6 @@ def read_preset(name: str, algorithm: str) -> dict[str, Any]:
     values = tomllib.loads(path.read_text())
     if algorithm in (whole := values.pop("jobs", {})):
         return whole[algorithm]
-    own = values.pop("algorithms", {}).get(algorithm)
-    return values | ({"algorithm": own} if own else {})
+    own, theirs = values.pop("algorithms", {}), values.pop("datasets", {})
+    fields = {"algorithm": own[algorithm]} if algorithm in own else {}
+    return merge(values, theirs.get(data, {}), fields)

@@ -1,5 +1,5 @@
 """The whole job, and the layers it is made of: flags over environment over file over preset over
-defaults.
+defaults. A preset that flags or the environment name lies over the file.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from pydantic_settings import (
 from hpcfed import algorithms, own
 from hpcfed.config import hooks
 from hpcfed.config.evaluate import Evaluate
+from hpcfed.config.files import read_preset
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Checkpoint, Data, Local, Log, Models, Part, Run, Training
 from hpcfed.config.system import System
+from hpcfed.storage.fields import flat
 
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
 FREE = (
@@ -144,6 +146,20 @@ class Job(BaseSettings):
         """Where the run's files are."""
         method, data = self.algorithm.name.replace(":", "."), Path(self.data.name).stem
         return self.out or Path("runs") / f"{method}-{data}-{self.data.partition}-seed{self.seed}"
+
+    def sources(self) -> dict[str, str]:
+        """Which fields have the value of the job's preset, or of the method's own defaults of
+        [local].
+        """
+        plain, found = flat(self.plain()), {}
+        own = {f"local.{name}": v for name, v in self.algorithm.local_defaults.items()}
+        preset = flat(read_preset(self.preset, self.algorithm.name, self.data.name))
+        for source, values in (
+            (f"default of {self.algorithm.name}", own),
+            (f"preset {self.preset}", preset),
+        ):
+            found |= {name: source for name, value in values.items() if plain.get(name) == value}
+        return found
 
     def plain(self) -> dict[str, Any]:
         """The job as nested dicts of JSON types."""

@@ -16,6 +16,7 @@ from hpcfed.config.check import check
 from hpcfed.config.files import EMBEDDED, merge, read, read_preset
 from hpcfed.config.job import Job, job_model
 from hpcfed.config.messages import PREFIX, explain, no_field, section, stray
+from hpcfed.config.parts import Data
 from hpcfed.errors import ConfigError
 from hpcfed.storage.fields import at
 
@@ -29,9 +30,10 @@ def load(
 ) -> Job:
     """The job of a command line: `[JOB.toml] [--field value ...]`.
 
-    Precedence: flags, environment (HPCFED_DATA__ALPHA), job file, preset, defaults. Without a job
-    file the embedded job stands in; with `--resume` the stored job of that run (`stored(path)`)
-    stands under the file. Raises ConfigError with all mistakes in one message.
+    Precedence: flags, environment (HPCFED_DATA__ALPHA), job file, preset, the method's own defaults
+    of [local], defaults. A preset that flags or the environment ask for wins over the job file.
+    Without a job file the embedded job stands in; with `--resume` the stored job of that run
+    (`stored(path)`) stands under the file. Raises ConfigError with all mistakes in one message.
     """
     path, flags = split(argv)
     layers = read(path) if path else []
@@ -46,11 +48,18 @@ def load(
     )
     name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
     file, old = (about(name, table) for table in (file, old))
-    preset = read_preset(peek("preset", flags, environ, file, old) or "paper", name)
+    asked = peek("preset", flags, environ)
+    preset = read_preset(
+        asked or peek("preset", [], {}, file, old) or "paper",
+        name,
+        peek("data.name", flags, environ, file, old) or Data().name,
+    )
+    # a stored job has its preset, and what was set over it
+    over = asked and (path or not resume)
     model = job_model(
         name,
         flags,
-        [file, old, preset],
+        [preset, file, old] if over else [file, old, preset],
         Parser("python -m hpcfed.main [JOB.toml]", allow_abbrev=False),
     )
     known_environment(model, environ)
@@ -59,8 +68,16 @@ def load(
     except (ValidationError, SettingsError, RecursionError) as error:
         places = [*layers[::-1], (f"the job stored in {resume}", old)]
         raise ConfigError(explain(error, model, places, flags)) from error
-    check(job)
+    job = completed(job)
+    check(job, stored=bool(resume))
     return job
+
+
+def completed(job: Job) -> Job:
+    """The job with its method's own defaults of [local] where nothing else was set."""
+    own = job.algorithm.local_defaults
+    missing = {name: own[name] for name in own if name not in job.local.model_fields_set}
+    return job.model_copy(update={"local": job.local.model_copy(update=missing)})
 
 
 def again(stored: dict[str, Any], where: str) -> Job:

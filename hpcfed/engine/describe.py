@@ -155,7 +155,16 @@ def plan(job: Job, facts: World, fed: Federation) -> None:
     balance = sum(facts.costs) / sum(fed.speeds) / makespan(facts.costs, fed.placement, fed.speeds)
     traffic = [job.algorithm.traffic(fed, k) for k in range(min(fed.K, SMALL))]
     device = f"{fed.device}; {on_gpu(facts, fed)}"
-    show(job.plain(), facts, fed.placement, memory(facts, fed), traffic, balance, device)
+    show(
+        job.plain(),
+        job.sources(),
+        facts,
+        fed.placement,
+        memory(facts, fed),
+        traffic,
+        balance,
+        device,
+    )
 
 
 def on_gpu(facts: World, fed: Federation) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,14 @@ COMPARED = (
     "data.partition",
     "clients",
 )  # numbers of other values never stand in one column
+UNCOUNTED = (
+    "algorithm",
+    "evaluate.every",
+    "evaluate.before",
+    "evaluate.received",
+    "evaluate.common",
+    "evaluate.batch",
+)  # a method's own, which its row names, and what is measured beside the last accuracy
 ASIDE = tuple(name for name in FREE if name != "rounds")  # fields on which no number depends
 
 
@@ -196,3 +204,22 @@ def differing(found: list[Case], axes: list[str], name: str) -> set[str]:
     for case in found:
         cells.setdefault(case.at(axes), set()).update(case.at([name]))
     return next((values for values in cells.values() if len(values) > 1), set())
+
+
+def also_differ(groups: Iterable[Sequence[Case]], shown: Sequence[str]) -> str:
+    """ "also differ: rounds 1/3, local.lr 0.0005/0.1": what differs within these groups of runs
+    beside the fields that are shown; "" where nothing does.
+
+    The seed and a method's own parameters are not meant, nor fields on which no number depends.
+    """
+    values: dict[str, dict[str, None]] = {}
+    for group in groups:
+        for name in dict.fromkeys(name for case in group for name in case.fields):
+            if name in (SEED, *shown) or covers((*ASIDE, *UNCOUNTED), name):
+                continue
+            found = dict.fromkeys(case.at([name])[0] for case in group if name in case.fields)
+            if len(found) > 1:
+                values.setdefault(name, {}).update(found)
+    names = sorted(values, key=lambda n: (n != "rounds", not n.startswith("data."), n))
+    told = ", ".join(f"{name} {'/'.join(values[name])}" for name in names)
+    return f"also differ: {told}" if told else ""

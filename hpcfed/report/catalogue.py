@@ -93,7 +93,13 @@ def algorithm(name: str, entry: Entry) -> dict[str, Any]:
     text = import_module(cls.__module__).__doc__
     own = cls()
     needs = [NEEDS[need] for need in own.needs]
-    return {"accepts": own.accepts, "needs": needs, "parameters": parameters, "text": text.strip()}
+    return {
+        "accepts": own.accepts,
+        "needs": needs,
+        "local_defaults": own.local_defaults,
+        "parameters": parameters,
+        "text": text.strip(),
+    }
 
 
 def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
@@ -140,7 +146,9 @@ def page(facts: dict[str, Any]) -> Group:
     if "text" in facts:
         accepts = ACCEPTS.get(facts["accepts"], facts["accepts"])
         needs = f"\nneeds: {', '.join(facts['needs'])}" if facts["needs"] else ""
-        parts += [Text(facts["text"] + "\n"), Text(f"accepts: {accepts}{needs}\n")]
+        own = [f"local.{n} = {written(v)}" for n, v in facts["local_defaults"].items()]
+        usual = f"\ndefaults of its own: {', '.join(own)}" if own else ""
+        parts += [Text(facts["text"] + "\n"), Text(f"accepts: {accepts}{needs}{usual}\n")]
     if facts.get("parameters"):
         rows = [
             (f"algorithm.{p['name']}", p["type"], p["range"], written(p["default"]), p["meaning"])

@@ -20,7 +20,7 @@ import numpy as np
 from hpcfed.errors import ConfigError, unknown
 from hpcfed.few import counted
 from hpcfed.report import differences
-from hpcfed.report.cases import cases
+from hpcfed.report.cases import also_differ, cases
 from hpcfed.report.comparison import ENOUGH, Comparison, compared
 from hpcfed.report.formats import aligned, booktabs, piped, stored, tex
 from hpcfed.report.measures import View, measure
@@ -87,12 +87,13 @@ def compare(
     runs: Sequence[Path],
     baseline: str | None = None,
     value: str | None = None,
+    anyway: bool = False,
     percent: bool = False,
     format: str = "text",
     out: Path | None = None,
 ) -> str:
     """The command. baseline: a method as the table names it, or one of its runs; default: that of
-    the first run.
+    the first run. anyway: also runs of other rounds, data, partitions or clients.
 
     Returns the table, or the path of the file that it was written to.
     """
@@ -101,18 +102,19 @@ def compare(
     base = chosen(found, baseline) or also(
         found := methods(cases([*runs, Path(baseline)])), Path(baseline)
     )
-    return stored(FORMATS[format](result(found, base, view)), out)
+    return stored(FORMATS[format](result(found, base, view, anyway)), out)
 
 
-def result(found: list[Method], base: Method, view: View) -> Result:
-    """All others against the baseline. ConfigError where there are none, or they cannot be
-    paired.
+def result(found: list[Method], base: Method, view: View, anyway: bool = False) -> Result:
+    """All others against the baseline. ConfigError where there are none, or they cannot be paired.
+
+    anyway: also runs of other rounds, data, partitions or clients.
     """
     if len(found) < 2:
         raise ConfigError(
             f"compare: all runs are {base.label}; give runs that differ in more than their seed"
         )
-    return Result(base, compared(found, base, view), view)
+    return Result(base, compared(found, base, view, anyway), view)
 
 
 def chosen(found: list[Method], baseline: str | None) -> Method | None:
@@ -187,6 +189,10 @@ def notes(result: Result) -> list[str]:
         case for one in (result.base, *(one.method for one in result.done)) for case in one.absent
     )
     said = [f"{case.name}: {case.why}" for case in absent]
+    for one in result.done:
+        runs = [*one.method.runs.values(), *result.base.runs.values()]
+        differ = also_differ([runs], [])
+        said += [f"{one.method.label} and {result.base.label} {differ}"] if differ else []
     said += [line for one in result.done for line in unpaired(one.method, result.base, one.pairs)]
     return [*how(result.done), *said]
 

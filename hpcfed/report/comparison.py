@@ -45,9 +45,9 @@ class Comparison:
         return self.mean - self.base
 
 
-def against(one: Method, base: Method, view: View) -> Comparison:
-    """A method against the baseline."""
-    found = pairs(one, base, view)
+def against(one: Method, base: Method, view: View, anyway: bool = False) -> Comparison:
+    """A method against the baseline. anyway: also where they are not comparable."""
+    found = pairs(one, base, view, anyway)
     mean, other = (
         float(np.mean([getattr(pair, name) for pair in found])) for name in ("mean", "base")
     )
@@ -70,6 +70,8 @@ def corrected(found: list[Comparison]) -> list[Comparison]:
     return [one if one.p is None else replace(one, holm=next(fair)) for one in found]
 
 
-def compared(found: list[Method], base: Method, view: View) -> list[Comparison]:
+def compared(
+    found: list[Method], base: Method, view: View, anyway: bool = False
+) -> list[Comparison]:
     """All others against the baseline."""
-    return corrected([against(one, base, view) for one in found if one is not base])
+    return corrected([against(one, base, view, anyway) for one in found if one is not base])

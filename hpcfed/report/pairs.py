@@ -68,6 +68,7 @@ def methods(found: list[Case]) -> list[Method]:
 
 
 def method(label: str, group: Sequence[Case]) -> Method:
+    """Runs of one method by their seeds; ConfigError where two have the same."""
     runs: dict[int, Case] = {}
     for case in (case for case in group if case.record):
         seed = case.fields[SEED]
@@ -82,8 +83,10 @@ def method(label: str, group: Sequence[Case]) -> Method:
     )
 
 
-def pairs(ours: Method, theirs: Method, view: View) -> list[Pair]:
-    """A pair for each seed that both have. ConfigError where there is none, or their clients are
+def pairs(ours: Method, theirs: Method, view: View, anyway: bool = False) -> list[Pair]:
+    """A pair for each seed that both have.
+
+    Raises ConfigError where there is none, or (unless anyway) where their rounds or clients are
     not the same.
     """
     shared = [seed for seed in ours.runs if seed in theirs.runs]
@@ -93,13 +96,13 @@ def pairs(ours: Method, theirs: Method, view: View) -> list[Pair]:
             for one in (ours, theirs)
         )
         raise ConfigError(f"compare: no seed with a finished run of both: {'; '.join(known)}")
-    return [pair(ours.runs[seed], theirs.runs[seed], view) for seed in shared]
+    return [pair(ours.runs[seed], theirs.runs[seed], view, anyway) for seed in shared]
 
 
-def pair(ours: Case, theirs: Case, view: View) -> Pair:
-    """Two runs of the same clients."""
-    refuse(ours, theirs)
-    if view.measure.each is None:
+def pair(ours: Case, theirs: Case, view: View, anyway: bool = False) -> Pair:
+    """Two runs of the same clients. anyway: of others too, whose means alone are compared."""
+    same = comparable(ours, theirs, anyway)
+    if view.measure.each is None or not same:
         mean, base = (view.measure.of(case.record)[0] for case in (ours, theirs))
         if mean is None or base is None:
             absent = ours if mean is None else theirs
@@ -117,9 +120,11 @@ def pair(ours: Case, theirs: Case, view: View) -> Pair:
     )
 
 
-def refuse(ours: Case, theirs: Case) -> None:
-    """ConfigError where two runs have not the same clients with the same examples; it says which
-    fields differ.
+def comparable(ours: Case, theirs: Case, anyway: bool) -> bool:
+    """Whether two runs have the same clients with the same examples.
+
+    Raises ConfigError, unless anyway, where they have not, or where their rounds differ; it says
+    which fields do.
     """
     fields = [
         name
@@ -129,17 +134,19 @@ def refuse(ours: Case, theirs: Case) -> None:
         and ours.at([name]) != theirs.at([name])
     ]
     alike = same_examples(ours.record, theirs.record)
-    if not (set(fields) & set(WHO)) and (alike if alike is not None else not fields):
-        return
+    same = not (set(fields) & set(WHO)) and (alike if alike is not None else not fields)
+    rounds = ours.at(["rounds"]) != theirs.at(["rounds"])
+    if anyway or (same and not rounds):
+        return same
     told = [
         f"{name} ({shown(ours.fields.get(name))} and {shown(theirs.fields.get(name))})"
-        for name in fields
+        for name in [*["rounds"] * rounds, *([] if same else fields)]
     ]
+    why = "" if same else ", for their clients hold other examples"
     raise ConfigError(
-        f"compare: {ours.name} and {theirs.name} cannot be paired, for their clients hold other "
-        f"examples; they differ in "
+        f"compare: {ours.name} and {theirs.name} cannot be paired{why}; they differ in "
         f"{', '.join(told) or 'no field, but in who holds which examples'}\n"
-        "  give runs of one data set and partition"
+        "  give runs of the same rounds, data set and partition, or --anyway to compare their means"
     )
 
 

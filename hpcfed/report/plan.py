@@ -19,6 +19,7 @@ WIDE = 26  # classes that fit a line
 
 def show(
     job: dict[str, Any],
+    sources: dict[str, str],
     facts: World,
     placement: list[int],
     memory: dict[int, float],
@@ -26,11 +27,13 @@ def show(
     balance: float,
     device: str,
 ) -> None:
-    """Print the plan. memory: bytes of weights by rank.  traffic: bytes down and up per round of
+    """Print the plan. sources: where fields have their values from, if neither from the job nor
+    its defaults.  memory: bytes of weights by rank.  traffic: bytes down and up per round of
     each client.
     """
     out = console()
-    out.print(table("job,value", [(name, json.dumps(value)) for name, value in flat(job).items()]))
+    fields = [(name, json.dumps(v), sources.get(name, "")) for name, v in flat(job).items()]
+    out.print(table("job,value,from", fields))
     held = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
     rows = [(r, len(ks), listed(ks), size(memory[r])) for r, ks in held.items()]
     out.print(f"\nrank 0 computes on {device}")

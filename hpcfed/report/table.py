@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcfed.errors import ConfigError
 from hpcfed.report import layouts
-from hpcfed.report.cases import Case, axes, cases, skewed
+from hpcfed.report.cases import Case, also_differ, axes, cases, skewed
 from hpcfed.report.cells import caption, cell, marked
 from hpcfed.report.formats import FORMATS, Grid, stored
 from hpcfed.report.measures import View, measure
@@ -64,7 +64,9 @@ def grid(found: list[Case], down: list[str], across: list[str], view: View) -> G
     ]
     seeds = max(len(group) for row in cells for group in row)
     table = [[cell(group, view, seeds) for group in row] for row in cells]
-    notes = [f"{case.name}: {case.why}" for case in found if case.why]
+    columns = ([case for case in found if case.at(across) == head] for head in heads)
+    notes = [*filter(None, [also_differ(columns, [*down, *across])])]
+    notes += [f"{case.name}: {case.why}" for case in found if case.why]
     told = caption(view.what(), view.deviation, seeds)
     return Grid(
         told, view.value, down, across, lines, heads, marked(table, view.measure.high), notes

@@ -16,7 +16,6 @@ from hpcfed.client import Paired
 from hpcfed.training.infer import logits
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
-from hpcfed.training.optimisers import learning_rate
 
 if TYPE_CHECKING:
     from hpcfed.client import Client
@@ -35,6 +34,7 @@ def by_predictions(
     public: int,
     tau: float,
     distance: Distance,
+    coeff_distance: Distance,
     passes: int,
     size: int,
     lr: float | None,
@@ -42,8 +42,8 @@ def by_predictions(
     """Each client of the cohort learns from its mixture of soft predictions; returns the gradient
     for the rows.
 
-    rows: [m, m], a row for each of the cohort.  public: examples drawn for the round.  size, lr: of
-    a step.
+    rows: [m, m], a row for each of the cohort.  public: examples drawn for the round.  distance: of
+    the distillation.  coeff_distance: of the gradient for the rows.  size, lr: of a step.
     """
     data = fed.public.pick(fed.draw_public(t, public))
     gathered = fed.gather(
@@ -68,11 +68,11 @@ def by_predictions(
             )
 
     list(fed.turns(cohort, learn))
-    return fed.on_root(lambda: of_predictions(rows, soft, distance))
+    return fed.on_root(lambda: of_predictions(rows, soft, coeff_distance))
 
 
 def by_weights(
-    fed: Federation, cohort: Sequence[int], rows: Tensor, t: int, *, steps: int, lr: float | None
+    fed: Federation, cohort: Sequence[int], rows: Tensor, t: int, *, steps: int, lr: float
 ) -> Tensor:
     """Each client of the cohort descends ||w_n - theta_n||^2 to its mixture of models; returns the
     gradient.
@@ -87,9 +87,7 @@ def by_weights(
         for k, model in own.items():
             mixed[k] += other.map(Tensor.double) * float(rows[cohort.index(k), j])
             gram[k].append(inner(model, other))
-    left = (
-        1 - 2 * (lr or learning_rate(fed, t))
-    ) ** steps  # of the difference, after so many steps
+    left = (1 - 2 * lr) ** steps  # of the difference, after so many steps
     for client in fed.mine(cohort):
         theta = fed.down(client, mixed[client.id].map(Tensor.float))
         if steps:

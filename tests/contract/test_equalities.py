@@ -13,9 +13,10 @@ from hpcfed.params import Params
 from tests.contract import toy
 
 PLAIN = ("--algorithm.contrastive", "false", "--algorithm.rho", "0")
-ALONE = ("--algorithm.averaging", "false", "--algorithm.rho", "0.7")
+ALONE = ("--algorithm.averaging", "false")
 SGD = ("--models.mix", "mlp", "--local.optimiser", "sgd", "--local.lr", "0.1")
 FULL = (*SGD, "--participation", "1", "--local.batch", "1000")  # one full batch a round
+AUTHORS = ("--preset", "authors")
 ONE = ("--clients", "1", "--data.train_limit", "30")
 
 EQUAL = {  # claim: (method, flags), (method that it must equal, flags)
@@ -32,9 +33,16 @@ EQUAL = {  # claim: (method, flags), (method that it must equal, flags)
         ("fedclassavg", *ALONE),
         ("local", "--algorithm.contrastive", "true"),
     ),
-    "without averaging it does not matter what would be shared": (
-        ("fedclassavg", *ALONE, "--algorithm.share", "all"),
-        ("local", "--algorithm.contrastive", "true"),
+    "local training with the authors' contrast is their fedclassavg without averaging": (
+        ("fedclassavg", *AUTHORS, *ALONE, "--algorithm.pretrain_epochs", "0"),
+        ("local", *AUTHORS, "--algorithm.contrastive", "true"),
+    ),
+    "local training with the authors' contrast is their fedclassavg of one client alone": (
+        (
+            *("fedclassavg", *AUTHORS, *ONE, "--models.mix", "small"),
+            *("--algorithm.rho", "0", "--algorithm.pretrain_epochs", "0"),
+        ),
+        ("local", *AUTHORS, *ONE, "--models.mix", "small", "--algorithm.contrastive", "true"),
     ),
     "fedclassavg of one client is that client alone": (
         ("fedclassavg", *PLAIN, *ONE, "--models.mix", "small"),

@@ -23,10 +23,6 @@ MLP = ("--models.mix", "mlp")
 UNIFORM = ("--algorithm.weighting", "uniform")
 LIKE_FEDAVG = {  # claim: (method, flags), fedavg's flags; exactly
     "ifca of one cluster": (("ifca", "--algorithm.clusters", "1"), ()),
-    "ifca of one cluster that shares its body": (
-        ("ifca", "--algorithm.clusters", "1", "--algorithm.share_body", "true"),
-        (),
-    ),
     "fesem of one centre and all clients": (
         ("fesem", "--algorithm.clusters", "1", *ALL),
         (*ALL, *UNIFORM),
@@ -146,6 +142,26 @@ def test_ktpfl_of_weights_with_equal_coefficients_and_a_full_step_is_fedavg():
         assert all(
             near(client.params(), theirs.state, 1e-6) for client in ours.fed.clients.values()
         )
+
+
+def test_ktpfls_clients_go_all_the_way_to_their_mixed_models_by_default():
+    flags = (*WEIGHTS, "--rounds", "1", *ALL)
+    usual, full = (run("ktpfl", *flags, *rate) for rate in ((), ("--algorithm.distil_lr", "0.5")))
+    assert toy.differences(usual, full) == []
+    small = run("ktpfl", *flags, "--algorithm.distil_lr", "0.001")
+    assert toy.differences(usual.weights, small.weights) != []
+
+
+def test_ktpfls_coefficients_and_its_distillation_have_distances_of_their_own():
+    def coefficients_and_weights(*flags: str) -> tuple:
+        outcome = run("ktpfl", "--rounds", "1", *flags)
+        return outcome.state, outcome.weights
+
+    mse = ("--algorithm.distance", "mse")
+    kl, both = coefficients_and_weights(), coefficients_and_weights(*mse)
+    authors = coefficients_and_weights("--algorithm.coeff_distance", "mse")
+    assert toy.differences(authors[0], both[0]) == [] and toy.differences(authors[0], kl[0]) != []
+    assert toy.differences(authors[1], kl[1]) == [] and toy.differences(authors[1], both[1]) != []
 
 
 @pytest.mark.parametrize("flags", [(), WEIGHTS])

@@ -199,7 +199,7 @@ def test_perfedavgs_hessian_product_is_taken_with_one_dropout_mask():
 
 
 @pytest.mark.parametrize(
-    "flags, passes", [(("fo",), 2), (("hf",), 4), (("hf", "--algorithm.alpha", "0"), 1)]
+    "flags, passes", [(("fo",), 2), (("hf",), 4), (("fo", "--algorithm.alpha", "0"), 1)]
 )
 def test_perfedavgs_work_is_that_of_all_its_gradients(flags: tuple[str, ...], passes: int):
     outcome = run("perfedavg", "--algorithm.variant", *flags, "--models.mix", "mlp")

@@ -252,12 +252,11 @@ def test_feddf_can_leave_out_a_client_that_only_guesses(monkeypatch: pytest.Monk
         "30",
         "--rounds",
         "1",
-        "--algorithm.validation",
-        "0.5",
         "--algorithm.steps",
         "0",
     )
-    rounds = begun("feddf", *flags, "--algorithm.drop_worst", "1.2")
+    dropping = ("--algorithm.validation", "0.5", "--algorithm.drop_worst", "1.2")
+    rounds = begun("feddf", *flags, *dropping)
     method, plain = type(rounds.algorithm), begun("feddf", *flags)
     local = method.local
 

@@ -35,7 +35,6 @@ TESTS = (1, 4, 6, 5, 7, 0)
 MIX = "small,mlp,fedhenn-3,small,cnn,fedhenn-1"
 SETTINGS = {  # what a method needs beside its defaults, the last for a fraction of a second
     "dsgd": ("--algorithm.topology", "complete"),
-    "scaffold": ("--local.optimiser", "sgd"),
     "feddf": ("--algorithm.steps", "12"),
 }
 MEASURED = ("clients/seconds", "rounds/seconds", "ranks/")  # columns that differ from run to run
@@ -77,9 +76,25 @@ class Outcome:
         return np.stack([row[f"clients/{name}"] for row in self.rows])
 
 
+PLAIN_SGD = ("fedsgd", "scaffold")  # these have no moments to keep
+OWN_EPOCHS = ("fedsgd", "fedrep")  # these do not count in local.epochs
+
+
 def job(method: str, *flags: str) -> Job:
-    """The toy job of a method; its clients have one architecture, or different ones where it
-    accepts them.
+    """The toy job of a method, without flags for all methods that this one refuses, because they
+    would change nothing.
+    """
+    plain = method in PLAIN_SGD or ("sgd" in flags and "--local.momentum" not in flags)
+    idle = {"--local.keep_optimiser"} if plain else set()
+    idle |= {"--local.epochs"} if method in OWN_EPOCHS else set()
+    gone = {i for i, word in enumerate(flags) if word in idle}
+    kept = (word for i, word in enumerate(flags) if not gone & {i, i - 1})
+    return given(method, *kept)
+
+
+def given(method: str, *flags: str) -> Job:
+    """The toy job of a method with all of these flags; its clients have one architecture, or
+    different ones where it accepts them.
     """
     words = [
         "--algorithm.name",

@@ -25,20 +25,21 @@ def run(
     """
     folder.mkdir(parents=True)
     header = {
-        "job": job(seed=seed, rounds=1, **about),
+        "job": job(seed=seed, **{"rounds": 1} | about),
         "ranks": 1,
         "architectures": ["mlp"] * len(last),
     }
     results = Results(folder, header | {"ended": "finished"}, {"partition": np.array(rows)})
     counts = np.arange(len(last))
-    results.append(
-        {
-            "clients/accuracy": np.array(last),
-            "clients/up": counts,
-            "clients/cohort": np.ones(len(last)),
-            "rounds/seconds": 2.0 + seed,
-        }
-    )
+    for _ in range(header["job"]["rounds"]):
+        results.append(
+            {
+                "clients/accuracy": np.array(last),
+                "clients/up": counts,
+                "clients/cohort": np.ones(len(last)),
+                "rounds/seconds": 2.0 + seed,
+            }
+        )
     results.finish()
     return folder
 
@@ -185,6 +186,22 @@ def test_what_cannot_be_paired_is_refused_with_the_fields_that_differ(tmp_path):
         )
     with pytest.raises(ConfigError, match="all runs are fedavg"):
         compare([one])
+
+
+def test_runs_of_other_rounds_or_clients_are_compared_only_when_asked_to(tmp_path):
+    one = run(tmp_path / "a", [0.5, 0.5], method="local", local_lr=0.1)
+    longer = run(tmp_path / "b", [0.6, 0.7], local_lr=0.0005, rounds=3)
+    with pytest.raises(ConfigError, match=r"differ in rounds \(3 and 1\)\n.*--anyway"):
+        compare([one, longer])
+    text = lines(compare([one, longer], anyway=True))
+    assert squeezed(text[4]).endswith("2 clients of one seed 2 / 0 / 0")  # the same clients
+    assert text[-1] == "fedavg and local also differ: rounds 3/1, local.lr 0.0005/0.1"
+    others = run(tmp_path / "c", [0.6, 0.7], local_lr=0.1, alpha=0.1, rows=(3, 2, 1, 0))
+    with pytest.raises(ConfigError, match=r"differ in data.alpha \(0.1 and 0.5\)\n.*--anyway"):
+        compare([one, others])
+    text = lines(compare([one, others], anyway=True))
+    assert squeezed(text[4]) == "fedavg 0.6500 +0.1500 one seed"  # no client has its like
+    assert text[-1] == "fedavg and local also differ: data.alpha 0.1/0.5"
 
 
 def test_fields_that_move_no_example_may_differ(tmp_path):

@@ -55,6 +55,62 @@ def test_the_file_wins_over_the_preset_and_the_preset_over_defaults(job_file):
     assert load([job_file("")]).algorithm.tau == 0.07
 
 
+def test_a_preset_on_the_command_line_wins_over_the_file_and_single_flags_over_it(
+    job_file, monkeypatch
+):
+    path = job_file(
+        'preset = "paper"\n[algorithm]\nprox = "squared"\n[data]\nname = "fashion-mnist"\n'
+        'sizes = "equal"\n[local]\nlr = 6e-4\nbatch = 32\n'
+    )
+    words = [path, "--preset", "authors"]
+    job = load([*words, "--local.betas", "0.8,0.9"])
+    assert (job.algorithm.prox, job.algorithm.tau, job.data.sizes) == ("mse", 100.0, "free")
+    assert (job.local.lr, job.local.betas, job.local.batch) == (1e-4, (0.8, 0.9), 32)
+    assert load([*words, "--data.name", "emnist-letters"]).local.lr == 5e-4
+    monkeypatch.setenv("HPCFED_PRESET", "authors")
+    assert load([path]).local.lr == 1e-4 and load(["--preset", "paper"]).local.lr == 5e-4
+
+
+def test_a_resumed_run_keeps_what_was_set_over_its_preset(job_file):
+    stored = {"preset": "authors", "algorithm": {"name": "fedclassavg", "tau": 5.0}}
+    job = load(["--resume", "runs/a", "--preset", "authors"], lambda path: stored)
+    assert job.algorithm.tau == 5.0
+
+
+def test_a_job_tells_which_fields_its_preset_and_its_method_set(job_file):
+    sources = load(["--preset", "authors", "--local.betas", "0.8,0.9"]).sources()
+    assert sources["data.sizes"] == sources["algorithm.tau"] == "preset authors"
+    assert "local.betas" not in sources and "rounds" not in sources
+    sgd = load([job_file('[models]\nmix = ["mlp"]\n[algorithm]\nname = "fedsgd"\n')])
+    assert (sgd.local.optimiser, sgd.local.lr) == ("sgd", 0.1)
+    assert sgd.sources() == {
+        "local.optimiser": "default of fedsgd",
+        "local.lr": "default of fedsgd",
+    }
+
+
+def test_a_methods_own_defaults_of_local_training_lie_below_all_else(job_file):
+    method = '[models]\nmix = ["mlp"]\n[algorithm]\nname = "dsgd"\n'
+    assert load([job_file(method)]).local.keep_optimiser
+    assert not load([job_file(method + "[local]\nkeep_optimiser = false\n")]).local.keep_optimiser
+
+
+def test_an_option_without_effect_is_refused_with_the_reason(job_file):
+    assert message("--local.momentum", "0.9") == (
+        "fedclassavg: local.momentum = 0.9 has no effect: local.optimiser = 'adam' has moments of "
+        "its own\n  leave it away, or set its default, 0.0"
+    )
+    said = message("--algorithm.contrastive", "false", "--algorithm.tau", "1", "--local.decay", "2")
+    assert said.count("has no effect") == 2
+    preset = ["--preset", "authors", "--algorithm.contrastive", "false"]
+    assert load(preset).algorithm.tau == 100.0  # the preset's, which is nobody's wish
+    stored = {"algorithm": {"name": "fedsgd"}, "models": {"mix": ["mlp"]}}
+    stored["local"] = {"optimiser": "adam", "weight_decay": 0.1}
+    assert load(["--resume", "runs/a"], lambda path: stored).local.optimiser == "adam"
+    words = ["--algorithm.name", "fedsgd", "--models.mix", "mlp", "--local.optimiser", "adam"]
+    assert 'local.optimiser = "adam" has no effect' in message(*words)
+
+
 def test_a_field_of_an_own_method_may_have_no_default(monkeypatch):
     own = ["--algorithm.name", "tests.system.faulty:Signalled"]
     assert message(*own) == "algorithm.sign: must be given; its method has no default for it"
@@ -71,6 +127,7 @@ def test_several_values_are_written_alike_in_environment_and_flags(monkeypatch, 
 
 def test_numbers_in_a_row_can_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("HPCFED_LOCAL__BETAS", "0.5,0.9")
+    monkeypatch.setenv("HPCFED_LOCAL__SCHEDULE", "step")
     monkeypatch.setenv("HPCFED_LOCAL__MILESTONES", "7")
     assert (load([]).local.betas, load([]).local.milestones) == ((0.5, 0.9), (7,))
 

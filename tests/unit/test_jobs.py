@@ -84,6 +84,8 @@ def test_a_job_is_the_papers_setting(name):
         assert made.algorithm.ramp == 20 and made.algorithm.share == (
             "weights" if "+weight" in row else "predictions"
         )
+    cifar, alone = "CIFAR-10" in column, made.algorithm.name == "local" or row in ("CA", "+PR")
+    assert made.local.augment == ("crop-flip" if cifar and alone else "auto")
     one = ("resnet18",) if row.startswith("Proposed") else ("cnn",)
     four = ("resnet18", "shufflenetv2", "googlenet", "alexnet")
     assert made.models.mix == (one if table == "3" else four)

@@ -36,6 +36,7 @@ ALIKE = (
 )
 SGD = ("--local.optimiser", "sgd", "--local.lr", "0.05")
 PLAIN = (*SGD, *ALIKE, "--models.mix", "logistic")
+KEPT = ("--local.keep_optimiser", "true", "--local.momentum", "0.9")
 STACKED = ("--training.engine", "stacked")
 
 
@@ -168,7 +169,7 @@ def test_a_cohort_is_dealt_out_in_whole_groups():
 @pytest.mark.parametrize(
     "method, flags, why",
     [
-        ("fedavg", ("--local.keep_optimiser", "true"), "local.keep_optimiser is set"),
+        ("fedavg", KEPT, "local.keep_optimiser is set"),
         ("fedavg", ("--local.augment", "crop-flip"), "batches are augmented"),
         ("fedavg", ("--models.mix", "resnet8"), "resnet8 has buffers"),
         ("fedsgd", (), "the method trains clients in a way of its own"),
@@ -230,7 +231,7 @@ def test_a_member_of_a_group_that_diverges_is_named():
         (("--rounds", "100000"), "stacked"),
         (("--participation", "0.4"), "auto"),
         (("--models.mix", "cnn", "--models.d", "512"), "auto"),
-        (("--local.keep_optimiser", "true"), "auto"),
+        (KEPT, "auto"),
         (("--data.partition", "dirichlet", "--data.sizes", "free", "--data.alpha", "5"), "auto"),
         (("--training.engine", "eager"), "eager"),
         (("--algorithm.name", "local"), "auto"),

@@ -203,6 +203,18 @@ def test_other_data_are_another_column_even_where_each_method_has_its_own(tmp_pa
     assert "digits" in text and "mnist" in text and text.count("no run") == 2 and "*" not in text
 
 
+def test_a_table_says_what_else_differs_between_the_methods_of_a_column(tmp_path):
+    short = run(tmp_path / "a", to_end(0.5)[:1], method="local", rounds=1, local_lr=0.0005)
+    text = lines(table([short, run(tmp_path / "b", to_end(0.5), local_lr=0.1)]))
+    assert text[-1] == "also differ: rounds 1/3, local.lr 0.0005/0.1"
+    alike = [
+        run(tmp_path / f"{data}{method}", to_end(0.5), data=data, method=method, local_lr=lr)
+        for data, lr in (("digits", 0.1), ("mnist", 0.2))
+        for method in ("local", "fedavg")
+    ]
+    assert "differ" not in table(alike)  # a data set's own rate is the same for its methods
+
+
 def test_what_a_row_or_column_decides_is_no_column_of_its_own(tmp_path):
     """As in FedClassAvg's table 3: one form of KT-pFL needs public data, and its rates depend on
     form and data.
@@ -225,8 +237,9 @@ def test_what_a_row_or_column_decides_is_no_column_of_its_own(tmp_path):
         )
         for (data, share), rate in rates.items()
     ]
-    heads, *rows = lines(table(runs))[2:]
+    heads, *rows, _, note = lines(table(runs))[2:]
     assert heads.split() == ["method", "digits", "cifar10"]
+    assert note == "also differ: data.public 0/3000"
     assert [row.split("  ")[0] for row in rows] == [
         "ktpfl, share=weights",
         "ktpfl, share=predictions",

@@ -1,0 +1,148 @@
+"""The result files behind the tables and pictures of the documentation: what makes them, and
+whether the committed ones are of the jobs that would be run now.
+
+`python benchmarks/remake.py NAME ...` runs what has become stale, and writes tables and pictures
+anew; `--all` runs everything. Without a name it says what is stale and runs nothing. A change of
+code that leaves all fields of a job as they are is not seen: then `--all` is for you to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import ablation
+import methods
+from runs import RESULTS, Run, run_all
+
+from hpcfed.config.files import EMBEDDED
+from hpcfed.config.load import load
+from hpcfed.figures.command import plot
+from hpcfed.storage.fields import flat
+from hpcfed.storage.record import load as read
+
+HERE = Path(__file__).parent
+TRY = ("local", "lgfedavg", "fedproto", "fedclassavg")  # the README's first table
+LONG = ["local training", "local training, two views + CL", "CA + PR + CL (FedClassAvg)"]
+PARTS = {  # what of views and contrastive loss does what, on Fashion-MNIST
+    "local-simclr-no-cl": ("--local.augment", "simclr"),
+    "local-affine-cl": ("--local.augment", "affine", "--algorithm.contrastive", "true"),
+}
+
+
+def of_demo() -> list[Run]:
+    """`make demo`: local training and FedClassAvg."""
+    return [
+        Run(EMBEDDED, ("--algorithm.name", name), RESULTS / "demo" / f"{name}.h5")
+        for name in ("local", "fedclassavg")
+    ]
+
+
+def of_try() -> list[Run]:
+    """The README's sweep, at its top."""
+    return [
+        Run(
+            EMBEDDED,
+            ("--algorithm.name", name, "--seed", str(seed), "--rounds", "20"),
+            RESULTS / "try" / f"{name}-seed{seed}.h5",
+        )
+        for name in TRY
+        for seed in (0, 1, 2)
+    ]
+
+
+def of_methods() -> list[Run]:
+    return [
+        Run(methods.JOB, methods.flags(*cell), kept) for cell, kept in methods.planned().items()
+    ]
+
+
+def of_ablation() -> list[Run]:
+    return list(ablation.planned(HERE / "ablation.toml").values())
+
+
+def of_digits() -> list[Run]:
+    return list(ablation.planned(HERE / "ablation-digits.toml").values())
+
+
+def of_long() -> list[Run]:
+    return list(ablation.planned(HERE / "ablation-long.toml", [2], LONG).values())
+
+
+def of_parts() -> list[Run]:
+    flags = ("--algorithm.name", "local", "--seed", "2")
+    folder = RESULTS / "ablation-parts"
+    return [
+        Run(HERE / "ablation.toml", (*flags, *own), folder / f"{name}-seed2.h5")
+        for name, own in PARTS.items()
+    ]
+
+
+# folder of results: its runs, and the benchmark that makes them and its table, with arguments
+SHOWN: dict[str, tuple[Callable[[], list[Run]], list[str]]] = {
+    "demo": (of_demo, []),
+    "try": (of_try, []),
+    "methods": (of_methods, ["methods.py"]),
+    "ablation": (of_ablation, ["ablation.py"]),
+    "ablation-digits": (of_digits, ["ablation.py", "--job", str(HERE / "ablation-digits.toml")]),
+    "ablation-long": (
+        of_long,
+        ["ablation.py", "--job", str(HERE / "ablation-long.toml"), "--seeds", "2", "--variants"]
+        + [ablation.slug(name) for name in LONG],
+    ),
+    "ablation-parts": (of_parts, []),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[*SHOWN, []], metavar="NAME")
+    parser.add_argument("--all", action="store_true", help="also what is not stale")
+    parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
+    options = parser.parse_args()
+    for name in options.names or SHOWN:
+        runs = SHOWN[name][0]()
+        changed = {run.kept: lines for run in runs if (lines := stale(run))}
+        print(f"{name}: {len(changed)} of {len(runs)} runs are stale", flush=True)
+        if not options.names:
+            for path, lines in changed.items():
+                print(f"  {path.name}: {'; '.join(lines)}")
+            continue
+        for run in runs if options.all else [run for run in runs if run.kept in changed]:
+            run.kept.unlink(missing_ok=True)
+        make(name, runs, options.side_by_side)
+
+
+def make(name: str, runs: list[Run], side_by_side: int) -> None:
+    """Run what is not there, and write the table or picture of all."""
+    command = SHOWN[name][1]
+    if command:
+        own = [str(HERE / command[0]), *command[1:], "--side-by-side", str(side_by_side)]
+        subprocess.run([sys.executable, *own], check=True)
+        return
+    run_all(runs, side_by_side)
+    if name == "demo":
+        plot([run.kept for run in runs], out=RESULTS / "demo" / "curves.png")
+
+
+def stale(run: Run) -> list[str]:
+    """In what the job of a committed result differs from the one that would be run now."""
+    if not run.kept.exists():
+        return ["there is no such file"]
+    job = load([str(run.job), *run.flags], environ={})
+    now, usual = flat(job.identity()) | {"rounds": job.rounds}, flat(job.usual())
+    then = flat(read(run.kept).header["job"])
+    counted = {name: value for name, value in then.items() if name in now}
+    found = {
+        name: (counted.get(name, usual.get(name)), value)
+        for name, value in now.items()
+        if name != "training.engine"  # all that tables are made with have the same bits
+    }
+    return [f"{name} was {old}, is {new}" for name, (old, new) in found.items() if old != new]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Every method: an option of [local] or of its own that is set changes what is computed or sent, or
+is refused.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import ValidationError
+
+from hpcfed.algorithms import ALGORITHMS
+from hpcfed.comm import Serial
+from hpcfed.config.check import check
+from hpcfed.config.job import Job
+from hpcfed.errors import ConfigError
+from tests.contract import toy
+
+TOGETHER = {  # fields that mean something only with others: these go with them
+    "local.milestones": {"local.schedule": "step"},
+    "local.schedule": {"local.milestones": (1,)},
+    "local.decay": {"local.schedule": "step", "local.milestones": (1,)},
+    "algorithm.decay": {"algorithm.decay_at": (1,)},
+    "algorithm.decay_at": {"algorithm.decay": 0.5},
+    "algorithm.i2": {"algorithm.i1": 1},
+    "algorithm.cliques": {"algorithm.topology": "clique-ring"},
+    "algorithm.density": {"algorithm.topology": "erdos-renyi"},
+}
+OTHER = {  # values for a toy run, where half or twice the default will not do
+    "local.betas": (0.5, 0.9),
+    "local.momentum": 0.5,
+    "local.weight_decay": 0.1,
+    "local.steps": 3,
+    "local.batch": 4,
+    "local.schedule": "step",
+    "local.stragglers": 0.5,
+    "local.augment": "affine",
+    "algorithm.subset": 7,
+    "algorithm.public": 7,
+    "algorithm.rad_size": 7,
+    "algorithm.digest_batch": 5,
+    "algorithm.distil_batch": 5,
+    "algorithm.server_batch": 5,
+    "algorithm.steps": 3,
+    "algorithm.patience": 1,
+    "algorithm.clip": 1e-3,
+    "algorithm.drop_worst": 1.2,
+    "algorithm.max_staleness": 0,
+    "algorithm.tau_base": 0.5,
+    "algorithm.coeff_distance": "mse",
+    "algorithm.distil_lr": 0.3,
+    "algorithm.merges": 2,
+    "algorithm.ramp": 2,
+    "algorithm.cliques": 2,
+}
+DATA = {  # what depends on the data, or on the models: not refused, and not always of effect
+    "algorithm.empty",  # a centre without clients
+    "algorithm.scope",  # who is nearest to which centre
+    "algorithm.start",
+    "algorithm.drop_worst",  # a client that only guesses
+    "algorithm.max_staleness",
+    "algorithm.patience",
+    "algorithm.mean_over",  # all take part here
+    "algorithm.final_epochs",  # after the last round, which is no part of a toy run
+}
+SHORT = (
+    *("--rounds", "2", "--participation", "1", "--clients", "3", "--data.train_limit", "36"),
+    *("--evaluate.before", "false", "--training.engine", "eager", "--local.batch", "8"),
+    *("--data.partition", "dirichlet", "--data.sizes", "free"),
+)
+MLP, SMALL = ("--models.mix", "mlp"), ("--models.mix", "small")
+WIDTHS = ("--models.mix", "small", "--models.widths", "1,0.5")
+STAR = (
+    *("--clients", "5", "--rounds", "3"),
+    *("--algorithm.topology", "star", "--system.distribution", "lognormal"),
+)
+CASES = {  # claim: flags; what other options depend on is on in one case and off in another
+    **{method: MLP for method in ALGORITHMS if method != "fedgkt"},
+    "fedgkt": (),
+    **{method: SMALL for method in ("heterofl", "fedrolex", "feddropout", "fjord")},
+    **{method: (*STAR, *MLP) for method in ("dsgd", "swift")},
+    "fesem": ("--clients", "5", "--algorithm.clusters", "2", *MLP),
+    **{f"{method} of widths": WIDTHS for method in ("heterofl", "fedrolex", "feddropout", "fjord")},
+    "local with contrast": ("--algorithm.contrastive", "true", *MLP),
+    "fedclassavg without averaging": ("--algorithm.averaging", "false", *MLP),
+    "fedclassavg of all weights": ("--algorithm.share", "all", *MLP),
+    "ifca of gradients": ("--algorithm.averaging", "gradients", *MLP),
+    "ifca of perturbed models": ("--algorithm.start", "perturbed", *MLP),
+    "ktpfl of weights": ("--algorithm.share", "weights", *MLP),
+    "fedhenn homogeneous": ("--algorithm.setting", "homogeneous", *MLP),
+    "fedhenn by rbf": ("--algorithm.kernel", "rbf", *MLP),
+    "fedasync by hinge": (*("--algorithm.staleness", "hinge", "--algorithm.b", "0"), *MLP),
+    "perfedavg hf": ("--algorithm.variant", "hf", *MLP),
+    "dsgd of single steps": ("--local.steps", "1", *STAR, *MLP),
+    "fedavg of single steps": ("--local.steps", "1", *MLP),
+    "fedavg by momentum": ("--local.optimiser", "sgd", "--local.momentum", "0.5", *MLP),
+    "dsfl with a server's model": ("--models.server", "mlp", *MLP),
+}
+
+
+def changed(path: str, value: Any, annotation: Any) -> Any:
+    """Another value of a field."""
+    kinds = (annotation, *get_args(annotation))
+    choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
+    if path in OTHER and OTHER[path] != value:
+        return OTHER[path]
+    if choices:
+        return next(choice for choice in choices if choice != value)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, tuple):
+        return (1,)
+    return 2 * value or 1
+
+
+def alternatives(base: Job, parts: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each option of these parts of the job, and the fields that are set to change it."""
+    for part in parts:
+        values = getattr(base, part)
+        for name, field in type(values).model_fields.items():
+            path = f"{part}.{name}"
+            if name != "name" and path not in DATA:
+                other = changed(path, getattr(values, name), field.annotation)
+                yield path, TOGETHER.get(path, {}) | {path: other}
+
+
+def with_values(base: Job, fields: dict[str, Any]) -> Job:
+    """The job with other values; ConfigError as for any job."""
+    parts = {}
+    for part in ("local", "algorithm"):
+        own = {k.partition(".")[2]: v for k, v in fields.items() if k.startswith(part)}
+        values = getattr(base, part)
+        try:
+            parts[part] = type(values).model_validate(values.model_dump() | own)
+        except ValidationError as error:
+            raise ConfigError(str(error)) from error
+    job = base.model_copy(update=parts)
+    check(job)
+    return job
+
+
+def measured(job: Job) -> list[Any]:
+    """What a run computes and sends; its seconds are another matter."""
+    outcome = toy.run(Serial(), job)
+    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in outcome.rows]
+    return [outcome.state, outcome.weights, outcome.memory, outcome.scores, rows]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_option_changes_what_is_computed_or_is_refused(case: str):
+    base = toy.given(case.split()[0], *SHORT, *CASES[case])
+    own = case in ALGORITHMS or any(flag.startswith("--local.") for flag in CASES[case])
+    usual, idle = measured(base), []
+    for path, fields in alternatives(base, ("local", "algorithm") if own else ("algorithm",)):
+        try:
+            job = with_values(base, fields)
+        except ConfigError:
+            continue
+        beside = {name: value for name, value in fields.items() if name != path}
+        try:  # against the same job without this option alone
+            ground = measured(with_values(base, beside)) if beside else usual
+        except ConfigError:
+            ground = usual
+        if not toy.differences(ground, measured(job)):
+            idle.append(f"{path} = {fields[path]}")
+    assert idle == []
