@@ -11,6 +11,7 @@ later. Batch statistics are averaged too, a client's own as they are after its s
 
 from hpcfed.algorithms.events import EventBased
 from hpcfed.algorithms.peers import Peers
+from hpcfed.params import Params
 from hpcfed.training.mixing import Weights, mix, mixing, stepped
 
 
@@ -52,7 +53,7 @@ class SWIFT(Peers, EventBased):
     def work(self, fed, client, job):
         with client.borrowed():
             fed.up(client, client.params(), times=int(self.links(fed)[client.id].sum()))
-            self.train(fed, client, {}, job)
+            self.train(fed, client, Params(), job)
             return client.params()
 
     def rates(self, fed):

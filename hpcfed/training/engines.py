@@ -21,8 +21,9 @@ from torch import Tensor
 
 from hpcfed.cluster.devices import lowered
 from hpcfed.errors import first_line
+from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.graphs import Fixed, Graph
-from hpcfed.training.objective import Untraceable, flat, like, opened, title
+from hpcfed.training.objective import flat, like, opened, title
 from hpcfed.training.tape import Objective, Tape, alike, signature
 
 if TYPE_CHECKING:
@@ -95,8 +96,7 @@ class Traced:
         self.found: dict[int, Tape | None] = {}
         try:
             fixed, self.given, self.refill = opened(loss)
-            modes = tuple(module.training for module in steps.model.modules())
-            self.key = fixed, steps.optimiser.names, modes
+            self.key = fixed, steps.optimiser.names, of_model(steps.model)
         except Untraceable as why:
             self.key = None
             self.give_up(why)
