@@ -23,10 +23,10 @@ from hpcfed.models.flat import Skeleton
 from hpcfed.params import Params
 from hpcfed.rng import scoped
 from hpcfed.training import engines
+from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.engines import gradient
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import contrastive_cross_entropy, proximal
-from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.objective import opened
 from hpcfed.training.tape import Tape
 from tests.contract import toy
@@ -455,7 +455,7 @@ class Counts(FedAvg):
 
 
 class Lists(FedAvg):
-    weights: list[float] = [1.0, 2.0]
+    weights: list[float] = [1.0, 2.0]  # noqa: RUF012, a field
 
     def loss(self, client, state, model, x, y):
         return super().loss(client, state, model, x, y) * self.weights[0]
