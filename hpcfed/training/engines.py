@@ -148,7 +148,7 @@ class Graphed(Traced):
     def __init__(self, steps: LocalSteps, loss: Loss):
         super().__init__(steps, loss)
         if self.key:
-            self.key = "graph", *self.key
+            self.key = "graph", steps.optimiser.clip, *self.key
             steps.optimiser = Fixed.of(steps.skeleton, steps.optimiser)
 
     def __call__(self, x: Any, y: Any) -> None:
