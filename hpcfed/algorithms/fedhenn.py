@@ -4,13 +4,13 @@ alike.
 Makhija et al., ICML 2022, arXiv:2202.07757, algorithms 1 and 2, eqs. 5 and 6; the examples (RAD)
 are drawn anew each round. Homogeneous: FedAvg with a pull towards what the received model makes of
 them, and at the end the mean of all clients' last models, the initial one of a client that never
-took part. Heterogeneous: a pull towards the mean of all clients' kernels. Deviations: that
-eta grows by the root of the round and that every step has the term, both open in the paper, are as
-in the authors' code, where however the first round has eta = 0, the next sqrt(1), and so on; here
-they have sqrt(1), sqrt(2), ... . The distance is 1 - CKA on centred columns. The RAD passes models
-in eval mode, in the authors' code in train mode and augmented. There the mean runs over the
-kernels that the models of the previous round's cohort have on this round's RAD (mean_over =
-"previous"), the first round has none, and the last trains all clients.
+took part. Heterogeneous: a pull towards the mean of all clients' kernels. Deviations: that eta
+grows by the root of the round and that every step has the term, both open in the paper, are as in
+the authors' code, where however the first round has eta = 0, the next sqrt(1), and so on; here they
+have sqrt(1), sqrt(2), ... . The distance is 1 - CKA on centred columns. The RAD passes models in
+eval mode, in the authors' code in train mode and augmented. There the mean runs over the kernels
+that the models of the previous round's cohort have on this round's RAD (mean_over = "previous"),
+the first round has none, and the last trains all clients.
 """
 
 from functools import partial

@@ -5,9 +5,10 @@ Alam et al., NeurIPS 2022, arXiv:2212.01548, algorithm 1: in round t a group of 
 units {(t + i) mod K : i = 0 .. ceil(width K) - 1}. The server's model may be wider than any
 client's. Scaler, static batch normalisation and masked cross-entropy are HeteroFL's
 (arXiv:2010.01264), as in the authors' code, and so is the clipping of gradients. Deviations: the
-authors' code rolls the other way, units {(i - t) mod K} (roll_step = -1); the kept units stay in the model's order,
-which makes width 1 FedAvg and changes nothing else; static statistics are those of the whole model
-alone and are taken after every round; a round in which nobody reports does not roll.
+authors' code rolls the other way, units {(i - t) mod K} (roll_step = -1); the kept units stay in
+the model's order, which makes width 1 FedAvg and changes nothing else; static statistics are those
+of the whole model alone and are taken after every round; a round in which nobody reports does not
+roll.
 """
 
 from typing import Literal

@@ -105,7 +105,7 @@ def test_static_statistics_are_those_of_a_pass_over_the_clients_data():
     weights = rounds.state.weights
     found = statistics(submodels.measure(fed, client, weights, ["small@0.5"]))
     x = fed.prepare(client.train.batch(np.arange(client.n))[0])
-    maps = F.conv2d(x, weights["body.0.weight"][:4], weights["body.0.bias"][:4], padding=1)
+    maps = F.conv2d(x, weights["body.0.weight"][:4], weights["body.0.bias"][:4], padding=1).double()
     assert torch.allclose(found["small@0.5/body.1.running_mean"], maps.mean((0, 2, 3)), atol=1e-6)
     assert torch.allclose(
         found["small@0.5/body.1.running_var"], maps.var((0, 2, 3), correction=0), atol=1e-6
