@@ -204,8 +204,9 @@ def of_objective(fn: FunctionType, method: Part | None = None) -> Hashable:
     that it calls, may write into something that lasts, or read what may change.
     """
     cls = type(method) if method is not None else None
-    if trusted(fn) and (cls is None or not own_classes(cls)):
-        return ()
+    names = {name for own in own_classes(cls) for name in vars(own)} if cls else set()
+    if trusted(fn) and names.isdisjoint(fn.__code__.co_names):
+        return ()  # nothing of a user's own is called
     own = of_method(method) if method is not None else ()
     why, reads = of_function(fn, cls)
     if why:
@@ -272,7 +273,7 @@ def of_model(model: nn.Module) -> Hashable:
                 raise Untraceable(f"its model's {type(module).__name__}: {why}")
             found.append(values(reads))
         found.extend(
-            value for name, value in own.items() if name not in BASE and type(value) in PLAIN
+            (name, repr(value)) for name, value in own.items() if name not in BASE and plain(value)
         )
     for p in model.parameters():
         if p._backward_hooks:
