@@ -230,7 +230,7 @@ def test_a_rate_at_which_narrow_clients_diverge_stays_finite_with_clipping(metho
         toy.run(Serial(), toy.job(method, *steep, *sgd, *flags)).column("train_loss").max()
         for flags in ((), FREE)
     )
-    assert by_default < 10 and free > 1e6
+    assert by_default < 100 and free > 1e6
 
 
 def test_fedrolex_rolls_backwards_as_its_authors_code_where_the_step_is_negative():
