@@ -45,6 +45,10 @@ class Method(Part):
         False  # clients do what stands in RoundBased: receive, train down `loss`, send
     )
 
+    # what a field meant before it was there, where that is not its default: so old runs go on as
+    # they began
+    formerly: ClassVar[dict[str, Any]] = {}
+
     def refuses(self, job: Job) -> str | None:
         """Why this method, so set, cannot run the job, beyond `accepts` and `needs`; None: it can.
 

@@ -5,7 +5,10 @@ Lian et al., NeurIPS 2017, arXiv:1705.09056, algorithm 1: x_i <- sum_j W_ij x_j 
 local steps, then i2 with averaging: D-SGD is (0, 1), PA-SGD (i1, 1), LD-SGD (Li et al., 2019,
 arXiv:1910.09126) (i1, i2). A step is the local work of one round; the papers' is local.steps = 1.
 Deviations: where not all clients take part, the links between those that do count, with weights of
-their own. Batch statistics are averaged too, a client's own as they are after its step.
+their own. Batch statistics are averaged too, a client's own as they are after its step. Virtual
+time: a step takes a client its latency, what its link needs to receive its neighbours' models and
+to send its own to each of them, and its work, one after the other; a round lasts as long as the
+slowest client's. Steps without averaging exchange nothing.
 """
 
 from functools import partial

@@ -3,11 +3,12 @@ agree.
 
 Jang et al., ICPP 2022, doi:10.1145/3545008.3545073, algorithm 1, eqs. 3-5. Deviations: the mean
 runs over the clients that report, not over all. The paper gives neither temperature nor
-normalisation of the
-contrastive loss: those of Khosla et al. are the defaults. The authors' code differs; preset =
-"authors"
-follows it: prox = "mse", tau = 100 over base 0.07 on representations that are not normalised, an
-epoch of training before round 1. share = "all" is the paper's "+weight" for one architecture.
+normalisation of the contrastive loss: those of Khosla et al. are the defaults. The authors' code
+differs; preset = "authors" follows it: prox = "mse", tau = 100 over base 0.07 on representations
+that are not normalised, an epoch of training before round 1. That code also leaves out the last,
+smaller batch of each epoch, and has the proximal term in the epoch before round 1 too; here that
+epoch is without it, for nothing has been received, and its losses count in round 1's training loss.
+share = "all" is the paper's "+weight" for one architecture.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 Lin et al., NeurIPS 2020, arXiv:2006.07242, algorithms 1 and 3. A group's student starts from the
 mean of its models and learns the mean logits of all uploaded models on public data. A group without
 a client in the cohort stays as it is. Deviations: the student is kept that has the least
-distillation loss on held-out public data; the authors look at the accuracy. drop_worst needs labels
-there, as theirs; whoever is left out counts neither as a teacher nor in the mean. Students' batch
-statistics end as those of public data.
+distillation loss on held-out public data; the authors look at the accuracy. The teacher is the mean
+of logits, as in the paper; the public code averages the divergences from the single models.
+drop_worst needs labels there, as theirs; whoever is left out counts neither as a teacher nor in the
+mean. Students' batch statistics end as those of public data.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Caldas et al., 2018, arXiv:1812.07210, section 3: the same number of units of ea
 at random, so that the sub-model is a smaller dense model; the server puts it back in its place.
 Deviations: widths may differ by client; each value is averaged over the clients that have it; what
 travels is not compressed; the representation and the units that a residual sum ties are dropped
-too. The scaler is that of dropout and of HeteroFL.
+too; gradients are clipped, as by the methods that it is compared with. The scaler is that of
+dropout and of HeteroFL.
 """
 
 from typing import ClassVar
@@ -16,8 +17,8 @@ from hpcfed.training import submodels
 
 
 class FedDropout(WindowBased):
-    """With all widths 1 and batch_norm = "aggregate" FedAvg, bit for bit. Dropout layers of a model
-    stay.
+    """With all widths 1, without clipping and with batch_norm = "aggregate" FedAvg, bit for bit.
+    Dropout layers of a model stay.
     """
 
     moves: ClassVar[bool] = True

@@ -4,7 +4,9 @@ header on them.
 Yi et al., ACM MM 2023, arXiv:2303.13137, algorithm 1. Deviations: class means are those of all
 training examples after local training (the authors' code averages means of batches); the server has
 an optimiser of its own, SGD over the received pairs in mini-batches (in the authors' code the
-header never learns).
+header never learns). With models.relu_head the mean is that of what the header takes after its
+ReLU, for the mean of relu(z) is not relu of the mean. The authors clip gradients at norm 50, here
+they are not clipped.
 """
 
 from functools import partial
@@ -59,12 +61,12 @@ class FedGH(RoundBased):
         return fed.on_root(lambda: self.train(fed, state, list(sent.values()), t))
 
     def means(self, fed, client):
-        """The client's mean representation of each class that it has, [C_k, d], and the classes,
-        [C_k].
+        """The client's mean representation of each class that it has, [C_k, d], as the header's
+        linear layer takes it, and the classes, [C_k].
         """
-        sums, counts = class_sums(
-            represent(fed, client, client.train), client.train.labels, fed.classes
-        )
+        z = represent(fed, client, client.train)
+        z = F.relu(z) if fed.job.models.relu_head else z
+        sums, counts = class_sums(z, client.train.labels, fed.classes)
         held = counts > 0
         return {
             "mean": (sums[held] / counts[held, None]).float(),
@@ -77,11 +79,10 @@ class FedGH(RoundBased):
             torch.cat([pair["mean"] for pair in sent]),
             torch.cat([pair["label"] for pair in sent]).long(),
         )
-        relu = F.relu if fed.job.models.relu_head else lambda z: z
 
         def loss(head, rows):
             return F.cross_entropy(
-                F.linear(relu(z[rows]), head["head.weight"], head["head.bias"]), y[rows]
+                F.linear(z[rows], head["head.weight"], head["head.bias"]), y[rows]
             )
 
         how = {"epochs": self.server_epochs, "size": self.server_batch, "lr": self.server_lr}

@@ -3,10 +3,11 @@ from each other.
 
 He et al., NeurIPS 2020, arXiv:2007.14513, algorithm 1, eqs. 5-8. Labels and feature maps leave the
 clients, weights never do. Rank 0 holds the features of a whole cohort: n |H| values. Deviations:
-all clients have one architecture
-(the paper: any with features of one shape); the server learns from the clients of the round's
-cohort; examples are told apart by their places in the client's data, not by batches that must not
-be shuffled, as in the authors' code.
+all clients have one architecture (the paper: any with features of one shape); the server learns
+from the clients of the round's cohort; examples are told apart by their places in the client's
+data, not by batches that must not be shuffled, as in the authors' code. The server's logits that
+clients learn from are those of its model after its training, in eval mode; the authors' code keeps
+those that its last epoch computes in train mode, while the model still changes.
 """
 
 from functools import partial

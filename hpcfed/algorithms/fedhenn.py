@@ -4,19 +4,26 @@ alike.
 Makhija et al., ICML 2022, arXiv:2202.07757, algorithms 1 and 2, eqs. 5 and 6; the examples (RAD)
 are drawn anew each round. Homogeneous: FedAvg with a pull towards what the received model makes of
 them, and at the end the mean of all clients' last models, the initial one of a client that never
-took part. Heterogeneous: a pull towards the mean of all clients' kernels. Deviations: how eta grows
-and that every step has the term, both open in the paper, are as in the authors' code; the distance
-is 1 - CKA on centred columns; the RAD passes models in eval mode.
+took part. Heterogeneous: a pull towards the mean of all clients' kernels. Deviations: that eta
+grows by the root of the round and that every step has the term, both open in the paper, are as in
+the authors' code, where however the first round has eta = 0, the next sqrt(1), and so on; here they
+have sqrt(1), sqrt(2), ... . The distance is 1 - CKA on centred columns. The RAD passes models in
+eval mode, in the authors' code in train mode and augmented. There the mean runs over the kernels
+that the models of the previous round's cohort have on this round's RAD (mean_over = "previous"),
+the first round has none, and the last trains all clients.
 """
 
 from functools import partial
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from hpcfed.algorithms.base import RoundBased, single_step
-from hpcfed.params import Mean
+from hpcfed.params import Mean, Params
 from hpcfed.training import align, kernels
+
+PREVIOUS = "previous"  # in the state: whether each client was in the last round's cohort, [K]
 
 
 class FedHeNN(RoundBased):
@@ -42,8 +49,10 @@ class FedHeNN(RoundBased):
     """Kernel of the representations, for CKA."""
     bandwidth: PositiveFloat = 1.0
     """RBF kernel: its width as a multiple of the median distance of two representations."""
-    mean_over: Literal["all", "cohort"] = "all"
-    """Heterogeneous: whose kernels are averaged."""
+    mean_over: Literal["all", "cohort", "previous"] = "all"
+    """Heterogeneous: whose kernels are averaged: all clients', the cohort's, or those of the cohort
+    of the round before (authors' code), in the first round nobody's.
+    """
     client_weights: Literal["uniform", "samples", "capacity"] = "uniform"
     """Heterogeneous: weight of a client's kernel: 1, its training examples, or its number of
     parameters.
@@ -96,13 +105,38 @@ class FedHeNN(RoundBased):
             else kernels.traffic(fed, k, self)
         )
 
+    @property
+    def looks_back(self):
+        """Whether the mean runs over the cohort of the round before."""
+        return self.setting == "heterogeneous" and self.mean_over == "previous"
+
+    def init(self, fed):
+        if self.looks_back:
+            return Params({PREVIOUS: torch.zeros(fed.K, dtype=torch.bool, device=fed.device)})
+        return super().init(fed)
+
+    def offer(self, fed, client, state):
+        return state.pick(lambda name: name != PREVIOUS)
+
+    def members(self, fed, state, cohort):
+        """The clients whose kernels are averaged."""
+        if self.looks_back:
+            return state[PREVIOUS].nonzero()[:, 0].tolist()
+        return list(range(fed.K)) if self.mean_over == "all" else cohort
+
     def round(self, fed, state, cohort, t):
         rad = fed.public.pick(fed.draw_public(t, self.rad_size))
-        mean = kernels.mean_of_clients(fed, rad, cohort, self)
+        mean = kernels.mean_of_clients(fed, rad, cohort, self.members(fed, state, cohort), self)
         uploads = fed.turns(cohort, lambda client: self.train(fed, client, state, t, rad, mean))
+        if self.looks_back:
+            fed.mean(uploads, keep=Params())
+            took_part = torch.zeros_like(state[PREVIOUS])
+            took_part[cohort] = True
+            return Params({PREVIOUS: took_part})
         return self.server(state, fed.mean(uploads, keep=state))
 
     def train(self, fed, client, state, t, rad, mean):
+        state = self.offer(fed, client, state)
         self.receive(client, fed.down(client, state))
         align.train(fed, client, partial(self.loss, client, state), t, rad, mean, self)
         if self.setting == "homogeneous":

@@ -4,14 +4,14 @@ turn.
 Alam et al., NeurIPS 2022, arXiv:2212.01548, algorithm 1: in round t a group of K units gives the
 units {(t + i) mod K : i = 0 .. ceil(width K) - 1}. The server's model may be wider than any
 client's. Scaler, static batch normalisation and masked cross-entropy are HeteroFL's
-(arXiv:2010.01264), as in the authors' code. Deviations: the kept units stay in the model's order,
-which makes width 1 FedAvg and changes nothing else; static statistics are those of the whole model
-alone and are taken after every round; a round in which nobody reports does not roll.
+(arXiv:2010.01264), as in the authors' code, and so is the clipping of gradients. Deviations: the
+authors' code rolls the other way, units {(i - t) mod K} (roll_step = -1); the kept units stay in
+the model's order, which makes width 1 FedAvg and changes nothing else; static statistics are those
+of the whole model alone and are taken after every round; a round in which nobody reports does not
+roll.
 """
 
 from typing import Literal
-
-from pydantic import NonNegativeInt
 
 from hpcfed.algorithms.windows import WindowBased
 from hpcfed.models.widths import rolled
@@ -29,8 +29,10 @@ class FedRolex(WindowBased):
     """What the logits of classes become that a client has no examples of; none: they and their rows
     are as others.
     """
-    roll_step: NonNegativeInt = 1
-    """Units by which the window moves from round to round."""
+    roll_step: int = 1
+    """Units by which the window moves from round to round; negative: backwards, -1 as the authors'
+    code.
+    """
 
     def without_effect(self, job):
         found = super().without_effect(job)
@@ -40,7 +42,7 @@ class FedRolex(WindowBased):
 
     @property
     def moves(self):
-        return self.roll_step > 0
+        return self.roll_step != 0
 
     def window(self, fed, client, state):
         return submodels.window(fed, client.architecture, rolled(state.t * self.roll_step))

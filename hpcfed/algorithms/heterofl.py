@@ -4,8 +4,11 @@ Diao et al., ICLR 2021, arXiv:2010.01264, algorithm 1. Each value is averaged ov
 slice has it; values that nobody has stay. The paper's scaler, static batch normalisation and masked
 cross-entropy are switches. Masking by zero logits, where an absent class still counts in the
 softmax, is the authors' code's; "drop" is the other reading. Rows of absent classes are not sent.
-Deviations: the clients' statistics of static batch normalisation are taken after every round
-instead of after the last, by the cohort, each batch counting the same; gradients are not clipped.
+Gradients are clipped at norm 1, as in the authors' code; without it (clip = 0) local training
+diverges at its learning rate of 0.1. Deviations: the statistics of static batch normalisation are
+taken after every round instead of after the last, by the cohort; they are the mean and variance of
+all values that its batches have at a layer, each batch normalised by itself. The authors' code
+averages those of batches drawn from all clients' data together.
 """
 
 from typing import Literal
@@ -15,8 +18,8 @@ from hpcfed.training import submodels
 
 
 class HeteroFL(WindowBased):
-    """With all widths 1, without mask and with batch_norm = "aggregate", FedAvg with uniform
-    weights, bit for bit.
+    """With all widths 1, without mask and clipping and with batch_norm = "aggregate", FedAvg with
+    uniform weights, bit for bit.
     """
 
     weighting: Literal["samples", "uniform"] = "uniform"

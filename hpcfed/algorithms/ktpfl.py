@@ -5,7 +5,10 @@ Zhang et al., NeurIPS 2021, arXiv:2111.02862, algorithm 1. share = "weights" is 
 al., ICPP 2022, doi:10.1145/3545008.3545073, table 3. Deviations: a cohort mixes its own members
 alone, their rows scaled to sum 1; rows are projected onto the simplex; the penalty's step never
 overshoots; distil_lr is the objective's lambda. Preset "authors" has what their code has:
-coeff_distance = "mse" for the coefficients alone, softmax = true; but not its adaptive step.
+coeff_distance = "mse" for the coefficients alone, softmax = true; but not its step, which adapts to
+the gradient, nor its order: in a round it first updates the coefficients and distils, by the
+updated ones, and trains on own data afterwards. Here, as in the paper's algorithm, clients train,
+then distil by the coefficients of the round before, which are updated last.
 With share = "weights" no source says how far clients go: all the way to their mixtures by default.
 """
 

@@ -4,13 +4,19 @@ it is ready.
 Bornstein et al., ICLR 2023, arXiv:2210.14026, algorithm 1. A job is one step: it starts with
 sending x_i; its gradient is that at x_i; when it ends, x_i <- sum_j w_ij x_j + (local step), or in
 a local step (i1) without the sum. Models are counted as sent in every step, as received where they
-are averaged. Deviations: a step is the job's local work, the papers' is local.steps = 1. Sending
-goes on beside the work, and a job lasts as long as the longer of the two; models arrive that much
-later. Batch statistics are averaged too, a client's own as they are after its step.
+are averaged. Virtual time: a step takes a client its latency, and the time that its link needs to
+send its model to each neighbour and to receive theirs, as a step of D-SGD does; but all this goes
+on beside the work, so that a job lasts as long as the longer of the two, where D-SGD's takes their
+sum. A model arrives its latency and upload after the job's start. Deviations: a step is the job's
+local work, the paper's is local.steps = 1. With weights = "ccs" no weight is larger than the
+lighter client's own 1 / (degree + 1), lest a client's own weight be negative; the authors' code
+takes the smaller proposal between equal degrees only, so that weights differ on some graphs. Batch
+statistics are averaged too, a client's own as they are after its step.
 """
 
 from hpcfed.algorithms.events import EventBased
 from hpcfed.algorithms.peers import Peers
+from hpcfed.params import Params
 from hpcfed.training.mixing import Weights, mix, mixing, stepped
 
 
@@ -38,7 +44,7 @@ class SWIFT(Peers, EventBased):
         return self.links(fed)[k].nonzero()[0].tolist() if self.averages(number) else []
 
     def seconds(self, fed, k, examples):
-        return max(fed.profiles.compute(k, examples), self.delay(fed, k))
+        return max(fed.profiles.compute(k, examples), fed.profiles.seconds(k, 0, *fed.announced(k)))
 
     def delay(self, fed, k):
         return fed.profiles.seconds(k, 0, 0, fed.announced(k)[1])
@@ -52,7 +58,7 @@ class SWIFT(Peers, EventBased):
     def work(self, fed, client, job):
         with client.borrowed():
             fed.up(client, client.params(), times=int(self.links(fed)[client.id].sum()))
-            self.train(fed, client, {}, job)
+            self.train(fed, client, Params(), job)
             return client.params()
 
     def rates(self, fed):

@@ -2,16 +2,17 @@
 
 What differs between such methods is the window. The rest is common: a client receives its piece,
 trains it as a smaller dense model, and each value of the server's model becomes the mean over the
-clients whose piece had it. Scaler, static batch normalisation and masked cross-entropy are those of
-Diao et al. (HeteroFL), ICLR 2021.
+clients whose piece had it. Scaler, static batch normalisation, masked cross-entropy and the
+clipping of gradients are those of Diao et al. (HeteroFL), ICLR 2021, and its authors' code.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat
 
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.training import submodels
@@ -27,6 +28,7 @@ class WindowBased(RoundBased):
     """The defaults: the leading units of each layer, with all classes."""
 
     accepts: ClassVar[str] = "widths"
+    formerly: ClassVar[dict[str, Any]] = {"clip": 0.0}
     moves: ClassVar[bool] = False  # a client's window is another one in each round
 
     scaler: bool = True
@@ -41,6 +43,10 @@ class WindowBased(RoundBased):
     """
     assignment: submodels.Assignment = "fix"
     """Clients keep their width, or draw one of models.widths for each round."""
+    clip: NonNegativeFloat = 1.0
+    """Largest norm of a gradient in local training; 0: any, with which narrow clients may diverge,
+    for the scaler multiplies their gradients too.
+    """
 
     def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:
         """Which units of the server's model the client has in this round."""
@@ -86,7 +92,8 @@ class WindowBased(RoundBased):
         given = self.offer(fed, client, state)
         self.receive(client, fed.down(client, given))
         with submodels.scaled(client, self.scaler):
-            sgd(fed, client, t, partial(self.loss, client, given), views=self.views)
+            loss = partial(self.loss, client, given)
+            sgd(fed, client, t, loss, views=self.views, clip=self.clip)
         rows = None if self.mask == "none" else submodels.held(client, fed.classes)
         return submodels.upload(client, self.window(fed, client, state), self.weight(client), rows)
 

@@ -169,11 +169,11 @@ class Job(BaseSettings):
         """The identity of a job with this method and all fields at their defaults.
 
         What a job from before a field was there did: so a new field's default is what was done
-        without it.
+        without it, or the method says so in `formerly`.
         """
-        return (
-            type(self).model_construct(algorithm=type(self.algorithm).model_construct()).identity()
-        )
+        method = type(self.algorithm)
+        algorithm = method.model_construct(**method.formerly)
+        return type(self).model_construct(algorithm=algorithm).identity()
 
     def identity(self) -> dict[str, Any]:
         """What the results depend on: all fields but those in FREE (rounds counts where the cosine

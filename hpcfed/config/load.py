@@ -14,7 +14,7 @@ from pydantic_settings import SettingsError
 
 from hpcfed.config.check import check
 from hpcfed.config.files import EMBEDDED, merge, read, read_preset
-from hpcfed.config.job import Job, job_model
+from hpcfed.config.job import Job, algorithm_model, job_model
 from hpcfed.config.messages import PREFIX, explain, no_field, section, stray
 from hpcfed.config.parts import Data
 from hpcfed.errors import ConfigError
@@ -40,7 +40,7 @@ def load(
     file = merge(*(values for _, values in layers))
     resume = peek("resume", flags, environ, file)
     old = (
-        stored(Path(resume))
+        as_begun(stored(Path(resume)))
         if resume
         else {}
         if path
@@ -85,6 +85,7 @@ def again(stored: dict[str, Any], where: str) -> Job:
 
     where: what the message names if this hpcfed does not take it; ConfigError then.
     """
+    stored = as_begun(stored)
     model = job_model(stored["algorithm"]["name"], [], [stored], None)
     try:
         return model()
@@ -92,6 +93,15 @@ def again(stored: dict[str, Any], where: str) -> Job:
         raise ConfigError(
             explain(error, model, [(f"the job stored in {where}", stored)], [])
         ) from error
+
+
+def as_begun(stored: dict[str, Any]) -> dict[str, Any]:
+    """A stored job with what its method did where a field of today was not there yet."""
+    own = stored.get("algorithm")
+    if not isinstance(own, dict) or "name" not in own:
+        return stored
+    formerly = getattr(algorithm_model(own["name"]), "formerly", {})
+    return stored | {"algorithm": {**formerly, **own}}
 
 
 def split(argv: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -27,7 +27,9 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, g: np.random.Gener
     suffice (`allocate.allocate` says how); n mod K examples, fewer than K, go to nobody.
 
     FedClassAvg, ICPP 2022, section 4.1: "data sizes of all clients were equally distributed".
-    Deviations: the authors' code draws free sizes; that is `dirichlet_free`.
+    Deviations: the authors' code draws free sizes; that is `dirichlet_free`. Equal sizes are milder
+    than the draws, for the classes run out: at alpha = 0.5 and ten classes the mean total variation
+    from uniform is 0.42, that of the draws 0.455, that of the authors' free sizes 0.49.
     """
     mix = g.dirichlet(np.full(labels.max() + 1, _positive("alpha", alpha)), clients)  # [K, C]
     return deal(labels, allocate(mix, np.bincount(labels), len(labels) // clients, True, g), g)

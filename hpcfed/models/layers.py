@@ -18,8 +18,12 @@ class BatchNorm2d(nn.BatchNorm2d):
     all other batches it is `nn.BatchNorm2d`, bit for bit.
     """
 
+    def skips(self, x: Tensor) -> bool:
+        """Whether a batch is too small to be normalised by itself."""
+        return x.numel() <= 2 * self.num_features
+
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and x.numel() <= 2 * self.num_features:
+        if self.training and self.skips(x):
             return F.batch_norm(
                 x,
                 self.running_mean,

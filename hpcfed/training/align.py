@@ -38,6 +38,7 @@ GROWTH = {
 class Alignment(Protocol):
     """What a method says of the pull."""
 
+    setting: str  # "homogeneous": towards the model received, else towards a mean kernel, if any
     eta0: float
     schedule: str  # one of GROWTH
     align_every: int
@@ -60,7 +61,7 @@ def train(
     rad: the examples of the pull.  mean: as `distance_to` takes it.  Makhija et al., ICML 2022,
     eqs. 5 and 6.
     """
-    if how.eta0:
+    if how.eta0 and (mean is not None or how.setting == "homogeneous"):
         weight = how.eta0 * GROWTH[how.schedule](t + 1)
         loss = pulled(
             fed,

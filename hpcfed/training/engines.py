@@ -22,8 +22,9 @@ from torch import Tensor
 from hpcfed import own
 from hpcfed.cluster.devices import lowered
 from hpcfed.errors import first_line
+from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.graphs import Fixed, Graph
-from hpcfed.training.objective import Untraceable, flat, like, opened, title
+from hpcfed.training.objective import flat, like, opened, title
 from hpcfed.training.tape import Objective, Tape, alike, signature
 
 if TYPE_CHECKING:
@@ -122,8 +123,7 @@ class Traced:
         self.found: dict[int, Tape | None] = {}
         try:
             fixed, self.given, self.refill = opened(loss)
-            modes = tuple(module.training for module in steps.model.modules())
-            self.key = fixed, steps.optimiser.names, modes
+            self.key = fixed, steps.optimiser.names, of_model(steps.model)
         except Untraceable as why:
             self.key = None
             self.give_up(why)
@@ -175,7 +175,7 @@ class Graphed(Traced):
     def __init__(self, steps: LocalSteps, loss: Loss):
         super().__init__(steps, loss)
         if self.key:
-            self.key = "graph", *self.key
+            self.key = "graph", steps.optimiser.clip, *self.key
             steps.optimiser = Fixed.of(steps.skeleton, steps.optimiser)
 
     def __call__(self, x: Any, y: Any) -> None:

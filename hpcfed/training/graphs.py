@@ -77,10 +77,15 @@ class Fixed(Optimiser):
     @classmethod
     def of(cls, skeleton: Skeleton, client: Optimiser) -> Fixed:
         """That for what this client's trains, at the point where the client's is."""
-        key = "optimiser", client.names
+        key = "optimiser", client.names, client.clip
         if key not in skeleton.tapes:
             skeleton.tapes[key] = cls(
-                skeleton, client.settings, 0.0, frozenset(client.names).__contains__, None
+                skeleton,
+                client.settings,
+                0.0,
+                frozenset(client.names).__contains__,
+                None,
+                client.clip,
             )
         own = skeleton.tapes[key]
         copy([own.lr, *own.moments.values()], [client.lr, *client.moments.values()])

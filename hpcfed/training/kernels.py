@@ -32,7 +32,6 @@ class Settings(Protocol):
     rad_size: int
     kernel: str  # "linear" or "rbf"
     bandwidth: float
-    mean_over: str  # "all" or "cohort"
     client_weights: str  # "uniform", "samples" or "capacity"
     kernel_norm: str  # "none" or "frobenius"
     upload: str  # "model", "representations" or "kernel"
@@ -79,17 +78,21 @@ class Kernel:
         return self.factor * torch.exp(-self.precision * similarity.squared_distances(few, rest))
 
 
-def mean_of_clients(fed: Federation, rad: Shard, cohort: list[int], how: Settings) -> Tensor | None:
-    """The mean kernel of the round, made ready as a target, [L, L]; None where the method has none;
-    collective.
+def mean_of_clients(
+    fed: Federation, rad: Shard, cohort: list[int], members: list[int], how: Settings
+) -> Tensor | None:
+    """The mean kernel of the round, made ready as a target, [L, L]; None where the method has none
+    or nobody is in it; collective.
 
-    Clients stand in it with the models that they have at the start of the round, in the cohort or
-    not; what they send for it is counted.  Makhija et al., ICML 2022, algorithm 2.
+    members: the clients whose kernels are averaged. They stand in it with the models that they have
+    at the start of the round, in the cohort or not; what is sent for it is counted: by the cohort
+    where the server computes kernels from models, by the members where they do.  Makhija et al.,
+    ICML 2022, algorithm 2.
     """
     if how.setting != "heterogeneous" or not how.eta0:
         return None
     at_server = how.upload == "model"  # which then computes what else clients do: no work of theirs
-    counted, kernels, weights = cohort if at_server else range(fed.K), {}, {}
+    kernels, weights = {}, {}
 
     def represented(client: Client) -> tuple[Tensor, float, int]:
         z = (
@@ -99,13 +102,12 @@ def mean_of_clients(fed: Federation, rad: Shard, cohort: list[int], how: Setting
         )
         return z, weight(client, how), sent(client.skeleton.items(lambda name: True), len(rad), how)
 
-    for k, (z, own, size) in fed.turns(
-        range(fed.K) if how.mean_over == "all" else cohort, represented
-    ):
+    for k, (z, own, size) in fed.turns(members, represented):
         kernels[k], weights[k] = Kernel.of(z, how), own
-        if k in counted:
-            fed.upload(k, {"representation": z}, size)
-    return similarity.fixed(mean(fed, kernels, weights, len(rad)))
+        fed.upload(k, {"representation": z}, 0 if at_server else size)
+    for client in fed.mine(cohort) if at_server else ():
+        fed.upload(client.id, {}, sent(fed.shapes(k=client.id), len(rad), how))
+    return similarity.fixed(mean(fed, kernels, weights, len(rad))) if members else None
 
 
 def weight(client: Client, how: Settings) -> float:

@@ -41,7 +41,8 @@ class LocalSteps:
     data: other examples than the client's own (a `Shard`; a `Paired` one gives its targets as y).
     only: names of the parameters that are trained; the others stay exactly as they are.  phase:
     names the random streams; another phase of the same round needs another name.  lr, size:
-    learning rate and examples in a step, instead of the job's.
+    learning rate and examples in a step, instead of the job's.  clip: largest norm of the gradient
+    of a step that `run` or `descend` makes; 0: any.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class LocalSteps:
         phase: str = "train",
         lr: float | None = None,
         size: int | None = None,
+        clip: float = 0.0,
     ):
+        self.clip = clip
         self.fed, self.client, self.t, self.views, self.phase = fed, client, t, views, phase
         self.data, self.only, self.skeleton = data or client.train, only, client.skeleton
         self.settings = settings = fed.job.local
@@ -85,7 +88,9 @@ class LocalSteps:
     def __enter__(self) -> LocalSteps:
         fed, key = self.fed, (self.t, self.client.id)
         self.start = perf_counter()
-        self.optimiser = make_optimiser(self.client, self.settings, self.lr, self.only, self.phase)
+        self.optimiser = make_optimiser(
+            self.client, self.settings, self.lr, self.only, self.phase, self.clip
+        )
         self.leaves = [self.skeleton.parameters[name] for name in self.optimiser.names]
         if not self.model.training:
             self.model.train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -106,11 +107,13 @@ def inner_product(model: nn.Module, direction: Mapping[str, Tensor]) -> Tensor:
     return sum((torch.vdot(d.flatten(), value.flatten()) for value, d in pairs), torch.zeros(()))
 
 
-def to_prototypes(z: Tensor, proto: Tensor) -> Tensor:
-    """Mean over examples of the squared Euclidean distance of a representation to its prototype.
+def to_prototypes(z: Tensor, proto: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    """Mean over examples of the squared distance of a representation to its prototype.
 
-    z, proto: [n, d]; a row of proto that is nan has no prototype yet and contributes 0.
-    Tan et al. (FedProto), AAAI 2022, arXiv:2105.00243, eq. 8.
+    z, proto: [n, d]; a row of proto that is nan has no prototype yet and contributes 0.  reduction:
+    over the d components, their mean (torch's MSELoss, as in the authors' code) or their sum (eq.
+    8), which is d times as large. Tan et al. (FedProto), AAAI 2022, arXiv:2105.00243, eq. 8.
     """
     known = ~proto.isnan().any(1)
-    return torch.where(known[:, None], z - proto.nan_to_num(), 0.0).square().sum() / len(z)
+    total = torch.where(known[:, None], z - proto.nan_to_num(), 0.0).square().sum()
+    return total / (z.numel() if reduction == "mean" else len(z))

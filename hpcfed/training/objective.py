@@ -4,7 +4,7 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -14,25 +14,39 @@ from torch import Tensor
 
 from hpcfed.client import Client
 from hpcfed.config.parts import Part
+from hpcfed.params import Params
+from hpcfed.training.effects import Untraceable, of_objective, plain
 from hpcfed.training.tape import signature
 
 if TYPE_CHECKING:
     from hpcfed.training.local import Loss
 
-PLAIN = (str, int, float, type(None))
-
-
-class Untraceable(Exception):
-    """Why a local objective cannot be recorded."""
-
 
 class Anyone:
     """Stands for the client while an objective is recorded, for that is done for all: nothing can
-    be asked of it.
+    be asked of it, and nothing told.
     """
 
     def __getattr__(self, name: str) -> Any:
         raise Untraceable(f"it asks for the client's {name}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise Untraceable(f"it sets the client's {name}")
+
+    def compare(self, *other: Any) -> Any:
+        raise Untraceable("it looks at the client")
+
+    __delattr__ = __eq__ = __hash__ = __repr__ = compare
+
+
+class ReadOnly(Params):
+    """Params that an objective gets while it is recorded: what it wrote into them would be lost."""
+
+    def write(self, *args: Any, **kwargs: Any) -> Any:
+        raise Untraceable("it writes into the Params that it is given")
+
+    __setitem__ = __delitem__ = __ior__ = write
+    update = setdefault = pop = popitem = clear = write
 
 
 def opened(loss: Loss) -> tuple[Hashable, list[Tensor], Callable[[Sequence[Tensor]], Loss]]:
@@ -40,10 +54,14 @@ def opened(loss: Loss) -> tuple[Hashable, list[Tensor], Callable[[Sequence[Tenso
     put in.
 
     loss: a function, a method's own hook, or a partial of one. Raises Untraceable where it holds
-    something else than tensors, plain values and clients, for that could be another one next time.
+    something else than tensors, plain values, clients, and Params, tuples and frozen dataclasses of
+    them: that could be another one next time, and what it wrote into it would be lost. So too where
+    its code may write into something else that lasts (`training.effects`).
     """
     fn, args = (
-        (loss.func, (loss.args, loss.keywords)) if isinstance(loss, partial) else (loss, ((), {}))
+        (loss.func, (loss.args, Params(loss.keywords)))
+        if isinstance(loss, partial)
+        else (loss, ((), Params()))
     )
     tensors: list[Tensor] = []
     form = outline(args, tensors)
@@ -58,13 +76,12 @@ def opened(loss: Loss) -> tuple[Hashable, list[Tensor], Callable[[Sequence[Tenso
 def identity(fn: Any) -> Hashable:
     """What makes two functions the same."""
     if isinstance(fn, MethodType) and isinstance(fn.__self__, Part):
-        return fn.__func__, id(
-            fn.__self__
-        )  # the algorithm, a frozen record that lives as long as the run
+        # the algorithm, a frozen record that lives as long as the run
+        return fn.__func__, id(fn.__self__), of_objective(fn.__func__, fn.__self__)
     if isinstance(fn, FunctionType) and not (
         fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__
     ):
-        return fn.__code__
+        return fn.__code__, of_objective(fn)
     raise Untraceable("it is no hook of a method and no function without variables from around it")
 
 
@@ -78,15 +95,15 @@ def outline(value: Any, tensors: list[Tensor]) -> Hashable:
         return signature(value)
     if isinstance(value, Client):
         return Client
-    if isinstance(value, PLAIN):
-        return kind, value
-    if isinstance(value, Mapping):
+    if plain(value):
+        return kind, repr(value)
+    if isinstance(value, Params):
         return kind, tuple((name, outline(v, tensors)) for name, v in value.items())
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple):
         return kind, tuple(outline(v, tensors) for v in value)
-    if is_dataclass(value):
+    if is_dataclass(value) and value.__dataclass_params__.frozen:
         return kind, tuple(outline(getattr(value, f.name), tensors) for f in fields(value))
-    raise Untraceable(f"it holds a {kind.__name__}")
+    raise Untraceable(f"it holds a {kind.__name__}, which can change")
 
 
 def filled(value: Any, left: Iterator[Tensor]) -> Any:
@@ -97,15 +114,14 @@ def filled(value: Any, left: Iterator[Tensor]) -> Any:
         return next(left)
     if isinstance(value, Client):
         return Anyone()
-    if isinstance(value, Mapping):
-        return type(value)({name: filled(v, left) for name, v in value.items()})
-    if isinstance(value, tuple | list):
-        return type(value)(filled(v, left) for v in value)
-    if is_dataclass(value):
-        return replace(
-            value, **{f.name: filled(getattr(value, f.name), left) for f in fields(value)}
-        )
-    return value
+    if plain(value):
+        return value
+    if isinstance(value, Params):
+        return ReadOnly({name: filled(v, left) for name, v in value.items()})
+    if isinstance(value, tuple):
+        parts = [filled(v, left) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return replace(value, **{f.name: filled(getattr(value, f.name), left) for f in fields(value)})
 
 
 def flat(batch: Any) -> list[Tensor]:

@@ -45,7 +45,8 @@ class Optimiser:
     for their bookkeeping in Python takes several times as long as a step of a small model. The
     learning rate and Adam's count of steps are in the device's memory, so that nothing of a step is
     decided in Python.
-    kept: moments of the last round, as `moments` gave them.
+    kept: moments of the last round, as `moments` gave them.  clip: largest norm of the gradient of
+    all that is trained, to which a longer one is shortened; 0: any.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Optimiser:
         lr: float,
         only: Wanted | None,
         kept: Moments | None,
+        clip: float = 0.0,
     ):
         self.skeleton, self.settings, device = skeleton, settings, skeleton.flat.device
+        self.clip = clip
         self.lr = torch.full((), lr, dtype=RATE[device.type], device=device)
         self.names = tuple(name for name in skeleton.layout.params if only is None or only(name))
         self.params = [skeleton.view(name) for name in self.names]
@@ -94,6 +97,8 @@ class Optimiser:
         """
         if gradient is None:
             gradient = [self.skeleton.gradients[name] for name in self.names]
+        if self.clip:
+            gradient = clipped(gradient, self.clip)
         if self.settings.optimiser == "adam":
             self.adam(gradient)
         else:
@@ -138,14 +143,27 @@ class Optimiser:
         )
 
 
+def clipped(gradient: Sequence[Tensor], limit: float) -> list[Tensor]:
+    """The gradient, shortened to this norm where it is longer: torch's clip_grad_norm_, without
+    asking the host.
+    """
+    length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradient))))
+    return torch._foreach_mul(list(gradient), (limit / (length + 1e-6)).clamp(max=1.0))
+
+
 def make_optimiser(
-    client: Client, settings: Local, lr: float, only: Wanted | None = None, phase: str = "train"
+    client: Client,
+    settings: Local,
+    lr: float,
+    only: Wanted | None = None,
+    phase: str = "train",
+    clip: float = 0.0,
 ) -> Optimiser:
     """The job's optimiser for a client's model, with the moments of its last round where they are
     kept.
     """
     kept = client.memory.get(moments(phase)) if settings.keep_optimiser else None
-    return Optimiser(client.skeleton, settings, lr, only, kept)
+    return Optimiser(client.skeleton, settings, lr, only, kept, clip)
 
 
 def keep_moments(

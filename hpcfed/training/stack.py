@@ -80,4 +80,4 @@ def record(
         gradient, value = vmap(grad_and_value(one), (0, *dims))(weights, *given[len(names) :])
         return [value, *gradient.values()]
 
-    return graph(step, [*stack.blocks.values(), *inputs])
+    return graph(step, stack.model, list(stack.blocks.values()), inputs)

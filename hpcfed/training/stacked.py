@@ -26,8 +26,9 @@ from hpcfed.params import Mean, Params
 from hpcfed.payload import finite
 from hpcfed.training.batches import planned, policy, prepared
 from hpcfed.training.checks import checked, on_host
+from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.engines import recordable
-from hpcfed.training.objective import Untraceable, opened, title
+from hpcfed.training.objective import opened, title
 from hpcfed.training.optimisers import Optimiser, learning_rate
 from hpcfed.training.stack import Stack, Stacked
 from hpcfed.training.tape import Tape, signature
@@ -162,6 +163,7 @@ class Group:
             key, Stack(skeleton, len(clients))
         )
         self.stack.load([given for _, given in pairs])
+        self.settings = of_model(skeleton.model.train())
         self.opened = [opened(partial(method.loss, client, given)) for client, given in pairs]
         self.dims = None if common else 0
         self.own = [
@@ -202,7 +204,7 @@ class Group:
         """The recording for batches like this."""
         fixed, _, refill = self.opened[0]
         inputs = [*self.own, x, y]
-        key = fixed, self.dims, tuple(map(signature, inputs))
+        key = fixed, self.settings, self.dims, tuple(map(signature, inputs))
         if key not in self.stack.tapes:
             objective = recordable(self.fed, refill, len(self.own), x, y)
             try:

@@ -5,16 +5,17 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcfed import rng
+from hpcfed.models.layers import BatchNorm2d
 from hpcfed.models.scores import Mask, masked  # noqa: F401, methods take it from here
 from hpcfed.models.widths import Choose, Window, first, named, parse, take
 from hpcfed.params import Mean, Params
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Assignment = Literal["fix", "dynamic"]
 HEAD = ("head.weight", "head.bias")
+MEANS, SQUARES = ".running_mean", ".running_var"  # of batch statistics, or their moments
 
 
 @dataclass(frozen=True)
@@ -174,25 +176,36 @@ def aggregate(
     """
     weights = fed.mean(uploads, keep=state.weights, per="value")
     measured = sorted({name.partition("/")[0] for name in state.statistics})
-    parts = (
-        (c.id, Mean.of(measure(fed, c, weights, measured), c.n))
-        for c in fed.mine(cohort)
-        if measured
-    )
-    return Wide(
-        weights, fed.mean(parts, keep=state.statistics, per="tensor", counted=False), state.t + 1
-    )
+    parts = ((c.id, measure(fed, c, weights, measured)) for c in fed.mine(cohort) if measured)
+    nobody = state.statistics.map(lambda v: torch.full_like(v, torch.nan, dtype=torch.float64))
+    moments = fed.mean(parts, keep=nobody, per="tensor", counted=False)
+    return Wide(weights, pooled(moments, state.statistics), state.t + 1)
 
 
-def measure(fed: Federation, client: Client, weights: Params, architectures: list[str]) -> Params:
-    """Batch statistics on the client's examples, "architecture/name": the mean of those of its
-    batches.
+def pooled(moments: Params, old: Params) -> Params:
+    """Batch statistics of all clients' values together; where there are none (nan) the old ones.
 
-    Each layer normalises by its batch, without dropout and scaler; layers that only saw batches too
-    small for that are left out (`BatchNorm2d`). Diao et al., ICLR 2021, section 3 ("static batch
-    normalization").
+    moments: "architecture/layer.running_mean", the mean, and "... .running_var", the mean square,
+    float64. The variance is E[x^2] - E[x]^2, which counts that between batches and clients too.
     """
-    found = Params()
+    found = {}
+    for name, value in moments.items():
+        if name.endswith(SQUARES):
+            mean = moments[name.removesuffix(SQUARES) + MEANS]
+            value = (value - mean.square()).clamp(min=0)
+        found[name] = torch.where(value.isnan(), old[name], value.to(old[name].dtype))
+    return Params(found)
+
+
+def measure(fed: Federation, client: Client, weights: Params, architectures: list[str]) -> Mean:
+    """Mean and mean square of what the layers of batch normalisation get of the client's examples,
+    "architecture/name", as `pooled` takes them; a layer counts as many values as a channel of it
+    has.
+
+    Each layer normalises by its batch, without dropout and scaler; batches too small for that do
+    not count (`BatchNorm2d`). Diao et al., ICLR 2021, section 3 ("static batch normalization").
+    """
+    values, counts = Params(), Params()
     for architecture in architectures:
         module = fed.module(architecture)
         for name, value in take(weights, window(fed, architecture)).items():
@@ -200,13 +213,41 @@ def measure(fed: Federation, client: Client, weights: Params, architectures: lis
         norms = {
             path: m for path, m in module.model.eval().named_modules() if isinstance(m, _BatchNorm)
         }
-        for norm in norms.values():
-            norm.reset_running_stats()
-            norm.momentum = None  # all batches count the same
-            norm.train()
-        outputs(fed, module.model, client.train)
+        with ExitStack() as stack:
+            sums = {path: Moments() for path in norms}
+            for path, norm in norms.items():
+                norm.reset_running_stats()
+                norm.momentum = None  # batches too small are normalised by the mean of those before
+                norm.train()
+                stack.enter_context(norm.register_forward_hook(sums[path]))
+            outputs(fed, module.model, client.train)
         fed.tally[client.id].work += FORWARD * client.n
-        seen = {path for path, norm in norms.items() if norm.num_batches_tracked > 0}
-        own = {n: module.view(n) for n in module.layout.buffers if n.rpartition(".")[0] in seen}
-        found.update(Params(own).clone().prefixed(f"{architecture}/"))
-    return found
+        for path, found in sums.items():
+            if found.count:
+                for suffix, total in ((MEANS, found.total), (SQUARES, found.squares)):
+                    name = f"{architecture}/{path}{suffix}"
+                    values[name] = total / found.count
+                    counts[name] = torch.tensor(float(found.count), device=total.device)
+    return Mean.of(values, counts)
+
+
+class Moments:
+    """A hook of a layer of batch normalisation: sums over what it normalises, by channel,
+    float64.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total: Tensor | float = 0.0
+        self.squares: Tensor | float = 0.0
+
+    def __call__(self, norm: _BatchNorm, given: tuple[Tensor], out: Tensor) -> None:
+        (x,) = given
+        if isinstance(norm, BatchNorm2d) and norm.skips(x):
+            return
+        count = x.numel() // x.shape[1]
+        axes = [0, *range(2, x.ndim)]
+        var, mean = (v.double() for v in torch.var_mean(x, axes, correction=0))
+        self.count += count
+        self.total += count * mean
+        self.squares += count * (var + mean.square())

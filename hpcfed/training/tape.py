@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hpcfed.training.effects import Untraceable, unchanged
+
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
 
@@ -114,20 +116,51 @@ def record(
         return [value.detach(), *gradient]
 
     state = [t.detach() for t in (*model.parameters(), *model.buffers())]
-    return graph(step, [*state, *inputs])
+    return graph(step, model, state, inputs)
 
 
-def graph(step: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
-    """What a function does to tensors like these, as a graph; computes nothing. RuntimeError where
-    it would not do.
+def graph(
+    step: Callable[..., list[Tensor]],
+    model: nn.Module,
+    state: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+) -> GraphModule:
+    """What a function of (state, inputs) does to tensors like these, as a graph; computes nothing.
+
+    Raises RuntimeError where it would not do, Untraceable where it writes into an input, or into
+    the attributes of the model.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes half a second to import
 
-    with ALONE:
-        module = make_fx(step, tracing_mode="fake")(*inputs)
+    with ALONE, unchanged(model):
+        module = make_fx(step, tracing_mode="fake")(*state, *inputs)
     if unfit := sorted(UNFIT.intersection(map(name, module.graph.nodes))):
         raise RuntimeError(f"{unfit[0]} cannot be replayed")
+    if operation := written(module.graph, len(state)):
+        raise Untraceable(f"it writes into a tensor that it is given, by {operation}")
     return module
+
+
+def written(graph: Graph, first: int) -> str:
+    """The first operation that writes into the memory of an input from this one on; "": none."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"][first:]
+    own = {memory(node) for node in inputs}
+    for node in graph.nodes:
+        if not name(node):
+            continue
+        for i, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+            given = value if isinstance(value, list | tuple) else [value]
+            if any(hasattr(v, "meta") and memory(v) in own for v in given):
+                return name(node)
+    return ""
+
+
+def memory(node: Node) -> int:
+    """What tells the memory of a node's tensor from others'."""
+    return node.meta["val"].untyped_storage()._cdata
 
 
 class Whole(nn.Module):

@@ -34,10 +34,11 @@ VARIANTS = {  # name: method and flags
 }
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 each_method = pytest.mark.parametrize("method", METHODS)
+FREE = ("--algorithm.batch_norm", "aggregate", "--algorithm.clip", "0")
 PLAIN = {  # flags that leave nothing of a method but its windows
-    "heterofl": ("--algorithm.mask", "none", "--algorithm.batch_norm", "aggregate"),
-    "fedrolex": ("--algorithm.mask", "none", "--algorithm.batch_norm", "aggregate"),
-    "feddropout": ("--algorithm.batch_norm", "aggregate", "--algorithm.weighting", "uniform"),
+    "heterofl": ("--algorithm.mask", "none", *FREE),
+    "fedrolex": ("--algorithm.mask", "none", *FREE),
+    "feddropout": ("--algorithm.weighting", "uniform", *FREE),
     "fjord": ("--algorithm.weighting", "uniform"),
 }
 ALL = ("--participation", "1", "--evaluate.common", "true", "--evaluate.received", "true")
@@ -219,3 +220,24 @@ def test_a_model_that_cannot_be_cut_is_refused_at_the_start(method: str):
     with pytest.raises(ConfigError, match="ShuffleNetV2 cannot be cut to a smaller width"):
         toy.run(Serial(), made)
     assert toy.run(Serial(), toy.job(method, "--models.mix", "shufflenetv2", "--rounds", "1")).rows
+
+
+@pytest.mark.parametrize("method", STATIC)
+def test_a_rate_at_which_narrow_clients_diverge_stays_finite_with_clipping(method: str):
+    steep = ("--models.widths", "1,0.25,0.1", "--models.mix", "mlp", "--participation", "1")
+    sgd = ("--local.optimiser", "sgd", "--local.lr", "1", "--rounds", "2")
+    by_default, free = (
+        toy.run(Serial(), toy.job(method, *steep, *sgd, *flags)).column("train_loss").max()
+        for flags in ((), FREE)
+    )
+    assert by_default < 100 and free > 1e6
+
+
+def test_fedrolex_rolls_backwards_as_its_authors_code_where_the_step_is_negative():
+    flags = ("--models.widths", "0.25", "--models.mix", "cnn", "--algorithm.roll_step", "-1")
+    rounds = toy.start(Serial(), toy.job("fedrolex", *flags))
+    rounds.step()
+    before = rounds.state.weights["body.0.weight"].clone()
+    rounds.step()
+    changed = (rounds.state.weights["body.0.weight"] != before).flatten(1).any(1)
+    assert changed.nonzero().flatten().tolist() == [0, 1, 2, 3, 4, 5, 6, 31]  # of 32 units

@@ -281,6 +281,25 @@ def test_fedgh_sends_true_means_of_the_classes_that_a_client_has(batch: str):
     assert rounds.algorithm.traffic(fed, 1)[1] == 4 * (toy.D + 1)
 
 
+def test_fedgh_averages_what_its_header_takes_after_the_relu():
+    """relu(z) of 1 and -3 has the mean 0.5; the ReLU of their mean would be 0."""
+    rounds = toy.start(Serial(), toy.job("fedgh", *MLP, "--models.relu_head", "true"))
+    fed, client = rounds.fed, rounds.fed.clients[4]
+    fed.begin(0, [4], False)
+    x, y = client.train.batch(np.arange(client.n))
+    z = client.model.body(fed.prepare(x)).detach()
+    sent = rounds.algorithm.means(fed, client)
+    want = torch.stack([F.relu(z[y == c]).mean(0) for c in sent["label"]])
+    assert torch.allclose(sent["mean"], want, rtol=0, atol=1e-6)
+    one = {
+        "mean": torch.eye(1, toy.D) - 0.5,
+        "label": torch.tensor([3]).int(),
+    }  # as the head has it
+    head = Params({"head.weight": torch.zeros(4, toy.D), "head.bias": torch.zeros(4)})
+    new = rounds.algorithm.train(fed, head, [one], 0)
+    assert (new["head.weight"][3, 1:] < 0).all()  # a second ReLU would leave 0
+
+
 def test_one_step_of_fedghs_server_is_softmax_regression():
     flags = ("--algorithm.server_epochs", "1", "--algorithm.server_lr", "0.5")
     rounds = toy.start(Serial(), toy.job("fedgh", *MLP, *flags))

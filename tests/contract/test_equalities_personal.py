@@ -211,6 +211,15 @@ def test_prototypes_that_are_taken_during_training_cost_nothing_further():
     assert outcome.column("work").tolist() == outcome.column("examples").tolist()
 
 
+def test_prototypes_that_are_taken_during_training_are_the_same_with_every_engine():
+    flags = ("--models.mix", "mlp", "--training.engine")
+    during = ("fedproto", "--algorithm.prototypes", "during", *flags)
+    eager, traced, graphed = (run(*during, engine) for engine in ("eager", "traced", "graphed"))
+    assert toy.differences(eager, traced) == [] and toy.differences(eager, graphed) == []
+    after = run("fedproto", *flags, "eager").state
+    assert (eager.state["proto"] - after["proto"]).abs().nan_to_num().max() > 1e-3
+
+
 def test_pfedmes_server_may_step_beyond_the_mean():
     flags = ("--models.mix", "small", "--rounds", "1", "--algorithm.beta")
     start = toy.start(Serial(), toy.job("pfedme", *flags, "1")).state

@@ -26,6 +26,7 @@ ALL = (
     "0.1",
 )
 COMPLETE = ("--algorithm.topology", "complete")
+SECONDS = "rounds/virtual_seconds"
 IN_STEP = ("--system.speed", "1e15")  # work takes no time, so that all wait for their equal traffic
 
 
@@ -174,3 +175,17 @@ def test_the_common_score_is_that_of_the_mean_model():
     x, y = fed.common.batch(np.arange(len(fed.common)))
     right = (pooled.model.eval()(fed.prepare(x)).argmax(1) == y).double().mean().item()
     assert row["rounds/accuracy_common"] == pytest.approx(right) and right > 0.25
+
+
+def test_swift_and_dsgd_are_charged_the_same_for_latency_and_for_both_directions():
+    """Where work takes no time, a step of both lasts as long as its exchange."""
+    ring = (*ALL, "--algorithm.topology", "ring", "--system.bandwidth", "1e6")
+    ring = (*ring, "--system.latency", "0.25", "--local.steps", "1", "--rounds", "1")
+
+    def last(method: str, *flags: str) -> float:
+        return float(toy.start(Serial(), toy.job(method, *ring, *flags)).step()[0][SECONDS])
+
+    nbytes = 2 * toy.start(Serial(), toy.job("dsgd", *ring)).fed.initial().nbytes  # two neighbours
+    exchange = 0.25 + 2 * nbytes / 1e6
+    assert last("swift", *IN_STEP) == pytest.approx(exchange, rel=1e-6)
+    assert last("dsgd", *IN_STEP) == pytest.approx(exchange, rel=1e-6)

@@ -43,10 +43,10 @@ def rad(rounds: Rounds):
     return rounds.fed.public.pick(rounds.fed.draw_public(0, rounds.algorithm.rad_size))
 
 
-def target(rounds: Rounds, cohort: list[int] | None = None) -> Tensor:
-    return kernels.mean_of_clients(
-        rounds.fed, rad(rounds), cohort or rounds.fed.sample(0), rounds.algorithm
-    )
+def target(rounds: Rounds, cohort: list[int] | None = None) -> Tensor | None:
+    cohort = cohort or rounds.fed.sample(0)
+    members = rounds.algorithm.members(rounds.fed, rounds.state, cohort)
+    return kernels.mean_of_clients(rounds.fed, rad(rounds), cohort, members, rounds.algorithm)
 
 
 def kernel(rounds: Rounds, k: int) -> Tensor:
@@ -221,6 +221,54 @@ def test_the_cohort_changes_the_mean_kernel_only_where_it_is_that_of_the_cohort(
         target(begun("--algorithm.mean_over", "cohort"), cohort) for cohort in ([0, 1], [2, 3, 5])
     ]
     assert not torch.allclose(*cohorts, atol=1e-3)
+
+
+def of_the_round_before(*flags: str) -> Rounds:
+    return started("--algorithm.mean_over", "previous", "--models.mix", "mlp", *flags)
+
+
+def test_the_mean_kernel_of_the_previous_cohort_is_that_of_its_models_on_todays_examples():
+    """Nobody's in the first round, as in the authors' code; there the cohort trains alone."""
+    rounds = of_the_round_before("--algorithm.rad_size", "8")
+    first, alone = rounds.fed.sample(0), started("--algorithm.eta0", "0", "--models.mix", "mlp")
+    assert target(rounds, first) is None
+    rounds.step()
+    alone.step()
+    assert toy.differences(*(learnt(r) for r in (rounds, alone))) == []
+    cohort = rounds.begin(1)
+    assert cohort != first
+    rad = rounds.fed.public.pick(rounds.fed.draw_public(1, 8))
+    z = {k: represent(rounds.fed, rounds.fed.clients[k], rad).double() for k in first}
+    want = sum(v @ v.T for v in z.values()) / len(first)
+    members = rounds.algorithm.members(rounds.fed, rounds.state, cohort)
+    got = kernels.mean_of_clients(rounds.fed, rad, cohort, members, rounds.algorithm)
+    assert members == first
+    assert torch.allclose(got, similarity.fixed(want.float()), atol=1e-4)
+
+
+def learnt(rounds: Rounds) -> dict[int, Tensor]:
+    return {k: c.skeleton.flat.clone() for k, c in rounds.fed.clients.items()}
+
+
+def test_the_previous_cohort_survives_a_checkpoint_and_another_number_of_ranks(tmp_path: Path):
+    job = toy.job("fedhenn", "--algorithm.mean_over", "previous", "--models.mix", "mlp,logistic")
+    want = toy.run(Serial(), job)
+    spmd(2, lambda comm: toy.run(comm, job, rounds=1, save=tmp_path))
+    assert all(
+        toy.differences(got.weights, want.weights) == []
+        for got in spmd(3, lambda comm: toy.run(comm, job, resume=tmp_path))
+    )
+    other = toy.run(Serial(), toy.job("fedhenn", "--models.mix", "mlp,logistic"))
+    assert toy.differences(other.weights, want.weights) != []
+
+
+def test_the_cohort_sends_its_models_whoever_is_in_the_mean():
+    rounds = of_the_round_before()
+    for t in (0, 1):
+        cohort = rounds.fed.sample(t)
+        row, _ = rounds.step()
+        assert row["clients/up"].tolist() == [4 * 16284 * (k in cohort) for k in range(6)]
+        assert (row["clients/down"] > 0).sum() == t * len(cohort)
 
 
 def test_equal_clients_have_their_common_kernel_for_a_mean():

@@ -63,8 +63,14 @@ def test_the_distance_to_prototypes_is_squared_and_averaged_and_leaves_out_class
     )
     value = to_prototypes(z, proto)
     value.backward()
-    assert value.item() == 2.5  # (1 + 4 + 0) / 2
-    assert z.grad.tolist() == [[1.0, 2.0], [0.0, 0.0]]
+    assert value.item() == 1.25  # (1 + 4 + 0) / 2 examples / 2 components
+    assert z.grad.tolist() == [[0.5, 1.0], [0.0, 0.0]]
+    assert to_prototypes(z, proto, "sum").item() == 2.5  # (1 + 4 + 0) / 2 examples
+
+
+def test_the_distance_to_prototypes_is_the_authors_mean_squared_error_whatever_the_width():
+    for d in (1, 4, 512):
+        assert to_prototypes(torch.full((3, d), 5.0), torch.full((3, d), 2.0)).item() == 9.0
 
 
 def test_the_nearest_prototype_scores_highest_and_a_missing_one_lowest():

@@ -102,19 +102,63 @@ def test_static_statistics_are_those_of_a_pass_over_the_clients_data():
     rounds = toy.start(Serial(), toy.job("heterofl", "--models.widths", "1,0.5"))
     fed, client = rounds.fed, rounds.fed.clients[4]
     fed.begin(0, [4], keep_stragglers=False)
-    found = submodels.measure(fed, client, rounds.state.weights, ["small@0.5"])
-    x = fed.prepare(client.train.batch(np.arange(client.n))[0])
     weights = rounds.state.weights
-    maps = F.conv2d(x, weights["body.0.weight"][:4], weights["body.0.bias"][:4], padding=1)
+    found = statistics(submodels.measure(fed, client, weights, ["small@0.5"]))
+    x = fed.prepare(client.train.batch(np.arange(client.n))[0])
+    maps = F.conv2d(x, weights["body.0.weight"][:4], weights["body.0.bias"][:4], padding=1).double()
     assert torch.allclose(found["small@0.5/body.1.running_mean"], maps.mean((0, 2, 3)), atol=1e-6)
-    assert torch.allclose(found["small@0.5/body.1.running_var"], maps.var((0, 2, 3)), atol=1e-6)
+    assert torch.allclose(
+        found["small@0.5/body.1.running_var"], maps.var((0, 2, 3), correction=0), atol=1e-6
+    )
     assert set(found) == {
         f"small@0.5/body.{i}.running_{what}" for i in (1, 6) for what in ("mean", "var")
     }
-    alone = submodels.measure(fed, fed.clients[0], weights, ["small@0.5"])
+    alone = submodels.measure(fed, fed.clients[0], weights, ["small@0.5"]).parts[0].value
     assert set(alone) == {
         f"small@0.5/body.1.running_{what}" for what in ("mean", "var")
     }  # 1x1 maps of one example
+
+
+def statistics(*parts: Mean) -> Params:
+    """What these clients' moments become together."""
+    values = [part for mean in parts for part in mean.parts]
+    keep = values[0].value.map(lambda v: torch.full_like(v, torch.nan))
+    return submodels.pooled(
+        mean_of(values, keep, "tensor", Serial().sum), keep.map(torch.ones_like)
+    )
+
+
+def test_the_pooled_variance_is_that_of_all_clients_values_together():
+    """Values 1, 3 of one client and 10 of another: mean 14 / 3, variance 110 / 3 - 196 / 9."""
+
+    def moments(values: list[float]) -> Mean:
+        x, hook = torch.tensor(values), submodels.Moments()
+        hook(nn.BatchNorm1d(1), (x[:, None],), x)
+        found = Params({"a/n.running_mean": hook.total / hook.count})
+        found["a/n.running_var"] = hook.squares / hook.count
+        return Mean.of(found, Params(dict.fromkeys(found, torch.tensor(float(hook.count)))))
+
+    got = statistics(moments([1.0, 3.0]), moments([10.0]))
+    assert got["a/n.running_mean"].tolist() == pytest.approx([14 / 3], rel=1e-12)
+    assert got["a/n.running_var"].tolist() == pytest.approx([110 / 3 - 196 / 9], rel=1e-12)
+
+
+def test_static_statistics_are_those_of_all_the_cohorts_values_together():
+    rounds = toy.start(Serial(), toy.job("heterofl", "--participation", "1", "--rounds", "1"))
+    fed = rounds.fed
+    rounds.step()
+    weights, found = rounds.state.weights, rounds.state.statistics
+    x = torch.cat([fed.prepare(c.train.batch(np.arange(c.n))[0]) for c in fed.clients.values()])
+    maps = F.conv2d(x, weights["body.0.weight"], weights["body.0.bias"], padding=1).double()
+    want = {"mean": maps.mean((0, 2, 3)), "var": maps.var((0, 2, 3), correction=0)}
+    for what, value in want.items():
+        assert torch.allclose(found[f"small/body.1.running_{what}"].double(), value, rtol=1e-5)
+
+
+def test_statistics_of_a_layer_that_saw_no_batch_stay_as_they_were():
+    nobody = Params({f"a/n.running_{what}": torch.tensor([torch.nan]) for what in ("mean", "var")})
+    old = Params({"a/n.running_mean": torch.tensor([0.1]), "a/n.running_var": torch.tensor([0.3])})
+    assert toy.differences(submodels.pooled(nobody, old), old) == []
 
 
 def test_the_model_inside_computes_what_the_narrow_one_does_and_its_gradients_its_block_alone():

@@ -2,14 +2,20 @@
 eagerly and says so.
 """
 
+import math
+import random
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hpcfed.algorithms.fedavg import FedAvg
 from hpcfed.comm import Serial
 from hpcfed.federation import Federation
 from hpcfed.models import MODELS, build
@@ -17,10 +23,11 @@ from hpcfed.models.flat import Skeleton
 from hpcfed.params import Params
 from hpcfed.rng import scoped
 from hpcfed.training import engines
+from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.engines import gradient
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import contrastive_cross_entropy, proximal
-from hpcfed.training.objective import Untraceable, opened
+from hpcfed.training.objective import opened
 from hpcfed.training.tape import Tape
 from tests.contract import toy
 
@@ -112,7 +119,7 @@ def anchored(there: Params, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(model, x, y) + proximal(model, there, mu=1.0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Box:
     """An argument that only its own type knows."""
 
@@ -188,3 +195,314 @@ def test_head_alone_is_recorded_for_itself():
     assert torch.equal(after[:start], before[:start]) and not torch.equal(
         after[start:], before[start:]
     )
+
+
+# What a recording would miss: each of these is refused, and trains eagerly
+
+SEEN: list[Tensor] = []
+COUNTS = np.zeros(1)
+CALLS = 0
+SCALE = 1.0
+MEAN_LOSS = nn.CrossEntropyLoss()
+
+
+class Shelf:
+    """Holds a list that all share."""
+
+    seen: ClassVar[list[Tensor]] = []
+
+
+def appends(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    SEEN.append(y)
+    return cross_entropy(model, x, y)
+
+
+def appends_elsewhere(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return appends(model, x, y)
+
+
+def appends_to_a_class(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    Shelf.seen.append(y)
+    return cross_entropy(model, x, y)
+
+
+def counts(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    global CALLS
+    CALLS += 1
+    return cross_entropy(model, x, y)
+
+
+def counts_in_an_array(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    COUNTS[0] += 1
+    return cross_entropy(model, x, y)
+
+
+def draws(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model, x, y) * random.random()
+
+
+def draws_by_numpy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model, x, y) * np.random.rand()
+
+
+def sets_an_attribute(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    model.last = x
+    return cross_entropy(model, x, y)
+
+
+def sets_by_name(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    setattr(model, "last", x)  # noqa: B010
+    return cross_entropy(model, x, y)
+
+
+def counter() -> object:
+    n = 0
+
+    def count(value: Tensor) -> Tensor:
+        nonlocal n
+        n += 1
+        return value
+
+    return count
+
+
+COUNT = counter()
+
+
+def counts_in_a_closure(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return COUNT(cross_entropy(model, x, y))
+
+
+@pytest.mark.parametrize(
+    "loss, why",
+    [
+        (appends, "it reads SEEN, a list"),
+        (appends_elsewhere, "it reads SEEN, a list"),
+        (appends_to_a_class, "it reads Shelf.seen, a list"),
+        (counts, "it sets the global CALLS"),
+        (counts_in_an_array, "it reads COUNTS, a ndarray"),
+        (counts_in_a_closure, "it sets the variable n from around it"),
+        (draws, "it reads random.random, a Random"),
+        (draws_by_numpy, "it reads np.random.rand, a method"),
+        (sets_an_attribute, "it sets the attribute last"),
+        (sets_by_name, "it calls setattr"),
+        *(
+            (partial(cross_entropy, held), f"it holds a {type(held).__name__}, which can change")
+            for held in ([], {}, set(), np.zeros(1), bytearray(), SimpleNamespace())
+        ),
+        (partial(cross_entropy, ([],)), "it holds a list"),
+        (partial(cross_entropy, Box({})), "it holds a dict"),
+    ],
+)
+def test_an_objective_that_may_write_into_what_lasts_is_never_recorded(loss, why: str):
+    with pytest.raises(Untraceable, match=why):
+        opened(loss)
+
+
+def constant_parts(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    scale = float(np.pi) * math.pi * SCALE
+    return MEAN_LOSS(model(x), y) * scale + max(v.sum() for v in (x, x)) * 0
+
+
+def test_constants_functions_and_torchs_modules_may_be_read():
+    opened(constant_parts)
+    opened(partial(cross_entropy, Params(a=torch.zeros(1)), (1, "a", None), np.float32(1)))
+
+
+def test_a_number_that_is_read_is_part_of_what_is_recorded(monkeypatch: pytest.MonkeyPatch):
+    def run(engine: str) -> Tensor:
+        fed = federation("--training.engine", engine)
+        for scale in (1.0, 3.0):
+            monkeypatch.setitem(globals(), "SCALE", scale)
+            sgd(fed, fed.clients[5], 0, constant_parts)
+        return fed.clients[5].skeleton.flat.clone()
+
+    assert torch.equal(run("traced"), run("eager"))
+
+
+def writes_params(there: Params, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    there["seen"] = y
+    return cross_entropy(model, x, y)
+
+
+def writes_a_tensor(there: Params, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    there["head.bias"][0].add_(1)
+    return cross_entropy(model, x, y) + proximal(model, there, mu=1.0)
+
+
+def tells_the_client(client, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    client.seen = y
+    return cross_entropy(model, x, y)
+
+
+@pytest.mark.parametrize(
+    "loss, why",
+    [
+        (writes_params, "it writes into the Params that it is given"),
+        (writes_a_tensor, "it writes into a tensor that it is given, by aten::add_"),
+        (tells_the_client, "it sets the"),
+    ],
+)
+def test_what_an_objective_writes_into_its_arguments_is_written_in_every_step(loss, why, capsys):
+    outcomes = []
+    for engine in ("traced", "eager"):
+        fed = federation("--training.engine", engine)
+        there = Params({"head.bias": torch.zeros(4)})
+        client = fed.clients[5]
+        sgd(fed, client, 0, partial(loss, client if loss is tells_the_client else there))
+        outcomes.append((client.skeleton.flat.clone(), there.get("seen", there["head.bias"])))
+    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
+    assert f"cannot be recorded ({why}" in capsys.readouterr().err
+
+
+class Counting(nn.Module):
+    """A layer that keeps books."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.seen, self.factor = 0, [], 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.factor > 0:
+            return x * self.factor
+        self.calls += 1
+        self.seen.append(len(x))
+        return x
+
+
+class Drawing(nn.Module):
+    """A layer that draws from Python's generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * random.random()
+
+
+def with_layer(layer: nn.Module, engine: str) -> tuple[Federation, nn.Module]:
+    """A federation whose mlp begins with this layer."""
+    fed = federation("--training.engine", engine)
+    body = fed.clients[5].model.body
+    body[0] = nn.Sequential(body[0], layer)
+    return fed, layer
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_a_model_that_keeps_books_does_so_in_every_step(engine: str, capsys):
+    fed, layer = with_layer(Counting(), engine)
+    layer.factor = 0.0
+    steps = sgd(fed, fed.clients[5], 0, cross_entropy)
+    assert layer.calls == steps and layer.seen == [16] * steps
+    said = "it writes into Counting.calls of its model" in capsys.readouterr().err
+    assert said == (engine == "traced")
+
+
+def test_a_number_in_a_model_is_part_of_what_is_recorded():
+    def run(engine: str) -> Tensor:
+        fed, layer = with_layer(Counting(), engine)
+        for layer.factor in (1.0, 0.5):
+            sgd(fed, fed.clients[5], 0, cross_entropy)
+        return fed.clients[5].skeleton.flat.clone()
+
+    assert torch.equal(run("traced"), run("eager"))
+
+
+@pytest.mark.parametrize("engine", ["eager", "traced"])
+def test_a_hook_on_a_model_runs_in_every_step(engine: str, capsys):
+    fed, seen = federation("--training.engine", engine), []
+    body = fed.clients[5].model.body
+    handle = body.register_forward_hook(lambda module, x, z: seen.append(z.detach()))
+    steps = sgd(fed, fed.clients[5], 0, cross_entropy)
+    handle.remove()
+    assert len(seen) == steps
+    said = "its model's Sequential has a hook: it reads seen, a list" in capsys.readouterr().err
+    assert said == (engine == "traced")
+
+
+def test_a_recording_without_a_hook_does_not_stand_for_steps_with_one():
+    def run(engine: str) -> Tensor:
+        fed = federation("--training.engine", engine)
+        sgd(fed, fed.clients[5], 0, cross_entropy)
+        for width in (0.5, 0.25):
+            hook = lambda module, x, z: z / width  # noqa: E731, B023
+            handle = fed.clients[5].model.body.register_forward_hook(hook)
+            sgd(fed, fed.clients[5], 0, cross_entropy)
+            handle.remove()
+        return fed.clients[5].skeleton.flat.clone()
+
+    assert torch.equal(run("traced"), run("eager"))
+
+
+def test_a_model_that_draws_from_pythons_generator_is_never_recorded():
+    with pytest.raises(Untraceable, match=r"its model's Drawing: it reads random\.random"):
+        of_model(nn.Sequential(Drawing()))
+
+
+class Collects(FedAvg):
+    """Methods of a user's own, each with something to write into."""
+
+    seen: ClassVar[list[Tensor]] = []
+
+    def loss(self, client, state, model, x, y):
+        self.seen.append(y)
+        return super().loss(client, state, model, x, y)
+
+
+class Counts(FedAvg):
+    _steps: int = 0
+
+    def loss(self, client, state, model, x, y):
+        self._steps += 1
+        return super().loss(client, state, model, x, y)
+
+
+class Lists(FedAvg):
+    weights: list[float] = [1.0, 2.0]  # noqa: RUF012, a field
+
+    def loss(self, client, state, model, x, y):
+        return super().loss(client, state, model, x, y) * self.weights[0]
+
+
+class Helps(FedAvg):
+    def remember(self, y):
+        SEEN.append(y)
+
+    def loss(self, client, state, model, x, y):
+        self.remember(y)
+        return super().loss(client, state, model, x, y)
+
+
+class Scales(FedAvg):
+    weights: tuple[float, ...] = (1.0, 2.0)
+
+    def scale(self):
+        return self.weights[1]
+
+    def loss(self, client, state, model, x, y):
+        return super().loss(client, state, model, x, y) * self.scale()
+
+
+@pytest.mark.parametrize(
+    "method, why",
+    [
+        (Collects, "its method's seen is a list, which can change"),
+        (Counts, "its method has the private attribute _steps"),
+        (Lists, "its method's weights is a list, which can change"),
+        (Helps, "it reads SEEN, a list"),
+    ],
+)
+def test_a_method_that_has_something_to_write_into_trains_eagerly(method, why: str):
+    with pytest.raises(Untraceable, match=why):
+        opened(partial(method().loss, None, Params()))
+    opened(partial(Scales().loss, None, Params()))
+
+
+@pytest.mark.parametrize("engine", ["traced", "graphed", "stacked"])
+def test_a_users_loss_that_collects_does_so_in_every_step_with_every_engine(engine: str, capsys):
+    flags = ("--clients", "6", "--data.partition", "iid", "--rounds", "1", "--models.mix", "mlp")
+    rounds = toy.start(
+        Serial(), toy.job("fedavg", *flags, "--local.batch", "8", "--training.engine", engine)
+    )
+    Collects.seen.clear()
+    rounds.algorithm = Collects()
+    row, _ = rounds.step()
+    assert sum(map(len, Collects.seen)) == row["clients/examples"].sum()
+    assert "Collects.loss cannot be recorded" in capsys.readouterr().err

@@ -126,7 +126,7 @@ def test_the_authors_preset_is_that_of_fedhenns_code(tmp_path: Path):
     assert (made.algorithm.eta0, made.algorithm.rad_size, made.algorithm.mean_over) == (
         0.01,
         1000,
-        "cohort",
+        "previous",
     )
     assert (made.local.optimiser, made.local.momentum, made.local.batch) == ("sgd", 0.5, 10)
     assert (

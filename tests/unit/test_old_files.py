@@ -9,7 +9,7 @@ import pytest
 
 import hpcfed
 from hpcfed.comm import Serial
-from hpcfed.config.load import load
+from hpcfed.config.load import again, load
 from hpcfed.engine import events, run, saving
 from hpcfed.engine.setup import federation, world
 from hpcfed.storage import names, results
@@ -75,3 +75,12 @@ def test_a_run_goes_on_from_an_old_folder(old, tmp_path):
 def test_a_model_comes_out_of_an_old_run(old):
     model = hpcfed.load_model(old, client=1)
     assert model.about.rounds == make.ROUNDS and model.about.shape == (1, 16, 16)
+
+
+def test_a_run_from_before_a_field_goes_on_as_it_began():
+    """FedProto's term was a sum over d before it could be a mean; a new job has the mean."""
+    old = {"algorithm": {"name": "fedproto", "lam": 0.5}}
+    on = load(["--resume", "old"], lambda _: old, environ={})
+    assert on.algorithm.reduction == "sum" and on.usual()["algorithm"]["reduction"] == "sum"
+    assert again(old, "old").algorithm.reduction == "sum"
+    assert load(["--algorithm.name", "fedproto"], environ={}).algorithm.reduction == "mean"

@@ -11,7 +11,7 @@ from hpcfed.models import build
 from hpcfed.models.flat import Skeleton
 from hpcfed.rng import scoped
 from hpcfed.training.engines import gradient
-from hpcfed.training.optimisers import Optimiser
+from hpcfed.training.optimisers import Optimiser, clipped
 
 KINDS = {
     "sgd": ({"optimiser": "sgd"}, lambda p: torch.optim.SGD(p, 0.1, fused=True)),
@@ -85,3 +85,26 @@ def test_without_a_gradient_given_it_steps_down_the_flat_one():
     F.cross_entropy(two.model(x), torch.arange(6)).backward()
     Optimiser(two, Local(), 0.1, None, None).step()
     assert torch.equal(one.flat, two.flat)
+
+
+@pytest.mark.parametrize("clip", [0.01, 1e6])
+def test_a_clipped_step_is_that_of_torchs_clipped_gradient(clip: float):
+    own = start()
+    plain = copy.deepcopy(own.model)
+    ours = Optimiser(own, Local(optimiser="sgd"), 0.1, None, None, clip)
+    theirs = torch.optim.SGD(plain.parameters(), 0.1, fused=True)
+    step(own, ours, 0)
+    x = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    F.cross_entropy(plain(x), torch.arange(6)).backward()
+    torch.nn.utils.clip_grad_norm_(plain.parameters(), clip)
+    theirs.step()
+    assert all(
+        torch.equal(p, q) for p, q in zip(plain.parameters(), own.model.parameters(), strict=True)
+    )
+
+
+def test_a_clipped_gradient_by_hand():
+    pair = [torch.tensor([3.0]), torch.tensor([[0.0, 4.0]])]  # of norm 5
+    first, second = clipped(pair, 1.0)
+    assert first.item() == pytest.approx(0.6) and second[0].tolist() == pytest.approx([0.0, 0.8])
+    assert [v.tolist() for v in clipped(pair, 6.0)] == [[3.0], [[0.0, 4.0]]]
