@@ -15,7 +15,7 @@ from pydantic_settings import SettingsError
 from hpcfed.config.check import check
 from hpcfed.config.files import EMBEDDED, merge, read, read_preset
 from hpcfed.config.job import Job, job_model
-from hpcfed.config.messages import PREFIX, explain, no_field, section, stray
+from hpcfed.config.messages import PREFIX, Layer, explain, no_field, section, stray
 from hpcfed.errors import ConfigError
 from hpcfed.storage.fields import at
 
@@ -33,6 +33,19 @@ def load(
     file the embedded job stands in; with `--resume` the stored job of that run (`stored(path)`)
     stands under the file. Raises ConfigError with all mistakes in one message.
     """
+    job, _, _ = resolve(argv, stored, environ)
+    check(job)
+    return job
+
+
+def resolve(
+    argv: Sequence[str],
+    stored: Callable[[Path], dict[str, Any]],
+    environ: Mapping[str, str],
+) -> tuple[Job, list[Layer], list[str]]:
+    """The job of a command line, each field checked by itself; where else values came from (of two
+    layers the first wins), and the flags.
+    """
     path, flags = split(argv)
     layers = read(path) if path else []
     file = merge(*(values for _, values in layers))
@@ -46,7 +59,8 @@ def load(
     )
     name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
     file, old = (about(name, table) for table in (file, old))
-    preset = read_preset(peek("preset", flags, environ, file, old) or "paper", name)
+    asked = peek("preset", flags, environ, file, old) or "paper"
+    preset = read_preset(asked, name)
     model = job_model(
         name,
         flags,
@@ -54,13 +68,13 @@ def load(
         Parser("python -m hpcfed.main [JOB.toml]", allow_abbrev=False),
     )
     known_environment(model, environ)
+    under = f"the job stored in {resume}" if resume else "the embedded job"
+    places = [*layers[::-1], (under, old), (f"preset {asked}", preset)]
+    places = [(name, values) for name, values in places if values]
     try:
-        job = model()
+        return model(), places, flags
     except (ValidationError, SettingsError, RecursionError) as error:
-        places = [*layers[::-1], (f"the job stored in {resume}", old)]
         raise ConfigError(explain(error, model, places, flags)) from error
-    check(job)
-    return job
 
 
 def again(stored: dict[str, Any], where: str) -> Job:
@@ -163,7 +177,7 @@ def known_environment(model: type[Job], environ: Mapping[str, str]) -> None:
             raise ConfigError(f"environment variable {name}: {no_field(first, model)}")
         if others and not section(model, (first, *others[:-1])):
             raise ConfigError(
-                f"environment variable {name}: {first} has no fields of that kind; see --help"
+                f"environment variable {name}: {first} has no fields of that kind; see --help all"
             )
 
 

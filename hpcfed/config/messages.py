@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+
+from hpcfed.errors import nearest
 
 PREFIX = "HPCFED_"
 Layer = tuple[str, dict[str, Any]]  # where values come from (a file), and the values
@@ -20,8 +21,8 @@ def no_field(name: str, known: type[BaseModel] | Iterable[str]) -> str:
         takes = ", ".join(f"{n} ({kind_of(f.annotation)})" for n, f in known.model_fields.items())
         names, takes = list(known.model_fields), f"\n  {known.__name__} takes: {takes}"
     else:
-        names, takes = list(known), "\n  all fields: --help"
-    near = get_close_matches(name, names, n=2)
+        names, takes = list(known), "\n  all fields: --help all"
+    near = nearest(name, names)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"no field {name!r}{hint}{takes}"
 

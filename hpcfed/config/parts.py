@@ -92,7 +92,7 @@ class Models(Part):
     are.
     """
     proxy: str = ""
-    """A model that every client has beside its own, for methods that share that one."""
+    """A model that every client trains besides its own, for methods that share that one."""
     server: str = ""
     """The server's own model, for methods in which it has one."""
     d: PositiveInt = 512

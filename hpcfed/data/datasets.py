@@ -23,7 +23,8 @@ def load(name: str, root: Path, download: bool = True, text: Text = TEXT) -> Dat
         return DATASETS[name].load()(name, Path(root), download, text)
     if not name.endswith((".h5", ".hdf5", ".npz")):
         raise ConfigError(
-            unknown("data set", name, DATASETS) + ", or a path that ends in .h5, .hdf5 or .npz"
+            unknown("data set", name, DATASETS, "hpcfed list datasets")
+            + ", or a path that ends in .h5, .hdf5 or .npz"
         )
     from hpcfed.data import files
 

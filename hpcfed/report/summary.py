@@ -28,9 +28,9 @@ def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
 
 
 LATER = {  # rows that not every run has
-    "received": "with what all would receive next",
-    "final": "after the method's end, own models",
-    "final_received": "after the method's end, received",
+    "received": "with the server's next model, untrained",
+    "final": "after the method's last step, own models",
+    "final_received": "after the method's last step, server's",
 }
 
 

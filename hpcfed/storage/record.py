@@ -42,7 +42,8 @@ class Record:
     def column(self, name: str) -> np.ndarray:
         """One column; CheckpointError for an unknown name."""
         if name not in self.columns:
-            raise CheckpointError(f"results: {unknown('column', name, self.columns)}")
+            all_of_them = "hpcfed.load(RUN).columns"
+            raise CheckpointError(f"results: {unknown('column', name, self.columns, all_of_them)}")
         return self.columns[name]
 
 

@@ -221,9 +221,31 @@ def test_a_model_shows_parameters_and_multiply_adds():
     assert sizes["3x32x32"] == {"parameters": 30730, "multiply_adds": 30720}
 
 
-def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean 'fedprox'"):
+def test_an_unknown_name_is_refused_with_the_nearest_and_not_with_all():
+    with pytest.raises(ConfigError, match="did you mean 'fedprox'") as error:
         catalogue.show("fedprx")
+    assert len(str(error.value)) < 120 and "hpcfed list" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spelt", "name"), [("FedAvg", "fedavg"), ("KT-pFL", "ktpfl"), ("CIFAR-10", "cifar10")]
+)
+def test_a_name_is_shown_however_its_paper_spells_it(spelt, name):
+    assert catalogue.show(spelt, json=True)["name"] == name
+
+
+def test_a_partition_is_shown_with_its_fields(capsys):
+    own = [p["name"] for p in catalogue.show("dirichlet", json=True)["parameters"]]
+    assert own == ["sizes", "alpha"]
+    console().print(catalogue.show("dirichlet"))
+    assert "data.alpha = 0.5" in capsys.readouterr().out
+
+
+def test_show_keeps_to_80_columns_in_a_pipe(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    console().print(catalogue.show("fedclassavg"))
+    lines = capsys.readouterr().out.partition("@")[0].splitlines()
+    assert max(map(len, lines)) <= 80 and any("Temperature" in line for line in lines)
 
 
 def test_a_rank_prints_plain_lines_where_its_mpirun_writes_to_no_terminal(monkeypatch):
