@@ -42,7 +42,7 @@ MAIN = {  # the fields that most users set, each in a few words
     "out": "folder of the results",
 }
 MORE = """\
-also: --dry-run checks the job and prints who computes what; --resume RUN goes on
+also: --dry-run checks the job and shows the plan; --resume RUN continues a run
 
   --help FIELD    one field, as in --help local.lr
   --help METHOD   the parameters of a method, as in --help fedprox
