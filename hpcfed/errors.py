@@ -44,6 +44,10 @@ class DamagedError(CheckpointError):
     """A file that is not as it was written, or cannot be read."""
 
 
+class AbsentError(CheckpointError):
+    """A file or folder that is not there."""
+
+
 class WriteError(CheckpointError):
     """A file that the disk does not take now: no room, no permission, no such file system."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hpcfed.data import DATASETS
 from hpcfed.data.record import TEXT, DataSet, Text
-from hpcfed.errors import ConfigError, unknown
+from hpcfed.errors import ConfigError, DataError, unknown
 
 
 def load(name: str, root: Path, download: bool = True, text: Text = TEXT) -> DataSet:
@@ -29,4 +29,8 @@ def load(name: str, root: Path, download: bool = True, text: Text = TEXT) -> Dat
     from hpcfed.data import files
 
     path = Path(os.path.expanduser(name))
-    return files.read(path if os.path.exists(path) else Path(root) / path, text)
+    found = next((place for place in (path, Path(root) / path) if os.path.exists(place)), None)
+    if found is None:
+        also = "" if path.is_absolute() else f", nor in {root} (data.root)"
+        raise DataError(f"{path}: no such file{also}; check --data.name")
+    return files.read(found, text)

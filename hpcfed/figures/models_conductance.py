@@ -64,10 +64,10 @@ def ranked(name: str, found: Probe) -> Ranks:
         [rankdata(found.conductance[k]) for k in right], axis=1
     )  # equal ones share their mean rank
     label = found.header["classes"][found.labels[found.image]]
-    title = (
-        f"{name}\nan image of {look.short(label, 16)}, {len(right)} of "
-        f"{counted(len(found.clients), 'client')}"
-    )
+    K = len(found.clients)
+    drawn = f" ({found.of(K)} drawn)" if K < found.header.get("of", K) else ""
+    right_ones = f"{len(right)} of {counted(K, 'client')}{drawn}"
+    title = f"{name}\nan image of {look.short(label, 16)}, {right_ones}"
     return Ranks(title, found.clients[right], ranks, mean_of_pairs(ranks))
 
 

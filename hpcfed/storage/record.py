@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.errors import CheckpointError, DamagedError, unknown
+from hpcfed.errors import AbsentError, CheckpointError, DamagedError, unknown
 from hpcfed.paths import matching
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import opened
@@ -71,6 +71,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _read(path: Path) -> Record:
+    if not os.path.exists(path):
+        raise AbsentError(_absent(path))
     try:
         with opened(path, names.RESULTS) as file:
             header, rounds = tree.read_json(file, "header"), int(file.attrs["rounds"])
@@ -84,6 +86,17 @@ def _read(path: Path) -> Record:
         parts.append(block)
         rounds += length(block)
     return Record(header, arrays, joined(parts), rounds, path)
+
+
+def _absent(path: Path) -> str:
+    """Why there are no results at this path, and what to do."""
+    folder = path.parent if path.name == names.results_file(path.parent).name else path
+    if not os.path.isdir(folder):
+        return (
+            f"{folder}: no such folder or file; `hpcfed status runs/*` lists the runs below runs, "
+            "and those of its sweeps"
+        )
+    return f"{path}: no such file, so no run has begun in this folder\n  {_advice(folder)}"
 
 
 def _advice(folder: Path) -> str:
@@ -109,7 +122,7 @@ def recover(run: Path, rounds: int = 0) -> Record:
     """
     try:
         found = [load(run)]
-    except DamagedError:
+    except (AbsentError, DamagedError):
         found = []
     if not found or found[0].rounds < rounds:
         found += filter(

@@ -12,7 +12,7 @@ LEVELS = (
     "errors",
     "paths",
     "config.limits",
-    "registry  extras  compat  few  inputs  rng  params  status  config.parts",
+    "registry  extras  compat  few  inputs  rng  params  progress  status  config.parts",
     "config.system  commands",
     "comm  storage  averaging",
     "cluster  data  models  payload",

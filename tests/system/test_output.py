@@ -66,14 +66,14 @@ def test_a_run_prints_a_line_a_round_a_table_and_its_files(desk, said):
 
 def test_a_round_without_evaluation_shows_no_nan(said):
     out = said["rarely"][0].out
-    assert "round 1/3  loss" in out and "round 2/3  accuracy 0." in out
+    assert "round 1/3  train loss" in out and "round 2/3  accuracy 0." in out
     assert "nan" not in out
 
 
 def test_quiet_prints_the_table_alone(said):
     quiet, plain = (said[name][0].out.splitlines() for name in ("quiet", "plain"))
     assert not [line for line in quiet if line.startswith("round ")]
-    assert len(quiet) == len(plain) - 1 - ROUNDS - sum(line.startswith("moved") for line in plain)
+    assert len(quiet) == len(plain) - 2 - ROUNDS - sum(line.startswith("moved") for line in plain)
 
 
 def test_verbose_prints_a_line_for_every_client_and_round(said):

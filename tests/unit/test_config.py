@@ -226,6 +226,7 @@ def test_identity_is_what_results_depend_on():
         plain.identity()
         == load(["--rounds", "9", "--out", "x", "--verbose", "--checkpoint.every", "1"]).identity()
     )
+    assert plain.identity() == load(["--rounds", "3", "--data.label", "mine"]).identity()
     assert plain.identity() != load(["--seed", "1"]).identity()
     cosine = [
         load(["--rounds", rounds, "--local.schedule", "cosine"]).identity() for rounds in "39"

@@ -13,7 +13,7 @@ from hpcfed.report import catalogue, cite, summary, tables
 from hpcfed.report.columns import so_far
 from hpcfed.report.formats import named
 from hpcfed.report.measures import View, measure
-from hpcfed.report.progress import line
+from hpcfed.report.progress import Progress, line
 from hpcfed.report.references import bibtex, references
 from hpcfed.report.tables import console, duration, size
 from hpcfed.storage.columns import PHASES
@@ -88,7 +88,7 @@ def test_accuracy_is_the_mean_over_clients_of_the_last_evaluated_round(run):
 def test_accuracy_is_given_by_architecture_too(run):
     by = summary.facts(load(run))["accuracy"]["by_architecture"]
     assert by["resnet18"] == {"mean": pytest.approx(0.7), "std": pytest.approx(0.1), "clients": 2}
-    assert by["alexnet"] == {"mean": 0.4, "std": 0.0, "clients": 1}
+    assert by["alexnet"] == {"mean": 0.4, "std": None, "clients": 1}
 
 
 def test_the_best_round_counts_from_one_and_says_how_it_was_chosen(run):
@@ -138,8 +138,8 @@ def test_the_table_marks_the_best_round_and_gives_bytes_exactly(run, capsys):
 
 
 def test_a_rounds_line_says_nothing_of_what_was_not_measured():
-    assert line(0.5, 1.25, 2.0) == "accuracy 0.5000  loss 1.250  2.0 s/round"
-    assert line(NAN, 1.25, 2.0) == "loss 1.250  2.0 s/round"
+    assert line(0.5, 1.25, 2.0) == "accuracy 0.5000  train loss 1.250  2.0 s/round"
+    assert line(NAN, 1.25, 2.0) == "train loss 1.250  2.0 s/round"
     assert line(NAN, NAN, 2.0) == "2.0 s/round"  # central training, whose loss is no client's
 
 
@@ -297,3 +297,37 @@ def test_so_far_counts_up_over_all_clients_and_time_too_far_to_be_drawn_is_unkno
     found = so_far(Record({"job": {"clients": 2}, "architectures": ["mlp"] * 2}, {}, columns, 2))
     assert found["epochs"].tolist() == [0.5, 1.5] and found["bytes"].tolist() == [5, 15]
     assert found["virtual"][0] == 2.0 and np.isnan(found["virtual"][1])
+
+
+def test_own_data_are_called_by_their_files_name_or_a_label_and_the_path_stands_once(tmp_path):
+    made = header(data="/somewhere/far/away/mine.npz")
+    record = load(run_of(tmp_path / "run", [row([0.5] * 4, [0])], job=made["job"]))
+    assert summary.title(record).startswith("fedclassavg on mine.npz, dirichlet(0.5)")
+    text = drawn_text(record)
+    assert text.count("mine.npz") == 2 and text.count("data: /somewhere/far/away/mine.npz") == 1
+    made["job"]["data"]["label"] = "my birds"
+    labelled = load(run_of(tmp_path / "labelled", [row([0.5] * 4, [0])], job=made["job"]))
+    assert summary.title(labelled).startswith("fedclassavg on my birds, ")
+
+
+def drawn_text(record: Record) -> str:
+    """What `hpcfed summary` prints."""
+    out = console()
+    with out.capture() as seen:
+        out.print(summary.render(record))
+    return seen.get()
+
+
+def test_one_client_has_no_deviation(tmp_path):
+    record = load(run_of(tmp_path / "run", [row([0.5, NAN, NAN, NAN], [0])]))
+    found = summary.facts(record)["accuracy"]
+    assert (found["mean"], found["std"], found["clients"]) == (0.5, None, 1)
+    line = next(line for line in drawn_text(record).splitlines() if "all clients" in line)
+    assert line.split()[-3:] == ["0.5000", "-", "1"]
+    assert measure("last:1").of(record) == (0.5, None)
+
+
+def test_the_last_round_has_no_time_left(tmp_path):
+    job = SimpleNamespace(rounds=3, quiet=False, algorithm=SimpleNamespace(name="local"))
+    progress = Progress(job, tmp_path, None, active=False)
+    assert [bool(progress.left(t)) for t in (1, 2, 3)] == [False, True, False]
