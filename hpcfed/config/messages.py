@@ -80,7 +80,7 @@ def origin(path: Sequence[str], layers: Sequence[Layer], flags: Sequence[str]) -
     """
     flag = "--" + ".".join(path)
     if any(word.split("=")[0] in (flag, flag.replace("--", "--no-", 1)) for word in flags):
-        return f"command line: {flag}"
+        return f"command line: {flag if '.' in flag else flag.replace('_', '-')}"
     for n in range(len(path), 0, -1):  # a variable may hold a whole part, as JSON
         if (variable := PREFIX + "__".join(path[:n]).upper()) in os.environ:
             return f"environment: {variable}"

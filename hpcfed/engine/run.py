@@ -119,8 +119,8 @@ def odd_labels(job: Job, facts: World) -> str:
     C = len(facts.data.classes)
     return (
         f"{data_name(job.data.model_dump())}: {len(empty)} of {C} classes have no training "
-        f"example ({listed(empty, FEW)}); labels are 0 to {C - 1}, without gaps: number them anew "
-        "if there are no more classes"
+        f"example ({listed(empty, FEW)}); labels are expected to be 0, 1, 2, ... without gaps: "
+        "renumber them if these classes do not exist"
     )
 
 
