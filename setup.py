@@ -13,10 +13,13 @@ setup(
     description="Federated learning with different models on different clients, on a cluster",
     long_description=(HERE / "README.md").read_text() if (HERE / "README.md").exists() else "",
     long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["hpcfed", "hpcfed.*"]),
     package_data={
         "hpcfed": [
+            "py.typed",
             "references.bib",
             "presets/*.toml",
             "report/*.toml",

@@ -62,6 +62,8 @@ class Threads:
         factors: Sequence[float] = (),
         into: Into | None = None,
     ) -> list[np.ndarray]:
+        """As `Comm.sum` has it."""
+
         def all_ranks(
             x: np.ndarray,
         ) -> list[np.ndarray]:  # copies: a sender may be on its next message already

@@ -56,6 +56,9 @@ class Mirror:
         self.kept = self.kept[-1:]
 
     def copied(self, rounds: Rounds, rows: dict[str, Any]) -> Copy:
+        """A copy of this rank's part of the run; what has not changed since the last one is shared
+        with it.
+        """
         comm, number = rounds.fed.comm, self.kept[-1].number + 1 if self.kept else 0
         step = stride(comm.node_of)
         old = self.kept[-1] if self.kept else None

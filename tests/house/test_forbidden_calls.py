@@ -3,8 +3,8 @@ says.
 """
 
 import ast
-
-import pytest
+from collections.abc import Callable
+from pathlib import Path
 
 from tests.house.source import BENCHMARKS, PACKAGE, calls, imports, name
 
@@ -33,10 +33,7 @@ IN_PLACE = {
 SEEDS = {"manual_seed", "seed", "manual_seed_all", "set_rng_state", "fork_rng"}
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load"}
-each_file = pytest.mark.parametrize("path", OURS, ids=name)
-not_rng = pytest.mark.parametrize(
-    "path", [path for path in OURS if path.name != "rng.py"], ids=name
-)
+NOT_RNG = [path for path in OURS if path.name != "rng.py"]
 
 
 def keywords(call: ast.Call) -> dict[str | None, str]:
@@ -65,33 +62,40 @@ def draws(call: str) -> bool:
     )
 
 
-@not_rng
-def test_generators_come_from_rng_alone(path):
-    assert "random" not in imports(path)
-    assert [f"{call} in line {node.lineno}" for call, node in calls(path) if seeds(call)] == []
-
-
-@not_rng
-def test_no_draw_without_a_generator(path):
-    found = [
-        (call, node)
+def offenders(files: list[Path], wrong: Callable[[str, ast.Call], object]) -> list[str]:
+    """The calls of these files of which `wrong` is true, as a failing rule names them."""
+    return [
+        f"{name(path)}:{node.lineno}: {call}"
+        for path in files
         for call, node in calls(path)
-        if draws(call) and "generator" not in keywords(node)
+        if wrong(call, node)
     ]
-    assert [f"{call} in line {node.lineno}" for call, node in found] == []
 
 
-@each_file
-def test_nothing_is_unpickled_or_evaluated(path):
-    assert {full.split(".")[0] for full in imports(path)} & UNSAFE_MODULES == set()
-    unsafe = [
-        node
-        for call, node in calls(path)
-        if call in UNSAFE_CALLS
-        or keywords(node).get("shell") == "True"
-        or keywords(node).get("allow_pickle") == "True"
+def test_generators_come_from_rng_alone():
+    assert [name(path) for path in NOT_RNG if "random" in imports(path)] == []
+    assert offenders(NOT_RNG, lambda call, node: seeds(call)) == []
+
+
+def test_no_draw_without_a_generator():
+    wrong = offenders(NOT_RNG, lambda call, node: draws(call) and "generator" not in keywords(node))
+    assert wrong == []
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    modules = [
+        f"{name(path)}: {full}"
+        for path in OURS
+        for full in imports(path)
+        if full.split(".")[0] in UNSAFE_MODULES
     ]
-    assert [f"line {node.lineno}: {ast.unparse(node)}" for node in unsafe] == []
+    assert modules == []
+
+    def unsafe(call: str, node: ast.Call) -> bool:
+        given = keywords(node)
+        return call in UNSAFE_CALLS or "True" in (given.get("shell"), given.get("allow_pickle"))
+
+    assert offenders(OURS, unsafe) == []
 
 
 def test_the_rules_know_what_they_forbid():

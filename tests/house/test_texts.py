@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.house.source import PACKAGE, ROOT, name, tree
 
 FOLDERS = ("hpcfed", "tests", "jobs", "benchmarks", "slurm", "docs", ".ci")
@@ -30,7 +28,7 @@ FOREIGN = re.compile(
     r"|index-url|find-links|\bpypi\."  # where packages come from is each machine's own business
     r"|\b(?:AI|LLMs?|Claude|Anthropic|OpenAI|[Cc]hatbot)\b|GPT"
 )
-SHORT = 10  # lines of a function whose name may say it all
+SHORT = 18  # lines of a function whose name may say it all
 PROSE = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*")] + list(ROOT.iterdir())
 TEXTS = sorted(
     p
@@ -54,10 +52,10 @@ def undocumented(node: ast.AST, inherited: bool = False) -> Iterator[str]:
             yield from [child.name] if long and not ast.get_docstring(child) else []
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=name)
-def test_modules_classes_and_functions_say_what_they_are(path):
-    assert ast.get_docstring(tree(path))
-    assert list(undocumented(tree(path))) == []
+def test_modules_classes_and_functions_say_what_they_are():
+    silent = [name(path) for path in PACKAGE if not ast.get_docstring(tree(path))]
+    silent += [f"{name(path)}: {what}" for path in PACKAGE for what in undocumented(tree(path))]
+    assert silent == []
 
 
 def test_texts_speak_of_the_project_alone():
