@@ -199,8 +199,8 @@ def method(
 def section(found: Command, name: str, width: int) -> str:
     """All fields of a table of the job."""
     if name == TOP:
-        infos, prefix = {k: v for k, v in found.model.model_fields.items()}, ""
-        infos = {k: v for k, v in infos.items() if not is_part(v.annotation)}
+        fields = found.model.model_fields
+        infos, prefix = {n: i for n, i in fields.items() if not is_part(i.annotation)}, ""
         head = "fields that stand in no table:"
     else:
         part = found.model.model_fields[name].annotation
