@@ -107,7 +107,7 @@ class Progress:
             )
         elif monotonic() - self.spoken > OFTEN:
             of = f"{n} of {pulse.total} clients of rank 0, " if pulse.total else ""
-            self.say(f"round {pulse.t + 1}/{self.job.rounds}  {of}{pulse.phase} {pulse.client}")
+            self.say(f"in round {pulse.t + 1}/{self.job.rounds}: {of}{pulse.phase} {pulse.client}")
             self.spoken = monotonic()
 
     def left(self, t: int) -> str:

@@ -71,8 +71,12 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _read(path: Path) -> Record:
-    if not os.path.exists(path):
-        raise AbsentError(_absent(path))
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise AbsentError(_absent(path)) from error
+    except (OSError, ValueError):
+        pass  # what may not be looked at is reported as what cannot be read
     try:
         with opened(path, names.RESULTS) as file:
             header, rounds = tree.read_json(file, "header"), int(file.attrs["rounds"])

@@ -54,7 +54,7 @@ def test_a_long_round_says_in_a_log_which_client_it_is_at(shown, capsys, monkeyp
     assert capsys.readouterr().out == ""  # within a minute
     monkeypatch.setattr(rounds, "OFTEN", -1.0)
     pulse.finish(1)
-    assert capsys.readouterr().out == "round 2/3  1 of 4 clients of rank 0, train 7 (cnn)\n"
+    assert capsys.readouterr().out == "in round 2/3: 1 of 4 clients of rank 0, train 7 (cnn)\n"
 
 
 def test_a_second_pass_over_the_clients_of_a_round_begins_at_one_again(shown, monkeypatch, capsys):
@@ -64,7 +64,7 @@ def test_a_second_pass_over_the_clients_of_a_round_begins_at_one_again(shown, mo
     pulse.expect(2)
     for _ in range(3):
         pulse.finish(1)
-    counts = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
+    counts = [line.split()[3] for line in capsys.readouterr().out.splitlines()]
     assert counts == ["0", "1", "2", "1"]
 
 
