@@ -100,7 +100,7 @@ def _absent(path: Path) -> str:
             f"{folder}: no such folder or file; `hpcfed status runs/*` lists the runs below runs, "
             "and those of its sweeps"
         )
-    return f"{path}: no such file, so no run has begun in this folder\n  {_advice(folder)}"
+    return f"{path}: No such file: no run has begun in this folder\n  {_advice(folder)}"
 
 
 def _advice(folder: Path) -> str:
