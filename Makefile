@@ -22,7 +22,7 @@ BENCH := overhead faster augment startup sums placement ranks clients
 .PHONY: help setup demo test lint docs gallery bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' '$(strip $(MAKEFILE_LIST))' | expand -t 16
 
 setup: .venv/.installed ## make .venv with pinned versions and an MPI runtime
 

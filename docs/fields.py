@@ -11,8 +11,9 @@ HEAD = ("field", "type, limits", "default", "resume", "meaning")
 INTRO = """
 # Fields of a job
 
-Made from the schema that every job is checked against; `python -m hpcfed.main --help` prints the
-same. How a job is given, and what overrides what: [The job](../job.md).
+Made from the schema that every job is checked against; `python -m hpcfed.main --help all` prints
+the same, with the values that a command would run with. How a job is given, and what overrides
+what: [The job](../job.md).
 
 `data.alpha` is `alpha` below `[data]` in a job file, the flag `--data.alpha`, and
 `HPCFED_DATA__ALPHA` in the environment. Limits hold for each value of a list. On `--resume` some

@@ -33,7 +33,7 @@ INDEX = """
 architectures clients may have, with a method's defaults. A job that a method cannot run is refused
 with the reason and with methods that can.
 """
-HEAD = ("method", "what it does", "models", "needs beside", "time")
+HEAD = ("method", "what it does", "models", "also needs", "time")
 
 
 def title(name: str) -> str:

@@ -57,8 +57,9 @@ FOLLOW = argument(
     help="print those that come too, until the run is finished",
 )
 VALUES = (
-    "accuracy (last round; default), last:10, best, before, received, final, "
-    "final_received, up, down, or seconds"
+    "accuracy (last round; default), last:10, best, before (local training), received (the "
+    "server's next model), final and final_received (the same after the method's last step), up, "
+    "down, or seconds"
 )
 TABLES = (
     argument("--format", choices=("csv", "parquet"), default="csv", help="default: csv"),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+FEW = 12  # names that a message lists all
 LINES, WIDTH = 60, 2000  # of a message; what is longer repeats what a user gave
 
 
@@ -41,6 +42,10 @@ class CheckpointError(HpcfedError):
 
 class DamagedError(CheckpointError):
     """A file that is not as it was written, or cannot be read."""
+
+
+class AbsentError(CheckpointError):
+    """A file or folder that is not there."""
 
 
 class WriteError(CheckpointError):
@@ -84,11 +89,21 @@ class RankLost(Exception):
     """
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name that is not among the known ones, with the nearest valid ones
-    first.
+def unknown(what: str, name: str, known: Iterable[str], see: str = "") -> str:
+    """The sentence for a name that is not among the known ones, with the nearest ones; of few names
+    all. see: what lists all, where they are many.
     """
     known = sorted(known)
-    near = get_close_matches(name, known, n=2)
+    near = nearest(name, known)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return f"no {what} {name!r}{hint}\n  valid: {', '.join(known)}"
+    if len(known) <= FEW:
+        return f"no {what} {name!r}{hint}\n  valid: {', '.join(known)}"
+    return f"no {what} {name!r}{hint}" + (f"\n  all names: {see}" if see else "")
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three of these names that are most like this one, whatever the case of letters."""
+    by_case: dict[str, str] = {}
+    for other in known:
+        by_case.setdefault(other.lower(), other)
+    return [by_case[other] for other in get_close_matches(name.lower(), by_case, n=3)]

@@ -1,5 +1,7 @@
 """`mpirun -np 15 python -m hpcfed.main [JOB.toml] [--field value ...]`: one run.
 
+`--help` in place of a run: `hpcfed.config.help`.
+
 Exit statuses are those of `hpcfed.status`. Without ULFM a rank's death ends the launcher itself,
 with a status of its
 own: mpirun's is 128 + the signal, 137 after SIGKILL.
@@ -19,6 +21,7 @@ from typing import NoReturn
 from hpcfed import own
 from hpcfed.comm import Comm, connect, ulfm
 from hpcfed.comm.agree import agreed
+from hpcfed.config import help
 from hpcfed.config.load import load, peek
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Run
@@ -26,7 +29,7 @@ from hpcfed.engine.folder import stored
 from hpcfed.engine.run import run
 from hpcfed.errors import HpcfedError, RankLost, escape_unprintable, told
 from hpcfed.faults import out_of_memory
-from hpcfed.status import FAULT, RESUME_ME, WRONG
+from hpcfed.status import DONE, FAULT, RESUME_ME, WRONG
 
 ADVICE = (
     "make models or data smaller, or give each rank more memory (fewer ranks a node, larger nodes)"
@@ -70,7 +73,11 @@ def guarded(comm: Comm, words: Sequence[str]) -> int:
     """
     try:
         share_environment(comm)
-        status = run(agreed(comm, lambda: load(words, stored)), comm)
+        if help.asked(words):
+            print(agreed(comm, lambda: help.help(words, stored)))
+            status = DONE
+        else:
+            status = run(agreed(comm, lambda: load(words, stored)), comm)
     except HpcfedError as error:
         if not error.everywhere:
             leave(comm, f"hpcfed: {told(named(comm, error))}", WRONG)

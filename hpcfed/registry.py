@@ -28,5 +28,5 @@ class Entry:
 def find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     """The entry of this name. ConfigError with the nearest valid names if there is none."""
     if name not in entries:
-        raise ConfigError(unknown(what, name, entries))
+        raise ConfigError(unknown(what, name, entries, f"hpcfed list {what.replace(' ', '')}s"))
     return entries[name]

@@ -68,6 +68,8 @@ class Turns(Exchange):
             values = self.again(group, done) if all(done) else self.turn(clients, work, job)
         except Left:
             return
+        finally:
+            self.pulse.finish(len(group))
         yield from zip(group, values, strict=True)
 
     def again(self, group: Sequence[int], done: Sequence[Turn]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from time import monotonic
 
@@ -23,6 +24,8 @@ class Pulse:
         self.beats = 0
         self.t, self.phase, self.client = 0, "start", ""  # round, phase, the last client in words
         self.exchange = ""  # the last one, in words
+        self.done, self.total = 0, 0  # turns of this rank's clients in the round; its clients in it
+        self.look: Callable[[Pulse], None] = lambda pulse: None  # told when a client begins or ends
         self.latest = inf  # monotonic seconds until which a client in hand may be trained on
 
     @property
@@ -45,6 +48,17 @@ class Pulse:
         self.client = client
         if self.asked:
             raise Stopped
+        self.look(self)
+
+    def expect(self, clients: int) -> None:
+        """A round begins, also again, in which so many of this rank's clients take part."""
+        self.done, self.total = 0, clients
+        self.look(self)
+
+    def finish(self, clients: int) -> None:
+        """So many clients are through with their turn."""
+        self.done += clients
+        self.look(self)
 
     def step(self) -> None:
         """A step of training is done; raises Stopped where there is no time left for more."""

@@ -37,7 +37,9 @@ def loaded(stem: str) -> str:
     /proc.
     """
     try:
-        paths = re.findall(rf"\S*/{stem}[^/\s]*\.so\S*", MAPS.read_text())
+        # five columns, and the path, which may hold spaces
+        line = rf"^(?:\S+ +){{5}}(/(?:.*/)?{stem}[^/\n]*\.so[^/\n]*)$"
+        paths = re.findall(line, MAPS.read_text(), re.MULTILINE)
     except OSError:
         return ""
     return paths[0] if paths else ""

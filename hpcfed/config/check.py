@@ -165,14 +165,13 @@ def one_width(algorithm: Part, job: Job) -> str | None:
     kinds = set(job.models.mix)
     if "logistic" in kinds and len(kinds) > 1:
         return (
-            f"needs a common head, but that of logistic is as wide as its input, that of the "
-            f"others "
-            f"models.d = {job.models.d}; leave logistic out of models.mix"
+            f"needs heads (last layers) of one shape, but that of logistic is as wide as its "
+            f"input, that of the others models.d = {job.models.d}; leave logistic out of models.mix"
         )
     if len(set(job.models.widths)) > 1:
         return (
-            "needs a common head, but heads of sub-models are narrower; set one width in "
-            "models.widths"
+            "needs heads (last layers) of one shape, but those of sub-models are narrower; "
+            "set one width in models.widths"
         )
     return None
 
@@ -182,7 +181,7 @@ def needs(algorithm: Part, job: Job) -> str | None:
     have = {"public": job.data.public, "proxy": job.models.proxy, "server": job.models.server}
     ask = {
         "public": "needs public data; set data.public to the number of public examples",
-        "proxy": "needs a model that all clients have beside their own; set models.proxy",
-        "server": "needs a model of the server's own; set models.server",
+        "proxy": "needs a model that all clients train besides their own; set models.proxy",
+        "server": "needs a model on the server; set models.server",
     }
     return next((ask[need] for need in algorithm.needs if not have[need]), None)

@@ -14,8 +14,8 @@ class Evaluate(Part):
     before: bool = True
     """Evaluate the cohort before local training too."""
     received: bool = False
-    """Evaluate all clients with what they would receive now: a global model on each client's test
-    set.
+    """Evaluate all clients also with the model that the server would send them now, before they
+    train it.
     """
     common: bool = False
     """Evaluate the server's model, where it is a whole one, on the whole test split."""

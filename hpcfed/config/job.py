@@ -40,6 +40,7 @@ FREE = (
     "verbose",
     "rounds",
     "checkpoint",
+    "data.label",
     "data.root",
     "data.download",
     "run.device",

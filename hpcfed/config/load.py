@@ -15,7 +15,7 @@ from pydantic_settings import SettingsError
 from hpcfed.config.check import check
 from hpcfed.config.files import EMBEDDED, merge, read, read_preset
 from hpcfed.config.job import Job, algorithm_model, job_model
-from hpcfed.config.messages import PREFIX, explain, no_field, section, stray
+from hpcfed.config.messages import PREFIX, Layer, explain, no_field, section, stray
 from hpcfed.config.parts import Data
 from hpcfed.errors import ConfigError
 from hpcfed.storage.fields import at
@@ -35,6 +35,19 @@ def load(
     Without a job file the embedded job stands in; with `--resume` the stored job of that run
     (`stored(path)`) stands under the file. Raises ConfigError with all mistakes in one message.
     """
+    job, _, _ = resolve(argv, stored, environ)
+    check(job, stored=bool(job.resume))
+    return job
+
+
+def resolve(
+    argv: Sequence[str],
+    stored: Callable[[Path], dict[str, Any]],
+    environ: Mapping[str, str],
+) -> tuple[Job, list[Layer], list[str]]:
+    """The job of a command line, each field checked by itself; where else values came from (of two
+    layers the first wins), and the flags.
+    """
     path, flags = split(argv)
     layers = read(path) if path else []
     file = merge(*(values for _, values in layers))
@@ -48,14 +61,11 @@ def load(
     )
     name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
     file, old = (about(name, table) for table in (file, old))
-    asked = peek("preset", flags, environ)
-    preset = read_preset(
-        asked or peek("preset", [], {}, file, old) or "paper",
-        name,
-        peek("data.name", flags, environ, file, old) or Data().name,
-    )
+    chosen = peek("preset", flags, environ)
+    asked = chosen or peek("preset", [], {}, file, old) or "paper"
+    preset = read_preset(asked, name, peek("data.name", flags, environ, file, old) or Data().name)
     # a stored job has its preset, and what was set over it
-    over = asked and (path or not resume)
+    over = chosen and (path or not resume)
     model = job_model(
         name,
         flags,
@@ -63,14 +73,16 @@ def load(
         Parser("python -m hpcfed.main [JOB.toml]", allow_abbrev=False),
     )
     known_environment(model, environ)
+    under = f"the job stored in {resume}" if resume else "the embedded job"
+    given = [*layers[::-1], (under, old)]
+    own = [(f"preset {asked}", preset)]
+    places = [
+        (name, values) for name, values in ([*own, *given] if over else [*given, *own]) if values
+    ]
     try:
-        job = model()
+        return completed(model()), places, flags
     except (ValidationError, SettingsError, RecursionError) as error:
-        places = [*layers[::-1], (f"the job stored in {resume}", old)]
         raise ConfigError(explain(error, model, places, flags)) from error
-    job = completed(job)
-    check(job, stored=bool(resume))
-    return job
 
 
 def completed(job: Job) -> Job:
@@ -190,7 +202,7 @@ def known_environment(model: type[Job], environ: Mapping[str, str]) -> None:
             raise ConfigError(f"environment variable {name}: {no_field(first, model)}")
         if others and not section(model, (first, *others[:-1])):
             raise ConfigError(
-                f"environment variable {name}: {first} has no fields of that kind; see --help"
+                f"environment variable {name}: {first} has no fields of that kind; see --help all"
             )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+
+from hpcfed.errors import nearest
 
 PREFIX = "HPCFED_"
 Layer = tuple[str, dict[str, Any]]  # where values come from (a file), and the values
@@ -20,8 +21,8 @@ def no_field(name: str, known: type[BaseModel] | Iterable[str]) -> str:
         takes = ", ".join(f"{n} ({kind_of(f.annotation)})" for n, f in known.model_fields.items())
         names, takes = list(known.model_fields), f"\n  {known.__name__} takes: {takes}"
     else:
-        names, takes = list(known), "\n  all fields: --help"
-    near = get_close_matches(name, names, n=2)
+        names, takes = list(known), "\n  all fields: --help all"
+    near = nearest(name, names)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"no field {name!r}{hint}{takes}"
 
@@ -79,7 +80,7 @@ def origin(path: Sequence[str], layers: Sequence[Layer], flags: Sequence[str]) -
     """
     flag = "--" + ".".join(path)
     if any(word.split("=")[0] in (flag, flag.replace("--", "--no-", 1)) for word in flags):
-        return f"command line: {flag}"
+        return f"command line: {flag if '.' in flag else flag.replace('_', '-')}"
     for n in range(len(path), 0, -1):  # a variable may hold a whole part, as JSON
         if (variable := PREFIX + "__".join(path[:n]).upper()) in os.environ:
             return f"environment: {variable}"

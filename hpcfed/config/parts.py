@@ -31,6 +31,10 @@ class Data(Part):
 
     name: Annotated[str, Field(min_length=1)] = "digits"
     """A known data set (`hpcfed list datasets`), or the path of an .h5 or .npz file."""
+    label: Annotated[str, Field(max_length=60)] = ""
+    """What the data are called in titles and tables; default: the name, of a file without its
+    folders.
+    """
     root: FileName = Path("data")
     """The folder in which known data sets lie or are downloaded to."""
     download: bool = True
@@ -92,7 +96,7 @@ class Models(Part):
     are.
     """
     proxy: str = ""
-    """A model that every client has beside its own, for methods that share that one."""
+    """A model that every client trains besides its own, for methods that share that one."""
     server: str = ""
     """The server's own model, for methods in which it has one."""
     d: PositiveInt = 512

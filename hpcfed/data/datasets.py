@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hpcfed.data import DATASETS
 from hpcfed.data.record import TEXT, DataSet, Text
-from hpcfed.errors import ConfigError, unknown
+from hpcfed.errors import ConfigError, DataError, unknown
 
 
 def load(name: str, root: Path, download: bool = True, text: Text = TEXT) -> DataSet:
@@ -23,9 +23,14 @@ def load(name: str, root: Path, download: bool = True, text: Text = TEXT) -> Dat
         return DATASETS[name].load()(name, Path(root), download, text)
     if not name.endswith((".h5", ".hdf5", ".npz")):
         raise ConfigError(
-            unknown("data set", name, DATASETS) + ", or a path that ends in .h5, .hdf5 or .npz"
+            unknown("data set", name, DATASETS, "hpcfed list datasets")
+            + ", or a path that ends in .h5, .hdf5 or .npz"
         )
     from hpcfed.data import files
 
     path = Path(os.path.expanduser(name))
-    return files.read(path if os.path.exists(path) else Path(root) / path, text)
+    found = next((place for place in (path, Path(root) / path) if os.path.exists(place)), None)
+    if found is None:
+        also = "" if path.is_absolute() else f", nor in {root} (data.root)"
+        raise DataError(f"{path}: no such file{also}; check --data.name")
+    return files.read(found, text)

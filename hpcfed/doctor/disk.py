@@ -54,6 +54,7 @@ def kind(folder: Path, mounts: Iterable[str] | None = None) -> str:
             mounts = Path("/proc/mounts").read_text().splitlines()
     real, found = Path(os.path.realpath(folder)), ("", "unknown")
     for _, point, form, *_ in (line.split() for line in mounts or ()):
+        point = point.replace(r"\040", " ")  # as the file writes a space
         if real.is_relative_to(point) and len(point) >= len(
             found[0]
         ):  # of two at one place the later one covers

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,9 @@ def candidates(
         if name in plugins
     ]
     hold = ("salloc", "--quiet", *ask, *many, *slurm) if plugins and not inside else ()
-    return found + [Launcher(path, (*hold, path, "-np", str(ranks))) for path in mpiruns]
+    return found + [
+        Launcher(shlex.quote(path), (*hold, path, "-np", str(ranks))) for path in mpiruns
+    ]
 
 
 def starters(python: str, path: str | None = None) -> list[str]:

@@ -66,6 +66,7 @@ class Rounds(Attempts, Evaluation):
         fed, t = self.fed, self.t
         cohort = self.begin(t)
         self.cohort = {c.id for c in self.mine(cohort)}
+        fed.pulse.expect(len(self.cohort))
         if fed.store.kept.away:
             fed.store.prefetch(k for k in self.upcoming() if k in fed.clients)
         due = (t + 1) % fed.job.evaluate.every == 0 or t + 1 == fed.job.rounds

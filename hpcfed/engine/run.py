@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hpcfed.comm.agree import agreed
 from hpcfed.engine import describe, events, memory
 from hpcfed.engine.folder import prepare
@@ -13,7 +15,9 @@ from hpcfed.engine.recover import Course, surviving
 from hpcfed.engine.rehearsal import rehearse
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
+from hpcfed.few import listed
 from hpcfed.report.progress import Progress
+from hpcfed.report.summary import data_name
 from hpcfed.sinks import logs
 from hpcfed.sinks.logs import Logs
 from hpcfed.status import DONE
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
     from hpcfed.federation import Federation
+
+
+FEW = 8  # classes without examples that are named
 
 
 def run(job: Job, comm: Comm) -> int:
@@ -46,6 +53,8 @@ def attempt(course: Course, comm: Comm) -> int:
         rehearse(job, comm, facts)
     fed = federation(job, comm, facts)
     fed.clock.pulse = course.pulse
+    if odd := odd_labels(job, facts):
+        fed.say(f"warning: {odd}")
     if job.dry_run:
         if comm.rank == 0:
             describe.plan(job, facts, fed)
@@ -76,6 +85,7 @@ def attempt(course: Course, comm: Comm) -> int:
         ):
             begin(log, rounds, results, course)
             course.begun = True
+            course.pulse.look = progress.look
             status = Loop(rounds, folder, results, progress, course, log).run()
             log.end(FINISHED if status == DONE else STOPPED)
             return status
@@ -97,6 +107,24 @@ def warn(fed: Federation) -> None:
     idle = fed.comm.size - len(set(fed.placement))
     if idle:
         fed.say(f"warning: {idle} of {fed.comm.size} ranks have no client and stay idle")
+
+
+def odd_labels(job: Job, facts: World) -> str:
+    """What is odd about the labels of the training data: classes that have no example; "" for
+    nothing.
+    """
+    y = facts.data.train.y
+    if facts.many or not len(y):
+        return ""
+    empty = np.flatnonzero(np.bincount(y, minlength=len(facts.data.classes)) == 0).tolist()
+    if not empty:
+        return ""
+    C = len(facts.data.classes)
+    return (
+        f"{data_name(job.data.model_dump())}: {len(empty)} of {C} classes have no training "
+        f"example ({listed(empty, FEW)}); labels are expected to be 0, 1, 2, ... without gaps: "
+        "renumber them if these classes do not exist"
+    )
 
 
 def open_results(

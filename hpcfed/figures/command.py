@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcfed.errors import ConfigError, first_line
 from hpcfed.figures import look
 from hpcfed.figures.registry import ALL, FIGURES, chosen
 from hpcfed.figures.runs import Drawn, drawn
+from hpcfed.progress import track
 from hpcfed.storage.record import Record
 
 USUAL = "curves", "labels"  # where none is asked for
@@ -29,7 +30,7 @@ def plot(
     """
     seen, names = drawn(runs), chosen(figure) if figure else USUAL
     told = []
-    for name in names:
+    for name in drawn_one_by_one(names):
         whose = seen if figure or name == "curves" else seen[:1]
         try:
             drawing = FIGURES[name].load()(whose)
@@ -41,6 +42,11 @@ def plot(
         bare = len(names) == 1 or (not figure and name == "curves")
         told.append(str(look.save(drawing, place(name, seen, out, format, bare))))
     return "\n".join(told)
+
+
+def drawn_one_by_one(names: Sequence[str]) -> Iterator[str]:
+    """The figures, while it is shown how many are done."""
+    return track(names, "drawing", named=True)
 
 
 def place(

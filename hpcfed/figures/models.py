@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from hpcfed.errors import CheckpointError, ConfigError, DataError
-from hpcfed.few import counted
 from hpcfed.figures import look
 from hpcfed.figures.runs import Drawn
 from hpcfed.storage import probe
@@ -68,7 +67,7 @@ def confused(name: str, found: Probe) -> Confusion:
     total = counts.sum(1, keepdims=True)
     shares = np.where(total > 0, counts / np.maximum(total, 1), np.nan)
     return Confusion(
-        f"{name}\n{counted(K, 'client')}, {N:,} test examples",
+        f"{name}\n{found.of(K)}, {N:,} test examples",
         found.header["classes"],
         counts,
         shares,
@@ -112,7 +111,7 @@ def written(ax: Axes, shares: np.ndarray, panels: int) -> None:
 @dataclass(frozen=True)
 class Alike:
     """How alike K clients represent. rounds: [P].  cka: [P, K, K], 0..1.  clients: [K].  means:
-    [P], over pairs.
+    [P], over pairs.  some: of how many they were drawn, in words, if not all.
     """
 
     name: str
@@ -120,6 +119,7 @@ class Alike:
     rounds: np.ndarray
     cka: np.ndarray
     means: np.ndarray
+    some: str = ""
 
 
 def alike(runs: Sequence[Drawn]) -> list[Alike]:
@@ -130,7 +130,9 @@ def alike(runs: Sequence[Drawn]) -> list[Alike]:
 def compared(name: str, found: Probe) -> Alike:
     pairs = ~np.eye(len(found.clients), dtype=bool)
     means = np.array([table[pairs].mean() if pairs.any() else np.nan for table in found.cka])
-    return Alike(name, found.clients, found.rounds, found.cka, means)
+    K = len(found.clients)
+    some = found.of(K) if K < found.header.get("of", K) else ""
+    return Alike(name, found.clients, found.rounds, found.cka, means, some)
 
 
 def cka(runs: Sequence[Drawn]) -> Figure:
@@ -154,7 +156,7 @@ def cka(runs: Sequence[Drawn]) -> Figure:
         mean = f": mean {one.means[p]:.2f}" if np.isfinite(one.means[p]) else ""
         titled(
             ax,
-            f"{one.name}\nround {one.rounds[p]}{mean}",
+            "\n".join(filter(None, (one.name, one.some, f"round {one.rounds[p]}{mean}"))),
             "client" if i + across >= len(cells) else "",
             "" if i % across else "client",
             letters=WIDE // across,

@@ -2,10 +2,8 @@
 5.2.
 
 There: features of 1,000 test images from the clients' models, trained alone and federated. Open
-there, and chosen
-here: of all clients and as many of the images as make 5,000 points at most; first the 50 main
-components; perplexity
-30.
+there, and chosen here: of up to 20 clients, and as many of the images as make 2,000 points at
+most; first the 50 main components; perplexity 30.
 """
 
 from __future__ import annotations
@@ -22,14 +20,15 @@ from matplotlib.figure import Figure
 
 from hpcfed import rng
 from hpcfed.errors import ConfigError
-from hpcfed.few import counted, evenly
+from hpcfed.few import evenly
 from hpcfed.figures import look
 from hpcfed.figures.models import BESIDE, THIN, WIDE, probed, titled
 from hpcfed.figures.runs import Drawn
 from hpcfed.storage.probe import Probe
 
 LINE = 0.14  # inches from one tick's letters to the next
-POINTS, COMPONENTS, PERPLEXITY = 5000, 50, 30.0
+POINTS, COMPONENTS, PERPLEXITY = 2000, 50, 30.0
+CLIENTS = 20  # of more so many are drawn: more colours and fewer images of each tell nothing
 TEN = (
     "#3f90da",
     "#ffa90e",
@@ -65,19 +64,17 @@ def numbers(runs: Sequence[Drawn]) -> list[Plane]:
 
 
 def plane(name: str, found: Probe, seed: int) -> Plane:
-    """The points of the clients whose representations have the most common width."""
+    """The points of the clients whose representations have the most common width, or of some."""
     ks = most_common_width(found)
+    ks = ks[evenly(len(ks), CLIENTS)]
     images = evenly(
         len(found.labels), max(1, POINTS // len(ks))
     )  # they lie in the order of the test split
     n = len(images)
     z = np.concatenate([found.representations[k][images] for k in ks]).astype(np.float64)
-    of = (f"{len(ks)} of " if len(ks) < len(found.clients) else "") + counted(
-        len(found.clients), "client"
-    )
     whose, labels = np.repeat(found.clients[ks], n), np.tile(found.labels[images], len(ks))
     return Plane(
-        f"{name}\n{of} × {n} examples",
+        f"{name}\n{found.of(len(ks))} × {n} examples",
         found.header["classes"],
         found.clients[ks],
         placed(z, seed),

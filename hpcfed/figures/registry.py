@@ -81,5 +81,7 @@ def chosen(text: str) -> list[str]:
     names = [PAPERS.get(name, name) for name in text.split(",")]
     for name in names:
         if name not in FIGURES:
-            raise ConfigError(unknown("figure", name, [*FIGURES, *PAPERS, ALL]))
+            raise ConfigError(
+                unknown("figure", name, [*FIGURES, *PAPERS, ALL], "hpcfed list figures")
+            )
     return list(dict.fromkeys(names))

@@ -13,7 +13,8 @@ from typing import Any
 from hpcfed.errors import CheckpointError
 from hpcfed.few import counted
 from hpcfed.paths import told_apart
-from hpcfed.report.cases import one_skew
+from hpcfed.report.cases import data_names, one_skew
+from hpcfed.report.summary import data_name
 from hpcfed.storage import names as files
 from hpcfed.storage import sweep as store
 from hpcfed.storage.fields import flat
@@ -23,17 +24,23 @@ from hpcfed.storage.record import Record, load
 @dataclass(frozen=True, eq=False)
 class Drawn:
     """One run. name: that of its folder, with as many folders above it as tell it from the other
-    runs.
+    runs.  data: what its data are called among those of the others.
     """
 
     name: str
     folder: Path
     record: Record
+    data: str = ""
 
     @cached_property
     def fields(self) -> dict[str, Any]:
         """Its job, by dotted names."""
         return flat(self.record.header["job"])
+
+    @property
+    def dataset(self) -> str:
+        """What its data are called."""
+        return self.data or data_name(self.record.header["job"]["data"])
 
     @property
     def method(self) -> str:
@@ -53,8 +60,7 @@ def setting(run: Drawn, ignore: Sequence[str] = ()) -> str:
     halved = 0.0 if "data.halve" in ignore else fields.get("data.halve") or 0.0
     kept = f", {100 * halved:g} % of them halved" if halved else ""
     return (
-        f"{fields['data.name']}, {fields['data.partition']}, "
-        f"{counted(fields['clients'], 'client')}{kept}"
+        f"{run.dataset}, {fields['data.partition']}, {counted(fields['clients'], 'client')}{kept}"
     )
 
 
@@ -68,8 +74,9 @@ def drawn(paths: Sequence[Path]) -> list[Drawn]:
     for record in chain.from_iterable(map(members, paths)):
         found.setdefault(os.path.realpath(record.path), record)
     called = told_apart([files.place_of(record.path) for record in found.values()])
+    data = data_names(flat(record.header["job"]) for record in found.values())
     return [
-        Drawn(name, record.path.parent, record)
+        Drawn(name, record.path.parent, record, data[record.header["job"]["data"]["name"]])
         for name, record in zip(called, found.values(), strict=True)
     ]
 

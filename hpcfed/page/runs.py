@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import CheckpointError
+from hpcfed.few import counted
 from hpcfed.paths import told_apart
+from hpcfed.progress import track
 from hpcfed.report.state import FINISHED, NOT_BEGUN, State, going
 from hpcfed.report.status import member, words
 from hpcfed.storage import names
@@ -40,13 +42,13 @@ def shown(paths: Sequence[Path], now: float) -> tuple[list[Shown], list[str]]:
     """
     found: dict[str, tuple[Record, str]] = {}
     absent: dict[str, str] = {}
-    for path in paths:
-        for run, of in store.runs(path):
-            record, why = of_sweep(*of) if of else alone(run, now)
-            if record is None:
-                absent.setdefault(os.path.realpath(run), f"{run}: {why}")
-            else:
-                found.setdefault(os.path.realpath(record.path), (record, why))
+    members = [member for path in paths for member in store.runs(path)]
+    for run, of in track(members, f"reading {counted(len(members), 'run')}"):
+        record, why = of_sweep(*of) if of else alone(run, now)
+        if record is None:
+            absent.setdefault(os.path.realpath(run), f"{run}: {why}")
+        else:
+            found.setdefault(os.path.realpath(record.path), (record, why))
     called = told_apart([names.place_of(record.path) for record, _ in found.values()])
     return [Shown(name, *one) for name, one in zip(called, found.values(), strict=True)], list(
         absent.values()

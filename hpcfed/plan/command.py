@@ -103,12 +103,13 @@ def measured(job: Job, run: Path | None, words: Sequence[str]) -> tuple[Costs, D
     from hpcfed.plan.demand import demand, everybody
 
     if run is None:
+        other = without(words, "rounds", "out", "overwrite")
         raise ConfigError(
             "plan: no measured costs; make a short run, on one rank or as many as a node has "
             "cores or "
             "GPUs, and name it:\n"
             f"  python -m hpcfed.main "
-            f"{shlex.join([*words, '--rounds', '3', '--out', 'runs/trial'])}\n"
+            f"{shlex.join([*other, '--rounds', '3', '--out', 'runs/trial'])}\n"
             f"  hpcfed plan {shlex.join([*words, '--costs', 'runs/trial'])} --nodes 1,2,4"
         )
     if not isinstance(job.algorithm, RoundBased):
@@ -121,6 +122,17 @@ def measured(job: Job, run: Path | None, words: Sequence[str]) -> tuple[Costs, D
     fed = start(federation(local, Serial(), facts)).fed
     known = costs(run, everybody(fed))
     return known, demand(fed, tests(job, facts), known)
+
+
+def without(words: Sequence[str], *fields: str) -> list[str]:
+    """A command line without these flags and their values."""
+    kept, dropped = [], False
+    for word in words:
+        if word.startswith("--"):
+            dropped = word[2:].partition("=")[0] in fields
+        if not dropped:
+            kept.append(word)
+    return kept
 
 
 def tests(job: Job, facts: World) -> np.ndarray:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any
 
 from hpcfed.config.job import FREE
 from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.paths import told_apart
 from hpcfed.report.state import NOT_BEGUN, State, complete
 from hpcfed.report.status import member
 from hpcfed.report.status import words as told
 from hpcfed.storage import sweep as store
-from hpcfed.storage.fields import covers, flat
+from hpcfed.storage.fields import Fields, covers, flat
 from hpcfed.storage.record import Record, load
 
 SEED = "seed"
@@ -86,6 +88,35 @@ def cases(paths: Sequence[Path]) -> list[Case]:
         for run, of in store.runs(path):
             found.setdefault(os.path.realpath(run), of_sweep(*of) if of else alone(run))
     return list(found.values())
+
+
+def data_names(jobs: Iterable[Fields]) -> dict[str, str]:
+    """What data sets are called in tables and titles, by their data.name: by a label of their own,
+    or by a file's name, with as many of its folders as tell it from the others. Two data sets never
+    have one name.
+    """
+    labels: dict[str, str] = {}
+    for fields in jobs:
+        name, label = fields["data.name"], fields.get("data.label") or ""
+        labels[name] = labels.get(name) or label
+    files = dict(zip(labels, told_apart([Path(name) for name in labels]), strict=True))
+    called = {name: label or files[name] for name, label in labels.items()}
+    count = Counter(called.values())
+    return {
+        name: text if count[text] == 1 else f"{text} ({files[name]})"
+        for name, text in called.items()
+    }
+
+
+def called(found: list[Case]) -> list[Case]:
+    """The same with their data under the names that tables show."""
+    names = data_names(case.fields for case in found if "data.name" in case.fields)
+    return [
+        replace(case, fields={**case.fields, "data.name": names[case.fields["data.name"]]})
+        if "data.name" in case.fields
+        else case
+        for case in found
+    ]
 
 
 def alone(run: Path) -> Case:

@@ -4,17 +4,20 @@ registries.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
+from rich.constrain import Constrain
+from rich.padding import Padding
 from rich.text import Text
 
 from hpcfed.errors import ConfigError, unknown
 from hpcfed.registry import Entry
 from hpcfed.report.references import bibtex
-from hpcfed.report.tables import table
+from hpcfed.report.tables import table, terminal
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -33,6 +36,7 @@ IMAGES = {
 TEXTS = {"32 tokens": (32,)}  # one for texts with so many
 VOCABULARY = 10_000  # different tokens
 CLASSES = 10
+INDENT = 4  # characters before what a parameter means
 
 
 def registry(kind: str) -> Mapping[str, Entry]:
@@ -66,21 +70,40 @@ def keys(entry: Entry) -> list[str]:
 
 def show(name: str, json: bool = False) -> Any:
     """All that is known about one name. Raises ConfigError for a name that no registry has."""
-    kind = next((kind for kind in REGISTRIES if name in registry(kind)), None)
-    if kind is None:
-        raise ConfigError(unknown("name", name, {n for kind in REGISTRIES for n in registry(kind)}))
+    known = {n: kind for kind in reversed(REGISTRIES) for n in registry(kind)}
+    spelt = {plain(n): n for n in reversed(known)}
+    name = name if name in known else spelt.get(plain(name), name)
+    if name not in known:
+        raise ConfigError(unknown("name", name, known, "hpcfed list"))
+    kind = known[name]
     entry = registry(kind)[name]
-    more = {"algorithms": algorithm, "models": model}.get(kind, lambda name, entry: {})
+    kinds = {
+        "algorithms": algorithm,
+        "models": model,
+        "partitions": data_fields,
+        "datasets": data_fields,
+    }
+    more = kinds.get(kind, lambda name, entry: {})
     facts = {"kind": kind.removesuffix("s"), **fact(name, entry), **more(name, entry)}
     facts["bibtex"] = bibtex(facts["cite"])
     return facts if json else page(facts)
 
 
-ACCEPTS = {"widths": "one architecture, in several widths (models.widths)"}
+def plain(name: str) -> str:
+    """A name without case and hyphens: fedavg for FedAvg, ktpfl for KT-pFL."""
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+ACCEPTS = {  # which models clients may have, in words
+    "one architecture": "the same architecture on all clients",
+    "widths": "one architecture, in several widths (models.widths)",
+    "a common head": "any architectures; their heads (last layers) have one shape",
+    "any models": "any architectures",
+}
 NEEDS = {  # what a method may need, in words
     "public": "public examples (data.public)",
-    "proxy": "a model beside each client's own (models.proxy)",
-    "server": "a model of the server's own (models.server)",
+    "proxy": "a second model on each client, which is shared (models.proxy)",
+    "server": "a model on the server (models.server)",
 }
 
 
@@ -102,6 +125,20 @@ def algorithm(name: str, entry: Entry) -> dict[str, Any]:
     }
 
 
+def data_fields(name: str, entry: Entry) -> dict[str, Any]:
+    """The fields of [data] that count for one partition or data set alone: their help begins with
+    its name.
+    """
+    from hpcfed.config.parts import Data
+
+    own = {
+        n: info
+        for n, info in Data.model_fields.items()
+        if (info.description or "").lower().startswith(f"{name}: ")
+    }
+    return {"parameters": [parameter(n, info) for n, info in own.items()]}
+
+
 def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
     """One field of a part of a job as JSON."""
     from pydantic_core import to_jsonable_python
@@ -115,7 +152,7 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
         "type": kind_of(field.annotation),
         "range": bounds,
         "default": to_jsonable_python(field.get_default(call_default_factory=True)),
-        "meaning": (field.description or "").removesuffix(f" [{bounds}]"),
+        "meaning": " ".join((field.description or "").removesuffix(f" [{bounds}]").split()),
     }
 
 
@@ -140,21 +177,23 @@ def model(name: str, entry: Any) -> dict[str, Any]:
     return {"classes": CLASSES, "sizes": sizes}
 
 
-def page(facts: dict[str, Any]) -> Group:
-    """The facts of one name for people."""
+def page(facts: dict[str, Any]) -> RenderableType:
+    """The facts of one name for people: as wide as the terminal, 80 columns where there is none."""
     parts: list[Any] = [Text(f"{facts['name']} ({facts['kind']}): {facts['line']}\n", "bold")]
     if "text" in facts:
-        accepts = ACCEPTS.get(facts["accepts"], facts["accepts"])
-        needs = f"\nneeds: {', '.join(facts['needs'])}" if facts["needs"] else ""
+        needs = f"\nalso needs: {', '.join(facts['needs'])}" if facts["needs"] else ""
         own = [f"local.{n} = {written(v)}" for n, v in facts["local_defaults"].items()]
         usual = f"\ndefaults of its own: {', '.join(own)}" if own else ""
-        parts += [Text(facts["text"] + "\n"), Text(f"accepts: {accepts}{needs}{usual}\n")]
+        parts.append(Text(flowing(facts["text"]) + "\n"))
+        accepts = ACCEPTS.get(facts["accepts"], facts["accepts"])
+        parts.append(Text(f"models: {accepts}{needs}{usual}\n"))
     if facts.get("parameters"):
-        rows = [
-            (f"algorithm.{p['name']}", p["type"], p["range"], written(p["default"]), p["meaning"])
-            for p in facts["parameters"]
-        ]
-        parts += [table("parameter,type,range,default,", rows), Text()]
+        where = "algorithm" if facts["kind"] == "algorithm" else "data"
+        for p in facts["parameters"]:
+            kind = ", ".join(filter(None, (p["type"], p["range"])))
+            parts.append(Text(f"{where}.{p['name']} = {written(p['default'])}  ({kind})"))
+            parts.append(Padding(Text(p["meaning"]), (0, 0, 0, INDENT)))
+        parts.append(Text())
     if "sizes" in facts:
         rows = [
             (s, f"{n['parameters']:,}", f"{n['multiply_adds']:,}")
@@ -164,9 +203,17 @@ def page(facts: dict[str, Any]) -> Group:
             table(f"input ({facts['classes']} classes),>parameters,>multiply-adds", rows),
             Text(),
         ]
-    return Group(*parts, Text(facts["bibtex"] or "no publication"))
+    made = Group(*parts, Text(facts["bibtex"] or "no publication", no_wrap=True, overflow="ignore"))
+    return made if terminal() else Constrain(made, shutil.get_terminal_size().columns)
+
+
+def flowing(text: str) -> str:
+    """A docstring whose paragraphs are one line each, for the terminal to wrap."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def written(default: Any) -> str:
-    """A default as flags take it: `true`, `none`, `head`."""
+    """A default as flags take it: `true`, `none`, `head`, `1.0,1.0`."""
+    if isinstance(default, list):
+        return ",".join(map(written, default)) or "none"
     return str(default).lower() if default is None or isinstance(default, bool) else str(default)

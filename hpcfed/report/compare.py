@@ -20,7 +20,7 @@ import numpy as np
 from hpcfed.errors import ConfigError, unknown
 from hpcfed.few import counted
 from hpcfed.report import differences
-from hpcfed.report.cases import also_differ, cases
+from hpcfed.report.cases import also_differ, called, cases
 from hpcfed.report.comparison import ENOUGH, Comparison, compared
 from hpcfed.report.formats import aligned, booktabs, piped, stored, tex
 from hpcfed.report.measures import View, measure
@@ -98,9 +98,9 @@ def compare(
     Returns the table, or the path of the file that it was written to.
     """
     view = View(value or "accuracy", measure(value or "accuracy"), percent=percent)
-    found = methods(cases(runs))
+    found = methods(called(cases(runs)))
     base = chosen(found, baseline) or also(
-        found := methods(cases([*runs, Path(baseline)])), Path(baseline)
+        found := methods(called(cases([*runs, Path(baseline)]))), Path(baseline)
     )
     return stored(FORMATS[format](result(found, base, view, anyway)), out)
 

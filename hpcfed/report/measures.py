@@ -65,7 +65,8 @@ def lately(n: int) -> Callable[[Record], Numbers]:
         found = [spread(row) for row in column(record, "clients/accuracy")[evaluated(record)][-n:]]
         if len(found) < n:
             return None, None
-        return mean_of([s["mean"] for s in found]), mean_of([s["std"] for s in found])
+        stds = [s["std"] for s in found if s["std"] is not None]
+        return mean_of([s["mean"] for s in found]), mean_of(stds) if stds else None
 
     return numbers
 

@@ -22,9 +22,14 @@ from hpcfed.storage import names
 from hpcfed.storage.results import Record, load
 
 if TYPE_CHECKING:
+    from hpcfed.cluster.pulse import Pulse
     from hpcfed.config.job import Job
     from hpcfed.engine.setup import World
     from hpcfed.storage.results import Results
+
+
+OFTEN = 60.0  # seconds in which a long round says nothing where there is no terminal
+LINE = 40  # characters of what a rank does
 
 
 class TwoLines(Bar):
@@ -54,7 +59,9 @@ class Progress:
             disable=not self.live,
         )
         self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")
+        self.inside = self.bar.add_task("", total=None, line="", visible=False)
         self.begun: float | None = None
+        self.spoken = monotonic()  # when the last line was said
         self.accuracy = float("nan")
 
     def __enter__(self) -> Self:
@@ -62,8 +69,12 @@ class Progress:
         mix = ", ".join(sorted(set(self.facts.architectures)))
         self.say(
             f"{self.job.algorithm.name}: {self.job.clients} clients ({mix}) on "
-            f"{self.facts.data.name}, "
+            f"{summary.data_name(self.job.data.model_dump())}, "
             f"{self.job.data.partition}; results in {self.folder}"
+        )
+        self.say(
+            f"train loss: mean of {self.job.algorithm.name}'s own objective, with all its terms; "
+            "those of two methods are not the same quantity"
         )
         return self
 
@@ -81,17 +92,43 @@ class Progress:
         self.accuracy = self.accuracy if np.isnan(accuracy) else accuracy  # of the last evaluation
         text = line(self.accuracy, loss, row["rounds/seconds"])
         if self.live:
-            self.bar.update(self.task, completed=t, line=text)
+            self.bar.update(self.task, completed=t, line=brief(self.accuracy, loss))
+            self.bar.update(self.inside, visible=False)
         else:
             self.say(f"round {t}/{self.job.rounds}  {text}{self.left(t)}")
+            self.spoken = monotonic()
         if self.job.verbose:
             self.clients(t, row)
 
+    def look(self, pulse: Pulse) -> None:
+        """A client of this rank begins or ends inside a round: a bar over them, or where there is
+        no terminal a line now and then.
+        """
+        if not self.active or self.job.quiet:
+            return
+        several = pulse.total and pulse.done  # some methods have several turns of each client
+        n = (pulse.done - 1) % pulse.total + 1 if several else 0
+        if self.live:
+            self.bar.update(
+                self.inside,
+                description=f"round {pulse.t + 1}",
+                total=pulse.total or None,
+                completed=n,
+                line=f"{pulse.phase} {pulse.client}"[:LINE],
+                visible=True,
+            )
+        elif monotonic() - self.spoken > OFTEN:
+            of = f"{n} of {pulse.total} clients of rank 0, " if pulse.total else ""
+            self.say(f"in round {pulse.t + 1}/{self.job.rounds}: {of}{pulse.phase} {pulse.client}")
+            self.spoken = monotonic()
+
     def left(self, t: int) -> str:
-        """The time left, from the rounds seen so far; nothing after the first."""
+        """The time left, from the rounds seen so far; nothing after the first, or the last."""
         now, first = monotonic(), self.begun is None
         if first:
             self.begun, self.first_t = now, t
+            return ""
+        if t >= self.job.rounds:
             return ""
         per_round = (now - self.begun) / (t - self.first_t)
         return f"  {summary.duration((self.job.rounds - t) * per_round)} left"
@@ -101,7 +138,7 @@ class Progress:
             k = row["clients/id"][i] if "clients/id" in row else i
             self.say(
                 f"  round {t}  client {k} ({self.facts.architectures[k]})  "
-                f"loss {row['clients/train_loss'][i]:.3f}  accuracy "
+                f"train loss {row['clients/train_loss'][i]:.3f}  accuracy "
                 f"{row['clients/accuracy'][i]:.4f}  "
                 f"{row['clients/seconds'][i]:.2f} s"
             )
@@ -127,11 +164,17 @@ class Progress:
                 print(f"hpcfed: warning: no picture or table: {error}", file=sys.stderr, flush=True)
 
 
+def brief(accuracy: float, loss: float) -> str:
+    """The same beside a bar, which shows how long a round takes."""
+    known = {f"accuracy {accuracy:.3f}": accuracy, f"train loss {loss:.3g}": loss}
+    return " ".join(text for text, value in known.items() if not np.isnan(value))
+
+
 def line(accuracy: float, loss: float, seconds: float) -> str:
     """A round in a few words; nothing about what is nan: an accuracy before the first evaluation,
-    say.
+    say. loss: of training, the mean of the method's own objective.
     """
-    known = {f"accuracy {accuracy:.4f}  ": accuracy, f"loss {loss:.3f}  ": loss}
+    known = {f"accuracy {accuracy:.4f}  ": accuracy, f"train loss {loss:.3f}  ": loss}
     return (
         "".join(text for text, value in known.items() if not np.isnan(value))
         + f"{seconds:.1f} s/round"

@@ -28,9 +28,9 @@ def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
 
 
 LATER = {  # rows that not every run has
-    "received": "with what all would receive next",
-    "final": "after the method's end, own models",
-    "final_received": "after the method's end, received",
+    "received": "with the server's next model, untrained",
+    "final": "after the method's last step, own models",
+    "final_received": "after the method's last step, server's",
 }
 
 
@@ -73,17 +73,20 @@ def accuracy(record: Record) -> dict[str, Any]:
 
 
 def spread(values: np.ndarray) -> dict[str, Any]:
-    """Mean, population standard deviation, least and most over the clients that are not nan."""
+    """Mean, population standard deviation, least and most over the clients that are not nan; of one
+    client there is no deviation.
+    """
     known = values[np.isfinite(values)]
     if not len(known):
         return {"mean": None, "std": None, "min": None, "max": None, "clients": 0}
     numbers = (
         ("mean", known.mean()),
-        ("std", known.std()),
+        ("std", known.std() if len(known) > 1 else None),
         ("min", known.min()),
         ("max", known.max()),
     )
-    return {**{name: float(number) for name, number in numbers}, "clients": len(known)}
+    found = {name: None if number is None else float(number) for name, number in numbers}
+    return {**found, "clients": len(known)}
 
 
 def best(record: Record) -> dict[str, Any]:
@@ -151,9 +154,12 @@ def render(record: Record) -> Group:
 
 
 def brief(record: Record) -> str:
-    """The job in two lines."""
+    """The job in two lines; of data with another name than their file's a third."""
     ranks, rounds = record.header["ranks"], record.header["job"]["rounds"]
-    return f"{title(record)}\n{record.rounds} of {rounds} rounds done, on {counted(ranks, 'rank')}"
+    name = record.header["job"]["data"]["name"]
+    path = f"data: {name}\n" if name != data_name(record.header["job"]["data"]) else ""
+    done = f"{record.rounds} of {rounds} rounds done, on {counted(ranks, 'rank')}"
+    return f"{title(record)}\n{path}{done}"
 
 
 def title(record: Record) -> str:
@@ -166,7 +172,14 @@ def title(record: Record) -> str:
 def data(about: dict[str, Any]) -> str:
     """A job's data in few words."""
     skew = f"({about['alpha']:g})" if about["partition"] == "dirichlet" and "alpha" in about else ""
-    return f"{about['name']}, {about['partition']}{skew}"
+    return f"{data_name(about)}, {about['partition']}{skew}"
+
+
+def data_name(about: dict[str, Any]) -> str:
+    """What a job's data are called: by a label of their own, or their name, of a file without its
+    folders.
+    """
+    return about.get("label") or Path(about["name"]).name
 
 
 def words(item: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcfed.errors import ConfigError
 from hpcfed.report import layouts
-from hpcfed.report.cases import Case, also_differ, axes, cases, skewed
+from hpcfed.report.cases import Case, also_differ, axes, called, cases, skewed
 from hpcfed.report.cells import caption, cell, marked
 from hpcfed.report.formats import FORMATS, Grid, stored
 from hpcfed.report.measures import View, measure
@@ -43,7 +43,7 @@ def table(
         raise ConfigError("table: --paper, but no --layout tells of which table of a paper; add it")
     view = View(value or "accuracy", measure(value or "accuracy"), deviation or "seeds", percent)
     chosen = [names.split(",") if names else None for names in (rows, columns)]
-    found = skewed(cases(runs), [name for names in chosen for name in names or []])
+    found = skewed(called(cases(runs)), [name for names in chosen for name in names or []])
     return stored(FORMATS[format](grid(found, *axes(found, *chosen), view)), out)
 
 

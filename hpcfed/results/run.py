@@ -178,7 +178,8 @@ class Run:
         known = {
             "state": now.word,
             "rounds": f"{now.rounds} of {now.total}",
-            "accuracy": f"{share(accuracy['mean'])} (std {share(accuracy['std'])} over clients)",
+            "accuracy": share(accuracy["mean"])
+            + (f" (std {share(accuracy['std'])} over clients)" if accuracy["clients"] > 1 else ""),
             "traffic": f"{size(traffic['down_total'])} down, {size(traffic['up_total'])} up",
             "time": duration(found["time"]["seconds"]),
         }

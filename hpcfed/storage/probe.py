@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 
 from hpcfed.errors import CheckpointError
+from hpcfed.few import counted
 from hpcfed.storage import checkpoint, names, tree
 from hpcfed.storage.atomic import opened, replacing
 from hpcfed.storage.seal import identity
@@ -19,7 +20,8 @@ from hpcfed.storage.seal import identity
 class Probe:
     """Answers of K clients to N test examples.
 
-    header: rounds, checkpoint (its identity), architectures and classes.
+    header: rounds, checkpoint (its identity), architectures, classes, and of how many clients of
+    the run these are some (`of`; older files lack it).
     clients: [K], their numbers.  rows: [N], of the test split.  labels: [N].  predictions: [K, N].
     representations: K arrays [N, d], whose widths may differ.
     images: [M], rows of the test split whose conductance was taken; the same ones for all runs on
@@ -42,6 +44,11 @@ class Probe:
     conductance: list[np.ndarray]
     rounds: np.ndarray
     cka: np.ndarray
+
+    def of(self, n: int) -> str:
+        """So many of the run's clients, in words: `3 clients`, `3 of 20 clients`."""
+        total = self.header.get("of", len(self.clients))
+        return (f"{n} of " if n < total else "") + counted(total, "client")
 
 
 VERSION = 2  # of the file: 1 had the conductance of one image, for the clients right about it

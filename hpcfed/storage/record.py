@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.errors import CheckpointError, DamagedError, unknown
+from hpcfed.errors import AbsentError, CheckpointError, DamagedError, unknown
 from hpcfed.paths import matching
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import opened
@@ -42,7 +42,8 @@ class Record:
     def column(self, name: str) -> np.ndarray:
         """One column; CheckpointError for an unknown name."""
         if name not in self.columns:
-            raise CheckpointError(f"results: {unknown('column', name, self.columns)}")
+            all_of_them = "hpcfed.load(RUN).columns"
+            raise CheckpointError(f"results: {unknown('column', name, self.columns, all_of_them)}")
         return self.columns[name]
 
 
@@ -71,6 +72,12 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _read(path: Path) -> Record:
     try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise AbsentError(_absent(path)) from error
+    except (OSError, ValueError):
+        pass  # what may not be looked at is reported as what cannot be read
+    try:
         with opened(path, names.RESULTS) as file:
             header, rounds = tree.read_json(file, "header"), int(file.attrs["rounds"])
             arrays, columns = _datasets(file["arrays"]), _datasets(file["columns"])
@@ -83,6 +90,17 @@ def _read(path: Path) -> Record:
         parts.append(block)
         rounds += length(block)
     return Record(header, arrays, joined(parts), rounds, path)
+
+
+def _absent(path: Path) -> str:
+    """Why there are no results at this path, and what to do."""
+    folder = path.parent if path.name == names.results_file(path.parent).name else path
+    if not os.path.isdir(folder):
+        return (
+            f"{folder}: no such folder or file; `hpcfed status runs/*` lists the runs below runs, "
+            "and those of its sweeps"
+        )
+    return f"{path}: No such file: no run has begun in this folder\n  {_advice(folder)}"
 
 
 def _advice(folder: Path) -> str:
@@ -108,7 +126,7 @@ def recover(run: Path, rounds: int = 0) -> Record:
     """
     try:
         found = [load(run)]
-    except DamagedError:
+    except (AbsentError, DamagedError):
         found = []
     if not found or found[0].rounds < rounds:
         found += filter(

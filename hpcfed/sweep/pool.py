@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic
+from typing import TYPE_CHECKING, Self
 
 from hpcfed.comm.settings import cores
 from hpcfed.engine.signals import heard
+from hpcfed.paths import tail
+from hpcfed.progress import display
 from hpcfed.report.summary import accuracy, share
 from hpcfed.report.tables import duration
 from hpcfed.status import DONE, RESUME_ME, WRONG, as_shells_count
@@ -22,6 +28,12 @@ from hpcfed.storage.sweep import Member, Sweep
 from hpcfed.sweep.gpus import shares, usable
 from hpcfed.sweep.launch import finished, held, reason, start
 
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+RUNNING = re.compile(r"^round (\d+/\d+)", re.MULTILINE)  # what a run says after each round
+MOST = 12  # runs that have a bar
+LAST = 4096  # bytes of a log in which that is looked for
 LOOK = 0.5  # seconds; a signal may reach another thread, and is not seen before this one wakes up
 BUSY = -1  # instead of an exit status: another process runs it
 LEFT = -2  # and: not begun, for a signal came before
@@ -51,17 +63,28 @@ class Pool:
     def __init__(self, sweep: Sweep, at_once: int):
         self.sweep, self.at_once, self.asked = sweep, at_once, False
         self.going: list[subprocess.Popen[bytes]] = []
+        self.active: list[Member] = []  # the runs of these processes
         self.shares: SimpleQueue[str | None] = SimpleQueue()  # of the GPUs, one for each place
         for gpus in shares(usable(sweep), at_once) if at_once > 1 else [None]:
             self.shares.put(gpus)
 
     def run(self, numbers: Iterable[int]) -> list[Outcome]:
         """These runs, in this order as places get free; what became of each."""
-        with heard(self.ask), ThreadPoolExecutor(self.at_once) as threads:
+        with heard(self.ask), Board() as board, ThreadPoolExecutor(self.at_once) as threads:
             tasks = [threads.submit(self.one, i) for i in numbers]
-            while wait(tasks, LOOK).not_done:
-                continue
+            while left := wait(tasks, LOOK).not_done:
+                board.show(len(tasks) - len(left), len(tasks), self.rounds())
             return [task.result() for task in tasks]
+
+    def rounds(self) -> list[str]:
+        """How far the runs are that go on, as they last said."""
+        found = []
+        for run in list(self.active):
+            log = names.log_file(self.sweep.folder, run.name)
+            said = RUNNING.findall(tail(log, LAST).rpartition("\n$ ")[2]) if log.is_file() else []
+            done = said[-1] if said else f"0/{run.fields['rounds']}"
+            found.append(f"{run.name} round {done}")
+        return found
 
     def ask(self, number: int, _: object) -> None:
         hurry, self.asked = self.asked, True
@@ -90,7 +113,11 @@ class Pool:
             store.note(self.sweep, run.name, None)
             begun = monotonic()
             process = start(self.sweep, run, log, gpus)
-        status = self.through(process)
+        self.active.append(run)
+        try:
+            status = self.through(process)
+        finally:
+            self.active.remove(run)
         return self.said(self.outcome(run, status, monotonic() - begun), i)
 
     def through(self, process: subprocess.Popen[bytes]) -> int:
@@ -119,6 +146,35 @@ class Pool:
     def said(self, outcome: Outcome, i: int) -> Outcome:
         print(f"{i}: {outcome.run.name}: {outcome.line}", flush=True)
         return outcome
+
+
+class Board:
+    """What a sweep shows while it goes on: bars on stderr where that is a terminal."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        self.tasks: list[TaskID] = []
+
+    def __enter__(self) -> Self:
+        self.bars = self.stack.enter_context(display()) if sys.stderr.isatty() else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def show(self, done: int, total: int, active: Sequence[str]) -> None:
+        """done of total runs; a line for each that goes on."""
+        if self.bars is None:
+            return
+        texts = ["runs", *active[:MOST]]
+        while len(self.tasks) < len(texts):
+            self.tasks.append(self.bars.add_task("", total=total))
+        while len(self.tasks) > len(texts):
+            self.bars.remove_task(self.tasks.pop())
+        for task, text in zip(self.tasks, texts, strict=True):
+            name, _, rounds = text.rpartition(" round ")
+            now, of = map(int, rounds.split("/")) if name else (done, total)
+            self.bars.update(task, description=name or text, completed=now, total=of)
 
 
 def room(sweep: Sweep) -> int:

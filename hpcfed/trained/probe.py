@@ -18,6 +18,7 @@ from hpcfed import rng
 from hpcfed.errors import CheckpointError, ConfigError
 from hpcfed.few import counted, evenly
 from hpcfed.models.trained import Trained
+from hpcfed.progress import say, track
 from hpcfed.storage import checkpoint, names, probe
 from hpcfed.storage.probe import Probe
 from hpcfed.storage.reader import Reader
@@ -29,6 +30,7 @@ from hpcfed.training.similarity import pairwise_cka
 
 EXAMPLES = 1000  # of the test split, as in the paper
 MOST = 100  # clients, of more so many are drawn
+FIGURES = 20  # clients, of more so many are drawn for figures, which nobody should wait long for
 PANELS = 4  # checkpoints whose clients are compared
 BATCH = 256
 
@@ -48,26 +50,48 @@ def command(run: Path, examples: int = EXAMPLES, clients: str | None = None) -> 
 
 
 def anew(run: Path) -> Probe:
-    """The probe of a run, made and written."""
-    made = make(run)
+    """The probe of a run for its figures, made and written: of many clients of some, which is
+    said.
+    """
+    made = make(run, most=FIGURES)
+    n, K = len(made.clients), made.header["of"]
+    if n < K:
+        say(
+            f"{run}: {n} of {counted(K, 'client')} were drawn for figures of models; "
+            f"`hpcfed probe {run}` takes up to {MOST}, `--clients 0,3,...` those named"
+        )
     probe.write(run, made)
     return made
 
 
-def make(run: Path, examples: int = EXAMPLES, clients: Sequence[int] | None = None) -> Probe:
-    """What the models of the newest checkpoint answer. clients: None: all, of very many some."""
+def make(
+    run: Path,
+    examples: int = EXAMPLES,
+    clients: Sequence[int] | None = None,
+    most: int = MOST,
+) -> Probe:
+    """What the models of the newest checkpoint answer. clients: None: all, of more than `most` so
+    many, drawn.
+    """
     if examples < 1:
         raise ConfigError(f"--examples {examples}: take at least 1")
-    return from_newest(run, lambda source: Probing(run, source, examples, clients).probe())
+    return from_newest(run, lambda source: Probing(run, source, examples, clients, most).probe())
 
 
 class Probing:
     """One checkpoint's models before the same examples."""
 
-    def __init__(self, run: Path, source: Reader, examples: int, clients: Sequence[int] | None):
+    def __init__(
+        self,
+        run: Path,
+        source: Reader,
+        examples: int,
+        clients: Sequence[int] | None,
+        most: int = MOST,
+    ):
         self.run, self.source = run, source
         self.saved = Saved(run, source, clients)
-        self.ks = some(self.saved) if clients is None else self.saved.clients
+        self.ks = some(self.saved, most) if clients is None else self.saved.clients
         test = self.saved.sources.test
         draw = rng.stream(self.saved.job.seed, "probe")
         self.rows = np.sort(draw.choice(len(test.y), min(examples, len(test.y)), replace=False))
@@ -81,7 +105,8 @@ class Probing:
 
     def probe(self) -> Probe:
         """All answers, client after client."""
-        seen = [self.of_client(self.saved.model(k)) for k in self.ks]
+        models = track(self.ks, f"probing {counted(len(self.ks), 'model')}")
+        seen = [self.of_client(self.saved.model(k)) for k in models]
         representations, predictions, image_predictions, conductances = zip(*seen, strict=True)
         rounds, tables = self.alike(list(representations))
         return Probe(
@@ -99,11 +124,16 @@ class Probing:
             cka=tables,
         )
 
+    def answers(self, saved: Saved, what: str) -> list[tuple[Tensor, np.ndarray]]:
+        """What each client's model answers, as one checkpoint has it."""
+        return [answers(saved.model(k), self.x) for k in track(self.ks, what)]
+
     def header(self) -> dict[str, object]:
         kinds = self.saved.fed.architectures
         about = {
             "architectures": [kinds[k] for k in self.ks],
             "classes": list(self.saved.about["classes"]),
+            "of": self.saved.job.clients,
         }
         return {"rounds": self.source.rounds, "checkpoint": identity(self.source.path), **about}
 
@@ -130,22 +160,22 @@ class Probing:
             try:
                 with Reader(path) as source:
                     before = Saved(self.run, source, self.ks)
-                    tables[source.rounds] = pairwise_cka(
-                        [answers(before.model(k), self.x)[0] for k in self.ks]
-                    )
+                    what = f"probing {counted(len(self.ks), 'model')} of round {source.rounds}"
+                    seen = self.answers(before, what)
+                    tables[source.rounds] = pairwise_cka([z for z, _ in seen])
             except CheckpointError:  # damaged, or deleted meanwhile by the run that goes on
                 continue
         rounds = sorted(tables)
         return np.array(rounds), np.stack([tables[t].numpy() for t in rounds])
 
 
-def some(saved: Saved) -> list[int]:
-    """All clients of the run, or of more than MOST so many, drawn."""
+def some(saved: Saved, most: int) -> list[int]:
+    """All clients of the run, or of more than `most` so many, drawn."""
     K = saved.job.clients
-    if K <= MOST:
+    if K <= most:
         return list(range(K))
     return np.sort(
-        rng.stream(saved.job.seed, "probe", "clients").choice(K, MOST, replace=False)
+        rng.stream(saved.job.seed, "probe", "clients").choice(K, most, replace=False)
     ).tolist()
 
 

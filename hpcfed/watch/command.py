@@ -1,7 +1,11 @@
-"""`hpcfed watch RUN...`: the command; it ends by itself when all runs are finished."""
+"""`hpcfed watch RUN...`: the command; it ends by itself when all runs are finished, and waits
+for those that have no folder yet.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic, sleep
@@ -25,11 +29,26 @@ def watch(runs: Sequence[Path], web: bool = False, port: int | None = None) -> i
     """
     if port is not None and not (web and 0 < port < 65536):
         raise ConfigError(f"watch: --port {port}: give it with --web, from 1 to 65535")
-    found = watched(runs)
     try:
+        wait_for(runs)
+        found = watched(runs)
         return page.serve(found, port or 0) if web else follow(found)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def wait_for(runs: Sequence[Path]) -> None:
+    """Wait until there is a file or folder at each of these paths, and say so."""
+    absent = [run for run in runs if not os.path.exists(run)]
+    if absent:
+        print(
+            f"watch: waiting for {', '.join(map(str, absent))}, which is not there yet; "
+            "Ctrl-C ends this",
+            file=sys.stderr,
+            flush=True,
+        )
+    while not all(os.path.exists(run) for run in absent):
+        sleep(EVERY)
 
 
 def follow(runs: Sequence[Watched]) -> int:

@@ -122,8 +122,10 @@ def curve(view: View, width: int, height: int) -> Iterator[Text]:
     low, high = min(view.mean), max(view.mean)
     known = [x for x in view.loss if np.isfinite(x)]
     loss = f"; training loss {known[-1]:.3f} {spark(known, 20)}" if known else ""
+    several = np.isfinite(view.clients).sum() > 1
+    std = f", std {view.std[-1]:.4f}" if several else ""
     yield Text(
-        f"test accuracy, mean over clients: {view.mean[-1]:.4f}, std {view.std[-1]:.4f}{loss}",
+        f"test accuracy, mean over clients: {view.mean[-1]:.4f}{std}{loss}",
         "bold",
     )
     wide = np.repeat(view.mean, max(1, min(WIDEST, width // len(view.mean))))

@@ -94,7 +94,7 @@ def numbers(record: Record) -> dict[str, Any]:
         "title": title(record),
         "evaluated": (done + 1).tolist(),
         "mean": [s["mean"] for s in accuracy],
-        "std": [s["std"] for s in accuracy],
+        "std": [s["std"] or 0.0 for s in accuracy],  # to draw: of one client no band
         "loss": [nothing(spread(row)["mean"]) for row in column(record, "clients/train_loss")],
         "seconds": record.columns.get("rounds/seconds", np.zeros(0)).tolist(),
         "phases": phases(record),

@@ -21,15 +21,15 @@ ODD = {  # jobs that many methods refuse: flags, and the first words of the reas
     ),
     "several widths": (
         "--models.mix mlp --models.widths 1,0.5",
-        "needs (models of one width|a common head), but",
+        "needs (models of one width|heads .last layers. of one shape), but",
     ),
     "heads of several widths": (
         "--models.mix mlp,logistic",
-        "needs (one architecture|a common head), but",
+        "needs (one architecture|heads .last layers. of one shape), but",
     ),
     "no public data": ("--models.mix mlp --data.public 0", "needs public data"),
-    "no proxy": ("--models.mix mlp --models.proxy", "needs a model that all clients have"),
-    "no server model": ("--models.mix mlp --models.server", "needs a model of the server's own"),
+    "no proxy": ("--models.mix mlp --models.proxy", "needs a model that all clients train"),
+    "no server model": ("--models.mix mlp --models.server", "needs a model on the server"),
 }
 
 

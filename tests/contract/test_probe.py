@@ -6,7 +6,7 @@ import torch
 
 import hpcfed
 from hpcfed.errors import ConfigError, DamagedError
-from hpcfed.figures.models import probed
+from hpcfed.figures.models import compared, confused, probed
 from hpcfed.figures.runs import drawn
 from hpcfed.storage import checkpoint, names, probe
 from hpcfed.trained.probe import command, make
@@ -91,6 +91,17 @@ def test_figures_make_a_probe_where_it_is_missing_or_older_than_the_checkpoint(t
         probed(one, "cka")
     with pytest.raises(DamagedError):
         probe.read(run)
+
+
+def test_figures_ask_some_of_many_clients_and_say_so(tmp_path, monkeypatch, capsys):
+    run = saved_run(tmp_path / "run", "local", rounds=1)
+    monkeypatch.setattr("hpcfed.trained.probe.FIGURES", 2)
+    found = probed(*drawn([run]), "cka")
+    assert len(found.clients) == 2 and found.of(2) == "2 of 6 clients"
+    assert "2 of 6 clients were drawn" in capsys.readouterr().err
+    assert compared("a", found).some == "2 of 6 clients"
+    assert "2 of 6 clients" in confused("a", found).title
+    assert len(make(run).clients) == 6  # asked for by itself
 
 
 def test_a_probe_without_examples_is_refused(run):

@@ -12,7 +12,7 @@ LEVELS = (
     "errors",
     "paths  compat",
     "config.limits  own",
-    "registry  extras  few  inputs  rng  params  status  config.parts",
+    "registry  extras  few  inputs  rng  params  progress  status  config.parts",
     "config.system  commands",
     "comm  storage  averaging",
     "cluster  data  models  payload",

@@ -64,10 +64,7 @@ def written(folder: Path, name: str, rank: int) -> Path:
 def attempt(words: list[str]) -> Outcome:
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        try:
-            status = main(words)
-        except SystemExit as leaving:  # --help
-            status = int(leaving.code or 0)
+        status = main(words)
     return Outcome(status, out.getvalue(), err.getvalue())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.config.help import flag, value
 from hpcfed.config.limits import limits
 from hpcfed.config.load import load
 from hpcfed.config.parts import Part
@@ -37,7 +38,7 @@ def said(desk) -> dict[str, list[Outcome]]:
     cases["quiet"].append("--quiet")
     cases["verbose"].append("--verbose")
     cases["rarely"] += ["--evaluate.every", "2", "--rounds", "3"]
-    cases["help"] = ["--help"]
+    cases["help"] = ["--help", "all"]
     outcomes = together(RANKS, desk / "said", cases, timeout=LIMIT)
     assert {name: ranks[0].status for name, ranks in outcomes.items()} == dict.fromkeys(cases, 0)
     return outcomes
@@ -65,14 +66,14 @@ def test_a_run_prints_a_line_a_round_a_table_and_its_files(desk, said):
 
 def test_a_round_without_evaluation_shows_no_nan(said):
     out = said["rarely"][0].out
-    assert "round 1/3  loss" in out and "round 2/3  accuracy 0." in out
+    assert "round 1/3  train loss" in out and "round 2/3  accuracy 0." in out
     assert "nan" not in out
 
 
 def test_quiet_prints_the_table_alone(said):
     quiet, plain = (said[name][0].out.splitlines() for name in ("quiet", "plain"))
     assert not [line for line in quiet if line.startswith("round ")]
-    assert len(quiet) == len(plain) - 1 - ROUNDS - sum(line.startswith("moved") for line in plain)
+    assert len(quiet) == len(plain) - 2 - ROUNDS - sum(line.startswith("moved") for line in plain)
 
 
 def test_verbose_prints_a_line_for_every_client_and_round(said):
@@ -109,16 +110,18 @@ def fields(model: type[Part], prefix: str = ""):
             yield f"{prefix}{name}", field
 
 
-def test_help_lists_every_field_with_meaning_range_and_default(said):
-    listed = " ".join(said["help"][0].out.partition("\noptions:")[2].split())
-    found = dict(fields(type(load([], environ={}))))
+def test_help_all_lists_every_field_with_meaning_range_and_the_value_it_would_have(said):
+    listed = " ".join(said["help"][0].out.split())
+    job = load([], environ={})
+    found = dict(fields(type(job)))
     assert len(found) > 50 and "algorithm.rho" in found
     for name, field in found.items():
-        entry = re.search(rf"--{name}[ ,](?P<text>.*?)(?= --(?!no-)|$)", listed)
+        entry = re.search(rf"{flag(name)} (?P<text>.*?)(?= --(?!no-)|$)", listed)
         assert entry, name
-        assert " ".join(field.description.split()) in entry["text"]
-        assert f"[{limits(field)}]" in entry["text"] or not limits(field)
-        assert "(default: " in entry["text"], name
+        bounds = limits(field)
+        meaning = field.description.removesuffix(f" [{bounds}]") if bounds else field.description
+        assert " ".join(meaning.split()) in entry["text"]
+        assert bounds in entry["text"] and entry["text"].startswith(f"{value(job, name)} (")
 
 
 def test_help_under_mpirun_is_printed_once():

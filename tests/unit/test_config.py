@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.config.help import MAIN, help
 from hpcfed.config.job import Job
 from hpcfed.config.load import load, merge, read
 from hpcfed.config.messages import kind_of
@@ -282,6 +283,7 @@ def test_identity_is_what_results_depend_on():
         plain.identity()
         == load(["--rounds", "9", "--out", "x", "--verbose", "--checkpoint.every", "1"]).identity()
     )
+    assert plain.identity() == load(["--rounds", "3", "--data.label", "mine"]).identity()
     assert plain.identity() != load(["--seed", "1"]).identity()
     cosine = [
         load(["--rounds", rounds, "--local.schedule", "cosine"]).identity() for rounds in "39"
@@ -346,3 +348,47 @@ def test_a_file_that_names_another_algorithm_leaves_that_ones_fields_behind(tmp_
         "samples",
     )
     assert (same.algorithm.mu, same.algorithm.weighting) == (0.25, "uniform")
+
+
+def test_help_fits_a_screen_and_shows_what_the_command_would_run_with(job_file):
+    text = help(["--help"])
+    assert len(text.splitlines()) <= 30 and max(map(len, text.splitlines())) <= 80
+    assert "--rounds 80 " in text and "--local.lr 0.0005 " in text  # of the embedded job
+    assert len(MAIN) == 10 and all(f"--{name} " in text for name in MAIN)
+    path = job_file("rounds = 7\n")
+    given = help([path, "--help", "--local.lr", "0.5"])
+    assert "--rounds 7 " in given and "--local.lr 0.5 " in given and path in given
+    assert help(["--help", path, "--local.lr", "0.5"]) == given
+
+
+def test_help_says_of_a_field_where_its_value_comes_from(job_file, monkeypatch):
+    assert "value:       0.0005, from the embedded job" in help(["--help", "local.lr"])
+    assert "default:     0.001" in help(["--help", "lr"])
+    path = job_file("[local]\nlr = 0.25\n")
+    assert f"0.25, from {path}" in help([path, "--help", "local.lr"])
+    assert "0.5, from command line" in help([path, "--local.lr", "0.5", "--help=local.lr"])
+    monkeypatch.setenv("HPCFED_LOCAL__LR", "0.75")
+    assert "0.75, from environment: HPCFED_LOCAL__LR" in help([path, "--help", "local.lr"])
+
+
+def test_help_gives_a_methods_parameters_and_all_fields_of_a_table():
+    assert "--algorithm.mu 0.1  (float, >= 0)" in help(["--help", "fedprox"])
+    section = help(["--help", "data"])
+    assert "--data.alpha 0.5" in section and "--local.lr" not in section
+    both = help(["--help", "local"])  # a table and a method
+    assert "--local.lr 0.0005" in both and "--algorithm.contrastive" in both
+
+
+def test_help_spells_flags_as_they_are_typed():
+    assert "--dry-run false" in help(["--help", "job"]) and "dry_run" not in help(["--help"])
+
+
+def test_help_of_a_command_that_is_refused_says_why_and_shows_the_embedded_job():
+    text = help(["--clients", "0", "--help"])
+    assert "--clients 20 " in text and "would be refused: command line: --clients:" in text
+
+
+def test_an_unknown_topic_of_help_is_refused_with_the_nearest_alone():
+    with pytest.raises(ConfigError, match="no field, section or method 'alpa'") as error:
+        help(["--help", "alpa"])
+    assert "did you mean 'alpha'" in str(error.value) and len(str(error.value)) < 120

@@ -214,7 +214,7 @@ def test_foreign_truncated_and_pickled_files_are_refused(tmp_path, name, content
 
 
 def test_missing_files_unknown_names_and_empty_hdf5_say_what_to_do(tmp_path):
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match=f"^nowhere.h5: no such file, nor in {tmp_path}"):
         load("nowhere.h5", tmp_path)
     with pytest.raises(ConfigError, match=r"did you mean 'cifar10'"):
         load("cifar-10", tmp_path)

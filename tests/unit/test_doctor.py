@@ -173,6 +173,7 @@ def test_the_kind_is_that_of_the_nearest_mount():
     assert disk.kind(Path("/home/me"), mounts) == "nfs4"
     assert disk.kind(Path("/home/scratch/run"), mounts) == "lustre"
     assert disk.kind(Path("/homes"), mounts) == "ext4"
+    assert disk.kind(Path("/my disk/runs"), [*mounts, r"x /my\040disk xfs rw 0 0"]) == "xfs"
 
 
 def test_the_hdf5_build_is_told():

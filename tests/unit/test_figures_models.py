@@ -207,6 +207,14 @@ def test_many_clients_share_the_points(monkeypatch):
     assert plane.whose.tolist() == [0] * 4 + [2] * 4 and plane.labels.tolist() == [0, 2, 0, 2] * 2
 
 
+def test_of_many_clients_some_are_in_the_plane_and_its_title_says_of_how_many(monkeypatch):
+    monkeypatch.setattr(models_tsne, "CLIENTS", 2)
+    found = answers([[0] * 6] * 3, [0, 1, 2] * 2, (4, 4, 4))
+    found.header["of"] = 100
+    plane = models_tsne.plane("a", found, seed=0)
+    assert plane.clients.tolist() == [0, 4] and "2 of 100 clients" in plane.title
+
+
 @pytest.mark.parametrize(
     "figure", [models.confusion, models.cka, models_conductance.figure, models_tsne.figure]
 )

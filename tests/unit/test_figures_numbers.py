@@ -1,5 +1,6 @@
 """The numbers behind each figure, by hand."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from hpcfed.errors import ConfigError
 from hpcfed.figures import clients, halved, learning, look, memory, phases, topology, virtual
 from hpcfed.figures.groups import groups
 from hpcfed.figures.registry import FIGURES
-from hpcfed.figures.runs import Drawn, drawn
+from hpcfed.figures.runs import Drawn, drawn, setting
 from hpcfed.storage.record import Record
-from tests.unit.test_report import HEAD, NAN, row, run_of
+from tests.unit.test_report import HEAD, NAN, header, row, run_of
 
 FOUR = [0, 1, 2, 3]
 OURS = (
@@ -40,8 +41,7 @@ def one(folder: Path, rows: list[dict[str, object]], **job: object) -> Drawn:
         (run.record.header["job"].setdefault(part, {}) if part else run.record.header["job"])[
             field
         ] = value
-    run.__dict__.pop("fields", None)
-    return run
+    return replace(run, data="")
 
 
 def test_runs_that_differ_in_the_seed_are_one_line_and_data_make_panels(tmp_path):
@@ -284,3 +284,20 @@ def test_every_panel_says_what_stands_at_its_axes(tmp_path, name, rounds):
     ]
     assert panels and all(ax.get_xlabel() for ax in panels)
     assert all(ax.get_ylabel() or ax.get_shared_y_axes().get_siblings(ax) != [ax] for ax in panels)
+
+
+def test_own_data_are_called_alike_in_titles_by_a_name_that_tells_them_from_others(tmp_path):
+    paths = [str(tmp_path / folder) for folder in "abc"]
+    names = ["/data/left/x.npz", "/data/right/x.npz", "/data/y.npz"]
+    for path, name in zip(paths, names, strict=True):
+        about = header(data=name)
+        if name.endswith("y.npz"):
+            about["job"]["data"]["label"] = "my birds"
+        run_of(Path(path), [], job=about["job"])
+    found = drawn(list(map(Path, paths)))
+    assert [setting(run).split(",")[0] for run in found] == [
+        "left/x.npz",
+        "right/x.npz",
+        "my birds",
+    ]
+    assert setting(drawn([Path(paths[0])])[0]).startswith("x.npz, dirichlet")

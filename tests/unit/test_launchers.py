@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from hpcfed.cli import main
+from hpcfed.comm import facts
 from hpcfed.doctor import known, launchers
 from hpcfed.doctor.launchers import PROBE, candidates, starters
-from hpcfed.doctor.limited import Outcome, limited
+from hpcfed.doctor.limited import Outcome, limited, split
 from hpcfed.doctor.probe import MARK
 from hpcfed.doctor.trials import Launcher, Trial, explained, judged
 from tests.mpirun import environment, launcher
@@ -161,6 +162,22 @@ def test_srun_is_tried_first_and_mpirun_gets_nodes_of_its_own_outside_of_an_allo
         "4",
     )
     assert candidates(4, ["mpirun"], ["pmix"], [], True, 30)[1].words == ("mpirun", "-np", "4")
+
+
+def test_a_launcher_whose_path_has_a_space_is_named_as_a_shell_takes_it():
+    path = "/opt/my mpi/bin/mpirun"
+    [found] = candidates(2, [path], [], [], True, 30)
+    assert split("launcher", found.name) == [path] and found.words[0] == path
+
+
+def test_the_mpi_librarys_path_may_hold_spaces(tmp_path, monkeypatch):
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "7f00-7f01 r-xp 00000000 08:01 42      /opt/other/libmpicxx/x\n"
+        "7f00-7f01 r-xp 00000000 08:01 42      /opt/my mpi/lib/libmpi.so.40\n"
+    )
+    monkeypatch.setattr(facts, "MAPS", maps)
+    assert facts.loaded("libmpi") == "/opt/my mpi/lib/libmpi.so.40"
 
 
 def test_mpirun_has_its_short_name_where_the_path_finds_it(tmp_path):

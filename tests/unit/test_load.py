@@ -12,7 +12,7 @@ import pytest
 
 import hpcfed
 from hpcfed import cli, extras
-from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.errors import AbsentError, CheckpointError, ConfigError
 from hpcfed.results import export
 from hpcfed.results.tables import TABLES, table
 from hpcfed.storage.record import load
@@ -79,8 +79,10 @@ def test_a_notebook_shows_a_run_in_a_few_words_and_no_name_is_taken_for_html(tmp
 
 
 def test_a_path_without_a_run_is_one_message(tmp_path):
-    with pytest.raises(CheckpointError, match="give the folder of a run"):
+    with pytest.raises(CheckpointError, match="no run has begun in this folder"):
         hpcfed.load(tmp_path)
+    with pytest.raises(AbsentError, match="nope: no such folder or file; `hpcfed status"):
+        hpcfed.load("nope")
 
 
 def test_tables_have_a_row_for_what_they_are_about(run):

@@ -222,6 +222,8 @@ def test_on_gpus_each_rank_has_its_own_unless_there_are_more_ranks(
 def test_without_costs_the_message_says_how_to_get_them(capsys: pytest.CaptureFixture):
     said = told(capsys, *FIELDS, "--data.name", "my data.npz")
     assert "--data.name 'my data.npz' --costs runs/trial" in said  # as a shell takes it
+    twice = told(capsys, *FIELDS, "--rounds", "4", "--out=runs/x")
+    assert twice.splitlines()[1].count("--rounds") == 1 and "runs/x" not in twice.splitlines()[1]
     assert "no measured costs; make a short run" in said and "--rounds 3 --out runs/trial" in said
 
 

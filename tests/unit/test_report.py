@@ -16,7 +16,7 @@ from hpcfed.report import catalogue, cite, summary, tables
 from hpcfed.report.columns import so_far
 from hpcfed.report.formats import named
 from hpcfed.report.measures import View, measure
-from hpcfed.report.progress import TwoLines, line
+from hpcfed.report.progress import Progress, TwoLines, line
 from hpcfed.report.references import bibtex, references
 from hpcfed.report.tables import console, duration, size
 from hpcfed.storage.columns import PHASES
@@ -91,7 +91,7 @@ def test_accuracy_is_the_mean_over_clients_of_the_last_evaluated_round(run):
 def test_accuracy_is_given_by_architecture_too(run):
     by = summary.facts(load(run))["accuracy"]["by_architecture"]
     assert by["resnet18"] == {"mean": pytest.approx(0.7), "std": pytest.approx(0.1), "clients": 2}
-    assert by["alexnet"] == {"mean": 0.4, "std": 0.0, "clients": 1}
+    assert by["alexnet"] == {"mean": 0.4, "std": None, "clients": 1}
 
 
 def test_the_best_round_counts_from_one_and_says_how_it_was_chosen(run):
@@ -141,8 +141,8 @@ def test_the_table_marks_the_best_round_and_gives_bytes_exactly(run, capsys):
 
 
 def test_a_rounds_line_says_nothing_of_what_was_not_measured():
-    assert line(0.5, 1.25, 2.0) == "accuracy 0.5000  loss 1.250  2.0 s/round"
-    assert line(NAN, 1.25, 2.0) == "loss 1.250  2.0 s/round"
+    assert line(0.5, 1.25, 2.0) == "accuracy 0.5000  train loss 1.250  2.0 s/round"
+    assert line(NAN, 1.25, 2.0) == "train loss 1.250  2.0 s/round"
     assert line(NAN, NAN, 2.0) == "2.0 s/round"  # central training, whose loss is no client's
 
 
@@ -224,9 +224,31 @@ def test_a_model_shows_parameters_and_multiply_adds():
     assert sizes["3x32x32"] == {"parameters": 30730, "multiply_adds": 30720}
 
 
-def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean 'fedprox'"):
+def test_an_unknown_name_is_refused_with_the_nearest_and_not_with_all():
+    with pytest.raises(ConfigError, match="did you mean 'fedprox'") as error:
         catalogue.show("fedprx")
+    assert len(str(error.value)) < 120 and "hpcfed list" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spelt", "name"), [("FedAvg", "fedavg"), ("KT-pFL", "ktpfl"), ("CIFAR-10", "cifar10")]
+)
+def test_a_name_is_shown_however_its_paper_spells_it(spelt, name):
+    assert catalogue.show(spelt, json=True)["name"] == name
+
+
+def test_a_partition_is_shown_with_its_fields(capsys):
+    own = [p["name"] for p in catalogue.show("dirichlet", json=True)["parameters"]]
+    assert own == ["sizes", "alpha"]
+    console().print(catalogue.show("dirichlet"))
+    assert "data.alpha = 0.5" in capsys.readouterr().out
+
+
+def test_show_keeps_to_80_columns_in_a_pipe(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    console().print(catalogue.show("fedclassavg"))
+    lines = capsys.readouterr().out.partition("@")[0].splitlines()
+    assert max(map(len, lines)) <= 80 and any("Temperature" in line for line in lines)
 
 
 def test_a_rank_prints_plain_lines_where_its_mpirun_writes_to_no_terminal(monkeypatch):
@@ -289,3 +311,37 @@ def test_the_bar_of_a_run_fills_the_line_whatever_is_said_of_the_round():
     first, second = where.export_text().splitlines()
     assert len(first) == 80 and first.count("━") == 80 - len("fedclassavg ")
     assert second == "accuracy 0.8472  loss 1.203  12.5 s/round"
+
+
+def test_own_data_are_called_by_their_files_name_or_a_label_and_the_path_stands_once(tmp_path):
+    made = header(data="/somewhere/far/away/mine.npz")
+    record = load(run_of(tmp_path / "run", [row([0.5] * 4, [0])], job=made["job"]))
+    assert summary.title(record).startswith("fedclassavg on mine.npz, dirichlet(0.5)")
+    text = drawn_text(record)
+    assert text.count("mine.npz") == 2 and text.count("data: /somewhere/far/away/mine.npz") == 1
+    made["job"]["data"]["label"] = "my birds"
+    labelled = load(run_of(tmp_path / "labelled", [row([0.5] * 4, [0])], job=made["job"]))
+    assert summary.title(labelled).startswith("fedclassavg on my birds, ")
+
+
+def drawn_text(record: Record) -> str:
+    """What `hpcfed summary` prints."""
+    out = console()
+    with out.capture() as seen:
+        out.print(summary.render(record))
+    return seen.get()
+
+
+def test_one_client_has_no_deviation(tmp_path):
+    record = load(run_of(tmp_path / "run", [row([0.5, NAN, NAN, NAN], [0])]))
+    found = summary.facts(record)["accuracy"]
+    assert (found["mean"], found["std"], found["clients"]) == (0.5, None, 1)
+    line = next(line for line in drawn_text(record).splitlines() if "all clients" in line)
+    assert line.split()[-3:] == ["0.5000", "-", "1"]
+    assert measure("last:1").of(record) == (0.5, None)
+
+
+def test_the_last_round_has_no_time_left(tmp_path):
+    job = SimpleNamespace(rounds=3, quiet=False, algorithm=SimpleNamespace(name="local"))
+    progress = Progress(job, tmp_path, None, active=False)
+    assert [bool(progress.left(t)) for t in (1, 2, 3)] == [False, True, False]

@@ -140,8 +140,8 @@ def test_tail_prints_the_last_rounds_with_the_accuracy_of_the_last_evaluation(tm
         run.append(row(accuracy))
     run.finish()
     assert tail.tail(tmp_path / "run", lines=2).splitlines() == [
-        "round 2/10  accuracy 0.5000  loss 1.500  2.0 s/round",
-        "round 3/10  accuracy 0.5000  loss 1.500  2.0 s/round",
+        "round 2/10  accuracy 0.5000  train loss 1.500  2.0 s/round",
+        "round 3/10  accuracy 0.5000  train loss 1.500  2.0 s/round",
     ]
 
 

@@ -157,7 +157,7 @@ def test_results_without_their_journal_are_replaced_by_the_copy_of_a_checkpoint(
 
 def test_missing_results_say_what_to_do(tmp_path):
     with pytest.raises(
-        CheckpointError, match=r"results.h5: cannot be read: .*\n  give the folder of a run"
+        CheckpointError, match=r"results.h5: No such file.*\n  give the folder of a run"
     ):
         load(tmp_path)
 

@@ -329,3 +329,19 @@ def test_what_cannot_be_shown_is_one_message(sweep, tmp_path):
             table([sweep], **wrong)
     with pytest.raises(CheckpointError, match="absent"):
         table([tmp_path / "absent"])
+
+
+def test_own_data_have_their_files_name_in_a_table_and_as_much_of_the_path_as_tells_them_apart(
+    tmp_path,
+):
+    places = ["/a/left/x.npz", "/a/right/x.npz", "/b/y.npz"]
+    runs = [run(tmp_path / str(i), to_end(0.5), data=name) for i, name in enumerate(places)]
+    assert lines(table(runs))[2].split() == ["method", "left/x.npz", "right/x.npz", "y.npz"]
+    named = {"data_label": "birds"}
+    labelled = [run(tmp_path / f"l{i}", to_end(0.5), data=places[i], **named) for i in (0, 2)]
+    assert lines(table(labelled))[2].split() == ["method", "birds", "(x.npz)", "birds", "(y.npz)"]
+
+
+def test_a_label_of_the_data_tells_no_runs_apart(tmp_path):
+    runs = [run(tmp_path / str(i), to_end(0.5), seed=i, **{"data_label": "ab"[i]}) for i in (0, 1)]
+    assert "± 0.0000" in table(runs)

@@ -201,9 +201,15 @@ def test_ctrl_c_ends_watching_without_a_traceback(tmp_path, monkeypatch):
     assert command.watch([records.run(tmp_path, 1, total=3).path]) == 130
 
 
-@pytest.mark.parametrize(
-    "words", [["absent"], ["run", "--port", "80"], ["run", "--web", "--port", "0"]]
-)
+def test_watching_waits_for_a_run_that_has_no_folder_yet_and_says_so(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "later"
+    monkeypatch.setattr(command, "sleep", lambda _: records.run(run))  # it begins, and is finished
+    assert command.watch([run]) == 0
+    out, err = capsys.readouterr()
+    assert f"waiting for {run}" in err and "Ctrl-C" in err and "3/3" in out
+
+
+@pytest.mark.parametrize("words", [["run", "--port", "80"], ["run", "--web", "--port", "0"]])
 def test_wrong_paths_and_ports_are_one_message(tmp_path, words, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     records.run(tmp_path / "run", 1)

@@ -1,0 +1,97 @@
+"""How far slow work is: on stderr, a bar in a terminal, few lines elsewhere."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hpcfed import progress
+from hpcfed.cluster.pulse import Pulse
+from hpcfed.engine.run import odd_labels
+from hpcfed.progress import track
+from hpcfed.report import progress as rounds
+from hpcfed.storage import names
+from hpcfed.storage.sweep import Member, Sweep
+from hpcfed.sweep.pool import Pool
+
+
+def test_quick_work_says_nothing_and_slow_work_a_line_where_there_is_no_terminal(
+    capsys, monkeypatch
+):
+    assert list(track("abc", "probing 3 models")) == ["a", "b", "c"]
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(progress, "FIRST", 0.0)
+    assert list(track("abc", "drawing", named=True)) == ["a", "b", "c"]
+    assert capsys.readouterr() == ("", "drawing: a: 0 of 3 done\n")
+
+
+def test_in_a_terminal_there_are_bars_on_stderr_one_below_the_other(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    for _ in track("ab", "drawing 2 figures"):
+        assert list(track([1, 2, 3], "probing 3 models")) == [1, 2, 3]
+        assert len(progress.SHOWN) == 1
+    out, err = capsys.readouterr()
+    assert progress.SHOWN == [] and out == ""
+    assert "drawing 2 figures" in err and "probing 3 models" in err
+
+
+@pytest.fixture
+def shown(tmp_path) -> rounds.Progress:
+    job = SimpleNamespace(rounds=3, quiet=False, algorithm=SimpleNamespace(name="local"))
+    return rounds.Progress(job, tmp_path, None, active=True)
+
+
+def test_a_long_round_says_in_a_log_which_client_it_is_at(shown, capsys, monkeypatch):
+    pulse = Pulse()
+    pulse.look, pulse.t = shown.look, 1
+    pulse.expect(4)
+    pulse.enter("train")
+    pulse.visit("7 (cnn)")
+    assert capsys.readouterr().out == ""  # within a minute
+    monkeypatch.setattr(rounds, "OFTEN", -1.0)
+    pulse.finish(1)
+    assert capsys.readouterr().out == "in round 2/3: 1 of 4 clients of rank 0, train 7 (cnn)\n"
+
+
+def test_a_second_pass_over_the_clients_of_a_round_begins_at_one_again(shown, monkeypatch, capsys):
+    monkeypatch.setattr(rounds, "OFTEN", -1.0)
+    pulse = Pulse()
+    pulse.look = shown.look
+    pulse.expect(2)
+    for _ in range(3):
+        pulse.finish(1)
+    counts = [line.split()[3] for line in capsys.readouterr().out.splitlines()]
+    assert counts == ["0", "1", "2", "1"]
+
+
+def test_a_sweep_knows_how_far_its_runs_are_from_what_they_last_said(tmp_path):
+    members = tuple(Member(name, [], {"rounds": 5, "run.threads": 1}) for name in ("a", "b"))
+    pool = Pool(Sweep(tmp_path, [], str(tmp_path), 1, "", members), 1)
+    pool.active = list(members)
+    log = names.log_file(tmp_path, "a")
+    log.parent.mkdir()
+    before = "$ python\nround 4/5  0.1 s/round\n"  # an earlier start
+    log.write_text(f"{before}\n$ python\nround 1/5  x\nround 2/5  x\n")
+    assert pool.rounds() == ["a round 2/5", "b round 0/5"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "said"),
+    [
+        ([0, 1, 2], 3, ""),
+        ([0, 5, 10], 11, "8 of 11 classes have no training example (1, 2, 3, 4, 6, 7, 8, 9)"),
+        ([0, 0], 2, "1 of 2 classes have no training example (1)"),
+    ],
+)
+def test_labels_with_gaps_are_warned_of(labels, classes, said):
+    data = SimpleNamespace(
+        train=SimpleNamespace(y=np.array(labels)), classes=tuple(map(str, range(classes)))
+    )
+    about = {"name": str(Path("folder") / "mine.npz")}
+    job = SimpleNamespace(data=SimpleNamespace(model_dump=lambda: about))
+    found = odd_labels(job, SimpleNamespace(data=data, many=False))
+    assert said in found and found.startswith("mine.npz: " if said else "")
