@@ -23,6 +23,7 @@ from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Run
 from hpcfed.engine.folder import stored
 from hpcfed.engine.run import run
+from hpcfed.engine.watchdog import Guard
 from hpcfed.errors import HpcfedError, RankLost, escape_unprintable, told
 from hpcfed.faults import out_of_memory
 from hpcfed.status import FAULT, RESUME_ME, WRONG
@@ -39,8 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the job of a command line on all ranks; returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
     escape_unprintable()
+    seconds = patience(words)
     try:
-        comm = connect(patience(words))
+        comm = connect(seconds)
     except HpcfedError as error:
         print(f"hpcfed: {told(error)}", file=sys.stderr)
         return WRONG
@@ -49,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         depart(RESUME_ME)
     if comm.rank:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  rank 0 speaks for all
-    return guarded(comm, words)
+    guard = Guard(comm.rank, comm.size, seconds)
+    guard.begin("at the start")
+    return guarded(comm, words, guard)
 
 
 def patience(words: Sequence[str]) -> float:
@@ -63,13 +67,13 @@ def patience(words: Sequence[str]) -> float:
     return seconds if 0 <= seconds < 1e8 else 0
 
 
-def guarded(comm: Comm, words: Sequence[str]) -> int:
+def guarded(comm: Comm, words: Sequence[str], guard: Guard) -> int:
     """A mistake that all ranks know of ends in order; what one rank meets alone ends all ranks at
     once.
     """
     try:
         share_environment(comm)
-        status = run(agreed(comm, lambda: load(words, stored)), comm)
+        status = run(agreed(comm, lambda: load(words, stored)), comm, guard)
     except HpcfedError as error:
         if not error.everywhere:
             leave(comm, f"hpcfed: {told(named(comm, error))}", WRONG)
@@ -86,8 +90,10 @@ def guarded(comm: Comm, words: Sequence[str]) -> int:
                 WRONG,
             )
         leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", FAULT)
+    guard.begin("at the end")
     with suppress(RankLost):  # all is done
         comm.close()
+    guard.stop()
     if comm.lost or ulfm.available():
         depart(status)
     return status

@@ -32,6 +32,7 @@ FREE = (
     "out",
     "resume",
     "overwrite",
+    "force",
     "dry_run",
     "quiet",
     "verbose",
@@ -103,6 +104,8 @@ class Job(BaseSettings):
     """Continue this run folder, or from one checkpoint file of it, on any number of ranks."""
     overwrite: bool = False
     """Replace an output folder that exists."""
+    force: bool = False
+    """Take the output folder from a run on another machine that nothing is heard of."""
     dry_run: bool = False
     """Check the job, print it with placement, memory and traffic, and run nothing."""
     quiet: bool = False

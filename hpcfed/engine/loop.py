@@ -49,6 +49,7 @@ class Loop:
         through.
         """
         self.course.signals.heed()
+        self.course.under_way()
         if self.results and not self.results.rounds:
             # so that it can be seen that it goes on, however long the first round takes
             self.record()
