@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt, Le
-from pydantic import Field, NonNegativeInt, create_model
+from pydantic import Field, NonNegativeInt, ValidationInfo, create_model, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -22,7 +22,7 @@ from pydantic_settings import (
 
 from hpcfed import algorithms
 from hpcfed.config.evaluate import Evaluate
-from hpcfed.config.limits import FileName, PositiveInt, describe_limits
+from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_switch
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Checkpoint, Data, Local, Log, Models, Part, Run, Training
 from hpcfed.config.system import System
@@ -125,6 +125,12 @@ class Job(BaseSettings):
     checkpoint: Checkpoint = Checkpoint()
     run: Run = Run()
     log: Log = Log()
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """ValueError for true and false where a number is wanted."""
+        return no_switch(value, cls.model_fields[info.field_name].annotation)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
