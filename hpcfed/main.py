@@ -18,9 +18,11 @@ from typing import NoReturn
 
 from hpcfed.comm import Comm, connect, ulfm
 from hpcfed.comm.agree import agreed
+from hpcfed.comm.connect import spoken_for
 from hpcfed.config.load import load, peek
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Run
+from hpcfed.engine import signals
 from hpcfed.engine.folder import stored
 from hpcfed.engine.run import run
 from hpcfed.engine.watchdog import Guard
@@ -44,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         comm = connect(seconds)
     except HpcfedError as error:
-        print(f"hpcfed: {told(error)}", file=sys.stderr)
+        if not (error.everywhere and spoken_for(os.environ)):
+            print(f"hpcfed: {told(error)}", file=sys.stderr)
         return WRONG
     except RankLost:
         print(EARLY, file=sys.stderr)
@@ -75,11 +78,11 @@ def guarded(comm: Comm, words: Sequence[str], guard: Guard) -> int:
         share_environment(comm)
         status = run(agreed(comm, lambda: load(words, stored)), comm, guard)
     except HpcfedError as error:
+        status = RESUME_ME if error.again else WRONG
         if not error.everywhere:
-            leave(comm, f"hpcfed: {told(named(comm, error))}", WRONG)
+            leave(comm, f"hpcfed: {told(named(comm, error))}", status)
         if comm.rank == 0:
             print(f"hpcfed: {told(error)}", file=sys.stderr)
-        status = WRONG
     except RankLost:
         leave(comm, EARLY, RESUME_ME)
     except Exception as error:
@@ -140,4 +143,5 @@ def leave(comm: Comm, message: str, status: int) -> None:
 if __name__ == "__main__":
     # what is imported lasts: not to look at it again saves 0.3 s a rank, most of it at the end
     gc.freeze()
-    sys.exit(main())
+    with signals.of_program():
+        sys.exit(main())

@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm.agree import agreed
-from hpcfed.errors import CheckpointError, ConfigError, HpcfedError
+from hpcfed.errors import CheckpointError, ConfigError, HpcfedError, may_pass
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.atomic import writing
 from hpcfed.storage.lock import Lock, tidy
@@ -92,9 +92,9 @@ def prepare(job: Job, comm: Comm, folder: Path, ours: bool = False) -> None:
         same_everywhere(folder, comm)
 
 
-def run_id(job: Job, comm: Comm, folder: Path, claim: Claim, ours: bool) -> str:
-    """What names the run in all its files: as its results have it, else the ranks that begin it;
-    collective.
+def run_id(job: Job, comm: Comm, folder: Path, world: str, ours: bool) -> str:
+    """What names the run in all its files: as its results have it, else as the ranks that begin it
+    are named; collective.
     """
 
     def known() -> str:
@@ -105,7 +105,7 @@ def run_id(job: Job, comm: Comm, folder: Path, claim: Claim, ours: bool) -> str:
         except CheckpointError:  # what needs them says so
             return ""
 
-    return comm.bcast(agreed(comm, lambda: known() if comm.rank == 0 else "") or claim.world)
+    return comm.bcast(agreed(comm, lambda: known() if comm.rank == 0 else "") or world)
 
 
 def of(job: Job) -> Path:
@@ -187,8 +187,15 @@ def make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
+        refused = ConfigError(
             f"out: cannot make the folder {folder}: {error.strerror}; give another --out"
+        )
+        refused.again = may_pass(error)
+        raise refused from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"out: a folder in {len(folder.parts)} others is too deep to be made; give another "
+            f"--out"
         ) from error
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"out: {folder} is not writable; give another --out")

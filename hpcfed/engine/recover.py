@@ -82,6 +82,11 @@ class Course:
         if self.watchdog:
             self.watchdog.starting = False
 
+    def check(self) -> None:
+        """Before results or a checkpoint come to exist: the folder must still be this run's."""
+        if self.claim.lock:
+            self.claim.lock.check()
+
     def close(self, comm: Comm, together: bool) -> None:
         """Neither watchdog nor signals any more; together: all ranks are here, and leave the
         folder.

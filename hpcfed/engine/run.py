@@ -58,7 +58,7 @@ def attempt(course: Course, comm: Comm) -> int:
     prepare(job, comm, folder, ours=course.begun)
     rounds = events.start(fed)
     try:
-        rounds.run_id = run_id(job, comm, folder, course.claim, ours=course.begun)
+        rounds.run_id = run_id(job, comm, folder, course.claim.world, ours=course.begun)
         course.restore(rounds, folder)
         if not course.begun and not rounds.t:
             agreed(

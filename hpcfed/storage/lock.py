@@ -43,7 +43,7 @@ BEAT = 10.0  # seconds between two signs of life of a holder
 ALIVE = 60.0  # seconds after a sign for which a holder on another machine is taken to live
 DEAD = 900.0  # and after which it is taken to be dead
 LONGEST = ALIVE + BEAT  # seconds that `--force` waits for a sign
-ENDING = 2.0  # seconds for which a process of this machine may be about to end
+ENDING = 3.0  # seconds for which a process of this machine may be about to end
 PAUSE = 0.05  # seconds between two looks
 MOST = 10_000  # bytes of a lock file
 UNSUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL)
@@ -195,6 +195,7 @@ class Lock:
     def __init__(self, run: Path, world: str, end: Callable[[int], object] = os._exit):
         self.run, self.path, self.world, self.end = run, names.lock_file(run), world, end
         self.me: Holder | None = None
+        self.renewed = monotonic()
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.keep, daemon=True, name="lock")
 
@@ -221,9 +222,17 @@ class Lock:
         while not self.over.wait(BEAT):
             self.renew()
 
+    def check(self) -> None:
+        """Before something is written: where this process was stopped for a while, another one may
+        have the lock.
+        """
+        if monotonic() - self.renewed > 2 * BEAT:
+            self.renew()
+
     def renew(self) -> None:
         """A sign of life; where another process has the lock now, this one ends."""
         assert self.me is not None
+        self.renewed = monotonic()
         with suppress(OSError):  # a disk that is gone for a while
             found = read(self.path)
             if found and found.holder.token == self.me.token:

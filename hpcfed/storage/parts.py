@@ -80,8 +80,8 @@ def adopt(folder: Path, most: int, run_id: str = "") -> bool:
     """Write the index of a checkpoint whose writers ended before that, if all its parts are there;
     whether they are.
 
-    most: rounds that it may have.  run_id: of the run that it must be of; "": not known.  Raises CheckpointError if parts are missing or damaged, or the
-    index is refused.
+    most: rounds that it may have.  run_id: of the run that it must be of; "": not known.
+    Raises CheckpointError if parts are missing or damaged, or the index is refused.
     """
     about, first = read_part(folder, 0)
     if about.rounds > most or record.differ(run_id, about.header.get(record.RUN_ID)):

@@ -201,3 +201,18 @@ def test_a_holder_renews_its_file_puts_it_back_and_ends_where_another_has_it(tmp
     assert ended == [2] and "on node7 has taken this run folder over" in capfd.readouterr().err
     ours.release()
     assert owner(tmp_path) == "theirs"
+
+
+def test_who_was_stopped_for_long_looks_before_it_writes(tmp_path: Path, monkeypatch):
+    """A run that goes on after another has taken its place writes nothing more."""
+    ended: list[int] = []
+    ours = Lock(tmp_path, "ours", ended.append)
+    ours.take()
+    put(tmp_path, FAR)
+    ours.check()
+    assert ended == []
+    now = lock.monotonic() + 100
+    monkeypatch.setattr(lock, "monotonic", lambda: now)
+    ours.check()
+    assert ended == [2]
+    ours.release()
