@@ -135,12 +135,8 @@ def test_a_storm_of_signals_ends_a_run_as_one_does_and_without_a_traceback(tmp_p
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_the_run_has_begun_ends_it_at_once_without_a_traceback(tmp_path, number):
     """The method sends it to itself where it is set up."""
-    flags = [
-        "--algorithm.name",
-        "tests.system.faulty:Early",
-        "--algorithm.number",
-        str(int(number)),
-    ]
+    flags = ["--algorithm.name", "tests.system.faulty:Early", "--models.mix", "mlp"]
+    flags += ["--algorithm.number", str(int(number))]
     with started(1, *JOB, *flags, "--out", str(tmp_path / "run")) as job:
         job.ends(-number)
     assert job.err == ""
