@@ -23,6 +23,7 @@ from rawloop import RawLoop
 
 from hpcfed.comm.serial import Serial
 from hpcfed.engine import events
+from hpcfed.engine.folder import of as folder_of
 from hpcfed.engine.folder import prepare
 from hpcfed.engine.recover import Course
 from hpcfed.engine.run import Loop, open_results
@@ -105,7 +106,8 @@ def whole(case: Case) -> Callable[[], object]:
     job, comm = case.job(*EVERYTHING, *engine("eager"), "--out", str(out)), Serial()
     facts = world(job, comm)
     rounds = events.start(federation(job, comm, facts))
-    place = prepare(job, comm)
+    place = folder_of(job)
+    prepare(job, comm, place)
     loop = Loop(
         rounds,
         place,

@@ -19,7 +19,7 @@ Exit statuses, of runs and of commands:
 | 1 | a bug, with a traceback; a rank's death where `run.on_fault = "stop"`; a failed sweep's run |
 | 2 | a mistake in job, data or files: one message says what, where, which value and what to do |
 | 70 | ended by the watchdog, for no rank got on; go on with `--resume` |
-| 75 | stopped by a signal and saved, or by a rank's death; go on with `--resume` |
+| 75 | stopped by a signal and saved, by a rank's death or a full disk; go on with `--resume` |
 """
 
 

@@ -6,6 +6,7 @@ with status 2. A `RankLost` is met by going on without that rank. Any other exce
 hpcfed and shows its traceback.
 """
 
+import errno
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -15,11 +16,14 @@ LINES, WIDTH = 60, 2000  # of a message; what is longer repeats what a user gave
 
 
 class HpcfedError(Exception):
-    """Base of all errors that a user can mend. everywhere: all ranks raise it, none waits for
-    another.
+    """Base of all errors that a user can mend.
+
+    everywhere: all ranks raise it, none waits for another.  again: the same may go well later, when
+    there is room on a disk, say; the exit status then is 75.
     """
 
     everywhere = False
+    again = False
 
 
 class ConfigError(HpcfedError):
@@ -50,6 +54,29 @@ class AbsentError(CheckpointError):
 
 class WriteError(CheckpointError):
     """A file that the disk does not take now: no room, no permission, no such file system."""
+
+    again = True
+
+
+# what a disk refuses for ever: no permission, no such place
+FINAL = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EEXIST,
+    errno.EINVAL,
+)
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether what the system refused may go well later: a full or absent disk, not a permission
+    that lacks.
+    """
+    return error.errno not in FINAL
 
 
 def told(error: object) -> str:

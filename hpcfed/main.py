@@ -21,12 +21,15 @@ from typing import NoReturn
 from hpcfed import own
 from hpcfed.comm import Comm, connect, ulfm
 from hpcfed.comm.agree import agreed
+from hpcfed.comm.connect import spoken_for
 from hpcfed.config import help
 from hpcfed.config.load import load, peek
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Run
+from hpcfed.engine import signals
 from hpcfed.engine.folder import stored
 from hpcfed.engine.run import run
+from hpcfed.engine.watchdog import Guard
 from hpcfed.errors import HpcfedError, RankLost, escape_unprintable, told
 from hpcfed.faults import out_of_memory
 from hpcfed.status import DONE, FAULT, RESUME_ME, WRONG
@@ -43,17 +46,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the job of a command line on all ranks; returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
     escape_unprintable()
+    seconds = patience(words)
     try:
-        comm = connect(patience(words))
+        comm = connect(seconds)
     except HpcfedError as error:
-        print(f"hpcfed: {told(error)}", file=sys.stderr)
+        if not (error.everywhere and spoken_for(os.environ)):
+            print(f"hpcfed: {told(error)}", file=sys.stderr)
         return WRONG
     except RankLost:
         print(EARLY, file=sys.stderr)
         depart(RESUME_ME)
     if comm.rank:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  rank 0 speaks for all
-    return guarded(comm, words)
+    guard = Guard(comm.rank, comm.size, seconds)
+    guard.begin("at the start")
+    return guarded(comm, words, guard)
 
 
 def patience(words: Sequence[str]) -> float:
@@ -67,7 +74,7 @@ def patience(words: Sequence[str]) -> float:
     return seconds if 0 <= seconds < 1e8 else 0
 
 
-def guarded(comm: Comm, words: Sequence[str]) -> int:
+def guarded(comm: Comm, words: Sequence[str], guard: Guard) -> int:
     """A mistake that all ranks know of ends in order; what one rank meets alone ends all ranks at
     once.
     """
@@ -77,13 +84,13 @@ def guarded(comm: Comm, words: Sequence[str]) -> int:
             print(agreed(comm, lambda: help.help(words, stored)))
             status = DONE
         else:
-            status = run(agreed(comm, lambda: load(words, stored)), comm)
+            status = run(agreed(comm, lambda: load(words, stored)), comm, guard)
     except HpcfedError as error:
+        status = RESUME_ME if error.again else WRONG
         if not error.everywhere:
-            leave(comm, f"hpcfed: {told(named(comm, error))}", WRONG)
+            leave(comm, f"hpcfed: {told(named(comm, error))}", status)
         if comm.rank == 0:
             print(f"hpcfed: {told(error)}", file=sys.stderr)
-        status = WRONG
     except RankLost:
         leave(comm, EARLY, RESUME_ME)
     except Exception as error:
@@ -96,8 +103,10 @@ def guarded(comm: Comm, words: Sequence[str]) -> int:
         if theirs := own.explained(error):
             leave(comm, f"hpcfed: {told(named(comm, theirs))}", WRONG)
         leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", FAULT)
+    guard.begin("at the end")
     with suppress(RankLost):  # all is done
         comm.close()
+    guard.stop()
     if comm.lost or ulfm.available():
         depart(status)
     return status
@@ -144,4 +153,5 @@ def leave(comm: Comm, message: str, status: int) -> None:
 if __name__ == "__main__":
     # what is imported lasts: not to look at it again saves 0.3 s a rank, most of it at the end
     gc.freeze()
-    sys.exit(main())
+    with signals.of_program():
+        sys.exit(main())

@@ -13,6 +13,8 @@ from typing import Any
 
 from hpcfed.errors import ConfigError
 
+DEPTH = 200  # parts of a path: Python makes folders by calling itself for each
+
 
 def regular(path: Path) -> Path:
     """The path, if it is that of a file. A pipe would never open, a device such as /dev/zero never
@@ -65,14 +67,23 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def named(value: Any) -> Any:
-    """A path as a job gives it, before it is checked: ValueError where it cannot name anything.
+    """A path as a job gives it, before it is checked, with ~ and ~NAME as the shell has them.
 
-    The empty one is refused too: it would mean the current folder, and comes from an unset variable
-    of a shell.
+    ValueError where it cannot name anything. The empty one is refused too: it would mean the
+    current folder, and comes from an unset variable of a shell.
     """
-    if isinstance(value, str) and (not value or "\0" in value):
+    if not isinstance(value, str):
+        return value
+    if not value or "\0" in value:
         raise ValueError(f"a path has at least one character, and no NUL, got {value!r}")
-    return value
+    full = os.path.expanduser(value)
+    if full.startswith("~"):
+        raise ValueError(
+            f"{value!r}: there is no such user; write ./{value} for a file of that name"
+        )
+    if len(Path(full).parts) > DEPTH:
+        raise ValueError(f"a path has at most {DEPTH} parts, got {len(Path(full).parts)}")
+    return full
 
 
 def told_apart(paths: Sequence[Path]) -> list[str]:

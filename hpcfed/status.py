@@ -4,9 +4,9 @@ DONE = 0  # also where ranks died and the others went on
 FAULT = 1  # a bug of hpcfed, with a traceback; or a rank's death where run.on_fault = "stop"
 WRONG = 2  # a mistake in job, data or files, with one message
 HUNG = 70  # ended by the watchdog; continue with --resume
-RESUME_ME = (
-    75  # EX_TEMPFAIL: stopped by a signal and saved, or by a rank's death; continue with --resume
-)
+# EX_TEMPFAIL: stopped by a signal and saved, by a rank's death, or by a disk that has no room now;
+# continue with --resume
+RESUME_ME = 75
 
 
 def as_shells_count(status: int) -> int:

@@ -22,10 +22,13 @@ def agreed(comm: Comm, fn: Callable[[], T]) -> T:
         value = fn()
     except HpcfedError as raised:
         error = raised
-    messages = comm.gather({comm.rank: str(error) if error else ""})
+    told = comm.gather({comm.rank: [str(error) if error else "", bool(error and error.again)]})
+    messages = {rank: message for rank, (message, _) in told.items()}
     failed = [rank for rank, message in messages.items() if message]
     if failed:
-        raise shared(messages, failed[0], error)
+        same = shared(messages, failed[0], error)
+        same.again = told[failed[0]][1]
+        raise same
     return value  # type: ignore[return-value]
 
 

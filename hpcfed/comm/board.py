@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from hpcfed.comm.memory import FOLDERS
+from hpcfed.comm.memory import FOLDERS, PREFIX
 from hpcfed.comm.messages import ITEM, most, padded
 
 FOLDER = FOLDERS[0]  # where that gives too little room, ranks send one another what they have
@@ -30,7 +30,7 @@ def size_of(each: int, ranks: int) -> int:
 def make(each: int, ranks: int) -> str:
     """Such a file, whose path is returned; "" where there is no such memory, or no room in it."""
     with suppress(OSError):
-        handle, path = tempfile.mkstemp(prefix="hpcfed-", dir=FOLDER)
+        handle, path = tempfile.mkstemp(prefix=f"{PREFIX}{os.getpid()}-", dir=FOLDER)
         try:
             os.posix_fallocate(
                 handle, 0, size_of(each, ranks)

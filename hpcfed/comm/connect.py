@@ -3,7 +3,8 @@
 import os
 from collections.abc import Mapping
 
-from hpcfed.comm import ulfm
+from hpcfed.comm import leftovers, ulfm
+from hpcfed.comm.foreign import Foreign
 from hpcfed.comm.protocol import Comm
 from hpcfed.comm.serial import Serial
 from hpcfed.errors import ConfigError
@@ -21,6 +22,16 @@ RANKS = (
     "PALS_RANKID",
     "FLUX_TASK_RANK",
 )  # tell of a launcher, but not the size
+
+NUMBERS = (
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "PALS_RANKID",
+    "FLUX_TASK_RANK",
+    "SLURM_PROCID",
+)  # of a process among those that the launcher started
 
 
 def connect(limit: float = 0) -> Comm:
@@ -54,14 +65,31 @@ def started(name: str, size: int | None) -> Comm:
             "mpi4py`; "
             "or start without mpirun, as one process"
         ) from error
+    except Foreign as error:
+        raise apart(f"the launcher is Open MPI's ({name}), but {error}") from error
     comm = Mpi()
     if size not in (None, comm.size):
-        raise ConfigError(
+        raise apart(
             f"the launcher started {size} processes ({name}), but MPI connects {comm.size}: "
-            "the launcher is not that of mpi4py's MPI library\n"
-            "  start with that library's mpirun, or srun --mpi=pmix or --mpi=pmi2"
+            "the launcher is not that of mpi4py's MPI library"
         )
+    if comm.local_rank == 0:
+        leftovers.remove()
     return comm
+
+
+def apart(why: str) -> ConfigError:
+    """The error of processes that do not find one another: each of them raises it."""
+    error = ConfigError(
+        f"{why}\n  start with that library's mpirun, or srun --mpi=pmix or --mpi=pmi2"
+    )
+    error.everywhere = True
+    return error
+
+
+def spoken_for(env: Mapping[str, str]) -> bool:
+    """Whether another process that the launcher started says what all of them have to say."""
+    return next((env[name] for name in NUMBERS if name in env), "0") != "0"
 
 
 def launched(env: Mapping[str, str]) -> tuple[str, int | None]:

@@ -21,6 +21,8 @@ FOLDERS = (
     tempfile.gettempdir(),
 )  # the first is in memory; containers may give it little room
 
+PREFIX = "hpcfed-"  # of the names of such files; the number of the process that made it follows
+
 Plan = Sequence[tuple[str, str, tuple[int, ...]]]  # name, dtype and shape of each array
 
 
@@ -42,7 +44,7 @@ def write(arrays: Arrays) -> str:
 
 
 def _write(folder: str, arrays: Arrays) -> str:
-    handle, path = tempfile.mkstemp(prefix="hpcfed-", dir=folder)
+    handle, path = tempfile.mkstemp(prefix=f"{PREFIX}{os.getpid()}-", dir=folder)
     try:
         with open(
             handle, "wb"

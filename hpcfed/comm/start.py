@@ -1,16 +1,24 @@
-"""Importing this file starts MPI, as hpcfed wants it; MPI ends by itself when Python does."""
+"""Importing this file starts MPI, as hpcfed wants it; MPI ends by itself when Python does.
+
+Raises `foreign.Foreign`, before MPI starts, where the launcher is another library's.
+"""
 
 import os
 
 import mpi4py
 
-from hpcfed.comm import settings, ulfm
+from hpcfed.comm import foreign, settings, ulfm
 
-mpi4py.rc.thread_level = "funneled"  # only the main thread calls MPI; torch's threads never do
+mpi4py.rc.initialize = False  # not before the library is known to be the launcher's
+mpi4py.rc.finalize = True
 settings.prepare(os.environ, settings.cores())
 if ulfm.available():
     ulfm.prepare(os.environ)
 
 from mpi4py import MPI  # noqa: E402  (reads the settings above)
+
+foreign.check(MPI.Get_library_version(), os.environ)
+if not MPI.Is_initialized():
+    MPI.Init_thread(MPI.THREAD_FUNNELED)  # only the main thread calls MPI; torch's threads never do
 
 __all__ = ["MPI"]

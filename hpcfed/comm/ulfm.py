@@ -7,9 +7,11 @@ starts; it needs no MPI library.
 
 import faulthandler
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 SWITCH = "OMPI_MCA_mpi_ft_enable"  # set for each process by mpirun --with-ft ulfm
 # Not made for faults: han and adapt returned wrong sums after a death, without an error; the other
@@ -48,16 +50,37 @@ def fit(choice: str) -> str:
 def starting(seconds: float) -> Iterator[None]:
     """MPI starts inside the block, for which it has so many seconds; 0: as many as it takes.
 
-    Open MPI 5 with ULFM waits there for ever for a rank that has ended before, and lets no Python
-    run meanwhile. So all that can be done is what faulthandler does: say where this rank is, and
-    end with status 1. To end by a signal would
-    not do: with ULFM, mpirun takes that for no failure.
+    MPI waits there for ever for a rank that is stopped, Open MPI 5 with ULFM also for one that has
+    ended before, and lets no Python run meanwhile. So faulthandler ends this process, with status
+    1; what it would say, a traceback, goes to a shell that says it in one line. To end by a signal
+    would not do: with ULFM, mpirun takes that for no failure.
     """
-    if not (seconds and available()):
+    if not seconds:
         yield
         return
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    text = (
+        f"hpcfed: process {os.getpid()} on {socket.gethostname()}: MPI has not started within "
+        f"{seconds:g} s (run.watchdog): a rank is stopped or gone; the start ends here"
+    )
+    with ExitStack() as stack:
+        try:
+            says = stack.enter_context(speaker(text))
+        except OSError:  # there is no shell
+            says = sys.__stderr__
+        faulthandler.dump_traceback_later(seconds, exit=True, file=says)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def speaker(text: str) -> Iterator[int]:
+    """Where anything is written, this text goes to stderr, also when this process has ended."""
+    with subprocess.Popen(
+        ["/bin/sh", "-c", 'read -r line && echo "$0" >&2; cat > /dev/null', text],
+        stdin=subprocess.PIPE,
+        process_group=0,
+    ) as shell:
+        assert shell.stdin
+        yield shell.stdin.fileno()

@@ -17,28 +17,36 @@ EMBEDDED = PRESETS / "default.toml"
 MOST = 100  # files that one job file may extend, those that they extend included
 
 
-def read(path: Path, seen: tuple[Path, ...] = ()) -> list[Layer]:
+def read(path: Path) -> list[Layer]:
     """A job file after the files that it `extends` (paths relative to itself): later ones win."""
-    if any(same(path, other) for other in seen):
-        raise ConfigError(f"{path}: extends itself through {' -> '.join(map(str, seen))}")
-    values = parse(path, f" (which {seen[-1]} extends)" if seen else "")
+    return under(path, {})
+
+
+def under(path: Path, above: dict[str, Path]) -> list[Layer]:
+    """What `read` does for a file. above: those that extend it, by their real paths."""
+    real = os.path.realpath(path) if "\0" not in str(path) else str(path)
+    if real in above:
+        raise ConfigError(f"{path}: extends itself through {' -> '.join(map(str, above.values()))}")
+    if len(above) > MOST:
+        raise too_many(next(iter(above.values())))
+    by = next(reversed(above.values()), None)
+    values = parse(path, f" (which {by} extends)" if by else "")
     bases = values.pop("extends", [])
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ConfigError(f"{path}: extends must be a list of file names, got {bases!r}")
-    layers = (layer for base in bases for layer in read(path.parent / base, (*seen, path)))
-    under = list(
-        islice(layers, MOST + 1)
-    )  # files that extend files twice over would be too many to read
-    if len(under) > MOST:
-        raise ConfigError(
-            f"{path}: extends more than {MOST} files, counting those that they extend; name fewer"
-        )
-    return [*replaced(under, values), (str(path), values)]
+    here = {**above, real: path}
+    layers = (layer for base in bases for layer in under(path.parent / base, here))
+    # files that extend files twice over would be too many to read
+    found = list(islice(layers, MOST + 1))
+    if len(found) > MOST:
+        raise too_many(path)
+    return [*replaced(found, values), (str(path), values)]
 
 
-def same(path: Path, other: Path) -> bool:
-    """Whether both are one file, by whatever names."""
-    return "\0" not in str(path) and os.path.realpath(path) == os.path.realpath(other)
+def too_many(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path}: extends more than {MOST} files, counting those that they extend; name fewer"
+    )
 
 
 def parse(path: Path, by: str) -> dict[str, Any]:

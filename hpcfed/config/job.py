@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt, Le
-from pydantic import Field, NonNegativeInt, create_model
+from pydantic import Field, NonNegativeInt, ValidationInfo, create_model, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -24,7 +24,7 @@ from hpcfed import algorithms, own
 from hpcfed.config import hooks
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
-from hpcfed.config.limits import FileName, PositiveInt, describe_limits
+from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_switch
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Checkpoint, Data, Local, Log, Models, Part, Run, Training
 from hpcfed.config.system import System
@@ -35,6 +35,7 @@ FREE = (
     "out",
     "resume",
     "overwrite",
+    "force",
     "dry_run",
     "quiet",
     "verbose",
@@ -107,6 +108,8 @@ class Job(BaseSettings):
     """Continue this run folder, or from one checkpoint file of it, on any number of ranks."""
     overwrite: bool = False
     """Replace an output folder that exists."""
+    force: bool = False
+    """Take the output folder from a run on another machine that nothing is heard of."""
     dry_run: bool = False
     """Check the job, print it with placement, memory and traffic, and run nothing."""
     quiet: bool = False
@@ -126,6 +129,12 @@ class Job(BaseSettings):
     checkpoint: Checkpoint = Checkpoint()
     run: Run = Run()
     log: Log = Log()
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """ValueError for true and false where a number is wanted."""
+        return no_switch(value, cls.model_fields[info.field_name].annotation)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

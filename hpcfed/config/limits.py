@@ -1,7 +1,8 @@
 """The kinds of fields with their ranges, and the range of each field for its help."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, BeforeValidator, Field
@@ -25,6 +26,26 @@ Names = Annotated[
     tuple[str, ...], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
 ]
 FileName = Annotated[Path, BeforeValidator(named)]
+
+
+def no_switch(value: Any, annotation: Any) -> Any:
+    """A field's value as it is given, before it is checked: ValueError for true and false where the
+    field takes numbers, which would be 1 and 0.
+    """
+    kinds = set(kinds_of(annotation))
+    given = value if isinstance(value, list | tuple) else [value]
+    if kinds & {int, float} and bool not in kinds:
+        for one in given:
+            if isinstance(one, bool):
+                raise ValueError(f"takes a number, got {str(one).lower()}")
+    return value
+
+
+def kinds_of(annotation: Any) -> Iterator[Any]:
+    """All types that an annotation is made of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from kinds_of(part)
 
 
 def describe_limits(model: type[BaseModel]) -> None:

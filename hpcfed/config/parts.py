@@ -6,10 +6,25 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic import NonNegativeFloat as NonNegative
 
-from hpcfed.config.limits import Count, FileName, Names, PositiveInt, Share, describe_limits
+from hpcfed.config.limits import (
+    Count,
+    FileName,
+    Names,
+    PositiveInt,
+    Share,
+    describe_limits,
+    no_switch,
+)
 
 
 class Part(BaseModel):
@@ -20,6 +35,12 @@ class Part(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """ValueError for true and false where a number is wanted."""
+        return no_switch(value, cls.model_fields[info.field_name].annotation)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -217,7 +238,9 @@ class Run(Part):
     grace: PositiveFloat = 10.0
     """Seconds from a signal to the end of the run: half for the clients in hand, half to save."""
     watchdog: NonNegative = 1800.0
-    """Seconds in which no rank gets on, after which the run ends; 0: never."""
+    """Seconds in which no rank gets on, or one is silent at the start, after which the run ends; 0:
+    never.
+    """
     on_fault: Literal["shrink", "restart", "stop"] = "shrink"
     """A rank dies. Shrink: the others go on, where MPI has ULFM, else as restart. Restart: end with
     status 75.

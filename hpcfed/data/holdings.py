@@ -10,6 +10,7 @@ from hpcfed.data import check
 from hpcfed.data.readable import hdf5, readable, whole
 from hpcfed.errors import DataError
 from hpcfed.storage.atomic import instead, writing
+from hpcfed.storage.record import RUN_ID, differ
 
 _NAMES = (
     "train",
@@ -46,9 +47,9 @@ class Partition:
         """Training examples of each client and class, [K, C]; labels: [n] of the training split."""
         return np.stack([np.bincount(labels[part], minlength=classes) for part in self.train])
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, run_id: str = "") -> None:
         """Write HDF5: `train` and `test`, all indices in a row; `train_sizes`, `test_sizes`, [K];
-        `public`.
+        `public`; and the attribute `run_id`, which names the run that it is of, "": none.
 
         Written beside the file and renamed, so that no half file is ever seen. WriteError where the
         disk refuses.
@@ -64,18 +65,25 @@ class Partition:
                 file[name] = np.concatenate(parts)
                 file[f"{name}_sizes"] = np.array([len(part) for part in parts])
             file["public"] = self.public
+            file.attrs[RUN_ID] = run_id
 
     @classmethod
-    def load(cls, path: Path) -> "Partition":
+    def load(cls, path: Path, run_id: str = "") -> "Partition":
         """Read what `save` wrote, or a file made like it.
 
-        Raises DataError where it is damaged, or where an example is negative or belongs to two
-        holders.
+        run_id: of the run that it must be of, where it says of which it is; "": of any.
+        Raises DataError where it is damaged, of another run, or where an example is negative or
+        belongs to two holders.
         """
         with (
             readable(path, "write it with Partition.save, or check data.partition_file"),
             hdf5(path) as file,
         ):
+            if differ(run_id, found := file.attrs.get(RUN_ID, "")):
+                raise DataError(
+                    f"{path}: is of another run ({found}) than the results of this folder "
+                    f"({run_id}); put it back to where it belongs, or run the job again"
+                )
             values = {name: whole(file[name], f"{path}: {name}") for name in _NAMES}
         arrays = {name: _integers(array, f"{path}: {name}") for name, array in values.items()}
         train, test = (_cut(arrays, name, path) for name in ("train", "test"))

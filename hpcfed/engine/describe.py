@@ -21,7 +21,7 @@ from hpcfed.engine.memory import need
 from hpcfed.engine.record import SMALL
 from hpcfed.journal import WHY
 from hpcfed.report.tables import size
-from hpcfed.storage.record import JOB_ID
+from hpcfed.storage.record import JOB_ID, RUN_ID
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -38,6 +38,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
     """The header of the result file."""
     return {
         "job": job.plain(),
+        RUN_ID: rounds.run_id,
         "algorithm": job.algorithm.name,
         "data": facts.data.name,
         "classes": list(facts.data.classes),

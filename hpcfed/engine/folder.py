@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm.agree import agreed
-from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.errors import CheckpointError, ConfigError, HpcfedError, may_pass
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.atomic import writing
+from hpcfed.storage.lock import Lock, tidy
+from hpcfed.storage.record import RUN_ID
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
@@ -21,18 +25,87 @@ if TYPE_CHECKING:
 PATIENCE = 30.0  # seconds in which a network file system shows a new file to other nodes
 
 
-def prepare(job: Job, comm: Comm, ours: bool = False) -> Path:
-    """The folder that the run writes to; collective. ConfigError on all ranks if it cannot be used.
+class Claim:
+    """The run folder as these ranks hold it: one run at a time, whose ranks may follow one another.
+
+    world: names the ranks together, once `enter` has agreed on it.
+    """
+
+    def __init__(self) -> None:
+        self.world = ""
+        self.lock: Lock | None = None  # on rank 0
+        self.made: list[Path] = []  # folders that were not there before
+
+    def enter(self, job: Job, comm: Comm) -> Path:
+        """Make the folder, and lock it on rank 0, before anything is written there; collective.
+
+        Raises ConfigError on all ranks where another run has it, WriteError where the disk refuses.
+        """
+        folder = agreed(comm, lambda: of(job))
+        self.world = comm.bcast(self.world or secrets.token_hex(16))
+        agreed(comm, lambda: self.begin(folder, job.force) if comm.rank == 0 else None)
+        return folder
+
+    def begin(self, folder: Path, force: bool) -> None:
+        """What `enter` does on rank 0; where its own process has the lock, nothing."""
+        if self.lock:
+            return
+        self.made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+        make(folder)
+        lock = Lock(folder, self.world)
+        try:
+            lock.take(force)
+        except HpcfedError:
+            self.unmake()
+            raise
+        self.lock = lock
+        tidy(folder)
+        shutil.rmtree(names.watch_folder(folder), ignore_errors=True)
+
+    def leave(self) -> None:
+        """Let others have the folder; where nothing was written to it, it is as if it had never
+        been.
+        """
+        if self.lock:
+            self.lock.release()
+            shutil.rmtree(names.watch_folder(self.lock.run), ignore_errors=True)
+            self.unmake()
+            self.lock = None
+
+    def unmake(self) -> None:
+        """Remove the folders that this process has made, where they are empty."""
+        with suppress(OSError):
+            for path in self.made:
+                path.rmdir()
+
+
+def prepare(job: Job, comm: Comm, folder: Path, ours: bool = False) -> None:
+    """Make the folder ready for the run, which holds it; collective. ConfigError on all ranks if it
+    cannot be used.
 
     ours: it has been this run's already.
     """
-    folder = agreed(comm, lambda: of(job))
     agreed(
         comm, lambda: (sweep(folder) if ours else claim(job, folder)) if comm.rank == 0 else None
     )
     if max(comm.node_of):
         same_everywhere(folder, comm)
-    return folder
+
+
+def run_id(job: Job, comm: Comm, folder: Path, world: str, ours: bool) -> str:
+    """What names the run in all its files: as its results have it, else as the ranks that begin it
+    are named; collective.
+    """
+
+    def known() -> str:
+        if not (ours or job.resume):
+            return ""
+        try:
+            return results.recover(folder).header.get(RUN_ID, "")
+        except CheckpointError:  # what needs them says so
+            return ""
+
+    return comm.bcast(agreed(comm, lambda: known() if comm.rank == 0 else "") or world)
 
 
 def of(job: Job) -> Path:
@@ -114,18 +187,23 @@ def make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
+        refused = ConfigError(
             f"out: cannot make the folder {folder}: {error.strerror}; give another --out"
+        )
+        refused.again = may_pass(error)
+        raise refused from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"out: a folder in {len(folder.parts)} others is too deep to be made; give another "
+            f"--out"
         ) from error
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"out: {folder} is not writable; give another --out")
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed ranks had on disk: what did not fit in their memory, and the signs for
-    their watchdogs.
-    """
-    for left in (*folder.glob(names.spill_folder(Path(), "*").name), names.watch_folder(folder)):
+    """Remove what killed ranks had on disk: what did not fit in their memory."""
+    for left in folder.glob(names.spill_folder(Path(), "*").name):
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -139,5 +217,5 @@ def stored(path: Path) -> dict[str, Any]:
     return {
         k: v
         for k, v in job.items()
-        if k not in ("out", "resume", "overwrite", "dry_run", "quiet", "verbose")
+        if k not in ("out", "resume", "overwrite", "force", "dry_run", "quiet", "verbose")
     }

@@ -49,6 +49,7 @@ class Loop:
         through.
         """
         self.course.signals.heed()
+        self.course.under_way()
         if self.results and not self.results.rounds:
             # so that it can be seen that it goes on, however long the first round takes
             self.record()
@@ -168,6 +169,7 @@ class Loop:
 
     def record(self) -> None:
         """Bring results to the disk; what it refuses is written with a later round."""
+        self.course.check()
         try:
             self.results.write()
         except WriteError as error:
@@ -204,6 +206,7 @@ class Loop:
         """Wait for the checkpoint that is on its way; why it failed, "" if not. WriteError where it
         is needed.
         """
+        self.course.check()
         error = self.saver.finish() if self.saver.pending else ""
         if error and (needed or self.job.checkpoint.required):
             raise saving.everywhere(f"{error}\n  {self.rounds.fed.last_checkpoint}")

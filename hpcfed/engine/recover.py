@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,13 @@ from hpcfed.cluster.pulse import Pulse
 from hpcfed.comm import ulfm
 from hpcfed.comm.agree import agreed
 from hpcfed.engine import folder, saving, snapshot
+from hpcfed.engine.folder import Claim
 from hpcfed.engine.mirror import Mirror
 from hpcfed.engine.signals import Signals
-from hpcfed.engine.watchdog import Watchdog
-from hpcfed.errors import RankLost
+from hpcfed.engine.watchdog import Guard, Watchdog
+from hpcfed.errors import HpcfedError, RankLost
 from hpcfed.status import FAULT, RESUME_ME
+from hpcfed.storage.lock import LONGEST
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
@@ -43,11 +46,27 @@ class Course:
     mirror: Mirror | None = None
     rows: dict[str, Any] = field(default_factory=dict)  # of the results, that may not be on disk
     saved: int = 0  # rounds of the checkpoint that the run goes on from
+    guard: Guard | None = None  # of the time in which ranks can leave no signs for one another
+    claim: Claim = field(default_factory=Claim)
 
     def __post_init__(self) -> None:
         self.pulse = Pulse()
         self.signals = Signals(self.pulse, self.job.run.grace / 2)
         self.watchdog: Watchdog | None = None
+
+    def enter(self, comm: Comm) -> Path | None:
+        """The run folder, which no other run has from now on, and where ranks look after one
+        another; collective. A dry run has none.
+        """
+        if self.guard and self.job.force:  # which may wait for signs of another run
+            self.guard.stop()
+            self.guard.begin("at the start", more=LONGEST)
+        run = None if self.job.dry_run else self.claim.enter(self.job, comm)
+        if run:
+            self.watch(comm, run)
+        if self.guard:
+            self.guard.stop()
+        return run
 
     def watch(self, comm: Comm, run: Path) -> None:
         """Let a watchdog look after these ranks; the one of the ranks before was there until
@@ -58,19 +77,42 @@ class Course:
         self.watchdog = Watchdog(self.pulse, comm.rank, comm.size, run, self.job.run.watchdog)
         self.watchdog.start()
 
-    def close(self) -> None:
-        """Neither watchdog nor signals any more."""
+    def under_way(self) -> None:
+        """The start is over: from now on ranks must get on."""
+        if self.watchdog:
+            self.watchdog.starting = False
+
+    def check(self) -> None:
+        """Before results or a checkpoint come to exist: the folder must still be this run's."""
+        if self.claim.lock:
+            self.claim.lock.check()
+
+    def close(self, comm: Comm, together: bool) -> None:
+        """Neither watchdog nor signals any more; together: all ranks are here, and leave the
+        folder.
+        """
         self.signals.close()
         if self.watchdog:
             self.watchdog.stop()
+        if not together:  # others may still write: who comes next finds that this process is gone
+            return
+        if self.guard:
+            self.guard.begin("at the end")
+        with suppress(RankLost):
+            comm.barrier()
+        if self.guard:
+            self.guard.stop()
+        self.claim.leave()
 
     def agree(self, comm: Comm) -> None:
         """What all ranks that are left can build on; collective. The death may have hit them at
         different moments.
         """
-        told = comm.gather({comm.rank: [self.facts is not None, self.begun, self.reached]})
+        mine = [self.facts is not None, self.begun, self.reached, self.claim.world]
+        told = comm.gather({comm.rank: mine})
         comm.confirm()
-        known, begun, reached = zip(*told.values(), strict=True)
+        known, begun, reached, worlds = zip(*told.values(), strict=True)
+        self.claim.world = next(filter(None, worlds), "")
         self.facts = self.facts if all(known) else None
         self.begun, self.reached, self.rows = any(begun), max(reached), {}
 
@@ -116,10 +158,16 @@ def surviving(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]
     """attempt(course, comm), again with the ranks that are left whenever one dies; collective. The
     exit status.
     """
+    together = False
     try:
-        return going_on(course, comm, attempt)
+        status = going_on(course, comm, attempt)
+        together = True
+        return status
+    except HpcfedError as error:
+        together = error.everywhere or comm.size == 1
+        raise
     finally:
-        course.close()
+        course.close(comm, together)
 
 
 def going_on(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:

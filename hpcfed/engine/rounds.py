@@ -38,6 +38,7 @@ class Rounds(Attempts, Evaluation):
     state: State
     t: int = 0  # rounds done
     now: float = 0.0  # virtual seconds
+    run_id: str = ""  # what names the run in its files; no result depends on it
     scores: np.ndarray = field(init=False)  # [K, 2], last accuracy and loss of each client
     stale: np.ndarray = field(init=False)  # [K], trained since its last score
     seconds: np.ndarray = field(

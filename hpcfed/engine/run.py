@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcfed.comm.agree import agreed
 from hpcfed.engine import describe, events, memory
-from hpcfed.engine.folder import prepare
+from hpcfed.engine.folder import prepare, run_id
 from hpcfed.engine.loop import Loop
 from hpcfed.engine.recover import Course, surviving
 from hpcfed.engine.rehearsal import rehearse
@@ -28,15 +28,19 @@ from hpcfed.storage.results import Results, Rows
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
+    from hpcfed.engine.watchdog import Guard
     from hpcfed.federation import Federation
 
 
 FEW = 8  # classes without examples that are named
 
 
-def run(job: Job, comm: Comm) -> int:
-    """Run a job on these ranks; collective. Returns the exit status, of `hpcfed.status`."""
-    return surviving(Course(job), comm, attempt)
+def run(job: Job, comm: Comm, guard: Guard | None = None) -> int:
+    """Run a job on these ranks; collective. Returns the exit status, of `hpcfed.status`.
+
+    guard: what watches the start until the ranks can look after one another, and the end.
+    """
+    return surviving(Course(job, guard=guard), comm, attempt)
 
 
 def attempt(course: Course, comm: Comm) -> int:
@@ -46,6 +50,7 @@ def attempt(course: Course, comm: Comm) -> int:
     job = course.job
     if logs.wanted(job.log):
         agreed(comm, lambda: logs.check(job.log) if comm.rank == 0 else None)
+    folder = course.enter(comm)
     facts = course.facts or world(job, comm)
     comm.confirm()
     course.facts = facts
@@ -55,23 +60,25 @@ def attempt(course: Course, comm: Comm) -> int:
     fed.clock.pulse = course.pulse
     if odd := odd_labels(job, facts):
         fed.say(f"warning: {odd}")
-    if job.dry_run:
+    if folder is None:
         if comm.rank == 0:
             describe.plan(job, facts, fed)
         return DONE
     warn(fed)
     if not course.begun:
         memory.check(facts, fed)
-    folder = prepare(job, comm, ours=course.begun)
-    course.watch(comm, folder)
+    prepare(job, comm, folder, ours=course.begun)
     rounds = events.start(fed)
     try:
+        rounds.run_id = run_id(job, comm, folder, course.claim.world, ours=course.begun)
         course.restore(rounds, folder)
         if not course.begun and not rounds.t:
             agreed(
                 comm,
                 lambda: (
-                    facts.partition.save(names.partition_file(folder)) if comm.rank == 0 else None
+                    facts.partition.save(names.partition_file(folder), rounds.run_id)
+                    if comm.rank == 0
+                    else None
                 ),
             )
         known = course.rows

@@ -11,6 +11,7 @@ from hpcfed.engine.snapshot import take_up
 from hpcfed.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.storage import checkpoint
 from hpcfed.storage.parts import adopted
+from hpcfed.storage.record import RUN_ID, same_run
 
 if TYPE_CHECKING:
     from hpcfed.engine.rounds import Rounds
@@ -95,6 +96,7 @@ def tried(rounds: Rounds, file: Path) -> str:
     """What `damaged` does on one rank."""
     try:
         with checkpoint.Reader(file) as source:
+            same_run({RUN_ID: rounds.run_id}, source.header, file)
             take_up(rounds, source)
     except DamagedError as error:
         return str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,31 @@ def heard(handler: Callable[..., object]) -> Iterator[None]:
     finally:
         for number, own in before.items():
             signal.signal(number, own)
+
+
+@contextmanager
+def of_program() -> Iterator[None]:
+    """Of the whole program: before a run heeds signals they end it at once, without a traceback,
+    and from its end on they change nothing any more: all is saved, and the exit status is known.
+    """
+    RUNS["over"] = False
+    for number in SIGNALS:
+        signal.signal(number, end_or_pass)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # also while Python and MPI end
+
+
+RUNS = {"over": False}  # whether the program's run has come to its end
+
+
+def end_or_pass(number: int, _: object) -> None:
+    """A signal that no run heeds."""
+    if not RUNS["over"]:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 class Signals:
@@ -43,7 +69,8 @@ class Signals:
         self.pulse.ask(self.seconds)
 
     def close(self) -> None:
-        """The handlers of before."""
+        """The handlers of before; to the program they mean nothing any more."""
+        RUNS["over"] = True
         if self.heeding:
             self.heeding.close()
             self.heeding = None

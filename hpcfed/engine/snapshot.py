@@ -17,6 +17,7 @@ from torch import Tensor
 from hpcfed.cluster.ferry import Ferry
 from hpcfed.params import Params
 from hpcfed.payload import from_tree, on_device, to_tree
+from hpcfed.storage.record import RUN_ID
 from hpcfed.storage.same import same_job
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Snapshot:
 
 
 def header(rounds: Rounds) -> dict[str, Any]:
-    return {"job": rounds.fed.job.identity()}
+    return {"job": rounds.fed.job.identity(), RUN_ID: rounds.run_id}
 
 
 def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:

@@ -54,7 +54,9 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
     told = job.overwrite or job.resume  # with what to begin
     more = onward(run) if ours or (saved(run) and not told) else []
     for restarts in range(job.run.max_restarts + 1):
-        status = process.run([*words, *more])
+        # what this process started has ended, and so have the batch jobs before this one
+        over = ["--force"] if restarts or ours else []
+        status = process.run([*words, *over, *more])
         ours = ours or (
             stamp(run) != old and names.results_file(run).is_file()
         )  # else it has written nothing

@@ -3,6 +3,10 @@ ends.
 
 The ranks know of one another by small files in the run folder, one a rank: a rank that is stopped,
 or whose node is gone, cannot speak, but its file tells the others who it is and where it was.
+
+Until the first round nobody can say how long a step may take (data are downloaded, models are
+compiled): there a rank gets on as long as its process runs, and the run ends where one is silent.
+Before the ranks have a folder in common, and after they have left it, a `Guard` limits the time.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import localtime, sleep, strftime, time
 
 from hpcfed.cluster.pulse import Pulse
+from hpcfed.comm import ulfm
 from hpcfed.status import HUNG
 from hpcfed.storage import names
 from hpcfed.storage.atomic import instead
@@ -79,6 +85,8 @@ class Watchdog:
         self.every = min(seconds / LOOKS, OFTEN)
         self.beats, self.since, self.seen = -1, time(), time()
         self.known = 0  # signs that were seen at once, at most
+        self.starting = True  # until the first round begins
+        self.heard = dict.fromkeys(range(size), (0.0, time()))  # last sign, and when it came
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.watch, daemon=True, name="watchdog")
 
@@ -114,18 +122,28 @@ class Watchdog:
         """Leave this rank's sign; whether no rank has got on for too long."""
         # this process itself was stopped, or the machine
         paused = now - self.seen > SILENT * self.every + LAST
-        if paused or self.beats != self.pulse.beats:
+        if paused or self.starting or self.beats != self.pulse.beats:
             self.beats, self.since = self.pulse.beats, now
         self.seen = now
         told, signs = self.leave(now), self.signs()
-        if (
-            not told or len(signs) < self.known
-        ):  # the disk is full or gone: who is silent now may only be unheard
+        # the disk is full or gone: who is silent now may only be unheard
+        unheard = not told or len(signs) < self.known
+        if unheard:
             self.since = now
         self.known = max(self.known, len(signs))
+        self.listen(signs, now, anew=unheard or paused)
+        if self.starting:
+            return any(now - when > self.seconds for _, when in self.heard.values())
         return now - self.since > self.seconds and all(
             now - sign.since > self.seconds for sign in signs
         )
+
+    def listen(self, signs: list[Sign], now: float, anew: bool) -> None:
+        """Note when each rank was last heard of, by this rank's clock. anew: all of them now."""
+        last = {sign.rank: sign.seen for sign in signs}
+        for rank, (seen, when) in self.heard.items():
+            fresh = anew or last.get(rank, seen) != seen
+            self.heard[rank] = (last.get(rank, seen), now if fresh else when)
 
     def leave(self, now: float) -> bool:
         """Renew this rank's file; whether that worked. A file system that fails ends nothing
@@ -150,20 +168,23 @@ class Watchdog:
 
     def bark(self) -> None:
         """Say where this rank is, give the others time to do so, and end the run."""
-        print(
-            f"hpcfed: rank {self.rank} of {self.size}: no progress for {self.seconds:g} s, at "
-            f"{self.pulse}",
-            file=sys.stderr,
-            flush=True,
-        )
-        with suppress(ValueError, OSError, AttributeError):  # where stderr is no file
-            faulthandler.dump_traceback(file=sys.__stderr__)
+        if not self.starting:
+            print(
+                f"hpcfed: rank {self.rank} of {self.size}: no progress for {self.seconds:g} s, at "
+                f"{self.pulse}",
+                file=sys.stderr,
+                flush=True,
+            )
+            with suppress(ValueError, OSError, AttributeError):  # where stderr is no file
+                faulthandler.dump_traceback(file=sys.__stderr__)
         sleep(self.every + LAST)
         now, signs = time(), self.signs()
         silent = [sign for sign in signs if now - sign.seen > SILENT * self.every + LAST]
         if self.rank == min((s.rank for s in signs if s not in silent), default=self.rank):
             print(self.verdict(silent), file=sys.stderr, flush=True)
             sleep(LAST)
+            if ulfm.available():  # the launcher goes on as long as there is a process
+                kill(silent)
         # who ends first ends all, with its status: the rank that speaks, perhaps a look later than
         # this one
         else:
@@ -173,15 +194,84 @@ class Watchdog:
 
     def verdict(self, silent: list[Sign]) -> str:
         """Why the run ends, and what to do."""
+        why = "a rank was silent at the start" if self.starting else "no rank got on"
         lines = [
-            f"hpcfed: no rank got on for {self.seconds:g} s (run.watchdog): the run ends with "
-            f"status {HUNG}"
+            f"hpcfed: {why} for {self.seconds:g} s (run.watchdog): the run ends with status {HUNG}"
         ]
         lines += [
             f"  rank {sign.rank} of {self.size} is silent, as a stopped process is: {sign}"
             for sign in silent
         ]
+        if self.starting:
+            lines += [
+                f"  rank {rank} of {self.size} has left no sign in {names.watch_folder(self.run)}"
+                for rank, (seen, _) in self.heard.items()
+                if not seen and rank != self.rank
+            ]
+            return "\n".join([*lines, "  start it again as before"])
         return "\n".join([*lines, f"  continue from the last checkpoint with --resume {self.run}"])
+
+
+class Guard:
+    """Ends this process where something takes too long for which the ranks wait for one another,
+    and can leave no signs.
+
+    seconds: that it may take; 0: as long as it likes.  end: ends this process.
+    """
+
+    def __init__(
+        self, rank: int, size: int, seconds: float, end: Callable[[int], object] = os._exit
+    ):
+        self.rank, self.size, self.seconds, self.end = rank, size, seconds, end
+        self.over = threading.Event()
+
+    def begin(self, where: str, more: float = 0.0) -> None:
+        """From now on, until `stop`. where: of a run, in words.  more: seconds that are allowed
+        too.
+        """
+        if self.seconds and self.size > 1:
+            self.over = threading.Event()
+            wait = partial(self.watch, self.over, where, self.seconds + more)
+            threading.Thread(target=wait, daemon=True, name="guard").start()
+
+    def stop(self) -> None:
+        """It is done."""
+        self.over.set()
+
+    def watch(self, over: threading.Event, where: str, seconds: float) -> None:
+        """Count looks, not seconds: those for which this process itself is stopped do not count."""
+        for _ in range(LOOKS):
+            if over.wait(seconds / LOOKS):
+                return
+        if not over.wait(min(self.rank, 1) * (seconds / LOOKS + LAST)):  # rank 0 speaks first
+            self.bark(where, seconds)
+
+    def bark(self, where: str, seconds: float) -> None:
+        """Say it, and end the run."""
+        print(
+            f"hpcfed: rank {self.rank} of {self.size}: has waited for the other ranks for "
+            f"{seconds:g} s {where} of the run (run.watchdog): one of them is stopped or "
+            f"gone; the run ends with status {HUNG}",
+            file=sys.stderr,
+            flush=True,
+        )
+        sleep(LAST)
+        if ulfm.available():
+            for process in stopped_beside(os.getpid()):
+                with suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+        self.end(HUNG)
+
+
+def stopped_beside(process: int) -> list[int]:
+    """The processes with the same parent, a launcher, that are stopped."""
+    states = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            states[int(entry.name)] = state, parent
+    _, launcher = states.get(process, ("", ""))
+    return [one for one, (state, parent) in states.items() if state in "Tt" and parent == launcher]
 
 
 def kill(silent: list[Sign]) -> None:

@@ -19,7 +19,7 @@ from hpcfed.slurm import script
 from hpcfed.slurm.asked import batch_of
 from hpcfed.slurm.launcher import AUTO
 from hpcfed.slurm.script import Batch
-from hpcfed.storage import checkpoint
+from hpcfed.storage import checkpoint, lock
 from hpcfed.storage.fields import flat
 
 
@@ -115,6 +115,10 @@ def counts(ranks: str, batch: Batch) -> list[int]:
 def free(job: Job) -> None:
     """ConfigError where a run is in the way, rather than hours later in the queue."""
     run = folder.of(job)
+    if (holder := lock.held(run)) and not job.force:
+        raise ConfigError(
+            f"out: another run has {run}: {holder}; wait for its end, end it, or give another --out"
+        )
     if state(run).word == GOING_ON:
         raise ConfigError(
             f"out: a run goes on in {run}: its files say so, or did {SIGNS:g} s ago; two in one "

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import h5py
 
-from hpcfed.errors import CheckpointError, DamagedError, WriteError
+from hpcfed.errors import CheckpointError, DamagedError, WriteError, may_pass
 from hpcfed.paths import regular
 from hpcfed.storage import names, passing
 from hpcfed.storage.seal import BLOCK, checked, seal
@@ -104,9 +104,11 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteError(
+        refused = WriteError(
             f"{path}: cannot be written: {error}; make room or choose another run folder"
-        ) from error
+        )
+        refused.again = may_pass(error)
+        raise refused from error
 
 
 def _prepare(path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed.storage import checkpoint, results
+from hpcfed.storage.record import same_run
 
 COLUMNS = ("clients/accuracy", "clients/accuracy_before", "clients/train_loss")
 
@@ -18,7 +19,7 @@ def digest(run: Path) -> str:
     Covers the columns above, and the items "state" and "clients/..." of the newest checkpoint:
     names, kinds, dtypes, shapes and bits, in the order of names. -0.0 differs from 0.0; all nan are
     alike. Leaves out header, placement, times, bytes sent and the folder. Raises CheckpointError if
-    either file is missing or damaged.
+    either file is missing or damaged, or they are of different runs.
     """
     record = results.load(run)
     total = hashlib.sha256()
@@ -26,6 +27,7 @@ def digest(run: Path) -> str:
         if name in record.columns:
             total.update(_canonical(name, "column", record.column(name)))
     with checkpoint.open_checkpoint(run) as saved:
+        same_run(record.header, saved.header, saved.path)
         total.update(f"rounds {record.rounds} {saved.rounds}".encode())
         for name in sorted(saved.names("state") + saved.names("clients/")):
             for path, kind, array in saved.leaves(name):

@@ -54,6 +54,11 @@ def partition_file(run: Path) -> Path:
     return run / "partition.h5"
 
 
+def lock_file(run: Path) -> Path:
+    """Who writes to the run folder, while the run goes on (`storage.lock`)."""
+    return run / "run.lock"
+
+
 def seen_file(run: Path) -> Path:
     """What all nodes look for at the start, to know that they have the same folder."""
     return run / f".{socket.gethostname()}-{os.getpid()}.seen"

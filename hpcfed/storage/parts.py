@@ -76,15 +76,15 @@ def read_part(folder: Path, rank: int) -> tuple[About, Part]:
         return about, {"identity": identity(path), "names": tree.read_json(file, "names")}
 
 
-def adopt(folder: Path, most: int) -> bool:
+def adopt(folder: Path, most: int, run_id: str = "") -> bool:
     """Write the index of a checkpoint whose writers ended before that, if all its parts are there;
     whether they are.
 
-    most: rounds that it may have.  Raises CheckpointError if parts are missing or damaged, or the
-    index is refused.
+    most: rounds that it may have.  run_id: of the run that it must be of; "": not known.
+    Raises CheckpointError if parts are missing or damaged, or the index is refused.
     """
     about, first = read_part(folder, 0)
-    if about.rounds > most:
+    if about.rounds > most or record.differ(run_id, about.header.get(record.RUN_ID)):
         return False
     others = {rank: read_part(folder, rank) for rank in range(1, about.ranks)}
     whole = all(other == about for other, _ in others.values())
@@ -98,7 +98,8 @@ def adopted(run: Path) -> list[Path]:
     made = []
     for folder in checkpoint.unfinished(run):
         with suppress(CheckpointError):  # it stays unfinished
-            if adopt(folder, most=record.recover(run).rounds):
+            found = record.recover(run)
+            if adopt(folder, found.rounds, found.header.get(record.RUN_ID, "")):
                 made.append(names.index_of(folder))
     return made
 

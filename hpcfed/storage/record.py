@@ -19,6 +19,7 @@ from hpcfed.storage.journal import blocks
 
 Header = dict[str, Any]
 JOB_ID = "slurm_job"  # in the header: the batch job that the run was started by; "": none
+RUN_ID = "run_id"  # in headers and of partitions: what names the run; "" or missing in old files
 FINISHED, STOPPED = (
     "finished",
     "stopped",
@@ -129,10 +130,31 @@ def recover(run: Path, rounds: int = 0) -> Record:
     except (AbsentError, DamagedError):
         found = []
     if not found or found[0].rounds < rounds:
-        found += filter(
-            None, map(_whole, matching(names.checkpoint_folder(run), "round-*/results.h5"))
-        )
+        copies = map(_whole, matching(names.checkpoint_folder(run), "round-*/results.h5"))
+        found += [copy for copy in copies if copy and not (found and other_run(found[0], copy))]
     return max(found, key=lambda record: record.rounds) if found else load(run)
+
+
+def other_run(a: Record, b: Record) -> bool:
+    """Whether both name their runs, and these differ."""
+    return differ(a.header.get(RUN_ID), b.header.get(RUN_ID))
+
+
+def differ(own: Any, other: Any) -> bool:
+    """Whether two runs' identities are known and differ."""
+    return bool(own and other) and own != other
+
+
+def same_run(own: Header, other: Header, path: Path) -> None:
+    """CheckpointError where a file is of another run than the results beside it.
+
+    own: the header of the results.  other: that of the file at this path.
+    """
+    if differ(own.get(RUN_ID), other.get(RUN_ID)):
+        raise CheckpointError(
+            f"{path}: is of another run ({other[RUN_ID]}) than the results of this folder "
+            f"({own[RUN_ID]}); put it back to where it belongs, or take a checkpoint of this run"
+        )
 
 
 def _whole(path: Path) -> Record | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-from hpcfed.errors import HpcfedError
+from hpcfed.errors import HpcfedError, may_pass
 
 T = TypeVar("T")
 BEHIND = 8  # values that may wait to be written: what bounds the memory that they still take
@@ -162,6 +162,7 @@ class Shelf(Generic[T]):
                 "make room, choose another run folder (out), or let more stay in memory "
                 "(run.resident)"
             )
+            self.failed.again = may_pass(error)
         if self.failed:
             raise self.failed
 

@@ -22,7 +22,13 @@ from hpcfed.storage.fields import Fields, covers, flat
 from hpcfed.storage.sweep import Member, Sweep
 
 MOST = 1000  # runs of a sweep
-OURS = {"out", "resume", "overwrite", "dry_run"}  # fields of a job that a sweep sets itself
+OURS = {
+    "out",
+    "resume",
+    "overwrite",
+    "force",
+    "dry_run",
+}  # fields of a job that a sweep sets itself
 LONG = 150  # characters of a run's name
 Values = dict[str, str]  # of the fields that vary, as they are given
 

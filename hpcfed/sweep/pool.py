@@ -21,7 +21,7 @@ from hpcfed.progress import display
 from hpcfed.report.summary import accuracy, share
 from hpcfed.report.tables import duration
 from hpcfed.status import DONE, RESUME_ME, WRONG, as_shells_count
-from hpcfed.storage import names
+from hpcfed.storage import lock, names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import load
 from hpcfed.storage.sweep import Member, Sweep
@@ -108,6 +108,8 @@ class Pool:
             if finished(self.sweep, run):
                 store.note(self.sweep, run.name, None)
                 return self.said(Outcome(run, DONE, "finished before"), i)
+            if holder := lock.held(self.sweep.folder / run.name):
+                return self.said(Outcome(run, BUSY, f"left alone: {holder} runs it"), i)
             if self.asked:
                 return Outcome(run, LEFT, "not begun")
             store.note(self.sweep, run.name, None)

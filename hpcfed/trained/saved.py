@@ -43,10 +43,11 @@ class Saved:
 
     def __init__(self, run: Path, source: Reader, clients: Collection[int] | None = None):
         found = record.recover(run)
+        record.same_run(found.header, source.header, source.path)
         self.source, self.t = source, source.rounds - 1
         self.job = again(found.header["job"], str(run))
         self.clients = chosen(clients, self.job.clients)
-        self.sources = Sources(self.job, run)
+        self.sources = Sources(self.job, run, found.header.get(record.RUN_ID, ""))
         self.about = inputs(found.header, self.sources) | {
             "job": self.job.plain(),
             "rounds": source.rounds,

@@ -27,10 +27,13 @@ CPU = torch.device("cpu")
 class Sources:
     """What the clients of a run held. Raises DataError, when they are used, for data that are no
     longer there.
+
+    run_id: what names the run in its files; "": not known.
     """
 
     job: Job
     run: Path
+    run_id: str = ""
 
     @cached_property
     def data(self) -> DataSet:
@@ -45,7 +48,7 @@ class Sources:
         job, data = self.job, self.job.data
         if data.name == "synthetic":
             return Synthetic(job.seed, job.clients, *data.synthetic, data.examples, data.test_share)
-        return Partition.load(names.partition_file(self.run))
+        return Partition.load(names.partition_file(self.run), self.run_id)
 
     @property
     def test(self) -> Split:

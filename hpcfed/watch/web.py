@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
 from socketserver import ThreadingTCPServer
 from threading import Event, Lock, Thread
-from time import sleep, time
+from time import monotonic, sleep, time
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,7 @@ class Server(ThreadingTCPServer):
     """
 
     daemon_threads = allow_reuse_address = True
+    request_queue_size = 128  # pages that ask at the same moment; of more the system lets some wait
 
     def __init__(self, runs: Sequence[Watched], port: int):
         try:
@@ -88,6 +89,7 @@ class Server(ThreadingTCPServer):
                 f"watch: --port {port}: {error.strerror}; give another, or none"
             ) from error
         self.runs, self.looking = runs, Lock()
+        self.seen, self.last = -1.0, b""  # when the last look began, and what it found
         self.key = secrets.token_urlsafe(12)
         self.url = f"http://{HOST}:{self.server_address[1]}/{self.key}/"
         self.over, self.told = False, Event()  # the runs' end is known; the page knows it too
@@ -106,12 +108,21 @@ class Server(ThreadingTCPServer):
         return self.numbers() if name == "numbers" else self.answers.get(name)
 
     def numbers(self) -> tuple[str, bytes]:
-        """All runs as they are now."""
+        """All runs as they are now. Who asks while others wait has the answer to the first look
+        that began after the question: however many ask, two looks are enough.
+        """
+        asked = monotonic()
         with self.looking:
-            views = [run.look() for run in self.runs]
-            self.over = all(view.over for view in views)
+            if self.seen < asked:
+                self.seen, self.last = monotonic(), self.look()
+            return "application/json", self.last
+
+    def look(self) -> bytes:
+        """The numbers of all runs."""
+        views = [run.look() for run in self.runs]
+        self.over = all(view.over for view in views)
         answer = {"over": self.over, "runs": list(map(plain, views)), **colours.for_scripts()}
-        return "application/json", json.dumps(answer, allow_nan=False).encode()
+        return json.dumps(answer, allow_nan=False).encode()
 
 
 class Handler(BaseHTTPRequestHandler):

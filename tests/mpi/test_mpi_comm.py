@@ -1,5 +1,8 @@
 """The laws of Comm under real MPI, and what only MPI has: start, abort, pieces."""
 
+import mmap
+import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -7,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.comm import leftovers
+from hpcfed.comm.foreign import Foreign, check
 from tests.mpi.laws import LAWS
 from tests.mpirun import environment, launcher, mpirun
 
@@ -93,6 +98,67 @@ def test_a_launcher_of_another_mpi_is_refused():
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
     )
     assert "the launcher started 4 processes" in done.stderr and "MPI connects 1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("library", "env", "foreign"),
+    [
+        ("MPICH Version: 4.2\n...", {"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ("Intel(R) MPI Library 2021.13", {"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ("Open MPI v5.0.11, package: ...", {"OMPI_COMM_WORLD_SIZE": "2"}, False),
+        ("IBM Spectrum MPI, v10.4", {"OMPI_COMM_WORLD_SIZE": "2"}, False),
+        ("MPICH Version: 4.2", {"OMPI_COMM_WORLD_SIZE": "2", "PMI_SIZE": "4"}, False),
+        ("MPICH Version: 4.2", {"PMI_SIZE": "4"}, False),
+    ],
+)
+def test_open_mpis_launcher_with_another_library_is_known_before_mpi_starts(library, env, foreign):
+    if foreign:
+        with pytest.raises(Foreign, match=f"mpi4py's library is {re.escape(library[:5])}"):
+            check(library, env)
+    else:
+        check(library, env)
+
+
+def test_worlds_of_one_rank_say_so_once():
+    code = "import sys; from hpcfed.main import main; sys.exit(main(['--dry_run']))"
+    said = []
+    for rank in ("0", "1"):
+        env = environment({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank})
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 2
+        said.append(done.stderr.count("hpcfed: the launcher started 2 processes"))
+    assert said == [1, 0]
+
+
+def test_shared_memory_of_dead_processes_is_removed_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(leftovers.socket, "gethostname", lambda: "node7")
+    uid, gone = os.getuid(), subprocess.Popen(["true"])
+    gone.wait()
+    old = {
+        f"sm_segment.node7.{uid}.2f5d0001.0": True,
+        f"sm_segment.node7.{uid}.2f5d0001.1": True,  # in memory, below
+        f"sm_segment.node8.{uid}.2f5d0001.0": False,
+        f"sm_segment.node7.{uid + 1}.2f5d0001.0": False,
+        f"hpcfed-{gone.pid}-abc": True,
+        f"hpcfed-{os.getpid()}-abc": False,
+        "hpcfed-notes": False,
+    }
+    for name in old:
+        (tmp_path / name).write_bytes(b"x" * 4096)
+        os.utime(tmp_path / name, (0, 0))
+    new = tmp_path / f"sm_segment.node7.{uid}.2f5d0001.9"
+    new.write_bytes(b"x")
+    with open(tmp_path / f"sm_segment.node7.{uid}.2f5d0001.1", "r+b") as file:
+        held = mmap.mmap(file.fileno(), 4096)
+        removed = leftovers.remove(tmp_path)
+        held.close()
+    assert {path.name for path in removed} == {name for name, dead in old.items() if dead} - {
+        f"sm_segment.node7.{uid}.2f5d0001.1"
+    }
+    assert leftovers.remove(tmp_path) == [tmp_path / f"sm_segment.node7.{uid}.2f5d0001.1"]
+    assert new.exists()
 
 
 def test_a_job_that_hangs_is_ended_and_fails_the_test():

@@ -3,6 +3,7 @@ given moments.
 
 FATAL="2:train:3 0+1:collective:5" kills rank 2 in round 3 while a client trains, ranks 0 and 1 in
 round 5 where the ranks meet. Ranks are numbered as the launcher did; rounds count from 1.
+FATAL_BY="SIGSTOP" stops them instead.
 """
 
 import os
@@ -22,7 +23,9 @@ from hpcfed.storage import parts
 from hpcfed.storage.results import Results
 
 ME = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
+BY = signal.Signals[os.environ.get("FATAL_BY", "SIGKILL")]
 WHERE: dict[str, tuple[Any, str]] = {
+    "enter": (recover.Course, "enter"),
     "setup": (run, "world"),
     "train": (Federation, "note"),
     "collective": (Mpi, "sum"),
@@ -57,7 +60,7 @@ def deadly(work: Callable, when: set[int]) -> Callable:
             (what.rounds for what in args if isinstance(what, parts.About)), None
         )  # in the background
         if (STATE["round"] if saved is None else saved) in when:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), BY)
         return work(*args, **kwargs)
 
     return wrapped

@@ -25,12 +25,13 @@ JOB = shlex.split(
 
 
 @pytest.fixture
-def disk(tmp_path) -> Iterator[Path]:
-    """A file system of 8 MB."""
+def disk(tmp_path, request) -> Iterator[Path]:
+    """A file system of 8 MB, or as its parameter says."""
+    size = getattr(request, "param", "size=8m")
     place = tmp_path / "disk"
     place.mkdir()
     tried = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", place], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", size, "none", place], capture_output=True, text=True
     )
     if tried.returncode:
         pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
@@ -61,9 +62,18 @@ def test_a_full_disk_ends_a_run_whose_checkpoints_are_required(disk):
     with started(2, *JOB, "--out", str(disk / "run"), "--checkpoint.required") as job:
         job.until("round 3/")
         fill(disk / "filler")
-        job.ends(2)
+        job.ends(RESUME_ME)
     assert (
         job.err.count("hpcfed: ") == 1
         and "No space left on device" in job.err
         and "Traceback" not in job.err
     )
+
+
+@pytest.mark.parametrize("disk", ["size=64k", "nr_inodes=14"], indirect=True)
+def test_a_disk_that_is_too_small_from_the_start_is_no_mistake_of_the_job(disk, tmp_path):
+    """It may have room later: status 75, after which the run is started again."""
+    words = [*JOB, "--rounds", "4", "--out", str(disk / "run")]
+    (said,) = together(1, tmp_path, {"run": words})["run"]
+    assert said.status == RESUME_ME, said.err
+    assert "No space left on device" in said.err and "Traceback" not in said.err

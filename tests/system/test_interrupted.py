@@ -114,3 +114,29 @@ def test_results_can_be_read_while_the_run_goes_on(tmp_path):
         assert results.load(tmp_path / "run").rounds >= 1
         os.kill(job.job.pid, signal.SIGTERM)
         job.ends(RESUME_ME)
+
+
+def test_a_storm_of_signals_ends_a_run_as_one_does_and_without_a_traceback(tmp_path):
+    """They come as fast as they can be sent, until the process has gone: while it saves, and while
+    Python ends.
+    """
+    storm = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+    with started(1, *JOB, "--out", str(tmp_path / "run")) as job:
+        job.until("round 2/")
+        while job.job.poll() is None:
+            for number in storm:
+                job.job.send_signal(number)
+            os.sched_yield()
+        job.ends(RESUME_ME)
+    assert "Traceback" not in job.err and "KeyboardInterrupt" not in job.err
+    assert checkpoint.newest(tmp_path / "run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_run_has_begun_ends_it_at_once_without_a_traceback(tmp_path, number):
+    """The method sends it to itself where it is set up."""
+    flags = ["--algorithm.name", "tests.system.faulty:Early", "--models.mix", "mlp"]
+    flags += ["--algorithm.number", str(int(number))]
+    with started(1, *JOB, *flags, "--out", str(tmp_path / "run")) as job:
+        job.ends(-number)
+    assert job.err == ""

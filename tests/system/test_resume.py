@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.data.holdings import Partition
+from hpcfed.errors import CheckpointError, DataError
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.digest import digest
+from hpcfed.trained.load import load_model
 from tests.system.several import LIMIT, SMALL, Outcome, together
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)
@@ -27,6 +30,7 @@ COPIES = (
     "hopeless",
     "replaced",
     "bare",
+    "strange",
 )
 
 
@@ -52,6 +56,11 @@ def desk(tmp_path_factory) -> Path:
     for path in names.checkpoint_folder(folder / "hopeless").glob("*.h5"):
         shorten(part(path))
     shutil.rmtree(names.checkpoint_folder(folder / "bare"))
+    shutil.rmtree(names.checkpoint_folder(folder / "strange"))
+    shutil.copytree(
+        names.checkpoint_folder(folder / "longer"), names.checkpoint_folder(folder / "strange")
+    )
+    shutil.copy(names.partition_file(folder / "longer"), folder / "strange")
     (folder / "empty").mkdir()
     return folder
 
@@ -89,6 +98,7 @@ def outcomes(desk) -> dict[str, Outcome]:
         "lost": ["--resume", run["lost"], *longer],
         "hopeless": ["--resume", run["hopeless"]],
         "bare": ["--resume", run["bare"]],
+        "strange": ["--resume", run["strange"], *longer],
         "empty": ["--resume", run["empty"]],
         "absent": ["--resume", run["empty"] + "/no/such/run"],
         "elsewhere": ["--resume", run["more"], "--out", run["empty"]],
@@ -162,6 +172,24 @@ def test_a_checkpoint_that_lacks_nothing_but_its_index_is_taken(desk, outcomes, 
     )
     assert results.load(desk / name).header["history"][0]["rounds"] == DONE
     assert digest(desk / name) == digest(desk / "longer")
+
+
+def test_a_checkpoint_of_another_run_is_refused_by_all_that_read_it_beside_these_results(
+    desk, outcomes
+):
+    run = desk / "strange"
+    refused(outcomes["strange"], f"{names.checkpoint_file(run, LONGER)}: is of another run")
+    with pytest.raises(CheckpointError, match="is of another run"):
+        digest(run)
+    with pytest.raises(CheckpointError, match="is of another run"):
+        load_model(run, 0)
+    with pytest.raises(DataError, match="is of another run"):
+        Partition.load(names.partition_file(run), results.load(run).header["run_id"])
+
+
+def test_a_resumed_run_is_the_same_run(desk, outcomes):
+    ids = {name: results.load(desk / name).header["run_id"] for name in ("done", "more", "longer")}
+    assert ids["more"] == ids["done"] != ids["longer"]
 
 
 @pytest.mark.parametrize("name", ["bare", "empty", "absent"])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.config import files
 from hpcfed.config.help import MAIN, help
 from hpcfed.config.job import Job
 from hpcfed.config.load import load, merge, read
@@ -392,3 +393,49 @@ def test_an_unknown_topic_of_help_is_refused_with_the_nearest_alone():
     with pytest.raises(ConfigError, match="no field, section or method 'alpa'") as error:
         help(["--help", "alpa"])
     assert "did you mean 'alpha'" in str(error.value) and len(str(error.value)) < 120
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("rounds = true", "rounds: takes a number, got true"),
+        ("[local]\nlr = false", "local.lr: takes a number, got false"),
+        ("[local]\nsteps = true", "local.steps: takes a number, got true"),
+        ("[local]\nbetas = [0.5, true]", "local.betas: takes a number, got true"),
+        ("[algorithm]\nname = 'fedprox'\nmu = true", "algorithm.mu: takes a number, got true"),
+        ("[system]\ndeadline = true", "system.deadline: takes a number, got true"),
+    ],
+)
+def test_true_and_false_are_no_numbers(job_file, text, told):
+    path = job_file(text + "\n")
+    assert message(path) == f"{path}: {told}"
+
+
+def test_a_path_has_the_users_folder_for_a_tilde(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    job = load(["--out", "~/runs/a", "--data.root", "~"])
+    assert (job.out, job.data.root) == (tmp_path / "runs/a", tmp_path)
+    assert "there is no such user" in message("--out", "~nobody-of-this-name/a")
+    assert load(["--out", "./~"]).out == Path("~")
+
+
+def test_a_path_of_2000_parts_is_refused():
+    assert "a path has at most 200 parts, got 2000" in message("--out", "/".join("a" * 2000))
+
+
+def test_a_chain_of_3000_files_is_refused_before_they_are_read(tmp_path, monkeypatch):
+    for i in range(3000):
+        (tmp_path / f"{i}.toml").write_text(f'extends = ["{i + 1}.toml"]\n')
+    seen, parse = [], files.parse
+    monkeypatch.setattr(files, "parse", lambda path, by: seen.append(path) or parse(path, by))
+    assert message(str(tmp_path / "0.toml")).startswith(
+        f"{tmp_path / '0.toml'}: extends more than 100 files"
+    )
+    assert len(seen) == 101
+
+
+def test_a_chain_of_100_files_is_read(tmp_path):
+    for i in range(100):
+        (tmp_path / f"{i}.toml").write_text(f'extends = ["{i + 1}.toml"]\n')
+    (tmp_path / "100.toml").write_text("rounds = 7\n")
+    assert load([str(tmp_path / "0.toml")]).rounds == 7

@@ -2,6 +2,9 @@
 share cores.
 """
 
+import subprocess
+import sys
+
 import pytest
 
 from hpcfed.comm import settings, ulfm
@@ -65,3 +68,11 @@ def test_at_the_start_ranks_wait_for_one_another_as_long_as_the_watchdog(words, 
 def test_ranks_that_wait_leave_their_core_to_others_where_cores_are_shared(env, cores, yields):
     settings.prepare(env, cores)
     assert env.get(settings.YIELD) == yields
+
+
+def test_a_start_of_mpi_that_does_not_end_ends_with_one_message_and_no_traceback():
+    code = "import ctypes; from hpcfed.comm.ulfm import starting\n"
+    wait = "with starting(0.2): ctypes.PyDLL(None).pause()  # holds the lock of the interpreter\n"
+    done = subprocess.run([sys.executable, "-c", code + wait], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "MPI has not started within 0.2 s" in done.stderr

@@ -231,3 +231,38 @@ def test_a_browser_draws_runs_whatever_they_have(tmp_path):
         and "&lt;img src=x&gt;" in done.stdout
         and "not begun, round 0/?" in done.stdout
     )
+
+
+def test_however_many_ask_while_one_looks_one_more_look_answers_them_all(run, monkeypatch):
+    with serving(run) as server:
+        asked, going, go_on = threading.Semaphore(0), threading.Event(), threading.Event()
+        looks, look, clock = [], server.look, web.monotonic
+
+        def slow() -> bytes:
+            looks.append(look())
+            going.set()
+            assert go_on.wait(LIMIT)
+            return looks[-1]
+
+        def counted() -> float:
+            asked.release()
+            return clock()
+
+        server.look = slow
+        answers: list[bytes] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(server.numbers()[1])) for _ in range(50)
+        ]
+        threads[0].start()
+        assert going.wait(LIMIT)
+        monkeypatch.setattr(web, "monotonic", counted)
+        for thread in threads[1:]:
+            thread.start()
+        for _ in threads[1:]:
+            assert asked.acquire(timeout=LIMIT)
+        go_on.set()
+        for thread in threads:
+            thread.join(LIMIT)
+        assert (len(answers), len(looks)) == (50, 2)
+        server.numbers()
+        assert len(looks) == 3  # who asks later sees what is new

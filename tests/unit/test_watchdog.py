@@ -24,7 +24,11 @@ def clock(monkeypatch) -> list[float]:
 
 
 def dogs(folder: Path, ranks: int, ended: list[int]) -> list[Watchdog]:
-    return [Watchdog(Pulse(), rank, ranks, folder, 400.0, ended.append) for rank in range(ranks)]
+    """The watchdogs of ranks whose rounds have begun."""
+    these = [Watchdog(Pulse(), rank, ranks, folder, 400.0, ended.append) for rank in range(ranks)]
+    for dog in these:
+        dog.starting = False
+    return these
 
 
 def look(these: list[Watchdog], times: int, beating: tuple[int, ...] = ()) -> list[bool]:
