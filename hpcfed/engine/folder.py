@@ -10,7 +10,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm.agree import agreed
-from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.errors import CheckpointError, ConfigError, DamagedError
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.atomic import writing
 
@@ -130,12 +130,17 @@ def sweep(folder: Path) -> None:
 
 
 def stored(path: Path) -> dict[str, Any]:
-    """The job of a run that is to be resumed."""
+    """The job of a run that is to be resumed: from its results, else from its checkpoints."""
     if path.suffix == ".h5" and not os.path.isfile(path):
         raise CheckpointError(
             f"resume: {path} is no file; give a run folder, or one of its checkpoints"
         )
-    job = results.recover(names.run_of(path)).header["job"]
+    try:
+        job = results.recover(names.run_of(path)).header["job"]
+    except DamagedError as error:
+        job = checkpoint.stored_job(path)
+        if job is None:
+            raise error
     return {
         k: v
         for k, v in job.items()

@@ -17,8 +17,8 @@ from hpcfed.sinks import logs
 from hpcfed.sinks.logs import Logs
 from hpcfed.status import DONE
 from hpcfed.storage import checkpoint, names
-from hpcfed.storage.record import FINISHED, STOPPED
-from hpcfed.storage.results import Results, Rows
+from hpcfed.storage.record import FINISHED, STOPPED, Record
+from hpcfed.storage.results import Results, Rows, set_aside
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
@@ -97,23 +97,49 @@ def warn(fed: Federation) -> None:
 
 
 def open_results(
-    job: Job, folder: Path, facts: World, rounds: Rounds, known: Rows | None = None
+    job: Job,
+    folder: Path,
+    facts: World,
+    rounds: Rounds,
+    known: Rows | None = None,
+    memory: Record | None = None,
 ) -> Results:
     """The result file: new, or that of the run that goes on, cut to the round after which it does.
 
-    known: rows that may not be on disk.
+    known: rows that may not be on disk.  memory: all rows, where this rank 0 has them from before a
+    death.
     """
     header, known = describe.header(job, facts, rounds), known or {}
+    arrays, say = describe.arrays(facts, rounds), rounds.fed.say
     checkpoint.drop_after(folder, rounds.t)
+
+    def warn(text: str) -> None:
+        say(f"warning: {text}")
+
     if rounds.t > len(known):
-        results = Results.resume(folder, rounds.t, header, known)
-        if results.source != results.path:
-            rounds.fed.say(
-                f"warning: {results.path}: damaged or missing; the run goes on with the copy in "
+        results = Results.resume(folder, rounds.t, header, known, arrays, memory, warn)
+        if results.lost:
+            warn(lost(results))
+        elif results.source != results.path:
+            warn(
+                f"{results.path}: damaged or missing; the run goes on with the copy in "
                 f"{results.source}"
             )
         return results
-    results = Results(folder, header, describe.arrays(facts, rounds))
+    results = Results(folder, header, arrays, warn)
     for t in range(rounds.t):  # a rank died before any of them was on disk
         results.append(known[str(t)])
     return results
+
+
+def lost(results: Results) -> str:
+    """The sentence about rounds without a record."""
+    first, last = results.lost[0], results.lost[-1]
+    which = f"round {first}" if first == last else f"rounds {first} to {last}"
+    aside = set_aside(results.path)
+    where = f"; what cannot be read is kept as {aside}" if aside.exists() else ""
+    return (
+        f"{results.path}: damaged, incomplete or missing, and so are its copies beside the "
+        f"checkpoints: the records of {which} are lost, and stay empty; the run goes on from the "
+        f"checkpoint of round {results.rounds}, which is whole{where}"
+    )

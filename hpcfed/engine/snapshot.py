@@ -50,7 +50,12 @@ class Snapshot:
 
 
 def header(rounds: Rounds) -> dict[str, Any]:
-    return {"job": rounds.fed.job.identity()}
+    """What a checkpoint says of its run.
+
+    job: what results depend on.  settings: the whole job, for a resume without results.
+    """
+    job = rounds.fed.job
+    return {"job": job.identity(), "settings": job.plain()}
 
 
 def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ import shutil
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hpcfed.errors import CheckpointError, DamagedError
 from hpcfed.paths import matching
@@ -63,6 +64,18 @@ def open_checkpoint(path: Path) -> Reader:
         return Reader(file)
     except DamagedError as error:
         raise with_advice(error, file) from error
+
+
+def stored_job(path: Path) -> dict[str, Any] | None:
+    """The job of the newest checkpoint of a run folder that can be read, or of the one at that
+    path; None where there is none.
+
+    Checkpoints from before they had all of it give the fields that results depend on.
+    """
+    for file in _saved(names.checkpoint_folder(path)) if path.is_dir() else [path]:
+        with suppress(CheckpointError), Reader(file) as saved:
+            return saved.header.get("settings", saved.header["job"])
+    return None
 
 
 def with_advice(error: CheckpointError, damaged: Path) -> CheckpointError:
