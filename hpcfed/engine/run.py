@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfed.comm.agree import agreed
+from hpcfed.data.holdings import Partition, check_seal
 from hpcfed.engine import describe, events, memory
 from hpcfed.engine.folder import prepare
 from hpcfed.engine.loop import Loop
 from hpcfed.engine.recover import Course, surviving
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
+from hpcfed.errors import DataError, WriteError
 from hpcfed.report.progress import Progress
 from hpcfed.sinks import logs
 from hpcfed.sinks.logs import Logs
@@ -62,6 +64,8 @@ def attempt(course: Course, comm: Comm) -> int:
                     facts.partition.save(names.partition_file(folder)) if comm.rank == 0 else None
                 ),
             )
+        elif comm.rank == 0:
+            keep_partition(facts, folder, fed)
         known = course.rows
         results = agreed(
             comm,
@@ -74,6 +78,8 @@ def attempt(course: Course, comm: Comm) -> int:
             begin(log, rounds, results, course)
             course.begun = True
             status = Loop(rounds, folder, results, progress, course, log).run()
+            if comm.rank == 0:
+                keep_partition(facts, folder, fed)
             log.end(FINISHED if status == DONE else STOPPED)
             return status
     finally:
@@ -94,6 +100,21 @@ def warn(fed: Federation) -> None:
     idle = fed.comm.size - len(set(fed.placement))
     if idle:
         fed.say(f"warning: {idle} of {fed.comm.size} ranks have no client and stay idle")
+
+
+def keep_partition(facts: World, folder: Path, fed: Federation) -> None:
+    """Write the partition file again where it is missing, or is not as it was written."""
+    path = names.partition_file(folder)
+    if not isinstance(facts.partition, Partition):
+        return
+    try:
+        check_seal(path)
+    except (DataError, OSError):
+        fed.say(f"warning: {path}: damaged or missing; it is written again from memory")
+        try:
+            facts.partition.save(path)
+        except WriteError as error:
+            fed.say(f"warning: {error}")
 
 
 def open_results(
