@@ -138,7 +138,9 @@ def stored(path: Path) -> dict[str, Any]:
     try:
         job = results.recover(names.run_of(path)).header["job"]
     except DamagedError as error:
-        job = checkpoint.stored_job(path)
+        header = checkpoint.stored_header(path)
+        # checkpoints from before they held the whole job have what results depend on
+        job = header.get("settings") or header.get("job")
         if job is None:
             raise error
     return {

@@ -69,8 +69,13 @@ def attempt(course: Course, comm: Comm) -> int:
         known = course.rows
         results = agreed(
             comm,
-            lambda: open_results(job, folder, facts, rounds, known) if comm.rank == 0 else None,
+            lambda: (
+                open_results(job, folder, facts, rounds, known, course.record)
+                if comm.rank == 0
+                else None
+            ),
         )
+        course.results, course.record = results, None
         with (
             Logs(job.log, folder, fed.say) as log,
             Progress(job, folder, facts, active=comm.rank == 0) as progress,

@@ -66,16 +66,14 @@ def open_checkpoint(path: Path) -> Reader:
         raise with_advice(error, file) from error
 
 
-def stored_job(path: Path) -> dict[str, Any] | None:
-    """The job of the newest checkpoint of a run folder that can be read, or of the one at that
-    path; None where there is none.
-
-    Checkpoints from before they had all of it give the fields that results depend on.
+def stored_header(path: Path) -> dict[str, Any]:
+    """The header of the newest checkpoint of a run folder that can be read, or of the one at that
+    path; empty where there is none.
     """
     for file in _saved(names.checkpoint_folder(path)) if path.is_dir() else [path]:
         with suppress(CheckpointError), Reader(file) as saved:
-            return saved.header.get("settings", saved.header["job"])
-    return None
+            return saved.header
+    return {}
 
 
 def with_advice(error: CheckpointError, damaged: Path) -> CheckpointError:
