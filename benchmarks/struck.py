@@ -74,7 +74,7 @@ class Case:
         words = [*launcher, sys.executable, "-m", "hpcfed.main", *job, "--out", str(run)]
         if fault.supervised:
             return [sys.executable, "-m", "hpcfed.cli", "supervise", "--", *words]
-        return [*words, *(onward(run, since=0.0) if later else [])]
+        return [*words, *(onward(run) if later else [])]
 
 
 @dataclass

@@ -9,6 +9,7 @@ parts, and reads of them the MiB, that it needs.
     checkpoints/round-000040/rank-0003.h5       what rank 3 had
 """
 
+import os
 import re
 import shutil
 from collections import Counter
@@ -70,7 +71,7 @@ def stored_header(path: Path) -> dict[str, Any]:
     """The header of the newest checkpoint of a run folder that can be read, or of the one at that
     path; empty where there is none.
     """
-    for file in _saved(names.checkpoint_folder(path)) if path.is_dir() else [path]:
+    for file in _saved(names.checkpoint_folder(path)) if os.path.isdir(path) else [path]:
         with suppress(CheckpointError), Reader(file) as saved:
             return saved.header
     return {}

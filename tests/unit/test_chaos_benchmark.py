@@ -12,6 +12,7 @@ import pytest
 
 from hpcfed.errors import DamagedError
 from hpcfed.rng import stream
+from hpcfed.storage import names
 from hpcfed.storage.results import Results, load
 from tests.mpirun import environment, ulfm
 
@@ -45,6 +46,16 @@ def test_a_failing_run_can_be_had_again_by_its_name():
     last = runs[-1]
     assert chaos.drawn(asked(only=[last.kind], number=last.number)) == [last]
     assert f"--seed 0 --only {last.kind} --number {last.number}" in str(Outcome(last, "lost"))
+
+
+def test_a_run_that_has_saved_is_gone_on_with_and_one_that_has_not_begins_anew(tmp_path):
+    case = chaos.draw(0, "node", 0)
+    assert not {"--resume", "--overwrite"} & set(case.command(tmp_path, later=True))
+    names.results_file(tmp_path).touch()
+    assert case.command(tmp_path, later=True)[-1] == "--overwrite"
+    names.checkpoint_folder(tmp_path).mkdir()
+    names.checkpoint_file(tmp_path, 2).touch()
+    assert case.command(tmp_path, later=True)[-2:] == ["--resume", str(tmp_path)]
 
 
 def test_each_kind_has_its_turns_with_few_ranks_in_its_rounds():
