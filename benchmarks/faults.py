@@ -143,10 +143,13 @@ def during(
     """Do it to one of these files while the run goes on, as soon as there is one."""
 
     def done() -> bool:
+        if not files(run):
+            return False
         try:
-            return bool(files(run)) and (deed(files, run, draw), True)[1]
+            deed(files, run, draw)
         except (FileNotFoundError, ValueError):  # replaced, or cut short to nothing, meanwhile
             return False
+        return True
 
     job.until(done, "file to be struck")
 
