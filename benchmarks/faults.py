@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
 import h5py
 from disks import fill
@@ -185,12 +185,33 @@ def then_first_rank(strike: Strike, job: Watched, run: Path, draw: Generator) ->
 
 
 def second_run(job: Watched, run: Path, draw: Generator) -> None:
-    """Start the same command again, now and then with --overwrite: it is refused."""
+    """Start the same command again, now and then with --overwrite: it is refused.
+
+    All ranks are stopped meanwhile: the run would be over before the other one is up.
+    """
     more = ["--overwrite"] if draw.integers(2) else []
+    there = list(job.ranks().values())
+    for process in there:
+        send(process, STOP)
+    begin = monotonic()
     with Watched([*job.process.args, *more], job.limit) as other:
         status = other.finish()
+    job.deadline += monotonic() - begin
+    for process in there:
+        send(process, CONT)
     if status != WRONG or "Traceback" in other.said:
         job.complaints.append(f"second run {more} ended with status {status}\n{other.said}")
+
+
+def two_at_once(job: Watched, run: Path, draw: Generator) -> None:
+    """Start the same command again while the first one starts: one of the two is refused."""
+    with Watched(job.process.args, job.limit) as other:
+        status = other.finish()
+    job.until(lambda: False, "end")
+    if sorted([status, job.process.returncode]) != [DONE, WRONG] or "Traceback" in other.said:
+        job.complaints.append(
+            f"statuses {job.process.returncode} and, of the second run, {status}\n{other.said}"
+        )
 
 
 def saved_rounds(run: Path) -> int:
@@ -252,7 +273,8 @@ def send(process: int, number: int) -> None:
     os.kill(process, number)
 
 
-KILL, TERM, USR1, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGSTOP
+KILL, TERM, USR1 = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1
+STOP, CONT = signal.SIGSTOP, signal.SIGCONT
 MIRROR, WATCHDOG = "--checkpoint.mirror", "--run.watchdog 10"
 SAVED = (TWO_SAVED, ROUNDS - 1)
 BEFORE_THE_LAST = (1, ROUNDS - EVERY - 1)  # another checkpoint is still to come
@@ -432,7 +454,10 @@ FAULTS |= {
         rounds=GOING_ON,
     ),
     "second-run-starting": Fault(
-        "a second run in the same folder before the first round", second_run, (DONE,), rounds=(0, 0)
+        "two runs that start in the same folder at once",
+        two_at_once,
+        (DONE, WRONG),
+        rounds=(0, 0),
     ),
     "stop-starting": Fault(
         "SIGSTOP of a rank before the first round, watchdog of 10 s, --resume",
