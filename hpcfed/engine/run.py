@@ -137,13 +137,13 @@ def open_results(
     """
     header, known = describe.header(job, facts, rounds), known or {}
     arrays, say = describe.arrays(facts, rounds), rounds.fed.say
-    checkpoint.drop_after(folder, rounds.t)
 
     def warn(text: str) -> None:
         say(f"warning: {text}")
 
     if rounds.t > len(known):
         results = Results.resume(folder, rounds.t, header, known, arrays, memory, warn)
+        checkpoint.drop_after(folder, rounds.t)  # now: a copy that was needed may be among them
         if results.lost:
             warn(lost(results))
         elif results.source != results.path:
@@ -152,6 +152,7 @@ def open_results(
                 f"{results.source}"
             )
         return results
+    checkpoint.drop_after(folder, rounds.t)
     results = Results(folder, header, arrays, warn)
     for t in range(rounds.t):  # a rank died before any of them was on disk
         results.append(known[str(t)])

@@ -210,6 +210,21 @@ def test_a_bit_that_flips_during_a_run_is_in_no_checkpoint_and_not_in_the_end(
     check_seal(names.partition_file(tmp_path))
 
 
+def test_a_copy_of_the_results_beside_an_unfinished_checkpoint_serves_before_it_is_deleted(
+    tmp_path, clean
+):
+    """So it is where rank 0 dies between the copy and the index."""
+    whole_run(tmp_path)
+    last, before = checkpoint.candidates(tmp_path)
+    last.unlink()
+    names.part_file(names.parts_folder(last), 0).unlink()
+    names.results_copy(names.parts_folder(before)).unlink()
+    names.results_file(tmp_path).write_bytes(b"damaged")
+    again = toy.job("local", *FLAGS, "--quiet", "--resume", str(tmp_path))
+    assert run.run(again, Serial()) == DONE
+    assert digest(tmp_path) == clean
+
+
 def test_a_required_checkpoint_that_is_refused_ends_the_run(tmp_path, monkeypatch):
     refusing(
         monkeypatch, errno.ENOSPC, lambda path: "rank-" in path.name and "round-000002" in str(path)
