@@ -1,17 +1,19 @@
 """Is anything ever lost? Runs that a fault strikes at a random moment, each held against the clean
 run of its job.
 
-`python benchmarks/chaos.py [--runs 200] [--seed 0] [--only KIND] [--number N] [--at-once N]
-[--pause FILE]`
+`python benchmarks/chaos.py [--runs 300] [--seed 0] [--results FILE] [--resume] [--only KIND ...]
+[--number N] [--at-once N] [--pause FILE]`
 
-Each run is real: mpirun, 2 to 5 ranks, 30 rounds of some 50 ms, a checkpoint every third. What
-strikes it, when and
-whom: streams that the seed, the kind of fault and the run's number name. A run that ends before its
-last round is started again, as a batch script would do, on another number of ranks. What counts in
-the end: `hpcfed digest`. Beside
-it: rounds that were done twice; seconds from the fault until a round is done that was not done
-before it. Disks that can be full are mounted, which takes root; without it these faults are left
-out.
+Each run is real: mpirun, 2 or 3 ranks, 8 rounds of some 50 ms, a checkpoint every second. Processes
+are killed or stopped, disks are full, files are damaged after a kill or while the run goes on, and
+a second run is started in the folder of the first. What strikes it, when and whom: streams that the
+seed, the kind of fault and the run's number name. A run that ends before its last round is started
+again, as a batch script would do, on another number of ranks. What counts in the end: `hpcfed
+digest`, and whether its partition is whole. Beside it: rounds that were done twice; seconds from
+the fault until a round is done that was not done before it. Disks that can be full are mounted,
+which takes root; without it these faults are left out.
+
+The result file is written after each run: what is cut short goes on with --resume.
 """
 
 from __future__ import annotations
@@ -32,15 +34,18 @@ from struck import JOBS, Case, Outcome, cleanly, play
 from tally import rows, table
 
 from hpcfed.rng import stream
+from hpcfed.storage.atomic import put
 
-MOST, LATER = 5, 2  # ranks of the first start and of others
+MOST, LATER = 3, 2  # ranks of the first start and of others
 BETWEEN = 0.1  # seconds after the end of a round in which a fault strikes
 STARTING = 3.0  # the same after the ranks are there, before the first round
 
 
 def main() -> None:
     options = arguments()
-    cases = drawn(options)
+    outcomes = recorded(options) if options.resume else []
+    had = {outcome.case for outcome in outcomes}
+    cases = [case for case in drawn(options) if case not in had]
     with (
         TemporaryDirectory(prefix="hpcfed-chaos-") as folder,
         ThreadPoolExecutor(options.at_once) as pool,
@@ -48,13 +53,12 @@ def main() -> None:
         place = options.keep or Path(folder)
         jobs = list(dict.fromkeys(case.job for case in cases))
         clean = dict(zip(jobs, pool.map(lambda job: cleanly(job, place), jobs), strict=True))
-        outcomes: list[Outcome] = []
         for outcome in pool.map(
             lambda case: played(case, clean[case.job], place, options.pause), cases
         ):
             outcomes.append(outcome)
             print(outcome, flush=True)
-            if not options.only:
+            if options.results:
                 save(outcomes, options)  # each time, so that an end before the last loses none
     print(table(rows(outcomes, FAULTS)))
     sys.exit(any(outcome.failed for outcome in outcomes))
@@ -67,9 +71,22 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--only", choices=FAULTS, metavar="KIND", help="this kind; nothing is written to results/"
+        "--only",
+        choices=FAULTS,
+        metavar="KIND",
+        nargs="+",
+        help="these kinds; without --results nothing is written",
     )
     parser.add_argument("--number", type=int, help="with --only: this run alone")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="where all outcomes go, as JSON; without --only results/bench/chaos.json",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out the runs that this file has"
+    )
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side")
     parser.add_argument(
         "--pause", type=Path, metavar="FILE", help="no run begins while this file is there"
@@ -77,18 +94,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="run folders go there, and stay"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if not (options.results or options.only):
+        options.results = RESULTS / "chaos.json"
+    if options.resume and not options.results:
+        parser.error("--resume with --only needs --results")
+    return options
 
 
 def drawn(options: argparse.Namespace) -> list[Case]:
     """The runs that are asked for: kinds take turns."""
-    kinds = (
-        [options.only]
-        if options.only
-        else [kind for kind in FAULTS if os.geteuid() == 0 or not FAULTS[kind].disk]
-    )
+    kinds = options.only or [kind for kind in FAULTS if os.geteuid() == 0 or not FAULTS[kind].disk]
     if options.number is not None:
-        return [draw(options.seed, options.only, options.number)]
+        return [draw(options.seed, kind, options.number) for kind in kinds]
     return [draw(options.seed, kinds[i % len(kinds)], i // len(kinds)) for i in range(options.runs)]
 
 
@@ -114,8 +132,20 @@ def played(case: Case, clean: str, folder: Path, pause: Path | None) -> Outcome:
     return play(case, clean, folder)
 
 
+def recorded(options: argparse.Namespace) -> list[Outcome]:
+    """The outcomes in the result file of runs that are asked for now, in order."""
+    if not options.results.exists():
+        return []
+    runs = json.loads(options.results.read_text()).get("runs", [])
+    wanted = set(drawn(options))
+    return [outcome for outcome in map(Outcome.of, runs) if outcome.case in wanted]
+
+
 def save(outcomes: Sequence[Outcome], options: argparse.Namespace) -> None:
-    """Write what was found so far, with the machine, to results/bench/chaos.json."""
+    """Write what was found so far, with the machine, into the result file.
+
+    rows: by kind of fault.  runs: each run, with all that was drawn for it and what became of it.
+    """
     failed = [f"{it.case}: {it.verdict}, statuses {it.statuses}" for it in outcomes if it.failed]
     text = {
         "benchmark": "chaos",
@@ -124,9 +154,10 @@ def save(outcomes: Sequence[Outcome], options: argparse.Namespace) -> None:
         "at_once": options.at_once,
         "rows": rows(outcomes, FAULTS),
         "failed": failed,
+        "runs": [outcome.plain() for outcome in outcomes],
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "chaos.json").write_text(json.dumps(text, indent=1) + "\n")
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    put(options.results, (json.dumps(text, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

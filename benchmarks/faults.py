@@ -10,18 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
+import h5py
 from disks import fill
 from numpy.random import Generator
 from watched import Watched
 
-from hpcfed.status import DONE, FAULT, HUNG, RESUME_ME
+from hpcfed.status import DONE, FAULT, HUNG, RESUME_ME, WRONG
 from hpcfed.storage import checkpoint, names
 
-ROUNDS, EVERY = 30, 3  # of a run, and between its checkpoints
+ROUNDS, EVERY = 8, 2  # of a run, and between its checkpoints
 KILLED = -signal.SIGKILL  # the launcher itself
-TWO_SAVED = 10  # rounds after which two checkpoints exist
+TWO_SAVED = 7  # rounds after which two checkpoints exist
+OPEN_FOR = 0.05  # seconds at most that another program has a file open
 FULL_FOR = 1.5  # seconds at most that a disk is full for a while
 Strike = Callable[
     [Watched, Path, Generator], None
@@ -96,12 +98,24 @@ def room(run: Path, draw: Generator) -> None:
     filler(run).unlink()
 
 
+def flip(path: Path, draw: Generator) -> None:
+    """Change one bit in place; now and then the time of the last change stays, as when a disk does
+    it.
+    """
+    found = os.stat(path)
+    with open(path, "r+b") as file:
+        position = int(draw.integers(found.st_size))
+        file.seek(position)
+        old = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([old ^ 1 << int(draw.integers(8))]))
+    if draw.integers(2):
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
 def flipped(files: Callable[[Path], list[Path]], run: Path, draw: Generator) -> None:
     """Change one bit of one of these files."""
-    path = chosen(files(run), draw)
-    content = bytearray(path.read_bytes())
-    content[int(draw.integers(len(content)))] ^= 1 << int(draw.integers(8))
-    path.write_bytes(content)
+    flip(chosen(files(run), draw), draw)
 
 
 def truncated(files: Callable[[Path], list[Path]], run: Path, draw: Generator) -> None:
@@ -117,6 +131,116 @@ def removed(files: Callable[[Path], list[Path]], run: Path, draw: Generator) -> 
 def damaged(files: Callable[[Path], list[Path]], run: Path, draw: Generator) -> None:
     """Change, cut or remove one of these files."""
     (flipped, truncated, removed)[int(draw.integers(3))](files, run, draw)
+
+
+def during(
+    deed: Callable[[Callable[[Path], list[Path]], Path, Generator], None],
+    files: Callable[[Path], list[Path]],
+    job: Watched,
+    run: Path,
+    draw: Generator,
+) -> None:
+    """Do it to one of these files while the run goes on, as soon as there is one."""
+
+    def done() -> bool:
+        if not files(run):
+            return False
+        try:
+            deed(files, run, draw)
+        except (FileNotFoundError, ValueError):  # replaced, or cut short to nothing, meanwhile
+            return False
+        return True
+
+    job.until(done, "file to be struck")
+
+
+def opened(files: Callable[[Path], list[Path]], run: Path, draw: Generator) -> None:
+    """Write into one of these files as another program, through HDF5."""
+    try:
+        with h5py.File(chosen(files(run), draw), "r+", locking=False) as file:
+            file["columns"].attrs["note"] = "x" * int(draw.integers(1, 5000))
+            for column in file["columns/rounds"].values():
+                column[...] = 0
+            sleep(draw.uniform(0, OPEN_FOR))
+    except (KeyError, OSError) as error:  # no round in it yet
+        raise FileNotFoundError from error
+
+
+def then_node(strike: Strike, job: Watched, run: Path, draw: Generator) -> None:
+    """Strike, and kill all processes when two more checkpoints exist: then only they are there to
+    go on from.
+    """
+    strike(job, run, draw)
+    before = saved_rounds(run)
+    job.until(lambda: saved_rounds(run) >= before + 2 * EVERY, "two checkpoints")
+    job.kill()
+
+
+def then_first_rank(strike: Strike, job: Watched, run: Path, draw: Generator) -> None:
+    """Strike, and kill rank 0 a moment later: who follows it has nothing but the files."""
+    strike(job, run, draw)
+    sleep(draw.uniform(0, 0.05))
+    if 0 in (there := job.ranks()):
+        send(there[0], KILL)
+
+
+def second_run(job: Watched, run: Path, draw: Generator) -> None:
+    """Start the same command again, now and then with --overwrite: it is refused.
+
+    All ranks are stopped meanwhile: the run would be over before the other one is up.
+    """
+    more = ["--overwrite"] if draw.integers(2) else []
+    there = list(job.ranks().values())
+    for process in there:
+        send(process, STOP)
+    begin = monotonic()
+    with Watched([*job.process.args, *more], job.limit) as other:
+        status = other.finish()
+    job.deadline += monotonic() - begin
+    for process in there:
+        send(process, CONT)
+    if status != WRONG or "Traceback" in other.said:
+        job.complaints.append(f"second run {more} ended with status {status}\n{other.said}")
+
+
+def two_at_once(job: Watched, run: Path, draw: Generator) -> None:
+    """Start the same command again while the first one starts: one of the two is refused."""
+    with Watched(job.process.args, job.limit) as other:
+        status = other.finish()
+    job.until(lambda: False, "end")
+    if sorted([status, job.process.returncode]) != [DONE, WRONG] or "Traceback" in other.said:
+        job.complaints.append(
+            f"statuses {job.process.returncode} and, of the second run, {status}\n{other.said}"
+        )
+
+
+def saved_rounds(run: Path) -> int:
+    """Rounds of the newest checkpoint that has an index."""
+    index = checkpoint.newest(run)
+    return checkpoint.rounds_of(index) if index else 0
+
+
+def result_file(run: Path) -> list[Path]:
+    return [path for path in [names.results_file(run)] if path.exists()]
+
+
+def journal(run: Path) -> list[Path]:
+    path = names.journal_file(names.results_file(run))
+    return [path] if path.exists() else []
+
+
+def partition(run: Path) -> list[Path]:
+    return [path for path in [names.partition_file(run)] if path.exists()]
+
+
+def inner_parts(run: Path) -> list[Path]:
+    """The parts of all checkpoints but that of the last round, which none follows."""
+    return [
+        part
+        for folder in sorted(parts(run))
+        if checkpoint.rounds_of(names.index_of(folder)) < ROUNDS
+        for part in sorted(folder.glob("rank-*.h5"))
+    ]
 
 
 def newest(run: Path) -> list[Path]:
@@ -149,10 +273,12 @@ def send(process: int, number: int) -> None:
     os.kill(process, number)
 
 
-KILL, TERM, USR1, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGSTOP
+KILL, TERM, USR1 = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1
+STOP, CONT = signal.SIGSTOP, signal.SIGCONT
 MIRROR, WATCHDOG = "--checkpoint.mirror", "--run.watchdog 10"
 SAVED = (TWO_SAVED, ROUNDS - 1)
 BEFORE_THE_LAST = (1, ROUNDS - EVERY - 1)  # another checkpoint is still to come
+GOING_ON = (1, ROUNDS // 2)  # the run is not at its end before the strike is
 FAULTS = {
     "kill": Fault("SIGKILL of a rank", partial(ranks, KILL, 1), (DONE,), ulfm=True),
     "kill-mirror": Fault(
@@ -238,10 +364,19 @@ FAULTS = {
         supervised=True,
     ),
     "disk-full": Fault(
-        "a full disk to the end, then room and --resume", full, (RESUME_ME,), disk=True, after=room
+        "a full disk to the end, then room and --resume",
+        full,
+        (RESUME_ME,),
+        disk=True,
+        rounds=(EVERY + 2, ROUNDS - 1),
+        after=room,
     ),
     "disk-full-a-while": Fault(
-        "a full disk for a while", full_for_a_while, (DONE,), disk=True, rounds=(1, ROUNDS // 2)
+        "a full disk for a while",
+        full_for_a_while,
+        (DONE, RESUME_ME),
+        disk=True,
+        rounds=(EVERY + 2, ROUNDS - 1),
     ),
     "flipped": Fault(
         "a flipped bit in the newest checkpoint, --resume",
@@ -263,5 +398,72 @@ FAULTS = {
         (KILLED,),
         rounds=SAVED,
         after=partial(damaged, written),
+    ),
+} | {
+    name: Fault(what, strike, (DONE,), rounds=GOING_ON)
+    for name, what, strike in (
+        (
+            "flip-results",
+            "a flipped bit in results.h5 during the run",
+            partial(during, flipped, result_file),
+        ),
+        (
+            "flip-journal",
+            "a flipped bit in the results' journal during the run",
+            partial(during, flipped, journal),
+        ),
+        (
+            "flip-partition",
+            "a flipped bit in partition.h5 during the run",
+            partial(during, flipped, partition),
+        ),
+        (
+            "flip-part",
+            "a flipped bit in a checkpoint's part during the run",
+            partial(during, flipped, inner_parts),
+        ),
+        (
+            "write-results",
+            "another program writes into results.h5 during the run",
+            partial(during, opened, result_file),
+        ),
+        (
+            "damage-results",
+            "results changed, cut or removed during the run",
+            partial(during, damaged, written),
+        ),
+        ("second-run", "a second run in the same folder", second_run),
+    )
+}
+FAULTS |= {
+    f"{name}-node": Fault(
+        f"{FAULTS[name].what}, all killed after two checkpoints, --resume",
+        partial(then_node, FAULTS[name].strike),
+        (KILLED, DONE),
+        rounds=(1, ROUNDS - 3 * EVERY),
+    )
+    for name in ("flip-results", "flip-journal", "flip-partition", "flip-part", "write-results")
+}
+FAULTS |= {
+    "flip-results-mirror": Fault(
+        "a flipped bit in results.h5, then SIGKILL of rank 0, checkpoint.mirror",
+        partial(then_first_rank, FAULTS["flip-results"].strike),
+        (DONE,),
+        MIRROR,
+        ulfm=True,
+        rounds=GOING_ON,
+    ),
+    "second-run-starting": Fault(
+        "two runs that start in the same folder at once",
+        two_at_once,
+        (DONE, WRONG),
+        rounds=(0, 0),
+    ),
+    "stop-starting": Fault(
+        "SIGSTOP of a rank before the first round, watchdog of 10 s, --resume",
+        partial(ranks, STOP, 1),
+        (HUNG,),
+        WATCHDOG,
+        rounds=(0, 0),
     ),
 }

@@ -9,18 +9,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from faults import EVERY, FAULTS, ROUNDS, Fault
 from launch import mpirun, on_ranks
 from watched import Hung, Told, Watched
 
+from hpcfed.data.holdings import Partition
 from hpcfed.engine.supervise import onward, saved
-from hpcfed.errors import CheckpointError
+from hpcfed.errors import HpcfedError
 from hpcfed.rng import stream
 from hpcfed.status import DONE
+from hpcfed.storage import names
 from hpcfed.storage.digest import digest
 
 LIMIT = 180  # seconds that one start may take: the machine may be crowded
@@ -71,7 +74,7 @@ class Case:
         words = [*launcher, sys.executable, "-m", "hpcfed.main", *job, "--out", str(run)]
         if fault.supervised:
             return [sys.executable, "-m", "hpcfed.cli", "supervise", "--", *words]
-        return [*words, *(onward(run, since=0.0) if later else [])]
+        return [*words, *(onward(run) if later else [])]
 
 
 @dataclass
@@ -86,12 +89,14 @@ class History:
     statuses: list[int] = field(default_factory=list)
     end: float = 0.0
     said: str = ""
+    complaints: list[str] = field(default_factory=list)  # of the strike
 
     def add(self, job: Watched) -> None:
         """Wait for the end of a start."""
         self.statuses.append(job.finish())
         self.told += job.told
         self.said += job.said
+        self.complaints += job.complaints
         self.end = monotonic()
 
     def done(self, run: Path) -> bool:
@@ -117,7 +122,7 @@ class History:
 @dataclass(frozen=True)
 class Outcome:
     """What became of a run. unexpected: no start should have ended as one did.  said: why, where it
-    is not the same.
+    is not the same.  took: seconds of the whole of it.
     """
 
     case: Case
@@ -127,6 +132,7 @@ class Outcome:
     statuses: tuple[int, ...] = ()
     unexpected: bool = False
     said: str = ""
+    took: float = 0.0
 
     @property
     def kind(self) -> str:
@@ -137,10 +143,21 @@ class Outcome:
         when = f"after round {case.round} + {case.delay:.3f} s"
         text = (
             f"{case.kind} {case.number}, {case.job}, ranks {case.ranks}, {when}: {self.verdict}, "
-            f"{self.repeated} repeated, {self.seconds:.1f} s, statuses {self.statuses}"
+            f"{self.repeated} repeated, {self.seconds:.1f} s, statuses {self.statuses}, "
+            f"{self.took:.0f} s in all"
         )
         again = f"python benchmarks/chaos.py {case}"
         return f"{text}\n  UNEXPECTED; again: {again}\n{self.said[-3000:]}" if self.failed else text
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON takes it."""
+        return asdict(self) | {"said": self.said[-3000:] if self.failed else ""}
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Outcome:
+        """The outcome that `plain` gave, after JSON."""
+        case = Case(**plain["case"] | {"ranks": tuple(plain["case"]["ranks"])})
+        return cls(**plain | {"case": case, "statuses": tuple(plain["statuses"])})
 
     @property
     def failed(self) -> bool:
@@ -156,6 +173,13 @@ def cleanly(job: str, folder: Path) -> str:
 
 def play(case: Case, clean: str, folder: Path) -> Outcome:
     """Do it. clean: the digest that it should come to."""
+    begin = monotonic()
+    outcome = played(case, clean, folder)
+    return replace(outcome, took=round(monotonic() - begin, 2))
+
+
+def played(case: Case, clean: str, folder: Path) -> Outcome:
+    """What `play` does."""
     with place(case, folder) as run:
         seen = History()
         try:
@@ -211,10 +235,14 @@ def judged(case: Case, run: Path, seen: History, clean: str) -> Outcome:
         seen.statuses[0] not in case.fault.statuses
         or len(seen.statuses) > 2
         or "Traceback" in seen.said
+        or bool(seen.complaints)
     )
+    seen.said = "\n".join([seen.said, *seen.complaints])
     try:
+        if seen.done(run):
+            Partition.load(names.partition_file(run))
         verdict = "lost" if not seen.done(run) else "same" if digest(run) == clean else "differing"
-    except CheckpointError as error:
+    except HpcfedError as error:
         verdict, seen.said = "lost", f"{seen.said}\n{error}"
     return Outcome(
         case, verdict, seen.repeated, seen.seconds, tuple(seen.statuses), unexpected, seen.said

@@ -35,10 +35,12 @@ class Watched:
     after.
 
     told: the rounds that its stdout told of so far.  said: its stderr, once it has ended.
+    complaints: what a strike found that should not be, beside what becomes of the run.
     """
 
     def __init__(self, command: Sequence[str], limit: float):
-        self.deadline, self.told, self.said = monotonic() + limit, list[Told](), ""
+        self.limit, self.deadline = limit, monotonic() + limit
+        self.told, self.said, self.complaints = list[Told](), "", list[str]()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  __exit__ closes it
         self.process = subprocess.Popen(
             command,

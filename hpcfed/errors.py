@@ -45,10 +45,10 @@ class CheckpointError(HpcfedError):
 
 
 class DamagedError(CheckpointError):
-    """A file that is not as it was written, or cannot be read."""
+    """A file that is missing, is not as it was written, or cannot be read."""
 
 
-class AbsentError(CheckpointError):
+class AbsentError(DamagedError):
     """A file or folder that is not there."""
 
 

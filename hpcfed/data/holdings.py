@@ -3,15 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from hpcfed.data import check
 from hpcfed.data.readable import hdf5, readable, whole
-from hpcfed.errors import DataError
-from hpcfed.storage.atomic import instead, writing
+from hpcfed.errors import DamagedError, DataError
+from hpcfed.paths import regular
+from hpcfed.storage import names, seal
+from hpcfed.storage.atomic import replacing
 from hpcfed.storage.record import RUN_ID, differ
 
+SIGNATURE = b"\x89HDF\r\n\x1a\n"  # the beginning of an HDF5 file that is not sealed
 _NAMES = (
     "train",
     "train_sizes",
@@ -51,16 +53,10 @@ class Partition:
         """Write HDF5: `train` and `test`, all indices in a row; `train_sizes`, `test_sizes`, [K];
         `public`; and the attribute `run_id`, which names the run that it is of, "": none.
 
-        Written beside the file and renamed, so that no half file is ever seen. WriteError where the
-        disk refuses.
+        Sealed with checksums, written beside the file and renamed, so that no half file is ever
+        seen. WriteError where the disk refuses.
         """
-        with (
-            writing(path),
-            instead(path) as new,
-            open(new, "w+b") as raw,
-            h5py.File(raw, "w") as file,
-        ):
-            # through Python's file, for HDF5's own way crashes on a full disk
+        with replacing(path, names.PARTITION) as file:
             for name, parts in (("train", self.train), ("test", self.test)):
                 file[name] = np.concatenate(parts)
                 file[f"{name}_sizes"] = np.array([len(part) for part in parts])
@@ -69,27 +65,74 @@ class Partition:
 
     @classmethod
     def load(cls, path: Path, run_id: str = "") -> "Partition":
-        """Read what `save` wrote, or a file made like it.
+        """Read what `save` wrote, or a file made like it, which needs no checksums.
 
         run_id: of the run that it must be of, where it says of which it is; "": of any.
-        Raises DataError where it is damaged, of another run, or where an example is negative or
-        belongs to two holders.
+        Raises DataError where it is damaged, of another run, lacks an array, or where an index is
+        negative, a training example belongs to two holders or a test example is twice in one
+        client's set.
         """
-        with (
-            readable(path, "write it with Partition.save, or check data.partition_file"),
-            hdf5(path) as file,
-        ):
-            if differ(run_id, found := file.attrs.get(RUN_ID, "")):
-                raise DataError(
-                    f"{path}: is of another run ({found}) than the results of this folder "
-                    f"({run_id}); put it back to where it belongs, or run the job again"
-                )
-            values = {name: whole(file[name], f"{path}: {name}") for name in _NAMES}
+        with readable(path, "write it with Partition.save, or check data.partition_file"):
+            check_seal(path)
+            with hdf5(path) as file:
+                if differ(run_id, found := file.attrs.get(RUN_ID, "")):
+                    raise DataError(
+                        f"{path}: is of another run ({found}) than the results of this folder "
+                        f"({run_id}); put it back to where it belongs, or run the job again"
+                    )
+                for name in _NAMES:
+                    if name not in file:
+                        raise DataError(
+                            f"{path}: no array {name!r}; a partition file has {', '.join(_NAMES)}"
+                        )
+                values = {name: whole(file[name], f"{path}: {name}") for name in _NAMES}
         arrays = {name: _integers(array, f"{path}: {name}") for name, array in values.items()}
         train, test = (_cut(arrays, name, path) for name in ("train", "test"))
         partition = cls(train, test, arrays["public"])
         _disjoint(partition, path)
         return partition
+
+    def check(self, path: Path, clients: int, data: str, n_train: int, n_test: int) -> None:
+        """Raise DataError unless this is a partition for so many clients of these data.
+
+        path: of the file that it came from.  data: their name; n_train, n_test: their examples.
+        """
+        if len(self.train) != clients:
+            raise DataError(
+                f"{path}: is for {len(self.train)} clients, the job has {clients}; take as many"
+            )
+        for k, part in enumerate(self.train):
+            if not len(part):
+                raise DataError(
+                    f"{path}: client {k} has no training example; give it one or leave it out"
+                )
+        for name, parts, n in (("train", self.train, n_train), ("test", self.test, n_test)):
+            for k, part in enumerate(parts):
+                _below(part, n, f"{path}: client {k}: {name}", data)
+        _below(self.public, n_train, f"{path}: public", data)
+
+
+def check_seal(path: Path) -> None:
+    """Raise DataError where a file of `Partition.save` was altered or cut short.
+
+    Partition files from before they had checksums pass, and so do those that others made.
+    """
+    with open(regular(path), "rb") as raw:
+        if raw.read(len(SIGNATURE)) == SIGNATURE:
+            return
+        raw.seek(0)
+        try:
+            seal.checked(path, raw, whole=True)
+        except DamagedError as error:
+            raise DataError(
+                f"{error}; restore it from a copy, resume its run, which writes it anew, or write "
+                "a partition of your own as a new file"
+            ) from error
+
+
+def _below(rows: np.ndarray, n: int, where: str, data: str) -> None:
+    if (high := int(rows.max(initial=-1))) >= n:
+        raise DataError(f"{where} holds index {high}, but {data} has only {n} such examples")
 
 
 def _integers(values: np.ndarray, where: str) -> np.ndarray:
@@ -122,3 +165,9 @@ def _disjoint(partition: Partition, path: Path) -> None:
         holders += ["the public data"] * (twice in partition.public)
         where = " and ".join(holders)
         raise DataError(f"{path}: training example {twice} is there twice, in {where}; keep one")
+    for k, part in enumerate(partition.test):
+        held, times = np.unique(part, return_counts=True)
+        if (times > 1).any():
+            raise DataError(
+                f"{path}: test example {held[times > 1][0]} is there twice, in client {k}; keep one"
+            )

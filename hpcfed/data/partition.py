@@ -114,28 +114,11 @@ def _draw(
 
 def _from_file(path: Path, data: DataSet, clients: int, public: int) -> Partition:
     partition = Partition.load(path)
-    if len(partition.train) != clients:
-        raise DataError(
-            f"{path}: is for {len(partition.train)} clients, the job has {clients}; take as many"
-        )
+    partition.check(path, clients, data.name, len(data.train.y), len(data.test.y))
     if public and len(partition.public) != public:
         raise DataError(
             f"{path}: holds {len(partition.public)} public examples, but data.public is "
             f"{public}; take a file with as "
             "many, or public data from elsewhere (data.public_source)"
         )
-    for k, part in enumerate(partition.train):
-        if not len(part):
-            raise DataError(
-                f"{path}: client {k} has no training example; give it one or leave it out"
-            )
-    for name, parts, n in (
-        ("train", partition.train, len(data.train.y)),
-        ("test", partition.test, len(data.test.y)),
-        ("public", (partition.public,), len(data.train.y)),
-    ):
-        if (high := max(int(part.max(initial=-1)) for part in parts)) >= n:
-            raise DataError(
-                f"{path}: {name} holds index {high}, but {data.name} has only {n} such examples"
-            )
     return partition

@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm.agree import agreed
-from hpcfed.errors import CheckpointError, ConfigError, HpcfedError, may_pass
+from hpcfed.errors import CheckpointError, ConfigError, DamagedError, HpcfedError, may_pass
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.atomic import writing
 from hpcfed.storage.lock import Lock, tidy
@@ -93,8 +93,8 @@ def prepare(job: Job, comm: Comm, folder: Path, ours: bool = False) -> None:
 
 
 def run_id(job: Job, comm: Comm, folder: Path, world: str, ours: bool) -> str:
-    """What names the run in all its files: as its results have it, else as the ranks that begin it
-    are named; collective.
+    """What names the run in all its files: as its results have it, else its newest checkpoint, else
+    as the ranks that begin it are named; collective.
     """
 
     def known() -> str:
@@ -102,8 +102,8 @@ def run_id(job: Job, comm: Comm, folder: Path, world: str, ours: bool) -> str:
             return ""
         try:
             return results.recover(folder).header.get(RUN_ID, "")
-        except CheckpointError:  # what needs them says so
-            return ""
+        except CheckpointError:  # a run without usable results goes on from its checkpoint
+            return checkpoint.stored_header(folder).get(RUN_ID, "")
 
     return comm.bcast(agreed(comm, lambda: known() if comm.rank == 0 else "") or world)
 
@@ -208,12 +208,19 @@ def sweep(folder: Path) -> None:
 
 
 def stored(path: Path) -> dict[str, Any]:
-    """The job of a run that is to be resumed."""
+    """The job of a run that is to be resumed: from its results, else from its checkpoints."""
     if path.suffix == ".h5" and not os.path.isfile(path):
         raise CheckpointError(
             f"resume: {path} is no file; give a run folder, or one of its checkpoints"
         )
-    job = results.recover(names.run_of(path)).header["job"]
+    try:
+        job = results.recover(names.run_of(path)).header["job"]
+    except DamagedError as error:
+        header = checkpoint.stored_header(path)
+        # checkpoints from before they held the whole job have what results depend on
+        job = header.get("settings") or header.get("job")
+        if job is None:
+            raise error
     return {
         k: v
         for k, v in job.items()

@@ -23,15 +23,20 @@ from hpcfed.engine.folder import Claim
 from hpcfed.engine.mirror import Mirror
 from hpcfed.engine.signals import Signals
 from hpcfed.engine.watchdog import Guard, Watchdog
-from hpcfed.errors import HpcfedError, RankLost
+from hpcfed.errors import CheckpointError, HpcfedError, RankLost
 from hpcfed.status import FAULT, RESUME_ME
+from hpcfed.storage import names
 from hpcfed.storage.lock import LONGEST
+from hpcfed.storage.record import recover
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
     from hpcfed.engine.rounds import Rounds
+    from hpcfed.engine.snapshot import Snapshot
     from hpcfed.engine.world import World
+    from hpcfed.storage.record import Record
+    from hpcfed.storage.results import Results
 
 
 @dataclass
@@ -45,6 +50,8 @@ class Course:
     deaths: list[str] = field(default_factory=list)  # not yet told
     mirror: Mirror | None = None
     rows: dict[str, Any] = field(default_factory=dict)  # of the results, that may not be on disk
+    results: Results | None = None  # on rank 0, while it writes them
+    record: Record | None = None  # and all that was in them when another rank died
     saved: int = 0  # rounds of the checkpoint that the run goes on from
     guard: Guard | None = None  # of the time in which ranks can leave no signs for one another
     claim: Claim = field(default_factory=Claim)
@@ -116,12 +123,38 @@ class Course:
         self.facts = self.facts if all(known) else None
         self.begun, self.reached, self.rows = any(begun), max(reached), {}
 
+    def remember(self) -> None:
+        """Keep what results held, and let go of the attempt that wrote them."""
+        if self.results:
+            self.record, self.results = self.results.record(), None
+
+    def recorded(self, comm: Comm, run: Path, copy: Snapshot) -> bool:
+        """Whether each round of a copy has its record: in the copy, in memory or on disk;
+        collective.
+        """
+
+        def found() -> bool:
+            rows = copy.get("rows")
+            needed = next((t for t in range(copy.rounds, 0, -1) if str(t - 1) not in rows), 0)
+            try:
+                return bool(not needed or self.record or recover(run, needed).rounds >= needed)
+            except CheckpointError:
+                return False
+
+        return comm.bcast(agreed(comm, lambda: found() if comm.rank == 0 else False))
+
     def restore(self, rounds: Rounds, run: Path) -> None:
         """Bring the run to where it goes on; collective."""
         comm, copy = (
             rounds.fed.comm,
             self.mirror.restored(rounds.fed) if self.mirror and self.begun else None,
         )
+        if copy and not self.recorded(comm, run, copy):
+            rounds.fed.say(
+                f"warning: {names.results_file(run)}: damaged or missing; rounds are repeated, so "
+                "that none is without a record"
+            )
+            self.mirror.kept, copy = [], None
         if copy:
             agreed(comm, lambda: snapshot.take_up(rounds, copy))
             rounds.fed.spread()
@@ -184,6 +217,7 @@ def going_on(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int])
         except Exception:
             if not comm.broken():  # what comes from a dead rank may be anything, and give any error
                 raise
+        course.remember()
         gc.collect()
         shrink(course, comm)
         if course.job.run.on_fault != "shrink":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfed.comm.agree import agreed
+from hpcfed.data.holdings import Partition, check_seal
 from hpcfed.engine import describe, events, memory
 from hpcfed.engine.folder import prepare, run_id
 from hpcfed.engine.loop import Loop
@@ -15,6 +16,7 @@ from hpcfed.engine.recover import Course, surviving
 from hpcfed.engine.rehearsal import rehearse
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
+from hpcfed.errors import DataError, WriteError
 from hpcfed.few import listed
 from hpcfed.report.progress import Progress
 from hpcfed.report.summary import data_name
@@ -22,8 +24,8 @@ from hpcfed.sinks import logs
 from hpcfed.sinks.logs import Logs
 from hpcfed.status import DONE
 from hpcfed.storage import checkpoint, names
-from hpcfed.storage.record import FINISHED, STOPPED
-from hpcfed.storage.results import Results, Rows
+from hpcfed.storage.record import FINISHED, STOPPED, Record
+from hpcfed.storage.results import Results, Rows, set_aside
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
@@ -81,11 +83,18 @@ def attempt(course: Course, comm: Comm) -> int:
                     else None
                 ),
             )
+        elif comm.rank == 0:
+            keep_partition(facts, folder, rounds)
         known = course.rows
         results = agreed(
             comm,
-            lambda: open_results(job, folder, facts, rounds, known) if comm.rank == 0 else None,
+            lambda: (
+                open_results(job, folder, facts, rounds, known, course.record)
+                if comm.rank == 0
+                else None
+            ),
         )
+        course.results, course.record = results, None
         with (
             Logs(job.log, folder, fed.say) as log,
             Progress(job, folder, facts, active=comm.rank == 0) as progress,
@@ -94,6 +103,8 @@ def attempt(course: Course, comm: Comm) -> int:
             course.begun = True
             course.pulse.look = progress.look
             status = Loop(rounds, folder, results, progress, course, log).run()
+            if comm.rank == 0:
+                keep_partition(facts, folder, rounds)
             log.end(FINISHED if status == DONE else STOPPED)
             return status
     finally:
@@ -134,24 +145,66 @@ def odd_labels(job: Job, facts: World) -> str:
     )
 
 
+def keep_partition(facts: World, folder: Path, rounds: Rounds) -> None:
+    """Write the partition file again where it is missing, or is not as it was written."""
+    path = names.partition_file(folder)
+    if not isinstance(facts.partition, Partition):
+        return
+    try:
+        check_seal(path)
+    except (DataError, OSError):
+        rounds.fed.say(f"warning: {path}: damaged or missing; it is written again from memory")
+        try:
+            facts.partition.save(path, rounds.run_id)
+        except WriteError as error:
+            rounds.fed.say(f"warning: {error}")
+
+
 def open_results(
-    job: Job, folder: Path, facts: World, rounds: Rounds, known: Rows | None = None
+    job: Job,
+    folder: Path,
+    facts: World,
+    rounds: Rounds,
+    known: Rows | None = None,
+    memory: Record | None = None,
 ) -> Results:
     """The result file: new, or that of the run that goes on, cut to the round after which it does.
 
-    known: rows that may not be on disk.
+    known: rows that may not be on disk.  memory: all rows, where this rank 0 has them from before a
+    death.
     """
     header, known = describe.header(job, facts, rounds), known or {}
-    checkpoint.drop_after(folder, rounds.t)
+    arrays, say = describe.arrays(facts, rounds), rounds.fed.say
+
+    def warn(text: str) -> None:
+        say(f"warning: {text}")
+
     if rounds.t > len(known):
-        results = Results.resume(folder, rounds.t, header, known)
-        if results.source != results.path:
-            rounds.fed.say(
-                f"warning: {results.path}: damaged or missing; the run goes on with the copy in "
+        results = Results.resume(folder, rounds.t, header, known, arrays, memory, warn)
+        checkpoint.drop_after(folder, rounds.t)  # now: a copy that was needed may be among them
+        if results.lost:
+            warn(lost(results))
+        elif results.source != results.path:
+            warn(
+                f"{results.path}: damaged or missing; the run goes on with the copy in "
                 f"{results.source}"
             )
         return results
-    results = Results(folder, header, describe.arrays(facts, rounds))
+    checkpoint.drop_after(folder, rounds.t)
+    results = Results(folder, header, arrays, warn)
     for t in range(rounds.t):  # a rank died before any of them was on disk
         results.append(known[str(t)])
     return results
+
+
+def lost(results: Results) -> str:
+    """The sentence about rounds without a record."""
+    first, last = results.lost[0], results.lost[-1]
+    which = f"round {first}" if first == last else f"rounds {first} to {last}"
+    aside = set_aside(results.path)
+    where = f"; what cannot be read is kept as {aside}" if aside.exists() else ""
+    return (
+        f"{results.path}: damaged, incomplete or missing, and so are its copies beside the "
+        f"checkpoints: the records of {which} are lost, and stay empty; the run goes on from the "
+        f"checkpoint of round {results.rounds}, which is whole{where}"
+    )

@@ -6,6 +6,7 @@ meanwhile: in files (`storage.checkpoint.Reader`) or in memory (`Snapshot`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +18,7 @@ from torch import Tensor
 from hpcfed.cluster.ferry import Ferry
 from hpcfed.params import Params
 from hpcfed.payload import from_tree, on_device, to_tree
-from hpcfed.storage.record import RUN_ID
+from hpcfed.storage.record import JOB_ID, RUN_ID
 from hpcfed.storage.same import same_job
 
 if TYPE_CHECKING:
@@ -51,7 +52,15 @@ class Snapshot:
 
 
 def header(rounds: Rounds) -> dict[str, Any]:
-    return {"job": rounds.fed.job.identity(), RUN_ID: rounds.run_id}
+    """What a checkpoint says of its run.
+
+    job: what results depend on.  settings: the whole job, and the batch job that works on it, for a
+    resume without results.
+    """
+    job = rounds.fed.job
+    batch = os.environ.get("SLURM_JOB_ID", "")
+    known = {"job": job.identity(), "settings": job.plain(), JOB_ID: batch}
+    return known | {RUN_ID: rounds.run_id}
 
 
 def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:

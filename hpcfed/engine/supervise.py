@@ -103,11 +103,13 @@ def finished(run: Path, rounds: int) -> bool:
 
 
 def begun_by(job_ids: Sequence[str], run: Path) -> bool:
-    """Whether one of these batch jobs has written to the run: its results name all that did."""
+    """Whether one of these batch jobs has written to the run: its results name all that did, a
+    checkpoint the last.
+    """
     try:
         header = recover(run).header
     except CheckpointError:
-        return False
+        header = checkpoint.stored_header(run)
     return any(start.get(JOB_ID) in job_ids for start in (*header.get("history", []), header))
 
 

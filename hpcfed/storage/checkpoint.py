@@ -9,11 +9,13 @@ parts, and reads of them the MiB, that it needs.
     checkpoints/round-000040/rank-0003.h5       what rank 3 had
 """
 
+import os
 import re
 import shutil
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hpcfed.errors import CheckpointError, DamagedError
 from hpcfed.paths import matching
@@ -63,6 +65,16 @@ def open_checkpoint(path: Path) -> Reader:
         return Reader(file)
     except DamagedError as error:
         raise with_advice(error, file) from error
+
+
+def stored_header(path: Path) -> dict[str, Any]:
+    """The header of the newest checkpoint of a run folder that can be read, or of the one at that
+    path; empty where there is none.
+    """
+    for file in _saved(names.checkpoint_folder(path)) if os.path.isdir(path) else [path]:
+        with suppress(CheckpointError), Reader(file) as saved:
+            return saved.header
+    return {}
 
 
 def with_advice(error: CheckpointError, damaged: Path) -> CheckpointError:

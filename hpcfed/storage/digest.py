@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.errors import DamagedError
 from hpcfed.storage import checkpoint, results
 from hpcfed.storage.record import same_run
 
@@ -19,15 +20,23 @@ def digest(run: Path) -> str:
     Covers the columns above, and the items "state" and "clients/..." of the newest checkpoint:
     names, kinds, dtypes, shapes and bits, in the order of names. -0.0 differs from 0.0; all nan are
     alike. Leaves out header, placement, times, bytes sent and the folder. Raises CheckpointError if
-    either file is missing or damaged, or they are of different runs.
+    either file is missing or damaged, they are of different runs, or the results end before the
+    checkpoint, which they never do as they are written.
     """
     record = results.load(run)
-    total = hashlib.sha256()
-    for name in COLUMNS:
-        if name in record.columns:
-            total.update(_canonical(name, "column", record.column(name)))
     with checkpoint.open_checkpoint(run) as saved:
         same_run(record.header, saved.header, saved.path)
+        if record.rounds < saved.rounds:
+            record = results.load(run)  # the run may have gone on meanwhile
+        if record.rounds < saved.rounds:
+            raise DamagedError(
+                f"{record.path}: holds {record.rounds} rounds, the checkpoint {saved.path} "
+                f"{saved.rounds}: results are missing; resume the run, or restore them from a copy"
+            )
+        total = hashlib.sha256()
+        for name in COLUMNS:
+            if name in record.columns:
+                total.update(_canonical(name, "column", record.column(name)))
         total.update(f"rounds {record.rounds} {saved.rounds}".encode())
         for name in sorted(saved.names("state") + saved.names("clients/")):
             for path, kind, array in saved.leaves(name):

@@ -51,15 +51,21 @@ class Record:
 def load(run: Path) -> Record:
     """The results in a run folder, or in the file at that path; the run may still be going on.
 
-    Raises CheckpointError if there are none, or the file is damaged, foreign or of another version.
+    Raises CheckpointError if there are none, or the file or its journal is damaged, foreign or of
+    another version.
     """
     path = names.results_of(run)
-    # again, if the file was made anew while it was read, for then the journal is not the one that
-    # it had
+    # again, if the files changed while they were read: then the journal may not be the one that
+    # the file had, and what looked like damage may be a block that was being written
     while True:
-        before = _stamp(path)
-        record = _read(path)
-        if _stamp(path) == before:
+        before = stamp(path)
+        try:
+            record = _read(path)
+        except DamagedError:
+            if stamp(path) == before:
+                raise
+            continue
+        if stamp(path)[0] == before[0]:
             return record
 
 
@@ -71,7 +77,10 @@ def _stamp(path: Path) -> tuple[int, int] | None:
         return None
 
 
-def _read(path: Path) -> Record:
+def _read(path: Path, whole: bool = True) -> Record:
+    """The results at that path. whole: DamagedError where the journal is damaged, otherwise what
+    comes before the damage.
+    """
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -85,11 +94,18 @@ def _read(path: Path) -> Record:
     except CheckpointError as error:
         raise type(error)(f"{error}\n  {_advice(path.parent)}") from error
     parts = [columns] if rounds else []
-    for first, block in blocks(names.journal_file(path), path):
-        if first != rounds:  # the file has been made anew meanwhile
-            break
-        parts.append(block)
-        rounds += length(block)
+    try:
+        for first, block in blocks(names.journal_file(path), path):
+            if first != rounds:  # the file has been made anew meanwhile
+                break
+            parts.append(block)
+            rounds += length(block)
+    except DamagedError as error:
+        if whole:
+            raise DamagedError(
+                f"{error}\n  it holds the rounds after round {rounds}; go on with the run, which "
+                f"writes its results anew (--resume {path.parent}), or restore the file from a copy"
+            ) from error
     return Record(header, arrays, joined(parts), rounds, path)
 
 
@@ -124,15 +140,20 @@ def recover(run: Path, rounds: int = 0) -> Record:
     last checkpoint.
 
     rounds: that they should have; those of which the journal is damaged or missing have fewer.
+    Raises DamagedError if no copy is whole either, CheckpointError if the results are foreign or of
+    another version.
     """
+    found: list[Record] = []
     try:
-        found = [load(run)]
-    except (AbsentError, DamagedError):
-        found = []
+        found.append(_read(names.results_of(run), whole=False))
+    except DamagedError as error:
+        damage = error
     if not found or found[0].rounds < rounds:
-        copies = map(_whole, matching(names.checkpoint_folder(run), "round-*/results.h5"))
+        copies = map(_readable, matching(names.checkpoint_folder(run), "round-*/results.h5"))
         found += [copy for copy in copies if copy and not (found and other_run(found[0], copy))]
-    return max(found, key=lambda record: record.rounds) if found else load(run)
+    if not found:
+        raise damage
+    return max(found, key=lambda record: record.rounds)
 
 
 def other_run(a: Record, b: Record) -> bool:
@@ -157,9 +178,9 @@ def same_run(own: Header, other: Header, path: Path) -> None:
         )
 
 
-def _whole(path: Path) -> Record | None:
+def _readable(path: Path) -> Record | None:
     try:
-        return load(path)
+        return _read(path, whole=False)
     except CheckpointError:
         return None
 

@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
 import h5py
 import numpy as np
 
-from hpcfed.errors import CheckpointError
+from hpcfed.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import replacing, writing
 from hpcfed.storage.columns import Columns, joined, length, stacked
@@ -22,6 +25,7 @@ __all__ = ["Record", "Results", "load", "recover"]
 
 BUDGET = 0.02  # largest share of a run's time that goes into making the file anew
 MANY = 100  # rounds that wait in memory, where nothing asks for them on the disk
+LOST = "rounds/lost"  # 1 in a round of which the record could not be recovered; absent from others
 FINAL = "final"  # arrays of what a method does after the last round
 PAST = (
     "versions",
@@ -43,51 +47,85 @@ class Results:
     the rounds since are added to a journal beside the file instead, which `load` reads too;
     `finish` leaves the file alone.
 
+    While the run goes on, another program or the disk may change the files. Before each use they
+    are compared with what was written to them, and written again from memory where they differ.
+
     header: JSON-able (job, algorithm, versions, ranks, placement, names of architectures and
     classes ...).
     arrays: facts that do not change from round to round, such as label_counts [K, C].
+    warn: is told where files had changed.
     """
 
-    def __init__(self, run: Path, header: Header, arrays: dict[str, np.ndarray]):
+    def __init__(
+        self,
+        run: Path,
+        header: Header,
+        arrays: dict[str, np.ndarray],
+        warn: Callable[[str], None] = lambda text: None,
+    ):
         self.path, self.header, self.arrays = names.results_file(run), header, arrays
+        self.warn = warn
         self._blocks: list[Columns] = []  # rounds that are on disk
         self._rows: list[dict[str, np.ndarray]] = []  # and those that are not
         self._journal: Journal | None = None  # once there is a file that it can go on from
         self.source = self.path  # what was gone on from
+        self.lost: list[int] = []  # rounds, from 1, of which it had no record
         self._written, self._took = (
             monotonic(),
             0.0,
         )  # when the file was last written, and the seconds of a round in it
 
     @classmethod
-    def resume(cls, run: Path, rounds: int, header: Header, known: Rows | None = None) -> Results:
+    def resume(
+        cls,
+        run: Path,
+        rounds: int,
+        header: Header,
+        known: Rows | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
+        memory: Record | None = None,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> Results:
         """Go on after the first `rounds` rounds of the run's result file; later rows are dropped.
 
         known: rows that the file may lack, as `unwritten` gave them.  `header` replaces the old
         one, of which "history" keeps the versions, hardware, ranks and batch job, and up to which
-        round they hold. Raises CheckpointError if rows are missing, or as `load` does.
+        round they hold.  arrays: those of the file, for where neither it nor a copy can be read.
+        memory: what a process that goes on has of the results; then no file is read.
+        Rounds without a record are `lost`: they have a row with 1 in "rounds/lost", and nan in all
+        other columns. A file that cannot be read then stays beside the new one, as `set_aside`
+        names it. Raises CheckpointError if the results are foreign or of another version.
         """
         known = known or {}
-        old = recover(run, next((t for t in range(rounds, 0, -1) if str(t - 1) not in known), 0))
-        if any(str(t) not in known for t in range(old.rounds, rounds)):
-            raise CheckpointError(
-                f"{names.results_file(run)}: holds {old.rounds} rounds, the checkpoint {rounds}; "
-                "resume from an earlier checkpoint, or restore the result file that belongs to "
-                "this one"
-            )
+        needed = next((t for t in range(rounds, 0, -1) if str(t - 1) not in known), 0)
+        try:
+            old = memory or recover(run, needed)
+        except DamagedError:
+            old = Record({}, dict(arrays or {}), {}, 0)
         past = {"rounds": rounds} | {key: old.header[key] for key in PAST if key in old.header}
-        arrays = {
+        kept = {
             name: array for name, array in old.arrays.items() if not name.startswith(f"{FINAL}/")
         }
-        results = cls(run, {**header, "history": [*old.header.get("history", []), past]}, arrays)
+        history = [*old.header.get("history", []), past]
+        results = cls(run, {**header, "history": history}, kept, warn)
         written = min(rounds, old.rounds)
         results._blocks = (
             [{name: column[:written] for name, column in old.columns.items()}] if written else []
         )
         for t in range(written, rounds):
-            results.append(known[str(t)])
-        results.source = old.path
+            if str(t) not in known:
+                results.lost.append(t + 1)
+            results.append(known.get(str(t), {LOST: 1.0}))
+        results.source = results.path if memory else old.path
+        if results.lost and results.source != results.path:
+            for path in (results.path, names.journal_file(results.path)):
+                with suppress(OSError):
+                    os.replace(path, set_aside(path))
         return results
+
+    def record(self) -> Record:
+        """All rounds so far, as `load` would give them."""
+        return Record(self.header, self.arrays, self._columns(), self.rounds, self.path)
 
     @property
     def rounds(self) -> int:
@@ -123,22 +161,29 @@ class Results:
         Without force, the journal waits for a hundred rounds. Raises WriteError if the disk
         refuses; rows then stay in memory.
         """
-        if self._journal is None or self._expected() <= BUDGET * (monotonic() - self._written):
+        if self._journal is None:
+            self.finish()
+        elif not self._journal.fits():
+            self._write_again()
+        elif self._expected() <= BUDGET * (monotonic() - self._written):
             self.finish()
         elif self._rows and (force or len(self._rows) >= MANY):
             self._extend(self._journal)
 
     def _extend(self, journal: Journal) -> None:
-        """Add what is new to the journal; the file that it belongs to may have been removed
-        meanwhile.
-        """
-        if not journal.fits():
-            self.finish()
-        else:
-            block = stacked(self._rows)
-            journal.append(self.rounds - len(self._rows), block)
-            self._blocks.append(block)
-            self._rows = []
+        """Add what is new to the journal."""
+        block = stacked(self._rows)
+        journal.append(self.rounds - len(self._rows), block)
+        self._blocks.append(block)
+        self._rows = []
+
+    def _write_again(self) -> None:
+        """Make the file anew after it, or its journal, was changed or removed."""
+        self.warn(
+            f"{self.path}: this file, or its journal, is not as the run wrote it: it was changed "
+            "or removed by another program or the disk; it is written again from memory"
+        )
+        self.finish()
 
     def finish(self) -> None:
         """Make the file complete up to the last row; then it needs no journal. Raises WriteError as
@@ -158,20 +203,32 @@ class Results:
 
     def secure(self, rounds: int) -> None:
         """Make sure that so many rounds are on disk; WriteError if that fails."""
-        if not (self._journal and self._journal.fits()):
+        if self._journal is None:
             self.finish()
+        elif not self._journal.fits():
+            self._write_again()
         elif self.stored < rounds:
             self.write(force=True)
 
     def copy(self, path: Path) -> None:
-        """Copy what is on disk; WriteError if that fails."""
-        for file, to in (
-            (self.path, path),
-            (names.journal_file(self.path), names.journal_file(path)),
-        ):
-            if file.exists():
-                with writing(to):
-                    shutil.copyfile(file, to)
+        """Copy what is on disk, and compare both files and copies with what was written; after
+        `secure`.
+
+        Files that differ are written again first. Raises WriteError if that or the copy fails.
+        """
+        for _ in range(2):  # the files may change just before they are copied
+            if not self._journal.whole(self.path, self._journal.path):
+                self._write_again()
+            to = names.journal_file(path)
+            with writing(path):
+                shutil.copyfile(self.path, path)
+                if self._journal.end:
+                    shutil.copyfile(self._journal.path, to)
+                else:
+                    to.unlink(missing_ok=True)
+            if self._journal.whole(path, to):
+                return
+        raise WriteError(f"{path}: is not what was written to it; check the disk")
 
     def _expected(self) -> float:
         """Seconds that it would take to write the file now."""
@@ -199,3 +256,8 @@ def _cell(name: str, value: Cell) -> np.ndarray:
             f"or [R]"
         )
     return cell
+
+
+def set_aside(path: Path) -> Path:
+    """Where a file that cannot be read is kept when the run goes on without it."""
+    return path.with_name(f"{path.name}.damaged")

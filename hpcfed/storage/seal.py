@@ -21,9 +21,11 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from hpcfed.errors import DamagedError
-from hpcfed.storage.passing import BLOCK, CHUNK
+from hpcfed.paths import regular
+from hpcfed.storage.passing import BLOCK, CHUNK, existing
 
-SEAL = re.compile(rb"hpcfed crc32 (\d{1,18}) ([0-9a-f]{64})\n\0*")
+PLAIN = b"hpcfed crc32 "
+SEAL = re.compile(PLAIN + rb"(\d{1,18}) ([0-9a-f]{64})\n\0*")
 WHOLE = b"hpcfed sha256 "  # the seal of older files: one SHA-256 of all that follows the block
 
 
@@ -59,7 +61,7 @@ def checksums(raw: BinaryIO, end: int, known: Mapping[int, int] | None = None) -
 def text(end: int, table: bytes) -> bytes:
     """The user block of a file with that table."""
     digest = hashlib.sha256(b"%d " % end + table).hexdigest()
-    return (b"hpcfed crc32 %d %s\n" % (end, digest.encode())).ljust(BLOCK, b"\0")
+    return (PLAIN + b"%d %s\n" % (end, digest.encode())).ljust(BLOCK, b"\0")
 
 
 def identity(path: Path) -> str:
@@ -69,6 +71,21 @@ def identity(path: Path) -> str:
     if not found:
         raise foreign(path)
     return found[2].decode()
+
+
+def intact(path: Path, block: bytes) -> bool:
+    """Whether the file is, in every byte, the one that was sealed with this user block; all of it
+    is read. OSError.
+    """
+    with existing(regular(path)) as raw:
+        if raw.read(BLOCK) != block:
+            return False
+        raw.seek(0)
+        try:
+            checked(path, raw, whole=True)
+        except DamagedError:
+            return False
+    return True
 
 
 def checked(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:

@@ -50,6 +50,16 @@ class Sources:
             return Synthetic(job.seed, job.clients, *data.synthetic, data.examples, data.test_share)
         return Partition.load(names.partition_file(self.run), self.run_id)
 
+    @cached_property
+    def shares(self) -> Partition:
+        """The partition, if it is one of these data: a file from before it had checksums may be
+        damaged.
+        """
+        rows, data = self.partition, self.data
+        path = names.partition_file(self.run)
+        rows.check(path, self.job.clients, data.name, len(data.train.y), len(data.test.y))
+        return rows
+
     @property
     def test(self) -> Split:
         """The test split."""
@@ -61,7 +71,7 @@ class Sources:
             split = self.partition.held(k)[which == "test"]
             return Shard(split.x, split.y, np.arange(len(split.y)), CPU)
         split = getattr(self.data, which)
-        return Shard(split.x, split.y, getattr(self.partition, which)[k], CPU)
+        return Shard(split.x, split.y, getattr(self.shares, which)[k], CPU)
 
 
 class Owner(Client):

@@ -47,7 +47,7 @@ def versions(whole: bytes, n: int, g: Random) -> Iterator[bytes]:
             yield version
 
 
-def test_a_damaged_result_file_is_refused_by_every_command_and_by_resume_where_its_copies_are_too(
+def test_a_damaged_result_file_is_refused_by_every_command_and_made_anew_by_resume_without_copies(
     copy,
 ):
     path = names.results_file(copy)
@@ -59,7 +59,10 @@ def test_a_damaged_result_file_is_refused_by_every_command_and_by_resume_where_i
         path.write_bytes(version)
         spare.write_bytes(version)
         refused(command(COMMANDS[i % 4], str(copy)), str(path), "run the job again")
-        refused(run("--resume", str(copy), "--rounds", "3"), str(path))
+    done = run("--resume", str(copy), "--rounds", "3", "--quiet")
+    assert done.status == 0 and f"{path}: damaged" in done.err
+    assert "the records of rounds 1 to 2 are lost" in done.err
+    assert results.load(copy).rounds == 3
 
 
 def test_a_damaged_result_file_is_made_anew_from_its_copy_by_resume(copy):
@@ -83,14 +86,14 @@ def test_a_damaged_checkpoint_is_never_resumed_from(copy):
 def test_files_in_each_others_place_are_refused(copy, tmp_path):
     own, saved = names.results_file(copy), names.checkpoint_file(copy, 2)
     refused(command("summary", str(saved)), "holds hpcfed-checkpoint, not hpcfed-results")
-    refused(command("summary", str(names.partition_file(copy))), "not a file of hpcfed")
+    refused(command("summary", str(names.partition_file(copy))), "holds hpcfed-partition, not")
     shutil.copy(own, saved)
     refused(run("--resume", str(saved)), "holds hpcfed-results, not hpcfed-checkpoint")
     with h5py.File(own, "w") as file:
         file["columns"] = np.zeros(3)
     for parts in (1, 2):
         names.results_copy(names.parts_folder(names.checkpoint_file(copy, parts))).unlink()
-    refused(run("--resume", str(copy)), "not a file of hpcfed")
+    refused(run("--resume", str(copy)), "holds hpcfed-results, not hpcfed-checkpoint")
 
 
 PLACES = {  # what may stand where a file is wanted

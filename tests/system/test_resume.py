@@ -5,8 +5,10 @@ was.
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hpcfed.cli import main as cli
 from hpcfed.data.holdings import Partition
 from hpcfed.errors import CheckpointError, DataError
 from hpcfed.storage import checkpoint, names, results
@@ -31,6 +33,7 @@ COPIES = (
     "replaced",
     "bare",
     "strange",
+    "blank",
 )
 
 
@@ -61,6 +64,9 @@ def desk(tmp_path_factory) -> Path:
         names.checkpoint_folder(folder / "longer"), names.checkpoint_folder(folder / "strange")
     )
     shutil.copy(names.partition_file(folder / "longer"), folder / "strange")
+    for path in (folder / "blank").rglob("*.h5"):
+        if path.name in ("results.h5", "partition.h5"):
+            alter(path)
     (folder / "empty").mkdir()
     return folder
 
@@ -96,6 +102,7 @@ def outcomes(desk) -> dict[str, Outcome]:
         "torn": ["--resume", run["torn"], *longer],
         "bent": ["--resume", run["bent"], *longer],
         "lost": ["--resume", run["lost"], *longer],
+        "blank": ["--resume", run["blank"], *longer],
         "hopeless": ["--resume", run["hopeless"]],
         "bare": ["--resume", run["bare"]],
         "strange": ["--resume", run["strange"], *longer],
@@ -162,6 +169,29 @@ def test_damaged_results_are_replaced_by_the_copy_that_belongs_to_the_checkpoint
     assert outcomes["lost"].status == 0
     assert f"{names.results_file(desk / 'lost')}: damaged or missing" in outcomes["lost"].err
     assert digest(desk / "lost") == digest(desk / "longer")
+
+
+def test_without_any_usable_results_a_run_goes_on_from_its_checkpoint_and_names_lost_rounds(
+    desk, outcomes
+):
+    """With the job that its checkpoint has, and the weights of a run that lost nothing."""
+    said, path = outcomes["blank"], names.results_file(desk / "blank")
+    assert said.status == 0 and f"the records of rounds 1 to {DONE} are lost" in said.err
+    assert results.set_aside(path).exists()
+    record, whole = results.load(desk / "blank"), results.load(desk / "longer")
+    assert record.header["job"]["data"] == whole.header["job"]["data"]
+    np.testing.assert_array_equal(
+        record.column("clients/train_loss")[DONE:], whole.column("clients/train_loss")[DONE:]
+    )
+    assert np.isnan(record.column("clients/train_loss")[:DONE]).all()
+    assert record.column("rounds/lost")[:DONE].tolist() == DONE * [1]
+    assert "partition.h5: damaged or missing; it is written again" in said.err
+    assert (
+        names.partition_file(desk / "blank").read_bytes()
+        == names.partition_file(desk / "longer").read_bytes()
+    )
+    for command in (["summary"], ["export", "-o", str(desk / "export")], ["report"]):
+        assert cli([*command, str(desk / "blank")]) == 0
 
 
 @pytest.mark.parametrize("name", ["torn", "bent"])

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.errors import DamagedError
 from hpcfed.rng import stream
+from hpcfed.storage import names
+from hpcfed.storage.results import Results, load
 from tests.mpirun import environment, ulfm
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -26,15 +29,33 @@ from watched import Hung, Told, Watched  # noqa: E402
 
 def asked(**options: object) -> Namespace:
     return Namespace(
-        **{"runs": 2 * len(faults.FAULTS), "seed": 0, "only": None, "number": None} | options
+        **{
+            "runs": 2 * len(faults.FAULTS),
+            "seed": 0,
+            "only": None,
+            "number": None,
+            "results": None,
+            "at_once": 1,
+        }
+        | options
     )
 
 
 def test_a_failing_run_can_be_had_again_by_its_name():
     runs = chaos.drawn(asked())
     last = runs[-1]
-    assert chaos.drawn(asked(only=last.kind, number=last.number)) == [last]
+    assert chaos.drawn(asked(only=[last.kind], number=last.number)) == [last]
     assert f"--seed 0 --only {last.kind} --number {last.number}" in str(Outcome(last, "lost"))
+
+
+def test_a_run_that_has_saved_is_gone_on_with_and_one_that_has_not_begins_anew(tmp_path):
+    case = chaos.draw(0, "node", 0)
+    assert not {"--resume", "--overwrite"} & set(case.command(tmp_path, later=True))
+    names.results_file(tmp_path).touch()
+    assert case.command(tmp_path, later=True)[-1] == "--overwrite"
+    names.checkpoint_folder(tmp_path).mkdir()
+    names.checkpoint_file(tmp_path, 2).touch()
+    assert case.command(tmp_path, later=True)[-2:] == ["--resume", str(tmp_path)]
 
 
 def test_each_kind_has_its_turns_with_few_ranks_in_its_rounds():
@@ -54,6 +75,63 @@ def test_a_damaged_file_is_not_what_it_was(tmp_path, deed):
     path.write_bytes(content)
     deed(lambda run: [run / "part"], tmp_path, stream(0, "damage"))
     assert not path.exists() or path.read_bytes() != content
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind, fault in faults.FAULTS.items() if fault.rounds == faults.GOING_ON]
+)
+def test_what_strikes_a_run_that_goes_on_does_so_before_its_end(kind):
+    """After that nothing could mend a file, and the clean end of the run would be chance."""
+    assert {chaos.draw(0, kind, i).round for i in range(50)} <= set(
+        range(1, faults.ROUNDS // 2 + 1)
+    )
+
+
+def test_a_bit_is_flipped_in_place_as_soon_as_there_is_a_file(tmp_path):
+    """Now and then the file is as old as before."""
+    path, calls, ages = tmp_path / "part", [], set()
+
+    def files(run: Path) -> list[Path]:
+        calls.append(run)
+        if len(calls) == 3:
+            path.write_bytes(bytes(100))
+        return [path] if path.exists() else []
+
+    def until(condition, what: str) -> None:
+        while not condition():
+            pass
+
+    job, g, before = Namespace(until=until), stream(0, "flip"), bytes(100)
+    for _ in range(8):
+        faults.during(faults.flipped, files, job, tmp_path, g)
+        after = path.read_bytes()
+        changed = [a ^ b for a, b in zip(before, after, strict=True)]
+        assert sum(byte.bit_count() for byte in changed) == 1
+        before = after
+        ages.add(path.stat().st_mtime_ns)
+    assert 1 < len(ages) < 8
+
+
+def test_another_program_writes_into_the_results_of_a_run(tmp_path):
+    made = Results(tmp_path, {}, {})
+    made.append({"rounds/seconds": 1.0})
+    made.write()
+    faults.opened(faults.result_file, tmp_path, stream(0, "write"))
+    with pytest.raises(DamagedError, match="results.h5: damaged"):
+        load(tmp_path)
+
+
+def test_runs_that_a_result_file_has_are_not_made_again(tmp_path):
+    options = asked(results=tmp_path / "chaos.json", runs=5)
+    cases = chaos.drawn(options)
+    outcomes = [
+        Outcome(cases[0], "same", 2, 1.5, (0,), took=3.0),
+        Outcome(cases[1], "lost", 0, 1.0, (75, 2), unexpected=True, said="why"),
+    ]
+    assert chaos.recorded(options) == []
+    chaos.save(outcomes, options)
+    assert chaos.recorded(options) == outcomes
+    assert chaos.recorded(asked(results=options.results, seed=1)) == []
 
 
 def test_what_a_run_told_before_and_after_the_fault_gives_repeated_rounds_and_seconds():

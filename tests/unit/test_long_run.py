@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from hpcfed.engine.run import Loop
+from hpcfed.errors import DamagedError
 from hpcfed.main import main
 from hpcfed.storage import names, results
-from hpcfed.storage.results import Results, load
+from hpcfed.storage.journal import HEAD, START, SUM, seal
+from hpcfed.storage.results import Results, load, recover
 
 TINY = [
     "--clients",
@@ -103,18 +105,43 @@ def journal(tmp_path, monkeypatch) -> Path:
     return names.journal_file(names.results_file(tmp_path))
 
 
-def test_of_a_damaged_journal_the_rounds_before_the_damage_are_read(tmp_path, journal):
+def test_of_a_journal_that_is_cut_short_the_whole_blocks_are_read(tmp_path, journal):
     whole, counts = journal.read_bytes(), set()
     for position in np.linspace(0, len(whole) - 1, 60).astype(int):
-        for damaged in (
-            whole[:position],
-            whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :],
-        ):
-            journal.write_bytes(damaged)
-            record = load(tmp_path)
-            assert record.columns["clients/up"][:, 0].tolist() == list(range(record.rounds))
-            counts.add(record.rounds)
+        journal.write_bytes(whole[:position])
+        record = load(tmp_path)
+        assert record.columns["clients/up"][:, 0].tolist() == list(range(record.rounds))
+        counts.add(record.rounds)
     assert counts == {1, 3}
+
+
+def test_a_damaged_journal_is_refused_and_a_resume_reads_the_rounds_before_the_damage(
+    tmp_path, journal
+):
+    whole, counts = journal.read_bytes(), set()
+    for i, position in enumerate(np.linspace(0, len(whole) - 1, 60).astype(int)):
+        journal.write_bytes(
+            whole[:position] + bytes([whole[position] ^ 1 << i % 8]) + whole[position + 1 :]
+        )
+        with pytest.raises(DamagedError, match="results.journal: damaged.*\n.*go on with the run"):
+            load(tmp_path)
+        record = recover(tmp_path)
+        assert record.columns["clients/up"][:, 0].tolist() == list(range(record.rounds))
+        counts.add(record.rounds)
+    assert counts == {1, 3}
+
+
+def test_a_journal_from_before_heads_had_checksums_is_read(tmp_path, journal):
+    blocks = []
+    with open(journal, "rb") as file:
+        file.seek(START)
+        while head := file.read(HEAD.size):
+            file.seek(SUM.size, os.SEEK_CUR)
+            blocks += [head, file.read(HEAD.unpack(head)[1])]
+    journal.write_bytes(seal(names.results_file(tmp_path)) + b"".join(blocks))
+    assert load(tmp_path).columns["clients/up"][:, 0].tolist() == [0, 1, 2, 3, 4]
+    journal.write_bytes(journal.read_bytes()[:-1])
+    assert load(tmp_path).rounds == 3
 
 
 def test_a_journal_of_another_file_is_not_read(tmp_path, journal):

@@ -10,7 +10,7 @@ import pytest
 import hpcfed
 from hpcfed.comm import Serial
 from hpcfed.config.load import again, load
-from hpcfed.engine import events, run, saving
+from hpcfed.engine import events, folder, run, saving
 from hpcfed.engine.setup import federation, world
 from hpcfed.storage import names, results
 from hpcfed.storage.atomic import VERSIONS
@@ -69,6 +69,21 @@ def test_a_run_goes_on_from_an_old_folder(old, tmp_path):
     for name, column in before.columns.items():
         if not name.startswith("ranks/"):  # two ranks before, one now
             np.testing.assert_array_equal(after.column(name)[: make.ROUNDS], column)
+
+
+@each_run
+def test_an_old_run_without_results_goes_on_from_its_checkpoint(old, tmp_path, monkeypatch, capfd):
+    copy = Path(shutil.copytree(old, tmp_path / "run"))
+    for path in copy.rglob("results.h5"):
+        path.unlink()
+    given = load(
+        ["--resume", str(copy), "--rounds", str(make.ROUNDS + 1), "--quiet"],
+        folder.stored,
+        environ={},
+    )
+    assert run.run(given, Serial()) == run.DONE
+    assert f"the records of rounds 1 to {make.ROUNDS} are lost" in capfd.readouterr().err
+    assert results.load(copy).rounds == make.ROUNDS + 1
 
 
 @each_run

@@ -9,6 +9,7 @@ import pytest
 
 from hpcfed.data import PARTITIONS, sampling, schemes
 from hpcfed.data.allocate import allocate
+from hpcfed.data.holdings import check_seal
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split
 from hpcfed.errors import ConfigError, DataError
@@ -275,7 +276,9 @@ def small(train=((0, 1), (2,)), test=((0,), (0, 1)), public=(3,)) -> Partition:
         (small(public=(2,)), "training example 2 is there twice, in client 1 and the public data"),
         (small(train=((-1, 1), (2,))), "train: value -1 at index 0"),
         (small(train=((0, 5000), (2,))), "train holds index 5000, but toy has only 3000"),
-        (small(test=((1000,), (1,))), "test holds index 1000, but toy has only 1000"),
+        (small(test=((0, 0), (1,))), "test example 0 is there twice, in client 0;"),
+        (small(public=(3000,)), "public holds index 3000, but toy has only 3000"),
+        (small(test=((1000,), (1,))), "client 0: test holds index 1000, but toy has only 1000"),
         (small(train=((0, 1), ())), "client 1 has no training example"),
         (small(train=((0,), (1,), (2,)), test=((0,), (1,), (2,))), "for 3 clients, the job has 2"),
     ],
@@ -286,17 +289,54 @@ def test_a_partition_file_that_cannot_be_is_refused(tmp_path, part, words):
         split(data(), Job(partition_file=tmp_path / "p.h5"), 2, seed=0)
 
 
+def plain(path: Path, part: Partition, without: str = "") -> None:
+    """A partition file as hpcfed wrote it before it had checksums, and as others may."""
+    with h5py.File(path, "w") as file:
+        for name, parts in (("train", part.train), ("test", part.test)):
+            file[name] = np.concatenate(parts)
+            file[f"{name}_sizes"] = np.array([len(part) for part in parts])
+        file["public"] = part.public
+        if without:
+            del file[without]
+
+
+def test_a_partition_file_without_checksums_is_read(tmp_path):
+    plain(tmp_path / "p.h5", small())
+    back = Partition.load(tmp_path / "p.h5")
+    assert equal(back.train + back.test, small().train + small().test)
+    assert back.public.tolist() == [3]
+
+
+def test_a_partition_file_that_lacks_an_array_is_refused_with_its_name(tmp_path):
+    plain(tmp_path / "p.h5", small(), without="test_sizes")
+    with pytest.raises(DataError, match="p.h5: no array 'test_sizes'; a partition file has train"):
+        Partition.load(tmp_path / "p.h5")
+
+
 def test_damaged_partition_files_are_refused(tmp_path):
     with pytest.raises(DataError, match="none.h5: no such file"):
         Partition.load(tmp_path / "none.h5")
     (tmp_path / "text.h5").write_text("no HDF5")
-    with pytest.raises(DataError, match="text.h5: cannot be read"):
+    with pytest.raises(DataError, match="text.h5: not a file of hpcfed"):
         Partition.load(tmp_path / "text.h5")
-    small().save(tmp_path / "p.h5")
+    plain(tmp_path / "p.h5", small())
     with h5py.File(tmp_path / "p.h5", "r+") as file:
         file["train_sizes"][0] = 7
     with pytest.raises(DataError, match="train_sizes"):
         Partition.load(tmp_path / "p.h5")
+
+
+def test_no_flipped_bit_of_a_saved_partition_is_another_partition(tmp_path):
+    small().save(path := tmp_path / "p.h5")
+    whole, g = path.read_bytes(), stream(0, "test_partition", "bits")
+    for position in g.choice(len(whole), 400):
+        body = bytearray(whole)
+        body[position] ^= 1 << int(g.integers(8))
+        path.write_bytes(body)
+        with pytest.raises(DataError, match="p.h5: (damaged|not a file of hpcfed).*write a part"):
+            check_seal(path)
+    with pytest.raises(DataError, match="p.h5: (damaged|not a file of hpcfed).*write a partition"):
+        Partition.load(path)
 
 
 def test_halved_clients_change_no_other_clients_examples_or_test_set():

@@ -1,11 +1,17 @@
 """What is done when a rank dies, on ranks that do not really die."""
 
+from pathlib import Path
+
 import pytest
 
 from hpcfed.comm import Serial, ulfm
 from hpcfed.config.load import load
 from hpcfed.engine.recover import Course, surviving
+from hpcfed.engine.snapshot import Snapshot
 from hpcfed.errors import DivergedError, RankLost
+from hpcfed.storage import names
+from hpcfed.storage.results import Results
+from hpcfed.storage.results import load as load_results
 
 
 class Bereft(Serial):
@@ -77,3 +83,44 @@ def test_a_mirror_that_cannot_serve_is_said(monkeypatch, capfd):
         "checkpoint.mirror is of no use: the run needs mpirun --with-ft ulfm"
         in capfd.readouterr().err
     )
+
+
+def results_of(folder: Path, rounds: int) -> Results:
+    made = Results(folder, {"job": 1}, {})
+    for t in range(rounds):
+        made.append({"rounds/seconds": float(t)})
+    made.write()
+    return made
+
+
+def test_what_rank_0_holds_of_the_results_outlives_a_death(tmp_path):
+    """So the file, which may be damaged, is not needed."""
+    made, course, seen = results_of(tmp_path, 3), Course(job()), []
+
+    def attempt(course, comm):
+        seen.append(course.record)
+        course.results = made
+        if len(seen) == 1:
+            raise RankLost()
+        return 0
+
+    assert surviving(course, Bereft(), attempt) == 0
+    names.results_file(tmp_path).write_bytes(b"damaged")
+    again = Results.resume(tmp_path, 2, {}, memory=seen[1])
+    again.write()
+    record = load_results(tmp_path)
+    assert (again.lost, record.column("rounds/seconds").tolist()) == ([], [0, 1])
+    assert record.header["history"] == [{"rounds": 2}]
+
+
+def test_copies_in_memory_serve_only_where_every_round_has_its_record(tmp_path):
+    made, course = results_of(tmp_path, 3), Course(job())
+    copy = Snapshot({}, 4, {"rows": {"3": {"rounds/seconds": 3.0}}})
+    behind = Snapshot({}, 5, {"rows": {"3": {"rounds/seconds": 3.0}}})
+    assert course.recorded(Serial(), tmp_path, copy)
+    assert not course.recorded(Serial(), tmp_path, behind)
+    names.results_file(tmp_path).write_bytes(b"damaged")
+    assert not course.recorded(Serial(), tmp_path, copy)
+    course.results = made
+    course.remember()
+    assert course.recorded(Serial(), tmp_path, copy)

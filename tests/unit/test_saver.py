@@ -12,7 +12,8 @@ from threading import Event
 import pytest
 
 from hpcfed.comm import Comm, Serial, spmd
-from hpcfed.engine import run, saving, snapshot
+from hpcfed.data.holdings import check_seal
+from hpcfed.engine import loop, run, saving, snapshot
 from hpcfed.engine.saver import Saver
 from hpcfed.errors import WriteError
 from hpcfed.status import DONE, RESUME_ME
@@ -180,6 +181,48 @@ def test_a_disk_that_refuses_for_some_rounds_costs_nothing_but_warnings(
     assert said.count("no checkpoint of round") == 3 and os.strerror(errno.EIO) in said
     assert said.count("results stay in memory") == 1 and "Traceback" not in said
     assert (results.load(tmp_path).rounds, digest(tmp_path)) == (6, clean)
+
+
+@pytest.mark.parametrize("name", ["results.h5", "results.journal", "partition.h5"])
+def test_a_bit_that_flips_during_a_run_is_in_no_checkpoint_and_not_in_the_end(
+    tmp_path, monkeypatch, capsys, clean, name
+):
+    """The file's time stays as it was, so only its bytes tell."""
+    record, path, seen = loop.Loop.write, tmp_path / name, []
+
+    def struck(going: loop.Loop, row: dict) -> None:
+        record(going, row)
+        if path.exists() and not seen and going.rounds.t >= 2:
+            found, content = path.stat(), bytearray(path.read_bytes())
+            seen.append(going.rounds.t)
+            content[900] ^= 1
+            path.write_bytes(content)
+            os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+    monkeypatch.setattr(results, "BUDGET", 0.0)  # the file is made once, then there is a journal
+    monkeypatch.setattr(loop.Loop, "write", struck)
+    assert whole_run(tmp_path, "--checkpoint.keep", "9") == DONE
+    assert seen and capsys.readouterr().err.count("written again from memory") == 1
+    for copy in names.checkpoint_folder(tmp_path).glob("*/results.h5"):
+        index = names.index_of(copy.parent)
+        assert results.load(copy).rounds >= checkpoint.rounds_of(index)
+    assert digest(tmp_path) == clean
+    check_seal(names.partition_file(tmp_path))
+
+
+def test_a_copy_of_the_results_beside_an_unfinished_checkpoint_serves_before_it_is_deleted(
+    tmp_path, clean
+):
+    """So it is where rank 0 dies between the copy and the index."""
+    whole_run(tmp_path)
+    last, before = checkpoint.candidates(tmp_path)
+    last.unlink()
+    names.part_file(names.parts_folder(last), 0).unlink()
+    names.results_copy(names.parts_folder(before)).unlink()
+    names.results_file(tmp_path).write_bytes(b"damaged")
+    again = toy.job("local", *FLAGS, "--quiet", "--resume", str(tmp_path))
+    assert run.run(again, Serial()) == DONE
+    assert digest(tmp_path) == clean
 
 
 def test_a_required_checkpoint_that_is_refused_ends_the_run(tmp_path, monkeypatch):

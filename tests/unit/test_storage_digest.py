@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.errors import CheckpointError
+from hpcfed.errors import CheckpointError, DamagedError
 from hpcfed.params import Params
 from hpcfed.storage import names
 from hpcfed.storage.digest import digest
@@ -59,10 +59,25 @@ def test_the_digest_takes_all_nan_for_one(tmp_path):
 def test_the_order_in_which_clients_were_saved_does_not_matter(tmp_path):
     digests = set()
     for name, order in {"a": (0, 1), "b": (1, 0)}.items():
-        Results(tmp_path / name, {}, {}).write()
+        written(tmp_path / name, rounds=4)
         save(tmp_path / name, *({f"clients/{k}": torch.tensor([float(k)])} for k in order))
         digests.add(digest(tmp_path / name))
     assert len(digests) == 1
+
+
+def written(run: Path, rounds: int) -> None:
+    """Results of so many rounds."""
+    made = Results(run, {}, {})
+    for t in range(rounds):
+        made.append({"rounds/seconds": float(t)})
+    made.write()
+
+
+def test_results_that_end_before_the_checkpoint_have_no_digest(tmp_path):
+    written(tmp_path, rounds=3)
+    save(tmp_path, {"state": 1})
+    with pytest.raises(DamagedError, match="holds 3 rounds, the checkpoint .* 4: results are miss"):
+        digest(tmp_path)
 
 
 def test_a_run_without_a_checkpoint_has_no_digest(tmp_path):

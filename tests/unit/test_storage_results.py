@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 import hpcfed
-from hpcfed.errors import CheckpointError
-from hpcfed.storage import names, results
+from hpcfed.errors import CheckpointError, WriteError
+from hpcfed.storage import atomic, names, results
 from hpcfed.storage.results import Results, load
 
 REPOSITORY = Path(hpcfed.__file__).parents[1]
@@ -137,12 +139,38 @@ def test_a_resumed_run_keeps_the_history_of_its_ranks(tmp_path):
     assert record.column("ranks/train").shape == (2, 5)
 
 
-def test_results_that_end_before_the_checkpoint_are_refused(tmp_path):
+def test_rounds_without_a_record_are_lost_and_all_others_stay(tmp_path):
     run_of(tmp_path, 3)
-    with pytest.raises(
-        CheckpointError, match="holds 3 rounds, the checkpoint 4; resume from an earlier"
-    ):
-        Results.resume(tmp_path, 4, {})
+    going = Results.resume(tmp_path, 5, {}, known={"4": row(4)})
+    going.write()
+    record = load(tmp_path)
+    assert (going.lost, record.rounds) == ([4], 5)
+    np.testing.assert_array_equal(record.column("rounds/lost"), [np.nan, np.nan, np.nan, 1, np.nan])
+    np.testing.assert_array_equal(record.column("rounds/seconds"), [0, 1, 2, np.nan, 4])
+
+
+def test_a_run_without_usable_results_goes_on_with_empty_rounds_and_keeps_the_damaged_file(
+    tmp_path,
+):
+    run_of(tmp_path, 2)
+    path = names.results_file(tmp_path)
+    path.write_bytes(damaged := flipped(path.read_bytes(), 2000))
+    going = Results.resume(tmp_path, 2, {"job": 1}, arrays={"label_counts": np.ones(3)})
+    going.append(row(2))
+    going.write()
+    record = load(tmp_path)
+    assert (going.lost, record.rounds) == ([1, 2], 3)
+    np.testing.assert_array_equal(record.column("rounds/seconds"), [np.nan, np.nan, 2])
+    assert record.arrays["label_counts"].tolist() == [1, 1, 1]
+    assert results.set_aside(path).read_bytes() == damaged
+
+
+def test_results_of_a_newer_version_are_not_taken_for_lost(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(atomic.VERSIONS, names.RESULTS, (99,))
+        run_of(tmp_path, 2)
+    with pytest.raises(CheckpointError, match="version 99"):
+        Results.resume(tmp_path, 2, {})
 
 
 def test_results_without_their_journal_are_replaced_by_the_copy_of_a_checkpoint(tmp_path):
@@ -180,6 +208,107 @@ def test_every_truncation_and_every_flipped_byte_is_noticed(tmp_path):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
         with pytest.raises(CheckpointError, match="results.h5: (damaged|not a file of hpcfed)"):
             load(tmp_path)
+
+
+def flipped(content: bytes, position: int, bit: int = 0) -> bytes:
+    return content[:position] + bytes([content[position] ^ 1 << bit]) + content[position + 1 :]
+
+
+def journaled(folder: Path, warn: Callable[[str], None]) -> Results:
+    """Results of 6 rounds, of which the file has the first and the journal the others."""
+    made = Results(folder, {"job": {"seed": 1}}, {"label_counts": np.ones((K, 4))}, warn)
+    for t in range(6):
+        made.append(row(t))
+        made.write(force=True)
+    assert names.journal_file(made.path).exists()
+    return made
+
+
+def spoil_with_h5py(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file["columns/rounds/seconds"][0] = 7.0
+
+
+def written_over(path: Path) -> None:
+    """One bit, at the time of the last change: as a disk changes it."""
+    found = os.stat(path)
+    path.write_bytes(flipped(path.read_bytes(), 900))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+@pytest.mark.parametrize("name", ["results.h5", "results.journal"])
+@pytest.mark.parametrize(
+    "harm",
+    [spoil_with_h5py, written_over, Path.unlink, lambda path: os.truncate(path, 700)],
+    ids=["h5py", "bit", "unlink", "truncate"],
+)
+def test_no_copy_is_made_of_results_that_were_changed_during_the_run(
+    tmp_path, monkeypatch, name, harm
+):
+    """They are written again from memory, and the copy is that."""
+    if name == "results.journal" and harm is spoil_with_h5py:
+        return
+    monkeypatch.setattr(results, "BUDGET", 0.0)
+    said: list[str] = []
+    made = journaled(tmp_path / "run", said.append)
+    harm(tmp_path / "run" / name)
+    made.copy(tmp_path / "results.h5")
+    assert len(said) == 1 and "it is written again from memory" in said[0]
+    for path in (tmp_path / "run", tmp_path / "results.h5"):
+        record = load(path)
+        assert (record.header, record.rounds) == ({"job": {"seed": 1}}, 6)
+        assert record.column("rounds/seconds").tolist() == [0, 1, 2, 3, 4, 5]
+    made.copy(tmp_path / "results.h5")
+    assert len(said) == 1
+
+
+def test_a_bit_flipped_anywhere_in_results_or_journal_is_in_no_copy(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "BUDGET", 0.0)
+    said: list[str] = []
+    made = journaled(tmp_path, said.append)
+    pair = made.path, names.journal_file(made.path)
+    whole = {path: path.read_bytes() for path in pair}
+    for path in pair:
+        for i, position in enumerate(np.linspace(0, len(whole[path]) - 1, 40).astype(int)):
+            path.write_bytes(flipped(whole[path], position, i % 8))
+            assert not made._journal.whole(*pair) and not made._journal.fits()
+            path.write_bytes(whole[path])
+    assert made._journal.whole(*pair) and made._journal.fits()
+
+
+def test_results_that_another_program_writes_to_are_mended_by_the_next_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "BUDGET", 0.0)
+    said: list[str] = []
+    made = journaled(tmp_path, said.append)
+    spoil_with_h5py(made.path)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load(tmp_path)
+    made.append(row(6))
+    made.write()
+    assert len(said) == 1 and load(tmp_path).rounds == 7
+
+
+def test_a_file_that_was_only_touched_is_not_written_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "BUDGET", 0.0)
+    said: list[str] = []
+    made = journaled(tmp_path, said.append)
+    os.utime(made.path)
+    made.secure(6)
+    (tmp_path / "copy").mkdir()
+    made.copy(tmp_path / "copy" / "results.h5")
+    assert said == []
+
+
+def test_a_copy_that_is_not_what_was_written_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "BUDGET", 0.0)
+    made = journaled(tmp_path / "run", lambda text: None)
+
+    def copied(source: Path, to: Path) -> None:
+        to.write_bytes(flipped(source.read_bytes(), 1000))
+
+    monkeypatch.setattr(results.shutil, "copyfile", copied)
+    with pytest.raises(WriteError, match="is not what was written to it; check the disk"):
+        made.copy(tmp_path / "results.h5")
 
 
 ENDLESS = """
