@@ -9,10 +9,12 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.errors import CheckpointError
+from hpcfed.errors import CheckpointError, DamagedError
 from hpcfed.storage import checkpoint, names, tree
 from hpcfed.storage.atomic import opened, replacing
+from hpcfed.storage.header import Answers
 from hpcfed.storage.seal import identity
+from hpcfed.storage.untrusted import Budget, array, child, reading, subgroup
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,47 @@ def current(run: Path) -> Probe | None:
 
 def read(run: Path) -> Probe:
     """That of a run. Raises DamagedError where there is none, or it is damaged."""
-    with opened(names.probe_file(run), names.PROBE) as file:
-        tables = {name: file[name][...] for name in TABLES}
-        lists = {name: listed(file[name], tables["clients"]) for name in LISTS}
-        return Probe(
-            tree.read_json(file, "header"), **tables, **lists, image=tree.read_json(file, "image")
+    path = names.probe_file(run)
+    with opened(path, names.PROBE) as file, reading(path):
+        tables = {name: array(child(file, name)) for name in TABLES}
+        budget = Budget(file)
+        lists = {
+            name: listed(subgroup(file, name), tables["clients"], budget) for name in LISTS
+        }
+        header, image = tree.read_json(file, "header"), tree.read_json(file, "image")
+        found = Probe(header, **tables, **lists, image=image)
+        check(found)
+        return found
+
+
+def listed(group: h5py.Group, clients: np.ndarray, budget: Budget) -> list[np.ndarray]:
+    found = []
+    for k in clients.tolist():
+        node = child(group, str(k))
+        budget.take(node)
+        found.append(array(node))
+    return found
+
+
+def check(probe: Probe) -> None:
+    """DamagedError for tables whose sizes do not belong together."""
+    Answers.model_validate(probe.header)
+    K, N, P = (getattr(probe, name).shape for name in ("clients", "rows", "rounds"))
+    C = len(probe.header["classes"])
+    fits = (
+        (len(K), len(N), len(P)) == (1, 1, 1)
+        and probe.labels.shape == N
+        and probe.predictions.shape == (*K, *N)
+        and probe.cka.shape == (*P, *K, *K)
+        and len(probe.header["architectures"]) == K[0]
+        and all(z.ndim == 2 and len(z) == N[0] for z in probe.representations)
+        and all(c.ndim == 1 for c in probe.conductance)
+        and isinstance(probe.image, int)
+        and -1 <= probe.image < N[0]
+        and all(
+            x.dtype.kind in "iu" and not ((x < 0) | (x >= C)).any()
+            for x in (probe.labels, probe.predictions)
         )
-
-
-def listed(group: h5py.Group, clients: np.ndarray) -> list[np.ndarray]:
-    return [group[str(k)][...] for k in clients.tolist()]
+    )
+    if not fits:
+        raise DamagedError(f"{names.PROBE}: its arrays do not belong together")
