@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,9 +18,12 @@ from hpcfed.config.files import EMBEDDED, merge, read, read_preset
 from hpcfed.config.job import Job, job_model
 from hpcfed.config.messages import PREFIX, explain, no_field, section, stray
 from hpcfed.errors import ConfigError
-from hpcfed.storage.fields import at
+from hpcfed.registry import refuse_import
+from hpcfed.storage.fields import at, flat
 
 DEFAULT_ALGORITHM = "fedclassavg"
+MODULE = re.compile(r"[\w.]+:\w+")  # a method or model of one's own
+OWN = "--own (of `hpcfed models` and `hpcfed probe`; in Python load_model(own=[...]))"
 
 
 def load(
@@ -45,6 +49,9 @@ def load(
         else merge(*(values for _, values in read(EMBEDDED)))
     )
     name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
+    own, source = user_names(flags, environ, file), f"resume: the job stored in {resume}"
+    if resume:
+        refuse_import([name], own, source, "--algorithm.name")
     file, old = (about(name, table) for table in (file, old))
     preset = read_preset(peek("preset", flags, environ, file, old) or "paper", name)
     model = job_model(
@@ -59,22 +66,41 @@ def load(
     except (ValidationError, SettingsError, RecursionError) as error:
         places = [*layers[::-1], (f"the job stored in {resume}", old)]
         raise ConfigError(explain(error, model, places, flags)) from error
+    if resume:
+        refuse_import(models_of(job), own, source, "--models.mix (models.proxy, models.server)")
     check(job)
     return job
 
 
-def again(stored: dict[str, Any], where: str) -> Job:
+def models_of(job: Job) -> list[str | None]:
+    """The names of all models of a job."""
+    return [*job.models.mix, job.models.proxy, job.models.server]
+
+
+def user_names(flags: Sequence[str], environ: Mapping[str, str], file: dict[str, Any]) -> set[str]:
+    """All "module:attribute" that flags, environment or job file give, whatever the field."""
+    given = [*flags, *(value for name, value in environ.items() if name.startswith(PREFIX))]
+    given += [str(value) for value in flat(file).values()]
+    return {name for text in given for name in MODULE.findall(text)}
+
+
+def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
     """The job of a run as its results have it; flags and environment do not count.
 
-    where: what the message names if this hpcfed does not take it; ConfigError then.
+    where: what the message names if this hpcfed does not take it; ConfigError then.  own: methods
+    and models outside hpcfed that may be imported.
     """
+    source = f"the job stored in {where}"
+    refuse_import([stored["algorithm"]["name"]], own, source, OWN)
     model = job_model(stored["algorithm"]["name"], [], [stored], None)
     try:
-        return model()
-    except ValidationError as error:
+        job = model()
+    except (ValidationError, RecursionError) as error:
         raise ConfigError(
             explain(error, model, [(f"the job stored in {where}", stored)], [])
         ) from error
+    refuse_import(models_of(job), own, source, OWN)
+    return job
 
 
 def split(argv: Sequence[str]) -> tuple[Path | None, list[str]]:

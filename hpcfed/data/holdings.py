@@ -10,6 +10,7 @@ from hpcfed.data import check
 from hpcfed.data.readable import hdf5, readable, whole
 from hpcfed.errors import DataError
 from hpcfed.storage.atomic import instead, writing
+from hpcfed.storage.untrusted import child
 
 _NAMES = (
     "train",
@@ -76,7 +77,7 @@ class Partition:
             readable(path, "write it with Partition.save, or check data.partition_file"),
             hdf5(path) as file,
         ):
-            values = {name: whole(file[name], f"{path}: {name}") for name in _NAMES}
+            values = {name: whole(child(file, name), f"{path}: {name}") for name in _NAMES}
         arrays = {name: _integers(array, f"{path}: {name}") for name, array in values.items()}
         train, test = (_cut(arrays, name, path) for name in ("train", "test"))
         partition = cls(train, test, arrays["public"])

@@ -21,6 +21,7 @@ from pathlib import Path
 from time import localtime, sleep, strftime, time
 
 from hpcfed.cluster.pulse import Pulse
+from hpcfed.paths import read_text
 from hpcfed.status import HUNG
 from hpcfed.storage import names
 from hpcfed.storage.atomic import instead
@@ -145,7 +146,7 @@ class Watchdog:
         found = []
         for rank in range(self.size):
             with suppress(OSError, ValueError, TypeError):
-                found.append(Sign(**json.loads(names.watch_file(self.run, rank).read_text())))
+                found.append(Sign(**json.loads(read_text(names.watch_file(self.run, rank)))))
         return found
 
     def bark(self) -> None:

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import h5py
 
+from hpcfed.content import reading
 from hpcfed.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.paths import regular
 from hpcfed.storage import names, passing
 from hpcfed.storage.seal import BLOCK, checked, seal
-from hpcfed.storage.untrusted import attribute, reading
+from hpcfed.storage.untrusted import attribute
 
 VERSIONS = {  # of each format: the version that is written, and the older ones that are read too
     names.RESULTS: (2, 1),  # 2: sealed by chunk

@@ -18,12 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.content import parse_json
 from hpcfed.errors import DamagedError
 from hpcfed.paths import only_regular
 from hpcfed.storage.atomic import writing
 from hpcfed.storage.columns import Columns
 from hpcfed.storage.seal import BLOCK
-from hpcfed.storage.untrusted import NUMBERS, parse_json
+from hpcfed.storage.untrusted import NUMBERS
 
 HEAD = struct.Struct("<QQ32s")  # the first round of a block, its bytes, and their SHA-256
 

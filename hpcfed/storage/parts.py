@@ -8,13 +8,14 @@ from typing import Any
 
 import h5py
 
+from hpcfed.content import reading
 from hpcfed.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.storage import checkpoint, names, record, tree
 from hpcfed.storage.atomic import opened, replacing
-from hpcfed.storage.same import same
 from hpcfed.storage.header import Piece, check_header
+from hpcfed.storage.same import same
 from hpcfed.storage.seal import identity
-from hpcfed.storage.untrusted import reading, subgroup
+from hpcfed.storage.untrusted import subgroup
 
 Items = Callable[
     [], Iterable[tuple[str, Any]]

@@ -9,12 +9,13 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpcfed.content import reading
 from hpcfed.errors import CheckpointError, DamagedError
 from hpcfed.storage import checkpoint, names, tree
 from hpcfed.storage.atomic import opened, replacing
 from hpcfed.storage.header import Answers
 from hpcfed.storage.seal import identity
-from hpcfed.storage.untrusted import Budget, array, child, reading, subgroup
+from hpcfed.storage.untrusted import Budget, array, child, subgroup
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,7 @@ def read(run: Path) -> Probe:
     with opened(path, names.PROBE) as file, reading(path):
         tables = {name: array(child(file, name)) for name in TABLES}
         budget = Budget(file)
-        lists = {
-            name: listed(subgroup(file, name), tables["clients"], budget) for name in LISTS
-        }
+        lists = {name: listed(subgroup(file, name), tables["clients"], budget) for name in LISTS}
         header, image = tree.read_json(file, "header"), tree.read_json(file, "image")
         found = Probe(header, **tables, **lists, image=image)
         check(found)

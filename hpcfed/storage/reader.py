@@ -8,12 +8,13 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
+from hpcfed.content import reading
 from hpcfed.errors import CheckpointError, DamagedError, unknown
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import opened
 from hpcfed.storage.header import Index, check_header
 from hpcfed.storage.seal import identity
-from hpcfed.storage.untrusted import link, number, reading, subgroup
+from hpcfed.storage.untrusted import link, number, subgroup
 
 OPEN = 64  # parts that are open at a time: systems allow about 1000 files
 

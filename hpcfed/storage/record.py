@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpcfed.content import Table, reading
 from hpcfed.errors import CheckpointError, DamagedError, unknown
 from hpcfed.paths import matching
 from hpcfed.storage import names, tree
@@ -17,16 +18,7 @@ from hpcfed.storage.atomic import opened
 from hpcfed.storage.columns import joined, length
 from hpcfed.storage.header import check_columns, check_record
 from hpcfed.storage.journal import blocks
-from hpcfed.storage.untrusted import (
-    DEPTH,
-    Budget,
-    Table,
-    array,
-    child,
-    number,
-    reading,
-    subgroup,
-)
+from hpcfed.storage.untrusted import DEPTH, Budget, array, child, number, subgroup
 
 Header = dict[str, Any]
 JOB_ID = "slurm_job"  # in the header: the batch job that the run was started by; "": none
@@ -97,7 +89,7 @@ def _read(path: Path) -> Record:
                 break
             parts.append(block)
             rounds += length(block)
-        record = Record(Table(header), Table(arrays), Table(joined(parts)), rounds, path)
+        record = Record(header, Table(arrays, path), Table(joined(parts), path), rounds, path)
         try:
             check_record(record)
         except DamagedError as error:

@@ -14,18 +14,9 @@ from urllib.parse import quote, unquote
 import h5py
 import numpy as np
 
+from hpcfed.content import parse_json
 from hpcfed.errors import CheckpointError, DamagedError
-from hpcfed.storage.untrusted import (
-    BYTES,
-    DEPTH,
-    NUMBERS,
-    Budget,
-    array,
-    attribute,
-    child,
-    parse_json,
-    where,
-)
+from hpcfed.storage.untrusted import BYTES, DEPTH, NUMBERS, Budget, array, attribute, child, where
 
 KIND = "kind"
 GROUPS = ("dict", "params", "list", "tuple")  # kinds that are groups
@@ -95,9 +86,7 @@ def _read(group: h5py.Group, name: str, budget: Budget, depth: int) -> Any:
             raise DamagedError(f"{where(node)}: is marked as a {kind!r}, which is not read")
 
 
-def _child(
-    group: h5py.Group, name: str, budget: Budget, depth: int
-) -> h5py.Group | h5py.Dataset:
+def _child(group: h5py.Group, name: str, budget: Budget, depth: int) -> h5py.Group | h5py.Dataset:
     """A node below a group, counted."""
     if depth > DEPTH:
         raise DamagedError(f"{where(group)}: nested deeper than {DEPTH} levels")

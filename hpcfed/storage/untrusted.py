@@ -9,11 +9,7 @@ that are allowed, no type that is not plain, and no more bytes than the file can
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -22,9 +18,7 @@ import numpy as np
 from hpcfed.errors import DamagedError
 
 DEPTH = 64  # groups inside groups
-NESTED = 32  # tables and lists inside one another, in JSON text
-LARGEST = 2**63  # of numbers in JSON text, which no count or time of a run reaches
-TEXT = 2**26  # bytes of a JSON text
+LARGEST = 2**63  # no count of a run reaches it
 NUMBERS, BYTES, STRINGS = "biuf", "S", "OSU"  # kinds of numpy's types
 # Filters that users' files may have, by HDF5's number, and how many bytes at most come out of one.
 # Deflate codes 258 bytes in 2 bits; LZF 264 in 3 bytes. The others change no size, or by bytes.
@@ -34,30 +28,6 @@ RATIOS = {
     h5py.h5z.FILTER_SHUFFLE: 1,
     h5py.h5z.FILTER_FLETCHER32: 1,
 }
-# what h5py, numpy and json raise over content that is not as they expect it
-UNREADABLE = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    StopIteration,
-    TypeError,
-    ValueError,
-)
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Inside, the content of a file is read: what the libraries raise over it becomes a
-    DamagedError.
-    """
-    try:
-        yield
-    except UNREADABLE as error:
-        what = str(error) or type(error).__name__
-        raise DamagedError(f"{path}: holds what hpcfed does not write: {what}") from error
 
 
 class Budget:
@@ -97,7 +67,7 @@ def child(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
     for part in name.split("/"):
         if not isinstance(group, h5py.Group):
             raise DamagedError(f"{where(group)}: is no group")
-        if not isinstance(found := link(group, part), h5py.HardLink):
+        if not isinstance(link(group, part), h5py.HardLink):
             raise DamagedError(f"{where(group)}: {part!r} is a link to another place")
         group = group[part]
     return group
@@ -197,46 +167,3 @@ def number(node: h5py.Group | h5py.Dataset, name: str) -> int:
     if not isinstance(found, int | np.integer) or not 0 <= found < LARGEST:
         raise DamagedError(f"{where(node)}: its attribute {name!r} is {found!r}, which is no count")
     return int(found)
-
-
-class Table(dict[str, Any]):
-    """A table of a file; a name that it lacks is the file's mistake, not one of hpcfed."""
-
-    def __missing__(self, key: str) -> Any:
-        raise DamagedError(f"the file does not say {key!r}, so it is not one that hpcfed wrote")
-
-
-def parse_json(text: str | bytes, what: str) -> Any:
-    """The value of a JSON text; its tables are `Table`. DamagedError for no JSON, or one without
-    bounds.
-
-    what: how messages name it.
-    """
-    if len(text) > TEXT:
-        raise DamagedError(f"{what}: a text of {len(text)} bytes; at most {TEXT} are read")
-    try:
-        value = json.loads(text, object_hook=Table)
-    except RecursionError as error:
-        raise DamagedError(f"{what}: nested deeper than {NESTED} levels") from error
-    except ValueError as error:
-        raise DamagedError(f"{what}: no JSON text: {error}") from error
-    check_bounds(value, what)
-    return value
-
-
-def check_bounds(value: Any, what: str) -> None:
-    """DamagedError for tables and lists nested too deep, and for numbers that are too large."""
-    level = [value]
-    for _ in range(NESTED):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below += item.values()
-            elif isinstance(item, list):
-                below += item
-            elif isinstance(item, int) and abs(item) >= LARGEST:
-                raise DamagedError(f"{what}: a number of {item.bit_length()} bits")
-        level = below
-        if not level:
-            return
-    raise DamagedError(f"{what}: nested deeper than {NESTED} levels")

@@ -7,7 +7,7 @@ compares clients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +33,17 @@ PANELS = 4  # checkpoints whose clients are compared
 BATCH = 256
 
 
-def command(run: Path, examples: int = EXAMPLES, clients: str | None = None) -> str:
+def command(
+    run: Path,
+    examples: int = EXAMPLES,
+    clients: str | None = None,
+    own: Sequence[str] | None = None,
+) -> str:
     """The command; returns what was written. Raises CheckpointError where the run has no checkpoint
     that is whole.
     """
     folder = names.folder_of(run)
-    made = make(folder, examples, numbers(clients))
+    made = make(folder, examples, numbers(clients), own or ())
     path = probe.write(folder, made)
     n, about = (
         len(made.clients),
@@ -54,19 +59,33 @@ def anew(run: Path) -> Probe:
     return made
 
 
-def make(run: Path, examples: int = EXAMPLES, clients: Sequence[int] | None = None) -> Probe:
-    """What the models of the newest checkpoint answer. clients: None: all, of very many some."""
+def make(
+    run: Path,
+    examples: int = EXAMPLES,
+    clients: Sequence[int] | None = None,
+    own: Collection[str] = (),
+) -> Probe:
+    """What the models of the newest checkpoint answer. clients: None: all, of very many some.  own:
+    method and models outside hpcfed that may be imported.
+    """
     if examples < 1:
         raise ConfigError(f"--examples {examples}: take at least 1")
-    return from_newest(run, lambda source: Probing(run, source, examples, clients).probe())
+    return from_newest(run, lambda source: Probing(run, source, examples, clients, own).probe())
 
 
 class Probing:
     """One checkpoint's models before the same examples."""
 
-    def __init__(self, run: Path, source: Reader, examples: int, clients: Sequence[int] | None):
-        self.run, self.source = run, source
-        self.saved = Saved(run, source, clients)
+    def __init__(
+        self,
+        run: Path,
+        source: Reader,
+        examples: int,
+        clients: Sequence[int] | None,
+        own: Collection[str],
+    ):
+        self.run, self.source, self.own = run, source, own
+        self.saved = Saved(run, source, clients, own)
         self.ks = some(self.saved) if clients is None else self.saved.clients
         test = self.saved.sources.test
         draw = rng.stream(self.saved.job.seed, "probe")
@@ -122,7 +141,7 @@ class Probing:
         for path in (older[i] for i in evenly(len(older), PANELS - 1)):
             try:
                 with Reader(path) as source:
-                    before = Saved(self.run, source, self.ks)
+                    before = Saved(self.run, source, self.ks, self.own)
                     tables[source.rounds] = pairwise_cka(
                         [answers(before.model(k), self.x)[0] for k in self.ks]
                     )
