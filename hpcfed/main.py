@@ -23,7 +23,7 @@ from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Run
 from hpcfed.engine.folder import stored
 from hpcfed.engine.run import run
-from hpcfed.errors import HpcfedError, RankLost, escape_unprintable, told
+from hpcfed.errors import HpcfedError, RankLost, escape_unprintable, plain, told
 from hpcfed.faults import out_of_memory
 from hpcfed.status import FAULT, RESUME_ME, WRONG
 
@@ -125,7 +125,7 @@ def named(comm: Comm, error: Exception) -> str:
 
 def leave(comm: Comm, message: str, status: int) -> None:
     """Say why, and end all ranks: the others may be waiting for this one."""
-    print(message, file=sys.stderr, flush=True)
+    print(plain(message), file=sys.stderr, flush=True)
     if comm.size > 1:
         time.sleep(GRACE)
     comm.abort(status)

@@ -14,7 +14,7 @@ import h5py
 # a script has its own folder on the path; what is imported needs neither torch nor MPI
 sys.path[0:0] = [str(Path(__file__).resolve().parents[2])]
 
-from hpcfed.errors import DamagedError  # noqa: E402
+from hpcfed.errors import DamagedError, plain  # noqa: E402
 from hpcfed.storage.untrusted import NUMBERS, STRINGS, check_dataset  # noqa: E402
 
 CHUNK = 2**26  # bytes read at a time
@@ -48,7 +48,7 @@ def main(path: str) -> int:
         with h5py.File(path, "r") as file:
             file.visititems(read)
     except Exception as error:  # HDF5 raises every kind there is
-        print(error, file=sys.stderr)
+        print(plain(error), file=sys.stderr)
         return 1
     return 0
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from time import localtime, sleep, strftime, time
 
 from hpcfed.cluster.pulse import Pulse
+from hpcfed.errors import plain, printable
 from hpcfed.paths import read_text
 from hpcfed.status import HUNG
 from hpcfed.storage import names
@@ -152,8 +153,10 @@ class Watchdog:
     def bark(self) -> None:
         """Say where this rank is, give the others time to do so, and end the run."""
         print(
-            f"hpcfed: rank {self.rank} of {self.size}: no progress for {self.seconds:g} s, at "
-            f"{self.pulse}",
+            printable(
+                f"hpcfed: rank {self.rank} of {self.size}: no progress for {self.seconds:g} s, at "
+                f"{self.pulse}"
+            ),
             file=sys.stderr,
             flush=True,
         )
@@ -163,7 +166,7 @@ class Watchdog:
         now, signs = time(), self.signs()
         silent = [sign for sign in signs if now - sign.seen > SILENT * self.every + LAST]
         if self.rank == min((s.rank for s in signs if s not in silent), default=self.rank):
-            print(self.verdict(silent), file=sys.stderr, flush=True)
+            print(plain(self.verdict(silent)), file=sys.stderr, flush=True)
             sleep(LAST)
         # who ends first ends all, with its status: the rank that speaks, perhaps a look later than
         # this one

@@ -8,11 +8,11 @@ predict.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
-
-from pydantic import BaseModel, PositiveInt, TypeAdapter, ValidationError
+from typing import Any, get_args
 
 from hpcfed.content import parse_json, reading
 from hpcfed.errors import CheckpointError, DamagedError
@@ -25,20 +25,14 @@ from hpcfed.registry import refuse_import
 FORMAT, VERSION = "hpcfed-model", "1"
 ENDING = ".safetensors"
 LARGEST = 2**31  # of sizes
-
-
-class Mask(BaseModel):
-    """What the kind "masked" takes."""
-
-    present: list[int]
-    mask: scores.Mask
-
-
-class Server(BaseModel):
-    """What the kind "served" takes."""
-
-    server: str
-    shape: list[PositiveInt]
+NUMBER = int | float
+SCALARS = {  # types of the fields of `About`, and of its `more`
+    **dict.fromkeys(("architecture", "counted", "kind", "mask", "server"), str),
+    **dict.fromkeys(("d", "vocabulary", "client", "rounds"), int),
+    **dict.fromkeys(("more", "job"), dict),
+    "relu_head": bool,
+}
+LISTS = {"shape": int, "classes": str, "mean": NUMBER, "std": NUMBER}
 
 
 def encode(model: Trained) -> bytes:
@@ -80,12 +74,10 @@ def told(path: Path, found: dict[str, str]) -> About:
     """What the metadata say of the model."""
     try:
         values = {f.name: parse_json(found[f.name], f.name) for f in fields(About)}
-        about = TypeAdapter(About).validate_python(values)
+        for name, value in values.items():
+            check_type(name, value)
+        about = About(**values | {name: tuple(values[name]) for name in LISTS})
         check_about(about)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise CheckpointError(f"{path}: metadata: {place}: {first['msg'].lower()}") from error
     except (DamagedError, KeyError) as error:
         raise CheckpointError(
             f"{path}: its metadata are not as `hpcfed models` writes them: {error}"
@@ -97,6 +89,19 @@ def told(path: Path, found: dict[str, str]) -> About:
     return about
 
 
+def check_type(name: str, value: Any) -> None:
+    """DamagedError for a field that is of another type than `About` has it. No pydantic here: a
+    file of a trained model is read without it.
+    """
+    listed = LISTS | {"present": int}
+    kind, items = (listed[name], value) if name in listed else (SCALARS[name], [value])
+    alike = isinstance(items, list) and all(
+        isinstance(item, kind) and isinstance(item, bool) == (kind is bool) for item in items
+    )
+    if not alike or (kind == NUMBER and not all(map(math.isfinite, items))):
+        raise DamagedError(f"{name} is {value!r}")
+
+
 def check_about(about: About) -> None:
     """DamagedError for sizes that no model has, and for a way to predict that lacks its values."""
     C, more = len(about.classes), about.more
@@ -105,9 +110,11 @@ def check_about(about: About) -> None:
         raise DamagedError(f"sizes {sizes} of {C} classes")
     if len(about.mean) != len(about.std) or (about.mean and len(about.mean) != about.shape[0]):
         raise DamagedError(f"{len(about.mean)} means and {len(about.std)} deviations")
-    if about.kind == "masked":
-        Mask.model_validate(more)
-        if not all(0 <= c < C for c in more["present"]):
-            raise DamagedError("'present' names classes that there are not")
-    if about.kind == "served":
-        Server.model_validate(more)
+    for name in {"masked": ("present", "mask"), "served": ("server", "shape")}.get(about.kind, ()):
+        check_type(name, more[name])
+    if about.kind == "masked" and not all(0 <= c < C for c in more["present"]):
+        raise DamagedError("'present' names classes that there are not")
+    if about.kind == "masked" and more["mask"] not in get_args(scores.Mask):
+        raise DamagedError(f"mask is {more['mask']!r}")
+    if about.kind == "served" and not all(0 < n <= LARGEST for n in more["shape"]):
+        raise DamagedError(f"the server's shape is {more['shape']}")

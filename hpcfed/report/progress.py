@@ -13,7 +13,7 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from hpcfed.errors import HpcfedError
+from hpcfed.errors import HpcfedError, printable, told
 from hpcfed.report import summary
 from hpcfed.report.tables import console
 from hpcfed.storage import names
@@ -51,7 +51,7 @@ class Progress:
         self.say(
             f"{self.job.algorithm.name}: {self.job.clients} clients ({mix}) on "
             f"{self.facts.data.name}, "
-            f"{self.job.data.partition}; results in {self.folder}"
+            f"{self.job.data.partition}; results in {printable(self.folder)}"
         )
         return self
 
@@ -109,10 +109,12 @@ class Progress:
         try:
             self.console.print(summary.render(record))
             drawn = picture(record, self.folder)
-            self.console.print(f"results: {names.results_file(self.folder)}\npicture: {drawn}")
+            files = map(printable, (names.results_file(self.folder), drawn))
+            self.console.print("results: {}\npicture: {}".format(*files))
         except (OSError, HpcfedError) as error:  # the run is done, and its results are there
             with suppress(OSError):
-                print(f"hpcfed: warning: no picture or table: {error}", file=sys.stderr, flush=True)
+                text = told(f"hpcfed: warning: no picture or table: {error}")
+                print(text, file=sys.stderr, flush=True)
 
 
 def line(accuracy: float, loss: float, seconds: float) -> str:

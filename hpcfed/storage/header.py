@@ -29,10 +29,14 @@ class Part(BaseModel):
 
 
 class Method(Part):
+    """The algorithm."""
+
     name: Text = ""
 
 
 class Data(Part):
+    """The clients' examples."""
+
     name: Text = ""
     partition: Text = ""
     alpha: Finite | None = None
@@ -62,6 +66,8 @@ class Past(Part):
 
 
 class Inputs(Part):
+    """What models are given."""
+
     shape: list[Count] = []
     mean: list[Finite] = []
     std: list[Finite] = []
@@ -96,6 +102,8 @@ class Index(BaseModel):
 
 
 class AboutPart(BaseModel):
+    """What all parts of a checkpoint say of it."""
+
     model_config = ConfigDict(strict=True)
     rounds: Count
     ranks: Annotated[int, Field(ge=1, le=10**7)]

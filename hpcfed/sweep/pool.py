@@ -12,6 +12,7 @@ from time import monotonic
 
 from hpcfed.comm.settings import cores
 from hpcfed.engine.signals import heard
+from hpcfed.errors import printable
 from hpcfed.report.summary import accuracy, share
 from hpcfed.report.tables import duration
 from hpcfed.status import DONE, RESUME_ME, WRONG, as_shells_count
@@ -117,7 +118,7 @@ class Pool:
         return Outcome(run, status, line)
 
     def said(self, outcome: Outcome, i: int) -> Outcome:
-        print(f"{i}: {outcome.run.name}: {outcome.line}", flush=True)
+        print(printable(f"{i}: {outcome.run.name}: {outcome.line}"), flush=True)
         return outcome
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import PACKAGE, ROOT, name, tree
+from tests.house.source import PACKAGE, ROOT, calls, name, tree
 
 FOLDERS = ("hpcfed", "tests", "jobs", "benchmarks", "slurm", "docs", ".ci")
 ENDINGS = {
@@ -58,6 +58,27 @@ def undocumented(node: ast.AST, inherited: bool = False) -> Iterator[str]:
 def test_modules_classes_and_functions_say_what_they_are(path):
     assert ast.get_docstring(tree(path))
     assert list(undocumented(tree(path))) == []
+
+
+SAFE = {"printable", "plain", "told", "json.dumps", "MARK + json.dumps"}
+
+
+def unsafe(path: Path) -> Iterator[str]:
+    """Calls of `print` of a file that print what may have come from outside as it is."""
+    for called, node in calls(path):
+        if called == "print" and not isinstance(text := node.args[0], ast.Constant | ast.Name):
+            how = ast.unparse(text).partition("(")[0]
+            shown = isinstance(text, ast.JoinedStr) and all(
+                ast.unparse(part.value).partition("(")[0] in SAFE
+                for part in text.values
+                if isinstance(part, ast.FormattedValue)
+            )
+            if not shown and how not in SAFE:
+                yield f"{name(path)}:{node.lineno}"
+
+
+def test_all_that_is_printed_is_made_printable():
+    assert [place for path in PACKAGE for place in unsafe(path)] == []
 
 
 def test_texts_speak_of_the_project_alone():
