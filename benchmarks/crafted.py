@@ -47,7 +47,7 @@ from hpcfed.storage import names, probe, results
 from hpcfed.watch.terminal import render
 from hpcfed.watch.view import watched
 
-LIMIT = 20  # seconds of one answer
+LIMIT = 60  # seconds of one answer
 SPARE = 96 * 2**20  # bytes that reading any small run may take, pictures and models included
 SMALL = (
     "--clients 4 --models.d 16 --data.train_limit 120 --rounds 3 --checkpoint.every 1 "

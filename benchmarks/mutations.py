@@ -59,6 +59,8 @@ def flipped(data: bytes, g: Draw) -> bytes:
     if kind == 0:
         return data[: int(g.integers(len(data)))]
     for _ in range(choice(g, (1, 1, 2, 4, 16))):
+        if not changed:
+            break
         i, j = (int(g.integers(len(changed))) for _ in range(2))
         if kind == 1:
             changed[i] ^= 1 << int(g.integers(8))

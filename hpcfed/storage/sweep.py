@@ -19,7 +19,7 @@ from hpcfed.paths import read_text
 from hpcfed.storage import names
 from hpcfed.storage.atomic import put
 from hpcfed.storage.fields import Fields
-from hpcfed.storage.header import Finite, Text
+from hpcfed.storage.header import Count, Finite, Text
 
 
 def of_folder(name: str) -> str:
@@ -112,6 +112,20 @@ class Ended(BaseModel):
         return End(self.status, self.line, self.when)
 
 
+class Known(BaseModel):
+    """The fields of a run's job that are used before the run is begun."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    rounds: Count = 1
+    threads: Annotated[Count, Field(alias="run.threads")] = 1
+
+
+def checked(fields: Fields, path: Path) -> Fields:
+    """A run's job in the file at this path. ValueError for a field of another type."""
+    Known.model_validate(fields)
+    return Table(fields, path)
+
+
 def array_size(sweep: Sweep) -> int:
     """How many tasks an array job needs: task i is `hpcfed sweep --task i FOLDER`, i from 0."""
     return len(sweep.runs)
@@ -159,7 +173,7 @@ def read(folder: Path) -> Sweep:
             )
         found = Definition.model_validate(text)
         runs = tuple(
-            Member(run.name, run.words, Table(found.job | run.job, path)) for run in found.runs
+            Member(run.name, run.words, checked(found.job | run.job, path)) for run in found.runs
         )
         return Sweep(folder, found.words, found.directory, found.ranks, found.launcher, runs)
     except DamagedError:

@@ -110,8 +110,14 @@ def phases(record: Record) -> dict[str, np.ndarray]:
     had.
     """
     recent = {phase: seconds[-RECENT:] for phase, seconds in spent(record).items()}
-    there = {phase: c[:, np.isfinite(c[-1])] for phase, c in recent.items() if len(c)}
-    return {phase: np.nanmean(c, 0) for phase, c in there.items()}
+    recent = {phase: c for phase, c in recent.items() if len(c)}
+    if not recent:
+        return {}
+    there = np.any([np.isfinite(c[-1]) for c in recent.values()], axis=0)
+    return {
+        phase: np.where(known := np.isfinite(c), c, 0.0).sum(0) / known.sum(0).clip(min=1)
+        for phase, c in ((phase, c[:, there]) for phase, c in recent.items())
+    }
 
 
 def nothing(number: float | None) -> float:
