@@ -173,7 +173,7 @@ OF_SWEEPS = {
     "report": command("report", "SWEEP", "-o", "OUT.html"),
 }
 OF_PROBES = {
-    "probe": probed,
+    "read": probed,
     "plot": command("plot", "RUN", "--figure", "confusion", "-o", "OUT.png"),
 }
 RARE = {"plot": 40, "report": 20, "models": 3, "probe": 4}  # that take long: one case in so many

@@ -101,7 +101,7 @@ HOSTILE = {
     "no columns": (lambda file: file.pop("columns"), "there is no 'columns'"),
     "width": (
         put("columns/clients/up", lambda f, n: f.create_dataset(n, data=np.ones((3, 9)))),
-        "",
+        "have the shapes",
     ),
     "kind": (put(SECONDS, lambda f, n: f.create_dataset(n, data=["a"] * 3)), "has the type"),
     "declared": (
