@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,16 +22,18 @@ def load(run: str | Path) -> Run:
     return Run(run)
 
 
-def load_model(source: str | Path, client: int | None = None) -> Trained:
+def load_model(source: str | Path, client: int | None = None, own: Collection[str] = ()) -> Trained:
     """Client k's trained model: a torch.nn.Module in eval mode, on the CPU, that takes inputs as
     the data set has them.
 
     source: folder of a run, also while it goes on: its newest checkpoint that is whole; or a file
     of `hpcfed models`, for which nothing of the run is needed, and no client.
+    own: methods and models of your own that the run uses, as ["mine:tiny"]; their modules are
+    imported, which runs their code, so only those that are named here are.
     model(x): scores [n, C].  model.represent(x): representations [n, d].  model.about:
     architecture, classes, job. Raises CheckpointError where there is no such model, ConfigError for
     a client that the run does not have.
     """
     from hpcfed.trained.load import load_model  # here: `hpcfed list` needs no torch
 
-    return load_model(source, client)
+    return load_model(source, client, own)

@@ -12,11 +12,11 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from hpcfed import __version__
 from hpcfed.commands import COMMANDS
-from hpcfed.errors import HpcfedError, escape_unprintable, told
+from hpcfed.errors import HpcfedError, escape_unprintable, plain, printable, told
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -25,14 +25,15 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     escape_unprintable()
     options = _options(words)
+    given = [item for value in options.values() for item in _items(value)]
     try:
         answer = COMMANDS[options.pop("command")].load()(**options)
         if isinstance(answer, int):
             return answer
-        _print(answer)
+        _print(answer, given)
         sys.stdout.flush()
     except HpcfedError as error:
-        print(f"hpcfed: {told(error)}", file=sys.stderr)
+        print(f"hpcfed: {told(error, given)}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # e.g. `hpcfed list | head -1`; at exit Python flushes stdout once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -61,8 +62,15 @@ def _options(words: Sequence[str] | None) -> dict[str, Any]:
     return vars(known)
 
 
+class Parser(ArgumentParser):
+    """argparse, whose messages repeat words of the command line, which shells make of folders."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = Parser(
         "hpcfed", description="Look up what a job can name; read what runs have written."
     )
     parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
@@ -79,9 +87,14 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _print(answer: Any) -> None:
+def _items(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _print(answer: Any, given: Sequence[object]) -> None:
+    """given: by the user, such as names of folders."""
     if isinstance(answer, str):
-        print(answer)
+        print(plain(answer, given))
     elif isinstance(answer, list | dict):
         print(json.dumps(answer, indent=2, allow_nan=False))
     else:

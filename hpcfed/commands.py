@@ -72,14 +72,22 @@ WEB = (
     argument("--port", type=int, metavar="N", help="of the page; default: any that is free"),
 )
 CLIENTS = argument("--clients", metavar="0,3", help="only these; default: all")
+OWN = argument(
+    "--own",
+    action="append",
+    metavar="MODULE:NAME",
+    help="method or model of your own that the run uses, and that may be imported",
+)
 PROBE = (
     CLIENTS,
+    OWN,
     argument(
         "--examples", type=int, default=1000, metavar="N", help="of the test split; default: 1000"
     ),
 )
 MODELS = (
     CLIENTS,
+    OWN,
     argument("-o", "--out", type=Path, metavar="FOLDER", help="default: models in RUN"),
 )
 BY = argument(

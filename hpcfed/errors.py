@@ -79,11 +79,38 @@ def may_pass(error: OSError) -> bool:
     return error.errno not in FINAL
 
 
-def told(error: object) -> str:
+def printable(text: object) -> str:
+    """A name or a sentence from outside in one line that a terminal shows as it is.
+
+    What it would obey is escaped: newlines, escape sequences, marks that turn the direction of
+    reading, bytes that no encoding has.
+    """
+    line = str(text)
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+def plain(text: object, names: Iterable[object] = ()) -> str:
+    """Text of several lines as it is printed: each is `printable`, but that tabs stay.
+
+    names: that it may contain and whose newlines are no ends of lines, such as those of folders.
+    """
+    whole = str(text)
+    for name in filter(None, map(str, names)):
+        if not name.isprintable():
+            whole = whole.replace(name, printable(name))
+    lines = whole.split("\n")
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in lines)
+
+
+def told(error: object, names: Iterable[object] = ()) -> str:
     """The message as it is printed: what a user gave at length is shortened, what cannot be printed
     escaped.
+
+    names: as `plain` has them.
     """
-    lines = str(error).split("\n")
+    lines = plain(error, names).replace("\t", r"\t").split("\n")
     shown = (
         lines
         if len(lines) <= LINES
@@ -92,9 +119,7 @@ def told(error: object) -> str:
     short = (
         line if len(line) <= WIDTH else f"{line[: WIDTH - 300]} ... {line[-200:]}" for line in shown
     )
-    return "\n".join(
-        "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in short
-    )
+    return "\n".join(short)
 
 
 def first_line(error: Exception) -> str:

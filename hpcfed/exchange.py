@@ -15,7 +15,7 @@ from hpcfed import own
 from hpcfed.averaging import mean_of
 from hpcfed.cluster.clock import Clock
 from hpcfed.cluster.pulse import Pulse, Stopped
-from hpcfed.errors import DivergedError
+from hpcfed.errors import DivergedError, told
 from hpcfed.journal import AGAIN, GO, STOP, Again, Journal
 from hpcfed.params import Mean, Params, Per
 from hpcfed.payload import Tally, nbytes, not_finite, on_device
@@ -64,7 +64,7 @@ class Exchange:
         """Warn of something once, on rank 0."""
         if self.comm.rank == 0 and message not in self.said:
             with suppress(OSError):  # where the disk of a log is full the run goes on
-                print(f"hpcfed: {message}", file=sys.stderr, flush=True)
+                print(told(f"hpcfed: {message}"), file=sys.stderr, flush=True)
         self.said.add(message)
 
     def down(self, client: Client, value: T, times: int = 1) -> T:

@@ -30,7 +30,7 @@ from hpcfed.engine import signals
 from hpcfed.engine.folder import stored
 from hpcfed.engine.run import run
 from hpcfed.engine.watchdog import Guard
-from hpcfed.errors import HpcfedError, RankLost, escape_unprintable, told
+from hpcfed.errors import HpcfedError, RankLost, escape_unprintable, plain, told
 from hpcfed.faults import out_of_memory
 from hpcfed.status import DONE, FAULT, RESUME_ME, WRONG
 
@@ -81,7 +81,7 @@ def guarded(comm: Comm, words: Sequence[str], guard: Guard) -> int:
     try:
         share_environment(comm)
         if help.asked(words):
-            print(agreed(comm, lambda: help.help(words, stored)))
+            print(plain(agreed(comm, lambda: help.help(words, stored))))
             status = DONE
         else:
             status = run(agreed(comm, lambda: load(words, stored)), comm, guard)
@@ -144,7 +144,7 @@ def named(comm: Comm, error: Exception | str) -> str:
 
 def leave(comm: Comm, message: str, status: int) -> None:
     """Say why, and end all ranks: the others may be waiting for this one."""
-    print(message, file=sys.stderr, flush=True)
+    print(plain(message), file=sys.stderr, flush=True)
     if comm.size > 1:
         time.sleep(GRACE)
     comm.abort(status)

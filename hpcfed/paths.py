@@ -33,9 +33,29 @@ def regular(path: Path) -> Path:
     return path
 
 
+def only_regular(path: str, flags: int) -> int:
+    """For `open(path, opener=only_regular)`: opens a file, and nothing else; a pipe would wait for
+    its writer.
+
+    Raises OSError as `regular`. What is opened is what was checked.
+    """
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        regular(Path(path))
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return handle
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. OSError as `regular`, ValueError for no UTF-8."""
+    with open(path, encoding="utf-8", opener=only_regular) as file:
+        return file.read()
+
+
 def tail(path: Path, most: int) -> str:
     """The end of a text file, so many bytes at most."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=only_regular) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read().decode(errors="replace")
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
+from hpcfed.errors import plain
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -80,11 +82,11 @@ def lines(things: Iterable[T], what: str, total: int | None, named: bool) -> Ite
     for done, thing in enumerate(things):
         if monotonic() >= due:
             of = "" if total is None else f" of {total}"
-            print(f"{title(what, thing, named)}: {done}{of} done", file=sys.stderr, flush=True)
+            say(f"{title(what, thing, named)}: {done}{of} done")
             due = monotonic() + EVERY
         yield thing
 
 
 def say(text: str) -> None:
     """A line on stderr, at once."""
-    print(text, file=sys.stderr, flush=True)
+    print(plain(text), file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 needed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -30,3 +30,20 @@ def find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     if name not in entries:
         raise ConfigError(unknown(what, name, entries, f"hpcfed list {what.replace(' ', '')}s"))
     return entries[name]
+
+
+def refuse_import(
+    names: Iterable[str | None], own: Collection[str], where: str, advice: str
+) -> None:
+    """ConfigError for a "module:attribute" that only a file gives: to import it is to run its code.
+
+    own: those that the user gives.  where: names the file, and advice says how the user gives them.
+    """
+    for name in (name for name in names if isinstance(name, str)):
+        for part in name.split("+"):  # of models: a+b, and sub-models a@0.5
+            base = part.partition("@")[0]
+            if ":" in base and base not in own:
+                raise ConfigError(
+                    f"{where} names {base}: its module would be imported, and what it says run; "
+                    f"hpcfed does that only where you name it yourself: {advice} {base}"
+                )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,9 +19,12 @@ from hpcfed.config.job import Job, algorithm_model, job_model
 from hpcfed.config.messages import PREFIX, Layer, explain, no_field, section, stray
 from hpcfed.config.parts import Data
 from hpcfed.errors import ConfigError
-from hpcfed.storage.fields import at
+from hpcfed.registry import refuse_import
+from hpcfed.storage.fields import at, flat
 
 DEFAULT_ALGORITHM = "fedclassavg"
+MODULE = re.compile(r"[\w.]+:\w+")  # a method or model of one's own
+OWN = "--own (of `hpcfed models` and `hpcfed probe`; in Python load_model(own=[...]))"
 
 
 def load(
@@ -60,6 +64,9 @@ def resolve(
         else merge(*(values for _, values in read(EMBEDDED)))
     )
     name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
+    own, source = user_names(flags, environ, file), f"resume: the job stored in {resume}"
+    if resume:
+        refuse_import([name], own, source, "--algorithm.name")
     file, old = (about(name, table) for table in (file, old))
     chosen = peek("preset", flags, environ)
     asked = chosen or peek("preset", [], {}, file, old) or "paper"
@@ -75,14 +82,16 @@ def resolve(
     known_environment(model, environ)
     under = f"the job stored in {resume}" if resume else "the embedded job"
     given = [*layers[::-1], (under, old)]
-    own = [(f"preset {asked}", preset)]
-    places = [
-        (name, values) for name, values in ([*own, *given] if over else [*given, *own]) if values
-    ]
+    preset_layer = (f"preset {asked}", preset)
+    places = [preset_layer, *given] if over else [*given, preset_layer]
+    places = [(name, values) for name, values in places if values]
     try:
-        return completed(model()), places, flags
+        job = completed(model())
     except (ValidationError, SettingsError, RecursionError) as error:
         raise ConfigError(explain(error, model, places, flags)) from error
+    if resume:
+        refuse_import(models_of(job), own, source, "--models.mix (models.proxy, models.server)")
+    return job, places, flags
 
 
 def completed(job: Job) -> Job:
@@ -92,19 +101,36 @@ def completed(job: Job) -> Job:
     return job.model_copy(update={"local": job.local.model_copy(update=missing)})
 
 
-def again(stored: dict[str, Any], where: str) -> Job:
+def models_of(job: Job) -> list[str | None]:
+    """The names of all models of a job."""
+    return [*job.models.mix, job.models.proxy, job.models.server]
+
+
+def user_names(flags: Sequence[str], environ: Mapping[str, str], file: dict[str, Any]) -> set[str]:
+    """All "module:attribute" that flags, environment or job file give, whatever the field."""
+    given = [*flags, *(value for name, value in environ.items() if name.startswith(PREFIX))]
+    given += [str(value) for value in flat(file).values()]
+    return {name for text in given for name in MODULE.findall(text)}
+
+
+def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
     """The job of a run as its results have it; flags and environment do not count.
 
-    where: what the message names if this hpcfed does not take it; ConfigError then.
+    where: what the message names if this hpcfed does not take it; ConfigError then.  own: methods
+    and models outside hpcfed that may be imported.
     """
     stored = as_begun(stored)
+    source = f"the job stored in {where}"
+    refuse_import([stored["algorithm"]["name"]], own, source, OWN)
     model = job_model(stored["algorithm"]["name"], [], [stored], None)
     try:
-        return model()
-    except ValidationError as error:
+        job = model()
+    except (ValidationError, RecursionError) as error:
         raise ConfigError(
             explain(error, model, [(f"the job stored in {where}", stored)], [])
         ) from error
+    refuse_import(models_of(job), own, source, OWN)
+    return job
 
 
 def as_begun(stored: dict[str, Any]) -> dict[str, Any]:

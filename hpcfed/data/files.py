@@ -1,7 +1,6 @@
 """Users' own data: HDF5 and NPZ files, read without pickle and checked before use."""
 
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,14 +10,16 @@ import h5py
 import numpy as np
 from PIL import Image
 
+from hpcfed.content import parse_json
 from hpcfed.data import check
 from hpcfed.data.moments import moments
-from hpcfed.data.readable import fits, hdf5, named, readable, whole
+from hpcfed.data.readable import Nodes, fits, hdf5, named, readable, whole
 from hpcfed.data.record import TEXT, DataSet, Split, Text
 from hpcfed.data.sampling import apportion, take
 from hpcfed.data.text import encode
 from hpcfed.errors import DataError
 from hpcfed.rng import stream
+from hpcfed.storage.untrusted import attribute
 
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"
 HELD_OUT = 0.2  # share of the training examples that serves as test split where a file has none
@@ -83,7 +84,8 @@ def _read_npz(path: Path) -> File:
 
 
 def _read_hdf5(path: Path) -> File:
-    with hdf5(path) as file:
+    with hdf5(path) as opened:
+        file = Nodes(opened)
         if "train" not in file:
             held = ", ".join(file) or "nothing"
             raise DataError(
@@ -91,9 +93,10 @@ def _read_hdf5(path: Path) -> File:
             )
         train = _raw_group(path, file, "train")
         test = _raw_group(path, file, "test") if "test" in file else None
-        names = json.loads(file.attrs["classes"]) if "classes" in file.attrs else None
+        stored = attribute(opened, "classes")
+        names = None if stored is None else parse_json(stored, "attribute 'classes'")
         vocabulary = check.vocabulary(
-            file.attrs.get("vocabulary", 0), f"{path}: attribute vocabulary"
+            attribute(opened, "vocabulary", 0), f"{path}: attribute vocabulary"
         )
     if names is not None and not (isinstance(names, list) and names):
         raise DataError(
@@ -102,12 +105,13 @@ def _read_hdf5(path: Path) -> File:
     return File(train, test, names, vocabulary)
 
 
-def _raw_group(path: Path, file: h5py.File, part: str) -> Raw:
+def _raw_group(path: Path, file: Nodes, part: str) -> Raw:
     if not isinstance(file[part], h5py.Group):
         raise DataError(f"{path}: {part} is no group; store {part}/images, {part}/labels")
-    if "jpeg_body" not in file[part]:
+    if f"{part}/jpeg_body" not in file:
         return _raw(path, file, part + "/{}", x=("images", "x", "text"), y=("labels", "y"))
-    arrays = {f"{part}/{key}": file[part][key] for key in ("labels", "users") if key in file[part]}
+    places = [f"{part}/{key}" for key in ("labels", "users")]
+    arrays = {place: file[place] for place in places if place in file}
     arrays[f"{part}/images"] = _decode_jpegs(path, file, part)
     return _raw(path, arrays, part + "/{}", x=("images",), y=("labels",))
 
@@ -139,7 +143,7 @@ def _values(path: Path, arrays: Mapping, name: str) -> np.ndarray:
     return found if isinstance(found, np.ndarray) else whole(found, f"{path}: {name}")
 
 
-def _decode_jpegs(path: Path, file: h5py.File, part: str) -> np.ndarray:
+def _decode_jpegs(path: Path, file: Nodes, part: str) -> np.ndarray:
     """JPEG files that share a header: file i is the header and jpeg_body[offsets[i] : offsets[i +
     1]].
     """

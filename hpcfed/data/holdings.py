@@ -12,6 +12,7 @@ from hpcfed.paths import regular
 from hpcfed.storage import names, seal
 from hpcfed.storage.atomic import replacing
 from hpcfed.storage.record import RUN_ID, differ
+from hpcfed.storage.untrusted import child
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"  # the beginning of an HDF5 file that is not sealed
 _NAMES = (
@@ -85,7 +86,7 @@ class Partition:
                         raise DataError(
                             f"{path}: no array {name!r}; a partition file has {', '.join(_NAMES)}"
                         )
-                values = {name: whole(file[name], f"{path}: {name}") for name in _NAMES}
+                values = {name: whole(child(file, name), f"{path}: {name}") for name in _NAMES}
         arrays = {name: _integers(array, f"{path}: {name}") for name, array in values.items()}
         train, test = (_cut(arrays, name, path) for name in ("train", "test"))
         partition = cls(train, test, arrays["public"])

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,8 +14,9 @@ import h5py
 import numpy as np
 
 from hpcfed.data import trial
-from hpcfed.errors import DataError, HpcfedError
+from hpcfed.errors import DamagedError, DataError, HpcfedError
 from hpcfed.paths import regular
+from hpcfed.storage.untrusted import NUMBERS, STRINGS, check_dataset, child, subgroup
 
 START, PACE = (
     60,
@@ -31,6 +32,8 @@ def readable(path: Path, advice: str) -> Iterator[None]:
     try:
         regular(path)
         yield
+    except DamagedError as error:  # of `untrusted`, which knows no advice
+        raise DataError(f"{path}: cannot be read: {error}; {advice}") from error
     except HpcfedError:
         raise
     except FileNotFoundError as error:
@@ -54,10 +57,33 @@ def named(path: Path) -> Iterator[None]:
 def hdf5(path: Path) -> Iterator[h5py.File]:
     """An HDF5 file, after a process of its own has read it to the end and lived. Raises DataError
     or OSError.
+
+    What is in it is opened by `untrusted.child`, or through `Nodes`.
     """
     tried(path)
     with h5py.File(path, "r") as file:
         yield file
+
+
+class Nodes(Mapping[str, "h5py.Group | h5py.Dataset"]):
+    """Groups and arrays of a file by their path; no link to another place is followed."""
+
+    def __init__(self, file: h5py.File):
+        self.file = file
+
+    def __getitem__(self, path: str) -> h5py.Group | h5py.Dataset:
+        return child(self.file, path)
+
+    def __contains__(self, path: object) -> bool:
+        *groups, last = str(path).split("/")
+        above = subgroup(self.file, "/".join(groups)) if groups else self.file
+        return above.get(last, getlink=True) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.file)
+
+    def __len__(self) -> int:
+        return len(self.file)
 
 
 def tried(path: Path) -> None:
@@ -90,6 +116,7 @@ def whole(node: h5py.Dataset, where: str) -> np.ndarray:
     if not isinstance(node, h5py.Dataset) or node.shape is None:
         raise DataError(f"{where}: is no array; store one there")
     fits(node.nbytes, where)
+    check_dataset(node, NUMBERS + STRINGS, filters=True)
     return node[()]
 
 

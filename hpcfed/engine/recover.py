@@ -23,7 +23,7 @@ from hpcfed.engine.folder import Claim
 from hpcfed.engine.mirror import Mirror
 from hpcfed.engine.signals import Signals
 from hpcfed.engine.watchdog import Guard, Watchdog
-from hpcfed.errors import CheckpointError, HpcfedError, RankLost
+from hpcfed.errors import CheckpointError, HpcfedError, RankLost, printable
 from hpcfed.status import FAULT, RESUME_ME
 from hpcfed.storage import names
 from hpcfed.storage.lock import LONGEST
@@ -235,7 +235,7 @@ def mirror(job: Job, comm: Comm) -> Mirror | None:
             else "the run needs mpirun --with-ft ulfm for that"
         )
         print(
-            f"hpcfed: warning: checkpoint.mirror is of no use: {why}; nothing is copied",
+            printable(f"hpcfed: warning: checkpoint.mirror is of no use: {why}; nothing is copied"),
             file=sys.stderr,
         )
     return None
@@ -254,9 +254,11 @@ def end(course: Course, comm: Comm) -> int:
     """Leave as run.on_fault asks for; returns the exit status."""
     if comm.rank == 0:
         print(
-            f"hpcfed: {'; '.join(course.deaths)}; run.on_fault = {course.job.run.on_fault!r} "
-            f"ends the run here; "
-            f"continue with --resume {folder.of(course.job)}",
+            printable(
+                f"hpcfed: {'; '.join(course.deaths)}; run.on_fault = {course.job.run.on_fault!r} "
+                f"ends the run here; "
+                f"continue with --resume {folder.of(course.job)}"
+            ),
             file=sys.stderr,
             flush=True,
         )

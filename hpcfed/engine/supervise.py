@@ -21,7 +21,7 @@ from pathlib import Path
 from hpcfed.config.load import load
 from hpcfed.engine import folder
 from hpcfed.engine.signals import heard
-from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.errors import CheckpointError, ConfigError, told
 from hpcfed.status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.parts import adopted
@@ -128,7 +128,7 @@ def give_up(status: int, why: str) -> int:
 
 
 def say(text: str) -> None:
-    print(f"hpcfed supervise: {text}", file=sys.stderr, flush=True)
+    print(told(f"hpcfed supervise: {text}"), file=sys.stderr, flush=True)
 
 
 class Process:

@@ -27,6 +27,8 @@ from time import localtime, sleep, strftime, time
 
 from hpcfed.cluster.pulse import Pulse
 from hpcfed.comm import ulfm
+from hpcfed.errors import plain, printable
+from hpcfed.paths import read_text
 from hpcfed.status import HUNG
 from hpcfed.storage import names
 from hpcfed.storage.atomic import instead
@@ -163,15 +165,17 @@ class Watchdog:
         found = []
         for rank in range(self.size):
             with suppress(OSError, ValueError, TypeError):
-                found.append(Sign(**json.loads(names.watch_file(self.run, rank).read_text())))
+                found.append(Sign(**json.loads(read_text(names.watch_file(self.run, rank)))))
         return found
 
     def bark(self) -> None:
         """Say where this rank is, give the others time to do so, and end the run."""
         if not self.starting:
             print(
-                f"hpcfed: rank {self.rank} of {self.size}: no progress for {self.seconds:g} s, at "
-                f"{self.pulse}",
+                printable(
+                    f"hpcfed: rank {self.rank} of {self.size}: no progress for {self.seconds:g} s, "
+                    f"at {self.pulse}"
+                ),
                 file=sys.stderr,
                 flush=True,
             )
@@ -181,7 +185,7 @@ class Watchdog:
         now, signs = time(), self.signs()
         silent = [sign for sign in signs if now - sign.seen > SILENT * self.every + LAST]
         if self.rank == min((s.rank for s in signs if s not in silent), default=self.rank):
-            print(self.verdict(silent), file=sys.stderr, flush=True)
+            print(plain(self.verdict(silent)), file=sys.stderr, flush=True)
             sleep(LAST)
             if ulfm.available():  # the launcher goes on as long as there is a process
                 kill(silent)
@@ -248,13 +252,12 @@ class Guard:
 
     def bark(self, where: str, seconds: float) -> None:
         """Say it, and end the run."""
-        print(
+        text = (
             f"hpcfed: rank {self.rank} of {self.size}: has waited for the other ranks for "
             f"{seconds:g} s {where} of the run (run.watchdog): one of them is stopped or "
-            f"gone; the run ends with status {HUNG}",
-            file=sys.stderr,
-            flush=True,
+            f"gone; the run ends with status {HUNG}"
         )
+        print(text, file=sys.stderr, flush=True)
         sleep(LAST)
         if ulfm.available():
             for process in stopped_beside(os.getpid()):

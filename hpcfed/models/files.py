@@ -8,16 +8,31 @@ predict.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
+from typing import Any, get_args
 
-from hpcfed.errors import CheckpointError
+from hpcfed.content import parse_json, reading
+from hpcfed.errors import CheckpointError, DamagedError
 from hpcfed.extras import needed
+from hpcfed.models import scores
 from hpcfed.models.trained import KINDS, About, Trained, assembled
 from hpcfed.paths import regular
+from hpcfed.registry import refuse_import
 
 FORMAT, VERSION = "hpcfed-model", "1"
 ENDING = ".safetensors"
+LARGEST = 2**31  # of sizes
+NUMBER = int | float
+SCALARS = {  # types of the fields of `About`, and of its `more`
+    **dict.fromkeys(("architecture", "counted", "kind", "mask", "server"), str),
+    **dict.fromkeys(("d", "vocabulary", "client", "rounds"), int),
+    **dict.fromkeys(("more", "job"), dict),
+    "relu_head": bool,
+}
+LISTS = {"shape": int, "classes": str, "mean": NUMBER, "std": NUMBER}
 
 
 def encode(model: Trained) -> bytes:
@@ -28,9 +43,11 @@ def encode(model: Trained) -> bytes:
     return library.save(tensors, metadata={"format": FORMAT, "version": VERSION, **told})
 
 
-def read(path: Path) -> Trained:
+def read(path: Path, own: Collection[str] = ()) -> Trained:
     """The trained model in a file, in eval mode, on the CPU. Raises CheckpointError where there is
     none.
+
+    own: models outside hpcfed that may be imported; ConfigError where it needs another one.
     """
     library = needed("safetensors", "models", "a file of a trained model")
     try:
@@ -46,20 +63,58 @@ def read(path: Path) -> Trained:
             f"{path}: no trained model of hpcfed (format {FORMAT}, version {VERSION}), but format "
             f"{found.get('format')}, version {found.get('version')}"
         )
-    return assembled(told(path, found), tensors)
+    about = told(path, found)
+    advice = "load_model(own=[...]) with"
+    refuse_import([about.architecture, about.more.get("server")], own, str(path), advice)
+    with reading(path):
+        return assembled(about, tensors)
 
 
 def told(path: Path, found: dict[str, str]) -> About:
     """What the metadata say of the model."""
     try:
-        values = {f.name: json.loads(found[f.name]) for f in fields(About)}
-    except (KeyError, ValueError) as error:
+        values = {f.name: parse_json(found[f.name], f.name) for f in fields(About)}
+        for name, value in values.items():
+            check_type(name, value)
+        about = About(**values | {name: tuple(values[name]) for name in LISTS})
+        check_about(about)
+    except (DamagedError, KeyError) as error:
         raise CheckpointError(
-            f"{path}: its metadata are not as `hpcfed models` writes them: {error!r}"
+            f"{path}: its metadata are not as `hpcfed models` writes them: {error}"
         ) from error
-    rows = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std")}
-    if values["kind"] not in KINDS:
+    if about.kind not in KINDS:
         raise CheckpointError(
-            f"{path}: predicts by {values['kind']!r}, which this hpcfed does not know; use a newer"
+            f"{path}: predicts by {about.kind!r}, which this hpcfed does not know; use a newer"
         )
-    return About(**values | rows)
+    return about
+
+
+def check_type(name: str, value: Any) -> None:
+    """DamagedError for a field that is of another type than `About` has it. No pydantic here: a
+    file of a trained model is read without it.
+    """
+    listed = LISTS | {"present": int}
+    kind, items = (listed[name], value) if name in listed else (SCALARS[name], [value])
+    alike = isinstance(items, list) and all(
+        isinstance(item, kind) and isinstance(item, bool) == (kind is bool) for item in items
+    )
+    if not alike or (kind == NUMBER and not all(map(math.isfinite, items))):
+        raise DamagedError(f"{name} is {value!r}")
+
+
+def check_about(about: About) -> None:
+    """DamagedError for sizes that no model has, and for a way to predict that lacks its values."""
+    C, more = len(about.classes), about.more
+    sizes = (*about.shape, about.d, about.vocabulary + 1, about.client + 1, about.rounds + 1)
+    if not (about.shape and C and all(0 < n <= LARGEST for n in sizes)):
+        raise DamagedError(f"sizes {sizes} of {C} classes")
+    if len(about.mean) != len(about.std) or (about.mean and len(about.mean) != about.shape[0]):
+        raise DamagedError(f"{len(about.mean)} means and {len(about.std)} deviations")
+    for name in {"masked": ("present", "mask"), "served": ("server", "shape")}.get(about.kind, ()):
+        check_type(name, more[name])
+    if about.kind == "masked" and not all(0 <= c < C for c in more["present"]):
+        raise DamagedError("'present' names classes that there are not")
+    if about.kind == "masked" and more["mask"] not in get_args(scores.Mask):
+        raise DamagedError(f"mask is {more['mask']!r}")
+    if about.kind == "served" and not all(0 < n <= LARGEST for n in more["shape"]):
+        raise DamagedError(f"the server's shape is {more['shape']}")

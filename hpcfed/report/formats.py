@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
+from hpcfed.errors import printable
 from hpcfed.paths import output
 
 TEX = {
@@ -73,7 +74,8 @@ class Grid:
     def words(self, fields: list[str], values: tuple[str, ...]) -> list[str]:
         pairs = zip(fields, values, strict=True)
         return [
-            value if self.spoken or not value else named(field, value) for field, value in pairs
+            printable(value) if self.spoken or not value else named(field, value)
+            for field, value in pairs
         ]
 
     def corner(self) -> str:
@@ -103,6 +105,7 @@ class Grid:
 
 def named(field: str, value: str) -> str:
     """A value, with the name of its field where it does not speak for itself."""
+    value = printable(value)
     short = field.rpartition(".")[2]
     if short in ("name", "partition", "mix"):
         return value

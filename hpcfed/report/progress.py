@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from hpcfed.errors import HpcfedError
+from hpcfed.errors import HpcfedError, printable, told
 from hpcfed.report import summary
 from hpcfed.report.tables import console
 from hpcfed.storage import names
@@ -70,7 +70,7 @@ class Progress:
         self.say(
             f"{self.job.algorithm.name}: {self.job.clients} clients ({mix}) on "
             f"{summary.data_name(self.job.data.model_dump())}, "
-            f"{self.job.data.partition}; results in {self.folder}"
+            f"{self.job.data.partition}; results in {printable(self.folder)}"
         )
         self.say(
             f"train loss: mean of {self.job.algorithm.name}'s own objective, with all its terms; "
@@ -158,10 +158,12 @@ class Progress:
         try:
             self.console.print(summary.render(record))
             drawn = picture(record, self.folder)
-            self.console.print(f"results: {names.results_file(self.folder)}\npicture: {drawn}")
+            files = map(printable, (names.results_file(self.folder), drawn))
+            self.console.print("results: {}\npicture: {}".format(*files))
         except (OSError, HpcfedError) as error:  # the run is done, and its results are there
             with suppress(OSError):
-                print(f"hpcfed: warning: no picture or table: {error}", file=sys.stderr, flush=True)
+                text = told(f"hpcfed: warning: no picture or table: {error}")
+                print(text, file=sys.stderr, flush=True)
 
 
 def brief(accuracy: float, loss: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from hpcfed.errors import CheckpointError
+from hpcfed.errors import CheckpointError, printable
 from hpcfed.report.state import NOT_BEGUN, STALE, State, state
 from hpcfed.report.summary import share
 from hpcfed.report.tables import duration, table
@@ -82,5 +82,5 @@ def words(one: State) -> str:
     when = "" if one.since is None else strftime("%Y-%m-%d %H:%M", localtime(one.since))
     told = {FINISHED: f"{one.word} {when}", STALE: f"{one.word}, no sign since {when}"}
     return told.get(one.word, f"{one.word} since {when}" if when else one.word) + (
-        f", {one.why}" if one.why else ""
+        f", {printable(one.why)}" if one.why else ""
     )

@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from hpcfed.errors import printable
 from hpcfed.few import counted
 from hpcfed.report.columns import architectures, by_round, column, last
 from hpcfed.report.tables import duration, size, table
@@ -23,7 +24,7 @@ def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
     return (
         {"run": str(run), **facts(record)}
         if json
-        else Group(Text(f"{run}\n", "bold"), render(record))
+        else Group(Text(f"{printable(run)}\n", "bold"), render(record))
     )
 
 
@@ -147,7 +148,7 @@ def render(record: Record) -> Group:
         traffic_table(found["traffic"]),
         time_table(found["time"]),
     )
-    hardware = Text(f"hardware: {words(record.header.get('hardware', 'unknown'))}")
+    hardware = Text(printable(f"hardware: {words(record.header.get('hardware', 'unknown'))}"))
     return Group(
         *(piece for part in (Text(brief(record)), *tables) for piece in (part, Text())), hardware
     )
@@ -166,7 +167,8 @@ def title(record: Record) -> str:
     """The job in a few words."""
     job = record.header["job"]
     clients = counted(job["clients"], "client")
-    return f"{job['algorithm']['name']} on {data(job['data'])}, {clients}, seed {job['seed']}"
+    method = job["algorithm"]["name"]
+    return printable(f"{method} on {data(job['data'])}, {clients}, seed {job['seed']}")
 
 
 def data(about: dict[str, Any]) -> str:

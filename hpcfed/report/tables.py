@@ -2,18 +2,33 @@
 
 import os
 import sys
+from collections.abc import Iterator
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from hpcfed.errors import plain, printable
+
 WIDTH = 200  # characters of a line that is not for a terminal: nothing is folded
+
+
+class Plain(Console):
+    """A console that prints text alone: what a terminal would obey, in names say, is escaped."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else plain(segment.text)
+            yield segment if text == segment.text else Segment(text, segment.style)
 
 
 def console() -> Console:
     """Where commands print. Brackets in names and ranges are text, not markup."""
     shown = terminal()
-    return Console(
+    return Plain(
         force_terminal=shown,
         width=None if shown else WIDTH,
         markup=False,
@@ -41,9 +56,11 @@ def table(heads: str, rows: list[tuple[object, ...]]) -> Table:
     """A table; heads: names of the columns, separated by commas, `>` before those of numbers."""
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads.split(","):
-        grid.add_column(head.lstrip(">"), justify="right" if head.startswith(">") else "left")
+        grid.add_column(
+            Text(printable(head.lstrip(">"))), justify="right" if head.startswith(">") else "left"
+        )
     for row in rows:
-        grid.add_row(*(Text(str(cell)) for cell in row))
+        grid.add_row(*(Text(printable(cell)) for cell in row))
     return grid
 
 

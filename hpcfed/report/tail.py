@@ -10,7 +10,7 @@ from time import sleep
 
 import numpy as np
 
-from hpcfed.errors import ConfigError
+from hpcfed.errors import ConfigError, plain
 from hpcfed.report.columns import by_round, column
 from hpcfed.report.progress import line, mean
 from hpcfed.report.state import complete
@@ -32,7 +32,7 @@ def tail(run: Path, lines: int = 10, follow: bool = False) -> str | int:
         return "\n".join(told(record, max(0, record.rounds - lines)))
     try:
         for text in growing(run, lines):
-            print(text, flush=True)
+            print(plain(text), flush=True)
     except KeyboardInterrupt:
         return INTERRUPTED
     return DONE

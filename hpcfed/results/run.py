@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcfed.errors import printable
 from hpcfed.extras import needed
 from hpcfed.report import state
 from hpcfed.report.columns import by_round, column, phases
@@ -159,10 +160,8 @@ class Run:
         return self._record.rounds
 
     def __repr__(self) -> str:
-        return (
-            f"<{self.path}: {title(self._record)}; "
-            f"{', '.join(f'{k} {v}' for k, v in self._brief().items())}>"
-        )
+        brief = ", ".join(f"{k} {v}" for k, v in self._brief().items())
+        return printable(f"<{self.path}: {title(self._record)}; {brief}>")
 
     def _repr_html_(self) -> str:
         rows = "".join(

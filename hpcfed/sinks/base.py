@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hpcfed.errors import CheckpointError
+from hpcfed.paths import read_text
 from hpcfed.storage import names
 from hpcfed.storage.atomic import put
 from hpcfed.storage.record import Header
@@ -49,7 +50,7 @@ class Sink(ABC):
     def marked(self, name: str, done: int) -> dict[str, Any]:
         """What was kept; nothing where no round is done, for then the log is a new one."""
         try:
-            return json.loads(names.sink_file(self.run, name).read_text()) if done else {}
+            return json.loads(read_text(names.sink_file(self.run, name))) if done else {}
         except FileNotFoundError:
             return {}
         except ValueError as error:

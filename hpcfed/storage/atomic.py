@@ -16,10 +16,12 @@ from pathlib import Path
 
 import h5py
 
+from hpcfed.content import reading
 from hpcfed.errors import CheckpointError, DamagedError, WriteError, may_pass
 from hpcfed.paths import regular
 from hpcfed.storage import names, passing
 from hpcfed.storage.seal import BLOCK, checked, seal
+from hpcfed.storage.untrusted import attribute
 
 VERSIONS = {  # of each format: the version that is written, and the older ones that are read too
     names.RESULTS: (2, 1),  # 2: sealed by chunk
@@ -92,7 +94,8 @@ def opened(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
             passing.existing(regular(path)) as raw,
             h5py.File(checked(path, raw, whole), "r") as file,
         ):
-            _check_format(path, file, form)
+            with reading(path):
+                _check_format(path, file, form)
             yield file
     except OSError as error:
         raise DamagedError(f"{path}: cannot be read: {error}; check the path") from error
@@ -130,7 +133,7 @@ def _sync(folder: Path) -> None:
 
 
 def _check_format(path: Path, file: h5py.File, form: str) -> None:
-    found, version = file.attrs["format"], file.attrs["format_version"]
+    found, version = attribute(file, "format"), attribute(file, "format_version")
     if found != form:
         raise CheckpointError(f"{path}: holds {found}, not {form}; give a file of that kind")
     if version not in versions(form):

@@ -4,9 +4,15 @@ from parts.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from hpcfed.errors import DamagedError
+
 Columns = dict[str, np.ndarray]
+PADDED = 2**26  # bytes that a column with gaps may take, or PADDING times those of its numbers
+PADDING = 64
 PHASES = (
     "train",
     "server",
@@ -48,6 +54,15 @@ def filled(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
     or narrower.
     """
     shapes = [piece.shape[1:] for _, piece in pieces if piece is not None]
+    if len({len(shape) for shape in shapes}) > 1:
+        raise DamagedError("a column has numbers in some rounds and rows of numbers in others")
+    size = math.prod((sum(n for n, _ in pieces), *max(shapes))) * 8
+    known = sum(piece.nbytes for _, piece in pieces if piece is not None)
+    if size > max(PADDED, PADDING * known):
+        raise DamagedError(
+            f"a column has {known} bytes of numbers, and would take {size} with the gaps between "
+            "them"
+        )
     column, t = np.full((sum(n for n, _ in pieces), *max(shapes)), np.nan), 0
     for n, piece in pieces:
         if piece is not None:

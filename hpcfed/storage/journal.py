@@ -21,10 +21,13 @@ from typing import BinaryIO
 import numpy as np
 from isal.isal_zlib import crc32
 
+from hpcfed.content import parse_json
 from hpcfed.errors import DamagedError
+from hpcfed.paths import only_regular
 from hpcfed.storage.atomic import writing
 from hpcfed.storage.columns import Columns
 from hpcfed.storage.seal import BLOCK, PLAIN, WHOLE, altered, intact
+from hpcfed.storage.untrusted import NUMBERS
 
 MARK = b"hpcfed journal 2\n"
 SUM = struct.Struct("<I")  # CRC-32 of the bytes before it
@@ -100,7 +103,7 @@ def blocks(path: Path, after: Path) -> Iterator[tuple[int, Columns]]:
     """
     if not path.is_file():
         return
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=only_regular) as file:
         beginning = file.read(START)
         if beginning.startswith((PLAIN, WHOLE)):
             file.seek(BLOCK)
@@ -168,18 +171,24 @@ def pack(block: Columns) -> bytes:
 
 
 def unpack(data: bytes) -> Columns:
-    """What `pack` packed."""
+    """What `pack` packed. Raises DamagedError or ValueError for what it would not have made."""
     at, block = data.index(b"\n") + 1, {}
-    for name, kind, shape in json.loads(data[:at]):
+    for name, kind, shape in parse_json(data[:at], "journal"):
+        if not isinstance(name, str) or np.dtype(kind).kind not in NUMBERS:
+            raise DamagedError(f"journal: a column {name!r} of type {kind!r}")
+        if not shape or not all(type(n) is int and n >= 0 for n in shape) or shape[0] < 1:
+            raise DamagedError(f"journal: column {name!r} has the shape {shape}")
         size = math.prod(shape)
         block[name] = np.frombuffer(data, kind, size, at).reshape(shape)
         at += block[name].nbytes
+    if not block or len({len(column) for column in block.values()}) > 1:
+        raise DamagedError("journal: a block whose columns have no rounds, or not the same")
     return block
 
 
 def seal(path: Path) -> bytes:
     """What names a sealed file as it is now: the block before its data, which has its checksum."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=only_regular) as file:
         return file.read(BLOCK)
 
 

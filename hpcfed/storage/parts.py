@@ -8,11 +8,14 @@ from typing import Any
 
 import h5py
 
+from hpcfed.content import reading
 from hpcfed.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.storage import checkpoint, names, record, tree
 from hpcfed.storage.atomic import opened, replacing
+from hpcfed.storage.header import Piece, check_header
 from hpcfed.storage.same import same
 from hpcfed.storage.seal import identity
+from hpcfed.storage.untrusted import subgroup
 
 Items = Callable[
     [], Iterable[tuple[str, Any]]
@@ -62,7 +65,7 @@ def compare(path: Path, items: Items) -> None:
     """Raise DamagedError unless the file holds these items."""
     with opened(path, names.PART, whole=False) as file:
         for name, item in items():
-            if not same(item, tree.read(file["items"], name)):
+            if not same(item, tree.read(subgroup(file, "items"), name)):
                 raise DamagedError(f"{name} is not what was to be written")
 
 
@@ -71,9 +74,11 @@ def read_part(folder: Path, rank: int) -> tuple[About, Part]:
     damaged.
     """
     path = names.part_file(folder, rank)
-    with opened(path, names.PART, whole=False) as file:
-        about = About(**tree.read_json(file, "about"))
-        return about, {"identity": identity(path), "names": tree.read_json(file, "names")}
+    with opened(path, names.PART, whole=False) as file, reading(path):
+        found = Piece(about=tree.read_json(file, "about"), names=tree.read_json(file, "names"))
+        check_header(found.about.header)
+        about = About(found.about.rounds, found.about.ranks, found.about.header)
+        return about, {"identity": identity(path), "names": found.names}
 
 
 def adopt(folder: Path, most: int, run_id: str = "") -> bool:

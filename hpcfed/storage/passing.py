@@ -15,6 +15,8 @@ from typing import Any, BinaryIO
 
 from isal.isal_zlib import crc32
 
+from hpcfed.paths import only_regular
+
 BLOCK = 512  # bytes of a file before its data: the smallest user block that HDF5 allows
 CHUNK = 1 << 20  # bytes of data that share a checksum
 DONTCACHE = 0x80  # RWF_DONTCACHE of preadv2(2) and pwritev2(2), which Python has no name for
@@ -33,7 +35,7 @@ class Passing(io.FileIO):
     flags = DONTCACHE
 
     def __init__(self, path: Path, mode: str):
-        super().__init__(path, mode)
+        super().__init__(path, mode, opener=only_regular)
         self.sums: dict[int, int] = {}
 
     def write(self, data: Any) -> int:

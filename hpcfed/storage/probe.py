@@ -9,11 +9,14 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.errors import CheckpointError
+from hpcfed.content import reading
+from hpcfed.errors import CheckpointError, DamagedError
 from hpcfed.few import counted
 from hpcfed.storage import checkpoint, names, tree
 from hpcfed.storage.atomic import opened, replacing
+from hpcfed.storage.header import Answers
 from hpcfed.storage.seal import identity
+from hpcfed.storage.untrusted import Budget, array, child, subgroup
 
 
 @dataclass(frozen=True)
@@ -91,16 +94,20 @@ def current(run: Path) -> Probe | None:
 
 def read(run: Path) -> Probe:
     """That of a run. Raises DamagedError where there is none, or it is damaged."""
-    with opened(names.probe_file(run), names.PROBE) as file:
-        tables = {name: file[name][...] for name in TABLES}
-        lists = {name: listed(file[name], tables["clients"]) for name in LISTS}
+    path = names.probe_file(run)
+    with opened(path, names.PROBE) as file, reading(path):
+        budget = Budget(file)
+        tables = {name: array(child(file, name)) for name in TABLES}
+        lists = {name: listed(subgroup(file, name), tables["clients"], budget) for name in LISTS}
         header = {"version": 1, **tree.read_json(file, "header")}
         if header["version"] == 1:
-            images, conductance = of_one_image(tables, tree.read_json(file, "image"), **lists)
-            lists["conductance"] = conductance
+            image = tree.read_json(file, "image")
+            images, lists["conductance"] = of_one_image(tables, image, **lists)
         else:
-            images = {name: file[name][...] for name in IMAGES}
-        return Probe(header, **tables, **lists, **images)
+            images = {name: array(child(file, name)) for name in IMAGES}
+        found = Probe(header, **tables, **lists, **images)
+        check(found)
+        return found
 
 
 def of_one_image(
@@ -112,6 +119,8 @@ def of_one_image(
     """What version 1 has in the place of IMAGES, and its conductances, nan of clients that have
     none.
     """
+    if not isinstance(image, int) or not -1 <= image < len(tables["rows"]):
+        raise DamagedError(f"{names.PROBE}: image = {image!r} is none of its examples")
     at = [image] if image >= 0 else []
     images = {
         "images": tables["rows"][at],
@@ -121,9 +130,38 @@ def of_one_image(
     found = []
     for z, values in zip(representations, conductance, strict=True):
         row = values if len(values) else np.full(z.shape[1], np.nan)
-        found.append(np.array([row] * len(at), np.float32))
+        found.append(np.array([row] * len(at), np.float32).reshape(len(at), -1))
     return images, found
 
 
-def listed(group: h5py.Group, clients: np.ndarray) -> list[np.ndarray]:
-    return [group[str(k)][...] for k in clients.tolist()]
+def listed(group: h5py.Group, clients: np.ndarray, budget: Budget) -> list[np.ndarray]:
+    found = []
+    for k in clients.tolist():
+        node = child(group, str(k))
+        budget.take(node)
+        found.append(array(node))
+    return found
+
+
+def check(probe: Probe) -> None:
+    """DamagedError for tables whose sizes do not belong together."""
+    Answers.model_validate(probe.header)
+    K, N, P, M = (getattr(probe, name).shape for name in ("clients", "rows", "rounds", "images"))
+    C = len(probe.header["classes"])
+    fits = (
+        (len(K), len(N), len(P), len(M)) == (1, 1, 1, 1)
+        and probe.labels.shape == N
+        and probe.predictions.shape == (*K, *N)
+        and probe.image_labels.shape == M
+        and probe.image_predictions.shape == (*K, *M)
+        and probe.cka.shape == (*P, *K, *K)
+        and len(probe.header["architectures"]) == K[0]
+        and all(z.ndim == 2 and len(z) == N[0] for z in probe.representations)
+        and all(c.ndim == 2 and len(c) == M[0] for c in probe.conductance)
+        and all(
+            x.dtype.kind in "iu" and not ((x < 0) | (x >= C)).any()
+            for x in (probe.labels, probe.predictions, probe.image_labels, probe.image_predictions)
+        )
+    )
+    if not fits:
+        raise DamagedError(f"{names.PROBE}: its arrays do not belong together")

@@ -8,10 +8,13 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
+from hpcfed.content import reading
 from hpcfed.errors import CheckpointError, DamagedError, unknown
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import opened
+from hpcfed.storage.header import Index, check_header
 from hpcfed.storage.seal import identity
+from hpcfed.storage.untrusted import link, number, subgroup
 
 OPEN = 64  # parts that are open at a time: systems allow about 1000 files
 
@@ -30,12 +33,26 @@ class Reader:
         self._stack, self._parts = ExitStack(), ExitStack()
         self._open: dict[str, h5py.File] = {}
         self._file = self._stack.enter_context(opened(path, names.CHECKPOINT))
-        self.header: dict[str, Any] = tree.read_json(self._file, "header")
-        self.rounds = int(self._file.attrs["rounds"])
-        self._names: list[str] = tree.read_json(self._file, "names")
-        self.parts: dict[str, str] = (
-            tree.read_json(self._file, "parts") if "parts" in self._file else {}
+        try:
+            with reading(path):
+                self._read()
+        except CheckpointError:
+            self.close()
+            raise
+
+    def _read(self) -> None:
+        """What the index says."""
+        found = Index(
+            header=tree.read_json(self._file, "header"),
+            rounds=number(self._file, "rounds"),
+            names=tree.read_json(self._file, "names"),
+            parts=tree.read_json(self._file, "parts") if "parts" in self._file else {},
         )
+        check_header(found.header)
+        self.header: dict[str, Any] = found.header
+        self.rounds = found.rounds
+        self._names, self._known = found.names, set(found.names)
+        self.parts: dict[str, str] = found.parts
 
     def __enter__(self) -> Self:
         return self
@@ -53,11 +70,13 @@ class Reader:
 
     def get(self, name: str) -> Any:
         """The item of that name; CheckpointError if there is none."""
-        return tree.read(self._items(name), name)
+        with reading(self.path):
+            return tree.read(self._items(name), name)
 
     def leaves(self, name: str) -> Iterator[tuple[str, str, np.ndarray]]:
         """The item of that name as paths, kinds and arrays (see `tree.leaves`), without torch."""
-        return tree.leaves(self._items(name), name)
+        with reading(self.path):
+            yield from tree.leaves(self._items(name), name)
 
     def check(self) -> None:
         """Read all parts, as far as they have not been read."""
@@ -66,14 +85,13 @@ class Reader:
 
     def _items(self, name: str) -> h5py.Group:
         """Where the item of that name is."""
-        if name not in self._names:
+        if name not in self._known:
             raise CheckpointError(f"{self.path}: {unknown('item', name, self._names)}")
-        link = self._file["items"].get(
-            name, getlink=True
-        )  # up to version 3 the items are in the file itself
-        return (self._part(link.filename) if isinstance(link, h5py.ExternalLink) else self._file)[
-            "items"
-        ]
+        *groups, last = name.split("/")
+        group = subgroup(self._file, "/".join(["items", *groups]))
+        found = link(group, last)  # up to version 3 the items are in the file itself
+        of_part = isinstance(found, h5py.ExternalLink)
+        return subgroup(self._part(found.filename) if of_part else self._file, "items")
 
     def _part(self, name: str) -> h5py.File:
         if name not in self._open:
@@ -86,6 +104,8 @@ class Reader:
     def _opened(self, name: str) -> AbstractContextManager[h5py.File]:
         """A part, if it is the one that was written for this index."""
         path = self.path.parent / name
+        if name not in self.parts:
+            raise DamagedError(f"{self.path}: damaged: links to {name!r}, which is no part of it")
         try:
             own = identity(path) == self.parts[name]
         except OSError as error:

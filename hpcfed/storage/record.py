@@ -10,12 +10,15 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpcfed.content import Table, reading
 from hpcfed.errors import AbsentError, CheckpointError, DamagedError, unknown
 from hpcfed.paths import matching
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import opened
 from hpcfed.storage.columns import joined, length
+from hpcfed.storage.header import check_columns, check_record
 from hpcfed.storage.journal import blocks
+from hpcfed.storage.untrusted import DEPTH, Budget, array, child, number, subgroup
 
 Header = dict[str, Any]
 JOB_ID = "slurm_job"  # in the header: the batch job that the run was started by; "": none
@@ -88,25 +91,35 @@ def _read(path: Path, whole: bool = True) -> Record:
     except (OSError, ValueError):
         pass  # what may not be looked at is reported as what cannot be read
     try:
-        with opened(path, names.RESULTS) as file:
-            header, rounds = tree.read_json(file, "header"), int(file.attrs["rounds"])
-            arrays, columns = _datasets(file["arrays"]), _datasets(file["columns"])
+        with opened(path, names.RESULTS) as file, reading(path):
+            header, rounds = tree.read_json(file, "header"), number(file, "rounds")
+            budget = Budget(file)
+            arrays = _datasets(subgroup(file, "arrays"), budget)
+            columns = _datasets(subgroup(file, "columns"), budget)
+            check_columns(columns, rounds)
     except CheckpointError as error:
         raise type(error)(f"{error}\n  {_advice(path.parent)}") from error
     parts = [columns] if rounds else []
     try:
-        for first, block in blocks(names.journal_file(path), path):
-            if first != rounds:  # the file has been made anew meanwhile
-                break
-            parts.append(block)
-            rounds += length(block)
+        with reading(path):
+            for first, block in blocks(names.journal_file(path), path):
+                if first != rounds:  # the file has been made anew meanwhile
+                    break
+                parts.append(block)
+                rounds += length(block)
     except DamagedError as error:
         if whole:
             raise DamagedError(
                 f"{error}\n  it holds the rounds after round {rounds}; go on with the run, which "
                 f"writes its results anew (--resume {path.parent}), or restore the file from a copy"
             ) from error
-    return Record(header, arrays, joined(parts), rounds, path)
+    record = Record(header, Table(arrays, path), Table(joined(parts), path), rounds, path)
+    with reading(path):
+        try:
+            check_record(record)
+        except DamagedError as error:
+            raise DamagedError(f"{path}: {error}; it was not written by hpcfed") from error
+    return record
 
 
 def _absent(path: Path) -> str:
@@ -185,8 +198,17 @@ def _readable(path: Path) -> Record | None:
         return None
 
 
-def _datasets(group: h5py.Group) -> dict[str, np.ndarray]:
+def _datasets(group: h5py.Group, budget: Budget, depth: int = 0) -> dict[str, np.ndarray]:
     """All datasets under a group, by path."""
-    paths: list[str] = []
-    group.visit(paths.append)
-    return {path: group[path][...] for path in paths if isinstance(group[path], h5py.Dataset)}
+    if depth > DEPTH:
+        raise DamagedError(f"{group.name}: nested deeper than {DEPTH} levels")
+    found: dict[str, np.ndarray] = {}
+    for name in sorted(group):
+        node = child(group, name)
+        budget.take(node)
+        if isinstance(node, h5py.Group):
+            below = _datasets(node, budget, depth + 1)
+            found |= {f"{name}/{path}": values for path, values in below.items()}
+        else:
+            found[name] = array(node)
+    return found

@@ -21,7 +21,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from hpcfed.errors import DamagedError
-from hpcfed.paths import regular
+from hpcfed.paths import only_regular, regular
 from hpcfed.storage.passing import BLOCK, CHUNK, existing
 
 PLAIN = b"hpcfed crc32 "
@@ -66,7 +66,7 @@ def text(end: int, table: bytes) -> bytes:
 
 def identity(path: Path) -> str:
     """What no other file has: the digest in the seal. OSError, DamagedError."""
-    with open(path, "rb") as raw:
+    with open(path, "rb", opener=only_regular) as raw:
         found = SEAL.fullmatch(raw.read(BLOCK))
     if not found:
         raise foreign(path)
@@ -100,8 +100,11 @@ def checked(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:
         raise foreign(path)
     end = min(int(found[1]), size)
     raw.seek(end)
+    length = 4 * len(range(BLOCK, end, CHUNK))
+    if size - end != length:  # before the table is read: the file may be large and empty
+        raise altered(path)
     table = raw.read()
-    if text(end, table) != block or len(table) != 4 * len(range(BLOCK, end, CHUNK)):
+    if text(end, table) != block or len(table) != length:
         raise altered(path)
     if whole and checksums(raw, end) != table:
         raise altered(path)

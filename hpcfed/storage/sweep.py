@@ -9,13 +9,29 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
+from typing import Annotated
 
-from hpcfed.errors import CheckpointError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from hpcfed.content import Table, parse_json
+from hpcfed.errors import CheckpointError, DamagedError
+from hpcfed.paths import read_text
 from hpcfed.storage import names
 from hpcfed.storage.atomic import put
 from hpcfed.storage.fields import Fields
+from hpcfed.storage.header import Count, Finite, Text
+
+
+def of_folder(name: str) -> str:
+    """A name, unless it means another folder. ValueError."""
+    if name in (".", ".."):
+        raise ValueError(f"{name} is no folder of its own")
+    return name
+
 
 FORMAT, VERSION = "hpcfed-sweep", 1
+# the name of a folder beside sweep.json
+NAME = Annotated[str, Field(pattern=r"^[^/\x00]{1,255}$"), AfterValidator(of_folder)]
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,53 @@ class End:
     when: float
 
 
+class OneRun(BaseModel):
+    """A run in the file."""
+
+    model_config = ConfigDict(strict=True)
+    name: NAME
+    words: list[Text]
+    job: Fields
+
+
+class Definition(BaseModel):
+    """What the file has to say."""
+
+    model_config = ConfigDict(strict=True)
+    words: list[Text]
+    directory: Text
+    ranks: Annotated[int, Field(ge=1, le=10**7)]
+    launcher: Text
+    job: Fields
+    runs: list[OneRun]
+
+
+class Ended(BaseModel):
+    """What the file about a run's end has to say."""
+
+    model_config = ConfigDict(strict=True)
+    status: Annotated[int, Field(ge=-(2**31), le=2**31)]
+    line: Text
+    when: Annotated[Finite, Field(ge=0, le=1e11)]
+
+    def end(self) -> End:
+        return End(self.status, self.line, self.when)
+
+
+class Known(BaseModel):
+    """The fields of a run's job that are used before the run is begun."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    rounds: Count = 1
+    threads: Annotated[Count, Field(alias="run.threads")] = 1
+
+
+def checked(fields: Fields, path: Path) -> Fields:
+    """A run's job in the file at this path. ValueError for a field of another type."""
+    Known.model_validate(fields)
+    return Table(fields, path)
+
+
 def array_size(sweep: Sweep) -> int:
     """How many tasks an array job needs: task i is `hpcfed sweep --task i FOLDER`, i from 0."""
     return len(sweep.runs)
@@ -102,18 +165,19 @@ def read(folder: Path) -> Sweep:
     """
     path = names.sweep_file(folder)
     try:
-        text = json.loads(path.read_text(encoding="utf-8"))
+        text = parse_json(read_text(path), str(path))
         if (text["format"], text["version"]) != (FORMAT, VERSION):
             raise CheckpointError(
                 f"{path}: {text['format']!r} of version {text['version']}, but this hpcfed reads "
                 f"{FORMAT!r} of version {VERSION}"
             )
+        found = Definition.model_validate(text)
         runs = tuple(
-            Member(run["name"], run["words"], text["job"] | run["job"]) for run in text["runs"]
+            Member(run.name, run.words, checked(found.job | run.job, path)) for run in found.runs
         )
-        return Sweep(
-            folder, text["words"], text["directory"], text["ranks"], text["launcher"], runs
-        )
+        return Sweep(folder, found.words, found.directory, found.ranks, found.launcher, runs)
+    except DamagedError:
+        raise
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot be read: {error.strerror}; give the folder of a sweep"
@@ -149,8 +213,9 @@ def note(sweep: Sweep, run: str, end: End | None) -> None:
 
 def ended(sweep: Sweep, run: str) -> End | None:
     """How a run last ended; None where it has not, or nobody knows."""
-    with suppress(OSError, ValueError, TypeError):
-        return End(**json.loads(names.end_file(sweep.folder, run).read_text(encoding="utf-8")))
+    with suppress(OSError, ValueError, TypeError, CheckpointError):
+        path = names.end_file(sweep.folder, run)
+        return Ended.model_validate(parse_json(read_text(path), str(path))).end()
     return None
 
 

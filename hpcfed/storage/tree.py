@@ -14,9 +14,12 @@ from urllib.parse import quote, unquote
 import h5py
 import numpy as np
 
-from hpcfed.errors import CheckpointError
+from hpcfed.content import parse_json
+from hpcfed.errors import CheckpointError, DamagedError
+from hpcfed.storage.untrusted import BYTES, DEPTH, NUMBERS, Budget, array, attribute, child, where
 
 KIND = "kind"
+GROUPS = ("dict", "params", "list", "tuple")  # kinds that are groups
 EMPTY = "%"  # the link of the key "", which no other key is written as
 INTEGER = re.compile(r"-?\d+")
 
@@ -47,21 +50,49 @@ def write(group: h5py.Group, name: str, item: Any) -> None:
 def read(group: h5py.Group, name: str) -> Any:
     """What `write` stored under `name`, equal in type, dtype, shape, order and bits; tensors on the
     CPU.
+
+    Raises DamagedError for what `write` did not store (see `untrusted`).
     """
-    node = group[name]
-    match node.attrs.get(KIND, "tensor"):
+    return _read(group, name, Budget(group.file), 0)
+
+
+def _read(group: h5py.Group, name: str, budget: Budget, depth: int) -> Any:
+    node = _child(group, name, budget, depth)
+    kind = attribute(node, KIND, "tensor")
+    if kind in GROUPS and not isinstance(node, h5py.Group):
+        raise DamagedError(f"{where(node)}: is marked as a {kind}, but is an array")
+
+    def below(link: str) -> Any:
+        return _read(node, link, budget, depth + 1)
+
+    match kind:
         case "json":
-            return read_json(group, name)
+            return _parse(node)
         case "dict":
-            return {_key(link): read(node, link) for link in node}
+            return {_key(link): below(link) for link in node}
+        case "params":
+            from hpcfed.params import Params
+
+            return Params({_key(link): below(link) for link in node})
         case "list":
-            return [read(node, str(i)) for i in range(len(node))]
+            return [below(str(i)) for i in range(len(node))]
         case "tuple":
-            return tuple(read(node, str(i)) for i in range(len(node)))
+            return tuple(below(str(i)) for i in range(len(node)))
         case "array":
-            return node[...]
-        case kind:
+            return array(node)
+        case "tensor" | "bfloat16":
             return _read_torch(node, kind)
+        case _:
+            raise DamagedError(f"{where(node)}: is marked as a {kind!r}, which is not read")
+
+
+def _child(group: h5py.Group, name: str, budget: Budget, depth: int) -> h5py.Group | h5py.Dataset:
+    """A node below a group, counted."""
+    if depth > DEPTH:
+        raise DamagedError(f"{where(group)}: nested deeper than {DEPTH} levels")
+    node = child(group, name)
+    budget.take(node)
+    return node
 
 
 def write_json(group: h5py.Group, name: str, value: Any) -> None:
@@ -71,7 +102,15 @@ def write_json(group: h5py.Group, name: str, value: Any) -> None:
 
 
 def read_json(group: h5py.Group, name: str) -> Any:
-    return json.loads(group[name][()])
+    """The value that `write_json` stored. DamagedError where there is none."""
+    return _parse(child(group, name))
+
+
+def _parse(node: h5py.Dataset) -> Any:
+    text = array(node, BYTES)
+    if node.shape:
+        raise DamagedError(f"{where(node)}: is no text")
+    return parse_json(bytes(text), where(node))
 
 
 def leaves(group: h5py.Group, name: str) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -80,13 +119,19 @@ def leaves(group: h5py.Group, name: str) -> Iterator[tuple[str, str, np.ndarray]
 
     Needs no torch: JSON text is bytes, tensors are arrays.
     """
-    node = group[name]
+    yield from _leaves(group, name, Budget(group.file), 0)
+
+
+def _leaves(
+    group: h5py.Group, name: str, budget: Budget, depth: int
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    node = _child(group, name, budget, depth)
     if isinstance(node, h5py.Group):
-        yield node.name, node.attrs.get(KIND, "folder"), np.empty(0, np.uint8)
+        yield node.name, attribute(node, KIND, "folder"), np.empty(0, np.uint8)
         for link in sorted(node):
-            yield from leaves(node, link)
+            yield from _leaves(node, link, budget, depth + 1)
     else:
-        yield node.name, node.attrs.get(KIND, "tensor"), node[...]
+        yield node.name, attribute(node, KIND, "tensor"), array(node, NUMBERS + BYTES)
 
 
 def _write_group(group: h5py.Group, name: str, kind: str, parts: Iterable[tuple[str, Any]]) -> None:
@@ -120,14 +165,10 @@ def _write_tensor(group: h5py.Group, name: str, item: Any) -> None:
     _write_array(group, name, (tensor.float() if kind == "bfloat16" else tensor).numpy(), kind)
 
 
-def _read_torch(node: h5py.Group | h5py.Dataset, kind: str) -> Any:
+def _read_torch(node: h5py.Dataset, kind: str) -> Any:
     import torch
 
-    from hpcfed.params import Params
-
-    if kind == "params":
-        return Params({_key(link): read(node, link) for link in node})
-    tensor = torch.from_numpy(node[...])
+    tensor = torch.from_numpy(array(node))
     return tensor.to(torch.bfloat16) if kind == "bfloat16" else tensor
 
 

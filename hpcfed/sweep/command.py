@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.engine.folder import make
-from hpcfed.errors import ConfigError
+from hpcfed.errors import ConfigError, printable
 from hpcfed.few import counted
 from hpcfed.report.tables import console, table
 from hpcfed.status import DONE, FAULT, RESUME_ME
@@ -101,7 +101,7 @@ def preview(found: Sweep, places: int) -> int:
         for i, run in enumerate(found.runs)
     ]
     console().print(table(">task,run,", rows))
-    print(described(found, places))
+    print(printable(described(found, places)))
     return DONE
 
 
@@ -160,7 +160,7 @@ def one(found: Sweep, task: int) -> int:
 
 def all_of(found: Sweep, places: int) -> int:
     """All runs, so many at a time; what is not done is said at the end."""
-    print(described(found, places), flush=True)
+    print(printable(described(found, places)), flush=True)
     outcomes = Pool(found, places).run(range(len(found.runs)))
     failed = [outcome for outcome in outcomes if outcome.failed]
     open_ = [outcome for outcome in outcomes if not outcome.failed and outcome.status != DONE]
@@ -171,7 +171,7 @@ def all_of(found: Sweep, places: int) -> int:
 
 def listed(outcomes: list[Outcome], what: str) -> None:
     if outcomes:
-        print(f"{len(outcomes)} {what}")
+        print(printable(f"{len(outcomes)} {what}"))
         for outcome in outcomes:
             state = "not begun" if outcome.status == LEFT else outcome.line
-            print(f"  {outcome.run.name}: {state}")
+            print(printable(f"  {outcome.run.name}: {state}"))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from hpcfed.comm.settings import cores
 from hpcfed.engine.signals import heard
+from hpcfed.errors import printable
 from hpcfed.paths import tail
 from hpcfed.progress import display
 from hpcfed.report.summary import accuracy, share
@@ -146,7 +147,7 @@ class Pool:
         return Outcome(run, status, line)
 
     def said(self, outcome: Outcome, i: int) -> Outcome:
-        print(f"{i}: {outcome.run.name}: {outcome.line}", flush=True)
+        print(printable(f"{i}: {outcome.run.name}: {outcome.line}"), flush=True)
         return outcome
 
 

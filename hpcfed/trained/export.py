@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfed.errors import ConfigError
@@ -18,16 +19,23 @@ WHAT = {
 }
 
 
-def models(run: Path, clients: str | None = None, out: Path | None = None) -> str:
+def models(
+    run: Path,
+    clients: str | None = None,
+    out: Path | None = None,
+    own: Sequence[str] | None = None,
+) -> str:
     """The command. clients: numbers with commas; None: all. out: the folder; None: `models` in that
-    of the run.
+    of the run. own: method and models outside hpcfed that may be imported.
 
     Takes the newest checkpoint that is whole, also while the run goes on. Raises CheckpointError
     where there is none, ConfigError for a method whose clients' models cannot be told.
     """
     run, wanted = names.folder_of(run), numbers(clients)
     folder = out or names.models_folder(run)
-    return from_newest(run, lambda source: write(Saved(run, source, wanted), source, folder))
+    return from_newest(
+        run, lambda source: write(Saved(run, source, wanted, own or ()), source, folder)
+    )
 
 
 def write(saved: Saved, source: Reader, folder: Path) -> str:

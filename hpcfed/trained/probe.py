@@ -7,7 +7,7 @@ compares clients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +35,17 @@ PANELS = 4  # checkpoints whose clients are compared
 BATCH = 256
 
 
-def command(run: Path, examples: int = EXAMPLES, clients: str | None = None) -> str:
+def command(
+    run: Path,
+    examples: int = EXAMPLES,
+    clients: str | None = None,
+    own: Sequence[str] | None = None,
+) -> str:
     """The command; returns what was written. Raises CheckpointError where the run has no checkpoint
     that is whole.
     """
     folder = names.folder_of(run)
-    made = make(folder, examples, numbers(clients))
+    made = make(folder, examples, numbers(clients), own=own or ())
     path = probe.write(folder, made)
     n, about = (
         len(made.clients),
@@ -69,13 +74,16 @@ def make(
     examples: int = EXAMPLES,
     clients: Sequence[int] | None = None,
     most: int = MOST,
+    own: Collection[str] = (),
 ) -> Probe:
     """What the models of the newest checkpoint answer. clients: None: all, of more than `most` so
-    many, drawn.
+    many, drawn.  own: method and models outside hpcfed that may be imported.
     """
     if examples < 1:
         raise ConfigError(f"--examples {examples}: take at least 1")
-    return from_newest(run, lambda source: Probing(run, source, examples, clients, most).probe())
+    return from_newest(
+        run, lambda source: Probing(run, source, examples, clients, most, own).probe()
+    )
 
 
 class Probing:
@@ -88,9 +96,10 @@ class Probing:
         examples: int,
         clients: Sequence[int] | None,
         most: int = MOST,
+        own: Collection[str] = (),
     ):
-        self.run, self.source = run, source
-        self.saved = Saved(run, source, clients)
+        self.run, self.source, self.own = run, source, own
+        self.saved = Saved(run, source, clients, own)
         self.ks = some(self.saved, most) if clients is None else self.saved.clients
         test = self.saved.sources.test
         draw = rng.stream(self.saved.job.seed, "probe")
@@ -159,7 +168,7 @@ class Probing:
         for path in (older[i] for i in evenly(len(older), PANELS - 1)):
             try:
                 with Reader(path) as source:
-                    before = Saved(self.run, source, self.ks)
+                    before = Saved(self.run, source, self.ks, self.own)
                     what = f"probing {counted(len(self.ks), 'model')} of round {source.rounds}"
                     seen = self.answers(before, what)
                     tables[source.rounds] = pairwise_cka([z for z, _ in seen])

@@ -38,14 +38,20 @@ NOBODY = -1  # the rank of clients that are not looked at
 
 class Saved:
     """The models of a run as one checkpoint has them. clients: those that will be asked for; None:
-    all.
+    all.  own: method and models outside hpcfed that may be imported.
     """
 
-    def __init__(self, run: Path, source: Reader, clients: Collection[int] | None = None):
+    def __init__(
+        self,
+        run: Path,
+        source: Reader,
+        clients: Collection[int] | None = None,
+        own: Collection[str] = (),
+    ):
         found = record.recover(run)
         record.same_run(found.header, source.header, source.path)
         self.source, self.t = source, source.rounds - 1
-        self.job = again(found.header["job"], str(run))
+        self.job = again(found.header["job"], str(run), own)
         self.clients = chosen(clients, self.job.clients)
         self.sources = Sources(self.job, run, found.header.get(record.RUN_ID, ""))
         self.about = inputs(found.header, self.sources) | {

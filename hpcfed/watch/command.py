@@ -12,7 +12,7 @@ from time import monotonic, sleep
 
 from rich.live import Live
 
-from hpcfed.errors import ConfigError
+from hpcfed.errors import ConfigError, printable
 from hpcfed.report.tables import console
 from hpcfed.report.tail import EVERY, INTERRUPTED
 from hpcfed.status import DONE
@@ -41,12 +41,9 @@ def wait_for(runs: Sequence[Path]) -> None:
     """Wait until there is a file or folder at each of these paths, and say so."""
     absent = [run for run in runs if not os.path.exists(run)]
     if absent:
-        print(
-            f"watch: waiting for {', '.join(map(str, absent))}, which is not there yet; "
-            "Ctrl-C ends this",
-            file=sys.stderr,
-            flush=True,
-        )
+        names = ", ".join(map(str, absent))
+        text = f"watch: waiting for {names}, which is not there yet; Ctrl-C ends this"
+        print(printable(text), file=sys.stderr, flush=True)
     while not all(os.path.exists(run) for run in absent):
         sleep(EVERY)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpcfed.errors import CheckpointError
+from hpcfed.errors import CheckpointError, printable
 from hpcfed.paths import told_apart
 from hpcfed.report import state
 from hpcfed.report.columns import architectures, column, evaluated, last
@@ -75,7 +75,8 @@ class Watched:
         except CheckpointError:  # not begun, or damaged: the state says which
             self.record, self.known = None, {}
         found = state.of(self.record, self.folder) if self.record else state.state(self.folder)
-        return View(self.name, noted(*self.member, found) if self.member else found, **self.known)
+        found = noted(*self.member, found) if self.member else found
+        return View(self.name, replace(found, why=printable(found.why)), **self.known)
 
     def read(self) -> None:
         """Read the files, unless they are those that were read last."""
@@ -83,7 +84,8 @@ class Watched:
         if seen == self.seen and self.record:
             return
         self.record, self.seen = load(self.path), seen
-        self.known = {**numbers(self.record), "warnings": warnings(self.record, self.folder)}
+        told = list(map(printable, warnings(self.record, self.folder)))
+        self.known = {**numbers(self.record), "warnings": told}
 
 
 def numbers(record: Record) -> dict[str, Any]:
@@ -108,8 +110,14 @@ def phases(record: Record) -> dict[str, np.ndarray]:
     had.
     """
     recent = {phase: seconds[-RECENT:] for phase, seconds in spent(record).items()}
-    there = {phase: c[:, np.isfinite(c[-1])] for phase, c in recent.items() if len(c)}
-    return {phase: np.nanmean(c, 0) for phase, c in there.items()}
+    recent = {phase: c for phase, c in recent.items() if len(c)}
+    if not recent:
+        return {}
+    there = np.any([np.isfinite(c[-1]) for c in recent.values()], axis=0)
+    return {
+        phase: np.where(known := np.isfinite(c), c, 0.0).sum(0) / known.sum(0).clip(min=1)
+        for phase, c in ((phase, c[:, there]) for phase, c in recent.items())
+    }
 
 
 def nothing(number: float | None) -> float:
@@ -121,5 +129,5 @@ def watched(paths: Sequence[Path]) -> list[Watched]:
     runs = [Watched(run, of) for path in paths for run, of in sweeps.runs(existing(path))]
     folders = [Path(os.path.abspath(run.folder)) for run in runs]
     for run, name in zip(runs, told_apart(folders), strict=True):
-        run.name = name
+        run.name = printable(name)
     return runs

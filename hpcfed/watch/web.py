@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.errors import ConfigError
+from hpcfed.errors import ConfigError, printable
 from hpcfed.few import evenly
 from hpcfed.report import colours
 from hpcfed.report.status import words
@@ -58,11 +58,8 @@ def serve(runs: Sequence[Watched], port: int) -> int:
     exit status.
     """
     with Server(runs, port) as server:
-        print(
-            f"{server.url}  (Ctrl-C ends it; it ends by itself when the page has shown the runs' "
-            f"end)",
-            flush=True,
-        )
+        advice = "(Ctrl-C ends it; it ends by itself when the page has shown the runs' end)"
+        print(printable(f"{server.url}  {advice}"), flush=True)
         Thread(target=server.serve_forever, daemon=True).start()
         try:
             server.told.wait()

@@ -91,6 +91,7 @@ def test_a_file_needs_models_alone_and_a_run_neither_mpi_nor_engine(tmp_path):
     alone = loaded_by(names.model_file(tmp_path / "out", 3))
     parts = {name.split(".")[1] for name in alone if name.startswith("hpcfed.")}
     assert parts <= {
+        "content",
         "models",
         "trained",
         "registry",
@@ -149,13 +150,14 @@ class Guess(FedAvg):
 
 
 def test_what_cannot_be_told_is_refused_in_words(tmp_path):
-    run = saved_run(tmp_path / "run", f"{__name__}:Guess", "--models.mix", "mlp", rounds=1)
+    own = f"{__name__}:Guess"
+    run = saved_run(tmp_path / "run", own, "--models.mix", "mlp", rounds=1)
     with pytest.raises(
         ConfigError, match=r"Guess predicts in a way of its own .*cannot be exported"
     ):
-        models(run, out=tmp_path / "out")
+        models(run, out=tmp_path / "out", own=[own])
     with pytest.raises(ConfigError, match=r"client 6: the run has 6 clients, 0 to 5"):
-        hpcfed.load_model(run, client=6)
+        hpcfed.load_model(run, client=6, own=[own])
     with pytest.raises(ConfigError, match=r"say whose model, as in load_model\('.*', client=0\)"):
         hpcfed.load_model(run)
     with pytest.raises(ConfigError, match=r"--clients a: give numbers"):

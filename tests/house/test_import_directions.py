@@ -10,7 +10,7 @@ from tests.house.source import MODULES, PACKAGE, ROOT, imports, module, name
 # a part imports itself and parts of the lines above, never its neighbours or those below
 LEVELS = (
     "errors",
-    "paths  compat",
+    "paths  compat  content",
     "config.limits  own",
     "registry  extras  few  inputs  rng  params  progress  status  config.parts",
     "config.system  commands",

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.house.source import PACKAGE, ROOT, name, tree
+from tests.house.source import PACKAGE, ROOT, calls, name, tree
 
 FOLDERS = ("hpcfed", "tests", "jobs", "benchmarks", "slurm", "docs", ".ci")
 ENDINGS = {
@@ -56,6 +56,27 @@ def test_modules_classes_and_functions_say_what_they_are():
     silent = [name(path) for path in PACKAGE if not ast.get_docstring(tree(path))]
     silent += [f"{name(path)}: {what}" for path in PACKAGE for what in undocumented(tree(path))]
     assert silent == []
+
+
+SAFE = {"printable", "plain", "told", "json.dumps", "MARK + json.dumps"}
+
+
+def unsafe(path: Path) -> Iterator[str]:
+    """Calls of `print` of a file that print what may have come from outside as it is."""
+    for called, node in calls(path):
+        if called == "print" and not isinstance(text := node.args[0], ast.Constant | ast.Name):
+            how = ast.unparse(text).partition("(")[0]
+            shown = isinstance(text, ast.JoinedStr) and all(
+                ast.unparse(part.value).partition("(")[0] in SAFE
+                for part in text.values
+                if isinstance(part, ast.FormattedValue)
+            )
+            if not shown and how not in SAFE:
+                yield f"{name(path)}:{node.lineno}"
+
+
+def test_all_that_is_printed_is_made_printable():
+    assert [place for path in PACKAGE for place in unsafe(path)] == []
 
 
 def test_texts_speak_of_the_project_alone():

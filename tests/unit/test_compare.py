@@ -228,7 +228,7 @@ def test_of_very_many_clients_those_are_paired_whose_numbers_are_known(tmp_path)
         results = Results(
             made := tmp_path / method,
             {
-                "job": job(method, rounds=1),
+                "job": job(method, rounds=1) | {"clients": 20_000},
                 "ranks": 1,
                 "ended": "finished",
                 "architectures": ["mlp"] * 20_000,

@@ -189,7 +189,7 @@ def test_a_run_cites_hpcfed_and_what_it_used_once(run):
 
 
 def test_a_file_of_ones_own_is_not_cited(tmp_path):
-    run = run_of(tmp_path / "own", [], data="mine.h5", architectures=["mlp"])
+    run = run_of(tmp_path / "own", [], data="mine.h5", architectures=["mlp"] * 4)
     assert "mcmahan2017" in cite.used(load(run)) and not any(
         "1998" in key for key in cite.used(load(run))
     )

@@ -262,7 +262,7 @@ def test_a_run_holds_its_lock_as_long_as_it_lasts(sweep, monkeypatch):
 def test_what_is_finished_is_known_by_its_results(sweep):
     run = replace(sweep.runs[0], fields={"rounds": 2})
     for ended, rounds, want in [(None, 2, False), ("finished", 1, False), ("finished", 2, True)]:
-        header = {"job": {}, "architectures": []} | ({"ended": ended} if ended else {})
+        header = {"job": {}, "architectures": ["mlp"]} | ({"ended": ended} if ended else {})
         results = Results(sweep.folder / "a", header, {})
         for _ in range(rounds):
             results.append({"clients/accuracy": np.array([0.5])})

@@ -1,0 +1,198 @@
+"""What the header of a result file may say: types and bounds of all that readers rely on.
+
+Fields may be absent, for older versions wrote fewer; what is there has to be of its type. Other
+fields are read as they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hpcfed.errors import DamagedError
+from hpcfed.storage.columns import PADDED, PADDING
+
+if TYPE_CHECKING:
+    from hpcfed.storage.record import Record
+
+PART = r"^round-\d{6,}(-\d+)?/rank-\d{4,}\.h5$"  # path of a part of a checkpoint
+Text = Annotated[str, Field(max_length=100_000)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Part(BaseModel):
+    """A table whose fields may be absent, and which may have more."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class Method(Part):
+    """The algorithm."""
+
+    name: Text = ""
+
+
+class Data(Part):
+    """The clients' examples."""
+
+    name: Text = ""
+    partition: Text = ""
+    alpha: Finite | None = None
+
+
+class Job(Part):
+    """The fields of a job that readers of results use; `config.load.again` checks all of them."""
+
+    algorithm: Method = Method()
+    data: Data = Data()
+    clients: Annotated[int, Field(ge=1, le=10**8)] = 1
+    rounds: Count = 0
+    seed: int = 0
+    run: dict[str, Any] = {}
+    models: dict[str, Any] = {}
+
+
+class Past(Part):
+    """What the run was before it was resumed."""
+
+    rounds: Count = 0
+    ranks: Count | None = None
+    versions: dict[str, Text] = {}
+    commit: Text = ""
+    hardware: dict[str, Any] | Text = {}
+    slurm_job: Text = ""
+
+
+class Inputs(Part):
+    """What models are given."""
+
+    shape: list[Count] = []
+    mean: list[Finite] = []
+    std: list[Finite] = []
+    vocabulary: Count = 0
+
+
+class Header(Past):
+    """All of it."""
+
+    job: Job = Job()
+    algorithm: Text = ""
+    data: Text = ""
+    classes: list[Text] = []
+    inputs: Inputs = Inputs()
+    architectures: list[Text] = []
+    faults: list[Text] = []
+    placement: list[int] = []
+    history: list[Past] = []
+    ended: Text | None = None
+
+
+class Index(BaseModel):
+    """What the index of a checkpoint says: the names of its items, and the identity of each part
+    by its path, which lies beside the index.
+    """
+
+    model_config = ConfigDict(strict=True)
+    header: dict[str, Any]
+    rounds: Count
+    names: list[Text]
+    parts: dict[Annotated[str, Field(pattern=PART)], Text]
+
+
+class AboutPart(BaseModel):
+    """What all parts of a checkpoint say of it."""
+
+    model_config = ConfigDict(strict=True)
+    rounds: Count
+    ranks: Annotated[int, Field(ge=1, le=10**7)]
+    header: dict[str, Any]
+
+
+class Piece(BaseModel):
+    """What a part of a checkpoint says of that, and of its own items."""
+
+    model_config = ConfigDict(strict=True)
+    about: AboutPart
+    names: list[Text]
+
+
+class Answers(BaseModel):
+    """The header of a probe."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    rounds: Count
+    checkpoint: Text
+    architectures: list[Text]
+    classes: list[Text]
+
+
+def check_header(header: Any) -> None:
+    """DamagedError, with the first field that is wrong, unless this can be the header of a run."""
+    try:
+        Header.model_validate(header)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "all of it"
+        raise DamagedError(f"header: {place}: {first['msg'].lower()}") from error
+
+
+def check_columns(columns: dict[str, np.ndarray], rounds: int) -> None:
+    """DamagedError unless each column has a row for each round."""
+    for name, column in columns.items():
+        if not column.ndim or len(column) != rounds:
+            raise DamagedError(
+                f"column {name!r} has the shape {list(column.shape)}, but {rounds} rounds are done"
+            )
+    if rounds and not columns:
+        raise DamagedError(f"{rounds} rounds are done, but there are no columns")
+
+
+def check_record(record: Record) -> None:
+    """DamagedError unless header and columns belong together: as many clients in all columns, and
+    numbers of clients, architectures and failures that there are.
+    """
+    check_header(record.header)
+    header, columns = record.header, record.columns
+    check_columns(columns, record.rounds)
+    for prefix, most in (("rounds/", 1), ("clients/", 2), ("ranks/", 2)):
+        found = {name: c.shape[1:] for name, c in columns.items() if name.startswith(prefix)}
+        if any(len(shape) != most - 1 for shape in found.values()) or len(set(found.values())) > 1:
+            raise DamagedError(f"the columns {prefix}... have the shapes {list(found.values())}")
+    kinds, ids = header.get("architectures"), columns.get("clients/id")
+    widths = {c.shape[1] for name, c in columns.items() if name.startswith("clients/")}
+    if kinds is not None and ids is None and widths - {len(kinds)}:
+        raise DamagedError(f"{len(kinds)} architectures, but columns of {widths.pop()} clients")
+    K = header.get("job", {}).get("clients")
+    if K and kinds is not None and ids is None and len(kinds) != K:
+        raise DamagedError(f"{len(kinds)} architectures of {K} clients")
+    known = sum(c.nbytes for c in columns.values())  # readers fill missing columns with nan
+    if record.rounds * len(kinds or ()) * 8 > max(PADDED, PADDING * known):
+        raise DamagedError(f"{record.rounds} rounds of {len(kinds)} clients in {known} bytes")
+    for name, known in (
+        ("clients/id", header.get("job", {}).get("clients")),
+        ("clients/architecture", None if kinds is None else len(kinds)),
+        ("clients/fault", len(header["faults"]) if "faults" in header else None),
+    ):
+        values = columns.get(name)
+        if values is not None and known is not None:
+            numbers = values[np.isfinite(values)]
+            if ((numbers < 0) | (numbers >= known)).any():
+                raise DamagedError(f"column {name!r} has numbers outside 0..{known - 1}")
+    check_arrays(record.arrays, header)
+
+
+def check_arrays(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> None:
+    """DamagedError for arrays of other shapes than their names say."""
+    K, C = (len(header[name]) if name in header else None for name in ("architectures", "classes"))
+    for name, array in arrays.items():
+        dimensions = 2 if name in ("label_counts", "links") else 1
+        if array.ndim != dimensions:
+            raise DamagedError(f"array {name!r} has the shape {list(array.shape)}")
+    counts, links = arrays.get("label_counts"), arrays.get("links")
+    if counts is not None and (K, C) not in ((None, None), counts.shape) and None not in (K, C):
+        raise DamagedError(f"label_counts has the shape {list(counts.shape)}, not {[K, C]}")
+    if links is not None and (links.shape[1] != 2 or (K and ((links < 0) | (links >= K)).any())):
+        raise DamagedError("links are no pairs of clients")

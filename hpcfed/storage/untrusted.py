@@ -1,0 +1,169 @@
+"""Reading of HDF5 files that anybody may have made: what a file declares is checked before any of
+it is read.
+
+A seal (see `seal`) finds accidents; whoever makes a file on purpose can seal it too. So all readers
+of HDF5 files open groups, arrays and attributes through these functions, which follow hard links
+alone: no soft or external link, no storage in other files, no virtual data set, no filter but those
+that are allowed, no type that is not plain, and no more bytes than the file can hold.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfed.errors import DamagedError
+
+DEPTH = 64  # groups inside groups
+LARGEST = 2**63  # no count of a run reaches it
+NUMBERS, BYTES, STRINGS = "biuf", "S", "OSU"  # kinds of numpy's types
+# Filters that users' files may have, by HDF5's number, and how many bytes at most come out of one.
+# Deflate codes 258 bytes in 2 bits; LZF 264 in 3 bytes. The others change no size, or by bytes.
+RATIOS = {
+    h5py.h5z.FILTER_DEFLATE: 1032,
+    h5py.h5z.FILTER_LZF: 88,
+    h5py.h5z.FILTER_SHUFFLE: 1,
+    h5py.h5z.FILTER_FLETCHER32: 1,
+}
+
+
+class Budget:
+    """How many bytes may still be read from a file, and which objects were.
+
+    An object that is reached twice is a loop of links, or one that is to be read many times over.
+    """
+
+    def __init__(self, file: h5py.File):
+        self.left = self.size = file_size(file)
+        self.seen: set[int] = set()
+
+    def take(self, node: h5py.Group | h5py.Dataset) -> None:
+        """Count one group, or the bytes of one array."""
+        place = h5py.h5o.get_info(node.id).addr
+        if place in self.seen:
+            raise DamagedError(f"{where(node)}: is there under several names")
+        self.seen.add(place)
+        if isinstance(node, h5py.Dataset):
+            self.left -= declared(node)
+            if self.left < 0:
+                raise DamagedError(f"{where(node)}: the arrays declare more than the file holds")
+
+
+def file_size(file: h5py.File) -> int:
+    """Bytes of a file."""
+    return file.id.get_filesize()
+
+
+def where(node: h5py.Group | h5py.Dataset) -> str:
+    """How messages name a place in a file."""
+    return f"{node.name}"
+
+
+def child(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
+    """What lies in a group under a path of names; DamagedError where it is not in this file."""
+    for part in name.split("/"):
+        if not isinstance(group, h5py.Group):
+            raise DamagedError(f"{where(group)}: is no group")
+        if not isinstance(link(group, part), h5py.HardLink):
+            raise DamagedError(f"{where(group)}: {part!r} is a link to another place")
+        group = group[part]
+    return group
+
+
+def link(group: h5py.Group, name: str) -> h5py.HardLink | h5py.SoftLink | h5py.ExternalLink:
+    """The link of that name in a group, which is not followed. DamagedError without one."""
+    found = group.get(name, getlink=True)
+    if found is None:
+        raise DamagedError(f"{where(group)}: there is no {name!r}")
+    return found
+
+
+def subgroup(group: h5py.Group, name: str) -> h5py.Group:
+    """A group in a group."""
+    found = child(group, name)
+    if not isinstance(found, h5py.Group):
+        raise DamagedError(f"{where(found)}: is no group")
+    return found
+
+
+def declared(node: h5py.Dataset) -> int:
+    """Bytes that an array takes in memory, as its file says."""
+    return math.prod(node.shape or (0,)) * node.dtype.itemsize
+
+
+def array(node: Any, kinds: str = NUMBERS) -> np.ndarray:
+    """All values of an array of one of our files. DamagedError where it is none, or not in it as
+    hpcfed writes it.
+
+    kinds: of its type, as numpy has them.
+    """
+    check_dataset(node, kinds)
+    return node[()] if kinds == BYTES else node[...]
+
+
+def check_dataset(node: Any, kinds: str = NUMBERS, filters: bool = False) -> None:
+    """DamagedError for what is no array, or whose values are not all in the file itself.
+
+    filters: whether those in RATIOS are allowed, and storage in chunks.
+    """
+    if not isinstance(node, h5py.Dataset) or node.shape is None:
+        raise DamagedError(f"{where(node)}: is no array")
+    plist = node.id.get_create_plist()
+    if plist.get_external_count():
+        raise DamagedError(f"{where(node)}: its values are in another file, which is not read")
+    layout = plist.get_layout()
+    if layout == h5py.h5d.VIRTUAL:
+        raise DamagedError(f"{where(node)}: is put together from other files, which are not read")
+    if node.dtype.kind not in kinds:
+        raise DamagedError(f"{where(node)}: has the type {node.dtype}, which is not read")
+    used = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
+    if layout == h5py.h5d.CHUNKED or used:
+        if not filters:
+            raise DamagedError(f"{where(node)}: is compressed or in chunks, as hpcfed writes none")
+        check_filters(node, used)
+    elif declared(node) > file_size(node.file):
+        raise too_large(node)
+
+
+def check_filters(node: h5py.Dataset, used: list[int]) -> None:
+    """DamagedError for an array with other filters than those in RATIOS, or one that is larger
+    than what they can make of the file.
+    """
+    foreign = [number for number in used if number not in RATIOS]
+    if foreign:
+        raise DamagedError(
+            f"{where(node)}: uses the HDF5 filter number {foreign[0]}, which is not read; "
+            "store it plain, or with gzip or lzf"
+        )
+    most = file_size(node.file) * math.prod(RATIOS[number] for number in set(used))
+    chunk = math.prod(node.chunks or (1,)) * node.dtype.itemsize
+    if max(declared(node), chunk) > most:
+        raise too_large(node)
+
+
+def too_large(node: h5py.Dataset) -> DamagedError:
+    return DamagedError(
+        f"{where(node)}: declares {declared(node):.3g} bytes, more than a file of "
+        f"{file_size(node.file)} bytes can hold"
+    )
+
+
+def attribute(node: h5py.Group | h5py.Dataset, name: str, default: Any = None) -> Any:
+    """One number or text that is attached to a group or array; `default` where there is none."""
+    if not h5py.h5a.exists(node.id, name.encode()):
+        return default
+    found = h5py.h5a.open(node.id, name.encode())
+    if found.shape != () or found.dtype.kind not in NUMBERS + STRINGS:
+        raise DamagedError(f"{where(node)}: its attribute {name!r} is no number and no text")
+    return node.attrs[name]
+
+
+def number(node: h5py.Group | h5py.Dataset, name: str) -> int:
+    """An attribute that counts something: a whole number, 0 or more."""
+    found = attribute(node, name)
+    if not isinstance(found, int | np.integer) or not 0 <= found < LARGEST:
+        raise DamagedError(f"{where(node)}: its attribute {name!r} is {found!r}, which is no count")
+    return int(found)

@@ -1,0 +1,357 @@
+"""Sealed files that anybody may have made: refused with one message before anything is read, run or
+obeyed.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import hpcfed
+from hpcfed import cli
+from hpcfed.config.load import again, load
+from hpcfed.content import DamagedError, parse_json
+from hpcfed.data import files
+from hpcfed.data.holdings import Partition
+from hpcfed.errors import CheckpointError, ConfigError, DataError, plain, printable, told
+from hpcfed.storage import names, record, tree
+from hpcfed.storage import sweep as sweeps
+from hpcfed.storage.atomic import replacing
+from hpcfed.storage.columns import joined
+from hpcfed.storage.journal import unpack
+from hpcfed.storage.reader import Reader
+from hpcfed.storage.seal import identity
+from tests import records
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import crafted
+
+MARKS = "\x1b[31m\n\u202e"
+
+
+def crafted_run(folder: Path, change) -> Path:
+    """A run whose results `change(file)` was made to before they were sealed."""
+    made = records.run(folder)
+    found = record.load(folder)
+    with replacing(names.results_file(folder), names.RESULTS) as file:
+        made._fill(file, dict(found.columns))
+        change(file)
+    return folder
+
+
+def put(name: str, make):
+    """What replaces an item of a file. make(file, name)."""
+
+    def change(file: h5py.File) -> None:
+        del file[name]
+        make(file, name)
+
+    return change
+
+
+def header(text: bytes):
+    return put("header", lambda file, name: file.create_dataset(name, data=np.bytes_(text)))
+
+
+def field(place: str, value: object):
+    """A header with another value at that place."""
+
+    def make(file: h5py.File) -> None:
+        found = json.loads(file["header"][()])
+        *above, last = place.split(".")
+        table = found
+        for key in above:
+            table = table[key]
+        table[last] = value
+        header(json.dumps(found).encode())(file)
+
+    return make
+
+
+def virtual(file: h5py.File, name: str) -> None:
+    layout = h5py.VirtualLayout((3,), "f8")
+    layout[:] = h5py.VirtualSource("other.h5", "x", (3,))
+    file.create_virtual_dataset(name, layout)
+
+
+SECRET, SECONDS = "secret.txt", "columns/rounds/seconds"
+HOSTILE = {
+    "no JSON": (header(b"no json"), "no JSON text"),
+    "deep": (header(b"[" * 100_000), "nested deeper|no JSON"),
+    "deep but whole": (header(b"[" * 100 + b"]" * 100), "nested deeper than 32"),
+    "list": (header(b"[1]"), "header: all of it"),
+    "digits": (header(b'{"job": ' + b"9" * 5000 + b"}"), "no JSON text"),
+    "negative": (field("job.rounds", -1), "header: job.rounds"),
+    "not a number": (field("job.rounds", float("nan")), "header: job.rounds"),
+    "huge": (field("job.clients", 2**40), "header: job.clients"),
+    "names": (field("architectures", [1, None]), "header: architectures.0"),
+    "clients": (field("job.clients", 5), "4 architectures of 5 clients"),
+    "rounds": (lambda file: file.attrs.modify("rounds", 2**40), "but 1099511627776 rounds"),
+    "many rounds": (lambda file: file.attrs.modify("rounds", -1), "which is no count"),
+    "no rounds": (lambda file: file.attrs.pop("rounds"), "None, which is no count"),
+    "version": (lambda file: file.attrs.create("format_version", [1, 2]), "no number and no text"),
+    "no columns": (lambda file: file.pop("columns"), "there is no 'columns'"),
+    "width": (
+        put("columns/clients/up", lambda f, n: f.create_dataset(n, data=np.ones((3, 9)))),
+        "have the shapes",
+    ),
+    "kind": (put(SECONDS, lambda f, n: f.create_dataset(n, data=["a"] * 3)), "has the type"),
+    "declared": (
+        put(SECONDS, lambda f, n: f.create_dataset(n, (2**43,), "f8")),
+        "declare more than the file",
+    ),
+    "gzip": (
+        put(
+            SECONDS,
+            lambda f, n: f.create_dataset(n, data=np.zeros(3), chunks=(3,), compression="gzip"),
+        ),
+        "is compressed",
+    ),
+    "soft link": (
+        put(SECONDS, lambda f, n: f.__setitem__(n, h5py.SoftLink("/header"))),
+        "is a link",
+    ),
+    "external link": (
+        put(SECONDS, lambda f, n: f.__setitem__(n, h5py.ExternalLink("other.h5", "/x"))),
+        "is a link",
+    ),
+    "loop": (put(SECONDS, lambda f, n: f.__setitem__(n, f["columns"])), "under several names"),
+    "elsewhere": (
+        put(SECONDS, lambda f, n: f.create_dataset(n, (3,), "f8", external=[(SECRET, 0, 24)])),
+        "in another file, which is not read",
+    ),
+    "virtual": (put(SECONDS, virtual), "is put together from other files"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_results_are_refused_with_one_message_by_all_that_read_them(
+    tmp_path, monkeypatch, capsys, case
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / SECRET).write_bytes(b"secret" * 100)
+    change, what = HOSTILE[case]
+    run = crafted_run(tmp_path / "run", change)
+    with pytest.raises(CheckpointError, match=what):
+        record.load(run)
+    for command in ("summary", "tail", "cite", "digest"):
+        assert cli.main([command, str(run)]) == 2
+        assert capsys.readouterr().err.count("hpcfed: ") == 1
+    assert cli.main(["status", str(run)]) == 0 and "damaged" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_refused_at_once_wherever_a_file_is_read(tmp_path):
+    records.run(tmp_path)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for ask in (identity, lambda path: sweeps.read(path.parent), hpcfed.load, Partition.load):
+        link = names.sweep_file(tmp_path)
+        link.unlink(missing_ok=True)
+        link.symlink_to(pipe)
+        with pytest.raises((OSError, CheckpointError, DataError)):
+            ask(pipe)
+    index = names.checkpoint_file(tmp_path, 1)
+    part = names.part_file(names.parts_folder(index), 0)
+    part.parent.mkdir(parents=True)
+    os.mkfifo(part)
+    index = checkpoint(index, {"round-000001/rank-0000.h5": "0" * 64})
+    with Reader(index) as source, pytest.raises(DamagedError, match="pipe"):
+        source.get("state")
+
+
+def checkpoint(index: Path, parts: dict[str, str]) -> Path:
+    """An index of these parts, the state in the first of them."""
+    with replacing(index, names.CHECKPOINT) as file:
+        file.attrs["rounds"] = 1
+        tree.write_json(file, "header", {"job": {}})
+        tree.write_json(file, "names", ["state"])
+        tree.write_json(file, "parts", parts)
+        file.create_group("items")["state"] = h5py.ExternalLink(next(iter(parts)), "/items/state")
+    return index
+
+
+@pytest.mark.parametrize("part", ["../../other/rank-0000.h5", "/etc/x", "round-000001/../a.h5"])
+def test_an_index_names_parts_beside_it_alone(tmp_path, part):
+    with pytest.raises(DamagedError, match="parts"):
+        Reader(checkpoint(names.checkpoint_file(tmp_path, 1), {part: "0" * 64}))
+
+
+def test_groups_in_a_circle_and_objects_of_many_names_end():
+    with h5py.File.in_memory() as file:
+        tree.write(file, "a", {"b": [1, 2]})
+        file["a/b/2"] = file["a"]
+        for name in "cd":
+            tree.write(file, name, {"x": np.ones(3)})
+        file["c/y"] = file["c/x"]
+        for name in "ac":
+            with pytest.raises(DamagedError, match="several names"):
+                tree.read(file, name)
+            with pytest.raises(DamagedError, match="several names"):
+                list(tree.leaves(file, name))
+        assert list(tree.read(file, "d")["x"]) == [1, 1, 1]
+
+
+def test_a_file_that_lacks_a_field_says_which():
+    with pytest.raises(DamagedError, match="a.json: does not say 'b'"):
+        parse_json('{"a": 1}', "a.json")["b"]
+
+
+@pytest.mark.parametrize(
+    "about", ['[["x", "O", [1]]]', '[["x", "f8", [-1]]]', '[["x", "f8", [9999]]]', "[]", '[["x"]]']
+)
+def test_a_block_of_the_journal_that_declares_what_it_does_not_hold_is_refused(about):
+    with pytest.raises((DamagedError, ValueError)):
+        unpack(about.encode() + b"\n" + bytes(8))
+
+
+def test_gaps_of_a_column_take_no_more_memory_than_its_numbers_explain():
+    tall, wide = {"clients/x": np.ones((10**5, 1))}, {"clients/x": np.ones((1, 10**5))}
+    with pytest.raises(DamagedError, match="with the gaps between them"):
+        joined([tall, wide])
+
+
+USERS = {
+    "elsewhere": lambda f: f.create_dataset("x", (4, 1, 2, 2), "u1", external=[(SECRET, 0, 16)]),
+    "soft": lambda f: f.__setitem__("x", h5py.SoftLink("/train/y")),
+    "external": lambda f: f.__setitem__("x", h5py.ExternalLink("other.h5", "/x")),
+    "declared": lambda f: f.create_dataset("x", (2**24, 1, 2, 2), "u1", compression="gzip"),
+    "filter": lambda f: f.create_dataset("x", data=np.ones((4, 1, 2, 2)), scaleoffset=2),
+}
+
+
+@pytest.mark.parametrize("case", USERS)
+def test_users_files_are_read_from_themselves_alone(tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / SECRET).write_bytes(b"secret" * 100)
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        group = file.create_group("train")
+        group["y"] = np.arange(4) % 2
+        USERS[case](group)
+    with pytest.raises(DataError, match="not read|is a link|more than a file"):
+        files.read(tmp_path / "data.h5")
+
+
+def test_gzip_and_lzf_are_read_in_users_files(tmp_path):
+    for how in ("gzip", "lzf"):
+        with h5py.File(tmp_path / "data.h5", "w") as file:
+            for part in ("train", "test"):
+                x = np.zeros((40, 1, 8, 8), np.uint8)
+                file.create_dataset(f"{part}/x", data=x, compression=how, shuffle=True)
+                file[f"{part}/y"] = np.arange(40) % 2
+        assert files.read(tmp_path / "data.h5").train.x.shape == (40, 1, 8, 8)
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch) -> str:
+    """A module whose import leaves a mark, and what a job calls its method."""
+    (tmp_path / "evil_module.py").write_text(
+        "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
+        "from hpcfed.algorithms.fedavg import FedAvg\nclass X(FedAvg): pass\n"
+        "def tiny(shape, d): raise SystemExit\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "evil_module:X"
+    sys.modules.pop("evil_module", None)
+
+
+def test_resume_imports_a_method_only_where_the_user_names_it_too(tmp_path, evil):
+    job = {"algorithm": {"name": evil}, "models": {"mix": ["mlp"]}}
+    words, mark = ["--resume", str(tmp_path)], tmp_path / "evil_module.ran"
+    with pytest.raises(ConfigError, match=f"--algorithm.name {evil}"):
+        load(words, lambda path: job, environ={})
+    with pytest.raises(ConfigError, match="--own"):
+        again(job, "run")
+    assert not mark.exists()
+    (tmp_path / "job.toml").write_text(f'[algorithm]\nname = "{evil}"\n')
+    for given in ([*words, "--algorithm.name", evil], [str(tmp_path / "job.toml"), *words]):
+        assert load(given, lambda path: job, environ={}).algorithm.name == evil
+    assert mark.exists() and again(job, "run", own=[evil]).algorithm.name == evil
+
+
+def test_resume_imports_a_model_only_where_the_user_names_it_too(tmp_path, evil):
+    tiny = "evil_module:tiny"
+    job = {"algorithm": {"name": "fedavg"}, "models": {"mix": [tiny]}}
+    with pytest.raises(ConfigError, match=f"names {tiny}"):
+        load(["--resume", str(tmp_path)], lambda path: job, environ={})
+    assert not (tmp_path / "evil_module.ran").exists()
+    mine = load(["--resume", str(tmp_path), "--models.mix", tiny], lambda path: job, environ={})
+    assert mine.models.mix == (tiny,)
+
+
+@pytest.mark.parametrize("name", ["evil_module:tiny", "mlp+evil_module:tiny", "subprocess:Popen"])
+def test_a_saved_model_imports_nothing_that_the_user_does_not_name(tmp_path, evil, name):
+    about = {
+        "architecture": name, "shape": [1, 8, 8], "classes": ["a"], "d": 8, "relu_head": False,
+        "vocabulary": 0, "mean": [0.0], "std": [1.0], "client": 0, "rounds": 1, "counted": "",
+        "kind": "logits", "more": {}, "job": {},
+    }  # fmt: skip
+    told = {key: json.dumps(value) for key, value in about.items()}
+    path = tmp_path / "client.safetensors"
+    metadata = {"format": "hpcfed-model", "version": "1", **told}
+    save_file({"x": torch.zeros(1)}, path, metadata=metadata)
+    with pytest.raises(ConfigError, match="only where you name it yourself"):
+        hpcfed.load_model(path)
+    assert not (tmp_path / "evil_module.ran").exists()
+
+
+def test_results_that_name_a_module_are_read_without_it(tmp_path, evil, capsys):
+    run = crafted_run(tmp_path / "run", field("job.algorithm.name", evil))
+    assert evil in repr(hpcfed.load(run))
+    for command in ("summary", "status", "plot", "cite"):
+        assert cli.main([command, str(run)]) == 0
+    assert not (tmp_path / "evil_module.ran").exists()
+
+
+def test_what_a_terminal_would_obey_is_printed_as_escapes():
+    assert printable(f"a{MARKS}b") == "a\\x1b[31m\\n\\u202eb"
+    assert plain(f"a\tb\n{MARKS}") == "a\tb\n\\x1b[31m\n\\u202e"
+    assert plain(f"x{MARKS}\ny", [MARKS]) == "x\\x1b[31m\\n\\u202e\ny"
+    assert told(f"{MARKS}: gone", [MARKS]) == "\\x1b[31m\\n\\u202e: gone"
+    assert printable("ü漢 ±") == "ü漢 ±"
+
+
+@pytest.mark.parametrize("command", ["summary", "status", "table", "tail", "cite", "watch"])
+def test_names_of_folders_and_labels_are_printed_in_one_line(tmp_path, capsys, command):
+    run = crafted_run(tmp_path / f"run{MARKS}", field("job.algorithm.name", f"mine{MARKS}"))
+    other = records.run(tmp_path / "plain").path.parent
+    answers = []
+    for folder in (run, other):
+        assert cli.main([command, str(folder)]) == 0
+        answers.append(capsys.readouterr().out.split("\n"))
+    assert [line for line in answers[0] if not line.isprintable()] == []
+    assert len(answers[0]) == len(answers[1])
+    assert cli.main([command, f"{run}?"]) == 2
+    assert capsys.readouterr().err.split("\n")[0].isprintable()
+
+
+def test_names_in_a_sweep_are_folders_beside_it(tmp_path):
+    text = {"format": "hpcfed-sweep", "version": 1, "words": [], "directory": "", "ranks": 1}
+    for name in ("..", "../other", "a/b", ""):
+        runs = [{"name": name, "words": [], "job": {}}]
+        names.sweep_file(tmp_path).write_text(
+            json.dumps(text | {"launcher": "", "job": {}, "runs": runs})
+        )
+        with pytest.raises(CheckpointError, match=r"sweep\.json"):
+            sweeps.read(tmp_path)
+
+
+@pytest.mark.timeout(120)
+def test_mutated_files_of_every_kind_are_refused_or_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("CRAFTED_PLACE", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(crafted, "RARE", dict.fromkeys(crafted.RARE, 10**6))
+    crafted.made(tmp_path)
+    for kind in crafted.READERS:
+        for number in (1, 2):
+            faults, _ = crafted.play(kind, number, 0, tmp_path)
+            assert faults == []
+    shutil.rmtree(tmp_path / "s")
