@@ -86,5 +86,5 @@ class Synthetic:
         """
         return np.bincount(self.held(k)[0].y, minlength=CLASSES)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, run_id: str = "") -> None:
         """Nothing: the job says all about a population."""

@@ -47,7 +47,8 @@ def test_a_field_that_is_a_list_has_its_alternatives_between_semicolons():
         ("mix=mlp-cnn", ["--models.mix", "mlp,cnn"]),
         ("mix=cnn", ["--models.mix", "cnn"]),
     ]
-    own = ["--algorithm.name", "fedasync", *HOMOGENEOUS, "--algorithm.decay_at", "10,20;30"]
+    own = ["--algorithm.name", "fedasync", *HOMOGENEOUS, "--algorithm.decay", "0.5"]
+    own += ["--algorithm.decay_at", "10,20;30"]
     assert [name for name, _ in runs(*own)] == ["decay_at=10-20", "decay_at=30"]
 
 
