@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 
 setup(
     name="hpcfed",
-    version=re.search(r'__version__ = "(.+)"', (HERE / "hpcfed/__init__.py").read_text())[1],
+    version=re.search(r'__version__ = "(.+)"', (HERE / "hpcfed/core/version.py").read_text())[1],
     description="Federated learning with different models on different clients, on a cluster",
     long_description=(HERE / "README.md").read_text() if (HERE / "README.md").exists() else "",
     long_description_content_type="text/markdown",
@@ -20,11 +20,11 @@ setup(
     package_data={
         "hpcfed": [
             "py.typed",
-            "references.bib",
-            "presets/*.toml",
+            "report/references.bib",
+            "config/presets/*.toml",
             "report/*.toml",
-            "watch/page/*",
-            "page/files/*",
+            "report/watch/page/*",
+            "report/page/files/*",
         ]
     },
     install_requires=[

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from runs import RESULTS, Run, run_all, slug
 
-from hpcfed.report.summary import facts
+from hpcfed.results.summary import facts
 from hpcfed.storage.results import load
 
 LOCAL, OURS = ("--algorithm.name", "local"), ("--algorithm.name", "fedclassavg")

@@ -22,11 +22,11 @@ from cases import CLASSES, COLOUR, GREY
 from paired import Row, interleaved, ratio, save
 from torch import Tensor
 
-from hpcfed.cluster.devices import prepare
-from hpcfed.compat import import_torchvision
+from hpcfed.core.compat import import_torchvision
+from hpcfed.core.rng import scoped, torch_stream
 from hpcfed.data.augment import views
+from hpcfed.machine.devices import prepare
 from hpcfed.models import build
-from hpcfed.rng import scoped, torch_stream
 
 BATCH = 64
 MODELS = ("resnet18", "shufflenetv2", "googlenet", "alexnet")

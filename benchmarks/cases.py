@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.comm.serial import Serial
-from hpcfed.compat import import_torchvision
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
+from hpcfed.core.compat import import_torchvision
+from hpcfed.core.rng import stream
 from hpcfed.engine import events
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
-from hpcfed.rng import stream
 
 CLASSES = 10
 NEVER = "1000000"

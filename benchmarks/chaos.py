@@ -33,7 +33,7 @@ from paired import RESULTS, machine
 from struck import JOBS, Case, Outcome, cleanly, play
 from tally import rows, table
 
-from hpcfed.rng import stream
+from hpcfed.core.rng import stream
 from hpcfed.storage.atomic import put
 
 MOST, LATER = 3, 2  # ranks of the first start and of others

@@ -28,8 +28,8 @@ from hpcfed.comm import Comm, connect
 from hpcfed.engine import events
 from hpcfed.engine.record import peak_bytes
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.saver import Saver
 from hpcfed.engine.setup import federation, world
+from hpcfed.engine.survival.saver import Saver
 from hpcfed.storage import names
 
 RANKS, LIMIT = 2, 3600  # seconds that the run may take

@@ -38,14 +38,15 @@ import hpcfed
 from hpcfed import cli, main
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
+from hpcfed.core.errors import HpcfedError
+from hpcfed.core.rng import stream
 from hpcfed.data.holdings import Partition
-from hpcfed.engine import events, folder, saving
+from hpcfed.engine import events, folder
 from hpcfed.engine.setup import federation, world
-from hpcfed.errors import HpcfedError
-from hpcfed.rng import stream
+from hpcfed.engine.survival import saving
+from hpcfed.report.watch.terminal import render
+from hpcfed.report.watch.view import watched
 from hpcfed.storage import names, probe, results
-from hpcfed.watch.terminal import render
-from hpcfed.watch.view import watched
 
 LIMIT = 60  # seconds of one answer
 SPARE = 96 * 2**20  # bytes that reading any small run may take, pictures and models included
@@ -91,7 +92,7 @@ def loaded(run: Path) -> None:
 
 def looked(run: Path) -> None:
     """One look of `hpcfed watch`, printed."""
-    from hpcfed.report.tables import console
+    from hpcfed.core.tables import console
 
     views = [one.look() for one in watched([run])]
     where: Console = console()

@@ -25,8 +25,8 @@ from paired import Row, interleaved, ratio, save
 from rawloop import RawLoop
 from torch import Tensor
 
-from hpcfed.compat import import_torchvision
 from hpcfed.config.job import Job
+from hpcfed.core.compat import import_torchvision
 from hpcfed.training.losses import supcon
 
 TWO_VIEWS = replace(

@@ -36,11 +36,11 @@ from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
-from hpcfed.errors import HpcfedError, told
-from hpcfed.report.tables import console
+from hpcfed.core.errors import HpcfedError, told
+from hpcfed.core.tables import console
+from hpcfed.report.watch.terminal import render
+from hpcfed.report.watch.view import watched
 from hpcfed.storage.results import Results
-from hpcfed.watch.terminal import render
-from hpcfed.watch.view import watched
 
 LONG = 150_000  # characters of a message at most
 

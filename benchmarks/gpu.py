@@ -27,12 +27,12 @@ from paired import Ratio, Row, interleaved, ratio, save, table
 from side import SIDES, Side
 from torch import nn
 
-from hpcfed.cluster import devices
 from hpcfed.comm.serial import Serial
 from hpcfed.config.load import load
 from hpcfed.engine import events
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
+from hpcfed.machine import devices
 from hpcfed.storage.results import load as results
 
 PAPER = Case(

@@ -18,9 +18,9 @@ from cases import CLASSES, Case
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from hpcfed.compat import import_torchvision
+from hpcfed.core.compat import import_torchvision
+from hpcfed.core.rng import stream
 from hpcfed.models import build
-from hpcfed.rng import stream
 from hpcfed.training.losses import distance, supcon
 
 D = 512

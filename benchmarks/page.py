@@ -22,7 +22,7 @@ from time import perf_counter
 import numpy as np
 from paired import Row, ratio, save
 
-from hpcfed.rng import stream
+from hpcfed.core.rng import stream
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Results
 

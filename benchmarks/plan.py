@@ -33,9 +33,9 @@ from benchmarks.nodes import Nodes, missing
 from benchmarks.paired import Ratio, Row, machine, ratio, save
 from benchmarks.scaling import WARM, measure
 from hpcfed.config.load import load
-from hpcfed.plan.command import measured, predicted
-from hpcfed.plan.network import Network
-from hpcfed.plan.predict import Cluster
+from hpcfed.launch.plan.command import measured, predicted
+from hpcfed.launch.plan.network import Network
+from hpcfed.launch.plan.predict import Cluster
 
 ROUNDS, MOST = 3, 1.15
 FIELDS = [

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from cases import Case
 from torch import Tensor, nn
 
-from hpcfed.rng import torch_stream
+from hpcfed.core.rng import torch_stream
 
 State = dict[str, Tensor]
 Batches = Sequence[tuple[Tensor, Tensor]]

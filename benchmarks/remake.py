@@ -20,7 +20,7 @@ from runs import RESULTS, Run, run_all
 
 from hpcfed.config.files import EMBEDDED
 from hpcfed.config.load import load
-from hpcfed.figures.command import plot
+from hpcfed.report.figures.command import plot
 from hpcfed.storage.fields import flat
 from hpcfed.storage.record import load as read
 

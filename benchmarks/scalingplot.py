@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hpcfed.figures.phases import LOOKS
+from hpcfed.report.figures.phases import LOOKS
 
 WIDTH, HEIGHT, POINTS = 3.4, 3.8, 8  # inches, and of letters
 

@@ -8,7 +8,7 @@ import torch
 from cases import CLASSES, Case
 from torch.profiler import ProfilerActivity, profile
 
-from hpcfed.cluster import devices
+from hpcfed.machine import devices
 from hpcfed.models.cost import work
 
 SIDES = {"eager": "float32", "graphed": "float32", "graphed tf32": "tf32", "graphed bf16": "bf16"}

@@ -18,11 +18,11 @@ from faults import EVERY, FAULTS, ROUNDS, Fault
 from launch import mpirun, on_ranks
 from watched import Hung, Told, Watched
 
+from hpcfed.core.errors import HpcfedError
+from hpcfed.core.rng import stream
+from hpcfed.core.status import DONE
 from hpcfed.data.holdings import Partition
-from hpcfed.engine.supervise import onward, saved
-from hpcfed.errors import HpcfedError
-from hpcfed.rng import stream
-from hpcfed.status import DONE
+from hpcfed.engine.survival.supervise import onward, saved
 from hpcfed.storage import names
 from hpcfed.storage.digest import digest
 

@@ -21,13 +21,13 @@ import torch
 from launch import on_ranks
 from paired import Row, interleaved, ratio, save
 
-from hpcfed import rng
-from hpcfed.averaging import mean_of
-from hpcfed.cluster.allocator import keep_memory
 from hpcfed.comm import connect
+from hpcfed.core import rng
+from hpcfed.core.averaging import mean_of
+from hpcfed.core.params import Mean, Params
+from hpcfed.machine.allocator import keep_memory
 from hpcfed.models import build
 from hpcfed.models.flat import Layout
-from hpcfed.params import Mean, Params
 
 RANKS = (2, 4, 8)
 CLIENTS = 20

@@ -2,7 +2,7 @@
 
 from text import code, joined, prose, sentence, table
 
-from hpcfed.commands import COMMANDS, Argument, Command
+from hpcfed.launch.commands import COMMANDS, Argument, Command
 
 INTRO = """
 # Commands

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from text import table
 
-from hpcfed.figures.registry import FIGURES, PAPERS
+from hpcfed.report.figures.registry import FIGURES, PAPERS
 
 GALLERY = Path(__file__).parent / "pages" / "gallery"
 HEAD = """# Figures

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hpcfed.figures.command import plot
-from hpcfed.figures.registry import FIGURES
+from hpcfed.report.figures.command import plot
+from hpcfed.report.figures.registry import FIGURES
 
 ROOT = Path(__file__).parents[1]
 RUNS, PICTURES = ROOT / "runs" / "gallery", ROOT / "docs" / "pages" / "gallery"

@@ -13,9 +13,9 @@ from traffic import traffic
 
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.algorithms.base import Method
+from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased
-from hpcfed.algorithms.peers import Peers
-from hpcfed.registry import Entry
+from hpcfed.core.registry import Entry
 from hpcfed.report.catalogue import ACCEPTS, NEEDS, keys, parameter, written
 from hpcfed.report.references import bibtex
 

@@ -7,11 +7,11 @@ from typing import Any
 from text import block, code, folded, joined, prose, sentence, table
 
 from hpcfed.config.parts import Data
+from hpcfed.core.registry import Entry as Named
 from hpcfed.data import DATASETS, PARTITIONS, schemes
 from hpcfed.data.partition import split
 from hpcfed.data.sampling import mirror
 from hpcfed.models import MODELS, Entry
-from hpcfed.registry import Entry as Named
 from hpcfed.report.catalogue import keys, model, parameter
 from hpcfed.report.references import bibtex
 

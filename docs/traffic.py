@@ -10,7 +10,7 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.engine.setup import federation, world
-from hpcfed.engine.world import World
+from hpcfed.federation.world import World
 
 PUBLIC = 200
 COMMON = ("--clients", "20", "--local.optimiser", "sgd")  # which every method accepts

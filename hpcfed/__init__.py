@@ -6,11 +6,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcfed.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from hpcfed.models.trained import Trained
     from hpcfed.results.run import Run
-
-__version__ = "0.1.0"
 
 
 def load(run: str | Path) -> Run:
@@ -34,6 +34,6 @@ def load_model(source: str | Path, client: int | None = None, own: Collection[st
     architecture, classes, job. Raises CheckpointError where there is no such model, ConfigError for
     a client that the run does not have.
     """
-    from hpcfed.trained.load import load_model  # here: `hpcfed list` needs no torch
+    from hpcfed.results.trained.load import load_model  # here: `hpcfed list` needs no torch
 
     return load_model(source, client, own)

@@ -1,7 +1,7 @@
 """The console command `hpcfed`: looks things up and reads result files; never needs MPI.
 
-A command is one function and one line in `hpcfed.commands`, which names its arguments. The function
-returns what is
+A command is one function and one line in `hpcfed.launch.commands`, which names its arguments. The
+function returns what is
 printed: text, a list or dict (as JSON), or a table of rich; a number is the exit status. Its module
 is imported only when the command is called, so that `hpcfed list` and `hpcfed --help` answer at
 once.
@@ -14,9 +14,9 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from hpcfed import __version__
-from hpcfed.commands import COMMANDS
-from hpcfed.errors import HpcfedError, escape_unprintable, plain, printable, told
+from hpcfed.core.errors import HpcfedError, escape_unprintable, plain, printable, told
+from hpcfed.core.version import __version__
+from hpcfed.launch.commands import COMMANDS
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        from hpcfed import own  # here: `hpcfed --help` answers at once
+        from hpcfed.core import own  # here: `hpcfed --help` answers at once
 
         if not (theirs := own.explained(error)):
             raise
@@ -98,7 +98,7 @@ def _print(answer: Any, given: Sequence[object]) -> None:
     elif isinstance(answer, list | dict):
         print(json.dumps(answer, indent=2, allow_nan=False))
     else:
-        from hpcfed.report.tables import console
+        from hpcfed.core.tables import console
 
         console().print(answer)
 

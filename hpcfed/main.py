@@ -2,8 +2,8 @@
 
 `--help` in place of a run: `hpcfed.config.help`.
 
-Exit statuses are those of `hpcfed.status`. Without ULFM a rank's death ends the launcher itself,
-with a status of its
+Exit statuses are those of `hpcfed.core.status`. Without ULFM a rank's death ends the launcher
+itself, with a status of its
 own: mpirun's is 128 + the signal, 137 after SIGKILL.
 """
 
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from hpcfed import own
 from hpcfed.comm import Comm, connect, ulfm
 from hpcfed.comm.agree import agreed
 from hpcfed.comm.connect import spoken_for
@@ -26,13 +25,14 @@ from hpcfed.config import help
 from hpcfed.config.load import load, peek
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Run
-from hpcfed.engine import signals
+from hpcfed.core import own
+from hpcfed.core.errors import HpcfedError, RankLost, escape_unprintable, plain, told
+from hpcfed.core.status import DONE, FAULT, RESUME_ME, WRONG
 from hpcfed.engine.folder import stored
 from hpcfed.engine.run import run
-from hpcfed.engine.watchdog import Guard
-from hpcfed.errors import HpcfedError, RankLost, escape_unprintable, plain, told
-from hpcfed.faults import out_of_memory
-from hpcfed.status import DONE, FAULT, RESUME_ME, WRONG
+from hpcfed.engine.survival import signals
+from hpcfed.engine.survival.watchdog import Guard
+from hpcfed.machine.faults import out_of_memory
 
 ADVICE = (
     "make models or data smaller, or give each rank more memory (fewer ranks a node, larger nodes)"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.config.parts import Log
-from hpcfed.sinks.logs import Logs
+from hpcfed.report.sinks.logs import Logs
 from tests import records
 
 HEADER = records.header(4, 2, 4)

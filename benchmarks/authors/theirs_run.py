@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from setting import Watch
 
-from hpcfed.compat import import_torchvision
+from hpcfed.core.compat import import_torchvision
 
 MODELS = ("resnet", "shufflenet", "googlenet", "alexnet")
 

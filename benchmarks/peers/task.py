@@ -113,7 +113,7 @@ def step(
 
 def mend_torchvision() -> None:
     """Let `import torchvision` work where its compiled part does not fit a torch for CPUs (see
-    hpcfed/compat.py).
+    hpcfed/core/compat.py).
     """
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):

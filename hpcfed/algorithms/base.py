@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed.config.parts import Part, Share  # noqa: F401, methods take Share from here
-from hpcfed.params import Mean, Params
+from hpcfed.core.params import Mean, Params
 from hpcfed.training import stacked
 from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
-    from hpcfed.client import Client
+    from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
 
 State = (
     Any  # Params, or a frozen dataclass of them: passed in, returned, never kept in the algorithm

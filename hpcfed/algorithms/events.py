@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PositiveInt
 
 from hpcfed.algorithms.base import Method, State, single_step
-from hpcfed.params import Params
+from hpcfed.core.params import Params
 from hpcfed.training.local import sgd
 from hpcfed.training.optimisers import learning_rate
 
 if TYPE_CHECKING:
-    from hpcfed.client import Client
+    from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
 
 SERVER = -1  # the target of jobs whose results the server merges
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hpcfed.comm.protocol import Comm
-from hpcfed.errors import HpcfedError
+from hpcfed.core.errors import HpcfedError
 
 T = TypeVar("T")
 

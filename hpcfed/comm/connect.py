@@ -7,7 +7,7 @@ from hpcfed.comm import leftovers, ulfm
 from hpcfed.comm.foreign import Foreign
 from hpcfed.comm.protocol import Comm
 from hpcfed.comm.serial import Serial
-from hpcfed.errors import ConfigError
+from hpcfed.core.errors import ConfigError
 
 # Set for each process by the launcher, in the order of trust: mpirun inside a Slurm step inherits
 # Slurm's.

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpcfed.comm.protocol import Row
-from hpcfed.errors import DivergedError
+from hpcfed.core.errors import DivergedError
 
 BITS = 53  # of float64's significand
 PLAIN = 900  # exponents up to here can be multiplied in one factor

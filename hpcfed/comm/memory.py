@@ -13,7 +13,7 @@ from contextlib import suppress
 import numpy as np
 
 from hpcfed.comm.protocol import Arrays, read_only
-from hpcfed.errors import DataError
+from hpcfed.core.errors import DataError
 
 ALIGN = 64  # bytes; arrays start on a cache line
 FOLDERS = (

@@ -17,7 +17,7 @@ import numpy as np
 
 from hpcfed.comm import ulfm
 from hpcfed.comm.start import MPI
-from hpcfed.errors import RankLost
+from hpcfed.core.errors import RankLost
 
 T = TypeVar("T")
 LOST = (

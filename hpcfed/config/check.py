@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
 
-from hpcfed.algorithms import ALGORITHMS
-from hpcfed.data import DATASETS
-from hpcfed.errors import ConfigError
-from hpcfed.models import find as find_model
-from hpcfed.registry import find
+from hpcfed.config.architectures import find as find_model
+from hpcfed.config.datasets import DATASETS
+from hpcfed.config.methods import ALGORITHMS
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.registry import find
 from hpcfed.storage.fields import flat
 
 if TYPE_CHECKING:

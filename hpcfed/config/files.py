@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.config.messages import Layer
-from hpcfed.errors import ConfigError
-from hpcfed.paths import regular
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.paths import regular
 
-PRESETS = Path(__file__).parent.parent / "presets"
+PRESETS = Path(__file__).parent / "presets"
 EMBEDDED = PRESETS / "default.toml"
 MOST = 100  # files that one job file may extend, those that they extend included
 

@@ -17,13 +17,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.files import EMBEDDED, merge, read
 from hpcfed.config.job import FREE, Job, algorithm_model
 from hpcfed.config.limits import limits
 from hpcfed.config.load import DEFAULT_ALGORITHM, again, resolve
 from hpcfed.config.messages import PREFIX, Layer, kind_of, origin
-from hpcfed.errors import ConfigError, HpcfedError, unknown
+from hpcfed.config.methods import ALGORITHMS
+from hpcfed.core.errors import ConfigError, HpcfedError, unknown
 from hpcfed.storage.fields import covers
 
 USAGE = "usage: python -m hpcfed.main [JOB.toml] [--FIELD VALUE ...]"

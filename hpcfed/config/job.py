@@ -20,14 +20,15 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from hpcfed import algorithms, own
-from hpcfed.config import hooks
+from hpcfed.config import methods
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_switch
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Checkpoint, Data, Local, Log, Models, Part, Run, Training
 from hpcfed.config.system import System
+from hpcfed.core import own
+from hpcfed.core.registry import Entry
 from hpcfed.storage.fields import flat
 
 # Fields that say how a run is carried out, not what it computes: a resumed run may change them.
@@ -209,17 +210,21 @@ def algorithm_model(name: str) -> type[Part]:
 
     Raises ConfigError where there is none, or a user's own cannot be one.
     """
-    cls = algorithms.load(name)
+    cls = methods.load(name)
     doc = "Name of the method (`hpcfed list algorithms`)."
     field = (Literal[name], Field(name, description=doc))  # type: ignore[valid-type]
     if ":" not in name:
         return create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field)
     where = f"algorithm.name = {name!r}"
+    # by name, as methods themselves: they stand with the methods' base class
+    refuse, guard = (
+        Entry(f"hpcfed.algorithms.hooks:{fn}", "").load() for fn in ("refuse", "guard")
+    )
     with own.making(where, cls):
-        hooks.refuse(cls, where)
+        refuse(cls, where)
         model = create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field)
         model.model_rebuild()  # a type that is named but not imported is told here
-    hooks.guard(model, cls)
+    guard(model, cls)
     return model
 
 

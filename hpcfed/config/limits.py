@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
-from hpcfed.paths import named
+from hpcfed.core.paths import named
 
 # of anything that is counted; more would neither fit in memory nor end. Help does not show it
 MOST = 10**9

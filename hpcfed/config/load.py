@@ -18,8 +18,8 @@ from hpcfed.config.files import EMBEDDED, merge, read, read_preset
 from hpcfed.config.job import Job, algorithm_model, job_model
 from hpcfed.config.messages import PREFIX, Layer, explain, no_field, section, stray
 from hpcfed.config.parts import Data
-from hpcfed.errors import ConfigError
-from hpcfed.registry import refuse_import
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.registry import refuse_import
 from hpcfed.storage.fields import at, flat
 
 DEFAULT_ALGORITHM = "fedclassavg"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from hpcfed.errors import nearest
+from hpcfed.core.errors import nearest
 
 PREFIX = "HPCFED_"
 Layer = tuple[str, dict[str, Any]]  # where values come from (a file), and the values

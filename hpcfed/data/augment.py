@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from hpcfed.core.errors import ConfigError, unknown
+from hpcfed.core.inputs import floats, prepare_
+from hpcfed.core.rng import shuffled
 from hpcfed.data import colour, crop
 from hpcfed.data.affine import affine
 from hpcfed.data.crop import uniform
-from hpcfed.errors import ConfigError, unknown
-from hpcfed.inputs import floats, prepare_
-from hpcfed.rng import shuffled
 
 
 class Policy(NamedTuple):

@@ -4,7 +4,7 @@ wrong.
 
 import numpy as np
 
-from hpcfed.errors import DataError
+from hpcfed.core.errors import DataError
 
 MOST = 2**31  # of labels, tokens and indices: more would be no array that fits in memory
 

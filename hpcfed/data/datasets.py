@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
+from hpcfed.core.errors import ConfigError, DataError, unknown
 from hpcfed.data import DATASETS
 from hpcfed.data.record import TEXT, DataSet, Text
-from hpcfed.errors import ConfigError, DataError, unknown
 
 
 def load(name: str, root: Path, download: bool = True, text: Text = TEXT) -> DataSet:

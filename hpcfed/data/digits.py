@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
+from hpcfed.core.rng import stream
 from hpcfed.data.moments import moments
 from hpcfed.data.record import DataSet, Split
 from hpcfed.data.sampling import apportion, take
-from hpcfed.rng import stream
 
 TEST = 360  # of 1797
 

@@ -10,15 +10,15 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from hpcfed.content import parse_json
+from hpcfed.core.content import parse_json
+from hpcfed.core.errors import DataError
+from hpcfed.core.rng import stream
 from hpcfed.data import check
 from hpcfed.data.moments import moments
 from hpcfed.data.readable import Nodes, fits, hdf5, named, readable, whole
 from hpcfed.data.record import TEXT, DataSet, Split, Text
 from hpcfed.data.sampling import apportion, take
 from hpcfed.data.text import encode
-from hpcfed.errors import DataError
-from hpcfed.rng import stream
 from hpcfed.storage.untrusted import attribute
 
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.core.errors import DamagedError, DataError
+from hpcfed.core.paths import regular
 from hpcfed.data import check
 from hpcfed.data.readable import hdf5, readable, whole
-from hpcfed.errors import DamagedError, DataError
-from hpcfed.paths import regular
 from hpcfed.storage import names, seal
 from hpcfed.storage.atomic import replacing
 from hpcfed.storage.record import RUN_ID, differ

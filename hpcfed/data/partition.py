@@ -7,13 +7,13 @@ from typing import Protocol
 
 import numpy as np
 
+from hpcfed.core.errors import ConfigError, DataError, unknown
+from hpcfed.core.registry import find
+from hpcfed.core.rng import stream
 from hpcfed.data import PARTITIONS, schemes
 from hpcfed.data.holdings import Partition
 from hpcfed.data.record import DataSet, Split
 from hpcfed.data.sampling import limit, mirror, public
-from hpcfed.errors import ConfigError, DataError, unknown
-from hpcfed.registry import find
-from hpcfed.rng import stream
 
 
 class Settings(Protocol):

@@ -13,9 +13,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from hpcfed.core.errors import DamagedError, DataError, HpcfedError
+from hpcfed.core.paths import regular
 from hpcfed.data import trial
-from hpcfed.errors import DamagedError, DataError, HpcfedError
-from hpcfed.paths import regular
 from hpcfed.storage.untrusted import NUMBERS, STRINGS, check_dataset, child, subgroup
 
 START, PACE = (

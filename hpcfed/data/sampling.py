@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpcfed.errors import DataError
+from hpcfed.core.errors import DataError
 
 
 def take(labels: np.ndarray, counts: np.ndarray, g: np.random.Generator) -> np.ndarray:

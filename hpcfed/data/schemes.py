@@ -7,9 +7,9 @@ client can come out empty; `hpcfed.data.partition.split` refuses that.
 
 import numpy as np
 
+from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data.allocate import allocate, deal
 from hpcfed.data.sampling import apportion
-from hpcfed.errors import ConfigError, DataError
 
 Parts = list[np.ndarray]
 

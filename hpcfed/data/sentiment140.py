@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.core.errors import DataError
+from hpcfed.core.paths import regular
 from hpcfed.data import files
 from hpcfed.data.record import TEXT, DataSet, Split, Text
 from hpcfed.data.text import encode
-from hpcfed.errors import DataError
-from hpcfed.paths import regular
 from hpcfed.storage.atomic import instead
 
 URL = (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.core.rng import stream
 from hpcfed.data.record import DataSet, Split
-from hpcfed.rng import stream
 
 SHAPE, CLASSES = (1, 1, 60), 10
 SPREAD = np.arange(1, 61) ** -0.6  # [60], standard deviations: the variances fall as j^-1.2

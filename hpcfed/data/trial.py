@@ -14,7 +14,7 @@ import h5py
 # a script has its own folder on the path; what is imported needs neither torch nor MPI
 sys.path[0:0] = [str(Path(__file__).resolve().parents[2])]
 
-from hpcfed.errors import DamagedError, plain  # noqa: E402
+from hpcfed.core.errors import DamagedError, plain  # noqa: E402
 from hpcfed.storage.untrusted import NUMBERS, STRINGS, check_dataset  # noqa: E402
 
 CHUNK = 2**26  # bytes read at a time

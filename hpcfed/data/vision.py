@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.compat import import_torchvision
+from hpcfed.core.compat import import_torchvision
+from hpcfed.core.errors import DataError
 from hpcfed.data import check, files
 from hpcfed.data.moments import moments
 from hpcfed.data.record import DataSet, Split
-from hpcfed.errors import DataError
 
 TIMEOUT = 60.0  # seconds without a byte before a download is given up
 DIGITS = tuple("0123456789")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcfed import rng
 from hpcfed.algorithms.events import Work
+from hpcfed.core import rng
 
 if TYPE_CHECKING:
-    from hpcfed.cluster.turnout import Draws
+    from hpcfed.clients.turnout import Draws
 
 NAP = 1000  # unlucky draws of a client that is hard to reach, after which it is reached
 

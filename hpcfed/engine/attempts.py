@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from hpcfed.cluster.pulse import Stopped
 from hpcfed.engine.record import Row
-from hpcfed.journal import STOP, Again
+from hpcfed.federation.journal import STOP, Again
+from hpcfed.machine.pulse import Stopped
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import State
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hpcfed.cluster.placement import makespan, place
-from hpcfed.federation import Federation
+from hpcfed.federation.federation import Federation
+from hpcfed.machine.placement import makespan, place
 
 # clients are moved only where that shortens a round by more than this factor: of two ranks one
 WORTH = 1.02

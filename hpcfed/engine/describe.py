@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hpcfed import __version__
-from hpcfed.algorithms.peers import Peers
-from hpcfed.cluster import devices
-from hpcfed.cluster.placement import makespan
-from hpcfed.cluster.room import weights
+from hpcfed.algorithms.decentralised.peers import Peers
+from hpcfed.core.tables import size
+from hpcfed.core.version import __version__
 from hpcfed.engine.memory import need
 from hpcfed.engine.record import SMALL
-from hpcfed.journal import WHY
-from hpcfed.report.tables import size
+from hpcfed.federation.journal import WHY
+from hpcfed.machine import devices
+from hpcfed.machine.placement import makespan
+from hpcfed.machine.room import weights
 from hpcfed.storage.record import JOB_ID, RUN_ID
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.engine.rounds import Rounds
     from hpcfed.engine.setup import World
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
 
 # clients of which links are recorded: more cannot be drawn, and links may be half of their square
 GRAPH = 1_000
@@ -151,7 +151,7 @@ def memory(facts: World, fed: Federation) -> dict[int, float]:
 
 def plan(job: Job, facts: World, fed: Federation) -> None:
     """Print what would be run: job, placement, memory, traffic."""
-    from hpcfed.report.plan import show
+    from hpcfed.engine.dryrun import show
 
     balance = sum(facts.costs) / sum(fed.speeds) / makespan(facts.costs, fed.placement, fed.speeds)
     traffic = [job.algorithm.traffic(fed, k) for k in range(min(fed.K, SMALL))]

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfed import rng
 from hpcfed.algorithms.base import Method
+from hpcfed.core import rng
 from hpcfed.engine.record import SMALL, Row
-from hpcfed.evaluate import NONE, Score, common, score
+from hpcfed.training.evaluate import NONE, Score, common, score
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import RoundBased, State
-    from hpcfed.client import Client
-    from hpcfed.federation import Federation
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
 
 
 class Evaluation:

@@ -22,7 +22,7 @@ from hpcfed.engine.record import Row
 from hpcfed.engine.rounds import Rounds
 
 if TYPE_CHECKING:
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
 
 
 def start(fed: Federation) -> Rounds:
@@ -122,7 +122,7 @@ class Events(Rounds):
         for job in sorted(ready, key=lambda job: job.client):
             self.fed.partial[job.client] = job.amount
             work = lambda client, job=job: self.algorithm.work(self.fed, client, job)  # noqa: E731
-            self.results |= dict(self.fed.turns([job.client], work, job.number))
+            self.results |= self.fed.run([job.client], work, job.number)
 
     def merge(self, job: Work) -> None:
         """A job's result into what its target holds; collective."""

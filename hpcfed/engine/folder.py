@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm.agree import agreed
-from hpcfed.errors import CheckpointError, ConfigError, DamagedError, HpcfedError, may_pass
+from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError, HpcfedError, may_pass
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.atomic import writing
 from hpcfed.storage.lock import Lock, tidy

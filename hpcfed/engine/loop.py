@@ -6,19 +6,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcfed.cluster.pulse import Stopped
-from hpcfed.engine import describe, saving
-from hpcfed.engine.saver import Saver
-from hpcfed.errors import WriteError
-from hpcfed.status import DONE, RESUME_ME
+from hpcfed.core.errors import WriteError
+from hpcfed.core.status import DONE, RESUME_ME
+from hpcfed.engine import describe
+from hpcfed.engine.survival import saving
+from hpcfed.engine.survival.saver import Saver
+from hpcfed.machine.pulse import Stopped
 from hpcfed.storage.record import FINISHED, STOPPED, Record
 from hpcfed.storage.results import FINAL, Results
 
 if TYPE_CHECKING:
-    from hpcfed.engine.recover import Course
     from hpcfed.engine.rounds import Rounds
+    from hpcfed.engine.survival.recover import Course
     from hpcfed.report.progress import Progress
-    from hpcfed.sinks.logs import Logs
+    from hpcfed.report.sinks.logs import Logs
 
 
 class Loop:
@@ -225,8 +226,8 @@ class Loop:
 
 def picture(record: Record, folder: Path) -> Path:
     """Draw the run's learning curves into its folder; the path."""
-    from hpcfed.figures.command import (
-        at_end,
-    )  # here: matplotlib takes 0.4 s, which no run should wait for at its start
+    from hpcfed.report.figures.command import (
+        at_end,  # here: matplotlib takes 0.4 s, which no run should wait for at its start
+    )
 
     return at_end(record, folder)

@@ -2,7 +2,7 @@
 
 What is counted is the least that a run takes, so that a job that is refused cannot run. One that is
 let through may still run out of memory, in a method that computes more than a plain loss; that is
-told by `hpcfed.faults`.
+told by `hpcfed.machine.faults`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
-from hpcfed import rng
-from hpcfed.cluster.devices import lowered
 from hpcfed.comm.agree import agreed
-from hpcfed.errors import ConfigError
-from hpcfed.faults import explained, out_of_memory
+from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError
+from hpcfed.machine.devices import lowered
+from hpcfed.machine.faults import explained, out_of_memory
 from hpcfed.models.flat import Skeleton
 from hpcfed.models.model import Pair
 from hpcfed.training.engines import gradient
 
 if TYPE_CHECKING:
-    from hpcfed.engine.world import World
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
+    from hpcfed.federation.world import World
 
 CONTEXT = 2**29  # bytes of each process's CUDA context: an allowance, not measured
 FEW = 2  # examples of the batch from which an estimate is made

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hpcfed.payload import Tally
+from hpcfed.core.payload import Tally
 
 Row = dict[str, Any]
 COLUMNS = (

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import ValidationError
 
-from hpcfed import own, rng
 from hpcfed.comm import Serial
 from hpcfed.comm.agree import agreed
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.parts import Run
 from hpcfed.config.system import System
+from hpcfed.core import own, rng
 from hpcfed.data.partition import Partition
 from hpcfed.engine import events
 from hpcfed.engine.setup import federation
@@ -28,7 +28,7 @@ from hpcfed.engine.setup import federation
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
-    from hpcfed.engine.world import World
+    from hpcfed.federation.world import World
 
 CLIENTS, EXAMPLES, BATCH = 2, 8, 4
 # of features that do not fit, or types, in torch's words

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcfed.core.payload import Tally
 from hpcfed.engine import balance
 from hpcfed.engine.attempts import Attempts
 from hpcfed.engine.evaluation import Evaluation
 from hpcfed.engine.record import COLUMNS, NOTHING, SMALL, Row, cells, peak_bytes, peak_device_bytes
-from hpcfed.evaluate import NONE
-from hpcfed.federation import Federation
-from hpcfed.journal import WHY
-from hpcfed.payload import Tally
+from hpcfed.federation.federation import Federation
+from hpcfed.federation.journal import WHY
 from hpcfed.storage.columns import PHASES
 from hpcfed.training import stacked
+from hpcfed.training.evaluate import NONE
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import RoundBased, State

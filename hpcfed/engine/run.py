@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfed.comm.agree import agreed
+from hpcfed.core.errors import DataError, WriteError
+from hpcfed.core.few import listed
+from hpcfed.core.status import DONE
 from hpcfed.data.holdings import Partition, check_seal
 from hpcfed.engine import describe, events, memory
 from hpcfed.engine.folder import prepare, run_id
 from hpcfed.engine.loop import Loop
-from hpcfed.engine.recover import Course, surviving
 from hpcfed.engine.rehearsal import rehearse
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
-from hpcfed.errors import DataError, WriteError
-from hpcfed.few import listed
+from hpcfed.engine.survival.recover import Course, surviving
 from hpcfed.report.progress import Progress
-from hpcfed.report.summary import data_name
-from hpcfed.sinks import logs
-from hpcfed.sinks.logs import Logs
-from hpcfed.status import DONE
+from hpcfed.report.sinks import logs
+from hpcfed.report.sinks.logs import Logs
+from hpcfed.results.summary import data_name
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.record import FINISHED, STOPPED, Record
 from hpcfed.storage.results import Results, Rows, set_aside
@@ -30,15 +30,15 @@ from hpcfed.storage.results import Results, Rows, set_aside
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
-    from hpcfed.engine.watchdog import Guard
-    from hpcfed.federation import Federation
+    from hpcfed.engine.survival.watchdog import Guard
+    from hpcfed.federation.federation import Federation
 
 
 FEW = 8  # classes without examples that are named
 
 
 def run(job: Job, comm: Comm, guard: Guard | None = None) -> int:
-    """Run a job on these ranks; collective. Returns the exit status, of `hpcfed.status`.
+    """Run a job on these ranks; collective. Returns the exit status, of `hpcfed.core.status`.
 
     guard: what watches the start until the ranks can look after one another, and the end.
     """

@@ -11,26 +11,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hpcfed import models, rng
-from hpcfed.client import Client, Clients, Shard
-from hpcfed.cluster import profiles, speeds
-from hpcfed.cluster.placement import place
-from hpcfed.cluster.profiles import Profiles
+from hpcfed import models
+from hpcfed.clients import profiles
+from hpcfed.clients.client import Client, Clients, Shard
+from hpcfed.clients.profiles import Profiles
+from hpcfed.clients.store import ClientStore
 from hpcfed.comm.agree import agreed
+from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data import datasets
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split, Text, from_arrays, to_arrays
 from hpcfed.data.synthetic import Synthetic
 from hpcfed.engine import folder
-from hpcfed.engine.seat import seat
-from hpcfed.engine.world import World
-from hpcfed.errors import ConfigError, DataError
-from hpcfed.federation import Federation
+from hpcfed.federation.federation import Federation
+from hpcfed.federation.world import World
+from hpcfed.machine import speeds
+from hpcfed.machine.placement import place
+from hpcfed.machine.seat import seat
 from hpcfed.models.assign import assign
 from hpcfed.models.cost import cost, work
 from hpcfed.models.widths import parse
 from hpcfed.storage import names
-from hpcfed.store import ClientStore
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm

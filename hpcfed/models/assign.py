@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
-from hpcfed import rng
+from hpcfed.core import rng
 from hpcfed.models.widths import named
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hpcfed import rng
+from hpcfed.core import rng
 from hpcfed.models import build
 
 VALUE = 16  # one value that a layer writes costs as much as so many multiply-adds,

@@ -14,13 +14,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from hpcfed.content import parse_json, reading
-from hpcfed.errors import CheckpointError, DamagedError
-from hpcfed.extras import needed
+from hpcfed.core.content import parse_json, reading
+from hpcfed.core.errors import CheckpointError, DamagedError
+from hpcfed.core.extras import needed
+from hpcfed.core.paths import regular
+from hpcfed.core.registry import refuse_import
 from hpcfed.models import scores
 from hpcfed.models.trained import KINDS, About, Trained, assembled
-from hpcfed.paths import regular
-from hpcfed.registry import refuse_import
 
 FORMAT, VERSION = "hpcfed-model", "1"
 ENDING = ".safetensors"

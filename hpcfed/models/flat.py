@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hpcfed.core.params import Params
 from hpcfed.models.model import Model
-from hpcfed.params import Params
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from hpcfed.compat import import_torchvision
+from hpcfed.core.compat import import_torchvision
 from hpcfed.models.layers import for_small_images, stem
 
 

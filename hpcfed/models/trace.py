@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from hpcfed.errors import ConfigError
+from hpcfed.core.errors import ConfigError
 
 FIXED = -1  # the group of what is never cut: inputs and classes
 ASKS = {"dim", "size", "numel", "__get__"}  # what gives no tensor

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hpcfed.errors import CheckpointError
-from hpcfed.inputs import prepare
+from hpcfed.core.errors import CheckpointError
+from hpcfed.core.inputs import prepare
 from hpcfed.models import build
 from hpcfed.models.model import Model, stem
 from hpcfed.models.scores import masked, nearest

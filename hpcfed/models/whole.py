@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpcfed import own
-from hpcfed.errors import ConfigError
+from hpcfed.core import own
+from hpcfed.core.errors import ConfigError
 from hpcfed.models.model import Head, Model
 
 SHAPE = ("shape", "input_shape", "in_shape", "image_shape")

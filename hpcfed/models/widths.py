@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hpcfed.core.params import Params
 from hpcfed.models import build
 from hpcfed.models.model import Model
 from hpcfed.models.trace import FIXED, Axis, Trace
-from hpcfed.params import Params
 
 SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features")
 Choose = Callable[[int, int], np.ndarray]  # size of a group, number -> so many of its units

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.config.job import FREE
-from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.paths import told_apart
-from hpcfed.report.state import NOT_BEGUN, State, complete
+from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.core.paths import told_apart
 from hpcfed.report.status import member
 from hpcfed.report.status import words as told
+from hpcfed.results.state import NOT_BEGUN, State, complete
 from hpcfed.storage import sweep as store
 from hpcfed.storage.fields import Fields, covers, flat
 from hpcfed.storage.record import Record, load

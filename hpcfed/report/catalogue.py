@@ -14,10 +14,10 @@ from rich.constrain import Constrain
 from rich.padding import Padding
 from rich.text import Text
 
-from hpcfed.errors import ConfigError, unknown
-from hpcfed.registry import Entry
+from hpcfed.core.errors import ConfigError, unknown
+from hpcfed.core.registry import Entry
+from hpcfed.core.tables import table, terminal
 from hpcfed.report.references import bibtex
-from hpcfed.report.tables import table, terminal
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -27,7 +27,7 @@ REGISTRIES = {
     "datasets": "hpcfed.data:DATASETS",
     "partitions": "hpcfed.data:PARTITIONS",
     "models": "hpcfed.models:MODELS",
-    "figures": "hpcfed.figures.registry:FIGURES",
+    "figures": "hpcfed.report.figures.registry:FIGURES",
 }
 IMAGES = {
     "1x28x28": (1, 28, 28),

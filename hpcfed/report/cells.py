@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcfed.errors import ConfigError
+from hpcfed.core.errors import ConfigError
 from hpcfed.report.cases import SEED, Case
 from hpcfed.report.formats import Shown
 from hpcfed.report.measures import View

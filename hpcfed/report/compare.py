@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfed.errors import ConfigError, unknown
-from hpcfed.few import counted
+from hpcfed.core.errors import ConfigError, unknown
+from hpcfed.core.few import counted
 from hpcfed.report import differences
 from hpcfed.report.cases import also_differ, called, cases
 from hpcfed.report.comparison import ENOUGH, Comparison, compared

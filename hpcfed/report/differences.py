@@ -30,7 +30,7 @@ def bootstrap(differences: np.ndarray, seed: int) -> Interval:
     """
     from scipy import stats
 
-    from hpcfed.rng import stream
+    from hpcfed.core.rng import stream
 
     found = stats.bootstrap(
         (differences,),

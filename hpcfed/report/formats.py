@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from hpcfed.errors import printable
-from hpcfed.paths import output
+from hpcfed.core.errors import printable
+from hpcfed.core.paths import output
 
 TEX = {
     "\\": r"\textbackslash{}",

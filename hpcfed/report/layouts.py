@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hpcfed.errors import ConfigError, unknown
+from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.report.cases import SEED, Case, differing, shown
 from hpcfed.report.cells import caption, cell, marked
 from hpcfed.report.formats import Grid

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfed.errors import ConfigError, unknown
-from hpcfed.report.columns import column, evaluated
+from hpcfed.core.errors import ConfigError, unknown
+from hpcfed.core.tables import size
 from hpcfed.report.progress import mean
-from hpcfed.report.summary import facts, spread
-from hpcfed.report.tables import size
+from hpcfed.results.columns import column, evaluated
+from hpcfed.results.summary import facts, spread
 from hpcfed.storage.record import Record
 
 Numbers = tuple[

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfed.errors import ConfigError
+from hpcfed.core.errors import ConfigError
 from hpcfed.report.cases import ASIDE, SEED, Case, axes, shown
 from hpcfed.report.differences import PLACES
 from hpcfed.report.formats import named

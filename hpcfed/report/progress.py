@@ -15,16 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from hpcfed.errors import HpcfedError, printable, told
-from hpcfed.report import summary
-from hpcfed.report.tables import console
+from hpcfed.core.errors import HpcfedError, printable, told
+from hpcfed.core.tables import console
+from hpcfed.results import summary
 from hpcfed.storage import names
 from hpcfed.storage.results import Record, load
 
 if TYPE_CHECKING:
-    from hpcfed.cluster.pulse import Pulse
     from hpcfed.config.job import Job
-    from hpcfed.engine.setup import World
+    from hpcfed.federation.world import World
+    from hpcfed.machine.pulse import Pulse
     from hpcfed.storage.results import Results
 
 

@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterable
 from importlib.resources import files
 
-from hpcfed import __version__
+from hpcfed.core.version import __version__
 
 ENTRY = re.compile(r"^@\w+\{([^,\s]+),.*?^\}", re.MULTILINE | re.DOTALL)
 
 
 def references() -> dict[str, str]:
     """All BibTeX entries by key; the one of hpcfed itself has the version that is installed."""
-    text = (files("hpcfed") / "references.bib").read_text(encoding="utf-8")
+    text = (files("hpcfed.report") / "references.bib").read_text(encoding="utf-8")
     return {found[1]: found[0].replace("VERSION", __version__) for found in ENTRY.finditer(text)}
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.table import Table
 
-from hpcfed.errors import CheckpointError, printable
-from hpcfed.report.state import NOT_BEGUN, STALE, State, state
-from hpcfed.report.summary import share
-from hpcfed.report.tables import duration, table
-from hpcfed.status import RESUME_ME
+from hpcfed.core.errors import CheckpointError, printable
+from hpcfed.core.status import RESUME_ME
+from hpcfed.core.tables import duration, table
+from hpcfed.results.state import NOT_BEGUN, STALE, State, state
+from hpcfed.results.summary import share
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import FINISHED, STOPPED
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcfed.errors import ConfigError
+from hpcfed.core.errors import ConfigError
 from hpcfed.report import layouts
 from hpcfed.report.cases import Case, also_differ, axes, called, cases, skewed
 from hpcfed.report.cells import caption, cell, marked

@@ -10,11 +10,11 @@ from time import sleep
 
 import numpy as np
 
-from hpcfed.errors import ConfigError, plain
-from hpcfed.report.columns import by_round, column
+from hpcfed.core.errors import ConfigError, plain
+from hpcfed.core.status import DONE
 from hpcfed.report.progress import line, mean
-from hpcfed.report.state import complete
-from hpcfed.status import DONE
+from hpcfed.results.columns import by_round, column
+from hpcfed.results.state import complete
 from hpcfed.storage.record import STOPPED, Record, load, stamp
 
 EVERY = 1.0  # seconds between two looks at a growing file

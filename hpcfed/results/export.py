@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.extras import needed
+from hpcfed.core.extras import needed
 from hpcfed.results.tables import TABLES, Table
 from hpcfed.storage.atomic import writing
 from hpcfed.storage.record import load

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcfed.errors import printable
-from hpcfed.extras import needed
-from hpcfed.report import state
-from hpcfed.report.columns import by_round, column, phases
-from hpcfed.report.summary import facts, share, title
-from hpcfed.report.tables import duration, size
+from hpcfed.core.errors import printable
+from hpcfed.core.extras import needed
+from hpcfed.core.tables import duration, size
+from hpcfed.results import state
+from hpcfed.results.columns import by_round, column, phases
+from hpcfed.results.summary import facts, share, title
 from hpcfed.results.tables import table
 from hpcfed.storage.record import Record, load, stamp
 

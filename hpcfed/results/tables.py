@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hpcfed.errors import ConfigError, unknown
-from hpcfed.report.columns import column
-from hpcfed.report.summary import spread
+from hpcfed.core.errors import ConfigError, unknown
+from hpcfed.results.columns import column
+from hpcfed.results.summary import spread
 from hpcfed.storage.record import Record
 
 Table = dict[str, np.ndarray]

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import h5py
 
-from hpcfed.content import reading
-from hpcfed.errors import CheckpointError, DamagedError, WriteError, may_pass
-from hpcfed.paths import regular
+from hpcfed.core.content import reading
+from hpcfed.core.errors import CheckpointError, DamagedError, WriteError, may_pass
+from hpcfed.core.paths import regular
 from hpcfed.storage import names, passing
 from hpcfed.storage.seal import BLOCK, checked, seal
 from hpcfed.storage.untrusted import attribute

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpcfed.errors import CheckpointError, DamagedError
-from hpcfed.paths import matching
+from hpcfed.core.errors import CheckpointError, DamagedError
+from hpcfed.core.paths import matching
 from hpcfed.storage import names
 from hpcfed.storage.atomic import TEMPORARY, writing
 from hpcfed.storage.reader import Reader

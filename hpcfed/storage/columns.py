@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from hpcfed.errors import DamagedError
+from hpcfed.core.errors import DamagedError
 
 Columns = dict[str, np.ndarray]
 PADDED = 2**26  # bytes that a column with gaps may take, or PADDING times those of its numbers

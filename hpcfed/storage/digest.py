@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfed.errors import DamagedError
+from hpcfed.core.errors import DamagedError
 from hpcfed.storage import checkpoint, results
 from hpcfed.storage.record import same_run
 

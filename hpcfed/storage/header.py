@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hpcfed.errors import DamagedError
+from hpcfed.core.errors import DamagedError
 from hpcfed.storage.columns import PADDED, PADDING
 
 if TYPE_CHECKING:

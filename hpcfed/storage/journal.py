@@ -21,9 +21,9 @@ from typing import BinaryIO
 import numpy as np
 from isal.isal_zlib import crc32
 
-from hpcfed.content import parse_json
-from hpcfed.errors import DamagedError
-from hpcfed.paths import only_regular
+from hpcfed.core.content import parse_json
+from hpcfed.core.errors import DamagedError
+from hpcfed.core.paths import only_regular
 from hpcfed.storage.atomic import writing
 from hpcfed.storage.columns import Columns
 from hpcfed.storage.seal import BLOCK, PLAIN, WHOLE, altered, intact

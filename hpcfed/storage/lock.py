@@ -33,9 +33,9 @@ from functools import cache
 from pathlib import Path
 from time import localtime, monotonic, sleep, strftime, time
 
-from hpcfed.errors import ConfigError, told
-from hpcfed.paths import matching
-from hpcfed.status import WRONG
+from hpcfed.core.errors import ConfigError, told
+from hpcfed.core.paths import matching
+from hpcfed.core.status import WRONG
 from hpcfed.storage import names
 from hpcfed.storage.atomic import writing
 

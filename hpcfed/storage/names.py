@@ -80,8 +80,8 @@ def watch_file(run: Path, rank: int) -> Path:
 
 
 def sink_folder(run: Path, sink: str) -> Path:
-    """Where a log of another program's kind lies (`hpcfed.sinks`), which has the name of its field
-    in the job.
+    """Where a log of another program's kind lies (`hpcfed.report.sinks`), which has the name of its
+    field in the job.
     """
     return run / sink
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import h5py
 
-from hpcfed.content import reading
-from hpcfed.errors import CheckpointError, DamagedError, WriteError
+from hpcfed.core.content import reading
+from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.storage import checkpoint, names, record, tree
 from hpcfed.storage.atomic import opened, replacing
 from hpcfed.storage.header import Piece, check_header

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from isal.isal_zlib import crc32
 
-from hpcfed.paths import only_regular
+from hpcfed.core.paths import only_regular
 
 BLOCK = 512  # bytes of a file before its data: the smallest user block that HDF5 allows
 CHUNK = 1 << 20  # bytes of data that share a checksum

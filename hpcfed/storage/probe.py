@@ -9,9 +9,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.content import reading
-from hpcfed.errors import CheckpointError, DamagedError
-from hpcfed.few import counted
+from hpcfed.core.content import reading
+from hpcfed.core.errors import CheckpointError, DamagedError
+from hpcfed.core.few import counted
 from hpcfed.storage import checkpoint, names, tree
 from hpcfed.storage.atomic import opened, replacing
 from hpcfed.storage.header import Answers

@@ -8,8 +8,8 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
-from hpcfed.content import reading
-from hpcfed.errors import CheckpointError, DamagedError, unknown
+from hpcfed.core.content import reading
+from hpcfed.core.errors import CheckpointError, DamagedError, unknown
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import opened
 from hpcfed.storage.header import Index, check_header

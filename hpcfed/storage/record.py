@@ -10,9 +10,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.content import Table, reading
-from hpcfed.errors import AbsentError, CheckpointError, DamagedError, unknown
-from hpcfed.paths import matching
+from hpcfed.core.content import Table, reading
+from hpcfed.core.errors import AbsentError, CheckpointError, DamagedError, unknown
+from hpcfed.core.paths import matching
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import opened
 from hpcfed.storage.columns import joined, length

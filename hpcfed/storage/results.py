@@ -14,7 +14,7 @@ from time import monotonic
 import h5py
 import numpy as np
 
-from hpcfed.errors import CheckpointError, DamagedError, WriteError
+from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import replacing, writing
 from hpcfed.storage.columns import Columns, joined, length, stacked

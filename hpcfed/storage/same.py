@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.errors import CheckpointError
+from hpcfed.core.errors import CheckpointError
 from hpcfed.storage.fields import covers, flat
 
 ABSENT = "absent"

@@ -20,8 +20,8 @@ from typing import BinaryIO
 import numpy as np
 from isal.isal_zlib import crc32
 
-from hpcfed.errors import DamagedError
-from hpcfed.paths import only_regular, regular
+from hpcfed.core.errors import DamagedError
+from hpcfed.core.paths import only_regular, regular
 from hpcfed.storage.passing import BLOCK, CHUNK, existing
 
 PLAIN = b"hpcfed crc32 "

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-from hpcfed.errors import HpcfedError, may_pass
+from hpcfed.core.errors import HpcfedError, may_pass
 
 T = TypeVar("T")
 BEHIND = 8  # values that may wait to be written: what bounds the memory that they still take

@@ -14,8 +14,8 @@ from urllib.parse import quote, unquote
 import h5py
 import numpy as np
 
-from hpcfed.content import parse_json
-from hpcfed.errors import CheckpointError, DamagedError
+from hpcfed.core.content import parse_json
+from hpcfed.core.errors import CheckpointError, DamagedError
 from hpcfed.storage.untrusted import BYTES, DEPTH, NUMBERS, Budget, array, attribute, child, where
 
 KIND = "kind"
@@ -71,7 +71,7 @@ def _read(group: h5py.Group, name: str, budget: Budget, depth: int) -> Any:
         case "dict":
             return {_key(link): below(link) for link in node}
         case "params":
-            from hpcfed.params import Params
+            from hpcfed.core.params import Params
 
             return Params({_key(link): below(link) for link in node})
         case "list":
@@ -175,7 +175,7 @@ def _read_torch(node: h5py.Dataset, kind: str) -> Any:
 def _dict_kind(item: dict[Any, Any]) -> str:
     if type(item) is dict:
         return "dict"
-    from hpcfed.params import Params
+    from hpcfed.core.params import Params
 
     return "params" if isinstance(item, Params) else "dict"
 

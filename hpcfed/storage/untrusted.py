@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.errors import DamagedError
+from hpcfed.core.errors import DamagedError
 
 DEPTH = 64  # groups inside groups
 LARGEST = 2**63  # no count of a run reaches it

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed import rng
-from hpcfed.client import Paired, Shard
+from hpcfed.clients.client import Paired, Shard
+from hpcfed.core import rng
 from hpcfed.data.augment import views as augmented
 
 if TYPE_CHECKING:
-    from hpcfed.client import Client
-    from hpcfed.federation import Federation
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
 
 SUITED = {
     "digits": "affine"

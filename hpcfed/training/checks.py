@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.errors import DivergedError
-from hpcfed.payload import finite
+from hpcfed.core.errors import DivergedError
+from hpcfed.core.payload import finite
 
 if TYPE_CHECKING:
-    from hpcfed.client import Client
-    from hpcfed.federation import Federation
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
 
 
 def on_host(losses: list[Tensor]) -> np.ndarray:

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hpcfed import own
-from hpcfed.cluster.devices import lowered
-from hpcfed.errors import first_line
+from hpcfed.core import own
+from hpcfed.core.errors import first_line
+from hpcfed.machine.devices import lowered
 from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.graphs import Fixed, Graph
 from hpcfed.training.objective import flat, like, opened, title
 from hpcfed.training.tape import Objective, Tape, alike, signature
 
 if TYPE_CHECKING:
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
     from hpcfed.training.local import LocalSteps, Loss
 
 SHORT = 2e7  # multiply-adds of a step, forward: about a millisecond, of which Python is a fifth

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcfed import rng
+from hpcfed.core import rng
 from hpcfed.models.flat import Skeleton
 from hpcfed.training.optimisers import Moments, Optimiser
 from hpcfed.training.tape import Tape

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from hpcfed.client import Client, Shard
-    from hpcfed.federation import Federation
+    from hpcfed.clients.client import Client, Shard
+    from hpcfed.federation.federation import Federation
 
 FORWARD = 1 / 3  # of the work of a training step: the backward pass costs about two forward passes
 

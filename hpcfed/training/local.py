@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hpcfed import rng
-from hpcfed.cluster.devices import lowered
+from hpcfed.core import rng
+from hpcfed.machine.devices import lowered
 from hpcfed.training import engines
 from hpcfed.training.batches import batches, inputs, planned, prepared
 from hpcfed.training.checks import checked, on_host
 from hpcfed.training.optimisers import frozen, keep_moments, learning_rate, make_optimiser
 
 if TYPE_CHECKING:
-    from hpcfed.client import Client, Shard
-    from hpcfed.federation import Federation
+    from hpcfed.clients.client import Client, Shard
+    from hpcfed.federation.federation import Federation
     from hpcfed.models.model import Model
 
 Loss = Callable[[nn.Module, Any, Tensor], Tensor]

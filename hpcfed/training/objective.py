@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hpcfed.client import Client
+from hpcfed.clients.client import Client
 from hpcfed.config.parts import Part
-from hpcfed.params import Params
+from hpcfed.core.params import Params
 from hpcfed.training.effects import Untraceable, of_objective, plain
 from hpcfed.training.tape import signature
 

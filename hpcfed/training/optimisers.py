@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from hpcfed.client import Client
+    from hpcfed.clients.client import Client
     from hpcfed.config.parts import Local
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
     from hpcfed.models.flat import Skeleton
 
 Wanted = Callable[[str], bool]  # by the name of a parameter

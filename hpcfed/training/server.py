@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from hpcfed import rng
-from hpcfed.errors import DivergedError
-from hpcfed.params import Params
-from hpcfed.payload import not_finite
+from hpcfed.core import rng
+from hpcfed.core.errors import DivergedError
+from hpcfed.core.params import Params
+from hpcfed.core.payload import not_finite
 from hpcfed.training.infer import outputs
 
 if TYPE_CHECKING:
-    from hpcfed.client import Paired
-    from hpcfed.federation import Federation
+    from hpcfed.clients.client import Paired
+    from hpcfed.federation.federation import Federation
     from hpcfed.models.flat import Skeleton
 
 Batch = Callable[[np.ndarray], Any]  # positions -> a batch

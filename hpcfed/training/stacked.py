@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.client import joined
-from hpcfed.errors import first_line
-from hpcfed.params import Mean, Params
-from hpcfed.payload import finite
+from hpcfed.clients.client import joined
+from hpcfed.core.errors import first_line
+from hpcfed.core.params import Mean, Params
+from hpcfed.core.payload import finite
 from hpcfed.training.batches import planned, policy, prepared
 from hpcfed.training.checks import checked, on_host
 from hpcfed.training.effects import Untraceable, of_model
@@ -35,9 +35,9 @@ from hpcfed.training.tape import Tape, signature
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import Method, RoundBased, State
-    from hpcfed.client import Client
+    from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
 
 # multiply-adds of a step, forward, up to which a stacked step takes at most 2/3 of the time of a
 # traced one

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
+from hpcfed.core.errors import DataError
 from hpcfed.data import files, readable
-from hpcfed.errors import DataError
 from tests.attack.claims import damaged
 from tests.attack.test_attack_data import hdf5, jpegs, text
 from tests.mpirun import environment
@@ -20,7 +20,7 @@ READ = """
 import sys
 from pathlib import Path
 from hpcfed.data import files, readable
-from hpcfed.errors import DataError
+from hpcfed.core.errors import DataError
 readable.START = 3
 for name in sys.argv[1:]:
     try:

@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from hpcfed.config.parts import Data
+from hpcfed.core.errors import DataError, HpcfedError
 from hpcfed.data import datasets, files, partition, readable
 from hpcfed.data.record import DataSet, Split
-from hpcfed.errors import DataError, HpcfedError
 from tests.attack.claims import TINY, damaged, refused, run
 
 pytestmark = pytest.mark.timeout(120)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfed.cluster import profiles
+from hpcfed.clients import profiles
+from hpcfed.core.errors import DataError
 from hpcfed.data.holdings import Partition
-from hpcfed.errors import DataError
 from hpcfed.storage import names, results
 from tests.attack.claims import TINY, command, damaged, refused, run
 

@@ -15,7 +15,7 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.files import MOST
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
-from hpcfed.errors import HpcfedError, told
+from hpcfed.core.errors import HpcfedError, told
 from tests.attack.claims import TINY, damaged, refused, run
 
 pytestmark = pytest.mark.timeout(120)

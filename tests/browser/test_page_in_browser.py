@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.page.command import report
 from hpcfed.report.colours import phase
+from hpcfed.report.page.command import report
 from hpcfed.storage.results import Results
 from tests.browser.chromium import Browser
 

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from hpcfed.comm import Serial
-from hpcfed.engine import events, saving
+from hpcfed.engine import events
 from hpcfed.engine.run import open_results
 from hpcfed.engine.setup import federation, world
+from hpcfed.engine.survival import saving
 from hpcfed.models.trained import Trained
 from hpcfed.storage import names
 from hpcfed.storage.record import Record, load

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hpcfed.algorithms import ALGORITHMS, base, load
 from hpcfed.comm import Serial, spmd
-from hpcfed.errors import ConfigError, DivergedError
+from hpcfed.core.errors import ConfigError, DivergedError
 from tests.contract import toy
 
 each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)

@@ -7,9 +7,9 @@ import pytest
 
 from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.algorithms.events import EventBased
-from hpcfed.cluster.turnout import Draws
+from hpcfed.clients.turnout import Draws
 from hpcfed.comm import Serial, spmd
-from hpcfed.errors import DivergedError
+from hpcfed.core.errors import DivergedError
 from hpcfed.training import local, stacked
 from tests.contract import toy
 from tests.contract.test_contract_ranks import STACKED

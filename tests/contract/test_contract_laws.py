@@ -10,8 +10,8 @@ import torch
 
 from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.comm import Serial
-from hpcfed.engine import snapshot
 from hpcfed.engine.evaluation import Evaluation
+from hpcfed.engine.survival import snapshot
 from tests.contract import toy
 
 each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)

@@ -8,10 +8,10 @@ import pytest
 from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.comm import Serial
-from hpcfed.plan.costs import Costs
-from hpcfed.plan.demand import WHOLE, demand
-from hpcfed.plan.network import Network
-from hpcfed.plan.predict import Cluster, predict
+from hpcfed.launch.plan.costs import Costs
+from hpcfed.launch.plan.demand import WHOLE, demand
+from hpcfed.launch.plan.network import Network
+from hpcfed.launch.plan.predict import Cluster, predict
 from tests.contract import toy
 
 ROUNDS = [name for name in ALGORITHMS if issubclass(load(name), RoundBased)]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from hpcfed.algorithms import ALGORITHMS
-from hpcfed.cluster.pulse import Pulse, Stopped
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.config.job import Job
-from hpcfed.engine import saving
+from hpcfed.engine.survival import saving
+from hpcfed.machine.pulse import Pulse, Stopped
 from tests.contract import toy
 from tests.contract.test_contract_ranks import STACKED
 

@@ -7,8 +7,8 @@ import pytest
 
 from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.comm import Serial, spmd
+from hpcfed.core.errors import ConfigError
 from hpcfed.engine.rounds import Rounds
-from hpcfed.errors import ConfigError
 from hpcfed.models.widths import parse
 from tests.contract import toy
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hpcfed import rng
 from hpcfed.comm import Serial
-from hpcfed.params import Params
+from hpcfed.core import rng
+from hpcfed.core.params import Params
 from tests.contract import toy
 
 PLAIN = ("--algorithm.contrastive", "false", "--algorithm.rho", "0")

@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hpcfed.algorithms.clusters import clusters
+from hpcfed.algorithms.proxies import split
 from hpcfed.comm import Serial, spmd
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
-from hpcfed.errors import ConfigError
-from hpcfed.params import Params
-from hpcfed.training import clusters, split
 from tests.contract import toy
 from tests.contract.test_equalities import near, run
 
@@ -239,7 +240,7 @@ def test_a_centre_without_clients_is_kept_or_moved(monkeypatch: pytest.MonkeyPat
 
 def test_ifca_leaves_a_cluster_that_nobody_chose_as_it_is(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "hpcfed.training.clusters.fittest", lambda fed, client, state: client.id % 2
+        "hpcfed.algorithms.clusters.clusters.fittest", lambda fed, client, state: client.id % 2
     )
     rounds = toy.start(Serial(), toy.job("ifca", *SMALL, *ALL))
     before = rounds.state

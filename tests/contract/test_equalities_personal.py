@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from hpcfed.comm import Serial
-from hpcfed.params import Params
+from hpcfed.core.params import Params
 from hpcfed.training.infer import class_sums, represent
 from hpcfed.training.local import LocalSteps
 from tests.contract import toy

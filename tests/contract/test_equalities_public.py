@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.algorithms.public_data import fusion
 from hpcfed.comm import Serial, spmd
+from hpcfed.core.errors import ConfigError, DataError, DivergedError
+from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
-from hpcfed.errors import ConfigError, DataError, DivergedError
-from hpcfed.evaluate import common
-from hpcfed.params import Params
-from hpcfed.training import fusion
+from hpcfed.training.evaluate import common
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil, soften
 from hpcfed.training.server import held_out, predictor
@@ -98,7 +98,7 @@ def test_the_consensus_is_the_mean_of_the_cohorts_logits_and_each_round_draws_it
         seen.append((client.id, data.rows.tolist()))
         return z
 
-    monkeypatch.setattr("hpcfed.algorithms.fedmd.logits", noted)
+    monkeypatch.setattr("hpcfed.algorithms.public_data.fedmd.logits", noted)
     targets = []
     rounds = begun("fedmd", *NO_TRANSFER, "--algorithm.subset", "8", "--participation", "1")
     monkeypatch.setattr(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.algorithms.peers import consensus
+from hpcfed.algorithms.decentralised.peers import consensus
 from hpcfed.comm import Serial
-from hpcfed.params import Params
+from hpcfed.core.params import Params
 from tests.contract import toy
 from tests.contract.test_equalities import near, run
 
@@ -121,8 +121,8 @@ def test_models_travel_in_averaging_steps_alone(i1: int, i2: int, pattern: list[
 def test_averaging_keeps_the_mean_and_brings_models_together(
     method: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hpcfed.algorithms.dsgd.sgd", lambda *_, **__: None)
-    monkeypatch.setattr("hpcfed.algorithms.swift.SWIFT.train", lambda *_: None)
+    monkeypatch.setattr("hpcfed.algorithms.decentralised.dsgd.sgd", lambda *_, **__: None)
+    monkeypatch.setattr("hpcfed.algorithms.decentralised.swift.SWIFT.train", lambda *_: None)
     rounds = toy.start(Serial(), toy.job(method, *ALL, *IN_STEP, "--algorithm.topology", "ring"))
     rounds.fed.open(0)
     for client in rounds.fed.clients.values():

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hpcfed.algorithms.public_data import align, kernels
 from hpcfed.comm import Serial, spmd
-from hpcfed.engine import saving
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
-from hpcfed.errors import ConfigError
-from hpcfed.params import Params
-from hpcfed.training import align, kernels, similarity
+from hpcfed.engine.survival import saving
+from hpcfed.training import similarity
 from hpcfed.training.infer import represent
 from tests.contract import toy
 

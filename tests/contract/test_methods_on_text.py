@@ -15,7 +15,7 @@ from hpcfed.algorithms import load as algorithm
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
-from hpcfed.errors import ConfigError, DataError
+from hpcfed.core.errors import ConfigError, DataError
 from tests.contract import toy
 from tests.unit.test_datasets import shared
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hpcfed.comm import Comm, spmd
-from hpcfed.engine.mirror import Mirror, stride
-from hpcfed.engine.snapshot import take_up
+from hpcfed.engine.survival.mirror import Mirror, stride
+from hpcfed.engine.survival.snapshot import take_up
 from tests.contract import toy
 
 ROUNDS = 3

@@ -12,7 +12,7 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.comm import Serial
 from hpcfed.config.check import check
 from hpcfed.config.job import Job
-from hpcfed.errors import ConfigError
+from hpcfed.core.errors import ConfigError
 from tests.contract import toy
 
 TOGETHER = {  # fields that mean something only with others: these go with them

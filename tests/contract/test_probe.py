@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import hpcfed
-from hpcfed.errors import ConfigError, DamagedError
-from hpcfed.figures.models import compared, confused, probed
-from hpcfed.figures.runs import drawn
+from hpcfed.core.errors import ConfigError, DamagedError
+from hpcfed.report.figures.models import compared, confused, probed
+from hpcfed.report.figures.runs import drawn
+from hpcfed.results.trained.probe import command, make
 from hpcfed.storage import checkpoint, names, probe
-from hpcfed.trained.probe import command, make
 from tests.contract import toy
 from tests.contract.models import saved_run
 
@@ -95,7 +95,7 @@ def test_figures_make_a_probe_where_it_is_missing_or_older_than_the_checkpoint(t
 
 def test_figures_ask_some_of_many_clients_and_say_so(tmp_path, monkeypatch, capsys):
     run = saved_run(tmp_path / "run", "local", rounds=1)
-    monkeypatch.setattr("hpcfed.trained.probe.FIGURES", 2)
+    monkeypatch.setattr("hpcfed.results.trained.probe.FIGURES", 2)
     found = probed(*drawn([run]), "cka")
     assert len(found.clients) == 2 and found.of(2) == "2 of 6 clients"
     assert "2 of 6 clients were drawn" in capsys.readouterr().err

@@ -18,15 +18,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpcfed import rng
 from hpcfed.algorithms import load as algorithm
 from hpcfed.comm import Comm
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
+from hpcfed.core import rng
 from hpcfed.data.holdings import Partition
-from hpcfed.engine import events, saving, snapshot
+from hpcfed.engine import events
 from hpcfed.engine.rounds import Rounds, Row
 from hpcfed.engine.setup import federation, world
+from hpcfed.engine.survival import saving, snapshot
 from hpcfed.models.layers import BatchNorm2d
 
 CLASSES, D, SHAPE = 4, 16, (1, 8, 8)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hpcfed.comm import Serial
+from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
-from hpcfed.params import Params
 from tests.contract import toy
 
 HEAD = toy.D * toy.CLASSES + toy.CLASSES

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hpcfed.training import personal
+from hpcfed.algorithms.public_data import personal
 from tests.golden.test_losses import model
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfed import rng
+from hpcfed.core import rng
 from hpcfed.training import similarity
 from hpcfed.training.similarity import (
     centred,

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hpcfed.averaging import mean_of
+from hpcfed.algorithms.widths import nested, submodels
 from hpcfed.comm import Serial
-from hpcfed.params import Mean, Params
-from hpcfed.training import nested, submodels
+from hpcfed.core.averaging import mean_of
+from hpcfed.core.params import Mean, Params
 from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, has its effect by being here
 

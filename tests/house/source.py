@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from hpcfed.algorithms import ALGORITHMS as METHODS
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = sorted((ROOT / "hpcfed").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 DOCS = sorted((ROOT / "docs").rglob("*.py"))
-KINDS = ("base", "events", "windows", "peers")  # of methods: what several have in common
-ALGORITHMS = [
-    p for p in PACKAGE if p.parent.name == "algorithms" and p.stem not in ("__init__", *KINDS)
+ALGORITHMS = [  # the file of each method, in the folder of its kind
+    ROOT / (entry.target.partition(":")[0].replace(".", "/") + ".py") for entry in METHODS.values()
 ]
 
 
@@ -42,10 +43,13 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
             yield from executed(child)
 
 
-def imports(path: Path) -> set[str]:
-    """Full names of all modules that a file imports when run, at its top or later."""
+def imports(path: Path, typing: bool = False) -> set[str]:
+    """Full names of all modules that a file imports when run, at its top or later.
+
+    typing: those imported for type checkers alone too.
+    """
     found = set()
-    for node in executed(tree(path)):
+    for node in ast.walk(tree(path)) if typing else executed(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""No global random generator outside hpcfed/rng.py, and nothing that runs what a file or a user
+"""No global random generator outside hpcfed/core/rng.py; nothing that runs what a file or a user
 says.
 """
 

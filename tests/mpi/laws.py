@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcfed.comm import Comm, Row, Serial, board, connect
 from hpcfed.comm.messages import WORK, width
-from hpcfed.plan.collectives import NEAR, Wires, buffers
+from hpcfed.launch.plan.collectives import NEAR, Wires, buffers
 
 K = 7  # clients; more than some and fewer than other numbers of ranks
 SHAPES = [(3, 2), (5,), (), (0,)]

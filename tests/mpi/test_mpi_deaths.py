@@ -10,7 +10,7 @@ DEATHS = """
 import os, signal
 import numpy as np
 from hpcfed.comm import connect
-from hpcfed.errors import RankLost
+from hpcfed.core.errors import RankLost
 
 comm = connect()
 me, data = comm.rank, comm.share(lambda: {"x": np.arange(6.0)})

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcfed.comm.mpi import Mpi
-from hpcfed.engine import loop, recover, run
-from hpcfed.engine.mirror import Mirror
+from hpcfed.engine import loop, run
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.saver import Saver
-from hpcfed.federation import Federation
+from hpcfed.engine.survival import recover
+from hpcfed.engine.survival.mirror import Mirror
+from hpcfed.engine.survival.saver import Saver
+from hpcfed.federation.federation import Federation
 from hpcfed.main import main
 from hpcfed.storage import parts
 from hpcfed.storage.results import Results

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.report.state import GOING_ON, state
+from hpcfed.results.state import GOING_ON, state
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.digest import digest
 from tests.system.live import started

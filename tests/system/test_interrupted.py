@@ -12,7 +12,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hpcfed.rng import stream
+from hpcfed.core.rng import stream
 from hpcfed.storage import checkpoint, results
 from hpcfed.storage.digest import digest
 from tests.mpirun import end_session

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from hpcfed.cli import main as cli
+from hpcfed.core.errors import CheckpointError, DataError
 from hpcfed.data.holdings import Partition
-from hpcfed.errors import CheckpointError, DataError
+from hpcfed.results.trained.load import load_model
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.digest import digest
-from hpcfed.trained.load import load_model
 from tests.system.several import LIMIT, SMALL, Outcome, together
 
 pytestmark = pytest.mark.timeout(3 * LIMIT)

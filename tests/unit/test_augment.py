@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.nn.functional import affine_grid, grid_sample
 
-from hpcfed.compat import import_torchvision
+from hpcfed.core.compat import import_torchvision
+from hpcfed.core.errors import ConfigError, DataError
+from hpcfed.core.inputs import prepare
+from hpcfed.core.rng import torch_stream
 from hpcfed.data import colour
 from hpcfed.data.affine import moved
 from hpcfed.data.augment import POLICIES, crop_flip, simclr, views
 from hpcfed.data.crop import DRAWS, RATIO, SCALE, _boxes, crop, resized_crop, uniform
-from hpcfed.errors import ConfigError, DataError
-from hpcfed.inputs import prepare
-from hpcfed.rng import torch_stream
 
 import_torchvision()
 from torchvision.transforms.v2 import functional as reference  # noqa: E402  (it needs the line above)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.errors import DamagedError
-from hpcfed.rng import stream
+from hpcfed.core.errors import DamagedError
+from hpcfed.core.rng import stream
 from hpcfed.storage import names
 from hpcfed.storage.results import Results, load
 from tests.mpirun import environment, ulfm

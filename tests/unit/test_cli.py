@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import hpcfed
-from hpcfed import cli, commands
+from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
-from hpcfed.errors import HpcfedError
+from hpcfed.core.errors import HpcfedError
+from hpcfed.launch import commands
 from hpcfed.models import MODELS
 from hpcfed.storage.results import Results
 

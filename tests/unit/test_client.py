@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.client import Client, Shard
-from hpcfed.store import ClientStore
+from hpcfed.clients.client import Client, Shard
+from hpcfed.clients.store import ClientStore
 
 SHAPE = (1, 8, 8)
 

@@ -1,8 +1,8 @@
 """Where time goes: a phase's own time, without that of phases inside it."""
 
-from hpcfed.cluster import clock as module
-from hpcfed.cluster.clock import Clock
 from hpcfed.comm import Serial
+from hpcfed.machine import clock as module
+from hpcfed.machine.clock import Clock
 from tests.contract import toy
 
 

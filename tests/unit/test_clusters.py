@@ -5,9 +5,9 @@ ones.
 import pytest
 import torch
 
+from hpcfed.algorithms.clusters import clusters
 from hpcfed.comm import Serial, spmd
-from hpcfed.params import Params
-from hpcfed.training import clusters
+from hpcfed.core.params import Params
 from tests.contract import toy
 
 EVERYTHING = frozenset({"w", "v"}).__contains__

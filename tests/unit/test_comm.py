@@ -9,7 +9,7 @@ import pytest
 
 from hpcfed.comm import Serial, connect, spmd
 from hpcfed.comm.connect import RANKS, SIZES, launched
-from hpcfed.errors import ConfigError, DivergedError
+from hpcfed.core.errors import ConfigError, DivergedError
 from tests.mpi.laws import LAWS
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.errors import ConfigError
+from hpcfed.core.errors import ConfigError
 from hpcfed.report.compare import compare
 from hpcfed.report.differences import bootstrap, holm, least, t_interval, wilcoxon
 from hpcfed.storage.results import Results

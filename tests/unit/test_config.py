@@ -10,7 +10,7 @@ from hpcfed.config.help import MAIN, help
 from hpcfed.config.job import Job
 from hpcfed.config.load import load, merge, read
 from hpcfed.config.messages import kind_of
-from hpcfed.errors import ConfigError
+from hpcfed.core.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from hpcfed.compat import import_torchvision
+from hpcfed.core.compat import import_torchvision
+from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data import DATASETS, digits, vision
 from hpcfed.data.datasets import load
 from hpcfed.data.moments import moments
 from hpcfed.data.record import from_arrays, to_arrays
-from hpcfed.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"

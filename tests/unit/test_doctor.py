@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from hpcfed import cli
-from hpcfed.doctor import disk, hdf5, known, launchers, mpi, ranks, slurm
-from hpcfed.doctor.finding import ok, warning, wrong
-from hpcfed.doctor.limited import Outcome, outside
-from hpcfed.doctor.main import examine
-from hpcfed.doctor.probe import gpu_files
-from hpcfed.doctor.trials import Launcher, Trial
+from hpcfed.launch.doctor import disk, hdf5, known, launchers, mpi, ranks, slurm
+from hpcfed.launch.doctor.finding import ok, warning, wrong
+from hpcfed.launch.doctor.limited import Outcome, outside
+from hpcfed.launch.doctor.main import examine
+from hpcfed.launch.doctor.probe import gpu_files
+from hpcfed.launch.doctor.trials import Launcher, Trial
 from tests.mpirun import environment, launcher
 
 KNOWN = {
@@ -232,7 +232,7 @@ def test_the_exit_status_is_1_where_something_is_wrong(monkeypatch, capsys, stat
         "warning": warning("a", "x", "y [z]"),
         "wrong": wrong("a", "x", "y"),
     }[status]
-    monkeypatch.setattr("hpcfed.doctor.main.examine", lambda *_: [ok("first", "fine"), made])
+    monkeypatch.setattr("hpcfed.launch.doctor.main.examine", lambda *_: [ok("first", "fine"), made])
     assert cli.main(["doctor", "--json"]) == end
     assert json.loads(capsys.readouterr().out)[1]["status"] == status
     assert cli.main(["doctor"]) == end
@@ -248,11 +248,11 @@ def test_a_mistake_is_one_message_and_status_2(words, capsys):
 def test_options_of_slurm_are_split_as_a_shell_does(monkeypatch, capsys):
     given = []
     monkeypatch.setattr(
-        "hpcfed.doctor.main.launchers.here",
+        "hpcfed.launch.doctor.main.launchers.here",
         lambda n, plugins, words, limit: given.append(words) or [],
     )
     monkeypatch.setattr(launchers, "plugins", lambda: [])
-    monkeypatch.setattr("hpcfed.doctor.main.mpi.library", lambda limit: KNOWN)
+    monkeypatch.setattr("hpcfed.launch.doctor.main.mpi.library", lambda limit: KNOWN)
     assert cli.main(["doctor", "--slurm=--partition=gpu --comment 'a b'"]) == 1  # no launcher
     assert given == [["--partition=gpu", "--comment", "a b"]]
     assert cli.main(["doctor", "--slurm='"]) == 2

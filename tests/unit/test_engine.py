@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from hpcfed.comm import Serial, spmd
-from hpcfed.engine import saving, snapshot
+from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.core.params import Params
+from hpcfed.core.payload import Tally
 from hpcfed.engine.rounds import Rounds, cells
 from hpcfed.engine.setup import assign, world
-from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.evaluate import NONE, score
-from hpcfed.params import Params
-from hpcfed.payload import Tally
+from hpcfed.engine.survival import saving, snapshot
 from hpcfed.storage import checkpoint
 from hpcfed.storage.columns import PHASES
+from hpcfed.training.evaluate import NONE, score
 from tests.contract import toy
 
 
@@ -72,7 +72,7 @@ def test_a_rank_scores_its_cohort_before_it_waits_for_the_sum(monkeypatch):
     monkeypatch.setattr(
         rounds.fed.comm, "sum", lambda *_: order.append("sum") or rounds.fed.comm.barrier()
     )
-    monkeypatch.setattr("hpcfed.averaging.Quotients.mean", lambda self: self.keep)
+    monkeypatch.setattr("hpcfed.core.averaging.Quotients.mean", lambda self: self.keep)
     rounds.step()
     before = len(rounds.cohort)  # the models that they received
     assert order[before : 2 * before + 1] == ["score"] * before + ["sum"]

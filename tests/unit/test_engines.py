@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpcfed.algorithms.fedavg import FedAvg
+from hpcfed.algorithms.global_model.fedavg import FedAvg
 from hpcfed.comm import Serial
-from hpcfed.federation import Federation
+from hpcfed.core.params import Params
+from hpcfed.core.rng import scoped
+from hpcfed.federation.federation import Federation
 from hpcfed.models import MODELS, build
 from hpcfed.models.flat import Skeleton
-from hpcfed.params import Params
-from hpcfed.rng import scoped
 from hpcfed.training import engines
 from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.engines import gradient

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.algorithms.asynchronous.fedasync import FedAsync
+from hpcfed.algorithms.asynchronous.staleness import damping
+from hpcfed.algorithms.decentralised.swift import SWIFT
 from hpcfed.algorithms.events import EventBased
-from hpcfed.algorithms.fedasync import FedAsync
-from hpcfed.algorithms.swift import SWIFT
-from hpcfed.cluster.profiles import Profiles
-from hpcfed.cluster.turnout import Draws
+from hpcfed.clients.profiles import Profiles
+from hpcfed.clients.turnout import Draws
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.parts import Local
 from hpcfed.config.system import System
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Params
 from hpcfed.engine import events
 from hpcfed.engine.agenda import Agenda
 from hpcfed.engine.events import Events
-from hpcfed.errors import ConfigError
-from hpcfed.params import Params
-from hpcfed.training.staleness import damping
 from tests.contract import toy
 
 SPEEDS = (1.0, 2.0, 5.0)  # examples a second; each client has ten

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hpcfed.comm import Serial, messages, spmd
 from hpcfed.comm.exact import largest, quantise, restore, scale
 from hpcfed.comm.messages import MESSAGE
-from hpcfed.errors import DivergedError
+from hpcfed.core.errors import DivergedError
 
 TINY = 5e-324  # the smallest subnormal
 ADVERSE = [

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from hpcfed.comm import Serial, spmd
+from hpcfed.core.errors import DivergedError
+from hpcfed.core.params import Mean, Params
+from hpcfed.core.payload import nbytes, on_device
 from hpcfed.engine import balance
-from hpcfed.errors import DivergedError
-from hpcfed.federation import Federation
-from hpcfed.params import Mean, Params
-from hpcfed.payload import nbytes, on_device
+from hpcfed.federation.federation import Federation
 from tests.contract import toy
 
 

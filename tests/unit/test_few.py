@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpcfed.few import evenly, listed
+from hpcfed.core.few import evenly, listed
 
 
 def test_few_places_are_evenly_spread_to_the_ends():

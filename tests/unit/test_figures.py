@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.figures import labels, look, runs
-from hpcfed.figures.command import plot
-from hpcfed.figures.curves import Curve, figure
-from hpcfed.figures.registry import FIGURES, chosen
+from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.report.figures import labels, look, runs
+from hpcfed.report.figures.command import plot
+from hpcfed.report.figures.curves import Curve, figure
+from hpcfed.report.figures.registry import FIGURES, chosen
 from hpcfed.storage import sweep
 from hpcfed.storage.record import load
 from tests.unit.test_report import HEAD, NAN, row, run_of
@@ -93,8 +93,8 @@ def test_all_leaves_out_what_these_runs_cannot_give_and_says_so(run, tmp_path, m
         raise ConfigError("topology: no run recorded it\n  more")
 
     given = {"labels": FIGURES["labels"], "topology": SimpleNamespace(load=lambda: absent)}
-    monkeypatch.setattr("hpcfed.figures.registry.FIGURES", given)
-    monkeypatch.setattr("hpcfed.figures.command.FIGURES", given)
+    monkeypatch.setattr("hpcfed.report.figures.registry.FIGURES", given)
+    monkeypatch.setattr("hpcfed.report.figures.command.FIGURES", given)
     told = plot([run], "all", tmp_path / "a.png").split("\n")
     assert told == [str(tmp_path / "a-labels.png"), "left out: topology: no run recorded it"]
     with pytest.raises(ConfigError, match="topology: no run recorded it"):

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfed.errors import ConfigError
-from hpcfed.figures import models, models_conductance, models_tsne
-from hpcfed.figures.runs import Drawn
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.rng import stream
 from hpcfed.models.trained import About, Trained, assembled
-from hpcfed.rng import stream
+from hpcfed.report.figures import models, models_conductance, models_tsne
+from hpcfed.report.figures.runs import Drawn
+from hpcfed.results.trained.conductance import conductance, shared_images
 from hpcfed.storage import names, probe, tree
 from hpcfed.storage.atomic import replacing
 from hpcfed.storage.probe import Probe
 from hpcfed.storage.record import Record
-from hpcfed.trained.conductance import conductance, shared_images
 from hpcfed.training.similarity import linear_cka, pairwise_cka
 from tests.unit.test_figures_numbers import apart
 
@@ -182,7 +182,7 @@ def test_conductance_of_a_linear_model_is_unit_times_weight():
 
 
 def test_a_model_with_others_tensors_is_refused():
-    from hpcfed.errors import CheckpointError
+    from hpcfed.core.errors import CheckpointError
 
     about = About("logistic", (1, 1, 2), ("a", "b"), 2, False, 0, (1.0,), (1.0,), 0, 1, "")
     with pytest.raises(CheckpointError, match="client 0: these tensors are not those of logistic"):

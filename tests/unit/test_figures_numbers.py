@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from hpcfed.errors import ConfigError
-from hpcfed.figures import clients, halved, learning, look, memory, phases, topology, virtual
-from hpcfed.figures.groups import groups
-from hpcfed.figures.registry import FIGURES
-from hpcfed.figures.runs import Drawn, drawn, setting
+from hpcfed.core.errors import ConfigError
+from hpcfed.report.figures import clients, halved, learning, look, memory, phases, topology, virtual
+from hpcfed.report.figures.groups import groups
+from hpcfed.report.figures.registry import FIGURES
+from hpcfed.report.figures.runs import Drawn, drawn, setting
 from hpcfed.storage.record import Record
 from tests.unit.test_report import HEAD, NAN, header, row, run_of
 

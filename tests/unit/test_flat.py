@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from hpcfed.core.rng import scoped
 from hpcfed.models import build
 from hpcfed.models.flat import Layout, Skeleton
-from hpcfed.rng import scoped
 
 SHAPE = (1, 16, 16)
 CONTIGUOUS, CHANNELS_LAST = torch.contiguous_format, torch.channels_last

@@ -8,9 +8,9 @@ import pytest
 
 from hpcfed.comm import spmd
 from hpcfed.config.load import load
+from hpcfed.core.errors import HpcfedError
 from hpcfed.engine import folder
 from hpcfed.engine.folder import same_everywhere
-from hpcfed.errors import HpcfedError
 from hpcfed.storage import names
 from hpcfed.storage.results import Results
 

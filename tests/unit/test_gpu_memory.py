@@ -10,12 +10,12 @@ from torch import nn
 
 from hpcfed import models
 from hpcfed.comm import Serial, spmd
+from hpcfed.core.errors import ConfigError
 from hpcfed.engine import memory, run, setup
 from hpcfed.engine.memory import CONTEXT, GIB, Need, estimated, measured, need, refuse
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import world
-from hpcfed.errors import ConfigError
-from hpcfed.faults import MemoryFault
+from hpcfed.machine.faults import MemoryFault
 from hpcfed.models import MODELS
 from tests.contract import toy
 

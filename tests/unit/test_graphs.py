@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed.algorithms import ALGORITHMS
-from hpcfed.cluster import devices
 from hpcfed.comm import Serial, spmd
-from hpcfed.errors import ConfigError
-from hpcfed.federation import Federation
-from hpcfed.params import Params
-from hpcfed.rng import shuffled, torch_stream
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Params
+from hpcfed.core.rng import shuffled, torch_stream
+from hpcfed.federation.federation import Federation
+from hpcfed.machine import devices
 from hpcfed.training import engines, graphs
 from hpcfed.training.graphs import Fixed, Graph
 from hpcfed.training.local import LocalSteps, sgd

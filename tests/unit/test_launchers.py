@@ -12,17 +12,17 @@ import pytest
 
 from hpcfed.cli import main
 from hpcfed.comm import facts
-from hpcfed.doctor import known, launchers
-from hpcfed.doctor.launchers import PROBE, candidates, starters
-from hpcfed.doctor.limited import Outcome, limited, split
-from hpcfed.doctor.probe import MARK
-from hpcfed.doctor.trials import Launcher, Trial, explained, judged
+from hpcfed.launch.doctor import known, launchers
+from hpcfed.launch.doctor.launchers import PROBE, candidates, starters
+from hpcfed.launch.doctor.limited import Outcome, limited, split
+from hpcfed.launch.doctor.probe import MARK
+from hpcfed.launch.doctor.trials import Launcher, Trial, explained, judged
 from tests.mpirun import environment, launcher
 
 APART = """#!/bin/sh
 # a launcher of another MPI library: each process is a world of its own
-"{python}" -m hpcfed.doctor.probe
-"{python}" -m hpcfed.doctor.probe
+"{python}" -m hpcfed.launch.doctor.probe
+"{python}" -m hpcfed.launch.doctor.probe
 """
 
 
@@ -88,7 +88,7 @@ def test_so_it_is_where_the_launcher_told_of_two_but_the_library_connects_one():
     "text", ["sleep 600 & sleep 600", "trap '' TERM\nwhile :; do sleep 600; done"]
 )
 def test_a_launcher_that_hangs_is_ended_with_its_processes(bin, monkeypatch, text):
-    monkeypatch.setattr("hpcfed.doctor.limited.GRACE", 0.2)
+    monkeypatch.setattr("hpcfed.launch.doctor.limited.GRACE", 0.2)
     found = tried(script(bin / "mpirun", f"#!/bin/sh\necho $$ > {bin}/pid\n{text}\n"), limit=0.5)
     assert found.outcome.status is None and not found.works
     assert explained(found)[0] == "did not end in time"
@@ -244,7 +244,7 @@ def test_a_spoilt_note_of_what_works_is_as_none(tmp_path, monkeypatch, text):
 
 
 def test_the_probe_runs_with_this_python():
-    assert PROBE == (sys.executable, "-m", "hpcfed.doctor.probe")
+    assert PROBE == (sys.executable, "-m", "hpcfed.launch.doctor.probe")
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.errors import ConfigError
+from hpcfed.core.errors import ConfigError
+from hpcfed.launch.sweep.define import define
 from hpcfed.report.cases import Case
 from hpcfed.report.layouts import Layout, fits, layout, otherwise, papers
 from hpcfed.report.table import table
 from hpcfed.storage.results import Results
-from hpcfed.sweep.define import define
 from tests.unit import test_jobs, test_jobs_fedhenn
 
 ROOT = Path(__file__).parents[2]

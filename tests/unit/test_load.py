@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import hpcfed
-from hpcfed import cli, extras
-from hpcfed.errors import AbsentError, CheckpointError, ConfigError
+from hpcfed import cli
+from hpcfed.core import extras
+from hpcfed.core.errors import AbsentError, CheckpointError, ConfigError
 from hpcfed.results import export
 from hpcfed.results.tables import TABLES, table
 from hpcfed.storage.record import load

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.errors import ConfigError, WriteError
+from hpcfed.core.errors import ConfigError, WriteError
 from hpcfed.storage import lock, names
 from hpcfed.storage.lock import ALIVE, DEAD, Holder, Lock, held, this_process
 from tests.mpirun import ROOT

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpcfed.core.errors import DamagedError
 from hpcfed.engine.run import Loop
-from hpcfed.errors import DamagedError
 from hpcfed.main import main
 from hpcfed.storage import names, results
 from hpcfed.storage.journal import HEAD, START, SUM, seal

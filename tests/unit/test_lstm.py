@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hpcfed.errors import ConfigError
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Params
+from hpcfed.core.rng import scoped
 from hpcfed.models import MODELS, build, check
 from hpcfed.models.cost import cost, work
 from hpcfed.models.flat import Skeleton
 from hpcfed.models.lstm import HIDDEN, WORD
-from hpcfed.params import Params
-from hpcfed.rng import scoped
 from hpcfed.training.server import call
 
 LENGTH, WORDS = 8, 30

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hpcfed.comm import Serial, codec, spmd
-from hpcfed.engine import saving
-from hpcfed.errors import HpcfedError
-from hpcfed.payload import nbytes
+from hpcfed.core.errors import HpcfedError
+from hpcfed.core.payload import nbytes
+from hpcfed.engine.survival import saving
 from hpcfed.storage.shelf import Shelf
 from tests.contract import toy
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfed.errors import ConfigError
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.rng import scoped
 from hpcfed.models import MODELS, build, check
 from hpcfed.models.cost import cost, work
 from hpcfed.models.layers import BatchNorm2d, Conv2d, seen
-from hpcfed.rng import scoped
 
 each_model = pytest.mark.parametrize(
     "name", [name for name, entry in MODELS.items() if not entry.text]

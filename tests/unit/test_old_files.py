@@ -10,8 +10,9 @@ import pytest
 import hpcfed
 from hpcfed.comm import Serial
 from hpcfed.config.load import again, load
-from hpcfed.engine import events, folder, run, saving
+from hpcfed.engine import events, folder, run
 from hpcfed.engine.setup import federation, world
+from hpcfed.engine.survival import saving
 from hpcfed.storage import names, results
 from hpcfed.storage.atomic import VERSIONS
 from hpcfed.storage.digest import digest

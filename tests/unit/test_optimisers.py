@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from hpcfed.config.parts import Local
+from hpcfed.core.rng import scoped
 from hpcfed.models import build
 from hpcfed.models.flat import Skeleton
-from hpcfed.rng import scoped
 from hpcfed.training.engines import gradient
 from hpcfed.training.optimisers import Optimiser, clipped
 

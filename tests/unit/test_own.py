@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import hpcfed
-from hpcfed import own, rng
 from hpcfed.config.job import algorithm_model
+from hpcfed.core import own, rng
+from hpcfed.core.errors import ConfigError
 from hpcfed.engine import run as engine
-from hpcfed.errors import ConfigError
 from hpcfed.main import main
 from hpcfed.models import build, represents
 from hpcfed.storage.digest import digest
@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from pydantic import field_validator
 from torch import nn
 from hpcfed.algorithms.base import RoundBased
-from hpcfed.params import Mean, Params
+from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
 """
 CLASS = HEAD + "\n\nclass Mine(RoundBased):\n    '''Mine.'''\n\n"

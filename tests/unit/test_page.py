@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.page import curves, job, methods, notes, packed, tables, write
-from hpcfed.page.command import made, report
-from hpcfed.page.runs import Shown, shown
+from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.report.compare import compare
+from hpcfed.report.page import curves, job, methods, notes, packed, tables, write
+from hpcfed.report.page.command import made, report
+from hpcfed.report.page.runs import Shown, shown
 from hpcfed.storage import sweep as store
 from hpcfed.storage.fields import flat
 from hpcfed.storage.results import Record, Results

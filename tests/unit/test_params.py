@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.averaging import mean_of
 from hpcfed.comm import Serial
-from hpcfed.params import Mean, Params
+from hpcfed.core.averaging import mean_of
+from hpcfed.core.params import Mean, Params
 
 
 def params(**values: float | list) -> Params:

@@ -7,13 +7,13 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcfed.core.errors import ConfigError, DataError
+from hpcfed.core.rng import stream
 from hpcfed.data import PARTITIONS, sampling, schemes
 from hpcfed.data.allocate import allocate
 from hpcfed.data.holdings import check_seal
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split
-from hpcfed.errors import ConfigError, DataError
-from hpcfed.rng import stream
 
 G = stream(0, "test_partition")
 LABELS = G.permutation(np.repeat(np.arange(10), 300))  # 3000 examples, 10 equal classes

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.errors import ConfigError
-from hpcfed.paths import output, told_apart
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.paths import output, told_apart
 from hpcfed.storage.names import place_of
 
 

@@ -5,11 +5,11 @@ help.
 import numpy as np
 import pytest
 
-from hpcfed import rng
-from hpcfed.cluster.placement import bound, makespan, place
-from hpcfed.cluster.speeds import of_ranks
+from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError
 from hpcfed.engine.balance import level
-from hpcfed.errors import ConfigError
+from hpcfed.machine.placement import bound, makespan, place
+from hpcfed.machine.speeds import of_ranks
 
 
 def test_the_heaviest_client_goes_first_and_the_rest_fill_up():

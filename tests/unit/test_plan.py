@@ -11,10 +11,10 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.config.load import load
-from hpcfed.errors import ConfigError
-from hpcfed.plan.command import best, efficiencies, numbers
-from hpcfed.plan.costs import costs, differing, spread
-from hpcfed.plan.predict import Prediction
+from hpcfed.core.errors import ConfigError
+from hpcfed.launch.plan.command import best, efficiencies, numbers
+from hpcfed.launch.plan.costs import costs, differing, spread
+from hpcfed.launch.plan.predict import Prediction
 from hpcfed.storage.results import Results
 
 FIELDS = [

@@ -9,12 +9,12 @@ import pytest
 
 from hpcfed.comm.board import size_of
 from hpcfed.comm.messages import WORK, apart, width
-from hpcfed.errors import ConfigError
-from hpcfed.plan.collectives import LOOK, Wires, buffers
-from hpcfed.plan.demand import Demand
-from hpcfed.plan.network import Network, disk, network
-from hpcfed.plan.predict import COPY, ROW, SENT, TOTAL, Cluster, predict
-from hpcfed.plan.sharing import finish, shared, slowest
+from hpcfed.core.errors import ConfigError
+from hpcfed.launch.plan.collectives import LOOK, Wires, buffers
+from hpcfed.launch.plan.demand import Demand
+from hpcfed.launch.plan.network import Network, disk, network
+from hpcfed.launch.plan.predict import COPY, ROW, SENT, TOTAL, Cluster, predict
+from hpcfed.launch.plan.sharing import finish, shared, slowest
 
 FAR, NEAR = (
     Network(1.0, 100.0),

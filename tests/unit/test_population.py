@@ -9,14 +9,14 @@ import pytest
 
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.load import load
+from hpcfed.core.errors import ConfigError
 from hpcfed.data.synthetic import SPREAD, Synthetic
 from hpcfed.engine import describe
 from hpcfed.engine.folder import stored
 from hpcfed.engine.run import run
 from hpcfed.engine.setup import world
-from hpcfed.errors import ConfigError
-from hpcfed.figures.command import plot
-from hpcfed.report import summary
+from hpcfed.report.figures.command import plot
+from hpcfed.results import summary
 from hpcfed.storage.digest import digest
 from hpcfed.storage.results import load as results
 from tests.contract import toy

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.cluster.profiles import Profiles, draw, factors, read
+from hpcfed.clients.profiles import Profiles, draw, factors, read
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.system import System
+from hpcfed.core.errors import ConfigError, DataError, HpcfedError
 from hpcfed.engine.setup import world
-from hpcfed.errors import ConfigError, DataError, HpcfedError
 from hpcfed.models.cost import work
 from tests.contract import toy
 

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcfed import progress
-from hpcfed.cluster.pulse import Pulse
+from hpcfed.core import progress
+from hpcfed.core.progress import track
 from hpcfed.engine.run import odd_labels
-from hpcfed.progress import track
+from hpcfed.launch.sweep.pool import Pool
+from hpcfed.machine.pulse import Pulse
 from hpcfed.report import progress as rounds
 from hpcfed.storage import names
 from hpcfed.storage.sweep import Member, Sweep
-from hpcfed.sweep.pool import Pool
 
 
 def test_quick_work_says_nothing_and_slow_work_a_line_where_there_is_no_terminal(

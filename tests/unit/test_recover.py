@@ -6,9 +6,9 @@ import pytest
 
 from hpcfed.comm import Serial, ulfm
 from hpcfed.config.load import load
-from hpcfed.engine.recover import Course, surviving
-from hpcfed.engine.snapshot import Snapshot
-from hpcfed.errors import DivergedError, RankLost
+from hpcfed.core.errors import DivergedError, RankLost
+from hpcfed.engine.survival.recover import Course, surviving
+from hpcfed.engine.survival.snapshot import Snapshot
 from hpcfed.storage import names
 from hpcfed.storage.results import Results
 from hpcfed.storage.results import load as load_results

@@ -10,15 +10,17 @@ import pytest
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 
-from hpcfed.errors import CheckpointError, ConfigError
-from hpcfed.figures.curves import Curve
-from hpcfed.report import catalogue, cite, summary, tables
-from hpcfed.report.columns import so_far
+from hpcfed.core import tables
+from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.core.tables import console, duration, size
+from hpcfed.report import catalogue, cite
+from hpcfed.report.figures.curves import Curve
 from hpcfed.report.formats import named
 from hpcfed.report.measures import View, measure
 from hpcfed.report.progress import Progress, TwoLines, line
 from hpcfed.report.references import bibtex, references
-from hpcfed.report.tables import console, duration, size
+from hpcfed.results import summary
+from hpcfed.results.columns import so_far
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Record, Results, load
 

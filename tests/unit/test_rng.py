@@ -5,7 +5,7 @@ borrowed.
 import pytest
 import torch
 
-from hpcfed.rng import number, scoped, stream, torch_stream
+from hpcfed.core.rng import number, scoped, stream, torch_stream
 
 
 def test_a_stream_is_the_same_for_the_same_name_and_another_for_any_other():

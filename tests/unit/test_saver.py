@@ -12,11 +12,12 @@ from threading import Event
 import pytest
 
 from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.core.errors import WriteError
+from hpcfed.core.status import DONE, RESUME_ME
 from hpcfed.data.holdings import check_seal
-from hpcfed.engine import loop, run, saving, snapshot
-from hpcfed.engine.saver import Saver
-from hpcfed.errors import WriteError
-from hpcfed.status import DONE, RESUME_ME
+from hpcfed.engine import loop, run
+from hpcfed.engine.survival import saving, snapshot
+from hpcfed.engine.survival.saver import Saver
 from hpcfed.storage import atomic, checkpoint, names, parts, results
 from hpcfed.storage.digest import digest
 from tests.contract import toy

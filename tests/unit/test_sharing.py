@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hpcfed.cluster import devices, sharing
-from hpcfed.cluster.sharing import crowded, named, sharers, take, visible
 from hpcfed.comm import spmd
-from hpcfed.engine import seat
-from hpcfed.errors import ConfigError
+from hpcfed.core.errors import ConfigError
+from hpcfed.machine import devices, seat, sharing
+from hpcfed.machine.sharing import crowded, named, sharers, take, visible
 from tests.contract.toy import job
 
 A, B, C, D = "GPU-a", "GPU-b", "GPU-c", "GPU-d"

@@ -8,11 +8,11 @@ import pytest
 
 from hpcfed.config.load import load as load_job
 from hpcfed.config.parts import Log
+from hpcfed.core.registry import Entry
 from hpcfed.main import main
-from hpcfed.registry import Entry
 from hpcfed.report.progress import Progress
-from hpcfed.sinks import SINKS, logs, numbers
-from hpcfed.sinks.base import Sink
+from hpcfed.report.sinks import SINKS, logs, numbers
+from hpcfed.report.sinks.base import Sink
 from hpcfed.storage import names
 from hpcfed.storage.digest import digest
 from hpcfed.storage.record import load

@@ -10,8 +10,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from hpcfed.config.parts import Log
-from hpcfed.sinks.logs import Logs
-from hpcfed.sinks.mlflow import allowed
+from hpcfed.report.sinks.logs import Logs
+from hpcfed.report.sinks.mlflow import allowed
 from hpcfed.storage import names
 from tests.spoken import HEADER, LOSSES, row, spoken
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from hpcfed.cli import main
-from hpcfed.doctor import known
-from hpcfed.report.state import GOING_ON, State
-from hpcfed.slurm import script
-from hpcfed.slurm.launcher import launcher
-from hpcfed.slurm.script import Batch
+from hpcfed.launch.doctor import known
+from hpcfed.launch.slurm import script
+from hpcfed.launch.slurm.launcher import launcher
+from hpcfed.launch.slurm.script import Batch
+from hpcfed.results.state import GOING_ON, State
 
 READY = sorted((Path(__file__).resolve().parents[2] / "slurm").glob("*.sbatch"))
 HERE = str(Path(sys.executable).parent)
@@ -173,7 +173,7 @@ def test_a_study_runs_on_each_number_of_ranks_in_a_folder_of_its_own(bin):
 
 def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, capsys, monkeypatch):
     monkeypatch.setattr(
-        "hpcfed.slurm.asked.python_first", lambda _: []
+        "hpcfed.launch.slurm.asked.python_first", lambda _: []
     )  # so that the stand-in is found
     assert main(["submit", *SMALL, "--out", "run", "--chain", "3"]) == 0
     submitted = [json.loads(line) for line in (bin / "submitted").read_text().splitlines()]
@@ -314,7 +314,7 @@ def test_what_cannot_be_run_is_refused_before_it_is_submitted(bin, capsys, words
 
 
 def test_a_run_that_goes_on_is_not_submitted_once_more(bin, capsys, monkeypatch):
-    monkeypatch.setattr("hpcfed.slurm.submit.state", lambda run: State(GOING_ON))
+    monkeypatch.setattr("hpcfed.launch.slurm.submit.state", lambda run: State(GOING_ON))
     assert main(["submit", *SMALL, "--out", "run"]) == 2
     assert "out: a run goes on in run" in capsys.readouterr().err
     assert not (bin / "submitted").exists()

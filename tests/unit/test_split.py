@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfed import rng
 from hpcfed.comm import Serial
+from hpcfed.core import rng
 from hpcfed.models import MODELS, build
 from hpcfed.models.model import stem
 from tests.contract import toy

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfed.algorithms.fedavg import FedAvg
-from hpcfed.client import Shard, joined
+from hpcfed.algorithms.global_model.fedavg import FedAvg
+from hpcfed.clients.client import Shard, joined
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.load import load
+from hpcfed.core.errors import CheckpointError, DivergedError
 from hpcfed.engine.rounds import Rounds
-from hpcfed.errors import CheckpointError, DivergedError
 from hpcfed.models import MODELS, Entry
 from hpcfed.training import stacked
 from hpcfed.training.stacked import groups

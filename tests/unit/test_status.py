@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from hpcfed import cli
-from hpcfed.report import state as states
 from hpcfed.report import tail
 from hpcfed.report.status import status
+from hpcfed.results import state as states
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.results import Results

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpcfed
-from hpcfed.errors import CheckpointError, DamagedError
-from hpcfed.params import Params
+from hpcfed.core.errors import CheckpointError, DamagedError
+from hpcfed.core.params import Params
 from hpcfed.storage import tree
 from hpcfed.storage.atomic import VERSIONS, opened, replacing
 from hpcfed.storage.same import same
@@ -240,7 +240,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 FULL = """
 import resource, sys, pathlib, numpy as np
-from hpcfed.errors import CheckpointError, DamagedError
+from hpcfed.core.errors import CheckpointError, DamagedError
 from hpcfed.storage.atomic import replacing
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 try:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import hpcfed
-from hpcfed.errors import CheckpointError
-from hpcfed.params import Params
+from hpcfed.core.errors import CheckpointError
+from hpcfed.core.params import Params
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.checkpoint import newest, open_checkpoint
 from hpcfed.storage.parts import About, adopt, compare, write_index, write_part

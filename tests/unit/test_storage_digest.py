@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.errors import CheckpointError, DamagedError
-from hpcfed.params import Params
+from hpcfed.core.errors import CheckpointError, DamagedError
+from hpcfed.core.params import Params
 from hpcfed.storage import names
 from hpcfed.storage.digest import digest
 from hpcfed.storage.parts import About, write_index, write_part

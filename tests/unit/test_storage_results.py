@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hpcfed
-from hpcfed.errors import CheckpointError, WriteError
+from hpcfed.core.errors import CheckpointError, WriteError
 from hpcfed.storage import atomic, names, results
 from hpcfed.storage.results import Results, load
 

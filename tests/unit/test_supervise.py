@@ -15,8 +15,8 @@ import pytest
 
 from hpcfed.cli import main
 from hpcfed.comm import Serial
+from hpcfed.core.status import DONE
 from hpcfed.engine import run
-from hpcfed.status import DONE
 from hpcfed.storage import names
 from hpcfed.storage.record import FINISHED, JOB_ID, STOPPED
 from hpcfed.storage.results import Results

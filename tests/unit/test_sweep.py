@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from hpcfed.cli import main
-from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.launch.sweep import gpus, launch, pool
+from hpcfed.launch.sweep.define import agree, define
+from hpcfed.launch.sweep.pool import BUSY, LEFT, Pool
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.results import Results
 from hpcfed.storage.sweep import Member, Sweep
-from hpcfed.sweep import gpus, launch, pool
-from hpcfed.sweep.define import agree, define
-from hpcfed.sweep.pool import BUSY, LEFT, Pool
 
 HOMOGENEOUS = ["--models.mix", "mlp"]
 
@@ -357,7 +357,7 @@ def test_a_sweep_can_be_an_array_job_whose_tasks_know_their_runs(tmp_path, monke
     assert f"\nwatch hpcfed sweep --task $SLURM_ARRAY_TASK_ID {tmp_path}/s\n" in text
     assert not (tmp_path / "s").exists()
 
-    monkeypatch.setattr("hpcfed.sweep.batch.sbatch", lambda text: "7")
+    monkeypatch.setattr("hpcfed.launch.sweep.batch.sbatch", lambda text: "7")
     assert main([*words, *asked]) == 0
     assert capsys.readouterr().out.startswith("submitted job 7, 3 tasks; hpcfed status s tells")
     found = store.read(tmp_path / "s")

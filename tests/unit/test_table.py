@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.errors import CheckpointError, ConfigError
+from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.report.table import table
 from hpcfed.storage import sweep as store
 from hpcfed.storage.fields import flat

@@ -12,11 +12,11 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcfed.core.errors import DataError
 from hpcfed.data import sentiment140
 from hpcfed.data.datasets import load
 from hpcfed.data.record import Text, from_arrays, to_arrays
 from hpcfed.data.text import encode, numbers, rows, tokenise
-from hpcfed.errors import DataError
 from tests.unit.test_datasets import shared
 
 TWEETS = ["good good day", "bad day!", "", "a b c d e f"]

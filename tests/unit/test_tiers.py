@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from hpcfed.comm import Serial, codec
+from hpcfed.core.errors import HpcfedError
+from hpcfed.core.payload import changed, nbytes
 from hpcfed.engine.rounds import Rounds
-from hpcfed.errors import HpcfedError
-from hpcfed.payload import changed, nbytes
 from hpcfed.storage.shelf import Shelf
 from hpcfed.storage.tiers import Upper
 from tests.contract import toy

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.algorithms.decentralised.mixing import ccs, metropolis, mix, mixing, stepped, uniform
+from hpcfed.algorithms.decentralised.topology import among, connected, graph
 from hpcfed.comm import Serial
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Params
 from hpcfed.engine import describe
-from hpcfed.errors import ConfigError
-from hpcfed.params import Params
-from hpcfed.training.mixing import ccs, metropolis, mix, mixing, stepped, uniform
-from hpcfed.training.topology import among, connected, graph
 from tests.contract.toy import differences, job, start
 
 KINDS = ("ring", "complete", "star", "torus", "clique-ring", "erdos-renyi", "exponential")

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hpcfed import rng
-from hpcfed.client import Client
+from hpcfed.clients.client import Client
 from hpcfed.comm import Serial
-from hpcfed.federation import Federation
+from hpcfed.core import rng
+from hpcfed.federation.federation import Federation
 from hpcfed.training.batches import batches
 from hpcfed.training.local import gradient, learning_rate, sgd
 from tests.contract import toy

@@ -5,13 +5,13 @@ round lasts.
 import numpy as np
 import pytest
 
-from hpcfed.cluster.profiles import Profiles
-from hpcfed.cluster.turnout import Draws
+from hpcfed.clients.profiles import Profiles
+from hpcfed.clients.turnout import Draws
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.parts import Local
 from hpcfed.config.system import System
-from hpcfed.engine import saving
 from hpcfed.engine.rounds import Rounds
+from hpcfed.engine.survival import saving
 from tests.contract import toy
 
 TRAFFIC = (100, 50)  # bytes down and up

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed import faults
 from hpcfed.comm import Serial, spmd
+from hpcfed.core.errors import DataError, DivergedError
+from hpcfed.core.params import Mean, Params
+from hpcfed.core.payload import Tally
 from hpcfed.engine.rounds import Rounds
-from hpcfed.errors import DataError, DivergedError
-from hpcfed.journal import WHY, Entry, Turn
-from hpcfed.params import Mean, Params
-from hpcfed.payload import Tally
+from hpcfed.federation.journal import WHY, Entry, Turn
+from hpcfed.machine import faults
 from tests.contract import toy
 
 DROP = ("--run.on_client_fault", "drop")
@@ -60,7 +60,7 @@ def test_a_turn_that_is_done_hands_on_what_it_did_and_is_not_done_again():
     with fed.store.past.opened():
         for _ in range(2):
             fed.journal.begin()
-            given = dict(fed.turns([0, 2], lambda client: done.append(client.id) or client.n))
+            given = fed.run([0, 2], lambda client: done.append(client.id) or client.n)
     assert (given, done) == ({0: toy.SIZES[0], 2: toy.SIZES[2]}, [0, 2])
 
 
@@ -70,7 +70,7 @@ def test_what_is_done_outside_of_turns_makes_the_next_turn_one_that_is_repeated(
         for _ in range(2):
             fed.journal.begin()
             fed.clients[0].params()
-            list(fed.turns([0, 2], lambda client: done.append(client.id)))
+            fed.run([0, 2], lambda client: done.append(client.id))
     assert done == [0, 2, 0]
 
 
@@ -79,11 +79,9 @@ def test_an_entry_travels_with_its_client():
         fed = started(comm=comm).fed
         k, src = 4, fed.placement[4]
         with fed.store.past.opened():
-            list(
-                fed.turns(
-                    [k],
-                    lambda client: Mean.of(Params(a=torch.ones(2)), 3.0, {"a": (np.arange(2),)}),
-                )
+            fed.run(
+                [k],
+                lambda client: Mean.of(Params(a=torch.ones(2)), 3.0, {"a": (np.arange(2),)}),
             )
         fed.hand_over(k, src, 1 - src)
         (part,) = fed.journal.turns(k)[0].value.parts if k in fed.clients else [None]

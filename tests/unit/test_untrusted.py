@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 import hpcfed
 from hpcfed import cli
 from hpcfed.config.load import again, load
-from hpcfed.content import DamagedError, parse_json
+from hpcfed.core.content import DamagedError, parse_json
+from hpcfed.core.errors import CheckpointError, ConfigError, DataError, plain, printable, told
 from hpcfed.data import files
 from hpcfed.data.holdings import Partition
-from hpcfed.errors import CheckpointError, ConfigError, DataError, plain, printable, told
 from hpcfed.storage import names, record, tree
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.atomic import replacing
@@ -255,7 +255,7 @@ def evil(tmp_path, monkeypatch) -> str:
     """A module whose import leaves a mark, and what a job calls its method."""
     (tmp_path / "evil_module.py").write_text(
         "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
-        "from hpcfed.algorithms.fedavg import FedAvg\nclass X(FedAvg): pass\n"
+        "from hpcfed.algorithms.global_model.fedavg import FedAvg\nclass X(FedAvg): pass\n"
         "def tiny(shape, d): raise SystemExit\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

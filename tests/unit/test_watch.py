@@ -7,14 +7,14 @@ import pytest
 from rich.console import Console
 
 from hpcfed import cli
+from hpcfed.report.watch import command, terminal, view
+from hpcfed.report.watch.blocks import bars, histogram, parts, spark
+from hpcfed.report.watch.view import watched
+from hpcfed.report.watch.warnings import warnings
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import load
 from hpcfed.storage.sweep import End, Member, Sweep
-from hpcfed.watch import command, terminal, view
-from hpcfed.watch.blocks import bars, histogram, parts, spark
-from hpcfed.watch.view import watched
-from hpcfed.watch.warnings import warnings
 from tests import records
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from hpcfed import cli
-from hpcfed.watch import web
-from hpcfed.watch.view import watched
-from hpcfed.watch.web import Server, plain
+from hpcfed.report.watch import web
+from hpcfed.report.watch.view import watched
+from hpcfed.report.watch.web import Server, plain
 from tests import records
 
 LIMIT = 30  # seconds for an answer
@@ -177,7 +177,7 @@ def test_names_are_never_html_and_nan_is_null(tmp_path):
     writer.finish()
     found = plain(watched([tmp_path])[0].look())
     assert found["clients"] == [None, 1.0, 1.0, 1.0]
-    script = (files("hpcfed.watch") / "page" / "page.js").read_text()
+    script = (files("hpcfed.report.watch") / "page" / "page.js").read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
 
 

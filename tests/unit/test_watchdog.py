@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.cluster.pulse import Pulse, Stopped
-from hpcfed.engine import watchdog
-from hpcfed.engine.watchdog import HUNG, Watchdog
+from hpcfed.engine.survival import watchdog
+from hpcfed.engine.survival.watchdog import HUNG, Watchdog
+from hpcfed.machine.pulse import Pulse, Stopped
 from hpcfed.storage import names
 
 START = 1000.0

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hpcfed import rng
-from hpcfed.errors import ConfigError
+from hpcfed.algorithms.widths.nested import within
+from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Params
 from hpcfed.models import MODELS, build
 from hpcfed.models.cost import cost
 from hpcfed.models.layers import BatchNorm2d
 from hpcfed.models.model import Head, Model
 from hpcfed.models.widths import drawn, kept, named, narrow, parse, rolled, structure, take, units
-from hpcfed.params import Params
-from hpcfed.training.nested import within
 
 SHAPE, CLASSES, D = (3, 32, 32), 10, 32
 REFUSED = ("shufflenetv2",)

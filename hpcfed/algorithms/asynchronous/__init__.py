@@ -1,0 +1,1 @@
+"""Asynchronous methods, in virtual time."""

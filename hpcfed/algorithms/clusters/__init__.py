@@ -1,0 +1,1 @@
+"""Clusters of clients, each with its centre."""

@@ -1,0 +1,137 @@
+"""Clusters of clients: the models of all clusters as one state, and which client is nearest to
+which.
+
+The tensors of M models are stacked, [M, *shape]; one that all clusters share is stacked alone, [1,
+*shape].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from hpcfed.core import rng
+from hpcfed.core.params import At, Mean, Params
+from hpcfed.training.infer import FORWARD, outputs
+from hpcfed.training.server import call
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+
+
+def stack(models: Iterable[Params], own: Callable[[str], bool] = lambda name: True) -> Params:
+    """One state of several models; of tensors that a cluster does not have of its own, those of the
+    first.
+    """
+    first, *others = models
+    return Params(
+        {n: torch.stack([v, *(o[n] for o in others if own(n))]) for n, v in first.items()}
+    )
+
+
+def row(state: Params, m: int) -> Params:
+    """The model of cluster m."""
+    return state.map(lambda v: v[min(m, len(v) - 1)])
+
+
+def part(model: Params, weight: float, m: int, state: Params) -> Mean:
+    """A client's part in the mean of cluster m (`per="row"`), and in the mean of what is common."""
+    at: At = {name: ([min(m, len(v) - 1)],) for name, v in state.items()}
+    return Mean.of(model.map(lambda v: v[None]), weight, at)
+
+
+def fittest(fed: Federation, client: Client, state: Params) -> int:
+    """The cluster whose model has the smallest loss on the client's training examples; of equals
+    the first.
+
+    In eval mode; the client's own weights stay as they are.
+    """
+    client.model.eval()
+    y = torch.from_numpy(client.train.labels).to(fed.device)
+    models = (row(state, m) for m in range(max(map(len, state.values()))))
+    logits = (outputs(fed, partial(call, client.skeleton, model), client.train) for model in models)
+    losses = [float(F.cross_entropy(z, y)) for z in logits]
+    return losses.index(min(losses))
+
+
+def choose(fed: Federation, client: Client, state: Params, M: int) -> int:
+    """The fittest of M clusters, found by the client as its work, kept in its memory and told to
+    the server.
+    """
+    m = fittest(fed, client, state)
+    fed.tally[client.id].work += FORWARD * client.n * M
+    client.memory["cluster"] = m
+    fed.up(client, torch.tensor(m, dtype=torch.int32))
+    return m
+
+
+def squares(model: Params, state: Params, wanted: Callable[[str], bool]) -> list[float]:
+    """Squared Euclidean distance of the model to that of each cluster over the wanted tensors, in
+    float64.
+    """
+    apart = (
+        (state[name].double() - v.double()).flatten(1) for name, v in model.items() if wanted(name)
+    )
+    return sum(difference.square().sum(1) for difference in apart).tolist()
+
+
+def nearest(model: Params, state: Params, wanted: Callable[[str], bool]) -> tuple[int, float]:
+    """The cluster whose model is nearest, of equals the first, and the squared distance to it."""
+    distances = squares(model, state, wanted)
+    return distances.index(min(distances)), min(distances)
+
+
+def seeds(
+    fed: Federation,
+    clients: list[Client],
+    state: Params,
+    wanted: Callable[[str], bool],
+    spread: bool = True,
+) -> Params:
+    """The state with the models of different clients as centres; collective. Centres beyond their
+    number stay.
+
+    clients: this rank's.  spread: the first is drawn evenly, each other one in proportion to its
+    squared distance to the nearest centre so far (k-means++, Arthur and Vassilvitskii, SODA 2007);
+    else all evenly.
+    """
+    g = rng.stream(fed.seed, "centres")
+    far = fed.gather(
+        {c.id: 1.0 for c in clients}
+    )  # squared distances of those not taken: how likely each is
+    models: list[Params] = []
+    for _ in range(min(len(next(iter(state.values()))), len(far))):
+        total = sum(far.values())
+        k = int(g.choice(list(far), p=[v / total for v in far.values()] if total else None))
+        models += [model for _, model in fed.each({c.id: c.params() for c in clients if c.id == k})]
+        left = [c for c in clients if c.id in far and c.id != k]
+        taken = stack(models)
+        far = fed.gather(
+            {c.id: nearest(c.params(), taken, wanted)[1] if spread else 1.0 for c in left}
+        )
+    chosen = stack(models)
+    return Params({name: torch.cat([chosen[name], v[len(models) :]]) for name, v in state.items()})
+
+
+def reseed(found: Mapping[int, tuple[int, float]], M: int) -> dict[int, int]:
+    """The cluster of each client, where each of M clusters has at least one, if there are as many.
+
+    found: of each client the nearest cluster, and the squared distance to it. A cluster without a
+    client gets the one that is farthest from its own, of those not alone there. M = 0: clusters may
+    be empty.
+    """
+    cluster, far = (
+        {k: m for k, (m, _) in found.items()},
+        {k: distance for k, (_, distance) in found.items()},
+    )
+    for m in sorted(set(range(M)) - set(cluster.values())):
+        members = list(cluster.values())
+        if movable := [k for k in cluster if members.count(cluster[k]) > 1]:
+            k = max(movable, key=lambda k: (far[k], -k))
+            cluster[k] = m
+    return cluster

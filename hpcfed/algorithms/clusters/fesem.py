@@ -1,0 +1,106 @@
+"""FeSEM: several centres; each client trains on from the centre that its model is nearest to.
+
+Long et al., World Wide Web 26, 2023, arXiv:2108.08647, algorithm 1. Deviations: as all start from
+one model, centres are sought among trained ones, after each round until M clients had trained
+before it; a client that has not trained yet starts from centre k mod M. The authors' code has scope
+= "head" and leaves out clusters of one.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.clusters import clusters
+from hpcfed.core.params import Params
+from hpcfed.training.losses import proximal
+
+
+@dataclass(frozen=True)
+class State:
+    """The centres, each tensor [M, *shape], and the cluster of each client, [K]; -1: it has not
+    trained yet.
+    """
+
+    centres: Params
+    cluster: Tensor
+
+
+class FeSEM(RoundBased):
+    """With one cluster and all clients in each round it is FedAvg of equal weights, bit for bit."""
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in its centre: its number of training examples, or 1."""
+    clusters: PositiveInt = 3
+    """Number of centres, M."""
+    scope: Literal["all", "head"] = "all"
+    """Distances count all parameters, or those of the last layer's weight matrix alone."""
+    start: Literal["k-means++", "clients"] = "k-means++"
+    """First centres: models of clients far from one another, or of any different clients."""
+    empty: Literal["keep", "farthest"] = "keep"
+    """A centre without clients stays as it is, or moves to the client that is farthest from its
+    own.
+    """
+    lam: NonNegativeFloat = 0.0
+    """Weight of the squared distance to the centre in the local objective."""
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | single_step(job)
+        if self.clusters == 1:
+            why = "there is one centre"
+            found |= {f"algorithm.{name}": why for name in ("scope", "start", "empty")}
+        return found
+
+    def whole(self, fed):
+        return False
+
+    def init(self, fed):
+        centres = clusters.stack([fed.initial()] * self.clusters)
+        return State(centres, torch.full((fed.K,), -1, device=fed.device))
+
+    def counts(self, fed):
+        """Which tensors distances are over: parameters, not statistics."""
+        names = (
+            fed.module(fed.architectures[0]).layout.params
+            if self.scope == "all"
+            else ("head.weight",)
+        )
+        return set(names).__contains__
+
+    def offer(self, fed, client, state):
+        m = int(state.cluster[client.id])
+        return clusters.row(state.centres, client.id % self.clusters if m < 0 else m)
+
+    def loss(self, client, state, model, x, y):
+        value = super().loss(client, state, model, x, y)
+        return value + proximal(model, anchor=state, mu=2 * self.lam) if self.lam else value
+
+    def send(self, fed, client, state, t):
+        fed.up(
+            client, self.local(fed, client, state, t).parts[0].value
+        )  # what its model then holds: not kept twice
+
+    def round(self, fed, state, cohort, t):
+        fed.run(cohort, lambda client: self.send(fed, client, state, t))
+        known = {*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()}
+        mine, centres = fed.mine(sorted(known)), state.centres
+        if state.cluster.ge(0).sum() < self.clusters:
+            centres = clusters.seeds(
+                fed, mine, centres, self.counts(fed), self.start == "k-means++"
+            )
+        return self.moved(fed, mine, centres)
+
+    def moved(self, fed, mine, centres):
+        """Each client goes to its nearest centre (E), then each centre to the mean of its clients
+        (M).
+        """
+        found = fed.gather(
+            {c.id: clusters.nearest(c.params(), centres, self.counts(fed)) for c in mine}
+        )
+        at = clusters.reseed(found, self.clusters if self.empty == "farthest" else 0)
+        parts = ((c.id, clusters.part(c.params(), self.weight(c), at[c.id], centres)) for c in mine)
+        cluster = torch.tensor([at.get(k, -1) for k in range(fed.K)], device=fed.device)
+        return State(fed.mean(parts, keep=centres, per="row", counted=False), cluster)

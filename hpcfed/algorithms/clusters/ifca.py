@@ -1,0 +1,112 @@
+"""IFCA (also HypCluster): several models; each client trains the one that fits its own examples
+best.
+
+Ghosh et al., NeurIPS 2020, arXiv:2006.04088, algorithm 1; Mansour et al., 2020, arXiv:2002.10619,
+section 4.
+Deviations: a cluster's mean is that of its members in the cohort, weighted by examples; that of
+gradients too, which the paper divides by the number of all clients in the cohort.
+"""
+
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import NonNegativeFloat, PositiveInt
+
+from hpcfed.algorithms.base import RoundBased, one_gradient, single_step
+from hpcfed.algorithms.clusters import clusters
+from hpcfed.core import rng
+from hpcfed.core.params import Params
+from hpcfed.training.local import gradient, learning_rate, sgd
+
+
+class IFCA(RoundBased):
+    """With one cluster it is FedAvg, bit for bit. A client's cluster is in its memory, as
+    `cluster`.
+    """
+
+    clusters: PositiveInt = 3
+    """Number of clusters, M: every client of a cohort downloads all their models."""
+    averaging: Literal["models", "gradients"] = "models"
+    """Clients train locally and send models, or take one step of local.lr down the gradient over
+    all examples.
+    """
+    share_body: bool = False
+    """Clusters differ in their heads alone; one body is averaged over all clients."""
+    start: Literal["random", "perturbed"] = "random"
+    """Models start from different random weights, or all but the first from the first's plus
+    noise.
+    """
+    sigma: NonNegativeFloat = 0.01
+    """Standard deviation of that noise."""
+
+    @property
+    def local_defaults(self):
+        return {"optimiser": "sgd", "lr": 0.1} if self.averaging == "gradients" else {}
+
+    def without_effect(self, job):
+        models = self.averaging == "models"
+        found = super().without_effect(job) | (single_step if models else one_gradient)(job)
+        if self.start == "random" or self.clusters == 1:
+            found["algorithm.sigma"] = "no model starts from another one plus noise"
+        if self.clusters == 1:
+            why = "there is one cluster"
+            found |= {"algorithm.start": why, "algorithm.share_body": why}
+        return found
+
+    def traffic(self, fed, k):
+        model, own = fed.shapes(k=k), fed.shapes(self.of_cluster, k)
+        return model.nbytes + (
+            self.clusters - 1
+        ) * own.nbytes, model.nbytes + 4  # 4: the cluster's number
+
+    def whole(self, fed):
+        return False
+
+    def keeps(self, fed):
+        return False
+
+    def init(self, fed):
+        return clusters.stack((self.first(fed, m) for m in range(self.clusters)), self.of_cluster)
+
+    def of_cluster(self, name):
+        """Whether each cluster has a tensor of this name of its own."""
+        return not self.share_body or name.startswith("head.")
+
+    def first(self, fed, m):
+        """What the model of cluster m starts from."""
+        if self.start == "random" or m == 0:
+            return fed.initial(k=m, architecture=fed.architectures[0])
+        g = rng.torch_stream(fed.seed, "cluster", m)
+        trained = fed.module(fed.architectures[0]).layout.params
+        noise = {
+            n: torch.randn(v.shape, generator=g) for n, v in fed.initial().items() if n in trained
+        }
+        return Params(
+            {
+                n: v + self.sigma * noise[n].to(v) if n in noise else v
+                for n, v in fed.initial().items()
+            }
+        )
+
+    def offer(self, fed, client, state):
+        return clusters.row(state, clusters.fittest(fed, client, state))
+
+    def local(self, fed, client, state, t):
+        m = clusters.choose(fed, client, fed.down(client, state), self.clusters)
+        model = clusters.row(state, m)
+        self.receive(client, model)
+        loss = partial(self.loss, client, model)
+        if self.averaging == "models":
+            sgd(fed, client, t, loss)
+        else:
+            gradient(fed, client, t, loss)
+            step = Params(client.skeleton.layout.views(client.skeleton.grad)) * -learning_rate(
+                fed, t
+            )
+            client.load(step + model)
+        return clusters.part(client.params(), self.weight(client), m, state)
+
+    def round(self, fed, state, cohort, t):
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        return fed.mean(uploads, keep=state, per="row")

@@ -1,0 +1,1 @@
+"""Different models with a common head, or prototypes."""

@@ -1,0 +1,104 @@
+"""FedClassAvg: clients with different bodies share one classifier, and learn representations that
+agree.
+
+Jang et al., ICPP 2022, doi:10.1145/3545008.3545073, algorithm 1, eqs. 3-5. Deviations: the mean
+runs over the clients that report, not over all. The paper gives neither temperature nor
+normalisation of the contrastive loss: those of Khosla et al. are the defaults. The authors' code
+differs; preset = "authors" follows it: prox = "mse", tau = 100 over base 0.07 on representations
+that are not normalised, an epoch of training before round 1. That code also leaves out the last,
+smaller batch of each epoch, and has the proximal term in the epoch before round 1 too; here that
+epoch is without it, for nothing has been received, and its losses count in round 1's training loss.
+share = "all" is the paper's "+weight" for one architecture.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.training.local import sgd
+from hpcfed.training.losses import contrastive_cross_entropy, distance, half_mean_squares, proximal
+
+
+class FedClassAvg(RoundBased):
+    """averaging, rho and contrastive are the switches of the paper's table 4 (CA, PR, CL)."""
+
+    share: Literal["head", "all"] = "head"
+    """Exchange the classifier only, or all weights ("+weight", one architecture)."""
+    averaging: bool = True
+    """CA: exchange and average; false leaves clients alone, and the proximal term without an
+    anchor.
+    """
+    rho: NonNegativeFloat = 0.1
+    """PR: weight of the proximal term on the classifier; 0 switches it off."""
+    prox: Literal["norm", "squared", "mse"] = "norm"
+    """Proximal term: the distance (eq. 5), half its square, or half the sum of mean squares
+    (authors' code).
+    """
+    contrastive: bool = True
+    """CL: two augmented views and the supervised contrastive loss."""
+    tau: PositiveFloat = 0.07
+    """Temperature of the contrastive loss."""
+    tau_base: PositiveFloat | None = None
+    """The contrastive loss is multiplied by tau over this; none: by 1."""
+    normalise: bool = True
+    """Contrastive loss on representations scaled to length 1."""
+    pretrain_epochs: NonNegativeInt = 0
+    """Epochs that every client trains alone before the first round; without effect where all
+    weights are shared.
+    """
+
+    @property
+    def accepts(self):
+        if not self.averaging:
+            return "any models"
+        return "one architecture" if self.share == "all" else "a common head"
+
+    @property
+    def views(self):
+        return 2 if self.contrastive else 1
+
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if not self.pretrain_epochs or self.share == "all":  # else that phase has more steps
+            found |= single_step(job)
+        if not self.averaging:
+            why = "averaging is false, nothing is received"
+            found |= {f"algorithm.{name}": why for name in ("share", "rho", "weighting")}
+        if not (self.averaging and self.rho):
+            found["algorithm.prox"] = "there is no proximal term"
+        if not self.contrastive:
+            names = ("tau", "tau_base", "normalise")
+            found |= {f"algorithm.{name}": "contrastive is false" for name in names}
+        if self.averaging and self.share == "all":
+            found["algorithm.pretrain_epochs"] = "share = 'all' replaces what is trained before"
+        return found
+
+    def shared(self, name):
+        return self.averaging and (self.share == "all" or name.startswith("head."))
+
+    def loss(self, client, state, model, x, y):
+        if self.contrastive:
+            value = contrastive_cross_entropy(model, x, y, self.tau, self.tau_base, self.normalise)
+        else:
+            value = super().loss(client, state, model, x, y)
+        head = state.pick(lambda name: name.startswith("head."))
+        return value + self.rho * self.regulariser(model, head) if self.rho and head else value
+
+    def regulariser(self, model, head):
+        """R of eq. 5: how far the classifier is from the one received."""
+        if self.prox == "squared":
+            return proximal(model, head, mu=1.0)
+        return distance(model, head) if self.prox == "norm" else half_mean_squares(model, head)
+
+    def round(self, fed, state, cohort, t):
+        if (
+            t == 0 and self.pretrain_epochs and not fed.store.stateless
+        ):  # else nothing of it would remain
+            how = {"views": self.views, "epochs": self.pretrain_epochs, "phase": "pretrain"}
+            alone = state.pick(lambda name: False)
+            fed.run(range(fed.K), lambda c: sgd(fed, c, t, partial(self.loss, c, alone), **how))
+        return super().round(fed, state, cohort, t)

@@ -1,0 +1,87 @@
+"""FedGH: clients send mean representations of their classes, and the server trains the common
+header on them.
+
+Yi et al., ACM MM 2023, arXiv:2303.13137, algorithm 1. Deviations: class means are those of all
+training examples after local training (the authors' code averages means of batches); the server has
+an optimiser of its own, SGD over the received pairs in mini-batches (in the authors' code the
+header never learns). With models.relu_head the mean is that of what the header takes after its
+ReLU, for the mean of relu(z) is not relu of the mean. The authors clip gradients at norm 50, here
+they are not clipped.
+"""
+
+from functools import partial
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.training.infer import class_sums, represent
+from hpcfed.training.local import sgd
+from hpcfed.training.server import fit
+
+
+class FedGH(RoundBased):
+    """With server_epochs = 0 the header stays as it was. All class means weigh alike."""
+
+    accepts: ClassVar[str] = "a common head"
+
+    server_epochs: NonNegativeInt = 100
+    """Passes of the server over the class means of a round."""
+    server_lr: PositiveFloat = 0.01
+    """Learning rate of the server."""
+    server_batch: PositiveInt = 10
+    """Class means in one step of the server."""
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | single_step(job)
+        found["algorithm.weighting"] = "nothing is averaged over clients"
+        if not self.server_epochs:
+            why = "server_epochs = 0: the header is not trained"
+            found |= {"algorithm.server_lr": why, "algorithm.server_batch": why}
+        return found
+
+    def shared(self, name):
+        return name.startswith("head.")
+
+    def traffic(self, fed, k):
+        head, held = fed.shapes(self.shared, k), int((fed.label_counts[k] > 0).sum())
+        return head.nbytes, held * (head["head.weight"].shape[1] + 1) * 4
+
+    def local(self, fed, client, state, t):
+        self.receive(client, fed.down(client, state))
+        sgd(fed, client, t, partial(self.loss, client, state))
+        return fed.up(client, self.means(fed, client))
+
+    def round(self, fed, state, cohort, t):
+        sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
+        return fed.on_root(lambda: self.train(fed, state, list(sent.values()), t))
+
+    def means(self, fed, client):
+        """The client's mean representation of each class that it has, [C_k, d], as the header's
+        linear layer takes it, and the classes, [C_k].
+        """
+        z = represent(fed, client, client.train)
+        z = F.relu(z) if fed.job.models.relu_head else z
+        sums, counts = class_sums(z, client.train.labels, fed.classes)
+        held = counts > 0
+        return {
+            "mean": (sums[held] / counts[held, None]).float(),
+            "label": held.nonzero()[:, 0].int(),
+        }
+
+    def train(self, fed, state, sent, t):
+        """The header after the server's epochs over all pairs of mean and label."""
+        z, y = (
+            torch.cat([pair["mean"] for pair in sent]),
+            torch.cat([pair["label"] for pair in sent]).long(),
+        )
+
+        def loss(head, rows):
+            return F.cross_entropy(
+                F.linear(z[rows], head["head.weight"], head["head.bias"]), y[rows]
+            )
+
+        how = {"epochs": self.server_epochs, "size": self.server_batch, "lr": self.server_lr}
+        return fit(fed, state, loss, torch.from_numpy, len(y), "header", t, **how)

@@ -1,0 +1,125 @@
+"""FedProto: clients exchange nothing but the mean representation of each class, and pull their own
+towards it.
+
+Tan et al., AAAI 2022, arXiv:2105.00243, algorithm 1, eqs. 3, 6 and 8. The term is the squared
+difference of each example's representation and its class's prototype, averaged over examples and
+over the d components, as in the authors' code, to which the published values of lam belong (1, and
+0.1 on CIFAR-10). Deviations: eq. 8 has the distance of class means, summed over d (reduction =
+"sum" sums over d). Class means are taken after local training; the authors' code collects them
+during its last epoch, from models that change (prototypes = "during"; here during all epochs).
+Weights sum to 1, without the further 1/|N_j| of eq. 6. The authors' code weights clients alike
+(weighting = "uniform"), the paper by their examples of the class (default). Prediction is by the
+nearest of all prototypes; the authors' code looks only at those of the client's own classes.
+"""
+
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import NonNegativeFloat
+from torch.nn import functional as F
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import class_sums, represent
+from hpcfed.training.local import LocalSteps, sgd
+from hpcfed.training.losses import nearest, to_prototypes
+
+
+class FedProto(RoundBased):
+    """The state is one prototype a class, [C, d]; nan where no client has shown the class yet."""
+
+    accepts: ClassVar[str] = "a common head"
+    formerly: ClassVar[dict[str, Any]] = {"reduction": "sum"}
+
+    lam: NonNegativeFloat = 1.0
+    """Weight of the distance of representations to their class's prototype; 0 is local training."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """The squared distance over the d components: their mean, to which the published lam belong, or
+    their sum, d times as strong.
+    """
+    inference: Literal["prototype", "head"] = "prototype"
+    """The class of the nearest prototype, or the client's own head."""
+    prototypes: Literal["after", "during"] = "after"
+    """When class means are taken: of all examples after local training, or batch by batch during
+    it.
+    """
+
+    def refuses(self, job):
+        steps = self.prototypes == "during" and job.local.steps
+        return (
+            "needs whole epochs to collect prototypes in; set local.epochs instead of steps"
+            if steps
+            else None
+        )
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | single_step(job)
+        if not self.lam and self.inference == "head":
+            why = "lam = 0 with inference = 'head' uses no prototypes"
+            found |= {"algorithm.prototypes": why, "algorithm.weighting": why}
+        return found
+
+    def shared(self, name):
+        return False
+
+    def traffic(self, fed, k):
+        d, own = fed.shapes()["head.weight"].shape[1], int((fed.label_counts[k] > 0).sum())
+        return 4 * fed.classes * d, 4 * own * (d + (self.weighting == "samples"))
+
+    def init(self, fed):
+        return Params(proto=torch.full_like(fed.initial()["head.weight"], torch.nan))  # [C, d]
+
+    def receive(self, client, state):
+        pass
+
+    def loss(self, client, state, model, x, y):
+        return self.objective(state, model, model.body(x), y)
+
+    def objective(self, state, model, z, y):
+        """The local objective at these representations, [n, d]."""
+        value = F.cross_entropy(model.head(z), y)
+        if not self.lam:
+            return value
+        return value + self.lam * to_prototypes(z, state["proto"][y], self.reduction)
+
+    def predict(self, fed, client, state, x):
+        if self.inference == "head" or state["proto"].isnan().all():
+            return client.model(x)
+        return nearest(client.model.body(x), state["proto"])
+
+    def collect(self, fed, client, state, t):
+        """Local training that keeps the representations of every step, [n * epochs, d], and their
+        labels, [n * epochs].
+
+        It steps by itself: what a loss leaves behind would be lost where an engine records steps.
+        """
+        seen, labels = [], []
+
+        def loss(model, x, y):
+            z = model.body(x)
+            seen.append(z.detach())
+            labels.append(y)
+            return self.objective(state, model, z, y)
+
+        with LocalSteps(fed, client, t) as steps:
+            for x, y in steps:
+                steps.descend(steps.value(loss, x, y))
+        return torch.cat(seen), torch.cat(labels).cpu().numpy()
+
+    def local(self, fed, client, state, t):
+        fed.down(client, state)
+        if self.prototypes == "during":
+            z, labels = self.collect(fed, client, state, t)
+        else:
+            sgd(fed, client, t, partial(self.loss, client, state))
+            z, labels = represent(fed, client, client.train), client.train.labels
+        sums, count = class_sums(z, labels, fed.classes)
+        own = count.nonzero().squeeze(1)
+        means = Params(proto=(sums[own] / count[own, None]).float())
+        weight = Params(proto=count[own, None].float()) if self.weighting == "samples" else 1.0
+        return Mean.of(means, weight, at={"proto": (own.cpu(),)})
+
+    def round(self, fed, state, cohort, t):
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        return fed.mean(uploads, keep=state, per="row")

@@ -1,0 +1,79 @@
+"""D-SGD, PA-SGD and LD-SGD: decentralised; clients step and average with their neighbours, all in
+step.
+
+Lian et al., NeurIPS 2017, arXiv:1705.09056, algorithm 1: x_i <- sum_j W_ij x_j - eta g_i(x_i). i1
+local steps, then i2 with averaging: D-SGD is (0, 1), PA-SGD (i1, 1), LD-SGD (Li et al., 2019,
+arXiv:1910.09126) (i1, i2). A step is the local work of one round; the papers' is local.steps = 1.
+Deviations: where not all clients take part, the links between those that do count, with weights of
+their own. Batch statistics are averaged too, a client's own as they are after its step. Virtual
+time: a step takes a client its latency, what its link needs to receive its neighbours' models and
+to send its own to each of them, and its work, one after the other; a round lasts as long as the
+slowest client's. Steps without averaging exchange nothing.
+"""
+
+from functools import partial
+from typing import Literal
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.decentralised.mixing import metropolis, mix, stepped, uniform
+from hpcfed.algorithms.decentralised.peers import Peers
+from hpcfed.algorithms.decentralised.topology import among
+from hpcfed.training.local import sgd
+
+
+class DSGD(Peers, RoundBased):
+    """Weights are those of the links, not of examples."""
+
+    weights: Literal["metropolis", "uniform"] = "metropolis"
+    """Weights of neighbours; uniform is doubly stochastic only where all have equally many."""
+    order: Literal["together", "average-first", "step-first"] = "together"
+    """The step is that at the old model, or at the averaged one, or stepped models are averaged."""
+
+    def without_effect(self, job):
+        return super().without_effect(job) | {"algorithm.weighting": "links have the weights"}
+
+    def traffic(self, fed, k):
+        bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.shapes().nbytes
+        return bytes_, bytes_
+
+    def rows(self, fed, cohort):
+        """The weights with which the cohort's clients average, [K, K]."""
+        return (metropolis if self.weights == "metropolis" else uniform)(
+            among(self.links(fed), cohort)
+        )
+
+    def average(self, fed, cohort):
+        """The cohort's models, each averaged with its neighbours', of this rank's clients;
+        collective.
+        """
+        links, rows = among(self.links(fed), cohort), self.rows(fed, cohort)
+        mine = fed.run(cohort, lambda client: client.params())
+        for client in fed.mine(cohort):
+            fed.up(
+                client,
+                fed.down(client, mine[client.id], times=links[client.id].sum()),
+                links[client.id].sum(),
+            )
+        return mix({k: rows[k] for k in mine}, fed.each(mine))
+
+    def round(self, fed, state, cohort, t):
+        averages, mixed, own = self.averages(t), {}, self.rows(fed, cohort).diagonal()
+        if averages and self.order != "step-first":
+            mixed = self.average(fed, cohort)
+
+        def step(client):
+            if self.order == "average-first":
+                client.load(mixed.get(client.id, {}))
+            before = client.params()
+            sgd(fed, client, t, partial(self.loss, client, state))
+            if self.order == "together" and averages:
+                norms = client.skeleton.layout.buffers
+                client.load(
+                    stepped(mixed.pop(client.id), before, client.params(), norms, own[client.id])
+                )
+
+        fed.run(cohort, step)
+        if averages and self.order == "step-first":
+            for k, value in self.average(fed, cohort).items():
+                fed.clients[k].load(value)
+        return state

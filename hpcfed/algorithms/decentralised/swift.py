@@ -1,0 +1,74 @@
+"""SWIFT: decentralised and wait-free; each client averages with what its neighbours last sent, when
+it is ready.
+
+Bornstein et al., ICLR 2023, arXiv:2210.14026, algorithm 1. A job is one step: it starts with
+sending x_i; its gradient is that at x_i; when it ends, x_i <- sum_j w_ij x_j + (local step), or in
+a local step (i1) without the sum. Models are counted as sent in every step, as received where they
+are averaged. Virtual time: a step takes a client its latency, and the time that its link needs to
+send its model to each neighbour and to receive theirs, as a step of D-SGD does; but all this goes
+on beside the work, so that a job lasts as long as the longer of the two, where D-SGD's takes their
+sum. A model arrives its latency and upload after the job's start. Deviations: a step is the job's
+local work, the paper's is local.steps = 1. With weights = "ccs" no weight is larger than the
+lighter client's own 1 / (degree + 1), lest a client's own weight be negative; the authors' code
+takes the smaller proposal between equal degrees only, so that weights differ on some graphs. Batch
+statistics are averaged too, a client's own as they are after its step.
+"""
+
+from hpcfed.algorithms.decentralised.mixing import Weights, mix, mixing, stepped
+from hpcfed.algorithms.decentralised.peers import Peers
+from hpcfed.algorithms.events import EventBased
+from hpcfed.core.params import Params
+
+
+class SWIFT(Peers, EventBased):
+    """All clients work all the time; as many merges as a cohort has clients are a round.
+
+    i1 = 0 is the paper's C_0, i1 = 1 its C_1.
+    """
+
+    weights: Weights = "ccs"
+    """Weights of neighbours: SWIFT's for equal speeds (ccs) or the clients' (ccs-rates),
+    metropolis, uniform.
+    """
+
+    def traffic(self, fed, k):
+        return (int(self.links(fed)[k].sum()) * fed.shapes().nbytes,) * 2
+
+    def at_once(self, fed):
+        return fed.K
+
+    def target(self, k):
+        return k
+
+    def near(self, fed, k, number):
+        return self.links(fed)[k].nonzero()[0].tolist() if self.averages(number) else []
+
+    def seconds(self, fed, k, examples):
+        return max(fed.profiles.compute(k, examples), fed.profiles.seconds(k, 0, *fed.announced(k)))
+
+    def delay(self, fed, k):
+        return fed.profiles.seconds(k, 0, 0, fed.announced(k)[1])
+
+    def start(self, client, state):
+        client.memory["before"] = client.memory.pop("merged", None) or client.params()
+
+    def sent(self, client, arrived):
+        return client.params() if arrived else client.memory["before"]
+
+    def work(self, fed, client, job):
+        with client.borrowed():
+            fed.up(client, client.params(), times=int(self.links(fed)[client.id].sum()))
+            self.train(fed, client, Params(), job)
+            return client.params()
+
+    def rates(self, fed):
+        every = range(fed.K) if self.weights == "ccs-rates" else ()  # else they do not count
+        return tuple(1 / self.seconds(fed, k, fed.draws.examples(k, fed.draws.full)) for k in every)
+
+    def merge(self, fed, job, held, up, near):
+        client = fed.clients[job.client]
+        client.memory["merged"] = held
+        row = mixing(self.weights, self.of(fed), self.rates(fed))[job.client]
+        values = sorted({**fed.down(client, near), job.client: held}.items())
+        norms = client.skeleton.layout.buffers
+        return stepped(mix({0: row}, values)[0], held, up, norms, row[job.client]) if near else up

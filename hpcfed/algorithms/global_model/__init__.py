@@ -1,0 +1,1 @@
+"""One global model, one architecture."""

@@ -1,0 +1,94 @@
+"""SCAFFOLD: control variates correct each local step for the drift of the client from the others.
+
+Karimireddy et al., ICML 2020, arXiv:1910.06378, algorithm 1. Deviations: float buffers of batch
+normalisation are averaged like parameters and have no control variate; eta_g is not for them, lest
+a variance become negative.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import PositiveFloat
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import LocalSteps, gradient
+from hpcfed.training.losses import inner_product
+
+
+@dataclass(frozen=True)
+class State:
+    """x: the model.  c: the server's control variate, for parameters alone."""
+
+    x: Params
+    c: Params
+
+
+class Scaffold(RoundBased):
+    """The control variate of a client is in its memory; before its first round it is 0."""
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean of the updates of the model."""
+    eta_g: PositiveFloat = 1.0
+    """The server's step."""
+    control: Literal["steps", "gradient"] = "steps"
+    """New control variate: from the steps taken (option II), or the gradient at the received model
+    (option I).
+    """
+
+    local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
+
+    def refuses(self, job):
+        if job.local.optimiser == "sgd" and not job.local.momentum:
+            return None
+        return (
+            "needs plain SGD, for its control variates are mean gradients; set "
+            "local.optimiser = 'sgd', momentum 0"
+        )
+
+    def traffic(self, fed, k):
+        trained = fed.store.layout(fed.architectures[k]).params
+        return (fed.shapes(k=k).nbytes + fed.shapes(trained.__contains__, k).nbytes,) * 2
+
+    def init(self, fed):
+        params = fed.store.layout(fed.architectures[0]).params
+        x = fed.initial()
+        return State(x, Params({name: x[name] * 0 for name in params}))
+
+    def receive(self, client, state):
+        client.load(state.x)
+
+    def local(self, fed, client, state, t):
+        client.load(fed.down(client, state.x))
+        c, own = fed.down(client, state.c), Params(client.memory.get("control", state.c * 0))
+        new = self.at_start(fed, client, state, t) if self.control == "gradient" else None
+        with LocalSteps(fed, client, t) as steps:
+            for x, y in steps:
+                value = steps.value(lambda m, x, y: self.loss(client, state, m, x, y), x, y)
+                steps.backward(value + inner_product(steps.model, c - own))
+                steps.step(value)
+        change = client.params() - state.x
+        if new is None:
+            new = own - c - (1 / (len(steps) * steps.lr)) * change.pick(c.__contains__)
+        client.memory["control"] = new
+        return Mean.of(change, self.weight(client)), new - own
+
+    def at_start(self, fed, client, state, t):
+        """The mean gradient over the client's data at the received model, which stays as it is,
+        statistics too.
+        """
+        with client.borrowed():
+            gradient(
+                fed, client, t, lambda m, x, y: self.loss(client, state, m, x, y), phase="control"
+            )
+        return Params(client.skeleton.layout.views(client.skeleton.grad)).clone()
+
+    def round(self, fed, state, cohort, t):
+        done = fed.run(cohort, lambda client: self.local(fed, client, state, t))
+        changes = {
+            k: dc for k, (_, dc) in done.items()
+        }  # of the control variates of this rank's clients
+        dx = fed.mean(((k, dx) for k, (dx, _) in done.items()), keep=state.x * 0)
+        dc = fed.mean(((k, Mean.of(dc)) for k, dc in changes.items()), keep=state.c * 0)
+        dx = Params({name: self.eta_g * v if name in state.c else v for name, v in dx.items()})
+        return State(state.x + dx, state.c + (len(cohort) / fed.K) * dc)

@@ -1,0 +1,408 @@
+"""A user's own method, looked at before it runs, and what its hooks return, looked at when they do.
+
+Of methods that come with hpcfed nothing is looked at here.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import wraps
+from math import isfinite
+from numbers import Integral, Real
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor
+
+from hpcfed.algorithms.base import Method, RoundBased
+from hpcfed.algorithms.events import EventBased
+from hpcfed.core import own
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Mean
+
+OURS = {"hpcfed", "pydantic", "builtins", "abc", "typing"}  # whose classes are not the user's
+ACCEPTS = ("one architecture", "widths", "a common head", "any models")
+NEEDS = ("public", "proxy", "server")
+ELSEWHERE = {  # what other frameworks call the same
+    "train": "local",
+    "fit": "local",
+    "client_update": "local",
+    "local_update": "local",
+    "aggregate": "server",
+    "server_update": "server",
+    "aggregate_fit": "server",
+    "setup": "init",
+    "criterion": "loss",
+    "training_step": "loss",
+    "forward": "loss",
+    "evaluate": "predict",
+    "sample": "cohort",
+    "select": "cohort",
+    "end": "finish",
+}
+CALLERS = {"loss": ("local", "train", "work"), "local": ("round",), "server": ("round",)}
+
+
+def refuse(cls: type, where: str) -> None:
+    """ConfigError for a class that cannot be a method, or says something that nobody would hear.
+
+    where: how the message begins, as in "algorithm.name = 'mine:Mine'".
+    """
+    for wrong in wrongs(cls):
+        raise ConfigError(f"{where}: {wrong}")
+
+
+def wrongs(cls: type) -> Iterator[str]:
+    """What is wrong with the class, one sentence each, with its place."""
+    if not issubclass(cls, RoundBased | EventBased):
+        yield (
+            f"{own.line_of(cls)}: {cls.__name__} is a {cls.__bases__[0].__name__}; make it a "
+            f"subclass of RoundBased (hpcfed.algorithms.base) or EventBased "
+            f"(hpcfed.algorithms.events)"
+        )
+        return
+    theirs = [c for c in cls.__mro__ if is_users(c)]
+    base = next(c for c in cls.__mro__ if not is_users(c))
+    trees = {c: tree for c in theirs if (tree := parsed(c)) is not None}
+    for c in theirs:
+        yield from assignments(c, trees.get(c))
+    used = {name for tree in trees.values() for name in references(tree)}
+    replaced = {name for c in theirs for name in vars(c)}
+    for c in theirs:
+        yield from values(c, base)
+        yield from (
+            wrong
+            for name, value in list(vars(c).items())
+            if not name.startswith("_") and name not in decorated(cls)
+            for wrong in hook(c, name, value, base, used if c in trees else None, replaced)
+        )
+
+
+def is_users(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] not in OURS
+
+
+def decorated(cls: type) -> set[str]:
+    """Names that pydantic calls: validators, serialisers, computed fields."""
+    known = cls.__pydantic_decorators__  # type: ignore[attr-defined]
+    kinds = [getattr(known, part.name) for part in fields(known)]
+    return {name for kind in kinds for name in kind}
+
+
+def parsed(cls: type) -> ast.Module | None:
+    """The file in which a class is defined; None where it has none, as in a notebook."""
+    try:
+        with open(inspect.getfile(cls), encoding="utf-8") as file:
+            return ast.parse(file.read())
+    except (OSError, TypeError, SyntaxError):
+        return None
+
+
+def references(tree: ast.Module) -> Iterator[str]:
+    """Names that are read from objects, `self.name` for one, and texts, as `getattr` takes them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def assignments(cls: type, tree: ast.Module | None) -> Iterator[str]:
+    """Assignments to attributes of self, which an algorithm, a frozen record, does not allow."""
+    private = cls.__private_attributes__  # type: ignore[attr-defined]
+    for node in ast.walk(tree) if tree else ():
+        if not isinstance(node, ast.ClassDef) or node.name != cls.__name__:
+            continue
+        for method in node.body:
+            if not isinstance(method, ast.FunctionDef) or not method.args.args:
+                continue
+            first = method.args.args[0].arg
+            for part in ast.walk(method):
+                if (
+                    isinstance(part, ast.Attribute)
+                    and isinstance(part.ctx, ast.Store | ast.Del)
+                    and isinstance(part.value, ast.Name)
+                    and part.value.id == first
+                    and part.attr not in private
+                ):
+                    file = own.shown(inspect.getfile(cls))
+                    told = own.frozen(part.attr, method.name)
+                    yield f"{file}, line {part.lineno}, in {method.name}: {told}"
+
+
+def values(cls: type, base: type) -> Iterator[str]:
+    """What a class says of itself in words that nobody knows."""
+    place = own.line_of(cls)
+    for name in cls.__annotations__ if "__annotations__" in vars(cls) else ():
+        if name in cls.model_fields and hasattr(base, name):  # type: ignore[attr-defined]
+            if callable(getattr(base, name)):
+                yield (
+                    f"{place}: the field {name} has the name of a hook of {base.__name__}; give it "
+                    f"another name"
+                )
+            else:
+                yield (
+                    f"{place}: {name} says what the method is, and is no field of the job; write "
+                    f"`{name}: ClassVar = ...`"
+                )
+    for name, valid in (("accepts", ACCEPTS), ("needs", NEEDS)):
+        given = vars(cls).get(name, ())
+        given = (given,) if isinstance(given, str) else given
+        if not isinstance(given, tuple | list):
+            continue
+        for value in given:
+            if value not in valid:
+                near = get_close_matches(str(value), valid, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                yield (f"{place}: {name} = {value!r}{hint}\n  valid: {', '.join(map(repr, valid))}")
+    if isinstance(vars(cls).get("needs"), str):
+        yield f"{place}: needs is a tuple; write `needs: ClassVar = ({vars(cls)['needs']!r},)`"
+    views = vars(cls).get("views", 1)
+    if not isinstance(views, property | FunctionType) and (
+        not isinstance(views, int) or isinstance(views, bool) or views < 1
+    ):
+        yield (
+            f"{place}: views = {views!r}; it is how many augmented copies of a batch there are, "
+            f"1 or more"
+        )
+
+
+def hook(
+    cls: type, name: str, value: Any, base: type, used: set[str] | None, replaced: set[str]
+) -> Iterator[str]:
+    """What is wrong with one public name of the class.
+
+    used: names that the class's own code refers to; None where it cannot be read.
+    replaced: names that the user's classes define.
+    """
+    fn = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    if isinstance(fn, property):
+        fn = fn.fget
+    if not isinstance(fn, FunctionType):
+        return
+    place = own.line_of(fn)
+    if not hasattr(base, name):
+        if used is not None and name not in used:
+            yield f"{place}: {misspelt(cls, name, base)}"
+        return
+    theirs = inspect.getattr_static(base, name)
+    if not isinstance(theirs, FunctionType) and isinstance(value, FunctionType):
+        yield (
+            f"{place}: {name} is a value of {base.__name__}, not a method; put @property above it, "
+            f"or write `{name}: ClassVar = ...`"
+        )
+    if not isinstance(theirs, FunctionType) or isinstance(value, property):
+        return
+    if name in (used or ()) and replaced.intersection(CALLERS.get(name, ())):
+        return  # it is called by the user's own code alone
+    want = list(inspect.signature(theirs).parameters)[1:]
+    given = inspect.signature(fn)
+    have = [p for p in given.parameters if p not in ("self", "cls")]
+    called = want if isinstance(value, staticmethod) else ["self", *want]
+    try:
+        given.bind(*called)
+        fits = set(have[: len(want)]) != set(want) or have[: len(want)] == want
+    except TypeError:
+        fits = False
+    if not fits:
+        yield (
+            f"{place}: {cls.__name__}.{name} takes ({', '.join(have)}), but is called with "
+            f"({', '.join(want)}); write `def {name}(self, {', '.join(want)}):`"
+        )
+
+
+def misspelt(cls: type, name: str, base: type) -> str:
+    """The sentence for a method that nobody calls."""
+    hooks = [
+        n
+        for kind in base.__mro__
+        if issubclass(kind, Method)
+        for n, v in vars(kind).items()
+        if isinstance(v, FunctionType) and not n.startswith("_")
+    ]
+    near = get_close_matches(name, hooks, n=1) or [
+        ELSEWHERE[name] for _ in (0,) if ELSEWHERE.get(name) in hooks
+    ]
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return (
+        f"{cls.__name__}.{name} is no hook of {base.__name__}, and nothing calls it{hint}\n"
+        f"  name it after a hook ({', '.join(sorted(set(hooks)))}), call it, or begin its name "
+        f"with _"
+    )
+
+
+def guard(model: type, cls: type) -> None:
+    """Let the hooks of a user's class be checked each time they return.
+
+    model: the class of which the run's algorithm is an instance, a subclass of cls.
+    """
+    for name, check in CHECKS.items():
+        holder = next((c for c in cls.__mro__ if name in vars(c)), None)
+        fn = vars(holder).get(name) if holder else None
+        if holder and is_users(holder) and isinstance(fn, FunctionType):
+            setattr(model, name, checked(fn, check))
+
+
+def checked(fn: Callable, check: Callable) -> Callable:
+    """A hook that raises OwnError where it returns what its caller cannot use."""
+
+    @wraps(fn)
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        made = fn(self, *args, **named)
+        if wrong := check(self, made, *args):
+            raise own.OwnError(
+                f"{own.line_of(fn)}: {type(self).__name__}.{fn.__name__} returns {kind(made)}; "
+                f"{wrong}"
+            )
+        return made
+
+    return call
+
+
+def kind(made: Any) -> str:
+    """What was returned, in words."""
+    if made is None:
+        return "None (is a `return` missing?)"
+    if isinstance(made, Tensor):
+        return f"a tensor of shape {list(made.shape)}"
+    short = isinstance(made, Real | str | tuple | list) and len(repr(made)) < 60
+    return repr(made) if short else f"a {type(made).__name__}"
+
+
+def is_plain(method: Any, *hooks: str) -> bool:
+    """Whether these hooks are those of RoundBased."""
+    return all(
+        getattr(type(method), name, None) is getattr(RoundBased, name, None) for name in hooks
+    )
+
+
+def state(method: Any, made: Any, *args: Any) -> str:
+    """init, server, round: the server's state."""
+    if isinstance(method, RoundBased) and is_plain(method, "round"):
+        if isinstance(made, Mapping):
+            return ""
+        return "return the state as Params, tensors by name, or replace `round` as well"
+    return "return the server's state, Params for one" if made is None else ""
+
+
+def offered(method: Any, made: Any, *args: Any) -> str:
+    if made is None and is_plain(method, "receive"):
+        return "return what the client receives, the state for one"
+    return ""
+
+
+def sent(method: Any, made: Any, *args: Any) -> str:
+    """local: what `round` averages."""
+    if not is_plain(method, "round"):
+        return ""
+    if not isinstance(made, Mean):
+        return (
+            "return what is averaged, as in "
+            "`Mean.of(client.params(self.shared), self.weight(client))`"
+        )
+    held = args[2] if len(args) > 2 else None
+    if not isinstance(held, Mapping):
+        return ""
+    for part in made.parts:
+        for name, value in part.value.items():
+            if name not in held:
+                return (
+                    f"it holds {name!r}, but the server's state holds {some(held)}; send tensors "
+                    f"of the names that `init` and `server` return"
+                )
+            if not part.at and value.shape != held[name].shape:
+                return (
+                    f"{name!r} has the shape {list(value.shape)}, in the server's state it "
+                    f"is {list(held[name].shape)}"
+                )
+        if absent := [name for name in held if name not in part.value]:
+            return (
+                f"it lacks {absent[0]!r}, which the server's state holds; send all that `init` and "
+                f"`server` return, or let these return less"
+            )
+    return ""
+
+
+def some(names: Mapping[str, Any]) -> str:
+    """A few names, for a message."""
+    return ", ".join(list(names)[:4]) + (", ..." if len(names) > 4 else "")
+
+
+def scores(method: Any, made: Any, *args: Any) -> str:
+    """predict."""
+    fed, x = (args[0], args[3]) if len(args) > 3 else (None, None)
+    if not isinstance(made, Tensor) or made.dim() != 2 or not made.is_floating_point():
+        return "return scores of the classes, [n, C], as client.model(x) does"
+    if fed and tuple(made.shape) != (len(x), fed.classes):
+        return f"return scores of the classes, here {[len(x), fed.classes]}"
+    return ""
+
+
+def members(method: Any, made: Any, *args: Any) -> str:
+    """cohort."""
+    K = args[0].K if args else 0
+    try:
+        ids = [int(k) for k in made]
+    except (TypeError, ValueError):
+        return "return the ids of the clients, a list of int, as fed.sample(t) does"
+    if not all(0 <= k < K for k in ids) or ids != sorted(set(ids)):
+        return f"return ids of clients, 0 to {K - 1}, each once, in ascending order"
+    return ""
+
+
+def bytes_both_ways(method: Any, made: Any, *args: Any) -> str:
+    pair = isinstance(made, tuple | list) and len(made) == 2
+    if pair and all(isinstance(n, Integral) and n >= 0 for n in made):
+        return ""
+    return "return two whole numbers: the bytes that the client receives and sends in a round"
+
+
+def truth(method: Any, made: Any, *args: Any) -> str:
+    return "" if type(made).__name__ in ("bool", "bool_") else "return True or False"
+
+
+def amount(method: Any, made: Any, *args: Any) -> str:
+    if isinstance(made, Real) and isfinite(made) and made >= 0:
+        return ""
+    return "return a number, 0 or more"
+
+
+def table(method: Any, made: Any, *args: Any) -> str:
+    good = isinstance(made, Mapping) and all(isinstance(v, Real) for v in made.values())
+    return "" if good else "return numbers by name, {} where there are none"
+
+
+def block(method: Any, made: Any, *args: Any) -> str:
+    if hasattr(made, "__enter__") and hasattr(made, "__exit__"):
+        return ""
+    return "return a context manager: put @contextmanager above it, and `yield` once"
+
+
+def reason(method: Any, made: Any, *args: Any) -> str:
+    return "" if made is None or isinstance(made, str) else "return a text, or None"
+
+
+CHECKS: dict[str, Callable[..., str]] = {
+    "init": state,
+    "server": state,
+    "round": state,
+    "offer": offered,
+    "local": sent,
+    "predict": scores,
+    "cohort": members,
+    "traffic": bytes_both_ways,
+    "shared": truth,
+    "whole": truth,
+    "keeps": truth,
+    "weight": amount,
+    "seconds": amount,
+    "delay": amount,
+    "at_once": amount,
+    "columns": table,
+    "adapted": block,
+    "refuses": reason,
+}

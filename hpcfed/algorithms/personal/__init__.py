@@ -1,0 +1,1 @@
+"""Personal models of one architecture."""

@@ -1,0 +1,68 @@
+"""FedRep: clients share the body; each trains its own head for it first, then the body for its
+head.
+
+Collins et al., ICML 2021, arXiv:2102.07078, algorithm 1 and section 5. In the last round's wake all
+clients train their heads once more. Deviations: bodies are weighted by examples, as in the authors'
+code (the paper has clients of one size); running statistics of batch normalisation, part of the
+body, follow the data in both phases. The code's 10 local epochs, 9 and 1, are the defaults;
+local.epochs and local.steps have no effect.
+"""
+
+from functools import partial
+from typing import Literal
+
+from pydantic import NonNegativeInt
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.core.params import Mean
+from hpcfed.training.local import sgd
+
+
+class FedRep(RoundBased):
+    """head_epochs = 0 with personal = "none" is FedAvg, bit for bit."""
+
+    personal: Literal["head", "none"] = "head"
+    """What clients keep to themselves: the head, or nothing."""
+    head_epochs: NonNegativeInt = 9
+    """Epochs in which the head is trained and the body is fixed."""
+    body_epochs: NonNegativeInt = 1
+    """Epochs in which the body is trained and the head is fixed."""
+    final_epochs: NonNegativeInt = 10
+    """Epochs in which all clients train their heads after the last round."""
+
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        why = "algorithm.head_epochs and body_epochs stand instead of it"
+        return found | {"local.epochs": why, "local.steps": why}
+
+    def shared(self, name):
+        return self.personal == "none" or not name.startswith("head.")
+
+    def local(self, fed, client, state, t):
+        self.receive(client, fed.down(client, state))
+        loss = partial(self.loss, client, state)
+        self.train_head(fed, client, state, t, self.head_epochs, "head")
+        if self.body_epochs:
+            only = self.shared if self.personal == "head" else None
+            sgd(fed, client, t, loss, epochs=self.body_epochs, only=only)
+        return Mean.of(client.params(self.shared), self.weight(client))
+
+    def train_head(self, fed, client, state, t, epochs, phase):
+        """So many epochs for the head alone."""
+        if epochs:
+            only = lambda name: name.startswith("head.")  # noqa: E731
+            sgd(
+                fed,
+                client,
+                t,
+                partial(self.loss, client, state),
+                epochs=epochs,
+                only=only,
+                phase=phase,
+            )
+
+    def finish(self, fed, state, t):
+        for client in fed.mine(range(fed.K)):
+            self.receive(client, state)
+            self.train_head(fed, client, state, t, self.final_epochs, "final")
+        return state

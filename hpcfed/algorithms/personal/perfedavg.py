@@ -1,0 +1,109 @@
+"""Per-FedAvg: a common start from which one gradient step makes a good personal model.
+
+Fallah et al., NeurIPS 2020, arXiv:2002.07948, algorithm 1; approximations FO and HF of section 5.
+The outer step, beta in the paper, is the job's optimiser with local.lr. Deviations: the personal
+step that precedes evaluation takes all of a client's training examples; clients weigh alike, as the
+paper's clients do; running statistics of batch normalisation follow all of a step's forward passes.
+"""
+
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core import rng
+from hpcfed.core.params import Mean
+from hpcfed.training.local import LocalSteps, gradient
+
+
+class PerFedAvg(RoundBased):
+    """alpha = 0 is FedAvg with uniform weights, bit for bit."""
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: its number of training examples, or 1."""
+    alpha: NonNegativeFloat = 0.01
+    """Step from the common to the personal model."""
+    variant: Literal["fo", "hf"] = "fo"
+    """Leave out the Hessian (first order), or take its product from the difference of two
+    gradients.
+    """
+    delta: PositiveFloat = 1e-3
+    """Variant hf: half the distance between the two gradients."""
+    adapt_steps: PositiveInt = 1
+    """Personal steps before a model is evaluated."""
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | single_step(job)
+        if self.variant == "fo":
+            found["algorithm.delta"] = "variant = 'fo' takes no difference of gradients"
+        if not self.alpha:
+            names = ("variant", "delta", "adapt_steps")
+            found |= {f"algorithm.{name}": "alpha = 0: there is no personal step" for name in names}
+        return found
+
+    def local(self, fed, client, state, t):
+        self.receive(client, fed.down(client, state))
+        loss = partial(self.loss, client, state)
+        with LocalSteps(fed, client, t) as steps:
+            second, third = steps.others("second"), steps.others("third")
+            for x, y in steps:
+                value = (
+                    self.outer(steps, loss, (x, y), second, third)
+                    if self.alpha
+                    else steps.value(loss, x, y)
+                )
+                if not self.alpha:
+                    steps.backward(value)
+                steps.step(value)
+        # gradients of a step, beside that of its batch
+        further = {"fo": 1, "hf": 3}[self.variant] if self.alpha else 0
+        fed.tally[client.id].work += further * sum(steps.examples)
+        return Mean.of(client.params(), self.weight(client))
+
+    def outer(self, steps, loss, batch, second, third):
+        """Leave the gradient of the loss after a personal step (eqs. 11 and 15) in the model;
+        returns that loss.
+        """
+        skeleton, n = steps.skeleton, steps.skeleton.layout.n_params
+        w = skeleton.flat[:n].clone()
+        steps.backward(steps.value(loss, *next(second)))
+        skeleton.flat[:n] -= self.alpha * skeleton.grad
+        value = steps.value(loss, *batch)
+        steps.backward(value)
+        if self.variant == "hf":
+            g, example = skeleton.grad.clone(), next(third)
+            skeleton.grad.copy_(g - self.alpha * self.hessian_times(steps, loss, example, w, g))
+        skeleton.flat[:n] = w
+        return value
+
+    def hessian_times(self, steps, loss, batch, w, g):
+        """The Hessian at w times g, from gradients at w + delta g and w - delta g (eq. 14), with
+        one dropout mask.
+        """
+        ends, fed = [], steps.fed
+        for sign in (1, -1):
+            steps.skeleton.flat[: len(w)] = w + sign * self.delta * g
+            with rng.scoped(
+                fed.seed, "hessian", steps.t, steps.client.id, len(steps.losses), device=fed.device
+            ):
+                steps.backward(steps.value(loss, *batch))
+            ends.append(steps.skeleton.grad.clone())
+        return (ends[0] - ends[1]) / (2 * self.delta)
+
+    @contextmanager
+    def adapted(self, fed, client, state, t):
+        skeleton = client.skeleton
+        with client.borrowed():
+            for i in range(self.adapt_steps if self.alpha else 0):
+                gradient(
+                    fed,
+                    client,
+                    t,
+                    partial(self.loss, client, state),
+                    phase=f"adapt {i}",
+                    counted=False,
+                )
+                skeleton.flat[: len(skeleton.grad)] -= self.alpha * skeleton.grad
+            yield

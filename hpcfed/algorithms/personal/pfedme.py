@@ -1,0 +1,84 @@
+"""pFedMe: personal models near a common one, which follows them as the gradient of their Moreau
+envelopes.
+
+Dinh et al., NeurIPS 2020, arXiv:2006.08848, algorithm 1. A batch of the job is one local round of
+the paper (R is local.steps), the step of the personal model is the job's optimiser with local.lr.
+Deviations: the authors' code adds a small L2 term to the personal objective (here
+local.weight_decay); personal models start from the received one in each round, as in that code;
+beta > 1 is not for batch statistics.
+"""
+
+from functools import partial
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import LocalSteps
+from hpcfed.training.losses import proximal
+
+
+class PFedMe(RoundBased):
+    """A client's own model is its personal one; what it received and moved is uploaded and
+    forgotten.
+    """
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: its number of training examples, or 1."""
+    lam: NonNegativeFloat = 15.0
+    """How strongly personal models are held near the common one."""
+    inner_steps: PositiveInt = 5
+    """Steps of the personal model on each batch (K of the paper)."""
+    eta: PositiveFloat = 0.005
+    """Step of the common model towards the personal one, times lam."""
+    beta: NonNegativeFloat = 1.0
+    """The server's step from its old model to the mean; 1 is the mean itself, and the paper goes up
+    to 4.
+    """
+
+    @model_validator(mode="after")
+    def contracts(self):
+        if self.eta * self.lam >= 1:
+            raise ValueError(
+                f"eta * lam = {self.eta * self.lam:g} must be < 1, else the common model oversteps"
+            )
+        return self
+
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if self.inner_steps == 1:
+            found |= single_step(job)
+        if not self.lam:
+            found["algorithm.eta"] = "lam = 0: the common model does not move"
+        return found
+
+    def keeps(self, fed):
+        return True
+
+    def local(self, fed, client, state, t):
+        self.receive(client, fed.down(client, state))
+        skeleton, n = client.skeleton, client.skeleton.layout.n_params
+        w = skeleton.flat[:n].clone()
+        anchor, loss = skeleton.layout.views(w), partial(self.loss, client, state)
+        with LocalSteps(fed, client, t) as steps:
+            for x, y in steps:
+                for _ in range(self.inner_steps):
+                    steps.descend(steps.value(loss, x, y) + proximal(steps.model, anchor, self.lam))
+                w -= self.eta * self.lam * (w - skeleton.flat[:n])
+        buffers = client.params(lambda name: name not in anchor)
+        return Mean.of(Params({**anchor, **buffers}), self.weight(client))
+
+    def round(self, fed, state, cohort, t):
+        mean, params = (
+            super().round(fed, state, cohort, t),
+            fed.module(fed.architectures[0]).layout.params,
+        )
+        if self.beta == 1:
+            return mean
+        step = {
+            name: self.beta if name in params else min(self.beta, 1.0) for name in mean
+        }  # a variance stays >= 0
+        return Params(
+            {name: (1 - step[name]) * state[name] + step[name] * v for name, v in mean.items()}
+        )

@@ -1,0 +1,1 @@
+"""Different models that meet on public data."""

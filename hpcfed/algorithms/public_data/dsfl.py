@@ -1,0 +1,101 @@
+"""DS-FL: clients learn from the sharpened mean of their soft predictions of public examples.
+
+Itahara et al., IEEE TMC 2023, arXiv:2008.06180, algorithm 1; entropy reduction aggregation (ERA) is
+eq. 12. A client trains on its own data, predicts some public examples, receives the aggregate and
+learns it by cross-entropy. With models.server the server learns it too, and its model is evaluated
+as common. Deviations: none.
+"""
+
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.clients.client import Paired
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import logits
+from hpcfed.training.local import sgd
+from hpcfed.training.losses import soften
+from hpcfed.training.server import taught
+
+
+class DSFL(RoundBased):
+    """distil_epochs = 0 is local training, bit for bit."""
+
+    accepts: ClassVar[str] = "any models"
+    needs: ClassVar[tuple[str, ...]] = ("public",)
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: 1, or its number of training examples."""
+    aggregation: Literal["era", "sa"] = "era"
+    """ERA: softmax(mean / tau), of probabilities and not of logits; SA: the mean as it is."""
+    tau: PositiveFloat = 0.1
+    """ERA: temperature; smaller is sharper."""
+    subset: PositiveInt = 1000
+    """Public examples of a round, drawn anew for each."""
+    distil_epochs: NonNegativeInt = 5
+    """Epochs over the round's public examples, for clients and server."""
+    distil_lr: PositiveFloat | None = None
+    """Learning rate of the clients' distillation; none: that of local training."""
+    server_lr: PositiveFloat = 0.1
+    """Learning rate of the server's distillation, by plain SGD in batches of local.batch."""
+
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if self.aggregation == "sa":
+            found["algorithm.tau"] = "aggregation = 'sa' takes the mean as it is"
+        if not self.distil_epochs:
+            names = ("weighting", "aggregation", "tau", "distil_lr", "server_lr")
+            found |= {f"algorithm.{name}": "distil_epochs = 0: nothing is learnt" for name in names}
+        elif not job.models.server:
+            found["algorithm.server_lr"] = "the server has no model of its own (models.server)"
+        return found
+
+    def traffic(self, fed, k):
+        return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2
+
+    def shared(self, name):
+        return False
+
+    def init(self, fed):
+        return (
+            fed.initial(architecture=fed.job.models.server) if fed.job.models.server else Params()
+        )
+
+    def receive(self, client, state):
+        pass
+
+    def common(self, fed, client, state):
+        if state:
+            client.architecture = fed.job.models.server
+            client.load(state)
+        return bool(state)
+
+    def local(self, fed, client, state, t, public):
+        sgd(fed, client, t, partial(self.loss, client, state))
+        return Mean.of(Params(soft=soften(logits(fed, client, public))), self.weight(client))
+
+    def learn(self, fed, client, t, data):
+        fed.down(client, data.soft)
+        if self.distil_epochs:
+            how = {"epochs": self.distil_epochs, "lr": self.distil_lr, "phase": "distil"}
+            sgd(fed, client, t, lambda model, x, y: F.cross_entropy(model(x), y), data=data, **how)
+
+    def round(self, fed, state, cohort, t):
+        public = fed.public.pick(fed.draw_public(t, self.subset))
+        soft = fed.stream(cohort, lambda client: self.local(fed, client, state, t, public))
+        mean = fed.mean(
+            soft, keep=Params(soft=torch.zeros(len(public), fed.classes, device=fed.device))
+        )["soft"]
+        data = Paired(public, soften(mean, self.tau) if self.aggregation == "era" else mean)
+        fed.run(cohort, lambda client: self.learn(fed, client, t, data))
+        if not (state and self.distil_epochs):
+            return state
+        how = {"epochs": self.distil_epochs, "size": fed.job.local.batch, "lr": self.server_lr}
+        return fed.on_root(
+            lambda: taught(
+                fed, fed.job.models.server, state, data, F.cross_entropy, "server", t, **how
+            )
+        )

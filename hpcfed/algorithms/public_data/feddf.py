@@ -1,0 +1,108 @@
+"""FedDF: FedAvg for each architecture, then each mean learns from all clients' models together.
+
+Lin et al., NeurIPS 2020, arXiv:2006.07242, algorithms 1 and 3. A group's student starts from the
+mean of its models and learns the mean logits of all uploaded models on public data. A group without
+a client in the cohort stays as it is. Deviations: the student is kept that has the least
+distillation loss on held-out public data; the authors look at the accuracy. The teacher is the mean
+of logits, as in the paper; the public code averages the divergences from the single models.
+drop_worst needs labels there, as theirs; whoever is left out counts neither as a teacher nor in the
+mean. Students' batch statistics end as those of public data.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.public_data import fusion
+from hpcfed.core.params import Mean, Params
+
+
+class FedDF(RoundBased):
+    """steps = 0 is FedAvg in each architecture, with one architecture bit for bit."""
+
+    accepts: ClassVar[str] = "any models"
+    needs: ClassVar[tuple[str, ...]] = ("public",)
+
+    steps: NonNegativeInt = 10_000
+    """Most steps of distillation for each architecture and round."""
+    server_lr: PositiveFloat = 1e-3
+    """Learning rate of the distillation, by Adam."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Learning rate over the steps: cosine falls to 0 at the last."""
+    server_batch: PositiveInt = 128
+    """Examples in one step of distillation."""
+    clip: NonNegativeFloat = 5.0
+    """Largest norm of a gradient; 0: any."""
+    tau: PositiveFloat = 1.0
+    """Temperature of the distillation."""
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the public data held out; 0: none, and then all steps are done."""
+    patience: PositiveInt = 1000
+    """Steps without a better student on the held-out data after which the distillation ends."""
+    drop_worst: NonNegativeFloat = 0.0
+    """Leave out clients less accurate on held-out data than so many times guessing (authors: 1.2);
+    0: nobody.
+    """
+
+    def refuses(self, job):
+        if self.drop_worst and (
+            job.data.public_source or not int(self.validation * job.data.public)
+        ):
+            return (
+                "needs held-out public data with the clients' labels to leave clients out, but "
+                "has none; "
+                "set algorithm.drop_worst = 0"
+            )
+        return None
+
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if not self.validation:
+            found["algorithm.patience"] = "validation = 0: nothing is held out"
+        if not self.steps:
+            names = ("server_lr", "schedule", "server_batch", "clip", "tau", "patience")
+            names += () if self.drop_worst else ("validation",)
+            found |= {f"algorithm.{name}": "steps = 0: nothing is distilled" for name in names}
+        return found
+
+    def init(self, fed):
+        firsts = {kind: fed.architectures.index(kind) for kind in fed.architectures}
+        return fusion.joined({kind: fed.initial(k=k) for kind, k in firsts.items()})
+
+    def offer(self, fed, client, state):
+        return state.under(f"{client.architecture}/")
+
+    def columns(self, fed, state):
+        return fusion.accuracies(fed, state) if fed.job.evaluate.common else {}
+
+    def uploads(self, fed, client, state, t):
+        """The client's model, and its answers to the public data, which the server works out."""
+        (sent,) = self.local(fed, client, state, t).parts
+        answer, good = fusion.answer(fed, client, self.validation, self.drop_worst)
+        return Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight * good), answer
+
+    def round(self, fed, state, cohort, t):
+        sent = fed.run(cohort, lambda client: self.uploads(fed, client, state, t))
+        new = fed.mean(((k, model) for k, (model, _) in sent.items()), keep=state, per="tensor")
+        nobody = Params(
+            logits=torch.full((len(fed.public), fed.classes), torch.nan, device=fed.device)
+        )
+        teacher = fed.mean(
+            ((k, answer) for k, (_, answer) in sent.items()), keep=nobody, counted=False
+        )["logits"]
+        if not self.steps or teacher.isnan().any():
+            return new
+        how = {
+            "steps": self.steps,
+            "size": self.server_batch,
+            "lr": self.server_lr,
+            "schedule": self.schedule,
+            "clip": self.clip,
+            "held": self.validation,
+            "patience": self.patience,
+        }
+        return fed.on_root(lambda: fusion.students(fed, new, cohort, teacher, self.tau, t, **how))

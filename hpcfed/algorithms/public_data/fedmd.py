@@ -1,0 +1,104 @@
+"""FedMD: clients agree on their scores of public examples, each with an architecture of its own.
+
+Li and Wang, 2019, arXiv:1910.03581, algorithm 1. Before its first round everybody learns the labels
+of the public data, then its own (transfer learning); in a round the cohort sends its logits of some
+public examples, receives their mean (the consensus), approaches it (digest) and goes on with its
+own data (revisit). Deviations: transfer_epochs instead of training to convergence; the digest's
+loss, open in the paper, is that of the authors' code.
+"""
+
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeInt, PositiveInt
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.clients.client import Paired
+from hpcfed.core.errors import DataError
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import logits
+from hpcfed.training.local import sgd
+from hpcfed.training.losses import distil, soften
+
+
+class FedMD(RoundBased):
+    """digest_epochs = 0 without transfer is local training, bit for bit."""
+
+    accepts: ClassVar[str] = "any models"
+    needs: ClassVar[tuple[str, ...]] = ("public",)
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the consensus: 1, or its number of training examples."""
+    transfer_epochs: NonNegativeInt = 5
+    """Epochs on the labelled public data, then as many on the own data, before the first round; 0:
+    none.
+    """
+    subset: PositiveInt = 5000
+    """Public examples of a round, drawn anew for each."""
+    digest: Literal["mae", "kl"] = "mae"
+    """Distance to the consensus: mean absolute error of the logits, or KL of the soft
+    predictions.
+    """
+    digest_epochs: NonNegativeInt = 1
+    """Epochs over the round's public examples."""
+    digest_batch: PositiveInt = 256
+    """Examples in one step of the digest."""
+
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if not self.digest_epochs:
+            names = ("weighting", "digest", "digest_batch")
+            found |= {
+                f"algorithm.{name}": "digest_epochs = 0: nothing is digested" for name in names
+            }
+        return found
+
+    def traffic(self, fed, k):
+        return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2
+
+    def shared(self, name):
+        return False
+
+    def init(self, fed):
+        labels = fed.public.labels
+        if self.transfer_epochs and labels.max() >= fed.classes:
+            found = f"one is {labels.max()}, and the clients have {fed.classes} classes"
+            raise DataError(
+                f"fedmd first learns the public labels, but {found}; set "
+                f"algorithm.transfer_epochs = 0"
+            )
+        return Params()
+
+    def transfer(self, fed, client, state, t):
+        """What comes before a client's first round, once; its memory says that it is done."""
+        if self.transfer_epochs and "transferred" not in client.memory:
+            loss, how = partial(self.loss, client, state), {"epochs": self.transfer_epochs}
+            sgd(fed, client, t, loss, data=fed.public, phase="transfer", **how)
+            sgd(fed, client, t, loss, data=client.train, phase="transfer to own", **how)
+            client.memory["transferred"] = 1
+
+    def approach(self, model, x, consensus):
+        return (
+            F.l1_loss(model(x), consensus)
+            if self.digest == "mae"
+            else distil(soften(consensus), model(x))
+        )
+
+    def learn(self, fed, client, state, t, data):
+        fed.down(client, data.soft)
+        if self.digest_epochs:
+            how = {"epochs": self.digest_epochs, "size": self.digest_batch, "phase": "digest"}
+            sgd(fed, client, t, self.approach, data=data, **how)
+        sgd(fed, client, t, partial(self.loss, client, state))
+
+    def round(self, fed, state, cohort, t):
+        fed.run(range(fed.K), lambda client: self.transfer(fed, client, state, t))
+        public = fed.public.pick(fed.draw_public(t, self.subset))
+        uploads = fed.stream(
+            cohort, lambda c: Mean.of(Params(logits=logits(fed, c, public)), self.weight(c))
+        )
+        keep = Params(logits=torch.zeros(len(public), fed.classes, device=fed.device))
+        consensus = fed.mean(uploads, keep=keep)["logits"]
+        fed.run(cohort, lambda client: self.learn(fed, client, state, t, Paired(public, consensus)))
+        return state

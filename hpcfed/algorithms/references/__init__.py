@@ -1,0 +1,1 @@
+"""References: local, central, FedSGD."""

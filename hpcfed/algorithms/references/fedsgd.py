@@ -1,0 +1,35 @@
+"""FedSGD: each client of the cohort sends one gradient over all of its data; the server takes one
+step.
+
+McMahan et al., AISTATS 2017, arXiv:1602.05629, section 2. Clients send the step -lr * gradient
+(and, where a model has them, the change of its batch statistics), which has the gradient's size.
+Deviations: with batch normalisation the gradient is that of batches of local.batch examples, each
+with its own statistics.
+"""
+
+from functools import partial
+from typing import Any, ClassVar
+
+from hpcfed.algorithms.base import RoundBased, one_gradient
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import gradient, learning_rate
+
+
+class FedSGD(RoundBased):
+    """Equal to FedAvg with one full batch and plain SGD, up to rounding."""
+
+    local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
+
+    def without_effect(self, job):
+        return super().without_effect(job) | one_gradient(job)
+
+    def local(self, fed, client, state, t):
+        self.receive(client, fed.down(client, state))
+        gradient(fed, client, t, partial(self.loss, client, state))
+        skeleton = client.skeleton
+        step = Params(skeleton.layout.views(skeleton.grad)) * -learning_rate(fed, t)
+        statistics = client.params(lambda name: name not in step)
+        return Mean.of(Params({**step, **(statistics - state)}), self.weight(client))
+
+    def server(self, state, mean):
+        return state + mean

@@ -1,0 +1,1 @@
+"""Sub-models of several widths of one global model."""

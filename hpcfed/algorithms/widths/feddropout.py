@@ -1,0 +1,41 @@
+"""Federated Dropout: each client trains a random part of the model, drawn anew in every round.
+
+Caldas et al., 2018, arXiv:1812.07210, section 3: the same number of units of each layer is dropped
+at random, so that the sub-model is a smaller dense model; the server puts it back in its place.
+Deviations: widths may differ by client; each value is averaged over the clients that have it; what
+travels is not compressed; the representation and the units that a residual sum ties are dropped
+too; gradients are clipped, as by the methods that it is compared with. The scaler is that of
+dropout and of HeteroFL.
+"""
+
+from typing import ClassVar
+
+from hpcfed.algorithms.widths import submodels
+from hpcfed.algorithms.widths.windows import WindowBased
+from hpcfed.core import rng
+from hpcfed.models.widths import drawn
+
+
+class FedDropout(WindowBased):
+    """With all widths 1, without clipping and with batch_norm = "aggregate" FedAvg, bit for bit.
+    Dropout layers of a model stay.
+    """
+
+    moves: ClassVar[bool] = True
+
+    shared_windows: bool = False
+    """All clients of a round drop the same units (of clients with different widths the narrower
+    one's are a part).
+    """
+
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if set(job.models.widths) == {1}:
+            found["algorithm.shared_windows"] = "no client drops a unit"
+        return found
+
+    def window(self, fed, client, state):
+        whose = () if self.shared_windows else (client.id,)
+        return submodels.window(
+            fed, client.architecture, drawn(rng.stream(fed.seed, "window", state.t, *whose))
+        )

@@ -1,0 +1,48 @@
+"""FedRolex: as HeteroFL, but the slices roll through the model, so that every weight is trained in
+turn.
+
+Alam et al., NeurIPS 2022, arXiv:2212.01548, algorithm 1: in round t a group of K units gives the
+units {(t + i) mod K : i = 0 .. ceil(width K) - 1}. The server's model may be wider than any
+client's. Scaler, static batch normalisation and masked cross-entropy are HeteroFL's
+(arXiv:2010.01264), as in the authors' code, and so is the clipping of gradients. Deviations: the
+authors' code rolls the other way, units {(i - t) mod K} (roll_step = -1); the kept units stay in
+the model's order, which makes width 1 FedAvg and changes nothing else; static statistics are those
+of the whole model alone and are taken after every round; a round in which nobody reports does not
+roll.
+"""
+
+from typing import Literal
+
+from hpcfed.algorithms.widths import submodels
+from hpcfed.algorithms.widths.windows import WindowBased
+from hpcfed.models.widths import rolled
+
+
+class FedRolex(WindowBased):
+    """Round 1 is HeteroFL's; roll_step = 0 is HeteroFL always, but for its personal, masked
+    evaluation.
+    """
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean of a value: its number of training examples, or 1."""
+    mask: submodels.Mask = "zero"
+    """What the logits of classes become that a client has no examples of; none: they and their rows
+    are as others.
+    """
+    roll_step: int = 1
+    """Units by which the window moves from round to round; negative: backwards, -1 as the authors'
+    code.
+    """
+
+    def without_effect(self, job):
+        found = super().without_effect(job)
+        if set(job.models.widths) == {1}:
+            found["algorithm.roll_step"] = "all clients have the whole model"
+        return found
+
+    @property
+    def moves(self):
+        return self.roll_step != 0
+
+    def window(self, fed, client, state):
+        return submodels.window(fed, client.architecture, rolled(state.t * self.roll_step))

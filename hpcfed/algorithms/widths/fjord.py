@@ -1,0 +1,95 @@
+"""FjORD: ordered dropout; every step trains the first units of each layer, at a width drawn for
+that step.
+
+Horvath et al., NeurIPS 2021, arXiv:2102.13451, algorithm 1: client k has at most the width p_max(k)
+and draws the width of each step evenly from those of models.widths up to it; the narrower model
+lies inside the wider. Values are averaged over the clients whose widest model has them, by their
+numbers of examples. Each width has batch statistics of its own, which the clients that may draw it
+average (the whole model's stay as they start where no client has width 1). Deviations: with kd the
+soft target is compared by KL(teacher || student), whose gradient is that of the soft cross-entropy
+in public code; a width for a step, not an example; virtual time takes each step for a widest one.
+"""
+
+from functools import partial
+from typing import ClassVar
+
+import torch.nn.functional as F
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.widths import nested, submodels
+from hpcfed.core import rng
+from hpcfed.core.params import Mean, Params
+from hpcfed.models.widths import parse
+from hpcfed.training.local import sgd
+from hpcfed.training.losses import distil, soften
+
+
+class FjORD(RoundBased):
+    """With the one width 1 FedAvg, bit for bit."""
+
+    accepts: ClassVar[str] = "widths"
+
+    kd: bool = False
+    """Each step trains the client's whole model too, and the narrower one learns from its soft
+    predictions.
+    """
+
+    def without_effect(self, job):
+        found = super().without_effect(job) | single_step(job)
+        if len(set(job.models.widths)) == 1:
+            found["algorithm.kd"] = "there is one width"
+        return found
+
+    def traffic(self, fed, k):
+        inside = [
+            fed.shapes(submodels.buffers(fed), k, name)
+            for name in self.inside(fed, fed.architectures[k])
+        ]
+        bytes_ = fed.shapes(k=k).nbytes + sum(statistics.nbytes for statistics in inside)
+        return bytes_, bytes_
+
+    def levels(self, fed):
+        return submodels.levels(fed)[1:]
+
+    def inside(self, fed, architecture):
+        """The narrower architectures that a client with this one trains too."""
+        return [a for a in submodels.levels(fed) if parse(a).width < parse(architecture).width]
+
+    def init(self, fed):
+        return submodels.start(fed, self.levels(fed))
+
+    def whole(self, fed):
+        return True
+
+    def offer(self, fed, client, state):
+        own = submodels.piece(client, state, submodels.window(fed, client.architecture))
+        names = self.inside(fed, client.architecture)
+        return Params(
+            {**own, **state.statistics.pick(lambda name: name.partition("/")[0] in names)}
+        )
+
+    def receive(self, client, state):
+        client.load(state.pick(lambda name: "/" not in name))
+
+    def step(self, client, state, nets, draws, model, x, y):
+        """The objective of one step: at the width drawn for it, with kd at the widest too."""
+        net = nets[draws.integers(len(nets))]
+        if net is model or not self.kd:
+            return self.loss(client, state, net, x, y)
+        whole = model(x)
+        return F.cross_entropy(whole, y) + distil(soften(whole), net(x))
+
+    def local(self, fed, client, state, t):
+        given = self.offer(fed, client, state)
+        self.receive(client, fed.down(client, given))
+        names = self.inside(fed, client.architecture)
+        nets = [client.model, *(nested.inner(fed, client, a, given.under(f"{a}/")) for a in names)]
+        draws = rng.stream(fed.seed, "ordered dropout", t, client.id)
+        sgd(fed, client, t, partial(self.step, client, given, nets, draws), views=self.views)
+        at = submodels.window(fed, client.architecture)
+        return Mean.of(nested.tensors(fed, client, names), self.weight(client), at)
+
+    def round(self, fed, state, cohort, t):
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        mean = fed.mean(uploads, keep=Params({**state.weights, **state.statistics}), per="value")
+        return nested.parted(mean, state.t + 1)

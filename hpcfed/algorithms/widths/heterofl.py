@@ -1,0 +1,39 @@
+"""HeteroFL: each client trains the leading slice of the global model that its width allows.
+
+Diao et al., ICLR 2021, arXiv:2010.01264, algorithm 1. Each value is averaged over the clients whose
+slice has it; values that nobody has stay. The paper's scaler, static batch normalisation and masked
+cross-entropy are switches. Masking by zero logits, where an absent class still counts in the
+softmax, is the authors' code's; "drop" is the other reading. Rows of absent classes are not sent.
+Gradients are clipped at norm 1, as in the authors' code; without it (clip = 0) local training
+diverges at its learning rate of 0.1. Deviations: the statistics of static batch normalisation are
+taken after every round instead of after the last, by the cohort; they are the mean and variance of
+all values that its batches have at a layer, each batch normalised by itself. The authors' code
+averages those of batches drawn from all clients' data together.
+"""
+
+from typing import Literal
+
+from hpcfed.algorithms.widths import submodels
+from hpcfed.algorithms.widths.windows import WindowBased
+
+
+class HeteroFL(WindowBased):
+    """With all widths 1, without mask and clipping and with batch_norm = "aggregate", FedAvg with
+    uniform weights, bit for bit.
+    """
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean of a value: its number of training examples, or 1."""
+    mask: submodels.Mask = "zero"
+    """What the logits of classes become that a client has no examples of; none: they and their rows
+    are as others.
+    """
+
+    def levels(self, fed):
+        return submodels.levels(fed)[1:]
+
+    def measured(self, fed):
+        return submodels.levels(fed)
+
+    def predict(self, fed, client, state, x):
+        return submodels.masked(client.model(x), submodels.held(client, fed.classes), self.mask)

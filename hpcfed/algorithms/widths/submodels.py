@@ -1,0 +1,253 @@
+"""Sub-models of a server's full-width model: what clients receive, how they train, what becomes of
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hpcfed.core import rng
+from hpcfed.core.params import Mean, Params
+from hpcfed.models.layers import BatchNorm2d
+from hpcfed.models.scores import Mask, masked  # noqa: F401, methods take it from here
+from hpcfed.models.widths import Choose, Window, first, named, parse, take
+from hpcfed.training.infer import FORWARD, outputs
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+Assignment = Literal["fix", "dynamic"]
+HEAD = ("head.weight", "head.bias")
+MEANS, SQUARES = ".running_mean", ".running_var"  # of batch statistics, or their moments
+
+
+@dataclass(frozen=True)
+class Wide:
+    """The server's state. weights: of the model at full width, its buffers included.
+
+    statistics: those of batch normalisation at other widths or for evaluation, "architecture/name";
+    they take the place of the window's slice.  t: the round whose windows are in force.
+    """
+
+    weights: Params
+    statistics: Params
+    t: int = 0
+
+
+def base(fed: Federation) -> str:
+    """The clients' one architecture, at full width."""
+    return parse(fed.architectures[0]).base
+
+
+def levels(fed: Federation) -> list[str]:
+    """The clients' architecture at full width and at each of the job's widths, the widest first."""
+    return [
+        named(base(fed), width) for width in sorted({1.0, *fed.job.models.widths}, reverse=True)
+    ]
+
+
+def level(fed: Federation, k: int, t: int, assignment: Assignment) -> str:
+    """The architecture of client k in round t: its own, or (dynamic) of one of the job's widths,
+    drawn anew.
+    """
+    if assignment == "fix":
+        return fed.architectures[k]
+    return named(
+        base(fed), float(rng.stream(fed.seed, "level", t, k).choice(fed.job.models.widths))
+    )
+
+
+def refused(job: Job, assignment: Assignment, moves: bool) -> str | None:
+    """Why a method whose windows move (or clients draw widths) cannot run the job: moments belong
+    to their units.
+    """
+    widths = set(job.models.widths)
+    changes = (assignment == "dynamic" and len(widths) > 1) or (moves and min(widths) < 1)
+    if changes and job.local.keep_optimiser:
+        return (
+            "needs a new optimiser in each round, for a client's units are others then, but the "
+            "optimiser's "
+            "moments are kept; set local.keep_optimiser = false"
+        )
+    return None
+
+
+def announced(fed: Federation, k: int, mask: Mask, assignment: Assignment) -> tuple[int, int]:
+    """Bytes of client k's slice, down and up without the rows of classes that it lacks; dynamic: of
+    the widest.
+    """
+    widest = "" if assignment == "fix" else named(base(fed), max(fed.job.models.widths))
+    values = fed.shapes(k=k, architecture=widest)
+    return values.nbytes, values.nbytes - absent_bytes(fed, k, values, mask)
+
+
+def window(fed: Federation, architecture: str, choose: Choose = first) -> Window:
+    """Where this architecture's units, by default the first ones, are in the model at full width;
+    there empty.
+    """
+    width = parse(architecture).width
+    return fed.store.units(architecture).window(width, choose) if width < 1 else {}
+
+
+def start(fed: Federation, measured: Iterable[str] = ()) -> Wide:
+    """The state before the first round. measured: architectures that have batch statistics of their
+    own.
+    """
+    weights, statistics = fed.initial(architecture=base(fed)), Params()
+    for architecture in measured:
+        fresh = take(weights.pick(buffers(fed)), window(fed, architecture))
+        statistics.update(fresh.clone().prefixed(f"{architecture}/"))
+    return Wide(weights, statistics)
+
+
+def buffers(fed: Federation) -> Callable[[str], bool]:
+    """Whether a name is that of a batch statistic."""
+    return set(fed.store.layout(base(fed)).buffers).__contains__
+
+
+def piece(client: Client, state: Wide, at: Window) -> Params:
+    """What the client receives: its window of the weights, with the batch statistics of its
+    architecture.
+    """
+    return Params({**take(state.weights, at), **state.statistics.under(f"{client.architecture}/")})
+
+
+@contextmanager
+def scaled(client: Client, active: bool = True) -> Iterator[None]:
+    """Inside, the outputs of the body's layers are multiplied by 1 / width: HeteroFL's scaler, for
+    training.
+    """
+    width, body = parse(client.architecture).width, client.model.body
+    layers = (
+        [m for m in body.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+        if active and width < 1
+        else []
+    )
+    hooks = [layer.register_forward_hook(lambda layer, x, y: y / width) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def held(client: Client, classes: int) -> np.ndarray:
+    """The classes of which the client has training examples, ascending."""
+    return np.flatnonzero(np.bincount(client.train.labels, minlength=classes))
+
+
+def absent_bytes(fed: Federation, k: int, values: Params, mask: Mask) -> int:
+    """Bytes of the rows of the head that client k does not send, of these values: those of classes
+    it lacks.
+    """
+    row = sum(values[name][:1].nbytes for name in HEAD)
+    return row * int((fed.label_counts[k] == 0).sum()) if mask != "none" else 0
+
+
+def upload(client: Client, at: Window, weight: float, classes: np.ndarray | None = None) -> Mean:
+    """The client's tensors as pieces of the server's. classes: the only rows of the head that are
+    sent; None: all.
+    """
+    values = client.params()
+    if classes is not None and len(classes) < len(values["head.bias"]):
+        rows = torch.as_tensor(classes, device=values["head.bias"].device)
+        values.update({name: values[name][rows] for name in HEAD})
+        at = {**at, **{name: (classes, *at.get(name, ())[1:]) for name in HEAD}}
+    return Mean.of(values, weight, at)
+
+
+def aggregate(
+    fed: Federation, state: Wide, uploads: Iterable[tuple[int, Mean]], cohort: list[int]
+) -> Wide:
+    """The mean of each value over those who sent it, then new batch statistics where the state has
+    them; collective.
+
+    These are for evaluation alone: they travel after the round and are not counted as traffic.
+    """
+    weights = fed.mean(uploads, keep=state.weights, per="value")
+    measured = sorted({name.partition("/")[0] for name in state.statistics})
+    parts = ((c.id, measure(fed, c, weights, measured)) for c in fed.mine(cohort) if measured)
+    nobody = state.statistics.map(lambda v: torch.full_like(v, torch.nan, dtype=torch.float64))
+    moments = fed.mean(parts, keep=nobody, per="tensor", counted=False)
+    return Wide(weights, pooled(moments, state.statistics), state.t + 1)
+
+
+def pooled(moments: Params, old: Params) -> Params:
+    """Batch statistics of all clients' values together; where there are none (nan) the old ones.
+
+    moments: "architecture/layer.running_mean", the mean, and "... .running_var", the mean square,
+    float64. The variance is E[x^2] - E[x]^2, which counts that between batches and clients too.
+    """
+    found = {}
+    for name, value in moments.items():
+        if name.endswith(SQUARES):
+            mean = moments[name.removesuffix(SQUARES) + MEANS]
+            value = (value - mean.square()).clamp(min=0)
+        found[name] = torch.where(value.isnan(), old[name], value.to(old[name].dtype))
+    return Params(found)
+
+
+def measure(fed: Federation, client: Client, weights: Params, architectures: list[str]) -> Mean:
+    """Mean and mean square of what the layers of batch normalisation get of the client's examples,
+    "architecture/name", as `pooled` takes them; a layer counts as many values as a channel of it
+    has.
+
+    Each layer normalises by its batch, without dropout and scaler; batches too small for that do
+    not count (`BatchNorm2d`). Diao et al., ICLR 2021, section 3 ("static batch normalization").
+    """
+    values, counts = Params(), Params()
+    for architecture in architectures:
+        module = fed.module(architecture)
+        for name, value in take(weights, window(fed, architecture)).items():
+            module.view(name).copy_(value)
+        norms = {
+            path: m for path, m in module.model.eval().named_modules() if isinstance(m, _BatchNorm)
+        }
+        with ExitStack() as stack:
+            sums = {path: Moments() for path in norms}
+            for path, norm in norms.items():
+                norm.reset_running_stats()
+                norm.momentum = None  # batches too small are normalised by the mean of those before
+                norm.train()
+                stack.enter_context(norm.register_forward_hook(sums[path]))
+            outputs(fed, module.model, client.train)
+        fed.tally[client.id].work += FORWARD * client.n
+        for path, found in sums.items():
+            if found.count:
+                for suffix, total in ((MEANS, found.total), (SQUARES, found.squares)):
+                    name = f"{architecture}/{path}{suffix}"
+                    values[name] = total / found.count
+                    counts[name] = torch.tensor(float(found.count), device=total.device)
+    return Mean.of(values, counts)
+
+
+class Moments:
+    """A hook of a layer of batch normalisation: sums over what it normalises, by channel,
+    float64.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total: Tensor | float = 0.0
+        self.squares: Tensor | float = 0.0
+
+    def __call__(self, norm: _BatchNorm, given: tuple[Tensor], out: Tensor) -> None:
+        (x,) = given
+        if isinstance(norm, BatchNorm2d) and norm.skips(x):
+            return
+        count = x.numel() // x.shape[1]
+        axes = [0, *range(2, x.ndim)]
+        var, mean = (v.double() for v in torch.var_mean(x, axes, correction=0))
+        self.count += count
+        self.total += count * mean
+        self.squares += count * (var + mean.square())

@@ -1,0 +1,102 @@
+"""WindowBased: clients train a part of the server's model, chosen by a window on its units.
+
+What differs between such methods is the window. The rest is common: a client receives its piece,
+trains it as a smaller dense model, and each value of the server's model becomes the mean over the
+clients whose piece had it. Scaler, static batch normalisation, masked cross-entropy and the
+clipping of gradients are those of Diao et al. (HeteroFL), ICLR 2021, and its authors' code.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.widths import submodels
+from hpcfed.training.local import sgd
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.widths import Window
+
+
+class WindowBased(RoundBased):
+    """The defaults: the leading units of each layer, with all classes."""
+
+    accepts: ClassVar[str] = "widths"
+    formerly: ClassVar[dict[str, Any]] = {"clip": 0.0}
+    moves: ClassVar[bool] = False  # a client's window is another one in each round
+
+    scaler: bool = True
+    """Multiply the outputs of hidden layers by 1 / width while training."""
+    mask: submodels.Mask = "none"
+    """What the logits of classes become that a client has no examples of; none: they and their rows
+    are as others.
+    """
+    batch_norm: Literal["static", "aggregate"] = "static"
+    """Statistics for evaluation: taken anew by one more pass over the cohort's data, or averaged
+    like weights.
+    """
+    assignment: submodels.Assignment = "fix"
+    """Clients keep their width, or draw one of models.widths for each round."""
+    clip: NonNegativeFloat = 1.0
+    """Largest norm of a gradient in local training; 0: any, with which narrow clients may diverge,
+    for the scaler multiplies their gradients too.
+    """
+
+    def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:
+        """Which units of the server's model the client has in this round."""
+        return submodels.window(fed, client.architecture)
+
+    def measured(self, fed: Federation) -> list[str]:
+        """The architectures that are evaluated, whose batch statistics are taken anew."""
+        return [submodels.base(fed)]
+
+    def refuses(self, job):
+        return submodels.refused(job, self.assignment, self.moves)
+
+    def without_effect(self, job):
+        found, widths = super().without_effect(job) | single_step(job), set(job.models.widths)
+        if widths == {1}:
+            found["algorithm.scaler"] = "all clients have width 1"
+        if len(widths) == 1:
+            found["algorithm.assignment"] = "all clients have one width"
+        return found
+
+    def traffic(self, fed, k):
+        return submodels.announced(fed, k, self.mask, self.assignment)
+
+    def architecture(self, fed, k, t):
+        return submodels.level(fed, k, t, self.assignment)
+
+    def init(self, fed):
+        return submodels.start(fed, self.measured(fed) if self.batch_norm == "static" else ())
+
+    def whole(self, fed):
+        return True
+
+    def offer(self, fed, client, state):
+        return submodels.piece(client, state, self.window(fed, client, state))
+
+    def loss(self, client, state, model, x, y):
+        logits = model(x)
+        return F.cross_entropy(
+            submodels.masked(logits, submodels.held(client, logits.shape[1]), self.mask), y
+        )
+
+    def local(self, fed, client, state, t):
+        given = self.offer(fed, client, state)
+        self.receive(client, fed.down(client, given))
+        with submodels.scaled(client, self.scaler):
+            loss = partial(self.loss, client, given)
+            sgd(fed, client, t, loss, views=self.views, clip=self.clip)
+        rows = None if self.mask == "none" else submodels.held(client, fed.classes)
+        return submodels.upload(client, self.window(fed, client, state), self.weight(client), rows)
+
+    def round(self, fed, state, cohort, t):
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        return submodels.aggregate(fed, state, uploads, cohort)

@@ -1,0 +1,195 @@
+"""A client, its examples, and all clients of one rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.core.params import Params
+
+if TYPE_CHECKING:
+    from hpcfed.clients.store import ClientStore
+    from hpcfed.models import Model
+    from hpcfed.models.flat import Skeleton
+
+MADE = 1000  # clients that may be there between rounds; more are made anew when they are used
+
+
+class Shard:
+    """Some examples of a split: all examples in memory that ranks share, and the rows that are
+    meant.
+
+    On the CPU each batch is gathered from the shared memory; on a GPU the rows are copied there
+    once.
+    """
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, rows: np.ndarray, device: torch.device):
+        self.x, self.rows, self.device = x, rows, device
+        self.labels = y[rows]  # [n], int64, on the host
+        self._resident: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def values(self) -> int:
+        """Values of one example."""
+        return math.prod(self.x.shape[1:])
+
+    def pick(self, which: np.ndarray) -> Shard:
+        """The examples at these positions."""
+        part = copy(self)
+        part.rows, part.labels, part._resident = self.rows[which], self.labels[which], None
+        return part
+
+    def targets(self, which: np.ndarray) -> Tensor:
+        """Labels [b] of these positions, on the device."""
+        return torch.from_numpy(self.labels[which]).to(self.device, non_blocking=True)
+
+    def batch(self, which: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Inputs [b, *shape] as they are stored, and labels [b], on the device. which: positions
+        0..n-1.
+        """
+        y = self.targets(which)
+        if self.device.type == "cpu":
+            return torch.from_numpy(self.x[self.rows[which]]), y
+        return self.resident[torch.from_numpy(which).to(self.device, non_blocking=True)], y
+
+    @property
+    def resident(self) -> Tensor:
+        """All inputs [n, *shape] on the device; copied there at the first use."""
+        if self._resident is None:
+            self._resident = torch.from_numpy(self.x[self.rows]).to(self.device)
+        return self._resident
+
+
+def joined(shards: Sequence[Shard]) -> Shard:
+    """The examples of several shards, one after the other."""
+    first = copy(shards[0])
+    if any(s.x is not first.x for s in shards):  # a population's clients have memory of their own
+        first.x, first.rows = (
+            np.concatenate([s.x[s.rows] for s in shards]),
+            np.arange(sum(map(len, shards))),
+        )
+    else:
+        first.rows = np.concatenate([s.rows for s in shards])
+    first.labels = np.concatenate([s.labels for s in shards])
+    first._resident = (
+        None if first.device.type == "cpu" else torch.cat([s.resident for s in shards])
+    )
+    return first
+
+
+class Paired(Shard):
+    """The same examples with other targets: soft predictions, or a pair of label and teacher's
+    logits.
+
+    targets: [n, ...], one row a position of the shard.  with_labels: targets come as (labels,
+    target rows).
+    """
+
+    def __init__(self, shard: Shard, targets: Tensor, with_labels: bool = False):
+        self.__dict__ = dict(shard.__dict__)
+        self.soft, self.with_labels = targets.to(shard.device), with_labels
+
+    def targets(self, which: np.ndarray) -> Any:
+        soft = self.soft[torch.from_numpy(which).to(self.device, non_blocking=True)]
+        return (super().targets(which), soft) if self.with_labels else soft
+
+
+@dataclass(eq=False)
+class Client:
+    """One data holder."""
+
+    id: int
+    architecture: str
+    train: Shard
+    test: Shard
+    store: ClientStore
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """Kept between rounds and saved: tensors and numbers by name. Ask for it anew after using
+        other clients.
+        """
+        return self.store.own(self.id).memory
+
+    @memory.setter
+    def memory(self, values: dict[str, Any]) -> None:
+        self.store.own(self.id).memory = values
+
+    @property
+    def n(self) -> int:
+        """Training examples."""
+        return len(self.train)
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """The flat buffers of this client's model; valid until another client's model is used."""
+        return self.store.activate(self)
+
+    @property
+    def model(self) -> Model:
+        """The module with this client's weights; valid until another client's model is used."""
+        return self.skeleton.model
+
+    def params(self, wanted: Callable[[str], bool] = lambda name: True) -> Params:
+        """Copies of the model's floating tensors with wanted names: parameters and buffers."""
+        return Params(self.skeleton.items(wanted)).clone()
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Client]:
+        """The client, whose weights are after the block as they were before it."""
+        before = self.skeleton.flat.clone()
+        try:
+            yield self
+        finally:
+            self.skeleton.load(before)
+
+    @torch.no_grad()
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Overwrite the tensors of these names."""
+        skeleton = self.skeleton
+        for name, value in values.items():
+            skeleton.view(name).copy_(value)
+
+
+class Clients(Mapping[int, Client]):
+    """One rank's clients by id, in id order, each made when it is asked for: what they keep is in
+    the store.
+
+    placement: the rank of each client, shared with the federation.  make: client k.
+    """
+
+    def __init__(self, placement: list[int], rank: int, make: Callable[[int], Client]):
+        self.placement, self.rank, self.make = placement, rank, make
+        self.made: dict[int, Client] = {}
+
+    def __contains__(self, k: object) -> bool:
+        return 0 <= k < len(self.placement) and self.placement[k] == self.rank  # type: ignore[operator]
+
+    def __iter__(self) -> Iterator[int]:
+        return (k for k, rank in enumerate(self.placement) if rank == self.rank)
+
+    def __len__(self) -> int:
+        return self.placement.count(self.rank)
+
+    def __getitem__(self, k: int) -> Client:
+        if k not in self:
+            raise KeyError(k)
+        if k not in self.made:
+            self.made[k] = self.make(k)
+        return self.made[k]
+
+    def trim(self, keep: Collection[int] = ()) -> None:
+        """Forget the clients that were made, where they are many, but for these."""
+        if len(self.made) > MADE + len(keep):
+            self.made = {k: self.made[k] for k in keep if k in self.made}

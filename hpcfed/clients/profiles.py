@@ -1,0 +1,129 @@
+"""The clients' devices and network: what work and traffic take them in virtual seconds."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.config.system import System
+from hpcfed.core import rng
+from hpcfed.core.errors import DataError
+from hpcfed.core.paths import regular
+
+HEADER = ("client", "speed", "bandwidth", "latency", "availability")
+COLUMNS = HEADER[1:]
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """Arrays [K]; pure arithmetic, the same bits on all ranks.
+
+    speed: multiply-adds per second.  bandwidth: bytes per second.  latency: seconds of one exchange
+    beside its bytes.  availability: share of rounds or jobs, 0..1.  example: multiply-adds of one
+    example, forward and backward.
+    """
+
+    speed: np.ndarray
+    bandwidth: np.ndarray
+    latency: np.ndarray
+    availability: np.ndarray
+    example: np.ndarray
+
+    def compute(self, k: int, examples: float) -> float:
+        """Seconds that client k takes for so many examples, forward and backward."""
+        return float(examples * self.example[k] / self.speed[k])
+
+    def transfer(self, k: int, nbytes: float) -> float:
+        """Seconds that so many bytes take to or from client k."""
+        return float(nbytes / self.bandwidth[k])
+
+    def seconds(self, k: int, examples: float, down: float, up: float) -> float:
+        """One exchange of client k: latency, download, work, upload, one after the other."""
+        return (
+            float(self.latency[k])
+            + self.transfer(k, down)
+            + self.compute(k, examples)
+            + self.transfer(k, up)
+        )
+
+    def fit(self, k: int, seconds: float, down: float, up: float) -> float:
+        """Examples that client k works through in an exchange of so many seconds, >= 0."""
+        left = seconds - self.seconds(k, 0, down, up)
+        return max(0.0, left * float(self.speed[k] / self.example[k]))
+
+
+def draw(system: System, clients: int, seed: int) -> dict[str, np.ndarray]:
+    """Speed, bandwidth, latency and availability of all clients, by name.
+
+    Drawn from one stream for each of them, or read from the file; raises DataError as `read`.
+    """
+    if system.file is not None:
+        return read(system.file, clients)
+    varied = {
+        name: getattr(system, name) * factors(system, clients, seed, name) for name in COLUMNS[:-1]
+    }
+    return varied | {"availability": np.full(clients, system.availability)}
+
+
+def factors(system: System, clients: int, seed: int, name: str) -> np.ndarray:
+    """How much more than the median each client has, [K]; the median of the distribution is 1."""
+    g = rng.stream(seed, "profiles", name)
+    if system.distribution == "uniform":
+        return g.uniform(1 - system.spread, 1 + system.spread, clients)
+    return (
+        np.exp(g.normal(0, system.spread, clients))
+        if system.distribution == "lognormal"
+        else np.ones(clients)
+    )
+
+
+def read(path: Path, clients: int) -> dict[str, np.ndarray]:
+    """A file with one line for each client, in any order. DataError with the line that is wrong,
+    and why.
+    """
+    try:
+        with regular(path).open(newline="", encoding="utf-8") as file:
+            header, *lines = [row for row in csv.reader(file) if row] or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"system.file: {path}: cannot be read: {reason}; give a CSV file, or another path"
+        ) from error
+    if tuple(word.strip() for word in header) != HEADER:
+        raise DataError(
+            f"system.file: {path}: begins with {','.join(header)!r}; the first line must be "
+            f"{','.join(HEADER)}"
+        )
+    rows = dict(parse(path, line) for line in lines)
+    if len(rows) < len(lines) or sorted(rows) != list(range(clients)):
+        raise DataError(
+            f"system.file: {path}: has {len(lines)} lines for {clients} clients; "
+            f"give one line for each of the clients 0..{clients - 1}"
+        )
+    return dict(zip(COLUMNS, np.array([rows[k] for k in range(clients)]).T.copy(), strict=True))
+
+
+def parse(path: Path, line: Sequence[str]) -> tuple[int, list[float]]:
+    """A client's number, and its speed, bandwidth, latency and availability."""
+    try:
+        k, values = int(line[0]), [float(word) for word in line[1:]]
+        speed, bandwidth, latency, availability = values
+    except ValueError as error:
+        raise DataError(
+            f"system.file: {path}: {','.join(line)!r}: write {','.join(HEADER)} as numbers"
+        ) from error
+    if not (
+        0 < speed < np.inf
+        and 0 < bandwidth < np.inf
+        and 0 <= latency < np.inf
+        and 0 < availability <= 1
+    ):
+        raise DataError(
+            f"system.file: {path}: client {k}: speed and bandwidth must be > 0, latency >= 0, "
+            f"availability > 0 and <= 1, but they are {', '.join(line[1:])}"
+        )
+    return k, values

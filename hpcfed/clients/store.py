@@ -1,0 +1,197 @@
+"""The store that holds the weights and memories of all clients of one rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hpcfed.clients.kept import Kept, Past, shelf
+from hpcfed.core import rng
+from hpcfed.core.payload import on_device
+from hpcfed.models import build
+from hpcfed.models.cost import work
+from hpcfed.models.flat import Layout, Skeleton
+from hpcfed.models.widths import Units, parse, structure
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+
+
+class ClientStore:
+    """The models of one rank's clients: one module per architecture, one flat vector of weights per
+    client.
+
+    Never two copies of a model where one serves: a client's vector is copied into the module of its
+    architecture when it is used, and back when another client of that architecture is. A client
+    that was never used has no weights yet, and costs nothing.
+
+    resident: bytes of weights and memories that stay in the host's memory, beside `room` bytes in
+    that of a GPU; the least recently used go to files in `folder`.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        shape: tuple[int, ...],
+        classes: int,
+        d: int,
+        relu_head: bool,
+        device: torch.device,
+        vocabulary: int = 0,
+        resident: float = math.inf,
+        folder: Path = Path("spill"),
+        room: float = math.inf,
+    ):
+        self.seed, self.device = seed, device
+        self.build = lambda name, other=None: build(
+            name, other or shape, classes, d, relu_head, vocabulary
+        )
+        self.form, self.vocabulary = (shape, classes, d), vocabulary
+        self.layouts: dict[str, Layout] = {}
+        self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
+        self.active: dict[
+            str, int
+        ] = {}  # architecture -> the client whose weights are in its module
+        self.kept = shelf(folder, resident, device, room)
+        self.past = Past(self, shelf(folder / "before", resident, device, 0.0))
+        self.weighted: set[int] = set()  # clients that have weights of their own
+        self.stateless = (
+            False  # every tensor is received anew each round: clients have no weights of their own
+        )
+
+    def skeleton(
+        self, architecture: str, owner: str = "clients", shape: tuple[int, ...] | None = None
+    ) -> Skeleton:
+        """The module of an architecture, whoever's weights it holds; other owners have modules of
+        their own.
+
+        shape: of its inputs, where they are others than the examples.
+        """
+        if (architecture, owner) not in self.skeletons:
+            with rng.scoped(self.seed, "module", architecture):
+                self.skeletons[architecture, owner] = Skeleton(
+                    self.build(architecture, shape), self.device
+                )
+        return self.skeletons[architecture, owner]
+
+    def layout(self, architecture: str) -> Layout:
+        """The names and shapes of an architecture's tensors; found once, without weights."""
+        if architecture not in self.layouts:
+            with torch.device("meta"):
+                self.layouts[architecture] = Layout.of(self.build(architecture))
+        return self.layouts[architecture]
+
+    def units(self, architecture: str) -> Units:
+        """What sub-models of this architecture's full width are cut from. ConfigError where it
+        cannot be cut.
+        """
+        return structure(parse(architecture).base, *self.form)
+
+    def work(self, architecture: str) -> int:
+        """Multiply-adds of one example's forward pass."""
+        return work(architecture, *self.form, self.vocabulary).multiply_adds
+
+    def initial(self, architecture: str, k: int, shape: tuple[int, ...] | None = None) -> Skeleton:
+        """A new model, on the CPU, with the weights that client k starts from: the same on every
+        rank.
+        """
+        with rng.scoped(self.seed, "init", k):
+            return Skeleton(self.build(architecture, shape))
+
+    def activate(self, client: Client) -> Skeleton:
+        """The module of the client's architecture, with the client's weights in it."""
+        self.past.note(client.id)
+        skeleton = self.skeleton(client.architecture)
+        if self.active.get(client.architecture) != client.id:
+            self.rest(client.architecture)
+            kept = self.kept.get(client.id)
+            if kept and kept.weights is not None:
+                skeleton.load(kept.weights)
+                kept.weights = None
+            elif not self.stateless:
+                skeleton.load(self.initial(client.architecture, client.id).flat)
+            self.active[client.architecture] = client.id
+            self.weighted.add(client.id)
+        return skeleton
+
+    def rest(self, architecture: str) -> None:
+        """Put the active client's weights back into its vector."""
+        k = self.active.pop(architecture, None)
+        if k is not None:
+            self.held(k).weights = self.skeleton(architecture).flat.clone()
+            self.kept.fit(keep=self.active.values())
+
+    def own(self, k: int) -> Kept:
+        """What client k keeps, to be changed."""
+        self.past.note(k)
+        return self.held(k)
+
+    def held(self, k: int) -> Kept:
+        kept = self.kept.get(k)
+        if kept is None:
+            self.kept.put(k, kept := Kept())
+        return kept
+
+    def parcel(self, k: int) -> dict[str, Any]:
+        """Client k's weights, None if it has none of its own yet, and memory: to be read, sent or
+        saved.
+        """
+        self.settle(k)
+        kept = self.kept.peek(k) or Kept()
+        return {"weights": kept.weights, "memory": kept.memory}
+
+    def settle(self, k: int) -> None:
+        """Let client k's weights be in its vector, not in a module."""
+        for architecture in [a for a, active in self.active.items() if active == k]:
+            self.rest(architecture)
+
+    def flat(self, k: int) -> Tensor | None:
+        """Client k's weights, or None if it has none of its own yet."""
+        return self.parcel(k)["weights"]
+
+    def put(self, k: int, flat: Tensor | None, memory: dict[str, Any] | None = None) -> None:
+        """Give client k these weights, and this memory if there is one."""
+        self.drop(k)
+        kept = self.held(k)
+        if flat is not None:
+            kept.weights = flat.to(self.device)
+            self.weighted.add(k)
+        kept.memory = kept.memory if memory is None else on_device(memory, self.device)
+        self.kept.fit(keep=self.active.values())
+
+    def drop(self, *ks: int) -> None:
+        """Forget these clients' weights; they would start from their initial ones again."""
+        self.active = {a: active for a, active in self.active.items() if active not in ks}
+        self.weighted.difference_update(ks)
+        for k in [k for k in ks if k in self.kept]:
+            kept = self.held(k)
+            kept.weights = None
+            if not kept.memory:
+                self.kept.drop(k)
+
+    def forget(self, k: int) -> None:
+        """Forget client k altogether."""
+        self.kept.drop(k)
+        self.drop(k)
+
+    def __contains__(self, k: int) -> bool:
+        """Whether this client keeps something."""
+        return k in self.kept or k in self.weighted
+
+    def __iter__(self) -> Iterator[int]:
+        """The clients that keep something."""
+        return iter(sorted({*self.kept, *self.weighted}))
+
+    def prefetch(self, ks: Iterable[int]) -> None:
+        """Bring these clients into memory in the background."""
+        self.kept.prefetch(ks)
+
+    def close(self) -> None:
+        """Forget all, and remove the files."""
+        self.past.shelf.close()
+        self.kept.close()

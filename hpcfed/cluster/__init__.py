@@ -1,1 +1,0 @@
-"""Ranks and the machine: devices, placement of clients on ranks, time by phase."""

@@ -1,0 +1,88 @@
+"""Examples: where they come from, which client holds which, and how they are varied in training.
+
+The registries of data sets and partitions stand here: names and lines, without the code behind
+them.
+"""
+
+from dataclasses import dataclass
+
+from hpcfed.core.registry import Entry
+
+
+@dataclass(frozen=True)
+class Scheme(Entry):
+    """One partition: its target is called as function(pool, settings, clients, g) and returns the
+    clients' shares.
+
+    complete: whether every example goes to some client.
+    """
+
+    complete: bool = False
+
+
+def _vision(line: str, cite: str) -> Entry:
+    return Entry("hpcfed.data.vision:load", line, cite)
+
+
+DATASETS = {  # a target is called as function(name, root, download, text) and returns a DataSet
+    "cifar10": _vision("photographs, 10 classes, 50,000 + 10,000, 3x32x32", "krizhevsky2009cifar"),
+    "cifar100": _vision(
+        "photographs, 100 classes, 50,000 + 10,000, 3x32x32", "krizhevsky2009cifar"
+    ),
+    "mnist": _vision("handwritten digits, 10 classes, 60,000 + 10,000, 1x28x28", "lecun1998mnist"),
+    "fashion-mnist": _vision("clothes, 10 classes, 60,000 + 10,000, 1x28x28", "xiao2017fashion"),
+    "emnist-letters": _vision(
+        "handwritten letters, 26 classes, 124,800 + 20,800, 1x28x28", "cohen2017emnist"
+    ),
+    "emnist-balanced": _vision(
+        "digits and letters, 47 classes, 112,800 + 18,800, 1x28x28", "cohen2017emnist"
+    ),
+    "emnist-digits": _vision(
+        "handwritten digits, 10 classes, 240,000 + 40,000, 1x28x28", "cohen2017emnist"
+    ),
+    "svhn": _vision("house numbers, 10 classes, 73,257 + 26,032, 3x32x32", "netzer2011svhn"),
+    "usps": _vision("digits from envelopes, 10 classes, 7,291 + 2,007, 1x16x16", "hull1994usps"),
+    "digits": Entry(
+        "hpcfed.data.digits:load",
+        "small scans of digits, 10 classes, 1,437 + 360, 1x16x16; no download",
+        "alpaydin1998digits",
+    ),
+    "synthetic": Entry(
+        "hpcfed.data.synthetic:load",
+        "Synthetic(alpha, beta): a population of any size, 10 classes, 60 features; no download",
+        "li2020",
+    ),
+    "sentiment140": Entry(
+        "hpcfed.data.sentiment140:load",
+        "tweets, negative or positive, 1,600,000 + 359, tokens",
+        "go2009",
+    ),
+}
+
+PARTITIONS = {
+    "iid": Scheme(
+        "hpcfed.data.partition:iid", "at random, equal sizes", "mcmahan2017", complete=True
+    ),
+    "dirichlet": Scheme(
+        "hpcfed.data.partition:dirichlet",
+        "class proportions from Dirichlet(alpha); sizes equal (a few left over) or free",
+        "hsu2019,yurochkin2019",
+    ),
+    "classes": Scheme(
+        "hpcfed.data.partition:classes",
+        "classes_per_client classes a client, equal sizes as far as possible",
+        "jang2022",
+    ),
+    "shards": Scheme(
+        "hpcfed.data.partition:shards",
+        "sorted by label and cut; shards_per_client pieces a client",
+        "mcmahan2017",
+        complete=True,
+    ),
+    "quantity": Scheme(
+        "hpcfed.data.partition:quantity", "log-normal sizes, labels at random", complete=True
+    ),
+    "natural": Scheme(
+        "hpcfed.data.partition:natural", "by the users that the data come from", complete=True
+    ),
+}

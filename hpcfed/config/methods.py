@@ -1,0 +1,165 @@
+"""The registry of algorithms: one line each; the file of that name holds the method.
+
+A method of your own needs no line here: `algorithm.name = "mine:Mine"` is class Mine of mine.py, in
+the folder where you start or anywhere on Python's path.
+"""
+
+from hpcfed.config.parts import Part
+from hpcfed.core import own
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.registry import Entry, find
+
+ALGORITHMS = {
+    "local": Entry(
+        "hpcfed.algorithms.references.local:Local", "each client trains alone; nothing is exchanged"
+    ),
+    "central": Entry(
+        "hpcfed.algorithms.references.central:Central",
+        "one model on all clients' data pooled (upper bound)",
+    ),
+    "fedsgd": Entry(
+        "hpcfed.algorithms.references.fedsgd:FedSGD",
+        "one full-batch gradient per client and round",
+        "mcmahan2017",
+    ),
+    "fedavg": Entry(
+        "hpcfed.algorithms.global_model.fedavg:FedAvg",
+        "weighted mean of locally trained models",
+        "mcmahan2017",
+    ),
+    "fedprox": Entry(
+        "hpcfed.algorithms.global_model.fedprox:FedProx",
+        "FedAvg with a proximal term; stragglers count",
+        "li2020",
+    ),
+    "fedmd": Entry(
+        "hpcfed.algorithms.public_data.fedmd:FedMD",
+        "clients agree on their scores of public examples",
+        "li2019fedmd",
+    ),
+    "dsfl": Entry(
+        "hpcfed.algorithms.public_data.dsfl:DSFL",
+        "clients learn a sharpened mean of soft predictions",
+        "itahara2023",
+    ),
+    "feddf": Entry(
+        "hpcfed.algorithms.public_data.feddf:FedDF",
+        "FedAvg by architecture, then ensemble distillation",
+        "lin2020",
+    ),
+    "fedasync": Entry(
+        "hpcfed.algorithms.asynchronous.fedasync:FedAsync",
+        "asynchronous: models are merged as they come",
+        "xie2019",
+    ),
+    "swift": Entry(
+        "hpcfed.algorithms.decentralised.swift:SWIFT",
+        "decentralised and wait-free, in virtual time",
+        "bornstein2023",
+    ),
+    "dsgd": Entry(
+        "hpcfed.algorithms.decentralised.dsgd:DSGD",
+        "decentralised in step: D-SGD, and PA-SGD and LD-SGD as its schedules",
+        "lian2017,li2019ldsgd",
+    ),
+    "fedclassavg": Entry(
+        "hpcfed.algorithms.common_head.fedclassavg:FedClassAvg",
+        "different architectures share their classifier; supervised contrastive local training",
+        "jang2022,khosla2020",
+    ),
+    "fedhenn": Entry(
+        "hpcfed.algorithms.public_data.fedhenn:FedHeNN",
+        "representations of common examples agree; different or one architecture",
+        "makhija2022,kornblith2019",
+    ),
+    "fedrep": Entry(
+        "hpcfed.algorithms.personal.fedrep:FedRep",
+        "a common body, personal heads, trained in turn",
+        "collins2021",
+    ),
+    "lgfedavg": Entry(
+        "hpcfed.algorithms.common_head.lgfedavg:LGFedAvg",
+        "a common head, personal bodies",
+        "liang2020",
+    ),
+    "fedproto": Entry(
+        "hpcfed.algorithms.common_head.fedproto:FedProto", "only class means travel", "tan2022"
+    ),
+    "fml": Entry(
+        "hpcfed.algorithms.proxies.fml:FML",
+        "own and common model learn from each other",
+        "shen2020,hinton2015",
+    ),
+    "scaffold": Entry(
+        "hpcfed.algorithms.global_model.scaffold:Scaffold",
+        "control variates against drift",
+        "karimireddy2020",
+    ),
+    "perfedavg": Entry(
+        "hpcfed.algorithms.personal.perfedavg:PerFedAvg",
+        "a start from which one step adapts",
+        "fallah2020",
+    ),
+    "pfedme": Entry(
+        "hpcfed.algorithms.personal.pfedme:PFedMe", "personal models near a common one", "dinh2020"
+    ),
+    "heterofl": Entry(
+        "hpcfed.algorithms.widths.heterofl:HeteroFL",
+        "slices of one model by clients' widths",
+        "diao2021",
+    ),
+    "fedrolex": Entry(
+        "hpcfed.algorithms.widths.fedrolex:FedRolex",
+        "slices that roll through one model",
+        "alam2022",
+    ),
+    "feddropout": Entry(
+        "hpcfed.algorithms.widths.feddropout:FedDropout", "random parts of one model", "caldas2018"
+    ),
+    "fjord": Entry(
+        "hpcfed.algorithms.widths.fjord:FjORD",
+        "ordered dropout: nested slices of one model",
+        "horvath2021",
+    ),
+    "ktpfl": Entry(
+        "hpcfed.algorithms.public_data.ktpfl:KTpFL",
+        "personal mixtures of soft predictions",
+        "zhang2021,jang2022",
+    ),
+    "fedgh": Entry(
+        "hpcfed.algorithms.common_head.fedgh:FedGH",
+        "the server trains the head on class means",
+        "yi2023",
+    ),
+    "ifca": Entry(
+        "hpcfed.algorithms.clusters.ifca:IFCA",
+        "each client trains the best of several",
+        "ghosh2020,mansour2020",
+    ),
+    "fedgkt": Entry(
+        "hpcfed.algorithms.proxies.fedgkt:FedGKT",
+        "small clients and a large server teach each other",
+        "he2020",
+    ),
+    "fesem": Entry(
+        "hpcfed.algorithms.clusters.fesem:FeSEM",
+        "clients train on from the nearest centre",
+        "long2023",
+    ),
+}
+
+
+def load(name: str) -> type:
+    """The class of an algorithm: a registered name, or "module:Class". ConfigError if there is
+    none.
+    """
+    if ":" not in name:
+        return find("algorithm", name, ALGORITHMS).load()
+    cls = own.load("algorithm.name", name, "module:Class")
+    if not (isinstance(cls, type) and issubclass(cls, Part)):
+        attribute = name.partition(":")[2]
+        raise ConfigError(
+            f"algorithm.name = {name!r}: {own.line_of(cls)}: {attribute} is no algorithm; "
+            f"write `class {attribute}(RoundBased):`, or EventBased"
+        )
+    return cls

@@ -1,0 +1,148 @@
+"""The one averaging: weighted parts of all ranks, added up exactly and divided once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.core.params import Params, Part, Per
+
+
+def mean_of(parts: Iterable[Part], keep: Params, per: Per, sum_: Callable[..., Any]) -> Params:
+    """The mean of this rank's parts and those of all others, of the shapes of `keep`, which stays
+    at weight 0.
+
+    sum_: `Comm.sum`; collective.
+    """
+    quotients, rows = Quotients(keep, per), [Row(part, keep, per) for part in parts]
+    sum_(rows, [array.shape for array in quotients.arrays], [row.factor for row in rows], quotients)
+    return quotients.mean()
+
+
+def weight_shape(shape: tuple[int, ...], per: Per) -> tuple[int, ...]:
+    """The shape of a tensor's weights: one, one a row, or one a value."""
+    return {"tensor": (), "row": (*shape[:1], *(1,) * (len(shape) - 1)), "value": shape}[per]
+
+
+class Quotients:
+    """What exact sums become: `arrays` are the weights and then the means, each total divided by
+    its weight.
+    """
+
+    def __init__(self, keep: Params, per: Per):
+        self.keep = keep
+        shapes = [tuple(value.shape) for value in keep.values()]
+        self.weights = [
+            np.empty(s) for s in ([()] if per == "mean" else [weight_shape(s, per) for s in shapes])
+        ]
+        kind = (
+            np.float32
+            if all(value.dtype == torch.float32 for value in keep.values())
+            else np.float64
+        )
+        flat = np.empty(
+            sum(map(math.prod, shapes)), kind
+        )  # one, for new memory comes faster in large pages
+        parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+        self.means = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        self.arrays, self.first = self.weights + self.means, len(self.weights)
+
+    def finish(self, i: int, start: int, total: np.ndarray) -> None:
+        """Divide a stretch of totals; where the weight is 0 the old value stays."""
+        if i < self.first:
+            return
+        j, stop = i - self.first, start + len(total)
+        weight = self.weights[j % self.first]
+        whole = np.broadcast_to(weight, self.means[j].shape)
+        weight = weight.reshape(()) if weight.size == 1 else whole.flat[start:stop]
+        seen = weight > 0
+        if seen.all():  # as almost always: a division without exceptions takes a third of the time
+            np.divide(total, weight, out=total)
+            return
+        np.divide(total, weight, out=total, where=seen)
+        old = list(self.keep.values())[j].detach().reshape(-1)[start:stop]
+        np.copyto(total, _numpy(old), where=~seen)
+
+    def mean(self) -> Params:
+        """The means by name, each of the type and on the device of the value that it replaces."""
+        means = zip(self.keep.items(), self.means, strict=True)
+        return Params(
+            {name: torch.from_numpy(mean).to(old.device, old.dtype) for (name, old), mean in means}
+        )
+
+
+class Row(Sequence[np.ndarray]):
+    """One part as arrays, made when asked for: the weights, then the values, all to be multiplied
+    by `factor`.
+
+    Where the weight is a number it is the factor, and the values are the part's own memory; else
+    they are weight * value in float64.
+    """
+
+    def __init__(self, part: Part, keep: Params, per: Per):
+        self.value, self.weight, self.at = part
+        self.factor = 1.0 if isinstance(self.weight, Params) else float(self.weight)
+        self.names, self.per = list(keep), per
+        self.shape = {name: tuple(v.shape) for name, v in keep.items()}
+        if unknown := [name for name in self.value if name not in keep]:
+            raise KeyError(f"mean: no tensor {unknown[0]!r} among {self.names}")
+        if per == "mean" and (
+            self.at or len(self.value) < len(keep) or isinstance(self.weight, Params)
+        ):
+            raise ValueError(
+                "mean: a part of pieces, or with several weights, needs per = tensor, row or value"
+            )
+
+    def __len__(self) -> int:
+        return len(self.names) + (1 if self.per == "mean" else len(self.names))
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        first = len(self) - len(self.names)
+        if i >= first:
+            return self.total(self.names[i - first])
+        return np.ones(()) if self.per == "mean" else self.weights(self.names[i])
+
+    def total(self, name: str) -> np.ndarray:
+        """The value, times the weight where that is no number, in zeros of the mean's shape."""
+        if name not in self.value:
+            return np.zeros(self.shape[name])
+        value = self.value[name].detach()
+        if isinstance(self.weight, Params):
+            value = value.double() * self.weight[name].double()
+        return spread(_numpy(value), self.shape[name], self.at.get(name, ()))
+
+    def weights(self, name: str) -> np.ndarray:
+        """The weights of what the value fills, 1 where the factor is the weight, in zeros: [], [n,
+        1, ...] or whole.
+        """
+        shape = weight_shape(self.shape[name], self.per)
+        if name not in self.value:
+            return np.zeros(shape)
+        given = (
+            _numpy(self.weight[name].double()) if isinstance(self.weight, Params) else np.ones(())
+        )
+        piece = np.broadcast_to(given, weight_shape(tuple(self.value[name].shape), self.per))
+        return spread(piece, shape, self.at.get(name, ())[: {"tensor": 0, "row": 1}.get(self.per)])
+
+
+def spread(piece: np.ndarray, shape: tuple[int, ...], axes: Sequence[Any]) -> np.ndarray:
+    """The piece at the given indices of the first dimensions, in zeros of this shape; without
+    indices the piece.
+    """
+    if not len(axes):
+        return piece
+    whole = np.zeros(shape, piece.dtype)
+    whole[np.ix_(*map(np.asarray, axes))] = piece
+    return whole
+
+
+def _numpy(value: Tensor) -> np.ndarray:
+    """The tensor as an array: its own memory, where it is on the CPU and of a type that numpy
+    has.
+    """
+    return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()

@@ -1,0 +1,88 @@
+"""Content of files that anybody may have made: JSON with bounds, and errors as one message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hpcfed.core.errors import DamagedError
+
+NESTED = 32  # tables and lists inside one another
+TEXT = 2**26  # bytes of a JSON text
+# what h5py, numpy and json raise over content that is not as they expect it
+UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Inside, the content of a file is read: what the libraries raise over it becomes a
+    DamagedError.
+    """
+    try:
+        yield
+    except UNREADABLE as error:
+        what = str(error) or type(error).__name__
+        raise DamagedError(f"{path}: holds what hpcfed does not write: {what}") from error
+
+
+class Table(dict[str, Any]):
+    """A table of a file; a name that it lacks is the file's mistake, not one of hpcfed.
+
+    where: names the file, or the place in it.
+    """
+
+    __slots__ = ("where",)
+
+    def __init__(self, values: Mapping[str, Any], where: object):
+        super().__init__(values)
+        self.where = where
+
+    def __missing__(self, key: str) -> Any:
+        raise DamagedError(f"{self.where}: does not say {key!r}, as files of hpcfed do")
+
+
+def parse_json(text: str | bytes, what: str) -> Any:
+    """The value of a JSON text; its tables are `Table`. DamagedError for no JSON, or one that
+    is too long or nested too deep.
+
+    what: how messages name it.
+    """
+    if len(text) > TEXT:
+        raise DamagedError(f"{what}: a text of {len(text)} bytes; at most {TEXT} are read")
+    try:
+        value = json.loads(text, object_hook=lambda values: Table(values, what))
+    except RecursionError as error:
+        raise DamagedError(f"{what}: nested deeper than {NESTED} levels") from error
+    except ValueError as error:
+        raise DamagedError(f"{what}: no JSON text: {error}") from error
+    check_depth(value, what)
+    return value
+
+
+def check_depth(value: Any, what: str) -> None:
+    """DamagedError for tables and lists nested too deep."""
+    level = [value]
+    for _ in range(NESTED):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+        level = below
+        if not level:
+            return
+    raise DamagedError(f"{what}: nested deeper than {NESTED} levels")

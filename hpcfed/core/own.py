@@ -1,0 +1,313 @@
+"""A user's own Python files: imported by name, and their mistakes told with file and line.
+
+A job names a class or function of such a file as "module:attribute". What is wrong with it becomes
+one message, a `ConfigError`. An exception of the code itself, once it runs, is told with the part
+of its traceback that lies in the user's files.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from traceback import FrameSummary, extract_tb
+from typing import Any
+
+from pydantic import PydanticUndefinedAnnotation, PydanticUserError, ValidationError
+
+from hpcfed.core.errors import ConfigError, HpcfedError, first_line
+
+PACKAGE = Path(__file__).parent
+SITE = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+# in pydantic's messages: for a field without a type, of one that is not imported, or not for fields
+NOT_ANNOTATED = re.compile(r"`(\w+) = ")
+UNDEFINED = re.compile(r"define `(\w+)`")
+UNKNOWN = re.compile(r"schema for <class '([\w.]+)'>")
+
+
+class OwnError(ConfigError):
+    """A mistake in a user's own class or function that shows when it is called."""
+
+
+roots: set[Path] = set()  # folders and files from which users' code was imported
+
+
+def load(field: str, name: str, form: str) -> Any:
+    """What a user's "module:attribute" stands for.
+
+    field: of the job, which names it so.  form: how it is written, for messages.
+    Raises ConfigError where there is no such file or attribute, or where the file raises when it is
+    imported; the message has the line.
+    """
+    where = f"{field} = {name!r}"
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise ConfigError(f"{where}: is no name of the form {form}; mine:Mine is Mine of mine.py")
+    register(where, module, form)
+    try:
+        with warnings.catch_warnings():  # of what `config.hooks` refuses
+            warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")
+            found = import_module(module)
+    except HpcfedError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name and f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(missing(where, module)) from error
+        raise ConfigError(f"{where}: {refusal(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{where}: {refusal(error)}") from error
+    if not hasattr(found, attribute):
+        names = [other for other in vars(found) if not other.startswith("_")]
+        near = get_close_matches(attribute, names, n=1)
+        hint = f"; did you mean {module}:{near[0]}?" if near else ""
+        file = shown(getattr(found, "__file__", None) or module)
+        raise ConfigError(f"{where}: {file} has no {attribute!r}{hint}")
+    return getattr(found, attribute)
+
+
+def register(where: str, module: str, form: str) -> None:
+    """From now on the files of this module, and those beside it, are the user's.
+
+    Raises ConfigError for a module of Python's standard library, and where there is none.
+    """
+    top = module.partition(".")[0]
+    spec = specification(top)
+    if spec is None and top not in sys.modules:
+        raise ConfigError(missing(where, module))
+    built_in = spec is not None and spec.origin in ("built-in", "frozen")
+    file = None if built_in else origin(spec, top)
+    if built_in or (file is not None and under(file, LIBRARY) and not under(file, SITE)):
+        raise ConfigError(
+            f"{where}: {top} is a module of Python's standard library; write {form} for a file of "
+            f"your own, and rename your file if it has that name"
+        )
+    from hpcfed.core.compat import prepare_torchvision  # here: `hpcfed list` needs no torch
+
+    prepare_torchvision()
+    if file is not None:
+        installed = file.parent in SITE and not (spec and spec.submodule_search_locations)
+        roots.add(file if installed else file.parent)
+
+
+def specification(top: str) -> ModuleSpec | None:
+    """Where Python would find a module; None where it would not, and for a script, which has no
+    name.
+    """
+    try:
+        return find_spec(top)
+    except ValueError:
+        return None
+
+
+def origin(spec: ModuleSpec | None, top: str) -> Path | None:
+    """The file of a module, the folder's own of a package."""
+    file = spec.origin if spec else getattr(sys.modules.get(top), "__file__", None)
+    if file is None and spec and spec.submodule_search_locations:
+        file = os.path.join(next(iter(spec.submodule_search_locations)), "__init__.py")
+    return Path(os.path.abspath(file)) if file else None
+
+
+def missing(where: str, module: str) -> str:
+    """The sentence for a module that is not there, with the files of this folder that are meant
+    perhaps.
+    """
+    file = module.replace(".", "/") + ".py"
+    if Path(file).is_file():  # the console command does not import from where it is started
+        return (
+            f"{where}: {file} is in {Path.cwd()}, which is not on Python's path; start with "
+            f"`PYTHONPATH=.` before the command"
+        )
+    here = [path.name for path in Path.cwd().glob("*.py")]
+    near = get_close_matches(file, here, n=2)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return (
+        f"{where}: there is no {file} in {Path.cwd()} or on Python's path{hint}\n"
+        f"  start in the folder of your file, or add that folder to PYTHONPATH"
+    )
+
+
+def under(path: Path, folders: set[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is the user's: it lies where users' modules were imported from, and belongs to
+    no installed package.
+    """
+    path = Path(os.path.abspath(file))
+    holders = {root for root in roots if path.is_relative_to(root)}
+    others = {PACKAGE, *SITE, *LIBRARY}
+    inside = {folder for folder in others if path.is_relative_to(folder)}
+    return any(not any(f.is_relative_to(root) for f in inside) for root in holders)
+
+
+def shown(file: str | Path) -> str:
+    """A file as messages name it: relative to the current folder where it lies there."""
+    path, here = Path(os.path.abspath(file)), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def line_of(thing: Any) -> str:
+    """Where a function or class is defined: `mine.py, line 12`; of what has no source its name."""
+    thing = inspect.unwrap(thing)
+    try:
+        file = inspect.getsourcefile(thing) or inspect.getfile(thing)
+        return f"{shown(file)}, line {inspect.getsourcelines(thing)[1] or 1}"
+    except (OSError, TypeError):
+        return getattr(thing, "__qualname__", type(thing).__name__)
+
+
+def frames(error: BaseException) -> list[FrameSummary]:
+    """The frames of an exception that are in the user's files, the innermost last."""
+    return [frame for frame in extract_tb(error.__traceback__) if is_own(frame.filename)]
+
+
+def caller() -> str:
+    """The line of the user's that is being run, as the beginning of a message; "" where there is
+    none.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{shown(frame.f_code.co_filename)}, line {frame.f_lineno}: " if frame else ""
+
+
+def refusal(error: BaseException, file: str = "its file") -> str:
+    """One sentence for an exception that was raised when a user's file was imported, or a class of
+    it made: place, and what is wrong.
+
+    file: how the place is named where the exception has none.
+    """
+    if isinstance(error, SyntaxError):
+        place = f"{shown(error.filename)}, line {error.lineno}" if error.filename else file
+        return f"{place}: {error.msg}"
+    own = frames(error)
+    place = f"{shown(own[-1].filename)}, line {own[-1].lineno}" if own else file
+    if isinstance(error, PydanticUserError):
+        return field_refusal(error, own[-1] if own else None, place)
+    if isinstance(error, PydanticUndefinedAnnotation):
+        return f"{place}: a field has the type {error.name}, which is not imported"
+    if isinstance(error, SystemExit):
+        return f"{place}: ends Python when it is imported ({error!r}); leave that to a script"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{place}: {error}; install it, or mend the import"
+    return f"{place}: {type(error).__name__}: {first_line(error)}"
+
+
+def field_refusal(error: PydanticUserError, frame: FrameSummary | None, place: str) -> str:
+    """What is wrong with the fields of a user's class."""
+    if error.code == "class-not-fully-defined" and (name := UNDEFINED.search(error.message)):
+        return f"{place}: a field has the type {name[1]}, which is not imported"
+    if error.code in (None, "schema-for-unknown-type") and (name := UNKNOWN.search(error.message)):
+        return (
+            f"{place}: a field has the type {name[1]}, which a job cannot hold; a field is a "
+            f"number, a text, true or false, or a tuple of these; tensors belong into the state"
+        )
+    found = NOT_ANNOTATED.search(error.message)
+    if error.code != "model-field-missing-annotation" or not found:
+        return f"{place}: {error.message.splitlines()[0]}"
+    name = found[1]
+    node = assigned(frame.filename, name, frame.lineno or 0) if frame else None
+    if frame is None or node is None:
+        return f"{place}: the field {name} has no type; write `{name}: float = ...`"
+    value = ast.unparse(node.value)
+    kind = type(node.value.value).__name__ if isinstance(node.value, ast.Constant) else "float"
+    return (
+        f"{shown(frame.filename)}, line {node.lineno}: {name} = {value} has no type; write "
+        f"`{name}: {kind} = {value}`, and it is a field of the job (or `{name}: ClassVar = {value}`"
+        f", and it is none)"
+    )
+
+
+def assigned(file: str, name: str, line: int) -> ast.Assign | None:
+    """Where a class that begins at this line or above gives a name a value."""
+    found = [
+        node
+        for cls in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))
+        if isinstance(cls, ast.ClassDef) and cls.lineno <= line <= (cls.end_lineno or line)
+        for node in cls.body
+        if isinstance(node, ast.Assign)
+        and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
+    ]
+    return found[0] if found else None
+
+
+@contextmanager
+def making(what: str, cls: type) -> Iterator[None]:
+    """Inside, something is made of a user's class; what that raises becomes one ConfigError.
+
+    what: how the message begins.
+    """
+    try:
+        yield
+    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+        raise ConfigError(f"{what}: {refusal(error, line_of(cls))}") from error
+    except HpcfedError:
+        raise
+    except Exception as error:
+        if not frames(error):
+            raise
+        raise ConfigError(f"{what}: {refusal(error)}") from error
+
+
+def explained(error: BaseException) -> str:
+    """An exception of the user's own code: where, what, and the user's part of the traceback; ""
+    where none of it is theirs.
+    """
+    own = frames(error)
+    if not own:
+        return ""
+    last = own[-1]
+    place = f"{shown(last.filename)}, line {last.lineno}, in {last.name}"
+    if isinstance(error, ValidationError) and error.errors()[0]["type"] == "frozen_instance":
+        return f"{place}: {frozen(error.errors()[0]['loc'][0])}"
+    told = str(error).strip() or "no message"
+    lines = [f"{place}: {type(error).__name__}: {told}", "  in your files:"]
+    for frame in own:
+        lines += [f"    {shown(frame.filename)}, line {frame.lineno}, in {frame.name}"]
+        lines += [f"      {frame.line}"] if frame.line else []
+    inner = extract_tb(error.__traceback__)[-1]
+    if inner is not last and not is_own(inner.filename):
+        lines += [f"  raised in {inner.filename}, line {inner.lineno}, in {inner.name}"]
+    return "\n".join(lines)
+
+
+def frozen(name: object, method: str = "") -> str:
+    """The sentence for an assignment to self.name in a method of an algorithm."""
+    if method == "__init__":
+        return (
+            f"self.{name} is assigned, but an algorithm has no __init__; write a parameter as a "
+            f"field of the class, `{name}: float = 0.1`, and read it as self.{name}"
+        )
+    return (
+        f"self.{name} is assigned, but an algorithm is frozen: the same object serves all clients, "
+        f"rounds and ranks; keep what a client remembers in client.memory[{str(name)!r}], what the "
+        f"server remembers in the state that `server` or `round` returns, and a parameter as a "
+        f"field of the class, `{name}: float = 0.1`"
+    )
+
+
+def required(fn: Callable[..., Any]) -> tuple[list[str], list[str], bool]:
+    """The parameters of a function that must be given, all that may be given by name, and whether
+    it takes any number.
+    """
+    named, must, any_number = [], [], False
+    for p in inspect.signature(fn).parameters.values():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            any_number = any_number or p.kind == p.VAR_POSITIONAL
+            continue
+        named.append(p.name)
+        must += [p.name] if p.default is p.empty else []
+    return must, named, any_number

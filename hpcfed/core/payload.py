@@ -1,0 +1,100 @@
+"""What travels between clients and server: counted by client, moved to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.core.params import Mean
+
+
+@dataclass
+class Tally:
+    """What one client did in one round. Bytes are those of tensors; numbers beside them are not
+    counted.
+    """
+
+    loss: float = 0.0  # sum over examples
+    examples: int = 0
+    epochs: float = 0.0
+    seconds: float = 0.0
+    down: int = 0
+    up: int = 0
+    work: float = (
+        0.0  # examples that went forward and backward, its own or not; forward alone counts a third
+    )
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """Nested dicts, lists and means of tensors and other things, with the tensors on the device."""
+    return changed(value, lambda tensor: tensor.to(device))
+
+
+def changed(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
+    """Nested dicts, lists and means of tensors and other things, with something done to each
+    tensor.
+    """
+    if isinstance(value, dict):
+        return type(value)({name: changed(v, how) for name, v in value.items()})
+    if isinstance(value, Mean):  # where a part belongs stays on the host
+        return Mean(
+            tuple(
+                p._replace(value=changed(p.value, how), weight=changed(p.weight, how))
+                for p in value.parts
+            )
+        )
+    if type(value) in (list, tuple):
+        return type(value)(changed(v, how) for v in value)
+    return how(value) if isinstance(value, Tensor) else value
+
+
+def to_tree(state: Any) -> Any:
+    """A method's state as nested dicts: Params as they are, a dataclass as a dict of its fields."""
+    return {f.name: getattr(state, f.name) for f in fields(state)} if is_dataclass(state) else state
+
+
+def from_tree(like: Any, tree: Any, device: torch.device) -> Any:
+    """The inverse of `to_tree`; like: the method's initial state, for its type."""
+    tree = on_device(tree, device)
+    return type(like)(**tree) if is_dataclass(like) else type(like)(tree)
+
+
+def nbytes(value: Any) -> int:
+    """Bytes of the tensors and arrays in a value: tensors, mappings, sequences of them; other
+    things are 0.
+    """
+    return sum(tensor.nbytes for _, tensor in tensors(value))
+
+
+def tensors(value: Any, name: str = "value") -> Iterator[tuple[str, Tensor | np.ndarray]]:
+    """The tensors and arrays in a value, each with its name; other things are passed over."""
+    if isinstance(value, Tensor | np.ndarray):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from tensors(part, str(key))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors(part, name)
+    elif isinstance(value, Mean):
+        yield from tensors([part.value for part in value.parts], name)
+
+
+def not_finite(value: Any) -> str | None:
+    """The name of the first tensor in a value that holds nan or infinity; None if all is well."""
+    return next(
+        (name for name, tensor in tensors(value) if not finite(torch.as_tensor(tensor))), None
+    )
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether no value is nan or infinite. By the extremes, which are nan where a value is: one
+    pass, no copy.
+    """
+    return not tensor.numel() or all(map(isfinite, torch.stack(tensor.aminmax()).tolist()))

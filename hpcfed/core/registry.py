@@ -1,0 +1,49 @@
+"""Names that a job may use: what each stands for, in one line, and where its code is, imported when
+needed.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from hpcfed.core.errors import ConfigError, unknown
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name: `target` is "module:attribute"; `cite` holds keys of references.bib, separated by
+    commas.
+    """
+
+    target: str
+    line: str
+    cite: str = ""
+
+    def load(self) -> Any:
+        module, attribute = self.target.split(":")
+        return getattr(import_module(module), attribute)
+
+
+def find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+    """The entry of this name. ConfigError with the nearest valid names if there is none."""
+    if name not in entries:
+        raise ConfigError(unknown(what, name, entries, f"hpcfed list {what.replace(' ', '')}s"))
+    return entries[name]
+
+
+def refuse_import(
+    names: Iterable[str | None], own: Collection[str], where: str, advice: str
+) -> None:
+    """ConfigError for a "module:attribute" that only a file gives: to import it is to run its code.
+
+    own: those that the user gives.  where: names the file, and advice says how the user gives them.
+    """
+    for name in (name for name in names if isinstance(name, str)):
+        for part in name.split("+"):  # of models: a+b, and sub-models a@0.5
+            base = part.partition("@")[0]
+            if ":" in base and base not in own:
+                raise ConfigError(
+                    f"{where} names {base}: its module would be imported, and what it says run; "
+                    f"hpcfed does that only where you name it yourself: {advice} {base}"
+                )

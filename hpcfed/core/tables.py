@@ -1,0 +1,81 @@
+"""Tables for people: aligned columns, in colour on a terminal and plain elsewhere."""
+
+import os
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from hpcfed.core.errors import plain, printable
+
+WIDTH = 200  # characters of a line that is not for a terminal: nothing is folded
+
+
+class Plain(Console):
+    """A console that prints text alone: what a terminal would obey, in names say, is escaped."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else plain(segment.text)
+            yield segment if text == segment.text else Segment(text, segment.style)
+
+
+def console() -> Console:
+    """Where commands print. Brackets in names and ranges are text, not markup."""
+    shown = terminal()
+    return Plain(
+        force_terminal=shown,
+        width=None if shown else WIDTH,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def terminal() -> bool:
+    """Whether stdout ends at a terminal: Open MPI's ranks have a pseudo-terminal, wherever mpirun
+    itself writes.
+    """
+    try:
+        beyond = (
+            os.readlink(f"/proc/{os.getppid()}/fd/1")
+            if "OMPI_COMM_WORLD_SIZE" in os.environ
+            else "/dev/"
+        )
+    except OSError:  # no /proc, or a parent of somebody else's
+        beyond = "/dev/"
+    return sys.stdout.isatty() and beyond.startswith("/dev/") and beyond != os.devnull
+
+
+def table(heads: str, rows: list[tuple[object, ...]]) -> Table:
+    """A table; heads: names of the columns, separated by commas, `>` before those of numbers."""
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads.split(","):
+        grid.add_column(
+            Text(printable(head.lstrip(">"))), justify="right" if head.startswith(">") else "left"
+        )
+    for row in rows:
+        grid.add_row(*(Text(printable(cell)) for cell in row))
+    return grid
+
+
+def size(n: float) -> str:
+    """A number of bytes for people, in powers of 1000: `82.1 kB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 999.95:
+            return f"{n:.3g} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: `0.25 s`, `41.3 s`, `2 min 5 s`, `3 h 20 min`."""
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

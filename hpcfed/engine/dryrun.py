@@ -1,0 +1,86 @@
+"""What `--dry-run` prints: the resolved job, where clients and memory go, what travels."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from hpcfed.core.tables import console, size, table
+from hpcfed.storage.fields import flat
+
+if TYPE_CHECKING:
+    from hpcfed.engine.setup import World
+
+SHOWN = 1000  # clients of a rank
+WIDE = 26  # classes that fit a line
+
+
+def show(
+    job: dict[str, Any],
+    sources: dict[str, str],
+    facts: World,
+    placement: list[int],
+    memory: dict[int, float],
+    traffic: list[tuple[int, int]],
+    balance: float,
+    device: str,
+) -> None:
+    """Print the plan. sources: where fields have their values from, if neither from the job nor
+    its defaults.  memory: bytes of weights by rank.  traffic: bytes down and up per round of
+    each client.
+    """
+    out = console()
+    fields = [(name, json.dumps(v), sources.get(name, "")) for name, v in flat(job).items()]
+    out.print(table("job,value,from", fields))
+    held = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
+    rows = [(r, len(ks), listed(ks), size(memory[r])) for r, ks in held.items()]
+    out.print(f"\nrank 0 computes on {device}")
+    out.print(table(">rank,>clients,ids,>weights", rows))
+    if not facts.many:
+        out.print(partition(facts, placement))
+    out.print(
+        f"load: {balance:.1%} of the heaviest rank's work on average, as estimated before measuring"
+    )
+    down, up = (volume(list(column)) for column in zip(*traffic, strict=True))
+    out.print(f"traffic per client and round: {down} down, {up} up")
+    idle = [r for r, ks in held.items() if not ks]
+    if idle:
+        out.print(f"warning: {len(idle)} of {len(held)} ranks have no client")
+
+
+def listed(ks: list[int]) -> str:
+    """The ids, or as many as can be read."""
+    return ",".join(map(str, ks[:SHOWN])) + (",..." if len(ks) > SHOWN else "") or "none"
+
+
+def volume(bytes_: list[int]) -> str:
+    """One amount, or the range where clients differ."""
+    low, high = min(bytes_), max(bytes_)
+    return (
+        f"{size(low)} ({low} bytes)"
+        if low == high
+        else f"{size(low)} to {size(high)} ({low} to {high} bytes)"
+    )
+
+
+def partition(facts: World, placement: list[int]) -> Table:
+    """Who holds what: a row a client, with its examples of each class, or with many classes how
+    many it has.
+    """
+    counts = facts.partition.counts(facts.data.train.y, len(facts.data.classes))
+    shown = counts if counts.shape[1] <= WIDE else (counts > 0).sum(1, keepdims=True)
+    heads = [f">{c}" for c in range(counts.shape[1])] if counts.shape[1] <= WIDE else [">classes"]
+    rows = [
+        (
+            k,
+            facts.architectures[k],
+            placement[k],
+            len(facts.partition.test[k]),
+            counts[k].sum(),
+            *row,
+        )
+        for k, row in enumerate(shown)
+    ]
+    return table(",".join([">client,architecture,>rank,>test,>train", *heads]), rows)

@@ -1,0 +1,266 @@
+"""A rank dies, and the run goes on with those that are left.
+
+Results do not depend on the number of ranks. So to go on is to resume on fewer ranks, in the same
+processes: data and partition are in memory; state and clients come from the copies that ranks keep
+of one another (checkpoint.mirror), else from the newest checkpoint, else the run begins anew.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcfed.comm import ulfm
+from hpcfed.comm.agree import agreed
+from hpcfed.core.errors import CheckpointError, HpcfedError, RankLost, printable
+from hpcfed.core.status import FAULT, RESUME_ME
+from hpcfed.engine import folder
+from hpcfed.engine.folder import Claim
+from hpcfed.engine.survival import saving, snapshot
+from hpcfed.engine.survival.mirror import Mirror
+from hpcfed.engine.survival.signals import Signals
+from hpcfed.engine.survival.watchdog import Guard, Watchdog
+from hpcfed.machine.pulse import Pulse
+from hpcfed.storage import names
+from hpcfed.storage.lock import LONGEST
+from hpcfed.storage.record import recover
+
+if TYPE_CHECKING:
+    from hpcfed.comm import Comm
+    from hpcfed.config.job import Job
+    from hpcfed.engine.rounds import Rounds
+    from hpcfed.engine.survival.snapshot import Snapshot
+    from hpcfed.federation.world import World
+    from hpcfed.storage.record import Record
+    from hpcfed.storage.results import Results
+
+
+@dataclass
+class Course:
+    """What outlives a death: what never changes, and how far the run has come."""
+
+    job: Job
+    facts: World | None = None
+    begun: bool = False  # the run folder holds this run, and nothing of one before it
+    reached: int = 0  # rounds done
+    deaths: list[str] = field(default_factory=list)  # not yet told
+    mirror: Mirror | None = None
+    rows: dict[str, Any] = field(default_factory=dict)  # of the results, that may not be on disk
+    results: Results | None = None  # on rank 0, while it writes them
+    record: Record | None = None  # and all that was in them when another rank died
+    saved: int = 0  # rounds of the checkpoint that the run goes on from
+    guard: Guard | None = None  # of the time in which ranks can leave no signs for one another
+    claim: Claim = field(default_factory=Claim)
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse()
+        self.signals = Signals(self.pulse, self.job.run.grace / 2)
+        self.watchdog: Watchdog | None = None
+
+    def enter(self, comm: Comm) -> Path | None:
+        """The run folder, which no other run has from now on, and where ranks look after one
+        another; collective. A dry run has none.
+        """
+        if self.guard and self.job.force:  # which may wait for signs of another run
+            self.guard.stop()
+            self.guard.begin("at the start", more=LONGEST)
+        run = None if self.job.dry_run else self.claim.enter(self.job, comm)
+        if run:
+            self.watch(comm, run)
+        if self.guard:
+            self.guard.stop()
+        return run
+
+    def watch(self, comm: Comm, run: Path) -> None:
+        """Let a watchdog look after these ranks; the one of the ranks before was there until
+        now.
+        """
+        if self.watchdog:
+            self.watchdog.stop()
+        self.watchdog = Watchdog(self.pulse, comm.rank, comm.size, run, self.job.run.watchdog)
+        self.watchdog.start()
+
+    def under_way(self) -> None:
+        """The start is over: from now on ranks must get on."""
+        if self.watchdog:
+            self.watchdog.starting = False
+
+    def check(self) -> None:
+        """Before results or a checkpoint come to exist: the folder must still be this run's."""
+        if self.claim.lock:
+            self.claim.lock.check()
+
+    def close(self, comm: Comm, together: bool) -> None:
+        """Neither watchdog nor signals any more; together: all ranks are here, and leave the
+        folder.
+        """
+        self.signals.close()
+        if self.watchdog:
+            self.watchdog.stop()
+        if not together:  # others may still write: who comes next finds that this process is gone
+            return
+        if self.guard:
+            self.guard.begin("at the end")
+        with suppress(RankLost):
+            comm.barrier()
+        if self.guard:
+            self.guard.stop()
+        self.claim.leave()
+
+    def agree(self, comm: Comm) -> None:
+        """What all ranks that are left can build on; collective. The death may have hit them at
+        different moments.
+        """
+        mine = [self.facts is not None, self.begun, self.reached, self.claim.world]
+        told = comm.gather({comm.rank: mine})
+        comm.confirm()
+        known, begun, reached, worlds = zip(*told.values(), strict=True)
+        self.claim.world = next(filter(None, worlds), "")
+        self.facts = self.facts if all(known) else None
+        self.begun, self.reached, self.rows = any(begun), max(reached), {}
+
+    def remember(self) -> None:
+        """Keep what results held, and let go of the attempt that wrote them."""
+        if self.results:
+            self.record, self.results = self.results.record(), None
+
+    def recorded(self, comm: Comm, run: Path, copy: Snapshot) -> bool:
+        """Whether each round of a copy has its record: in the copy, in memory or on disk;
+        collective.
+        """
+
+        def found() -> bool:
+            rows = copy.get("rows")
+            needed = next((t for t in range(copy.rounds, 0, -1) if str(t - 1) not in rows), 0)
+            try:
+                return bool(not needed or self.record or recover(run, needed).rounds >= needed)
+            except CheckpointError:
+                return False
+
+        return comm.bcast(agreed(comm, lambda: found() if comm.rank == 0 else False))
+
+    def restore(self, rounds: Rounds, run: Path) -> None:
+        """Bring the run to where it goes on; collective."""
+        comm, copy = (
+            rounds.fed.comm,
+            self.mirror.restored(rounds.fed) if self.mirror and self.begun else None,
+        )
+        if copy and not self.recorded(comm, run, copy):
+            rounds.fed.say(
+                f"warning: {names.results_file(run)}: damaged or missing; rounds are repeated, so "
+                "that none is without a record"
+            )
+            self.mirror.kept, copy = [], None
+        if copy:
+            agreed(comm, lambda: snapshot.take_up(rounds, copy))
+            rounds.fed.spread()
+            self.rows = copy.get("rows")
+        elif self.begun and saving.exists(rounds.fed, run):
+            saving.restore(rounds, run)
+        elif self.job.resume:
+            saving.restore(rounds, self.job.resume)
+        comm.confirm()
+        self.saved = 0 if copy else rounds.t
+        self.tell(rounds, copy is not None)
+
+    def tell(self, rounds: Rounds, copied: bool) -> None:
+        """Say who died and what it costs, once."""
+        if self.deaths:
+            source = (
+                "copies in memory"
+                if copied
+                else "the last checkpoint"
+                if rounds.t
+                else "the beginning"
+            )
+            source += " (no copy in memory is whole)" if self.mirror and not copied else ""
+            fed, again = rounds.fed, max(0, self.reached - rounds.t)
+            fed.say(
+                f"{'; '.join(self.deaths)}, {fed.comm.size} left; the run goes on from {source}, "
+                f"after "
+                f"round {rounds.t}; finished rounds to repeat: {again}"
+            )
+            self.deaths = []
+
+
+def surviving(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:
+    """attempt(course, comm), again with the ranks that are left whenever one dies; collective. The
+    exit status.
+    """
+    together = False
+    try:
+        status = going_on(course, comm, attempt)
+        together = True
+        return status
+    except HpcfedError as error:
+        together = error.everywhere or comm.size == 1
+        raise
+    finally:
+        course.close(comm, together)
+
+
+def going_on(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:
+    """What `surviving` does."""
+    if course.job.checkpoint.mirror:
+        course.mirror = mirror(course.job, comm)
+    while True:
+        try:
+            if comm.lost:
+                course.agree(comm)
+            return attempt(course, comm)
+        except RankLost:
+            pass  # what follows is outside: the error holds all that the attempt made
+        except Exception:
+            if not comm.broken():  # what comes from a dead rank may be anything, and give any error
+                raise
+        course.remember()
+        gc.collect()
+        shrink(course, comm)
+        if course.job.run.on_fault != "shrink":
+            return end(course, comm)
+
+
+def mirror(job: Job, comm: Comm) -> Mirror | None:
+    """A mirror, where it is of use; rank 0 says why if not."""
+    if comm.size > 1 and ulfm.available() and job.run.on_fault == "shrink":
+        return Mirror()
+    if comm.size > 1 and comm.rank == 0:
+        why = (
+            "run.on_fault is not 'shrink'"
+            if ulfm.available()
+            else "the run needs mpirun --with-ft ulfm for that"
+        )
+        print(
+            printable(f"hpcfed: warning: checkpoint.mirror is of no use: {why}; nothing is copied"),
+            file=sys.stderr,
+        )
+    return None
+
+
+def shrink(course: Course, comm: Comm) -> None:
+    """Let those that are left be all; rank 0, who speaks, may be another one now."""
+    was, size = comm.rank, comm.size
+    dead = comm.shrink()
+    course.deaths.append(f"rank{'s'[: len(dead) > 1]} {', '.join(map(str, dead))} of {size} died")
+    if was and not comm.rank:
+        sys.stdout = sys.__stdout__
+
+
+def end(course: Course, comm: Comm) -> int:
+    """Leave as run.on_fault asks for; returns the exit status."""
+    if comm.rank == 0:
+        print(
+            printable(
+                f"hpcfed: {'; '.join(course.deaths)}; run.on_fault = {course.job.run.on_fault!r} "
+                f"ends the run here; "
+                f"continue with --resume {folder.of(course.job)}"
+            ),
+            file=sys.stderr,
+            flush=True,
+        )
+    return RESUME_ME if course.job.run.on_fault == "restart" else FAULT

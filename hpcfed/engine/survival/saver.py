@@ -1,0 +1,156 @@
+"""Checkpoints in the background: each rank's thread writes its part while the next round trains.
+
+The threads know nothing of each other and use no MPI. When all ranks know that all parts are
+written (they tell at the record of a round), rank 0 writes the index, and only then the checkpoint
+exists. At most one is on its way.
+
+Memory: beside the run's own what `snapshot.taken` says, until the part is written, and one client's
+parcel while the file is compared. Where clients wait on disk (run.resident) nothing is copied: the
+round waits for the part.
+Disk: checkpoint.keep checkpoints and one more, for the oldest is deleted after the newest has come
+to exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from hpcfed.comm.agree import agreed
+from hpcfed.core.errors import WriteError
+from hpcfed.engine.survival import snapshot
+from hpcfed.storage import checkpoint, names, parts
+
+if TYPE_CHECKING:
+    from hpcfed.engine.rounds import Rounds
+    from hpcfed.storage.results import Results
+
+
+class Saver:
+    """Writes the checkpoints of a run; all ranks make the same calls.
+
+    results: on rank 0, what must be on disk up to a checkpoint's round before that checkpoint
+    exists.
+    exists: whether there is a checkpoint to go on from already.
+    """
+
+    def __init__(
+        self, rounds: Rounds, run: Path, results: Results | None = None, exists: bool = False
+    ):
+        self.rounds, self.run, self.results = rounds, run, results
+        self.comm, self.clock = rounds.fed.comm, rounds.fed.clock
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.part: Future[parts.Part] | None = None  # of the checkpoint on its way
+        self.about = parts.About(rounds.t, self.comm.size, {})  # the last one begun
+        self.folder = run  # of its parts
+        self.exists = exists
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the thread end; a checkpoint on its way does not come to exist."""
+        self.thread.shutdown()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a checkpoint is on its way; the same on all ranks."""
+        return self.part is not None
+
+    @property
+    def writing(self) -> bool:
+        """Whether this rank's part of it is still being written."""
+        return self.part is not None and not self.part.done()
+
+    def start(self) -> None:
+        """Begin a checkpoint of the run as it is now; collective, and there must be none on its
+        way.
+        """
+        assert self.part is None
+        with self.clock("checkpoint"):
+            self.about = parts.About(self.rounds.t, self.comm.size, snapshot.header(self.rounds))
+            self.folder = self.place()
+            self.secure()
+            on_disk = bool(self.rounds.fed.store.kept.away)
+            held = (
+                partial(snapshot.items, self.rounds)
+                if on_disk
+                else snapshot.taken(self.rounds).items.items
+            )
+            items = partial(self.beating, held)
+            self.part = self.thread.submit(
+                parts.write_part, self.folder, self.comm.rank, self.about, items
+            )
+            if on_disk:
+                wait([self.part])
+
+    def beating(self, held: parts.Items) -> Iterator[tuple[str, Any]]:
+        """The items; each one is a sign of life, for all ranks may wait for a disk that is slow."""
+        for item in held():
+            self.rounds.fed.pulse.beats += 1
+            yield item
+
+    def finish(self) -> str:
+        """Wait for all parts, then let the checkpoint exist; collective.
+
+        Returns why that failed, on the first rank where it did, "" if all is well; the checkpoints
+        before are as they were. Raises CheckpointError, on all ranks, for what cannot be saved at
+        all.
+        """
+        with self.clock("checkpoint"):
+            every = self.comm.gather({self.comm.rank: agreed(self.comm, self.written)})
+            self.comm.confirm()
+            error = self.comm.bcast(self.publish(every) if self.comm.rank == 0 else None)
+        self.part = None
+        if not error:
+            self.exists = True
+            self.rounds.fed.last_checkpoint = f"last checkpoint: {names.index_of(self.folder)}"
+        return error
+
+    def place(self) -> Path:
+        """A folder for the parts, the same on all ranks; collective."""
+        index = names.checkpoint_file(self.run, self.about.rounds)
+        return self.run / self.comm.bcast(str(checkpoint.fresh(index).relative_to(self.run)))
+
+    def secure(self) -> str:
+        """Results first, so that they are never behind the checkpoint. Returns why that failed."""
+        try:
+            if self.results:
+                self.results.secure(self.about.rounds)
+        except WriteError as error:
+            return str(error)
+        return ""
+
+    def written(self) -> parts.Part:
+        """This rank's part; where the disk refused it, {"error": why}."""
+        assert self.part is not None
+        try:
+            return self.part.result()
+        except WriteError as error:
+            return {"error": str(error)}
+
+    def publish(self, every: dict[int, parts.Part]) -> str:
+        """Write the index and prune, on rank 0; on failure remove the parts, which take room.
+        Returns why it failed.
+        """
+        error = (
+            next((part["error"] for part in every.values() if "error" in part), "") or self.secure()
+        )
+        try:
+            if not error:
+                if self.results:
+                    self.results.copy(names.results_copy(self.folder))
+                parts.write_index(self.folder, self.about, every)
+        except WriteError as refused:
+            error = str(refused)
+        if error:
+            checkpoint.remove_parts(self.folder)
+        else:
+            checkpoint.prune(self.run, self.rounds.fed.job.checkpoint.keep)
+        return error

@@ -1,0 +1,107 @@
+"""Saving a run and going on from what was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from hpcfed.comm.agree import agreed
+from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
+from hpcfed.engine.survival.saver import Saver
+from hpcfed.engine.survival.snapshot import take_up
+from hpcfed.storage import checkpoint
+from hpcfed.storage.parts import adopted
+from hpcfed.storage.record import RUN_ID, same_run
+
+if TYPE_CHECKING:
+    from hpcfed.engine.rounds import Rounds
+    from hpcfed.federation.federation import Federation
+
+
+def save(rounds: Rounds, run: Path) -> None:
+    """Write a checkpoint of all that the next round depends on, and wait for it; collective.
+
+    Raises WriteError, on all ranks, where the disk refuses.
+    """
+    with Saver(rounds, run) as saver:
+        saver.start()
+        if error := saver.finish():
+            raise everywhere(error)
+
+
+def everywhere(error: str) -> WriteError:
+    """An error that all ranks raise."""
+    raised = WriteError(error)
+    raised.everywhere = True
+    return raised
+
+
+def restore(rounds: Rounds, path: Path) -> None:
+    """Continue from a checkpoint; collective: each rank reads its own clients. CheckpointError on
+    all ranks alike.
+
+    path: one checkpoint's index, or a run folder: its newest checkpoint that is whole, as far as
+    the ranks need it. Newer ones that are not are named on stderr.
+    """
+    fed, damage = rounds.fed, ""
+    for file in offered(fed, path):
+        if damage:
+            fed.say(
+                f"warning: {damage}\n  so the run goes on from the checkpoint before it, {file}"
+            )
+        damage = damaged(rounds, file)
+        if not damage:
+            fed.last_checkpoint = f"last checkpoint: {file}"
+            return fed.spread()
+    agreed(fed.comm, lambda: refuse(damage, file) if fed.comm.rank == 0 else None)
+
+
+def exists(fed: Federation, run: Path) -> bool:
+    """Whether there is a checkpoint in a run folder; collective."""
+
+    def found() -> bool:
+        try:
+            return bool(candidates(fed, run))
+        except CheckpointError:
+            return False
+
+    return fed.comm.bcast(agreed(fed.comm, lambda: found() if fed.comm.rank == 0 else False))
+
+
+def offered(fed: Federation, path: Path) -> list[Path]:
+    """The checkpoints to be tried, as rank 0 finds them: other nodes may see a folder late."""
+    found = agreed(fed.comm, lambda: candidates(fed, path) if fed.comm.rank == 0 else [])
+    return [Path(name) for name in fed.comm.bcast([str(file) for file in found])]
+
+
+def candidates(fed: Federation, path: Path) -> list[Path]:
+    """The checkpoints at that path, those included of which only the index was not written when the
+    run ended.
+    """
+    for index in adopted(path):
+        fed.say(f"warning: {index}: was missing or damaged, and is made anew of its parts")
+    return checkpoint.candidates(path)
+
+
+def damaged(rounds: Rounds, file: Path) -> str:
+    """Try to continue from this checkpoint; collective. Returns what a rank found damaged, "" where
+    none did.
+    """
+    comm = rounds.fed.comm
+    texts = comm.gather({comm.rank: agreed(comm, lambda: tried(rounds, file))})
+    return next(filter(None, texts.values()), "")
+
+
+def tried(rounds: Rounds, file: Path) -> str:
+    """What `damaged` does on one rank."""
+    try:
+        with checkpoint.Reader(file) as source:
+            same_run({RUN_ID: rounds.run_id}, source.header, file)
+            take_up(rounds, source)
+    except DamagedError as error:
+        return str(error)
+    return ""
+
+
+def refuse(damage: str, file: Path) -> NoReturn:
+    raise checkpoint.with_advice(DamagedError(damage), file)

@@ -1,0 +1,1 @@
+"""The one door between clients and server: exchange, the clients' turns, replay after a death."""

@@ -1,0 +1,143 @@
+"""What clients have done in the round that is going on, so that a round that is begun again does
+nothing twice.
+
+A client's turn is a stretch of its work: it depends on the client and what the round gives it, and
+hands on one value. A round is begun again where a signal ended it, in another process, or without a
+client that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hpcfed.comm import codec
+from hpcfed.core.params import Mean, Params, Part
+from hpcfed.core.payload import Tally
+
+GO, AGAIN, STOP = range(3)  # what a rank says to the others where all meet; the highest counts
+WHY = (
+    "",
+    "diverged",
+    "data",
+    "memory",
+)  # a failure's kind, as results number them: loss, weights or upload not finite
+
+
+class Again(Exception):
+    """Clients failed: all ranks begin the round again without them."""
+
+
+@dataclass
+class Turn:
+    """A turn that is done: what it handed on, the client's tally after it, and with whom it was,
+    itself included.
+    """
+
+    value: Any
+    tally: Tally | None
+    group: list[int]
+
+
+@dataclass
+class Entry:
+    """Of one client: its turns so far, its scores before them, and why it has left the round, by
+    number of job.
+    """
+
+    turns: list[Turn] = field(default_factory=list)
+    before: tuple[float, ...] | None = None
+    failed: dict[int, tuple[str, str]] = field(default_factory=dict)  # kind, of WHY, and message
+
+    def encode(self) -> np.ndarray:
+        """As bytes, to be sent or saved."""
+        turns = [
+            (turn.value, turn.tally and astuple(turn.tally), turn.group) for turn in self.turns
+        ]
+        before = None if self.before is None else tuple(self.before)
+        return np.frombuffer(codec.encode([turns, before, self.failed]), np.uint8)
+
+    @classmethod
+    def decode(cls, data: np.ndarray) -> Entry:
+        turns, before, failed = codec.decode(data.tobytes())
+        return cls(
+            [Turn(v, tally and Tally(*tally), group) for v, tally, group in turns], before, failed
+        )
+
+
+class Journal:
+    """The entries of one rank's clients, and the clients of all ranks that have left the round."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.given: dict[
+            int, int
+        ] = {}  # turns that a client has had since the round was begun, the last time
+        self.left: dict[
+            int, dict[int, tuple[str, str]]
+        ] = {}  # as `failed`, by client, as all ranks know it
+        self.exchanges = 0  # since then
+        self.news = False  # a client of this rank has failed, and the others do not know
+
+    def of(self, k: int) -> Entry:
+        """The entry of client k."""
+        return self.entries.setdefault(k, Entry())
+
+    def begin(self) -> None:
+        """The round is begun, or begun again."""
+        self.given, self.exchanges, self.news = {}, 0, False
+
+    def clear(self) -> None:
+        """The round is done."""
+        self.__init__()
+
+    def next(self, k: int, group: list[int]) -> Turn | None:
+        """Client k's next turn, if it is done already. One with others than these is forgotten:
+        they keep nothing.
+        """
+        turns, i = self.turns(k), self.given.get(k, 0)
+        self.given[k] = i + 1
+        if i < len(turns) and turns[i].group != group:
+            del turns[i:]
+        return turns[i] if i < len(turns) else None
+
+    def turns(self, k: int) -> list[Turn]:
+        """The turns of client k that are done."""
+        return self.entries[k].turns if k in self.entries else []
+
+    def fail(self, k: int, number: int, kind: str, message: str) -> None:
+        """Client k leaves the round, and its turns with it. number: of its job, where it may have
+        several.
+        """
+        entry = self.of(k)
+        entry.failed[number], self.news = (kind, message), True
+
+    def failed(self) -> dict[int, dict[int, tuple[str, str]]]:
+        """This rank's clients that have left, for all ranks to know."""
+        return {k: entry.failed for k, entry in self.entries.items() if entry.failed}
+
+    def __contains__(self, k: object) -> bool:
+        return k in self.entries
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.entries)
+
+
+def mean_to_plain(mean: Mean) -> list[Any]:
+    """A mean's parts as lists, with the places of their values as arrays."""
+    return [
+        [p.value, p.weight, {n: list(map(np.asarray, axes)) for n, axes in p.at.items()}]
+        for p in mean.parts
+    ]
+
+
+def plain_to_mean(parts: list[Any]) -> Mean:
+    """The inverse of `mean_to_plain`."""
+    return Mean(tuple(Part(v, w, {n: tuple(axes) for n, axes in at.items()}) for v, w, at in parts))
+
+
+codec.register(Params, "params", dict, Params)
+codec.register(Mean, "mean", mean_to_plain, plain_to_mean)

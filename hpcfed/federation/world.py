@@ -1,0 +1,48 @@
+"""What is the same on all ranks and never changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hpcfed.clients.client import Shard
+from hpcfed.clients.profiles import Profiles
+from hpcfed.data.partition import Partition
+from hpcfed.data.record import DataSet, Split
+from hpcfed.data.synthetic import Synthetic
+
+
+@dataclass(frozen=True)
+class World:
+    """Data, who holds which, who has which architecture."""
+
+    data: DataSet
+    partition: Partition | Synthetic
+    open: Split  # where the public examples are
+    public: np.ndarray  # rows of the public examples there
+    architectures: tuple[str, ...]
+    costs: np.ndarray  # [K], estimated work of one epoch: multiply-adds times examples
+    profiles: Profiles  # the clients' devices and network, in virtual time
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return self.data.train.x.shape[1:]
+
+    @property
+    def many(self) -> bool:
+        """A population, whose clients make their own examples."""
+        return isinstance(self.partition, Synthetic)
+
+    def held(self, k: int, device: torch.device) -> tuple[Shard, Shard]:
+        """Training and test examples of client k."""
+        if self.many:
+            return tuple(
+                Shard(s.x, s.y, np.arange(len(s.y)), device) for s in self.partition.held(k)
+            )
+        train, test, rows = self.data.train, self.data.test, self.partition
+        return Shard(train.x, train.y, rows.train[k], device), Shard(
+            test.x, test.y, rows.test[k], device
+        )

@@ -1,0 +1,412 @@
+"""The commands of `hpcfed` and their arguments: one line each names the function that is called,
+and with what.
+
+What several commands take has a name of its own; what only one takes stands with it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcfed.core.registry import Entry
+
+Argument = tuple[tuple[str, ...], dict[str, Any]]  # what ArgumentParser.add_argument takes
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """One argument of a command, as ArgumentParser.add_argument takes it."""
+    return names, options
+
+
+@dataclass(frozen=True)
+class Command(Entry):
+    """One command: its target is called with the values of its arguments, by name.
+
+    fields: whether it takes a job's command line too, all words that are not its own; they are its
+    `words`.
+    """
+
+    arguments: tuple[Argument, ...] = ()
+    fields: bool = False
+
+
+RUN = argument("run", type=Path, metavar="RUN", help="folder of a run, or its results.h5")
+RUNS = argument(
+    "runs", type=Path, metavar="RUN", nargs="+", help="folder of a run, or its results.h5"
+)
+JSON = argument("--json", action="store_true", help="machine-readable output")
+NAME = argument("name", metavar="NAME", help="an algorithm, data set, partition, model or figure")
+KINDS = ("algorithms", "datasets", "partitions", "models", "figures")
+KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all")
+PAGE = argument(
+    "-o", "--out", type=Path, metavar="FILE", help="page to write; default: report.html in RUN"
+)
+WORDS = argument(
+    "words", nargs="+", metavar="COMMAND", help="-- mpirun -np 4 python -m hpcfed.main JOB.toml ..."
+)
+PLACES = argument(
+    "runs", type=Path, metavar="RUN", nargs="+", help="folder of a run or sweep, or a results.h5"
+)
+LINES = argument(
+    "-n", "--lines", type=int, default=10, metavar="N", help="how many rounds; default: 10"
+)
+FOLLOW = argument(
+    "-f",
+    "--follow",
+    action="store_true",
+    help="print those that come too, until the run is finished",
+)
+VALUES = (
+    "accuracy (last round; default), last:10, best, before (local training), received (the "
+    "server's next model), final and final_received (the same after the method's last step), up, "
+    "down, or seconds"
+)
+TABLES = (
+    argument("--format", choices=("csv", "parquet"), default="csv", help="default: csv"),
+    argument(
+        "-o", "--out", type=Path, metavar="FOLDER", help="to write to; default: export in RUN"
+    ),
+)
+WEB = (
+    argument("--web", action="store_true", help="as a page, on 127.0.0.1 only"),
+    argument("--port", type=int, metavar="N", help="of the page; default: any that is free"),
+)
+CLIENTS = argument("--clients", metavar="0,3", help="only these; default: all")
+OWN = argument(
+    "--own",
+    action="append",
+    metavar="MODULE:NAME",
+    help="method or model of your own that the run uses, and that may be imported",
+)
+PROBE = (
+    CLIENTS,
+    OWN,
+    argument(
+        "--examples", type=int, default=1000, metavar="N", help="of the test split; default: 1000"
+    ),
+)
+MODELS = (
+    CLIENTS,
+    OWN,
+    argument("-o", "--out", type=Path, metavar="FOLDER", help="default: models in RUN"),
+)
+BY = argument(
+    "--job",
+    action="append",
+    dest="job_ids",
+    metavar="ID",
+    help="of Slurm: what it began is gone on with",
+)
+PLOT = (
+    argument(
+        "--figure",
+        metavar="NAMES",
+        help="with commas, or all (`hpcfed list figures`); default: curves,labels",
+    ),
+    argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="picture to write; default: in the first RUN's folder",
+    ),
+    argument("--format", choices=("png", "svg", "pdf"), help="default: the ending of FILE, or png"),
+)
+TABLE = (
+    argument(
+        "--rows",
+        metavar="FIELDS",
+        help="of the job, separated by commas; default: method and its parameters",
+    ),
+    argument(
+        "--columns",
+        metavar="FIELDS",
+        help="default: all other fields in which runs differ, but the seed",
+    ),
+    argument("--value", metavar="NAME", help=VALUES),
+    argument("--deviation", choices=("seeds", "clients", "none"), help="over what; default: seeds"),
+    argument("--percent", action="store_true", help="accuracies in percent"),
+    argument(
+        "--layout", metavar="TABLE", help="as in a paper: fedclassavg-2 (to -5), fedhenn-1 (to -3)"
+    ),
+    argument(
+        "--paper", action="store_true", help="with --layout: the paper's own numbers beside ours"
+    ),
+    argument(
+        "--format",
+        choices=("text", "markdown", "latex", "csv"),
+        default="text",
+        help="default: text",
+    ),
+    argument("-o", "--out", type=Path, metavar="FILE", help="file to write; default: print it"),
+)
+COMPARE = (
+    argument(
+        "--baseline",
+        metavar="METHOD",
+        help="a method, or one of its runs; default: that of the first RUN",
+    ),
+    argument(
+        "--anyway",
+        action="store_true",
+        help="also runs of other rounds, data, partitions or clients",
+    ),
+    *(option for option in TABLE if option[0][0] in ("--value", "--percent", "--format", "-o")),
+)
+BATCH = (
+    argument("--nodes", type=int, default=1, metavar="N"),
+    argument(
+        "--ntasks-per-node",
+        type=int,
+        metavar="N",
+        help="ranks of a node; default: one for each GPU, or one",
+    ),
+    argument("--gpus-per-node", metavar="[TYPE:]N"),
+    argument(
+        "--cpus-per-task",
+        type=int,
+        metavar="N",
+        help="cores of a rank; default: those of its run.threads",
+    ),
+    *(
+        argument(f"--{name}", help="as sbatch has it")
+        for name in ("mem", "time", "partition", "account", "qos", "constraint")
+    ),
+    argument(
+        "--sbatch",
+        action="append",
+        metavar="OPTION",
+        help="any other of sbatch, as in --sbatch=--exclusive",
+    ),
+    argument(
+        "--env",
+        action="append",
+        metavar="LINE",
+        help="line of shell to begin with, as 'module load openmpi'",
+    ),
+)
+SWEEP = (
+    argument(
+        "-o", "--out", type=Path, metavar="FOLDER", help="of the sweep; default: runs/sweep-JOB"
+    ),
+    argument(
+        "--at-once",
+        type=int,
+        metavar="N",
+        help="runs side by side; default: as many as cores, or Slurm, allow",
+    ),
+    argument(
+        "--ranks", type=int, metavar="R", help="MPI ranks of each run; default: 1, without mpirun"
+    ),
+    argument("--launcher", metavar="COMMAND", help="what starts the ranks; default: mpirun"),
+    argument(
+        "--task",
+        type=int,
+        metavar="I",
+        help="only run number I, from 0, as an array job's task does",
+    ),
+    argument("--dry-run", action="store_true", help="check and list the runs, start nothing"),
+    argument(
+        "--submit", action="store_true", help="as an array job of Slurm, a task for each run; with:"
+    ),
+    *BATCH,
+)
+SUBMIT = (
+    *BATCH,
+    argument("--container", metavar="IMAGE", help="of apptainer, in which the ranks run"),
+    argument(
+        "--launcher",
+        default="auto",
+        metavar="COMMAND",
+        help="as 'srun --mpi=pmi2'; default: what doctor found",
+    ),
+    argument(
+        "--chain",
+        type=int,
+        default=1,
+        metavar="N",
+        help="jobs, each to go on where the one before stopped",
+    ),
+    argument(
+        "--each",
+        action="append",
+        metavar="FIELDS",
+        help="a run with these fields too, as task of an array job",
+    ),
+    argument(
+        "--ranks",
+        metavar="1,2,4",
+        help="a run on each of these numbers of ranks, one after the other",
+    ),
+    argument(
+        "--dry-run",
+        action="store_true",
+        help="print the script (of a chain: the first), submit nothing",
+    ),
+)
+PLAN = (
+    argument(
+        "--costs",
+        type=Path,
+        metavar="RUN",
+        help="folder of a short run of the job, or its results.h5",
+    ),
+    argument(
+        "--nodes",
+        default="1",
+        metavar="N,N,...",
+        help="numbers of nodes; 1,2,4,...,1024: powers of two",
+    ),
+    argument(
+        "--gpus-per-node", type=int, default=0, metavar="N", help="default: ranks compute on cores"
+    ),
+    argument(
+        "--cores-per-node", type=int, metavar="N", help="default: as many as the short run had"
+    ),
+    argument(
+        "--ranks-per-node",
+        type=int,
+        metavar="N",
+        help="default: one a GPU, or as many as cores allow",
+    ),
+    argument(
+        "--network",
+        default="latency 2us, 100Gb/s",
+        metavar="TEXT",
+        help="default: 'latency 2us, 100Gb/s'",
+    ),
+    argument(
+        "--disk",
+        default="500MB/s",
+        metavar="TEXT",
+        help="what a node writes, and all together: 500MB/s,20GB/s",
+    ),
+)
+DOCTOR = (
+    argument(
+        "job",
+        nargs="?",
+        type=Path,
+        metavar="JOB.toml",
+        help="whose fields count; default: the embedded job",
+    ),
+    argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="of the probe; default: Slurm's number of tasks, or 2",
+    ),
+    argument(
+        "-o", "--out", type=Path, metavar="FOLDER", help="of runs; default: that of JOB, or runs"
+    ),
+    argument(
+        "--slurm",
+        default="",
+        metavar="OPTIONS",
+        help="of srun and salloc, as in --slurm='--partition=gpu'",
+    ),
+    argument(
+        "--limit", type=float, default=60.0, metavar="SECONDS", help="for each probe; default 60"
+    ),
+)
+
+
+def command(target: str, line: str, *arguments: Argument, fields: bool = False) -> Command:
+    return Command(target, line, arguments=arguments, fields=fields)
+
+
+COMMANDS = {
+    "list": command(
+        "hpcfed.report.catalogue:listing",
+        "what a job can name, and figures, a line each",
+        KIND,
+        JSON,
+    ),
+    "show": command(
+        "hpcfed.report.catalogue:show", "one name: its parameters and its source", NAME, JSON
+    ),
+    "summary": command(
+        "hpcfed.results.summary:summary", "accuracy, traffic and time of a run", RUN, JSON
+    ),
+    "status": command(
+        "hpcfed.report.status:status", "how far runs are, and whether they go on", PLACES, JSON
+    ),
+    "tail": command(
+        "hpcfed.report.tail:tail",
+        "the last rounds of a run, and those that come",
+        RUN,
+        LINES,
+        FOLLOW,
+    ),
+    "watch": command(
+        "hpcfed.report.watch.command:watch",
+        "runs as they go on, in the terminal or as a page",
+        RUNS,
+        *WEB,
+    ),
+    "table": command(
+        "hpcfed.report.table:table", "methods against data sets over seeds", PLACES, *TABLE
+    ),
+    "compare": command(
+        "hpcfed.report.compare:compare",
+        "methods side by side: differences, tests",
+        PLACES,
+        *COMPARE,
+    ),
+    "plot": command(
+        "hpcfed.report.figures.command:plot", "pictures of runs, from their results", PLACES, *PLOT
+    ),
+    "report": command(
+        "hpcfed.report.page.command:report",
+        "one page for a browser: curves, tables, job",
+        PLACES,
+        PAGE,
+    ),
+    "export": command(
+        "hpcfed.results.export:export", "a run's numbers as CSV or Parquet", RUN, *TABLES
+    ),
+    "models": command(
+        "hpcfed.results.trained.export:models",
+        "the clients' trained models as safetensors",
+        RUN,
+        *MODELS,
+    ),
+    "probe": command(
+        "hpcfed.results.trained.probe:command",
+        "what trained models make of test examples",
+        RUN,
+        *PROBE,
+    ),
+    "cite": command("hpcfed.report.cite:cite", "BibTeX of what a run used", RUN),
+    "doctor": command(
+        "hpcfed.launch.doctor.main:doctor",
+        "what runs meet on this machine, and what to change",
+        *DOCTOR,
+        JSON,
+    ),
+    "supervise": command(
+        "hpcfed.engine.survival.supervise:supervise",
+        "start a run, again when it is cut short",
+        BY,
+        WORDS,
+    ),
+    "submit": command(
+        "hpcfed.launch.slurm.submit:submit", "a run as a batch job of Slurm", *SUBMIT, fields=True
+    ),
+    "sweep": command(
+        "hpcfed.launch.sweep.command:sweep",
+        "run all combinations of values of fields",
+        *SWEEP,
+        fields=True,
+    ),
+    "plan": command(
+        "hpcfed.launch.plan.command:plan",
+        "what a job would take on so many nodes",
+        *PLAN,
+        JSON,
+        fields=True,
+    ),
+    "digest": command(
+        "hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN
+    ),
+}

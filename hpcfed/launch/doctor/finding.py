@@ -1,0 +1,54 @@
+"""What a probe found, and how findings are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from hpcfed.core.tables import table
+
+COLOURS = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. status: ok; warning, runs work but could be better; wrong, runs fail
+    or mislead.
+    """
+
+    what: str
+    status: str
+    found: str
+    advice: str = ""
+
+
+def ok(what: str, found: str, advice: str = "") -> Finding:
+    return Finding(what, "ok", found, advice)
+
+
+def warning(what: str, found: str, advice: str) -> Finding:
+    return Finding(what, "warning", found, advice)
+
+
+def wrong(what: str, found: str, advice: str) -> Finding:
+    return Finding(what, "wrong", found, advice)
+
+
+def is_wrong(findings: Sequence[Finding]) -> bool:
+    """Whether anything must be mended."""
+    return any(finding.status == "wrong" for finding in findings)
+
+
+def render(findings: Sequence[Finding]) -> Table:
+    """A row for each finding, and the advice under what was found."""
+    grid = table("what,,found and what to do", [])
+    grid.columns[2].overflow = "fold"
+    for finding in findings:
+        text = Text(finding.found)
+        if finding.advice:
+            text.append(f"\n-> {finding.advice}", style="" if finding.status == "ok" else "bold")
+        grid.add_row(Text(finding.what), Text(finding.status, style=COLOURS[finding.status]), text)
+    return grid

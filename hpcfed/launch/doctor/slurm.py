@@ -1,0 +1,36 @@
+"""Slurm: whether there is one, which partitions it has, and what its srun speaks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+
+from hpcfed.core.few import listed
+from hpcfed.launch.doctor.finding import Finding, ok, warning
+from hpcfed.launch.doctor.limited import limited
+
+SHOWN = 8  # partitions
+
+
+def findings(plugins: Sequence[str]) -> list[Finding]:
+    """plugins: of srun --mpi, as `launchers.plugins` found them."""
+    if not shutil.which("srun"):
+        return [ok("Slurm", "none here; `hpcfed supervise` restarts runs on machines without one")]
+    answer = limited(["sinfo", "-h", "-o", "%P %D nodes %c cores %G %l"], 10)
+    if answer.status != 0:
+        said = answer.said or "no answer"
+        return [
+            warning(
+                "Slurm",
+                f"does not answer: {said}",
+                "set SLURM_CONF, or ask those who run the cluster",
+            )
+        ]
+    version = limited(["sinfo", "--version"], 10).out.strip()
+    inside = f", inside job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
+    rows = answer.out.strip().splitlines()
+    return [
+        ok("Slurm", f"{version}{inside}; {listed(rows, SHOWN, '; ')}"),
+        ok("srun --mpi", ", ".join(name for name in plugins if name != "none") or "no plugins"),
+    ]

@@ -1,0 +1,119 @@
+"""What a job asks of a cluster, whatever its size: work and bytes of clients, who takes part, what
+travels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from hpcfed.federation.federation import Federation
+    from hpcfed.launch.plan.costs import Costs
+
+DRAWN = 5  # rounds whose cohorts stand for all
+CELL = 40  # bytes of a number in the record of a round, about
+COLUMNS = 13
+WHOLE = {
+    "dsgd",
+    "fedgh",
+    "fedgkt",
+    "ktpfl",
+}  # methods whose uploads travel as they are; others' are averaged
+
+
+@dataclass(frozen=True)
+class Demand:
+    """kinds: [K], architectures.  size: bytes of each one's weights.  stateless: clients keep none
+    between rounds.
+
+    train, evaluate: [K], seconds of a client in a round at speed 1.  rest: likewise, of each that
+    takes part.
+    cohorts: of some rounds, in groups that train on one rank.  everybody: all clients are
+    evaluated, not a cohort.
+    values, arrays: of the model that is averaged; 0: none is.  uploads: bytes that all ranks
+    receive instead.
+    kept: [K], bytes that a checkpoint holds.  rounds: of the run.  due: share of rounds that
+    evaluate.
+    every: rounds from one checkpoint to the next.  spread: of a client's seconds of training, over
+    their mean.
+    """
+
+    kinds: tuple[str, ...]
+    size: dict[str, int]
+    stateless: bool
+    train: np.ndarray
+    evaluate: np.ndarray
+    rest: float
+    server: float
+    cohorts: list[list[list[int]]]
+    everybody: bool
+    values: int
+    arrays: int
+    uploads: int
+    kept: np.ndarray
+    rounds: int
+    due: float
+    every: int
+    spread: float = 0.0
+
+    @property
+    def record(self) -> int:
+        """Bytes of all clients' rows in a round's record."""
+        return CELL * COLUMNS * len(self.kinds)
+
+
+def demand(fed: Federation, tests: np.ndarray, costs: Costs) -> Demand:
+    """The demand of a federation, which is that of one rank. tests: [K], test examples of each
+    client.
+    """
+    job, method, kinds = fed.job, fed.job.algorithm, fed.architectures
+    size = {kind: 4 * fed.store.layout(kind).size for kind in sorted(set(kinds))}
+    rates, n = np.array([costs.of(kind) for kind in kinds]), np.asarray(fed.sizes)
+    passes = (
+        n * job.local.epochs
+        if job.local.steps is None
+        else job.local.steps * np.minimum(n, job.local.batch)
+    )
+    cohorts = [method.cohort(fed, t) for t in range(min(job.rounds, DRAWN))]
+    sent = [method.traffic(fed, k)[1] for k in cohorts[0]]
+    values, stateless = 0 if method.name in WHOLE else max(sent) // 4, fed.store.stateless
+    return Demand(
+        kinds=kinds,
+        size=size,
+        stateless=stateless,
+        train=rates * passes,
+        evaluate=costs.evaluate * rates * tests,
+        rest=costs.rest,
+        server=costs.server,
+        cohorts=[method.groups(fed, cohort) for cohort in cohorts],
+        everybody=everybody(fed),
+        values=values,
+        arrays=max(1, len(fed.shapes(method.shared))) if values else 0,
+        uploads=0 if values else sum(sent),
+        kept=np.zeros(len(kinds))
+        if stateless
+        else np.array([size[kind] for kind in kinds]) * (1 + moments(fed)),
+        rounds=job.rounds,
+        due=1 / job.evaluate.every,
+        every=job.checkpoint.every or job.rounds,
+        spread=costs.spread,
+    )
+
+
+def everybody(fed: Federation) -> bool:
+    """Whether a round evaluates clients that did not train in it: with a model that they share."""
+    from hpcfed.engine.record import SMALL
+
+    wanted = fed.job.evaluate.clients
+    return fed.store.stateless and (wanted == "all" or (wanted == "auto" and fed.K <= SMALL))
+
+
+def moments(fed: Federation) -> int:
+    """Vectors like the weights that a client's optimiser keeps from round to round."""
+    local = fed.job.local
+    if not local.keep_optimiser:
+        return 0
+    return 2 if local.optimiser == "adam" else int(local.momentum > 0)

@@ -1,0 +1,80 @@
+"""What a batch job asks for: what the user says, and what follows from its runs and from this
+Python's place.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.launch.slurm.launcher import launcher
+from hpcfed.launch.slurm.script import NOTICE, Batch
+from hpcfed.storage.fields import Fields
+
+SPARE = 60  # seconds of notice beyond run.grace, for the last checkpoint on a slow file system
+
+
+def batch_of(
+    name: str, runs: Sequence[Fields], wanted: str, chain: bool = False, **asked: Any
+) -> Batch:
+    """The batch job of these runs, which gives each of them what it needs. Raises ConfigError for
+    what cannot be.
+
+    runs: the fields of their jobs.  wanted: what starts the ranks, or auto.  asked: of Batch.
+    """
+    most = {
+        field: max(run[f"run.{field}"] for run in runs)
+        for field in ("grace", "max_restarts", "threads")
+    }
+    asked = counted(asked)
+    if most["threads"] > 1 and asked["cpus_per_task"] is None:
+        asked["cpus_per_task"] = most["threads"]
+    asked["sbatch"] = tuple(asked["sbatch"] or ())
+    asked["env"] = (*python_first(alone(asked["sbatch"])), *(asked["env"] or []))
+    return Batch(
+        name or "hpcfed",
+        launcher=launcher(wanted),
+        chain=chain,
+        restarts=most["max_restarts"],
+        notice=max(NOTICE, int(most["grace"]) + SPARE),
+        threads=most["threads"],
+        made_by=made_by(),
+        **asked,
+    )
+
+
+def counted(asked: dict[str, Any]) -> dict[str, Any]:
+    """What is asked for, with a rank for each GPU of a node, or one. ConfigError for a number below
+    1.
+    """
+    for name in ("nodes", "ntasks_per_node", "cpus_per_task"):
+        if asked[name] is not None and asked[name] < 1:
+            raise ConfigError(f"submit: --{name.replace('_', '-')} {asked[name]}: give at least 1")
+    gpus = (asked["gpus_per_node"] or "").rpartition(":")[2]  # a number, or TYPE:NUMBER
+    tasks = asked["ntasks_per_node"] or (int(gpus) if gpus.isdecimal() else 1) or 1
+    return asked | {"ntasks_per_node": tasks}
+
+
+def alone(options: Sequence[str]) -> bool:
+    """Whether jobs begin without the environment of who submits them, as some sites have it."""
+    return "SBATCH_EXPORT" in os.environ or any(option.startswith("--export") for option in options)
+
+
+def python_first(always: bool) -> list[str]:
+    """A line for the script where `hpcfed` on the PATH, and with it `python`, is not this one; or
+    always.
+    """
+    here, found = Path(sys.executable).parent, shutil.which("hpcfed")
+    known = found and Path(found).parent == here and not always
+    return [] if known else [f"export PATH={shlex.quote(str(here))}:$PATH"]
+
+
+def made_by() -> str:
+    """The command line of this process, so that a script tells where it comes from."""
+    return shlex.join(["hpcfed", *sys.argv[1:]])

@@ -1,0 +1,234 @@
+"""The text of a batch script; nothing here looks at the machine or starts anything.
+
+A script survives the queue. Slurm sends SIGUSR1 to it some time before the limit, or when the job
+has to make room (--signal); it hands that on to `hpcfed supervise`, which asks the ranks to save
+and stop. Then the job queues itself again, in the same run folder. A job that Slurm itself queues
+again, because a node has failed or without a warning, goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.status import DONE, RESUME_ME, WRONG
+
+NOTICE = 120  # seconds from the signal to the end of a job, if it is to have no more
+# Fields of Batch that are options of sbatch, by the same name.
+OPTIONS = (
+    "nodes",
+    "ntasks_per_node",
+    "gpus_per_node",
+    "cpus_per_task",
+    "mem",
+    "time",
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a batch job asks for; names, units and forms are sbatch's, and None leaves a thing to
+    the site.
+
+    sbatch: more of sbatch's options, as on its command line.  at_once: tasks of an array that may
+    run at a time.
+    env: lines of shell that prepare each start, such as `module load openmpi`.  container: an
+    image, for the ranks.
+    launcher: the words that start the ranks.  restarts: how often the job may have been queued
+    again.
+    notice: seconds from the signal to the end of the job.
+    chain: a link of a chain of jobs, which does not queue itself again: the next link goes on.
+    threads: of each rank.  made_by: the command that writes this script.
+    """
+
+    name: str
+    nodes: int = 1
+    ntasks_per_node: int | None = None
+    gpus_per_node: str | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    sbatch: tuple[str, ...] = ()
+    at_once: int | None = None
+    env: tuple[str, ...] = ()
+    container: str | None = None
+    launcher: tuple[str, ...] = ("mpirun",)
+    restarts: int = 10
+    notice: int = NOTICE
+    chain: bool = False
+    threads: int = 1
+    made_by: str = ""
+
+    def ranks(self) -> list[str]:
+        """The words that start the ranks on all nodes, up to the fields of the job."""
+        return [*self.starter(), "python", "-m", "hpcfed.main"]
+
+    def starter(self) -> list[str]:
+        """Those before the ranks' own command."""
+        several = (self.cpus_per_task or 1) > 1
+        if self.launcher[0] == "srun":  # it does not take this over from the job
+            cores = [f"--cpus-per-task={self.cpus_per_task}"] if several else []
+        else:  # else all threads of a rank share one core
+            cores = ["--bind-to", "none"] if several else []
+        gpus = ["--nv"] if self.gpus_per_node else []
+        image = ["apptainer", "exec", *gpus, self.container] if self.container else []
+        return [*self.launcher, *cores, *image]
+
+
+def run(batch: Batch, fields: Sequence[str], before: Sequence[str] = ()) -> str:
+    """The script of one run.  before: ids of the jobs that work on the run before this one."""
+    return script(batch, watched(batch, quoted(fields), before))
+
+
+def array(batch: Batch, fields: Sequence[str], each: Sequence[Sequence[str]]) -> str:
+    """The script of an array job: one run for each of these lists of more fields."""
+    cases = "".join(f'  {i}) set -- {quoted(more)} "$@" ;;\n' for i, more in enumerate(each))
+    return script(
+        batch,
+        f"case $SLURM_ARRAY_TASK_ID in\n{cases}esac\n{watched(batch, quoted(fields))}",
+        len(each),
+    )
+
+
+def study(batch: Batch, fields: Sequence[str], folder: str, counts: Sequence[int]) -> str:
+    """The script of the same run on several numbers of ranks, one after the other, in one job.
+
+    Each number has a folder of its own, whatever fields are changed when the script is submitted.
+    """
+    one = watched(
+        batch,
+        quoted(fields),
+        options="-n $ranks",
+        last=f" --out {quoted([folder])}-$ranks",
+        indent="  ",
+    )
+    numbers = " ".join(map(str, counts))
+    return script(
+        batch, f"for ranks in {numbers}; do\n{one}\n  [ $status = {DONE} ] || break\ndone"
+    )
+
+
+def watched(
+    batch: Batch,
+    fields: str,
+    before: Sequence[str] = (),
+    options: str = "",
+    last: str = "",
+    indent: str = "",
+) -> str:
+    """The command that does one run, or as much of it as is left.
+
+    fields: quoted.  before: as `run` has it.  options: of the launcher.  last: after the fields
+    that are given when the script is submitted.
+    """
+    launcher, *others = batch.ranks()
+    jobs = " ".join(f"--job {one}" for one in (*before, "$SLURM_JOB_ID"))
+    start = " ".join(filter(None, [quoted([launcher]), options, quoted(others), fields]))
+    return f'{indent}watch hpcfed supervise {jobs} -- \\\n{indent}  {start} "$@"{last}'
+
+
+def script(batch: Batch, body: str, tasks: int = 0) -> str:
+    """The whole script around a body, which starts what gets the signals by `watch`, and leaves its
+    status in $status.
+
+    tasks: of an array job.
+    """
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *([f"# {one_line('command', batch.made_by)}"] if batch.made_by else []),
+            *directives(batch, tasks),
+            "# sbatch THIS --rounds 200 changes fields of the run; scancel --batch --signal=TERM "
+            "JOB has it save and stop.",
+            "",
+            *signals(batch),
+            "",
+            "unset SLURM_EXPORT_ENV   # it keeps from srun's ranks what is set here, where jobs "
+            "begin with no environment",
+            f"export OMP_NUM_THREADS={batch.threads}   # of a rank: libraries beside torch start "
+            f"one for each core else",
+            *[one_line("env", line) for line in batch.env],
+            "",
+            body,
+            "",
+            *([] if batch.chain else queue_again(batch, tasks)),
+            "exit $status",
+            "",
+        ]
+    )
+
+
+def directives(batch: Batch, tasks: int) -> list[str]:
+    """The lines that sbatch reads."""
+    asked = {option.replace("_", "-"): getattr(batch, option) for option in OPTIONS}
+    array = f"0-{tasks - 1}" + (f"%{batch.at_once}" if batch.at_once else "")
+    asked |= {
+        "array": array if tasks else None,
+        "signal": f"B:USR1@{batch.notice}",
+        "open-mode": "append",
+    }
+    given = {"job-name": batch.name} | {
+        name: value for name, value in asked.items() if value is not None
+    }
+    return [
+        f"#SBATCH --{name}={one_line(name, quoted([str(value)]))}" for name, value in given.items()
+    ] + ["#SBATCH --requeue", *(f"#SBATCH {one_line('sbatch', option)}" for option in batch.sbatch)]
+
+
+def signals(batch: Batch) -> list[str]:
+    """How what is started is told that the job is to end."""
+    then = "" if batch.chain else "again=yes; "
+    return [
+        "again= stopped= run=   # whatever the environment has",
+        f"trap '{then}stop' USR1   # the time is nearly up, or others need the nodes: save, go "
+        f"on later",
+        "trap stop TERM",
+        'stop() { stopped=yes; [ "$run" ] && kill -USR1 $run; }',
+        "watch() {   # a signal ends `wait`, not what is waited for; after one, nothing more is "
+        "started",
+        f'  if [ "$stopped" ]; then status={RESUME_ME}; return; fi',
+        '  "$@" & run=$!',
+        '  [ "$stopped" ] && kill -USR1 $run',
+        "  while kill -0 $run 2>/dev/null; do wait $run; done",
+        "  wait $run; status=$?; run=",
+        f"  [ $status -ge 0 ] || status={RESUME_ME}   # bash forgets it where a signal comes "
+        f"just as the run ends",
+        "}",
+    ]
+
+
+def queue_again(batch: Batch, tasks: int) -> list[str]:
+    """What follows when the command has ended, and the queue was the reason."""
+    # an array's id means all tasks
+    job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if tasks else "$SLURM_JOB_ID"
+    return [
+        f'if [ "$again" ] && [ $status != {DONE} ] && [ $status != {WRONG} ]; then',
+        f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {batch.restarts} ]; then scontrol requeue {job}',
+        f'  else echo "hpcfed: run.max_restarts = {batch.restarts}: not queued again; sbatch '
+        f'goes on with it" >&2; fi',
+        "fi",
+    ]
+
+
+def quoted(words: Sequence[str]) -> str:
+    """Words as the shell takes them, each as it is."""
+    return shlex.join(words)
+
+
+def one_line(what: str, text: str) -> str:
+    """The text; ConfigError where a line break in it would begin a line of its own in the
+    script.
+    """
+    if not text.isprintable():
+        raise ConfigError(f"submit: {what}: one line without control characters, got {text!r}")
+    return text

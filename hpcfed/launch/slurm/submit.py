@@ -1,0 +1,200 @@
+"""`hpcfed submit JOB.toml [--field value ...] --nodes 4 --time 04:00:00`: a run as a batch job."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from hpcfed.config.job import Job
+from hpcfed.config.load import load
+from hpcfed.core.errors import ConfigError
+from hpcfed.engine import folder
+from hpcfed.launch.doctor.known import known
+from hpcfed.launch.doctor.limited import split
+from hpcfed.launch.slurm import script
+from hpcfed.launch.slurm.asked import batch_of
+from hpcfed.launch.slurm.launcher import AUTO
+from hpcfed.launch.slurm.script import Batch
+from hpcfed.results.state import GOING_ON, SIGNS, state
+from hpcfed.storage import checkpoint, lock
+from hpcfed.storage.fields import flat
+
+
+def submit(
+    words: Sequence[str],
+    dry_run: bool,
+    chain: int,
+    launcher: str,
+    each: list[str] | None,
+    ranks: str | None,
+    **asked: Any,
+) -> str:
+    """Submit what these fields mean, or with dry_run return the script.
+
+    words: `[JOB.toml] [--field value ...]`.  chain: jobs, each of which goes on where the one
+    before stopped.
+    each: more fields, for one task of an array job each.  ranks: "1,2,4", a run for each number of
+    ranks.
+    asked: of Batch.  Raises ConfigError for a job that is wrong, or that Slurm refuses.
+    """
+    tasks = [split("each", fields) for fields in each or []]
+    if (chain > 1) + bool(each) + bool(ranks) > 1 or chain < 1:
+        raise ConfigError(
+            f"submit: --chain {chain}, --each and --ranks: one of the three, and a chain of 1 or "
+            f"more"
+        )
+    jobs = checked(words, tasks)
+    own, runs = folder.of(jobs[0]), [flat(job.plain()) for job in jobs]
+    batch = batch_of("hpcfed" if tasks else own.name, runs, launcher, chain > 1, **asked)
+    numbers = counts(ranks, batch) if ranks else []
+    if numbers:
+        jobs = checked(words, [["--out", f"{own}-{n}"] for n in numbers])
+    text = partial(written, batch, words, tasks, str(own), numbers)
+    if dry_run:
+        return text([]).rstrip("\n")
+    for job in jobs:
+        free(job)
+    doubt = launcher == AUTO and not known()
+    return told(
+        sbatch_all(text, chain),
+        jobs,
+        waiting=bool(chain > 1 or tasks),
+        guess=batch.launcher if doubt else (),
+    )
+
+
+def written(
+    batch: Batch,
+    words: Sequence[str],
+    tasks: Sequence[Sequence[str]],
+    out: str,
+    numbers: Sequence[int],
+    before: Sequence[str],
+) -> str:
+    """The script.  before: ids of the links of a chain that come before this one."""
+    if tasks:
+        return script.array(batch, words, tasks)
+    if numbers:
+        return script.study(batch, words, out, numbers)
+    return script.run(batch, words, before)
+
+
+def checked(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]:
+    """The jobs of all tasks, or the one there is; ConfigError if two write to the same folder."""
+    jobs = [load([*words, *more], folder.stored) for more in tasks or [[]]]
+    folders = [folder.of(job) for job in jobs]
+    for i, path in enumerate(folders):
+        if path in folders[:i]:
+            raise ConfigError(
+                f"submit: tasks {folders.index(path)} and {i} write to the same folder, {path}; "
+                f"give "
+                "each its own --out"
+            )
+    return jobs
+
+
+def counts(ranks: str, batch: Batch) -> list[int]:
+    """Numbers of ranks, from "1,2,4"; at most as many as the job has tasks."""
+    numbers, most = ranks.split(","), batch.nodes * (batch.ntasks_per_node or 1)
+    if not all(n.isdecimal() and int(n) for n in numbers):
+        raise ConfigError(
+            f"submit: --ranks {ranks}: numbers of ranks with commas between, such as 1,2,4"
+        )
+    if max(map(int, numbers)) > most:
+        raise ConfigError(
+            f"submit: --ranks {ranks}: the job has {most} tasks, nodes times --ntasks-per-node; "
+            f"ask for "
+            "more, or run on fewer ranks"
+        )
+    return [int(n) for n in numbers]
+
+
+def free(job: Job) -> None:
+    """ConfigError where a run is in the way, rather than hours later in the queue."""
+    run = folder.of(job)
+    if (holder := lock.held(run)) and not job.force:
+        raise ConfigError(
+            f"out: another run has {run}: {holder}; wait for its end, end it, or give another --out"
+        )
+    if state(run).word == GOING_ON:
+        raise ConfigError(
+            f"out: a run goes on in {run}: its files say so, or did {SIGNS:g} s ago; two in one "
+            f"folder "
+            "would spoil it; wait for its end, or give another --out"
+        )
+    if not (job.resume or job.overwrite or checkpoint.newest(run)) and folder.holds(run):
+        raise ConfigError(
+            f"out: {run} holds a run that has saved nothing; replace it with --overwrite, or give "
+            "another --out"
+        )
+
+
+def sbatch_all(text: Callable[[list[str]], str], chain: int) -> list[str]:
+    """Submit so many scripts, each to begin when the one before has ended; their ids.
+
+    text: of a script, from the ids of those before.
+    """
+    ids: list[str] = []
+    while len(ids) < chain:
+        try:
+            ids.append(sbatch(text(ids), [f"--dependency=afterany:{ids[-1]}"] if ids else []))
+        except ConfigError as error:
+            if not ids:
+                raise
+            raise ConfigError(
+                f"{error}\n  submitted before that: {' '.join(ids)}; scancel takes them back"
+            ) from error
+    return ids
+
+
+def sbatch(text: str, options: Sequence[str] = ()) -> str:
+    """Submit a script; returns the job's id. ConfigError in Slurm's words where it refuses."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", *options], input=text, capture_output=True, text=True
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"submit: cannot call sbatch: {error.strerror}; call this where Slurm is, or give "
+            f"--dry-run "
+            "for the script alone"
+        ) from error
+    if done.returncode:
+        raise ConfigError(f"submit: {done.stderr.strip()}")
+    return done.stdout.strip().partition(";")[0]  # JOB, or JOB;CLUSTER
+
+
+def told(ids: Sequence[str], jobs: Sequence[Job], waiting: bool, guess: Sequence[str]) -> str:
+    """What a user needs to know of what is in the queue now.
+
+    waiting: some of it does while the rest runs.  guess: a launcher of which nobody knows whether
+    it works.
+    """
+    several = f"jobs {', '.join(ids)}, one after the other" if len(ids) > 1 else f"job {ids[0]}"
+    where = ", ".join(str(folder.of(job)) for job in jobs)
+    doubt = [
+        f"the ranks are started by {shlex.join(guess)}; `hpcfed doctor` finds out whether that "
+        f"works"
+    ]
+    return "\n".join(
+        [
+            f"submitted {several}; results in {where}",
+            *(doubt if guess else []),
+            how_to_stop(ids, waiting),
+        ]
+    )
+
+
+def how_to_stop(ids: Sequence[str], waiting: bool) -> str:
+    """The commands. What waits in the queue gets no signal, and would begin when the others have
+    stopped.
+    """
+    first = f"scancel --state=PENDING {' '.join(ids)}; " if waiting else ""
+    quiet = "--quiet " if waiting else ""  # about those that the first one has cancelled
+    return (
+        "to save and stop (a plain scancel may leave the ranks no time to): "
+        f"{first}scancel {quiet}--batch --signal=TERM {' '.join(ids)}"
+    )

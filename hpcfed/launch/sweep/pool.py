@@ -1,0 +1,190 @@
+"""Runs of a sweep side by side; none ends another."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from queue import SimpleQueue
+from time import monotonic
+from typing import TYPE_CHECKING, Self
+
+from hpcfed.comm.settings import cores
+from hpcfed.core.errors import printable
+from hpcfed.core.paths import tail
+from hpcfed.core.progress import display
+from hpcfed.core.status import DONE, RESUME_ME, WRONG, as_shells_count
+from hpcfed.core.tables import duration
+from hpcfed.engine.survival.signals import heard
+from hpcfed.launch.sweep.gpus import shares, usable
+from hpcfed.launch.sweep.launch import finished, held, reason, start
+from hpcfed.results.summary import accuracy, share
+from hpcfed.storage import lock, names
+from hpcfed.storage import sweep as store
+from hpcfed.storage.record import load
+from hpcfed.storage.sweep import Member, Sweep
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+RUNNING = re.compile(r"^round (\d+/\d+)", re.MULTILINE)  # what a run says after each round
+MOST = 12  # runs that have a bar
+LAST = 4096  # bytes of a log in which that is looked for
+LOOK = 0.5  # seconds; a signal may reach another thread, and is not seen before this one wakes up
+BUSY = -1  # instead of an exit status: another process runs it
+LEFT = -2  # and: not begun, for a signal came before
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run: its exit status, or BUSY or LEFT, and what is to be said about it."""
+
+    run: Member
+    status: int
+    line: str
+
+    @property
+    def failed(self) -> bool:
+        return self.status not in (DONE, RESUME_ME, BUSY, LEFT)
+
+
+class Pool:
+    """Runs so many at a time. SIGTERM, SIGUSR1 and SIGINT ask those that go on to save and stop; no
+    more are begun.
+
+    They are asked by SIGUSR1, which mpirun hands on to the ranks. Who asks twice is in a hurry:
+    that signal goes to the runs as it is.
+    """
+
+    def __init__(self, sweep: Sweep, at_once: int):
+        self.sweep, self.at_once, self.asked = sweep, at_once, False
+        self.going: list[subprocess.Popen[bytes]] = []
+        self.active: list[Member] = []  # the runs of these processes
+        self.shares: SimpleQueue[str | None] = SimpleQueue()  # of the GPUs, one for each place
+        for gpus in shares(usable(sweep), at_once) if at_once > 1 else [None]:
+            self.shares.put(gpus)
+
+    def run(self, numbers: Iterable[int]) -> list[Outcome]:
+        """These runs, in this order as places get free; what became of each."""
+        with heard(self.ask), Board() as board, ThreadPoolExecutor(self.at_once) as threads:
+            tasks = [threads.submit(self.one, i) for i in numbers]
+            while left := wait(tasks, LOOK).not_done:
+                board.show(len(tasks) - len(left), len(tasks), self.rounds())
+            return [task.result() for task in tasks]
+
+    def rounds(self) -> list[str]:
+        """How far the runs are that go on, as they last said."""
+        found = []
+        for run in list(self.active):
+            log = names.log_file(self.sweep.folder, run.name)
+            said = RUNNING.findall(tail(log, LAST).rpartition("\n$ ")[2]) if log.is_file() else []
+            done = said[-1] if said else f"0/{run.fields['rounds']}"
+            found.append(f"{run.name} round {done}")
+        return found
+
+    def ask(self, number: int, _: object) -> None:
+        hurry, self.asked = self.asked, True
+        for process in list(self.going):
+            process.send_signal(number if hurry else signal.SIGUSR1)
+
+    def one(self, i: int) -> Outcome:
+        """One run, with the GPUs of a place that is free."""
+        gpus = self.shares.get()
+        try:
+            return self.with_gpus(i, gpus)
+        finally:
+            self.shares.put(gpus)
+
+    def with_gpus(self, i: int, gpus: str | None) -> Outcome:
+        """One run, where there is anything to do."""
+        run = self.sweep.runs[i]
+        with held(names.log_file(self.sweep.folder, run.name)) as log:
+            if log is None:
+                return self.said(Outcome(run, BUSY, "left alone: another process runs it"), i)
+            if finished(self.sweep, run):
+                store.note(self.sweep, run.name, None)
+                return self.said(Outcome(run, DONE, "finished before"), i)
+            if holder := lock.held(self.sweep.folder / run.name):
+                return self.said(Outcome(run, BUSY, f"left alone: {holder} runs it"), i)
+            if self.asked:
+                return Outcome(run, LEFT, "not begun")
+            store.note(self.sweep, run.name, None)
+            begun = monotonic()
+            process = start(self.sweep, run, log, gpus)
+        self.active.append(run)
+        try:
+            status = self.through(process)
+        finally:
+            self.active.remove(run)
+        return self.said(self.outcome(run, status, monotonic() - begun), i)
+
+    def through(self, process: subprocess.Popen[bytes]) -> int:
+        """The exit status of a run, as shells count."""
+        self.going.append(process)
+        if self.asked:  # before it could be told
+            process.send_signal(signal.SIGUSR1)
+        status = process.wait()
+        self.going.remove(process)
+        return as_shells_count(status)
+
+    def outcome(self, run: Member, status: int, seconds: float) -> Outcome:
+        """What an exit status means; all but success is noted beside the log."""
+        if status == DONE and finished(self.sweep, run):
+            mean = accuracy(load(self.sweep.folder / run.name))["mean"]
+            return Outcome(run, DONE, f"done, accuracy {share(mean)}, {duration(seconds)}")
+        why = reason(names.log_file(self.sweep.folder, run.name))
+        if status == DONE or (
+            self.asked and status != WRONG
+        ):  # Open MPI's mpirun may lose a node, and return 0;
+            status = RESUME_ME  # one that was only starting dies of the signal; nothing is lost
+        store.note(self.sweep, run.name, store.now_ended(status, why))
+        line = "stopped" if status == RESUME_ME else f"failed with status {status}: {why}"
+        return Outcome(run, status, line)
+
+    def said(self, outcome: Outcome, i: int) -> Outcome:
+        print(printable(f"{i}: {outcome.run.name}: {outcome.line}"), flush=True)
+        return outcome
+
+
+class Board:
+    """What a sweep shows while it goes on: bars on stderr where that is a terminal."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        self.tasks: list[TaskID] = []
+
+    def __enter__(self) -> Self:
+        self.bars = self.stack.enter_context(display()) if sys.stderr.isatty() else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def show(self, done: int, total: int, active: Sequence[str]) -> None:
+        """done of total runs; a line for each that goes on."""
+        if self.bars is None:
+            return
+        texts = ["runs", *active[:MOST]]
+        while len(self.tasks) < len(texts):
+            self.tasks.append(self.bars.add_task("", total=total))
+        while len(self.tasks) > len(texts):
+            self.bars.remove_task(self.tasks.pop())
+        for task, text in zip(self.tasks, texts, strict=True):
+            name, _, rounds = text.rpartition(" round ")
+            now, of = map(int, rounds.split("/")) if name else (done, total)
+            self.bars.update(task, description=name or text, completed=now, total=of)
+
+
+def room(sweep: Sweep) -> int:
+    """How many runs this machine has room for: each has ranks, each rank its threads, and a GPU
+    where there are any.
+    """
+    threads = max(run.fields["run.threads"] for run in sweep.runs)
+    places = min(cores() // (sweep.ranks * threads), len(sweep.runs))
+    gpus = len(usable(sweep)) if places > 1 else 0
+    return max(1, min(places, gpus // sweep.ranks) if gpus else places)

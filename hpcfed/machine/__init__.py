@@ -1,0 +1,1 @@
+"""The real cluster: devices and their memory, placement of clients on ranks, clocks, heartbeat."""

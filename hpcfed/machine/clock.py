@@ -1,0 +1,44 @@
+"""Where a rank's time goes, by phase."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from hpcfed.machine.pulse import Pulse
+
+
+class Clock:
+    """Seconds of this rank by phase: train, server, wait, communicate, evaluate, checkpoint."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.pulse = Pulse()
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start, before = perf_counter(), self.pulse.phase
+        self.pulse.enter(phase)
+        try:
+            yield
+        finally:
+            self.seconds[phase] += perf_counter() - start
+            self.pulse.enter(before)
+
+    @contextmanager
+    def rest(self, phase: str) -> Iterator[None]:
+        """The block's time but for what other phases take inside it."""
+        start, before = perf_counter(), sum(self.seconds.values())
+        try:
+            yield
+        finally:
+            inside = sum(self.seconds.values()) - before
+            self.seconds[phase] += max(0.0, perf_counter() - start - inside)
+
+    def add(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] += seconds
+
+    def reset(self) -> dict[str, float]:
+        """The seconds since the last reset."""
+        seconds, self.seconds = dict(self.seconds), defaultdict(float)
+        return seconds

@@ -1,0 +1,114 @@
+"""Each client's accuracy, by architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.report.figures import look
+from hpcfed.report.figures.groups import Group, by_panel, groups, labels
+from hpcfed.report.figures.runs import Drawn, short
+from hpcfed.results.columns import architectures, last
+
+GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly however many there are
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Clients of one line and one architecture. accuracy: [n], of the last evaluation, of all
+    seeds; n may be 0.
+    """
+
+    group: Group
+    kind: str
+    accuracy: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        return float(self.accuracy.mean()) if len(self.accuracy) else float("nan")
+
+
+def numbers(runs: Sequence[Drawn]) -> list[Strip]:
+    """The strips, architecture by architecture within each line. ConfigError where no client was
+    evaluated.
+    """
+    found = [strip for group in groups(runs) for strip in strips(group)]
+    if not any(len(strip.accuracy) for strip in found):
+        raise ConfigError(
+            "clients: no client of these runs was evaluated yet; evaluate.every says after which "
+            "rounds"
+        )
+    return found
+
+
+def strips(group: Group) -> list[Strip]:
+    kinds = np.concatenate([architectures(run.record) for run in group.runs])
+    values = np.concatenate([last(run.record, "clients/accuracy") for run in group.runs])
+    known = np.isfinite(values)
+    return [
+        Strip(group, kind, values[known & (kinds == kind)])
+        for kind in dict.fromkeys(kinds.tolist())
+    ]
+
+
+def figure(runs: Sequence[Drawn]) -> Figure:
+    """A dot for each client, a bar for their mean; lines side by side within an architecture, a
+    panel for data.
+    """
+    found = numbers(runs)
+    panels, texts = (
+        by_panel(list(dict.fromkeys(strip.group for strip in found))),
+        labels([s.group for s in found]),
+    )
+    columns = max(
+        len({s.kind for s in found if s.group.panel == title}) * len(panels[title])
+        for title in panels
+    )
+    across = 1 if columns > 8 else 2
+    wide = columns > 5
+    below = (
+        look.lines(texts, look.PAGE if wide or len(panels) > 1 else look.COLUMN)
+        if len(texts) > 1
+        else 0
+    )
+    drawing, axes = look.panels(len(panels), across, below=below, wide=wide, sharey=True)
+    for i, (ax, title) in enumerate(zip(axes, panels, strict=True)):
+        panel(ax, [strip for strip in found if strip.group.panel == title], texts)
+        look.frame(ax, "architecture", "" if i % across else "test accuracy of a client")
+        look.head(ax, title)
+    if below:
+        look.below(drawing, [look.dot(i) for i in range(len(texts))], texts)
+    return drawing
+
+
+def panel(ax: Axes, strips: Sequence[Strip], texts: Sequence[str]) -> None:
+    """Strips of one panel. texts: of the legend."""
+    kinds = list(dict.fromkeys(strip.kind for strip in strips))
+    for strip in strips:
+        beside = [other.group for other in strips if other.kind == strip.kind]
+        slot = min(0.42, 0.84 / len(beside))
+        at = kinds.index(strip.kind) + (beside.index(strip.group) - (len(beside) - 1) / 2) * slot
+        x = at + ((np.arange(len(strip.accuracy)) * GOLDEN + 0.5) % 1 - 0.5) * 0.7 * slot
+        i = texts.index(strip.group.label)
+        size = np.clip(150 / max(1, len(strip.accuracy)), 5, 20)
+        ax.scatter(
+            x,
+            strip.accuracy,
+            size,
+            marker=look.MARKERS[i // len(look.COLOURS) % len(look.MARKERS)],
+            color=look.style(i)["color"],
+            alpha=0.7,
+            linewidth=0,
+            zorder=4,
+        )
+        ax.hlines(
+            strip.mean, at - 0.45 * slot, at + 0.45 * slot, color="black", linewidth=1.5, zorder=3
+        )
+    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if len(kinds) > 4 else {}
+    ax.set_xticks(range(len(kinds)), [look.plain(short(kind, 20)) for kind in kinds], **turned)
+    ax.set_xlim(-0.5, len(kinds) - 0.5)

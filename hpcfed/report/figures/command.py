@@ -1,0 +1,70 @@
+"""`hpcfed plot`: which figures of which runs, and where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hpcfed.core.errors import ConfigError, first_line
+from hpcfed.core.progress import track
+from hpcfed.report.figures import look
+from hpcfed.report.figures.registry import ALL, FIGURES, chosen
+from hpcfed.report.figures.runs import Drawn, drawn
+from hpcfed.storage.record import Record
+
+USUAL = "curves", "labels"  # where none is asked for
+
+
+def plot(
+    runs: Sequence[Path],
+    figure: str | None = None,
+    out: Path | None = None,
+    format: str | None = None,
+) -> str:
+    """The command. figure: names with commas, or all; none: curves, and the labels of the first
+    run's clients.
+
+    Without out pictures lie in the first run's folder. Returns their paths, and what was left out
+    of all. Raises CheckpointError for a run without results, ConfigError for a picture that cannot
+    be drawn or written.
+    """
+    seen, names = drawn(runs), chosen(figure) if figure else USUAL
+    told = []
+    for name in drawn_one_by_one(names):
+        whose = seen if figure or name == "curves" else seen[:1]
+        try:
+            drawing = FIGURES[name].load()(whose)
+        except ConfigError as error:
+            if figure and figure != ALL:
+                raise
+            told.append(f"left out: {first_line(error)}")
+            continue
+        bare = len(names) == 1 or (not figure and name == "curves")
+        told.append(str(look.save(drawing, place(name, seen, out, format, bare))))
+    return "\n".join(told)
+
+
+def drawn_one_by_one(names: Sequence[str]) -> Iterator[str]:
+    """The figures, while it is shown how many are done."""
+    return track(names, "drawing", named=True)
+
+
+def place(
+    name: str, runs: Sequence[Drawn], out: Path | None, format: str | None, bare: bool
+) -> Path:
+    """Where a figure goes. bare: out names this one alone; other figures have their names added."""
+    usual = "comparison" if name == "curves" and len(runs) > 1 else name
+    path = out or runs[0].folder / f"{usual}.png"
+    if not path.name:
+        raise ConfigError(
+            f"{path}: is a folder, not a picture; end the name in {', '.join(look.FORMATS)}"
+        )
+    path = path.with_suffix(f".{format}") if format else path
+    return path if bare or not out else path.with_name(f"{path.stem}-{name}{path.suffix}")
+
+
+def at_end(record: Record, folder: Path) -> Path:
+    """The learning curves of a run that has ended, in its folder."""
+    return look.save(
+        FIGURES["curves"].load()([Drawn(folder.name, folder, record)]), folder / "curves.png"
+    )

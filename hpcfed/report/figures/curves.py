@@ -1,0 +1,172 @@
+"""Accuracy over what it took to get there: rounds, local epochs, bytes, virtual seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.report.figures import look
+from hpcfed.report.figures.runs import Drawn, short
+from hpcfed.results.columns import column, evaluated, so_far
+from hpcfed.results.summary import title
+from hpcfed.storage.record import Record
+
+FEW = 8  # lines of a panel that have bands; those of more would hide one another
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run over its evaluated rounds, each [E].
+
+    rounds: counted from 1. epochs, traffic: local epochs, bytes down and up so far, mean over all
+    clients.
+    seconds: virtual ones so far; 0 where none were recorded.
+    mean, std: of the evaluated clients' test accuracy, 0..1; std is that of the population.
+    """
+
+    rounds: np.ndarray
+    epochs: np.ndarray
+    traffic: np.ndarray
+    seconds: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+
+    @classmethod
+    def of(cls, record: Record) -> Curve:
+        t = evaluated(record)
+        accuracy = column(record, "clients/accuracy")[t]  # [E, K]
+        x = {name: values[t] for name, values in so_far(record).items()}
+        seconds = x["virtual"] if np.isfinite(x["virtual"]).all() else np.zeros(len(t))
+        mean, std = np.nanmean(accuracy, 1), np.nanstd(accuracy, 1)
+        return cls(t + 1, x["epochs"], x["bytes"], seconds, mean, std)
+
+    @classmethod
+    def pooled(cls, curves: Sequence[Curve]) -> Curve:
+        """Runs with other seeds as one, over the rounds that all have; std is over the clients of
+        all seeds.
+        """
+        rounds = reduce(np.intersect1d, (curve.rounds for curve in curves))
+        rows = [
+            [getattr(curve, f.name)[np.isin(curve.rounds, rounds)] for f in fields(cls)]
+            for curve in curves
+        ]
+        whole = cls(*np.mean(np.array(rows, dtype=float), 0))
+        between = np.mean([(row[-2] - whole.mean) ** 2 + row[-1] ** 2 for row in rows], 0)
+        return replace(whole, rounds=rounds, std=np.sqrt(between))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What accuracy is drawn over. name: of a field of Curve.  unit: of its ticks, "" for plain
+    numbers.
+    """
+
+    name: str
+    text: str
+    unit: str = ""
+
+    def of(self, curve: Curve) -> np.ndarray:
+        return getattr(curve, self.name)
+
+
+ROUNDS = Axis("rounds", "round")
+EPOCHS = Axis("epochs", "local epochs per client")
+TRAFFIC = Axis("traffic", "traffic per client, down + up", "B")
+SECONDS = Axis("seconds", "virtual time", "s")
+
+
+def numbers(runs: Sequence[Drawn]) -> list[Curve]:
+    """The curve of each run."""
+    return [Curve.of(run.record) for run in runs]
+
+
+def figure(runs: Sequence[Drawn]) -> Figure:
+    """Mean accuracy with a band of one standard deviation over clients, in a panel an axis, a line
+    for each run.
+
+    Raises ConfigError where no run has an evaluated round.
+    """
+    found = numbers(runs)
+    if not any(len(curve.rounds) for curve in found):
+        raise ConfigError("curves: no round has been evaluated yet")
+    across = [
+        ROUNDS,
+        *(
+            axis
+            for axis in (EPOCHS, TRAFFIC, SECONDS)
+            if any(axis.of(curve).any() for curve in found)
+        ),
+    ]
+    texts = [run.title for run in runs]
+    below = look.lines(texts, look.PAGE) if len(runs) > 1 else 1
+    drawing, axes = look.panels(len(across), below=below, sharey=True)
+    for ax, axis in zip(axes, across, strict=True):
+        lines(ax, axis, found)
+    for ax in axes[::2]:
+        ax.set_ylabel(y(len(found)), fontsize=look.LETTERS)
+    if len(runs) > 1:
+        look.legend(drawing, texts)
+    else:
+        drawing.suptitle(look.plain(short(title(runs[0].record), 100)), fontsize=look.LETTERS)
+    return drawing
+
+
+def y(lines: int) -> str:
+    """What stands at the axis of accuracies of a panel with so many lines."""
+    return (
+        "test accuracy,\nmean ± std over clients"
+        if lines <= FEW
+        else "test accuracy,\nmean over clients"
+    )
+
+
+def lines(
+    ax: Axes, axis: Axis, found: Sequence[Curve], styles: Sequence[int] | None = None
+) -> None:
+    """One panel with all curves, and bands where they are few. styles: the numbers of their looks,
+    0, 1 ... if none.
+    """
+    look.frame(ax, axis.text)
+    for i, curve in zip(styles or range(len(found)), found, strict=True):
+        line(ax, axis.of(curve), curve, look.style(i), band=len(found) <= FEW)
+    look.numbered(ax, integer=axis is ROUNDS)
+    scale(ax, [axis.of(curve)[-1] for curve in found if axis.of(curve).any()], len(found), axis)
+
+
+def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, str], band: bool) -> None:
+    """One run in one panel; its last accuracy as a level where x stays 0 (no traffic)."""
+    if not x.any():
+        for level in curve.mean[-1:]:
+            ax.axhline(level, linewidth=1.2, **style)
+        return
+    look.line(ax, x, curve.mean, style)
+    if band:
+        look.band(
+            ax,
+            x,
+            curve.mean,
+            (curve.mean - curve.std).clip(min=0),
+            (curve.mean + curve.std).clip(max=1),
+            style,
+        )
+
+
+def scale(ax: Axes, totals: Sequence[float], curves: int, axis: Axis) -> None:
+    """Ticks with their unit; logarithmic for curves whose totals differ widely; says what a level
+    line is.
+    """
+    if not totals:
+        ax.xaxis.set_major_formatter(NullFormatter())
+    elif look.widely(totals) and axis is not ROUNDS:
+        look.logarithmic_across(ax, axis.unit)
+    elif axis.unit:
+        look.unit(ax.xaxis, axis.unit)
+    if len(totals) < curves:
+        ax.set_xlabel(f"{ax.get_xlabel()}\n(level line: none)", fontsize=look.LETTERS)

@@ -1,0 +1,112 @@
+"""Runs by what they differ in: those that differ in the seed alone are one, data make panels, all
+else makes lines.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hpcfed.report.cases import FIRST, SEED, Case, differing, needed, one_skew, order
+from hpcfed.report.figures.runs import Drawn, setting, short
+
+METHOD = "algorithm.name"
+APART = ("data.", "clients", "participation")  # how fields begin whose values make panels
+TOLD = (
+    METHOD,
+    "data.name",
+    "data.partition",
+    "data.halve",
+    "clients",
+)  # by the method's name, and by `setting`
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one line in one panel: they differ in their seed alone."""
+
+    panel: str
+    label: str
+    runs: tuple[Drawn, ...]
+
+
+def groups(runs: Sequence[Drawn], ignore: Sequence[str] = ()) -> list[Group]:
+    """The runs as lines and panels, in the order in which they come. ignore: fields that are drawn
+    otherwise.
+    """
+    cases = {run.name: Case(run.name, dropped(one_skew(run.fields), ignore)) for run in runs}
+    lines, panels = axes(list(cases.values()))
+    found: dict[tuple, list[Drawn]] = {}
+    for run in runs:
+        found.setdefault((cases[run.name].at(panels), cases[run.name].at(lines)), []).append(run)
+    made = []
+    for first, *others in found.values():
+        title = ", ".join([setting(first, ignore), *told(cases[first.name], panels)])
+        label = ", ".join([first.method, *told(cases[first.name], lines)])
+        made += apart(title, label, [first, *others], ignore)
+    return distinct(made)
+
+
+def distinct(found: list[Group]) -> list[Group]:
+    """Groups whose texts are the same, for they were shortened, have the name of their first run
+    added.
+    """
+    twice = {
+        key for key, n in Counter((group.panel, group.label) for group in found).items() if n > 1
+    }
+    return [
+        replace(group, label=f"{group.label} ({group.runs[0].name})")
+        if (group.panel, group.label) in twice
+        else group
+        for group in found
+    ]
+
+
+def apart(title: str, label: str, alike: list[Drawn], ignore: Sequence[str]) -> list[Group]:
+    """One group; or one for each run, by its name, where two have the same seed and are not told
+    apart by `ignore`.
+    """
+    if len({tuple(str(run.fields.get(name)) for name in (SEED, *ignore)) for run in alike}) == len(
+        alike
+    ):
+        return [Group(title, label, tuple(alike))]
+    return [Group(title, f"{label} ({run.name})", (run,)) for run in alike]
+
+
+def axes(cases: list[Case]) -> tuple[list[str], list[str]]:
+    """The fields that tell lines apart, and those that tell panels apart; no more than needed."""
+    lines, panels = [METHOD], []
+    known = {name for case in cases for name in case.fields} - {SEED}
+    for name in sorted(known, key=lambda name: order(cases, name)):
+        if differing(cases, [*lines, *panels], name):
+            (panels if name.startswith(APART) else lines).append(name)
+    given = {METHOD, *FIRST}
+    return needed(cases, lines, panels, given, known), needed(cases, panels, lines, given, known)
+
+
+def dropped(fields: dict, names: Sequence[str]) -> dict:
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def told(case: Case, names: Sequence[str]) -> list[str]:
+    """What tells it apart, as `mu 0.1`, beside what is said anyway; a long value shortened."""
+    pairs = ((name, *case.at([name])) for name in names if name not in TOLD)
+    return [
+        f"{name.split('.')[-1].replace('_', ' ')} {short(value, 24)}"
+        for name, value in pairs
+        if value
+    ]
+
+
+def by_panel(found: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups of each panel, by its title."""
+    return {
+        title: [group for group in found if group.panel == title]
+        for title in dict.fromkeys(group.panel for group in found)
+    }
+
+
+def labels(found: Sequence[Group]) -> list[str]:
+    """The texts of the legend, once each; the place of a text there is the number of its look."""
+    return list(dict.fromkeys(group.label for group in found))

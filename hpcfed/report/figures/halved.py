@@ -1,0 +1,90 @@
+"""Accuracy where some clients lose half of their data: figure 3 of Makhija et al., ICML 2022
+(FedHeNN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.report.figures import look
+from hpcfed.report.figures.groups import Group, by_panel, groups, labels
+from hpcfed.report.figures.runs import Drawn
+from hpcfed.results.summary import accuracy
+
+FIELD = "data.halve"
+
+
+@dataclass(frozen=True)
+class Halved:
+    """One method, [S] each. share: of the clients that keep half of their data, 0..1, rising.
+
+    mean: test accuracy of all clients in the last evaluation, mean over seeds.  std: over seeds, n
+    - 1; 0 for one.
+    """
+
+    group: Group
+    share: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+
+
+def numbers(runs: Sequence[Drawn]) -> list[Halved]:
+    """Each line. ConfigError where no line has two shares."""
+    found = [halved(group) for group in groups(runs, ignore=[FIELD])]
+    if all(len(one.share) < 2 for one in found):
+        raise ConfigError(
+            f"halved: these runs do not differ in {FIELD}, the share of clients that keep half "
+            f"of their "
+            f"data; give runs with at least two values, as of `hpcfed sweep --{FIELD} 0,0.2,0.4`"
+        )
+    return found
+
+
+def halved(group: Group) -> Halved:
+    """The runs of a line by share; one that was not evaluated yet has no say."""
+    seen: dict[float, list[float]] = {}
+    for run in group.runs:
+        mean = accuracy(run.record)["mean"]
+        if mean is not None:
+            seen.setdefault(run.fields.get(FIELD, 0.0), []).append(mean)
+    shares = sorted(seen)
+    stds = [np.std(seen[s], ddof=1) if len(seen[s]) > 1 else 0.0 for s in shares]
+    return Halved(
+        group, np.array(shares), np.array([np.mean(seen[s]) for s in shares]), np.array(stds)
+    )
+
+
+def figure(runs: Sequence[Drawn]) -> Figure:
+    """A line for each method, a panel for each data set."""
+    found = numbers(runs)
+    panels, texts = by_panel([one.group for one in found]), labels([one.group for one in found])
+    width = look.COLUMN if len(panels) == 1 else look.PAGE
+    drawing, axes = look.panels(len(panels), across=3, below=look.lines(texts, width), sharey=True)
+    several = any(one.std.any() for one in found)
+    for i, (ax, title) in enumerate(zip(axes, panels, strict=True)):
+        for one in (one for one in found if one.group.panel == title):
+            at = texts.index(one.group.label)
+            ax.errorbar(
+                100 * one.share,
+                one.mean,
+                one.std if several else None,
+                capsize=2,
+                linewidth=1.2,
+                marker=look.MARKERS[at % len(look.MARKERS)],
+                markersize=4,
+                **look.style(at),
+            )
+        over = ",\nmean ± std over seeds" if several else ""
+        look.frame(
+            ax,
+            "clients with half of their data, %",
+            "" if i % 3 else f"clients' mean test accuracy{over}",
+        )
+        look.head(ax, title)
+    look.legend(drawing, texts)
+    return drawing

@@ -1,0 +1,122 @@
+"""Who holds which labels: figures 2 and 3 of Jang et al., ICPP 2022 (FedClassAvg)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.report.figures.groups import by_panel, groups
+from hpcfed.report.figures.look import COLOURS, COLUMN, LETTERS, PAGE, SMALL, places, plain
+from hpcfed.report.figures.runs import Drawn, short
+
+KEY = 20  # points between a panel and its title, for dots of up to a quarter of an inch
+
+
+@dataclass(frozen=True)
+class Labels:
+    """counts: [K, C], training examples. title: the data and how they were shared out."""
+
+    title: str
+    classes: list[str]
+    counts: np.ndarray
+
+
+def numbers(runs: Sequence[Drawn]) -> list[Labels]:
+    """One for each way in which data were shared out among these runs; of runs that differ in the
+    seed, the first's.
+
+    Raises ConfigError where no run recorded it.
+    """
+    recorded = [run for run in runs if "label_counts" in run.record.arrays]
+    known = {
+        panel: found[0].runs[0].record
+        for panel, found in by_panel(groups(recorded, ["participation"])).items()
+    }
+    if not known:
+        raise ConfigError(
+            "labels: no run recorded who holds which examples: those of a population do not "
+            "(clients up to 10,000 of a data set of files do)"
+        )
+    return [
+        Labels(title, r.header["classes"], r.arrays["label_counts"]) for title, r in known.items()
+    ]
+
+
+def figure(runs: Sequence[Drawn]) -> Figure:
+    """The number of examples as the area of a dot: clients to the right, classes downwards."""
+    found = numbers(runs)
+    widest = max(one.counts.shape[0] for one in found)
+    width = min(PAGE, max(COLUMN, 0.25 * widest + 1.2))
+    cell = max(0.12, min(0.25, (width - 1.0) / widest))  # inches
+    heights = [max(0.8, cell * one.counts.shape[1]) for one in found]
+    drawing = Figure(figsize=(width, sum(heights) + 0.9 * len(found)), layout="constrained")
+    axes = drawing.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for ax, one in zip(axes, found, strict=True):
+        frame(ax, one)
+    drawing.draw_without_rendering()  # so that the panels have their final sizes
+    for ax, one in zip(axes, found, strict=True):
+        dots(ax, one.counts)
+    return drawing
+
+
+def frame(ax: Axes, one: Labels) -> None:
+    """Axes and title of a panel."""
+    K, C = one.counts.shape
+    ax.set(xlim=(-0.6, K - 0.4), ylim=(C - 0.4, -0.6))
+    ax.set_xlabel("client", fontsize=LETTERS)
+    ax.set_ylabel("class", fontsize=LETTERS)
+    ax.set_xticks(places(K))
+    ax.set_yticks(places(C), [plain(short(one.classes[c], 16)) for c in places(C)])
+    ax.tick_params(labelsize=SMALL, length=2)
+    ax.set_title(
+        f"{plain(short(one.title))}: training examples", fontsize=SMALL, loc="left", pad=KEY
+    )
+
+
+def dots(ax: Axes, counts: np.ndarray) -> None:
+    """The dots, as large as the panel's size on paper lets them be, and how many examples dots of
+    some sizes are.
+    """
+    K, C = counts.shape
+    panel = ax.get_window_extent()
+    cell = min(panel.width / (K + 0.2), panel.height / (C + 0.2)) * 72 / ax.figure.dpi  # points
+    k, c = counts.nonzero()
+    most = counts.max()
+    if not most:
+        return
+    area = (0.95 * cell) ** 2 / most  # points squared of one example
+    ax.scatter(k, c, area * counts[k, c], color=COLOURS[0], linewidth=0)
+    key = [ax.scatter([], [], area * n, color=COLOURS[0], linewidth=0) for n in sizes(most)]
+    ax.legend(
+        key,
+        [f"{n:,}" for n in sizes(most)],
+        loc="center left",
+        bbox_to_anchor=(0, 1 + KEY / 2 * ax.figure.dpi / 72 / panel.height),
+        ncols=len(key),
+        fontsize=SMALL,
+        frameon=False,
+        borderpad=0,
+        borderaxespad=0,
+        handlelength=max(1.0, cell / SMALL),
+        handletextpad=0.5,
+        columnspacing=1.0,
+    ).set_in_layout(False)  # the title leaves the room, so that the panel keeps its size
+
+
+def sizes(most: int) -> list[int]:
+    """The numbers of examples of which a dot is shown, ascending: the most, and round ones below a
+    third and a fifteenth of it.
+    """
+    below = [
+        n
+        for part in (most / 15, most / 3)
+        for n in [
+            max((m * 10**e for m in (1, 2, 5) for e in range(10) if m * 10**e <= part), default=0)
+        ]
+    ]
+    return sorted({*below, int(most)} - {0})

@@ -1,0 +1,79 @@
+"""Accuracy of methods over one thing, a panel for each data set: figures 4 to 7 of Jang et al.,
+ICPP 2022, and others.
+
+Lines are methods; runs that differ in the seed alone are one line, whose band is over the clients
+of all seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.report.figures import curves, look
+from hpcfed.report.figures.curves import EPOCHS, SECONDS, TRAFFIC, Axis, Curve
+from hpcfed.report.figures.groups import Group, by_panel, groups, labels
+from hpcfed.report.figures.runs import Drawn
+
+
+def numbers(runs: Sequence[Drawn]) -> list[tuple[Group, Curve]]:
+    """Each line, by its panel and label."""
+    return [
+        (group, Curve.pooled([Curve.of(run.record) for run in group.runs]))
+        for group in groups(runs)
+    ]
+
+
+def epochs(runs: Sequence[Drawn]) -> Figure:
+    """Over local epochs of a client, so that methods with other work in a round are compared by
+    it.
+    """
+    return over(EPOCHS, numbers(runs))
+
+
+def traffic(runs: Sequence[Drawn]) -> Figure:
+    """Over bytes. ConfigError where nothing was sent."""
+    return over(
+        TRAFFIC,
+        needed("bytes", TRAFFIC, numbers(runs), "no run sent anything; methods that do are needed"),
+    )
+
+
+def seconds(runs: Sequence[Drawn]) -> Figure:
+    """Over virtual time. ConfigError where none passed."""
+    why = (
+        "no run recorded virtual time; give runs of this version (the job's [system] describes "
+        "devices and network)"
+    )
+    return over(SECONDS, needed("time", SECONDS, numbers(runs), why))
+
+
+def needed(
+    name: str, axis: Axis, found: list[tuple[Group, Curve]], why: str
+) -> list[tuple[Group, Curve]]:
+    if not any(axis.of(curve).any() for _, curve in found):
+        raise ConfigError(f"{name}: {why}")
+    return found
+
+
+def over(axis: Axis, found: list[tuple[Group, Curve]]) -> Figure:
+    """The picture."""
+    panels, texts = by_panel([group for group, _ in found]), labels([group for group, _ in found])
+    of = dict(found)
+    width = look.COLUMN if len(panels) == 1 else look.PAGE
+    drawing, axes = look.panels(len(panels), across=3, below=look.lines(texts, width), sharey=True)
+    most = max(map(len, panels.values()))
+    for i, (ax, (title, members)) in enumerate(zip(axes, panels.items(), strict=True)):
+        curves.lines(
+            ax,
+            axis,
+            [of[group] for group in members],
+            [texts.index(group.label) for group in members],
+        )
+        look.head(ax, title)
+        if not i % min(3, len(panels)):
+            ax.set_ylabel(curves.y(most), fontsize=look.LETTERS)
+    look.legend(drawing, texts)
+    return drawing

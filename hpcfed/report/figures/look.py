@@ -1,0 +1,245 @@
+"""How all figures look: colours, sizes, axes, files.
+
+Drawn through matplotlib's objects, without pyplot: no display is needed and nothing global changes.
+Sizes are those of
+a paper: a panel is as wide as a column or a part of it, and its letters are read without enlarging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from hpcfed.core.errors import ConfigError, told
+from hpcfed.core.paths import output
+from hpcfed.report.colours import DASHES
+from hpcfed.report.colours import LIGHT as COLOURS
+from hpcfed.report.figures.runs import short
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+FORMATS = (".png", ".svg", ".pdf")
+COLUMN, PAGE = 3.4, 7.0  # inches, of a paper's column and of its page
+SMALL, LETTERS = 7, 8  # points: of ticks and legends, of axes and titles
+DPI = 200
+GREY = "0.45"
+HANDLE, LETTER = (
+    0.48,
+    0.053,
+)  # inches in a legend: what stands before a text, and one of its letters
+DOTTED = 30  # points of a curve up to which each is seen
+WIDELY = 10  # times; values that differ by more are drawn on a logarithmic axis
+
+
+def style(i: int) -> dict[str, str]:
+    """Colour and dashes of the i-th line."""
+    return {
+        "color": COLOURS[i % len(COLOURS)],
+        "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
+    }
+
+
+def panels(
+    n: int,
+    across: int = 2,
+    height: float = 2.3,
+    below: int = 0,
+    wide: bool = False,
+    **shared: bool,
+) -> tuple[Figure, list[Axes]]:
+    """A figure with n panels, so many side by side: one is as wide as a column, several, or a wide
+    one, as a page.
+
+    height: inches of a row of panels.  below: lines of a legend that is to stand below.  shared:
+    sharex, sharey.
+    """
+    across = min(n, across)
+    rows = -(-n // across)
+    return grid(
+        n, across, (PAGE if wide or across > 1 else COLUMN, height * rows + 0.16 * below), **shared
+    )
+
+
+def grid(
+    n: int, across: int, size: tuple[float, float], **shared: bool
+) -> tuple[Figure, list[Axes]]:
+    """A figure of this size in inches with n panels, so many side by side."""
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(-(-n // across), across, squeeze=False, **shared).ravel().tolist()
+    for ax in axes[n:]:
+        ax.remove()
+    return figure, axes[:n]
+
+
+def frame(ax: Axes, x: str = "", y: str = "") -> None:
+    """Axes as all figures have them, with what stands at them."""
+    ax.set_xlabel(x, fontsize=LETTERS)
+    ax.set_ylabel(y, fontsize=LETTERS)
+    ax.tick_params(labelsize=SMALL)
+    ax.grid(alpha=0.3, linewidth=0.5)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def head(ax: Axes, title: str) -> None:
+    """A panel's title, in as many lines as its width asks for."""
+    width = ax.figure.get_figwidth() / ax.get_gridspec().ncols
+    ax.set_title(fill(plain(short(title, 120)), int(width / 0.066)), fontsize=SMALL)
+
+
+def dot(i: int) -> Line2D:
+    """What stands for the i-th strip of dots in a legend."""
+    marker = MARKERS[i // len(COLOURS) % len(MARKERS)]
+    return Line2D([], [], color=style(i)["color"], marker=marker, linestyle="", markersize=4)
+
+
+def line(ax: Axes, x: np.ndarray, y: np.ndarray, style: dict[str, str]) -> None:
+    """A curve; its points are seen where they are few."""
+    ax.plot(x, y, linewidth=1.2, marker="o" if len(x) <= DOTTED else "", markersize=2.5, **style)
+
+
+def band(
+    ax: Axes, x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, style: dict[str, str]
+) -> None:
+    """Between bounds of a curve; around a single point a bar, for there a band has no width."""
+    if len(x) == 1:
+        ax.errorbar(x, y, [y - low, high - y], capsize=3, linewidth=1.2, **style)
+    ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def numbered(ax: Axes, integer: bool = False) -> None:
+    """An x axis from 0 to a little beyond the last value, with few ticks; integer: of whole
+    numbers.
+    """
+    ax.set_xlim(0, beyond(ax.dataLim.xmax))
+    ax.xaxis.set_major_locator(
+        MaxNLocator(5, integer=integer, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10])
+    )
+
+
+def unit(axis: Axis, name: str) -> None:
+    """Ticks in B, kB, MB (or s, ks); plain numbers where there is no unit."""
+    axis.set_major_formatter(EngFormatter(name) if name else "{x:g}")
+
+
+def upwards(ax: Axes) -> None:
+    """A y axis from 0 to a little above the largest value."""
+    ax.set_ylim(0, beyond(ax.dataLim.ymax))
+
+
+def beyond(most: float) -> float:
+    """Where an axis ends that begins at 0 and whose largest value this is."""
+    return 1.05 * most if np.isfinite(most) and most > 0 else 1.0
+
+
+def logarithmic(ax: Axes, name: str) -> None:
+    """A logarithmic y axis with ticks at 1, 2, 5, 10 ..., also where there is less than a
+    decade.
+    """
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    unit(ax.yaxis, name)
+
+
+def logarithmic_across(ax: Axes, name: str) -> None:
+    """A logarithmic x axis of all that is drawn, with a few ticks, however few decades it has."""
+    ax.set_xscale("log")
+    ax.autoscale(axis="x")
+    low, high = ax.get_xlim()
+    decades = np.log10(high / low)
+    ax.xaxis.set_major_locator(
+        LogLocator(subs=(1, 2, 5) if decades < 1 else (1, 3) if decades < 2 else (1,))
+    )
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    unit(ax.xaxis, name)
+
+
+def widely(values: Sequence[float]) -> bool:
+    """Whether values > 0 differ so much that an axis of them is logarithmic."""
+    return len(values) > 0 and max(values) > WIDELY * min(values)
+
+
+def legend(figure: Figure, texts: Sequence[str], **every: object) -> None:
+    """What the lines are, below the figure."""
+    lines = [Line2D([], [], **style(i), **every) for i in range(len(texts))]
+    below(figure, lines, texts)
+
+
+def below(figure: Figure, handles: Sequence[object], texts: Sequence[str]) -> None:
+    """A legend below the figure, in as many columns as its longest text lets it have."""
+    width = figure.get_figwidth()
+    words = [plain(fitting(text, width)) for text in texts]
+    figure.legend(
+        handles,
+        words,
+        loc="outside lower center",
+        ncols=columns(words, width),
+        fontsize=SMALL,
+        frameon=False,
+        handlelength=2.2,
+        columnspacing=1.2,
+    )
+
+
+def columns(texts: Sequence[str], width: float) -> int:
+    """How many columns of a legend fit beside one another in a figure of this width, in inches,
+    evenly filled.
+    """
+    each = HANDLE + LETTER * max(map(len, texts), default=1)
+    rows = -(-len(texts) // max(1, int(width / each)))
+    return -(-len(texts) // max(1, rows))
+
+
+def lines(texts: Sequence[str], width: float) -> int:
+    """Lines of such a legend."""
+    return -(-len(texts) // columns([fitting(text, width) for text in texts], width))
+
+
+def fitting(text: str, width: float) -> str:
+    """A text of a legend as long as a figure of this width lets it be, and no longer than 60
+    letters.
+    """
+    return short(text, min(60, int((width - HANDLE) / LETTER)))
+
+
+def plain(text: str) -> str:
+    """A user's words as they are: dollar signs would begin a formula, and no font has control
+    characters.
+    """
+    return told(text).replace("$", r"\$")
+
+
+def step(n: int, most: int = 30) -> int:
+    """Every how many of n places get a tick, so that at most so many do."""
+    return next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, n) if n / s <= most)
+
+
+def places(n: int, most: int = 30) -> np.ndarray:
+    """The places of 0..n-1 that get a tick."""
+    return np.arange(0, n, step(n, most)) if n else np.arange(0)
+
+
+def numbers(ids: np.ndarray, width: float) -> np.ndarray:
+    """The places of these whole numbers that get a tick below a panel so many inches wide."""
+    return places(len(ids), max(1, int(width / (LETTER * len(str(ids.max(initial=0))) + 0.09))))
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the picture in the format of the path's ending; returns path. ConfigError where it
+    fails.
+    """
+    if path.suffix not in FORMATS:
+        raise ConfigError(
+            f"{path}: no picture format {path.suffix!r}; end the name in {', '.join(FORMATS)}"
+        )
+    with output(path, "the picture"):
+        figure.savefig(path, dpi=DPI)
+    return path

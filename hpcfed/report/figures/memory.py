@@ -1,0 +1,99 @@
+"""How much memory ranks took at most, of the host and of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.report.figures import look
+from hpcfed.report.figures.runs import Drawn
+
+COLUMNS = {"host": "ranks/peak_bytes", "device": "ranks/peak_device_bytes"}
+WORDS = {"host": "peak memory of a rank", "device": "peak GPU memory of a rank"}
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The most that each rank has taken until each round, in bytes: [T, R], nan where a rank was
+    not there.
+    """
+
+    run: Drawn
+    bytes: np.ndarray
+
+    @property
+    def final(self) -> np.ndarray:
+        """[R], the most that each rank took in the run."""
+        return np.array([column[np.isfinite(column)].max(initial=0.0) for column in self.bytes.T])
+
+    @property
+    def spread(self) -> tuple[np.ndarray, np.ndarray]:
+        """Least and most over the ranks, [T] each."""
+        return np.nanmin(self.bytes, 1), np.nanmax(self.bytes, 1)
+
+
+def numbers(runs: Sequence[Drawn], where: str) -> list[Peaks]:
+    """Of the runs that recorded any. where: host or device."""
+    known = [(run, run.record.columns.get(COLUMNS[where])) for run in runs]
+    return [
+        Peaks(run, column.astype(float))
+        for run, column in known
+        if column is not None and np.nansum(column) > 0
+    ]
+
+
+def figure(runs: Sequence[Drawn]) -> Figure:
+    """By rank, and over rounds with a band from the rank that took least to the one that took
+    most.
+    """
+    found = {where: peaks for where in COLUMNS if (peaks := numbers(runs, where))}
+    if not found:
+        raise ConfigError(
+            "memory: these runs have not recorded their ranks' peaks; give runs of this version "
+            "of which a round is done"
+        )
+    texts = [run.title for run in runs]
+    drawing, axes = look.panels(2 * len(found), below=look.lines(texts, look.PAGE))
+    for i, (where, peaks) in enumerate(found.items()):
+        left, right = axes[2 * i : 2 * i + 2]
+        for one in peaks:
+            style = look.style(texts.index(one.run.title))
+            by_rank(left, one, style)
+            over_rounds(right, one, style)
+        finish(left, right, where, max(len(one.final) for one in peaks))
+    look.legend(drawing, texts)
+    return drawing
+
+
+def by_rank(ax: Axes, one: Peaks, style: dict[str, str]) -> None:
+    few = len(one.final) <= 40
+    ax.plot(
+        one.final, linewidth=0.8, marker="o" if few else ".", markersize=4 if few else 2, **style
+    )
+
+
+def over_rounds(ax: Axes, one: Peaks, style: dict[str, str]) -> None:
+    """The rank that took most as a line."""
+    low, high = one.spread
+    rounds = np.arange(1, len(high) + 1)
+    look.line(ax, rounds, high, style)
+    look.band(ax, rounds, high, low, high, style)
+
+
+def finish(left: Axes, right: Axes, where: str, ranks: int) -> None:
+    """What stands at the axes of both panels, from 0 both."""
+    look.frame(left, "rank", WORDS[where])
+    look.frame(right, "round", "peak of a rank so far")
+    look.head(left, "each rank, over the whole run")
+    look.head(right, "line: highest rank; band: down to the lowest rank")
+    left.set_xticks(look.places(ranks, 12))
+    left.set_xlim(-0.5, ranks - 0.5)
+    look.numbered(right, integer=True)
+    for ax in (left, right):
+        look.upwards(ax)
+        look.unit(ax.yaxis, "B")

@@ -1,0 +1,199 @@
+"""What trained models answer: how often which class is taken for which, and how alike clients
+represent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+from hpcfed.core.errors import CheckpointError, ConfigError, DataError
+from hpcfed.report.figures import look
+from hpcfed.report.figures.runs import Drawn
+from hpcfed.storage import probe
+from hpcfed.storage.probe import Probe
+
+BESIDE = 3  # runs of one panel each
+THIN = 0.1  # inches, the width of a scale
+BAR = 0.9  # inches of a scale and what stands at it
+CELLS = 12  # classes up to which shares are written into the cells
+WIDE = 96  # letters above a figure as wide as a page
+DARK = 0.55  # of the colours: on darker ones letters are white
+
+
+def probed(run: Drawn, name: str) -> Probe:
+    """What the run's trained models answer, made anew where it is not there or older than the last
+    checkpoint.
+
+    Raises ConfigError, for the figure of this name, where the run has no trained models, or its
+    data are gone.
+    """
+    try:
+        if found := probe.current(run.folder):
+            return found
+        from hpcfed.results.trained.probe import anew  # here, for it needs torch
+
+        return anew(run.folder)
+    except (CheckpointError, DataError) as error:
+        raise ConfigError(f"{name}: {run.name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """counts: [C, C], answers of all clients by label and prediction. shares: [C, C], of each
+    label's; nan: none.
+    """
+
+    title: str
+    classes: list[str]
+    counts: np.ndarray
+    shares: np.ndarray
+
+
+def confusions(runs: Sequence[Drawn]) -> list[Confusion]:
+    """One for each run, over all its clients and the same test examples."""
+    return [confused(run.name, probed(run, "confusion")) for run in runs]
+
+
+def confused(name: str, found: Probe) -> Confusion:
+    C, (K, N) = len(found.header["classes"]), found.predictions.shape
+    counts = np.zeros((C, C), dtype=np.int64)
+    np.add.at(counts, (np.broadcast_to(found.labels, (K, N)), found.predictions), 1)
+    total = counts.sum(1, keepdims=True)
+    shares = np.where(total > 0, counts / np.maximum(total, 1), np.nan)
+    return Confusion(
+        f"{name}\n{found.of(K)}, {N:,} test examples",
+        found.header["classes"],
+        counts,
+        shares,
+    )
+
+
+def confusion(runs: Sequence[Drawn]) -> Figure:
+    """Labels downwards, predictions to the right, a panel for each run; each row sums to 1."""
+    found = confusions(runs)
+    drawing, axes = squares(len(found), min(len(found), 2), 2.9)
+    for ax, one in zip(axes, found, strict=True):
+        C = len(one.classes)
+        seen = heat(ax, one.shares, "Blues")
+        names = [look.plain(look.short(one.classes[c], 12)) for c in look.places(C)]
+        ax.set_xticks(look.places(C), names, rotation=90 if max(map(len, names)) > 2 else 0)
+        ax.set_yticks(look.places(C), names)
+        titled(ax, one.title, "predicted class", "class")
+        written(ax, one.shares, len(found))
+    colours(drawing, seen, axes, "share of the answers to examples of the class (in cells: %)")
+    return drawing
+
+
+def written(ax: Axes, shares: np.ndarray, panels: int) -> None:
+    """The shares in per cent, where there is room for them."""
+    if len(shares) > CELLS:
+        return
+    points = look.SMALL - (1.5 if panels == 1 else 2.0)
+    for (i, j), share in np.ndenumerate(shares):
+        if np.isfinite(share) and share >= 0.005:
+            ax.text(
+                j,
+                i,
+                f"{100 * share:.0f}",
+                ha="center",
+                va="center",
+                fontsize=points,
+                color="white" if share > DARK else "black",
+            )
+
+
+@dataclass(frozen=True)
+class Alike:
+    """How alike K clients represent. rounds: [P].  cka: [P, K, K], 0..1.  clients: [K].  means:
+    [P], over pairs.  some: of how many they were drawn, in words, if not all.
+    """
+
+    name: str
+    clients: np.ndarray
+    rounds: np.ndarray
+    cka: np.ndarray
+    means: np.ndarray
+    some: str = ""
+
+
+def alike(runs: Sequence[Drawn]) -> list[Alike]:
+    """One for each run."""
+    return [compared(run.name, probed(run, "cka")) for run in runs]
+
+
+def compared(name: str, found: Probe) -> Alike:
+    pairs = ~np.eye(len(found.clients), dtype=bool)
+    means = np.array([table[pairs].mean() if pairs.any() else np.nan for table in found.cka])
+    K = len(found.clients)
+    some = found.of(K) if K < found.header.get("of", K) else ""
+    return Alike(name, found.clients, found.rounds, found.cka, means, some)
+
+
+def cka(runs: Sequence[Drawn]) -> Figure:
+    """A panel for each round of which there is a checkpoint, a row of them for each run; of one
+    round each, runs side by side."""
+    found = alike(runs)
+    most = max(len(one.rounds) for one in found)
+    across = most if most > 1 else min(len(found), BESIDE)
+    cells = [(one, p) for one in found for p in range(most)]
+    drawing, axes = squares(len(cells), across, 2.4)
+    shown = []
+    for i, (ax, (one, p)) in enumerate(zip(axes, cells, strict=True)):
+        if p >= len(one.rounds):  # this run has fewer checkpoints
+            ax.remove()
+            continue
+        shown.append(ax)
+        seen = heat(ax, one.cka[p], "viridis")
+        at = look.numbers(one.clients, (drawing.get_figwidth() - BAR) / across)
+        ax.set_xticks(at, one.clients[at])
+        ax.set_yticks(at, one.clients[at])
+        mean = f": mean {one.means[p]:.2f}" if np.isfinite(one.means[p]) else ""
+        titled(
+            ax,
+            "\n".join(filter(None, (one.name, one.some, f"round {one.rounds[p]}{mean}"))),
+            "client" if i + across >= len(cells) else "",
+            "" if i % across else "client",
+            letters=WIDE // across,
+        )
+    colours(drawing, seen, shown, "linear CKA; above: mean of pairs")
+    return drawing
+
+
+def squares(n: int, across: int, side: float) -> tuple[Figure, list[Axes]]:
+    """A figure of n square panels, so many side by side, each so many inches wide at most, with a
+    scale beside them.
+    """
+    rows = -(-n // across)
+    width = min(look.PAGE, max(look.COLUMN, side * across + BAR))
+    return look.grid(n, across, (width, rows * ((width - BAR) / across + 0.45) + 0.1))
+
+
+def heat(ax: Axes, table: np.ndarray, scale: str) -> AxesImage:
+    """A table of shares, 0..1, as colours."""
+    return ax.imshow(table, cmap=scale, vmin=0, vmax=1, interpolation="nearest")
+
+
+def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -> None:
+    """What the colours of these panels mean, beside them."""
+    bar = drawing.colorbar(seen, ax=list(axes), aspect=drawing.get_figheight() / THIN, pad=0.02)
+    bar.set_label(text, fontsize=look.SMALL)
+    bar.ax.tick_params(labelsize=look.SMALL, length=2)
+
+
+def titled(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42) -> None:
+    """Words above a panel, the first line, a run's name, of so many letters at most; and words at
+    its axes.
+    """
+    name, *rest = title.split("\n")
+    ax.set_title(
+        "\n".join(map(look.plain, (look.short(name, letters), *rest))), fontsize=look.SMALL
+    )
+    ax.set_xlabel(x, fontsize=look.LETTERS)
+    ax.set_ylabel(y, fontsize=look.LETTERS)
+    ax.tick_params(labelsize=look.SMALL, length=2)

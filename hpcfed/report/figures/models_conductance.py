@@ -1,0 +1,245 @@
+"""On which units of the representation clients rest: figure 9 of Jang et al., ICPP 2022
+(FedClassAvg), section 5.3.
+
+There: for one test image, the rank of each unit's conductance among those of its client. Chosen
+here: all clients of all runs are asked about the same images, one of each of up to four classes.
+Where there are many units, neighbours in the order of their mean rank are drawn as one, and below
+stands how far the ranks of each two clients correlate, which needs no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.few import counted
+from hpcfed.report.figures import look
+from hpcfed.report.figures.models import BAR, THIN, WIDE, probed, titled
+from hpcfed.report.figures.models_tsne import most_common_width
+from hpcfed.report.figures.runs import Drawn, short
+from hpcfed.storage.probe import Probe
+
+ROWS = 32  # of units: more cannot be told from one another
+ACROSS = 2  # runs side by side
+LOW = 0.7  # height of the upper panel / height of the lower one
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Clients [n] of one run, those of an architecture (kinds, [n]) side by side.
+
+    shares: [d, n], for the image that is shown: the rank of a unit's conductance among those of its
+    client / d, so that 1 is the unit that counts most; units in the order of their mean over
+    clients.  right: clients that predict that image's label.
+    correlation: [n, n], Spearman's, of the ranks of two clients, mean over all images; nan where
+    all units of a client have the same.
+    """
+
+    name: str
+    label: str
+    clients: np.ndarray
+    kinds: np.ndarray
+    shares: np.ndarray
+    right: int
+    images: int
+    correlation: np.ndarray
+    population: int
+
+    def agreement(self, same: bool) -> float:
+        """The mean correlation of two different clients, of the same architecture or of different
+        ones; nan where there are none.
+        """
+        pairs = (self.kinds[:, None] == self.kinds) == same
+        np.fill_diagonal(pairs, False)
+        known = self.correlation[pairs & np.isfinite(self.correlation)]
+        return float(known.mean()) if len(known) else float("nan")
+
+
+def numbers(runs: Sequence[Drawn]) -> list[Ranks]:
+    """One for each run. Raises ConfigError where the inputs are texts."""
+    found = [probed(run, "conductance") for run in runs]
+    return [
+        ranked(run.name, one, shown([other for other in found if alike(one, other)]))
+        for run, one in zip(runs, found, strict=True)
+    ]
+
+
+def alike(one: Probe, other: Probe) -> bool:
+    """Whether two runs were asked about the same images."""
+    return (
+        one.header["classes"] == other.header["classes"]
+        and np.array_equal(one.images, other.images)
+        and np.array_equal(one.image_labels, other.image_labels)
+    )
+
+
+def shown(found: Sequence[Probe]) -> int:
+    """The position of the image that most clients of these runs are right about, of equals the
+    first; 0 where there is no image.
+    """
+    right = sum((one.image_predictions == one.image_labels).sum(0) for one in found)
+    return int(right.argmax()) if len(right) else 0
+
+
+def ranked(name: str, found: Probe, image: int) -> Ranks:
+    """The ranks of one run's clients. Raises ConfigError as `numbers`."""
+    from scipy.stats import rankdata
+
+    if not len(found.images):
+        raise ConfigError(
+            f"conductance: {name}: its inputs are texts, which have no conductance, or it is an "
+            f"old probe without an image; take a run of images that has a checkpoint"
+        )
+    kinds = np.array(found.header["architectures"])
+    order = {kind: i for i, kind in enumerate(dict.fromkeys(kinds.tolist()))}
+    known = [k for k in most_common_width(found) if np.isfinite(found.conductance[k]).all()]
+    if not known:
+        raise ConfigError(
+            f"conductance: {name}: no client of the most common width of representations has a "
+            f"conductance that is finite"
+        )
+    ks = np.array(sorted(known, key=lambda k: order[kinds[k]]))
+    ranks = rankdata(np.stack([found.conductance[k] for k in ks]), axis=-1)  # [n, M, d]
+    shares = ranks[:, image].T / ranks.shape[-1]
+    return Ranks(
+        name,
+        found.header["classes"][found.image_labels[image]],
+        found.clients[ks],
+        kinds[ks],
+        shares[np.argsort(shares.mean(1), kind="stable")],
+        int((found.image_predictions[ks, image] == found.image_labels[image]).sum()),
+        ranks.shape[1],
+        correlations(ranks),
+        len(found.clients),
+    )
+
+
+def correlations(ranks: np.ndarray) -> np.ndarray:
+    """The correlation of each two clients' ranks [n, M, d], mean over the images for which both
+    have one: [n, n].
+    """
+    away = ranks - ranks.mean(-1, keepdims=True)
+    norm = np.sqrt((away**2).sum(-1, keepdims=True))
+    unit = np.divide(away, norm, out=np.full_like(away, np.nan), where=norm > 0)
+    each = np.einsum("kmd,lmd->mkl", unit, unit)
+    known = np.isfinite(each)
+    total, n = np.where(known, each, 0.0).sum(0), known.sum(0)
+    return np.divide(total, n, out=np.full(n.shape, np.nan), where=n > 0)
+
+
+def merged(shares: np.ndarray) -> np.ndarray:
+    """At most ROWS rows of [d, n]: means of neighbours."""
+    return np.stack([rows.mean(0) for rows in np.array_split(shares, min(ROWS, len(shares)))])
+
+
+def figure(runs: Sequence[Drawn]) -> Figure:
+    """A column for each run: above the ranks for one image, units downwards and clients to the
+    right; below the correlation of each two clients over all images.
+    """
+    found = numbers(runs)
+    across = min(ACROSS, len(found))
+    blocks = -(-len(found) // across)
+    width = look.PAGE if across > 1 else look.COLUMN + BAR
+    side = (width - BAR) / across
+    heights = [LOW * side, side]
+    drawing = Figure(figsize=(width, blocks * (sum(heights) + 1.2)), layout="constrained")
+    axes = drawing.subplots(2 * blocks, across, squeeze=False, height_ratios=blocks * heights)
+    grid = axes.reshape(blocks, 2, across).swapaxes(1, 2).reshape(-1, 2)
+    for two in grid[len(found) :]:
+        for ax in two:
+            ax.remove()
+    letters, most = WIDE // max(2, across), strongest(found)
+    for (above, below), one in zip(grid, found, strict=False):
+        units = above.imshow(
+            merged(one.shares), cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="none"
+        )
+        titled(above, "\n".join([one.name, *about(one)]), "", rows(one), letters=letters)
+        above.set_yticks([])
+        pairs = below.imshow(
+            off_diagonal(one.correlation),
+            cmap="RdBu_r",
+            vmin=-most,
+            vmax=most,
+            interpolation="nearest",
+        )
+        below.set_facecolor("0.8")
+        titled(below, agreed(one), "client", letters=letters)
+        marked(above, below, one, side)
+    for row, seen, text in (
+        (0, units, "rank of the conductance / units"),
+        (1, pairs, "correlation of the ranks of two clients"),
+    ):
+        panels = grid[: len(found), row].tolist()
+        bar = drawing.colorbar(seen, ax=panels, aspect=blocks * heights[row] / THIN, pad=0.02)
+        bar.set_label(text, fontsize=look.SMALL)
+        bar.ax.tick_params(labelsize=look.SMALL, length=2)
+    return drawing
+
+
+def off_diagonal(table: np.ndarray) -> np.ndarray:
+    """Without the correlation of each client with itself, which is 1."""
+    return np.where(np.eye(len(table), dtype=bool), np.nan, table)
+
+
+def strongest(found: Sequence[Ranks]) -> float:
+    """Where the colours of the correlations end: the strongest of two clients, to the next tenth
+    and at least a tenth.
+    """
+    tables = [off_diagonal(one.correlation) for one in found]
+    most = max(float(np.abs(table[np.isfinite(table)]).max(initial=0.0)) for table in tables)
+    return max(1, int(np.ceil(10 * most - 1e-9))) / 10
+
+
+def about(one: Ranks) -> list[str]:
+    """What is shown of one run, in words."""
+    n = len(one.clients)
+    of = (
+        f"{n} of {counted(one.population, 'client')}"
+        if n < one.population
+        else counted(n, "client")
+    )
+    return [f"an image of class {short(one.label, 16)}: {of}, {one.right} right"]
+
+
+def rows(one: Ranks) -> str:
+    d = len(one.shares)
+    if d <= ROWS:
+        return "units, by mean rank"
+    return f"{d:,} units, by mean rank,\nmean of about {d / ROWS:.0f} in a row"
+
+
+def agreed(one: Ranks) -> str:
+    """The title of the correlations. + 0.0: -0.0 is no number for people."""
+    parts = [
+        f"{text} {round(mean, 2) + 0.0:.2f}"
+        for text, mean in (
+            ("same architecture", one.agreement(same=True)),
+            ("different", one.agreement(same=False)),
+        )
+        if np.isfinite(mean)
+    ]
+    told = f"mean over pairs: {', '.join(parts)}" if parts else "one client: no pair"
+    return f"{counted(one.images, 'image')}, each of another class\n{told}"
+
+
+def marked(above: Axes, below: Axes, one: Ranks, side: float) -> None:
+    """Numbers of clients at both panels, each so many inches wide; lines between architectures, and
+    their names.
+    """
+    at = look.numbers(one.clients, side - 0.6)
+    for ax in (above, below):
+        ax.set_xticks(at, one.clients[at])
+    starts = np.flatnonzero(np.r_[True, one.kinds[1:] != one.kinds[:-1]])
+    ends = np.r_[starts[1:], len(one.kinds)]
+    few = np.arange(0, len(starts), look.step(len(starts), 16))
+    names = [look.plain(short(str(one.kinds[starts[i]]), 12)) for i in few]
+    below.set_yticks((starts[few] + ends[few] - 1) / 2, names)
+    for start in starts[1:]:
+        above.axvline(start - 0.5, color="white", linewidth=0.8)
+        below.axvline(start - 0.5, color="black", linewidth=0.5)
+        below.axhline(start - 0.5, color="black", linewidth=0.5)

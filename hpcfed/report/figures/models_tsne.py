@@ -1,0 +1,199 @@
+"""Representations in a plane by t-SNE: figure 8 of Jang et al., ICPP 2022 (FedClassAvg), section
+5.2.
+
+There: features of 1,000 test images from the clients' models, trained alone and federated. Open
+there, and chosen here: of up to 20 clients, and as many of the images as make 2,000 points at
+most; first the 50 main components; perplexity 30.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+
+from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.few import evenly
+from hpcfed.report.figures import look
+from hpcfed.report.figures.models import BESIDE, THIN, WIDE, probed, titled
+from hpcfed.report.figures.runs import Drawn
+from hpcfed.storage.probe import Probe
+
+LINE = 0.14  # inches from one tick's letters to the next
+POINTS, COMPONENTS, PERPLEXITY = 2000, 50, 30.0
+CLIENTS = 20  # of more so many are drawn: more colours and fewer images of each tell nothing
+TEN = (
+    "#3f90da",
+    "#ffa90e",
+    "#bd1f01",
+    "#94a4a2",
+    "#832db6",
+    "#a96b59",
+    "#e76300",
+    "#b9ac70",
+    "#717581",
+    "#92dadd",
+)
+# safe for the colour-blind: Petroff, 2021, arXiv:2107.02270
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Points of one run: xy [n, 2], and the label and the client of each, [n]."""
+
+    title: str
+    classes: list[str]
+    clients: np.ndarray
+    xy: np.ndarray
+    labels: np.ndarray
+    whose: np.ndarray
+
+
+def numbers(runs: Sequence[Drawn]) -> list[Plane]:
+    """One for each run; the same for the same probe. Raises ConfigError where there are too few
+    points.
+    """
+    return [plane(run.name, probed(run, "tsne"), run.fields["seed"]) for run in runs]
+
+
+def plane(name: str, found: Probe, seed: int) -> Plane:
+    """The points of the clients whose representations have the most common width, or of some."""
+    ks = most_common_width(found)
+    ks = ks[evenly(len(ks), CLIENTS)]
+    images = evenly(
+        len(found.labels), max(1, POINTS // len(ks))
+    )  # they lie in the order of the test split
+    n = len(images)
+    z = np.concatenate([found.representations[k][images] for k in ks]).astype(np.float64)
+    whose, labels = np.repeat(found.clients[ks], n), np.tile(found.labels[images], len(ks))
+    return Plane(
+        f"{name}\n{found.of(len(ks))} × {n} examples",
+        found.header["classes"],
+        found.clients[ks],
+        placed(z, seed),
+        labels,
+        whose,
+    )
+
+
+def most_common_width(found: Probe) -> np.ndarray:
+    """The positions of the clients whose representations can lie in one space: those of the width
+    that most have.
+    """
+    widths = [z.shape[1] for z in found.representations]
+    width = Counter(widths).most_common(1)[0][0]
+    return np.flatnonzero(np.array(widths) == width)
+
+
+def placed(z: np.ndarray, seed: int) -> np.ndarray:
+    """The t-SNE of rows [n, d]: [n, 2]. ConfigError for fewer than four."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    if len(z) < 4:
+        raise ConfigError(
+            f"tsne: {len(z)} points are too few; probe more test images (`hpcfed probe --examples`)"
+        )
+    state = rng.number(seed, "tsne") % 2**32
+    if min(z.shape) > COMPONENTS:
+        z = PCA(COMPONENTS, random_state=state).fit_transform(z)
+    perplexity = min(PERPLEXITY, (len(z) - 1) / 3)
+    return TSNE(init="pca", perplexity=perplexity, random_state=state).fit_transform(z - z.mean(0))
+
+
+def figure(runs: Sequence[Drawn]) -> Figure:
+    """Runs side by side; above the points have the colours of their labels, below those of their
+    clients.
+    """
+    found = blocks(numbers(runs))
+    across = max(map(len, found))
+    width = max(look.COLUMN, min(look.PAGE, 2.2 * across + 1.0))
+    drawing = Figure(
+        figsize=(width, len(found) * (2 * (width - 1.0) / across + 0.6)), layout="constrained"
+    )
+    axes = drawing.subplots(2 * len(found), across, squeeze=False).reshape(len(found), 2, across)
+    for two, block in zip(axes, found, strict=True):
+        for ax in two[:, len(block) :].ravel():
+            ax.remove()
+        draw(
+            drawing,
+            two[:, : len(block)],
+            block,
+            drawing.get_figheight() / 2 / len(found),
+            WIDE // max(2, across),
+        )
+    return drawing
+
+
+def blocks(found: Sequence[Plane]) -> list[list[Plane]]:
+    """Runs one after the other that share their scales, for they have the same classes and clients;
+    few in each.
+    """
+    made: list[list[Plane]] = []
+    for one in found:
+        before = made[-1] if made else []
+        if before and len(before) < BESIDE and alike(before[0], one):
+            before.append(one)
+        else:
+            made.append([one])
+    return made
+
+
+def alike(one: Plane, other: Plane) -> bool:
+    return one.classes == other.classes and np.array_equal(one.clients, other.clients)
+
+
+def draw(
+    drawing: Figure, two: np.ndarray, block: Sequence[Plane], height: float, letters: int
+) -> None:
+    """One block. two: its two rows of axes, each so many inches high.  letters: of a title."""
+    classes, clients = block[0].classes, block[0].clients
+    for column, one in zip(two.T, block, strict=True):
+        scatter(column[0], one.xy, one.labels, *palette(len(classes)))
+        scatter(column[1], one.xy, order(one), *palette(len(clients)))
+        titled(column[0], one.title, letters=letters)
+    bar(drawing, two[0], height, "class", [look.plain(look.short(name, 12)) for name in classes])
+    bar(drawing, two[1], height, "client", [str(k) for k in clients])
+
+
+def order(one: Plane) -> np.ndarray:
+    """Of each point the position of its client."""
+    return np.searchsorted(one.clients, one.whose)
+
+
+def palette(n: int) -> tuple[ListedColormap, BoundaryNorm]:
+    """n colours: ten that are told apart, or where there are more a scale from dark to light."""
+    shades = TEN[:n] if n <= len(TEN) else matplotlib.colormaps["viridis"](np.linspace(0, 1, n))
+    return ListedColormap(shades), BoundaryNorm(np.arange(n + 1) - 0.5, n)
+
+
+def scatter(
+    ax: Axes, xy: np.ndarray, values: np.ndarray, colours: ListedColormap, norm: BoundaryNorm
+) -> None:
+    """The points, in an order that hides no colour below another."""
+    mixed = rng.stream(0, "tsne", "drawing").permutation(len(xy))
+    size = np.clip(6000 / len(xy), 1.0, 12.0)
+    ax.scatter(
+        *xy[mixed].T, c=values[mixed], s=size, cmap=colours, norm=norm, linewidth=0, rasterized=True
+    )
+    ax.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")  # t-SNE's axes have no unit
+
+
+def bar(drawing: Figure, axes: np.ndarray, height: float, text: str, names: Sequence[str]) -> None:
+    """What the colours of a row of panels, so many inches high, are."""
+    colours, norm = palette(len(names))
+    scale = matplotlib.cm.ScalarMappable(norm, colours)
+    at = look.places(len(names), int(height / LINE))
+    shown = drawing.colorbar(scale, ax=axes.tolist(), ticks=at, aspect=height / THIN, pad=0.02)
+    shown.ax.set_yticklabels([names[i] for i in at], fontsize=look.SMALL)
+    shown.ax.invert_yaxis()
+    shown.ax.tick_params(length=0)
+    shown.ax.minorticks_off()
+    shown.set_label(text, fontsize=look.LETTERS)

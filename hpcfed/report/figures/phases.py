@@ -1,0 +1,178 @@
+"""Where the ranks' time goes: who waits for whom, and how long a round takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.tables import duration
+from hpcfed.report.colours import phase
+from hpcfed.report.figures import look
+from hpcfed.report.figures.runs import Drawn
+from hpcfed.results.columns import phases
+from hpcfed.storage.record import Record
+
+OTHER = "other"
+HATCHES = {
+    "train": "",
+    "evaluate": "//",
+    "wait": "..",
+    "communicate": "xx",
+    "server": "\\\\",
+    "checkpoint": "++",
+}
+LOOKS = {name: (phase(name), hatch) for name, hatch in HATCHES.items()} | {
+    OTHER: ("#999999", "")
+}  # in this order
+WIDE = 40  # ranks of which bars have room for hatches
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Seconds of a round by phase, [R] each, mean over the rounds that a rank was there; in the
+    order of LOOKS.
+
+    other: what no phase counts, of the rounds' own seconds.
+    """
+
+    run: Drawn
+    seconds: dict[str, np.ndarray]
+
+    @property
+    def waiting(self) -> float:
+        """The share of all ranks' time in which they wait, 0..1."""
+        return float(
+            self.seconds["wait"].sum() / (sum(s.sum() for s in self.seconds.values()) or 1.0)
+        )
+
+
+def numbers(runs: Sequence[Drawn]) -> list[Phases]:
+    """Those of each run that has any. ConfigError where none has."""
+    found = [
+        Phases(run, spent(run.record))
+        for run in runs
+        if run.record.rounds and "ranks/train" in run.record.columns
+    ]
+    if not found:
+        raise ConfigError(
+            "phases: no round of these runs is done and recorded with the ranks' seconds; "
+            "wait for the first, or give other runs"
+        )
+    return found
+
+
+def spent(record: Record) -> dict[str, np.ndarray]:
+    known = phases(record)
+    there = np.isfinite(known["train"])  # [T, R]
+    rounds = there.sum(0).clip(min=1)
+    means = {name: np.nansum(column, 0) / rounds for name, column in known.items()}
+    whole = np.where(there, record.column("rounds/seconds")[:, None], 0.0).sum(0) / rounds
+    means[OTHER] = (whole - sum(means.values())).clip(min=0)
+    none = np.zeros(there.shape[1])
+    return {name: means.get(name, none) for name in LOOKS}
+
+
+def figure(runs: Sequence[Drawn]) -> Figure:
+    """Stacked bars of the ranks, a panel for each run, all on one scale of seconds."""
+    found = numbers(runs)
+    most = max(len(one.seconds[OTHER]) for one in found)
+    drawing, axes = look.panels(
+        len(found),
+        across=3 if most <= WIDE else 1,
+        below=2,
+        wide=most > WIDE,
+        sharey=True,
+    )
+    shown = [name for name in LOOKS if any(one.seconds[name].any() for one in found)]
+    for ax, one in zip(axes, found, strict=True):
+        bars(ax, one, shown, first=ax.get_subplotspec().is_first_col())
+    patches = [
+        Patch(facecolor=LOOKS[n][0], hatch=2 * LOOKS[n][1], edgecolor="white", linewidth=0)
+        for n in shown
+    ]
+    look.below(drawing, patches, shown)
+    return drawing
+
+
+def bars(ax: Axes, one: Phases, shown: Sequence[str], first: bool) -> None:
+    """One run: a bar for each rank, its phases on one another. first: the panel is at the left."""
+    ranks = np.arange(len(one.seconds[OTHER]))
+    base = np.zeros(len(ranks))
+    for name in shown:
+        colour, hatch = LOOKS[name]
+        ax.bar(
+            ranks,
+            one.seconds[name],
+            0.8 if len(ranks) <= WIDE else 1.0,
+            base,
+            color=colour,
+            hatch=2 * hatch if len(ranks) <= WIDE else "",
+            edgecolor="white",
+            linewidth=0,
+        )
+        base = base + one.seconds[name]
+    look.frame(ax, "rank", "seconds of a round, mean" if first else "")
+    look.head(ax, f"{one.run.title}: {100 * one.waiting:.0f} % waiting, {duration(base.max())}")
+    ax.set_xticks(look.places(len(ranks), 10 if len(ranks) <= WIDE else 20))
+    ax.set_xlim(-0.6 if len(ranks) > 2 else -1, len(ranks) - (0.4 if len(ranks) > 2 else 0))
+
+
+@dataclass(frozen=True)
+class Pace:
+    """One run's rounds, [T] each. rounds: from 1. seconds: of each. middle: median of the nearest
+    ones (`WINDOW`).
+    """
+
+    rounds: np.ndarray
+    seconds: np.ndarray
+    middle: np.ndarray
+
+
+WINDOW = 50  # a run is smoothed over the 50th part of its rounds on either side
+
+
+def pace(runs: Sequence[Drawn]) -> list[Pace]:
+    """Each run's rounds."""
+    columns = [run.record.columns.get("rounds/seconds", np.zeros(0)) for run in runs]
+    if not any(map(len, columns)):
+        raise ConfigError("seconds: no round of these runs is done; wait for the first")
+    return [
+        Pace(np.arange(1, len(column) + 1), column, smooth(column, len(column) // WINDOW))
+        for column in columns
+    ]
+
+
+def smooth(values: np.ndarray, reach: int) -> np.ndarray:
+    """The median of each value and so many on either side, fewer at the ends."""
+    return np.array(
+        [np.median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
+    )
+
+
+def seconds(runs: Sequence[Drawn]) -> Figure:
+    """Wall time of each round; of long runs the median of near ones in front of it."""
+    found, texts = pace(runs), [run.title for run in runs]
+    drawing, [ax] = look.panels(1, below=look.lines(texts, look.COLUMN))
+    for i, one in enumerate(found):
+        style = look.style(i)
+        if not np.array_equal(one.middle, one.seconds):
+            ax.plot(one.rounds, one.seconds, color=style["color"], linewidth=0.4, alpha=0.4)
+        look.line(ax, one.rounds, one.middle, style)
+    look.frame(ax, "round", "wall time of a round")
+    look.numbered(ax, integer=True)
+    every = np.concatenate([one.seconds for one in found])
+    if (every > 0).all() and every.max() > 5 * np.median(
+        every
+    ):  # as that of a first round, which warms up
+        look.logarithmic(ax, "s")
+    else:
+        look.upwards(ax)
+        look.unit(ax.yaxis, "s")
+    look.legend(drawing, texts)
+    return drawing

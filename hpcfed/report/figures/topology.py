@@ -1,0 +1,127 @@
+"""Who talks to whom where there is no server, and how far the clients' models are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.report.figures import look
+from hpcfed.report.figures.runs import Drawn
+from hpcfed.results.columns import by_round, last
+
+LINKS = "links"
+NUMBERED = 40  # clients whose numbers have room
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One run. at: [K, 2], where its clients are drawn, within -1..1.  links: [E, 2], neighbours.
+
+    accuracy: [K], 0..1, of the last evaluation, nan without.  rounds: [E], from 1, in which
+    distance was measured.
+    distance: root of the mean squared distance of a client's model to the mean model.
+    """
+
+    run: Drawn
+    at: np.ndarray
+    links: np.ndarray
+    accuracy: np.ndarray
+    rounds: np.ndarray
+    distance: np.ndarray
+
+
+def numbers(runs: Sequence[Drawn]) -> list[Topology]:
+    """Of the runs that recorded a graph. ConfigError where none did."""
+    found = [topology(run) for run in runs if LINKS in run.record.arrays]
+    if not found:
+        raise ConfigError(
+            "topology: no run recorded who are neighbours; methods without a server do, for up "
+            "to 1,000 "
+            "clients, as algorithm.name = 'dsgd' or 'swift' (algorithm.topology)"
+        )
+    return found
+
+
+def topology(run: Drawn) -> Topology:
+    distance = by_round(run.record, "consensus_distance")
+    known = np.flatnonzero(np.isfinite(distance))
+    clients, kind = run.fields["clients"], run.fields.get("algorithm.topology", "")
+    accuracy = last(run.record, "clients/accuracy")
+    return Topology(
+        run, laid(kind, clients), run.record.arrays[LINKS], accuracy, known + 1, distance[known]
+    )
+
+
+def laid(kind: str, clients: int) -> np.ndarray:
+    """Places on a circle, clockwise from the top; a star has client 0 in the middle."""
+    if kind == "star" and clients > 1:
+        return np.concatenate([np.zeros((1, 2)), laid("", clients - 1)])
+    angle = 2 * np.pi * np.arange(clients) / clients
+    return np.stack([np.sin(angle), np.cos(angle)], 1)
+
+
+def figure(runs: Sequence[Drawn]) -> Figure:
+    """The graph of each run, clients coloured by accuracy, and below all the distance over
+    rounds.
+    """
+    found = numbers(runs)
+    below, texts = sum(len(one.rounds) > 0 for one in found) > 0, [one.run.title for one in found]
+    drawing, axes = look.panels(
+        len(found) + below, height=2.9, below=look.lines(texts, look.PAGE) * below
+    )
+    known = np.concatenate([one.accuracy[np.isfinite(one.accuracy)] for one in found])
+    low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
+    shades = ScalarMappable(Normalize(low, max(high, low + 0.01)), "cividis")
+    for ax, one in zip(axes, found, strict=False):
+        graph(ax, one, shades)
+    if len(known):
+        bar = drawing.colorbar(shades, ax=axes[: len(found)], shrink=0.7, aspect=30)
+        bar.set_label("test accuracy of a client", fontsize=look.LETTERS)
+        bar.ax.tick_params(labelsize=look.SMALL)
+    if below:
+        for i, one in enumerate(found):
+            look.line(axes[-1], one.rounds, one.distance, look.style(i))
+        look.frame(axes[-1], "round", "distance to the mean model,\nroot mean square over clients")
+        look.numbered(axes[-1], integer=True)
+        look.upwards(axes[-1])
+        look.legend(drawing, texts)
+    return drawing
+
+
+def graph(ax: Axes, one: Topology, shades: ScalarMappable) -> None:
+    """Clients as dots, links as lines, the thinner the more there are."""
+    K, few = len(one.at), len(one.at) <= NUMBERED
+    width = float(np.clip(40 / max(1, len(one.links)), 0.15, 1.0))
+    ax.add_collection(
+        LineCollection(one.at[one.links], colors=look.GREY, linewidths=width, zorder=1)
+    )
+    colours = shades.to_rgba(np.nan_to_num(one.accuracy))
+    colours[~np.isfinite(one.accuracy)] = (1, 1, 1, 1)
+    ax.scatter(
+        *one.at.T, np.clip(1500 / K, 5, 110), colours, edgecolor="black", linewidth=0.5, zorder=2
+    )
+    for k in range(K if few else 0):
+        light = colours[k, :3].mean() > 0.5
+        ax.annotate(
+            str(k),
+            one.at[k],
+            ha="center",
+            va="center",
+            fontsize=6,
+            color="black" if light else "white",
+        )
+    ax.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal")
+    ax.axis("off")
+    look.head(
+        ax,
+        f"{one.run.title}: {one.run.fields.get('algorithm.topology', 'links')}, "
+        f"{len(one.links):,} links",
+    )

@@ -1,0 +1,114 @@
+"""Methods in virtual time: how stale what clients send is, and how far clients are apart in their
+work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.report.figures import look
+from hpcfed.report.figures.runs import Drawn
+from hpcfed.results.columns import by_round, column, so_far
+from hpcfed.storage.record import Record
+
+PER_CLIENT = "clients/staleness"
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """One run, [T] each. seconds: virtual, at the end of each record's round.
+
+    mean: the server's merges between download and merge, mean over the reports of the round; nan:
+    none.
+    least, most: of the clients' own means.  done: reports so far of the client with fewest, the
+    mean, the one with most, [3, T]; of a population of those that took part.
+    """
+
+    run: Drawn
+    seconds: np.ndarray
+    mean: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
+    done: np.ndarray
+
+
+def numbers(runs: Sequence[Drawn]) -> list[Staleness]:
+    """Of the runs without rounds. ConfigError where all have rounds."""
+    found = [staleness(run) for run in runs if eventful(run.record)]
+    if not found:
+        raise ConfigError(
+            "staleness: these runs are of methods in rounds, in which nothing is stale; "
+            "give runs of methods in virtual time, as algorithm.name = 'fedasync' or 'swift'"
+        )
+    return found
+
+
+def eventful(record: Record) -> bool:
+    """Whether a run is of a method without rounds, which has done some of its work: its job says
+    how many merges make a round."""
+    return record.rounds > 0 and "merges" in record.header["job"]["algorithm"]
+
+
+def staleness(run: Drawn) -> Staleness:
+    record = run.record
+    each = record.columns.get(PER_CLIENT, np.full((record.rounds, 1), np.nan))
+    none = ~np.isfinite(each).any(1)
+    low, high = (
+        np.where(none, np.nan, of(np.where(np.isfinite(each), each, end), axis=1))
+        for of, end in ((np.min, np.inf), (np.max, -np.inf))
+    )
+    return Staleness(
+        run, so_far(record)["virtual"], by_round(record, "staleness"), low, high, done(record)
+    )
+
+
+def done(record: Record) -> np.ndarray:
+    """Reports so far: fewest, mean and most over the clients, [3, T]."""
+    reports = np.nan_to_num(column(record, "clients/reports"))
+    if "clients/id" in record.columns:  # each row has clients of its own
+        ids = record.column("clients/id")
+        known, places = np.unique(ids[np.isfinite(ids)], return_inverse=True)
+        wide = np.zeros((record.rounds, len(known)))
+        wide[np.nonzero(np.isfinite(ids))[0], places] = reports[np.isfinite(ids)]
+        reports = wide
+    total = reports.cumsum(0)
+    return np.array([total.min(1), total.mean(1), total.max(1)])
+
+
+def figure(runs: Sequence[Drawn]) -> Figure:
+    """Staleness over virtual time, where a server merges; beside it how many reports clients have
+    made.
+    """
+    found = numbers(runs)
+    texts = [one.run.title for one in found]
+    both = any(np.isfinite(one.mean).any() for one in found)
+    width = look.PAGE if both else look.COLUMN
+    drawing, axes = look.panels(1 + both, below=look.lines(texts, width))
+    for i, one in enumerate(found):
+        if both:
+            band(axes[0], one.seconds, (one.least, one.mean, one.most), look.style(i))
+        band(axes[-1], one.seconds, one.done, look.style(i))
+    if both:
+        look.frame(axes[0], "virtual time", "staleness, merges")
+        look.head(axes[0], "merges from download to merge; band: clients' means")
+    look.frame(axes[-1], "virtual time", "reports of a client so far")
+    look.head(axes[-1], "mean over clients; band: fewest to most")
+    for ax in axes:
+        look.upwards(ax)
+        look.numbered(ax)
+        look.unit(ax.xaxis, "s")
+    look.legend(drawing, texts)
+    return drawing
+
+
+def band(ax: Axes, x: np.ndarray, values: Sequence[np.ndarray], style: dict[str, str]) -> None:
+    """A line between two bounds."""
+    low, middle, high = values
+    look.line(ax, x, middle, style)
+    look.band(ax, x, middle, low, high, style)

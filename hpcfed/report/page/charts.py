@@ -1,0 +1,141 @@
+"""The charts of the page as an empty Bokeh document, which the page's script fills
+(`files/curves.js`).
+
+Names of models are how the script finds them: `x`, and for each thing that is drawn
+`lines-accuracy` and so on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bokeh.core.properties import field
+from bokeh.document import Document
+from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, NumeralTickFormatter, Range1d
+from bokeh.plotting import figure
+
+from hpcfed.report.colours import LIGHT
+from hpcfed.report.page.curves import Y
+
+HEIGHT = 300
+REACH = 14  # pixels: how wide a line is for the pointer
+TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
+NUMBER = {"$snap_x": "printf", "$snap_y": "printf"}
+
+
+def charts() -> dict[str, Any]:
+    """The document as JSON, and which of its roots goes into which element of the page."""
+    document = Document()
+    x = Range1d(0, 1, name="x")
+    figures = {f"chart-{name}": curve(name, x) for name in Y} | {
+        "chart-labels": labels(),
+        "chart-phases": phases(),
+    }
+    for one in figures.values():
+        document.add_root(one)
+    roots = {one.id: element for element, one in figures.items()}
+    return {"document": document.to_json(deferred=False), "roots": roots}
+
+
+def curve(name: str, x: Range1d) -> figure:
+    """One thing over x: bands, clients, runs, and dots where a curve has few points."""
+    chart = empty(name, x_range=x)
+    bands, clients = (
+        source(f"bands-{name}", "xs ys colour"),
+        source(f"clients-{name}", "xs ys colour name"),
+    )
+    lines, dots = (
+        source(f"lines-{name}", "xs ys colour name dash"),
+        source(f"dots-{name}", "x y colour size"),
+    )
+    chart.patches("xs", "ys", source=bands, color=field("colour"), fill_alpha=0.15, line_alpha=0)
+    near = [
+        chart.multi_line("xs", "ys", source=one, line_alpha=0, line_width=REACH)
+        for one in (clients, lines)
+    ]
+    chart.multi_line(
+        "xs", "ys", source=clients, color=field("colour"), line_width=1, line_alpha=0.5
+    )
+    chart.multi_line(
+        "xs", "ys", source=lines, color=field("colour"), line_dash=field("dash"), line_width=2
+    )
+    chart.scatter("x", "y", source=dots, color=field("colour"), size=field("size"))
+    hover(
+        chart,
+        f"hover-{name}",
+        [("", "@name"), ("x", "$snap_x{%.6g}"), ("y", "$snap_y{%.6g}")],
+        near,
+        NUMBER,
+    )
+    return chart
+
+
+def labels() -> figure:
+    """Training examples of each class by client; darker are more."""
+    chart = empty(
+        "labels", x_range=Range1d(0, 1, name="x-labels"), y_range=Range1d(0, 1, name="y-labels")
+    )
+    cells = source("cells-labels", "x y client label n a")
+    drawn = chart.rect(
+        "x", "y", 1, 1, source=cells, fill_color=LIGHT[0], fill_alpha=field("a"), line_alpha=0
+    )
+    chart.xaxis.ticker, chart.yaxis.ticker = FixedTicker(ticks=[]), FixedTicker(ticks=[])
+    chart.grid.visible = False
+    hover(
+        chart,
+        "hover-labels",
+        [("client", "@client"), ("class", "@label"), ("examples", "@n")],
+        [drawn],
+    )
+    return chart
+
+
+def phases() -> figure:
+    """Seconds of each phase, one bar a rank."""
+    chart = empty("phases", x_range=Range1d(0, 1, name="x-phases"))
+    bars = source("bars-phases", "rank bottom top colour phase seconds")
+    drawn = chart.vbar("rank", 0.8, "top", "bottom", source=bars, color=field("colour"))
+    chart.xaxis.ticker = FixedTicker(ticks=[])
+    chart.y_range.start = 0
+    tips = [("rank", "@rank"), ("phase", "@phase"), ("", "@seconds{%.4g} s")]
+    hover(chart, "hover-phases", tips, [drawn], {"@seconds": "printf"})
+    return chart
+
+
+def source(name: str, columns: str) -> ColumnDataSource:
+    return ColumnDataSource(name=name, data={column: [] for column in columns.split()})
+
+
+def empty(name: str, **ranges: Range1d) -> figure:
+    """A chart with nothing in it; colours come from the page's style."""
+    chart = figure(
+        name=name,
+        height=HEIGHT,
+        sizing_mode="stretch_width",
+        tools=TOOLS,
+        active_drag="box_zoom",
+        active_scroll=None,
+        toolbar_location="above",
+        **ranges,
+    )
+    chart.toolbar.logo = None
+    for axis in chart.axis:
+        axis.formatter = NumeralTickFormatter()  # one whose words the script can replace
+    chart.background_fill_color = chart.border_fill_color = chart.outline_line_color = None
+    return chart
+
+
+def hover(
+    chart: figure, name: str, tips: list[tuple[str, str]], near: list[Any], formats: Any = None
+) -> None:
+    chart.add_tools(
+        HoverTool(
+            name=name,
+            renderers=near,
+            tooltips=tips,
+            formatters=formats or {},
+            mode="mouse",
+            line_policy="nearest",
+            point_policy="follow_mouse",
+        )
+    )

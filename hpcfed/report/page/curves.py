@@ -1,0 +1,113 @@
+"""The curves of a run over its rounds: of the whole run exactly, of its clients in steps
+(`packed`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcfed.core.few import evenly
+from hpcfed.report.page import packed
+from hpcfed.results.columns import by_round, column, evaluated, so_far
+from hpcfed.storage.record import Record
+
+MOST_ROUNDS = 1_000  # of a curve: more than a screen has columns for
+MOST_VALUES = 1_500_000  # of clients, for each thing that is drawn, in all runs together
+
+X = {  # what curves can be drawn over: name -> text, unit
+    "round": ("round", ""),
+    "epochs": ("local epochs per client", ""),
+    "bytes": ("traffic per client, down + up", "B"),
+    "virtual": ("virtual time", "s"),
+    "wall": ("wall time", "s"),
+}
+Y = {  # and what is drawn
+    "accuracy": ("test accuracy", ""),
+    "train_loss": ("training loss", ""),
+    "traffic": ("traffic of a client so far, down + up", "B"),
+    "seconds": ("time of a round (of a client: of its training)", "s"),
+}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Of which rounds and clients the page has values: positions, all where there are not too
+    many.
+    """
+
+    rounds: np.ndarray
+    clients: np.ndarray
+
+
+def chosen(record: Record, runs: int) -> Chosen:
+    """Evenly chosen rounds, of those with an evaluation where not all have room, and then clients.
+
+    A population has no curves of clients: its rounds have different ones.
+    """
+    t = np.arange(record.rounds)
+    if len(t) > MOST_ROUNDS:
+        seen = evaluated(record)
+        t = seen if len(seen) else t
+        t = t[evenly(len(t), MOST_ROUNDS)]
+    K = 0 if "clients/id" in record.columns else record.header["job"]["clients"]
+    room = MOST_VALUES // (runs * max(1, len(t)))
+    return Chosen(t, evenly(K, max(1, room)))
+
+
+def by_client(record: Record) -> dict[str, np.ndarray]:
+    """What is drawn of clients, each [T, K]; nan where a client has no value in a round."""
+    names = ("accuracy", "train_loss", "seconds", "examples", "down", "up")
+    accuracy, loss, seconds, examples, down, up = (
+        column(record, f"clients/{name}") for name in names
+    )
+    traffic = np.nancumsum(down + up, 0)
+    worked = (
+        np.where(np.nan_to_num(examples) > 0, seconds, np.nan)
+        if "clients/examples" in record.columns
+        else seconds
+    )
+    return {"accuracy": accuracy, "train_loss": loss, "traffic": traffic, "seconds": worked}
+
+
+def axes(record: Record) -> dict[str, np.ndarray]:
+    """What curves are drawn over, each [T] and never falling; nan where it was not recorded."""
+    wall = np.nancumsum(by_round(record, "seconds"))
+    return {"round": np.arange(1, record.rounds + 1), **so_far(record), "wall": wall}
+
+
+def of_run(record: Record, clients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """All that is drawn of the run itself, each [T]: x's, means over clients and standard
+    deviations.
+    """
+    x = axes(record)
+    bands = {}
+    for name in ("accuracy", "train_loss"):
+        bands[name], bands[f"{name}_std"] = spread(clients[name])
+    drawn = {**bands, "traffic": x["bytes"], "seconds": by_round(record, "seconds")}
+    return {f"x_{name}": values for name, values in x.items()} | drawn
+
+
+def spread(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and population standard deviation [T] over the clients that have a finite value; nan
+    where none has.
+    """
+    known = np.isfinite(values)
+    n, kept = known.sum(1), np.where(known, values, 0.0)
+    mean = np.divide(kept.sum(1), n, out=np.full(len(n), np.nan), where=n > 0)
+    away = np.where(known, values - mean[:, None], 0.0) ** 2
+    return mean, np.sqrt(np.divide(away.sum(1), n, out=np.full(len(n), np.nan), where=n > 0))
+
+
+def content(record: Record, choice: Chosen) -> dict[str, Any]:
+    """The curves as the page has them."""
+    values = by_client(record)
+    run = of_run(record, values)
+    t, k = choice.rounds, choice.clients
+    table = np.array([column[t] for column in run.values()], dtype=float).reshape(len(run), len(t))
+    of_clients = (
+        {name: packed.curves(rows[np.ix_(t, k)]) for name, rows in values.items()} if len(k) else {}
+    )
+    return {"columns": list(run), "values": packed.exact(table), "clients": of_clients}

@@ -1,0 +1,81 @@
+"""The jobs of runs and where they ran, with what differs between runs apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcfed.report.cases import ASIDE, shown
+from hpcfed.report.page.runs import Shown
+from hpcfed.storage.fields import covers, flat
+
+Facts = dict[str, str]  # by dotted name, as text
+WIDE = 8  # columns of a table that fit on a page
+
+
+@dataclass(frozen=True)
+class Parted:
+    """Facts of runs. differs: names, and for each run its values; same: those that all runs have in
+    common.
+    """
+
+    runs: list[str]
+    differs: list[str]
+    values: list[list[str]]
+    same: Facts
+
+    @property
+    def tables(self) -> list[list[tuple[str, ...]]]:
+        """What differs, runs across where that makes it narrower, in as many tables as fit on
+        paper.
+
+        A table's first line are its heads, and so is each line's first cell.
+        """
+        if len(self.differs) > len(self.runs):
+            first, columns = ["field", *self.differs], zip(self.runs, self.values, strict=True)
+        else:
+            first, columns = (
+                ["run", *self.runs],
+                zip(self.differs, zip(*self.values, strict=True), strict=True),
+            )
+        rows = [[head, *values] for head, values in columns]
+        return [
+            list(zip(first, *rows[i : i + WIDE], strict=True)) for i in range(0, len(rows), WIDE)
+        ]
+
+
+def parted(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:
+    """The facts of each of these runs, parted."""
+    names = list(dict.fromkeys(name for facts in found for name in facts))
+    differs = [name for name in names if len({facts.get(name, "") for facts in found}) > 1]
+    values = [[facts.get(name, "") for name in differs] for facts in found]
+    same = {name: found[0].get(name, "") for name in names if name not in differs}
+    return Parted([run.name for run in runs], differs, values, same)
+
+
+def jobs(runs: Sequence[Shown]) -> Parted:
+    """The fields of all jobs, the method first; those on which no number depends (where a run is
+    written) come last.
+    """
+    fields = [flat(run.job) for run in runs]
+    return parted(
+        runs, [{name: shown(own[name]) for name in sorted(own, key=place)} for own in fields]
+    )
+
+
+def place(name: str) -> tuple[bool, bool]:
+    """Where a field stands among others."""
+    return covers(ASIDE, name), name != "algorithm.name"
+
+
+def environments(runs: Sequence[Shown]) -> Parted:
+    """Versions, commit, hardware and ranks of all runs, as each was last started."""
+    return parted(runs, [environment(run.record.header) for run in runs])
+
+
+def environment(header: dict[str, Any]) -> Facts:
+    known = {
+        name: header[name] for name in ("commit", "versions", "hardware", "ranks") if name in header
+    }
+    return {name: shown(value) for name, value in flat(known).items()}

@@ -1,0 +1,121 @@
+"""Methods side by side on the page: differences with intervals as `hpcfed compare` has them,
+accuracy by architecture, and which runs are seeds of one method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.few import counted
+from hpcfed.report import compare
+from hpcfed.report.cases import SEED, Case, axes
+from hpcfed.report.formats import named
+from hpcfed.report.measures import View, measure
+from hpcfed.report.page.runs import Shown
+from hpcfed.report.pairs import methods
+from hpcfed.results.columns import architectures, last
+from hpcfed.storage.fields import flat
+from hpcfed.storage.record import Record
+
+Lines = list[list[str]]  # a table as words, its head first
+ALL = "all clients"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Methods against the first one. caption, lines, notes: what `hpcfed compare` prints; no lines
+    where there is one method.  why: one sentence, where methods cannot be compared.
+    """
+
+    caption: str = ""
+    lines: Lines = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    why: str = ""
+
+
+def comparison(found: Sequence[Shown]) -> Compared:
+    """The finished runs of all methods against those of the first run's method."""
+    try:
+        known = methods(list(map(case, found)))
+        if len(known) < 2:
+            return Compared()
+        result = compare.result(known, known[0], View("accuracy", measure("accuracy")))
+    except ConfigError as error:
+        return Compared(why=" ".join(str(error).split()))
+    return Compared(result.caption, compare.lines(result), compare.notes(result))
+
+
+def case(run: Shown) -> Case:
+    """A run as tables have it; one that is not finished does not count."""
+    fields = flat(run.job)
+    if run.why:
+        return Case(run.name, fields, None, "unfinished", run.why)
+    return Case(run.name, fields, run.record)
+
+
+def seeds(found: Sequence[Shown]) -> list[tuple[str, list[int]]]:
+    """Runs that differ in their seed alone, by method: a name that is unique, and positions. Two
+    runs with the same seed are not averaged, nor is a run that is not finished with others.
+    """
+    cases = [Case(run.name, flat(run.job)) for run in found]
+    try:
+        down, across = axes(cases, None, None)
+    except ConfigError:  # fields differ that no axis may take: each run is a line of its own
+        return [(run.name, [i]) for i, run in enumerate(found)]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, one in enumerate(cases):
+        groups.setdefault(one.at([*down, *across]), []).append(i)
+    made = []
+    for values, places in groups.items():
+        words = zip((*down, *across), values, strict=True)
+        label = ", ".join(named(name, value) for name, value in words if value)
+        done = [i for i in places if not found[i].why]
+        if len({cases[i].fields[SEED] for i in done}) < len(done):
+            made += [(f"{label} ({found[i].name})", [i]) for i in done]
+        elif done:
+            made.append((label, done))
+        unfinished = [i for i in places if i not in done]
+        made += [(f"{label} ({found[i].name}, not finished)", [i]) for i in unfinished]
+    return made
+
+
+def by_architecture(found: Sequence[Shown], groups: Sequence[tuple[str, list[int]]]) -> Lines:
+    """Accuracy in the last evaluated round: a line for each architecture, a column for each method;
+    mean over clients, then mean over seeds ± sample standard deviation over seeds.
+    """
+    means = [[architecture_means(found[i].record) for i in places] for _, places in groups]
+    kinds = list(dict.fromkeys(kind for runs in means for run in runs for kind in run))
+    kinds = [ALL, *(kind for kind in kinds if kind != ALL)]
+    if len(kinds) == 2:  # one architecture: the same numbers twice
+        kinds = [ALL]
+    head = ["architecture", *(label for label, _ in groups)]
+    cells = [
+        [over_seeds([run[kind] for run in runs if kind in run]) for runs in means] for kind in kinds
+    ]
+    return [head, *([kind, *row] for kind, row in zip(kinds, cells, strict=True))]
+
+
+def architecture_means(record: Record) -> dict[str, float]:
+    """Mean accuracy of a run's clients in the last evaluated round: of all, and by architecture."""
+    kinds, values = architectures(record), last(record, "clients/accuracy")
+    known = np.isfinite(values)
+    found = {ALL: values[known]}
+    for kind in dict.fromkeys(kinds.tolist()):
+        found[kind] = values[known & (kinds == kind)]
+    return {kind: float(rows.mean()) for kind, rows in found.items() if len(rows)}
+
+
+def over_seeds(means: Sequence[float]) -> str:
+    """A cell: mean over seeds, their sample standard deviation, and how many there are."""
+    if not means:
+        return "-"
+    mean = f"{np.mean(means):.4f}"
+    return (
+        f"{mean} ± {np.std(means, ddof=1):.4f} ({counted(len(means), 'seed')})"
+        if means[1:]
+        else mean
+    )

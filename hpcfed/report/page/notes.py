@@ -1,0 +1,118 @@
+"""What a reader should know before believing a run's numbers, from what the run recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from hpcfed.core.few import counted, listed
+from hpcfed.report.page.job import environment, environments
+from hpcfed.report.page.runs import Shown
+from hpcfed.results.columns import evaluated, faults, last
+from hpcfed.storage.record import Record
+
+FEW = 8  # things of one kind that are named; the others are counted
+
+
+def notes(runs: Sequence[Shown], absent: Sequence[str]) -> list[tuple[str, str]]:
+    """Warnings: of which runs ("" for none in particular), and the sentence, which several may
+    share.
+    """
+    whose: dict[str, list[str]] = {}
+    for run in runs:
+        for text in of_run(run):
+            whose.setdefault(text, []).append(run.name)
+    found = [(listed(names, FEW), text) for text, names in whose.items()]
+    return [*(("", text) for text in absent), *found, *(("", text) for text in between(runs))]
+
+
+def of_run(run: Shown) -> Iterator[str]:
+    """In the order of a run's life, but first how it ended."""
+    if run.why:
+        yield run.why
+    yield from commit(run.record.header)
+    yield from starts(run.record.header)
+    yield from ranks(run.record)
+    yield from clients(run.record)
+
+
+def commit(header: dict[str, Any]) -> Iterator[str]:
+    if header.get("commit", "").endswith("+"):
+        yield "hpcfed had changes that were not committed: the commit named below is not all of it"
+
+
+def starts(header: dict[str, Any]) -> Iterator[str]:
+    """Each time that the run was resumed, and what was other than before."""
+    times = [*header.get("history", []), header]
+    for before, after in pairwise(times):
+        old, new = environment(before), environment(after)
+        other = [
+            f"{name} {old.get(name, 'unknown')}, then {new.get(name, 'unknown')}"
+            for name in new
+            if name in old and old[name] != new[name]
+        ]
+        yield f"resumed after round {before['rounds']}" + (
+            f"; {listed(other, FEW, '; ')}" if other else ""
+        )
+
+
+def ranks(record: Record) -> Iterator[str]:
+    """Rounds from which on there were fewer ranks than before: some had died, or the run went on
+    with fewer.
+    """
+    column = record.columns.get("ranks/train")
+    if column is None or column.ndim < 2:
+        return
+    there = np.isfinite(column).sum(1)
+    for t in np.flatnonzero(np.diff(there) < 0) + 1:
+        yield (
+            f"from round {t + 1} on the run had {counted(int(there[t]), 'rank')}, before that "
+            f"{there[t - 1]}"
+        )
+
+
+def clients(record: Record) -> Iterator[str]:
+    """Clients that were lost, failed, or have no accuracy."""
+    lost = record.columns.get("clients/lost")
+    if lost is not None and np.nansum(lost):
+        yield (
+            f"clients lost: {counted(int(np.nansum(lost)), 'time')} in "
+            f"{counted(int((np.nansum(lost, 1) > 0).sum()), 'round')}"
+        )
+    yield from failed(record)
+    if not len(evaluated(record)):
+        yield "no accuracy was recorded"
+    elif "clients/id" not in record.columns:
+        without = np.flatnonzero(~np.isfinite(last(record, "clients/accuracy")))
+        if len(without):
+            yield (
+                f"no accuracy in the last evaluated round, so not in its mean: clients "
+                f"{listed(without, FEW)}"
+            )
+
+
+def failed(record: Record) -> Iterator[str]:
+    """Clients that failed and left a round, by how they failed."""
+    places: dict[str, list[str]] = {}
+    for t, k, how in faults(record):
+        places.setdefault(how, []).append(f"client {k} in round {t}")
+    for how, found in places.items():
+        yield f"clients that failed and left the round ({how}): {listed(found, FEW)}"
+
+
+def between(runs: Sequence[Shown]) -> Iterator[str]:
+    """In what of the environment runs differ on which numbers may depend."""
+    found = environments(runs)
+    other = [
+        field
+        for field in found.differs
+        if field == "commit" or field.startswith(("versions.", "hardware."))
+    ]
+    if other:
+        yield (
+            f"runs differ in {listed(other, FEW)}; equal jobs may give other bits there, and "
+            f"times do not compare"
+        )

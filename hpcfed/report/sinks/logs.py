@@ -1,0 +1,99 @@
+"""The sinks of a run, on rank 0: what they raise ends no run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.extras import needed
+from hpcfed.report.sinks import SINKS
+from hpcfed.report.sinks.base import Sink
+from hpcfed.report.sinks.numbers import Row, numbers
+from hpcfed.storage.record import Header
+
+if TYPE_CHECKING:
+    from hpcfed.config.parts import Log
+
+FAILED = "failed"
+
+
+def check(log: Log) -> None:
+    """Import what the sinks that are asked for need; ConfigError where that is missing."""
+    for name in wanted(log):
+        needed(SINKS[name].load().package, name, f"log.{name}")
+
+
+def wanted(log: Log) -> list[str]:
+    """The names of the sinks that are asked for."""
+    return [name for name in SINKS if getattr(log, name)]
+
+
+class Logs:
+    """All sinks of a run; inside a with block they are open. say: tells a warning to who looks
+    on.
+    """
+
+    def __init__(self, log: Log, run: Path, say: Callable[[str], None]):
+        self.log, self.run, self.say = log, run, say
+        self.sinks: dict[str, Sink] = {}
+        self.complete: dict[str, int] = {}  # up to which round each sink's log is
+        self.architectures: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(FAILED)  # unless it has ended in order
+
+    def begin(
+        self, header: Header, done: int, past: Callable[[int], Row], first: bool = True
+    ) -> None:
+        """Open all, and give each the rounds that it lacks; done: how many there are, past: each,
+        counted from 1.
+
+        first: these processes have not begun the run before.  Where one cannot be opened:
+        ConfigError if there is nothing yet that would be lost by that, else a warning.
+        """
+        self.architectures = header["architectures"]
+        for name in wanted(self.log):
+            try:
+                self.sinks[name] = SINKS[name].load()(self.run)
+                self.complete[name] = self.sinks[name].begin(header, done)
+            except Exception as error:
+                if first and not done:
+                    advice = f"mend that, or leave log.{name} away"
+                    raise ConfigError(f"log.{name}: cannot begin: {error}; {advice}") from error
+                self.drop(name, error)
+        for t in range(
+            1 + min((self.complete[name] for name in self.sinks), default=done), done + 1
+        ):
+            self.round(t, past(t))
+
+    def round(self, t: int, row: Row) -> None:
+        """Log round t, counted from 1, where it is not yet."""
+        if lacking := [name for name in self.sinks if self.complete[name] < t]:
+            found = numbers(row, self.architectures)
+            self.each(lacking, lambda sink: sink.round(t, found))
+            self.complete |= dict.fromkeys(lacking, t)
+
+    def end(self, status: str) -> None:
+        """Close all; status as a sink takes it."""
+        self.each(list(self.sinks), lambda sink: sink.end(status))
+        self.sinks = {}
+
+    def each(self, chosen: list[str], call: Callable[[Sink], None]) -> None:
+        """Call each of these; drop those that fail."""
+        for name in chosen:
+            try:
+                call(self.sinks[name])
+            except Exception as error:  # anything: it is somebody else's package, network or disk
+                self.drop(name, error)
+
+    def drop(self, name: str, error: Exception) -> None:
+        self.sinks.pop(name, None)
+        self.say(
+            f"warning: log.{name}: {error or type(error).__name__}\n  the run goes on without "
+            f"that log"
+        )

@@ -1,0 +1,70 @@
+"""A run of MLflow, at MLFLOW_TRACKING_URI, or else as files in the run's folder.
+
+`MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri RUN/mlflow` shows these. MLflow 3 takes
+files only where that is asked for; they need no database and no server, and a cluster's disk has
+them as well as any.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from time import time
+
+from hpcfed.report.sinks.base import Sink
+from hpcfed.storage import names
+from hpcfed.storage.fields import flat
+from hpcfed.storage.record import Header
+
+NAME = "mlflow"
+ENDS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+BATCH = 100  # parameters that one request may have
+LONG = 500  # characters of a parameter's value, the least that any version takes
+EVERY = "rounds/seconds"  # a number that every round has
+
+
+class MLflow(Sink):
+    """A resumed run goes on under the same id."""
+
+    package = "mlflow"
+
+    def begin(self, header: Header, done: int) -> int:
+        from mlflow.tracking import MlflowClient
+
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        here = names.sink_folder(self.run, NAME).resolve().as_uri()
+        self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or here)
+        known = self.marked(NAME, done)
+        self.id = known["id"] if known else self.create(header)
+        self.client.update_run(self.id, status="RUNNING")
+        self.mark(NAME, id=self.id)
+        return max((m.step for m in self.client.get_metric_history(self.id, EVERY)), default=0)
+
+    def create(self, header: Header) -> str:
+        """A new run, with the job's fields as parameters; its id."""
+        from mlflow.entities import Param
+
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "hpcfed")
+        found = self.client.get_experiment_by_name(name)
+        place = found.experiment_id if found else self.client.create_experiment(name)
+        run = self.client.create_run(place, run_name=self.run.resolve().name).info.run_id
+        params = [Param(name, str(value)[:LONG]) for name, value in flat(header["job"]).items()]
+        for first in range(0, len(params), BATCH):
+            self.client.log_batch(run, params=params[first : first + BATCH])
+        return run
+
+    def round(self, t: int, numbers: dict[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time() * 1000)
+        self.client.log_batch(
+            self.id, [Metric(allowed(name), value, now, t) for name, value in numbers.items()]
+        )
+
+    def end(self, status: str) -> None:
+        self.client.set_terminated(self.id, ENDS[status])
+
+
+def allowed(name: str) -> str:
+    """A name without what MLflow takes in none, such as the @ of a sub-model's architecture."""
+    return re.sub(r"[^\w\-./ ]", "_", name)

@@ -1,0 +1,60 @@
+"""A round's record as the few numbers that a log shows as curves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hpcfed.results.summary import spread
+from hpcfed.storage.columns import PHASES
+
+Row = dict[str, Any]  # a round's record, as engine/rounds.py makes it
+CLIENTS = {
+    "loss/train": "train_loss",
+    "loss/test": "loss",
+    "accuracy/before": "accuracy_before",
+    "accuracy/received": "accuracy_received",
+}  # means over clients
+
+
+def numbers(row: Row, architectures: list[str]) -> dict[str, float]:
+    """Those of a round that are known, by name.
+
+    accuracy/mean, std, min, max: over clients, 0..1; accuracy_of/A: mean over those of architecture
+    A.  traffic: bytes of all clients in the round.  phases: seconds, mean over ranks.  memory:
+    bytes, the most of any rank so far.
+    architectures: of each client, or what the row's clients/architecture counts.
+    """
+    accuracy, kinds = np.asarray(row["clients/accuracy"]), np.array(architectures)
+    if "clients/architecture" in row:  # nan where another round had more clients
+        kinds = kinds[np.nan_to_num(row["clients/architecture"]).astype(int)]
+    found = {
+        f"accuracy/{name}": value for name, value in spread(accuracy).items() if name != "clients"
+    }
+    found |= {
+        f"accuracy_of/{kind}": mean(accuracy[kinds == kind]) for kind in np.unique(kinds).tolist()
+    }
+    found |= {
+        name: mean(row.get(f"clients/{column}", np.zeros(0))) for name, column in CLIENTS.items()
+    }
+    found |= {f"traffic/{way}": float(np.nansum(row[f"clients/{way}"])) for way in ("down", "up")}
+    found |= {
+        f"phases/{phase}": mean(row[f"ranks/{phase}"])
+        for phase in PHASES
+        if f"ranks/{phase}" in row
+    }
+    found |= {
+        f"memory/{n}": float(np.nanmax(row[f"ranks/{n}"]))
+        for n in ("peak_bytes",)
+        if f"ranks/{n}" in row
+    }
+    found |= {name: float(value) for name, value in row.items() if name.startswith("rounds/")}
+    return {
+        name: value for name, value in found.items() if value is not None and np.isfinite(value)
+    }
+
+
+def mean(values: np.ndarray) -> float | None:
+    """Over those that are not nan; None if there are none."""
+    return spread(np.asarray(values))["mean"]

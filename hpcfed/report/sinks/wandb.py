@@ -1,0 +1,64 @@
+"""A run of Weights & Biases.
+
+Offline, in the run's folder (`wandb sync --append RUN/wandb/offline-run-*` sends it), unless
+WANDB_MODE says otherwise; project and the like are as wandb's own variables say. It takes no
+console output, code or machine statistics.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hpcfed.report.sinks.base import Sink
+from hpcfed.storage.record import Header
+
+NAME = "wandb"
+QUIET = {
+    "console": "off",
+    "silent": True,
+    "disable_git": True,
+    "disable_code": True,
+    "x_disable_stats": True,
+}
+
+
+class WandB(Sink):
+    """A resumed run goes on under the same id.
+
+    But an offline log that was not closed, for its processes were killed, may lack rounds that
+    wandb had not written
+    yet: then the run has a new log, of all its rounds, under an id of its own.
+    """
+
+    package = "wandb"
+
+    def begin(self, header: Header, done: int) -> int:
+        import wandb
+
+        mode, known = os.environ.get("WANDB_MODE", "offline"), self.marked(NAME, done)
+        known = known if known.get("closed") or mode == "online" else {}
+        self.log = wandb.init(
+            dir=str(self.run),
+            mode=mode,
+            config=header["job"],
+            name=self.run.resolve().name,
+            project=os.environ.get("WANDB_PROJECT", "hpcfed"),
+            id=known.get("id"),
+            resume="allow" if known else None,
+            settings=wandb.Settings(**QUIET),
+        )
+        self.logged = known.get("rounds", 0)
+        self.note(closed=False)
+        return self.logged
+
+    def round(self, t: int, numbers: dict[str, float]) -> None:
+        self.log.log(numbers, step=t)
+        self.logged = t
+        self.note(closed=False)
+
+    def end(self, status: str) -> None:
+        self.log.finish(exit_code=0 if status == "finished" else 1)
+        self.note(closed=True)
+
+    def note(self, closed: bool) -> None:
+        self.mark(NAME, id=self.log.id, rounds=self.logged, closed=closed)

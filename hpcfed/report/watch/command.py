@@ -1,0 +1,66 @@
+"""`hpcfed watch RUN...`: the command; it ends by itself when all runs are finished, and waits
+for those that have no folder yet.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic, sleep
+
+from rich.live import Live
+
+from hpcfed.core.errors import ConfigError, printable
+from hpcfed.core.status import DONE
+from hpcfed.core.tables import console
+from hpcfed.report.tail import EVERY, INTERRUPTED
+from hpcfed.report.watch import web as page
+from hpcfed.report.watch.terminal import render
+from hpcfed.report.watch.view import Watched, watched
+
+PAUSE = 19  # times as long as a look took, so that watching takes at most 5 % of a core
+
+
+def watch(runs: Sequence[Path], web: bool = False, port: int | None = None) -> int:
+    """The command. web: as a page on 127.0.0.1, at this port or one that is free. Ctrl-C ends it
+    before the runs do.
+    """
+    if port is not None and not (web and 0 < port < 65536):
+        raise ConfigError(f"watch: --port {port}: give it with --web, from 1 to 65535")
+    try:
+        wait_for(runs)
+        found = watched(runs)
+        return page.serve(found, port or 0) if web else follow(found)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def wait_for(runs: Sequence[Path]) -> None:
+    """Wait until there is a file or folder at each of these paths, and say so."""
+    absent = [run for run in runs if not os.path.exists(run)]
+    if absent:
+        names = ", ".join(map(str, absent))
+        text = f"watch: waiting for {names}, which is not there yet; Ctrl-C ends this"
+        print(printable(text), file=sys.stderr, flush=True)
+    while not all(os.path.exists(run) for run in absent):
+        sleep(EVERY)
+
+
+def follow(runs: Sequence[Watched]) -> int:
+    """Show runs in the terminal until nothing more will come; where stdout is none, the last view
+    alone.
+    """
+    where = console()
+    with Live(console=where, auto_refresh=False) as live:
+        while True:
+            begin = monotonic()
+            views = [run.look() for run in runs]
+            live.update(render(views, where.width, where.height), refresh=True)
+            if all(view.over for view in views):
+                break
+            sleep(max(EVERY, PAUSE * (monotonic() - begin)))
+    if not where.is_terminal:
+        where.print()  # Live ends the last line on a terminal alone
+    return DONE

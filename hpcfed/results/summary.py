@@ -1,0 +1,235 @@
+"""What came out of a run, as numbers (`facts`) and as a table (`render`): `hpcfed summary`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from hpcfed.core.errors import printable
+from hpcfed.core.few import counted
+from hpcfed.core.tables import duration, size, table
+from hpcfed.results.columns import architectures, by_round, column, last
+from hpcfed.storage.columns import PHASES
+from hpcfed.storage.results import Record, load
+
+
+def summary(run: Path, json: bool = False) -> dict[str, Any] | Group:
+    """The command. Raises CheckpointError where there are no readable results."""
+    record = load(run)
+    return (
+        {"run": str(run), **facts(record)}
+        if json
+        else Group(Text(f"{printable(run)}\n", "bold"), render(record))
+    )
+
+
+LATER = {  # rows that not every run has
+    "received": "with the server's next model, untrained",
+    "final": "after the method's last step, own models",
+    "final_received": "after the method's last step, server's",
+}
+
+
+def facts(record: Record) -> dict[str, Any]:
+    """The numbers of a run, as JSON types; None for what was not recorded.
+
+    accuracy: of the last evaluated round, 0..1, mean and population standard deviation over the
+    clients that have test data (as the papers' tables). before: the same before local training.
+    received: all clients with what they would receive next. final, final_received: own models and
+    what would be received, after what the method does at its end. best: the round with the
+    highest mean; as it is chosen by its test accuracy, it flatters. traffic: bytes. time: seconds;
+    a phase's seconds are the mean over ranks, its share is of all phases together; virtual: what
+    the clients' devices and network would have taken.
+    """
+    return {
+        "algorithm": record.header["job"]["algorithm"]["name"],
+        "rounds": record.rounds,
+        "accuracy": accuracy(record),
+        "best": best(record),
+        "traffic": traffic(record),
+        "time": time(record),
+    }
+
+
+def accuracy(record: Record) -> dict[str, Any]:
+    """What `facts` says of accuracies."""
+    values = last(record, "clients/accuracy")
+    kinds = architectures(record)
+    shown = {kind: spread(values[kinds == kind]) for kind in dict.fromkeys(kinds.tolist())}
+    by = {kind: {key: s[key] for key in ("mean", "std", "clients")} for kind, s in shown.items()}
+    other = {
+        "before": last(record, "clients/accuracy_before"),
+        "received": last(record, "clients/accuracy_received"),
+        "final": record.arrays.get("final/accuracy", np.full(len(kinds), np.nan)),
+        "final_received": record.arrays.get("final/accuracy_received", np.full(len(kinds), np.nan)),
+    }
+    spreads = {name: spread(values) for name, values in other.items()}
+    brief = {name: {key: s[key] for key in ("mean", "std")} for name, s in spreads.items()}
+    return {**spread(values), "by_architecture": by, **brief}
+
+
+def spread(values: np.ndarray) -> dict[str, Any]:
+    """Mean, population standard deviation, least and most over the clients that are not nan; of one
+    client there is no deviation.
+    """
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return {"mean": None, "std": None, "min": None, "max": None, "clients": 0}
+    numbers = (
+        ("mean", known.mean()),
+        ("std", known.std() if len(known) > 1 else None),
+        ("min", known.min()),
+        ("max", known.max()),
+    )
+    found = {name: None if number is None else float(number) for name, number in numbers}
+    return {**found, "clients": len(known)}
+
+
+def best(record: Record) -> dict[str, Any]:
+    """The round, counted from 1, with the highest mean accuracy; the first of several equal
+    ones.
+    """
+    means = [spread(row)["mean"] for row in column(record, "clients/accuracy")]
+    known = [(mean, -t) for t, mean in enumerate(means, start=1) if mean is not None]
+    mean, t = max(known, default=(None, None))
+    return {"round": None if t is None else -t, "mean": mean, "selected_on": "test data"}
+
+
+def traffic(record: Record) -> dict[str, Any]:
+    """Bytes, as the clients see them; per client and round (or
+    job, without rounds): mean over all reports, whole where exact."""
+    known = "clients/reports" if "clients/reports" in record.columns else "clients/cohort"
+    turns = int(np.nansum(column(record, known)))
+    totals = {way: int(np.nansum(column(record, f"clients/{way}"))) for way in ("down", "up")}
+    each = {
+        f"{way}_per_client_round": whole(n / turns) if turns else None for way, n in totals.items()
+    }
+    return {**each, **{f"{way}_total": n for way, n in totals.items()}}
+
+
+def whole(number: float) -> int | float:
+    return int(number) if number.is_integer() else number
+
+
+def time(record: Record) -> dict[str, Any]:
+    total = float(np.nansum(by_round(record, "seconds")))
+    spent = {phase: per_rank(column(record, f"ranks/{phase}")) for phase in PHASES}
+    together = sum(spent.values()) or 1.0
+    phases = {
+        phase: {"seconds": seconds, "share": seconds / together} for phase, seconds in spent.items()
+    }
+    each, ends = (
+        total / record.rounds if record.rounds else None,
+        by_round(record, "virtual_seconds"),
+    )
+    simulated = float(ends[-1]) if np.isfinite(ends[-1:]).any() else None
+    return {"seconds": total, "seconds_per_round": each, "virtual_seconds": simulated, **phases}
+
+
+def per_rank(seconds: np.ndarray) -> float:
+    """Seconds [T, R] summed over rounds, mean over the ranks that each round had (nan: it had
+    fewer).
+    """
+    ranks = np.isfinite(seconds).sum(1)
+    return float((np.nansum(seconds, 1) / ranks.clip(min=1)).sum())
+
+
+def render(record: Record) -> Group:
+    """The facts as a table for people, for `rich.print`."""
+    found = facts(record)
+    whose = "evaluated" if "clients/id" in record.columns else "all"
+    tables = (
+        accuracy_table(found, whose),
+        traffic_table(found["traffic"]),
+        time_table(found["time"]),
+    )
+    hardware = Text(printable(f"hardware: {words(record.header.get('hardware', 'unknown'))}"))
+    return Group(
+        *(piece for part in (Text(brief(record)), *tables) for piece in (part, Text())), hardware
+    )
+
+
+def brief(record: Record) -> str:
+    """The job in two lines; of data with another name than their file's a third."""
+    ranks, rounds = record.header["ranks"], record.header["job"]["rounds"]
+    name = record.header["job"]["data"]["name"]
+    path = f"data: {name}\n" if name != data_name(record.header["job"]["data"]) else ""
+    done = f"{record.rounds} of {rounds} rounds done, on {counted(ranks, 'rank')}"
+    return f"{title(record)}\n{path}{done}"
+
+
+def title(record: Record) -> str:
+    """The job in a few words."""
+    job = record.header["job"]
+    clients = counted(job["clients"], "client")
+    method = job["algorithm"]["name"]
+    return printable(f"{method} on {data(job['data'])}, {clients}, seed {job['seed']}")
+
+
+def data(about: dict[str, Any]) -> str:
+    """A job's data in few words."""
+    skew = f"({about['alpha']:g})" if about["partition"] == "dirichlet" and "alpha" in about else ""
+    return f"{data_name(about)}, {about['partition']}{skew}"
+
+
+def data_name(about: dict[str, Any]) -> str:
+    """What a job's data are called: by a label of their own, or their name, of a file without its
+    folders.
+    """
+    return about.get("label") or Path(about["name"]).name
+
+
+def words(item: Any) -> str:
+    """Nested facts in one line."""
+    if isinstance(item, dict):
+        return ", ".join(f"{name} {words(value)}" for name, value in item.items())
+    return ", ".join(map(words, item)) if isinstance(item, list) else str(item)
+
+
+def accuracy_table(found: dict[str, Any], whose: str) -> Table:
+    total, top = found["accuracy"], found["best"]
+    by = ((f"  {kind}", numbers) for kind, numbers in total["by_architecture"].items())
+    rows = [(f"{whose} clients, last round", total), *by]
+    rows.append(("before local training", total["before"]))
+    rows += [(line, total[name]) for name, line in LATER.items() if total[name]["mean"] is not None]
+    cells = [(name, share(s["mean"]), share(s["std"]), s.get("clients", "")) for name, s in rows]
+    cells.append((f"best round: {top['round']}, selected on test data", share(top["mean"]), "", ""))
+    return table("test accuracy,>mean,>std,>clients", cells)
+
+
+def share(number: float | None) -> str:
+    return "-" if number is None else f"{number:.4f}"
+
+
+def traffic_table(found: dict[str, Any]) -> Table:
+    rows = [
+        (name, *(amount(found[f"{way}_{key}"]) for way in ("down", "up")))
+        for name, key in (("per client and round", "per_client_round"), ("in all", "total"))
+    ]
+    return table("traffic,>down,>up", rows)
+
+
+def amount(n: float | None) -> str:
+    """Bytes, to a tenth where they are a mean, and for reading: `20,520 B (20.5 kB)`."""
+    return (
+        "-"
+        if n is None
+        else f"{whole(round(float(n), 1)):,} B" + (f" ({size(n)})" if n >= 1000 else "")
+    )
+
+
+def time_table(found: dict[str, Any]) -> Table:
+    each = found["seconds_per_round"]
+    rows = [
+        (phase, duration(found[phase]["seconds"]), f"{found[phase]['share']:.1%}")
+        for phase in PHASES
+    ]
+    total = duration(found["seconds"]) + ("" if each is None else f" ({duration(each)} per round)")
+    simulated = found["virtual_seconds"]
+    total += "" if simulated is None else f"; virtual: {duration(simulated)}"
+    return table(f"time: {total},>mean per rank,>share", rows)

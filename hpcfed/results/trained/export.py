@@ -1,0 +1,59 @@
+"""`hpcfed models RUN`: the clients' trained models as safetensors, a file each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.few import counted
+from hpcfed.models import files
+from hpcfed.results.trained.saved import Saved, from_newest
+from hpcfed.storage import names
+from hpcfed.storage.atomic import put
+from hpcfed.storage.reader import Reader
+
+WHAT = {
+    True: "each as it was after its local training",
+    False: "each as the client would receive it next, for with this method clients keep no model",
+}
+
+
+def models(
+    run: Path,
+    clients: str | None = None,
+    out: Path | None = None,
+    own: Sequence[str] | None = None,
+) -> str:
+    """The command. clients: numbers with commas; None: all. out: the folder; None: `models` in that
+    of the run. own: method and models outside hpcfed that may be imported.
+
+    Takes the newest checkpoint that is whole, also while the run goes on. Raises CheckpointError
+    where there is none, ConfigError for a method whose clients' models cannot be told.
+    """
+    run, wanted = names.folder_of(run), numbers(clients)
+    folder = out or names.models_folder(run)
+    return from_newest(
+        run, lambda source: write(Saved(run, source, wanted, own or ()), source, folder)
+    )
+
+
+def write(saved: Saved, source: Reader, folder: Path) -> str:
+    """Write the files; what was written, in a line."""
+    for model in saved.models():
+        put(names.model_file(folder, model.about.client), files.encode(model))
+    n = len(saved.clients)
+    return (
+        f"{folder}: models of {counted(n, 'client')} after round {source.rounds}, "
+        f"{WHAT[saved.keeps]}"
+    )
+
+
+def numbers(text: str | None) -> list[int] | None:
+    """`0,3` as [0, 3]. ConfigError for anything else."""
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(
+            f"--clients {text}: give numbers of clients with commas, as 0,3"
+        ) from error

@@ -1,0 +1,195 @@
+"""`hpcfed probe RUN`: what all clients' trained models make of the same test examples, written
+beside the run.
+
+For figures 8 and 9 of Jang et al. (FedClassAvg), ICPP 2022, section 5.2 and 5.3, and for what
+compares clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.core import rng
+from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.core.few import counted, evenly
+from hpcfed.core.progress import say, track
+from hpcfed.models.trained import Trained
+from hpcfed.results.trained.conductance import conductance, shared_images
+from hpcfed.results.trained.export import numbers
+from hpcfed.results.trained.saved import Saved, from_newest, saved_in
+from hpcfed.storage import checkpoint, names, probe
+from hpcfed.storage.probe import Probe
+from hpcfed.storage.reader import Reader
+from hpcfed.storage.seal import identity
+from hpcfed.training.similarity import pairwise_cka
+
+EXAMPLES = 1000  # of the test split, as in the paper
+MOST = 100  # clients, of more so many are drawn
+FIGURES = 20  # clients, of more so many are drawn for figures, which nobody should wait long for
+PANELS = 4  # checkpoints whose clients are compared
+BATCH = 256
+
+
+def command(
+    run: Path,
+    examples: int = EXAMPLES,
+    clients: str | None = None,
+    own: Sequence[str] | None = None,
+) -> str:
+    """The command; returns what was written. Raises CheckpointError where the run has no checkpoint
+    that is whole.
+    """
+    folder = names.folder_of(run)
+    made = make(folder, examples, numbers(clients), own=own or ())
+    path = probe.write(folder, made)
+    n, about = (
+        len(made.clients),
+        f"after round {made.rounds[-1]}, {len(made.labels):,} test examples",
+    )
+    return f"{path}: {counted(n, 'client')} {about}"
+
+
+def anew(run: Path) -> Probe:
+    """The probe of a run for its figures, made and written: of many clients of some, which is
+    said.
+    """
+    made = make(run, most=FIGURES)
+    n, K = len(made.clients), made.header["of"]
+    if n < K:
+        say(
+            f"{run}: {n} of {counted(K, 'client')} were drawn for figures of models; "
+            f"`hpcfed probe {run}` takes up to {MOST}, `--clients 0,3,...` those named"
+        )
+    probe.write(run, made)
+    return made
+
+
+def make(
+    run: Path,
+    examples: int = EXAMPLES,
+    clients: Sequence[int] | None = None,
+    most: int = MOST,
+    own: Collection[str] = (),
+) -> Probe:
+    """What the models of the newest checkpoint answer. clients: None: all, of more than `most` so
+    many, drawn.  own: method and models outside hpcfed that may be imported.
+    """
+    if examples < 1:
+        raise ConfigError(f"--examples {examples}: take at least 1")
+    return from_newest(
+        run, lambda source: Probing(run, source, examples, clients, most, own).probe()
+    )
+
+
+class Probing:
+    """One checkpoint's models before the same examples."""
+
+    def __init__(
+        self,
+        run: Path,
+        source: Reader,
+        examples: int,
+        clients: Sequence[int] | None,
+        most: int = MOST,
+        own: Collection[str] = (),
+    ):
+        self.run, self.source, self.own = run, source, own
+        self.saved = Saved(run, source, clients, own)
+        self.ks = some(self.saved, most) if clients is None else self.saved.clients
+        test = self.saved.sources.test
+        draw = rng.stream(self.saved.job.seed, "probe")
+        self.rows = np.sort(draw.choice(len(test.y), min(examples, len(test.y)), replace=False))
+        self.x, self.labels = torch.from_numpy(test.x[self.rows]), test.y[self.rows]
+        text = bool(self.saved.about["vocabulary"])
+        self.images = shared_images(test.y[:0] if text else test.y)
+        self.image_x, self.image_labels = (
+            torch.from_numpy(test.x[self.images]),
+            test.y[self.images],
+        )
+
+    def probe(self) -> Probe:
+        """All answers, client after client."""
+        models = track(self.ks, f"probing {counted(len(self.ks), 'model')}")
+        seen = [self.of_client(self.saved.model(k)) for k in models]
+        representations, predictions, image_predictions, conductances = zip(*seen, strict=True)
+        rounds, tables = self.alike(list(representations))
+        return Probe(
+            header=self.header(),
+            clients=np.array(self.ks),
+            rows=self.rows,
+            labels=self.labels,
+            predictions=np.stack(predictions),
+            representations=[z.numpy() for z in representations],
+            images=self.images,
+            image_labels=self.image_labels,
+            image_predictions=np.stack(image_predictions),
+            conductance=list(conductances),
+            rounds=rounds,
+            cka=tables,
+        )
+
+    def answers(self, saved: Saved, what: str) -> list[tuple[Tensor, np.ndarray]]:
+        """What each client's model answers, as one checkpoint has it."""
+        return [answers(saved.model(k), self.x) for k in track(self.ks, what)]
+
+    def header(self) -> dict[str, object]:
+        kinds = self.saved.fed.architectures
+        about = {
+            "architectures": [kinds[k] for k in self.ks],
+            "classes": list(self.saved.about["classes"]),
+            "of": self.saved.job.clients,
+        }
+        return {"rounds": self.source.rounds, "checkpoint": identity(self.source.path), **about}
+
+    def of_client(self, model: Trained) -> tuple[Tensor, np.ndarray, np.ndarray, np.ndarray]:
+        """One client's representations [N, d] and predictions [N]; of the images that all runs
+        share predictions [M] and conductances [M, d].
+        """
+        z, predictions = answers(model, self.x)
+        if not len(self.images):
+            return z, predictions, predictions[:0], np.zeros((0, z.shape[1]), np.float32)
+        _, image_predictions = answers(model, self.image_x)
+        found = conductance(model, self.image_x, self.image_labels)
+        return z, predictions, image_predictions, found
+
+    def alike(self, last: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+        """Rounds [P] and the CKA of each two clients then, [P, K, K], as far back as there are
+        checkpoints.
+        """
+        tables = {self.source.rounds: pairwise_cka(last)}
+        older = [
+            path for path in saved_in(self.run) if checkpoint.rounds_of(path) < self.source.rounds
+        ]
+        for path in (older[i] for i in evenly(len(older), PANELS - 1)):
+            try:
+                with Reader(path) as source:
+                    before = Saved(self.run, source, self.ks, self.own)
+                    what = f"probing {counted(len(self.ks), 'model')} of round {source.rounds}"
+                    seen = self.answers(before, what)
+                    tables[source.rounds] = pairwise_cka([z for z, _ in seen])
+            except CheckpointError:  # damaged, or deleted meanwhile by the run that goes on
+                continue
+        rounds = sorted(tables)
+        return np.array(rounds), np.stack([tables[t].numpy() for t in rounds])
+
+
+def some(saved: Saved, most: int) -> list[int]:
+    """All clients of the run, or of more than `most` so many, drawn."""
+    K = saved.job.clients
+    if K <= most:
+        return list(range(K))
+    return np.sort(
+        rng.stream(saved.job.seed, "probe", "clients").choice(K, most, replace=False)
+    ).tolist()
+
+
+@torch.no_grad()
+def answers(model: Trained, x: Tensor) -> tuple[Tensor, np.ndarray]:
+    """Representations [N, d] of inputs, and the classes that are predicted, [N]."""
+    z = torch.cat([model.represent(part) for part in x.split(BATCH)])
+    return z, model.classify(z).argmax(1).numpy()

@@ -1,0 +1,195 @@
+"""What a checkpoint of a run gives: each client's model, as it was evaluated.
+
+Where clients keep models of their own it is that, as it was after its local training. Where they
+keep none (FedAvg), it is what the client would receive next: the global model, the best of several,
+or its piece of a larger one. What it was trained to in the last round is gone then, and only its
+accuracy is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpcfed.clients.client import Clients
+from hpcfed.clients.store import ClientStore
+from hpcfed.comm import Serial
+from hpcfed.config.job import Job
+from hpcfed.config.load import again
+from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError
+from hpcfed.core.params import Params
+from hpcfed.core.payload import from_tree, on_device
+from hpcfed.federation.federation import Federation
+from hpcfed.models.assign import assign
+from hpcfed.models.trained import About, Trained, assembled
+from hpcfed.results.trained.scoring import OF_NOW, pieces
+from hpcfed.results.trained.sources import CPU, Owner, Sources
+from hpcfed.storage import checkpoint, names, record
+from hpcfed.storage.reader import Reader
+
+T = TypeVar("T")
+OWN, RECEIVED = (
+    "clients/accuracy",
+    "clients/accuracy_received",
+)  # where a model's accuracy is recorded
+NOBODY = -1  # the rank of clients that are not looked at
+
+
+class Saved:
+    """The models of a run as one checkpoint has them. clients: those that will be asked for; None:
+    all.  own: method and models outside hpcfed that may be imported.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        source: Reader,
+        clients: Collection[int] | None = None,
+        own: Collection[str] = (),
+    ):
+        found = record.recover(run)
+        record.same_run(found.header, source.header, source.path)
+        self.source, self.t = source, source.rounds - 1
+        self.job = again(found.header["job"], str(run), own)
+        self.clients = chosen(clients, self.job.clients)
+        self.sources = Sources(self.job, run, found.header.get(record.RUN_ID, ""))
+        self.about = inputs(found.header, self.sources) | {
+            "job": self.job.plain(),
+            "rounds": source.rounds,
+        }
+        self.fed = federation(self.job, self.about, found, self.sources, self.clients)
+        self.method = self.job.algorithm
+        self.keeps = self.method.keeps(self.fed)
+        self.fed.store.stateless = not self.keeps
+        self.state = self.state_of(source.get("state"))
+
+    def state_of(self, tree: Any) -> Any:
+        """The server's state; of a method whose state is no Params the type is that of its first
+        one.
+        """
+        return (
+            on_device(tree, CPU)
+            if isinstance(tree, Params)
+            else from_tree(self.method.init(self.fed), tree, CPU)
+        )
+
+    def models(self) -> Iterator[Trained]:
+        """One client's after the other."""
+        return map(self.model, self.clients)
+
+    def model(self, k: int) -> Trained:
+        """Client k's model. Raises DamagedError where the checkpoint is, ConfigError where there is
+        no such model.
+        """
+        fed, client = self.fed, self.fed.clients[k]
+        client.architecture = self.method.architecture(fed, k, self.t)
+        if not self.keeps:
+            self.method.receive(client, self.method.offer(fed, client, self.state))
+        elif f"clients/{k}" in self.source.names(f"clients/{k}"):
+            kept = self.source.get(f"clients/{k}")
+            fed.store.put(k, kept["weights"], kept["memory"])
+        client.model.eval()
+        with self.method.adapted(fed, client, self.state, self.t):
+            found = pieces(fed, client, self.method, self.state)
+        fed.store.forget(k)
+        counted = OWN if self.keeps and found.kind not in OF_NOW else RECEIVED
+        more = {"client": k, "counted": counted, "kind": found.kind, "more": found.more}
+        return assembled(
+            About(**self.about, architecture=found.architecture, **more), found.tensors
+        )
+
+
+def from_newest(run: Path, use: Callable[[Reader], T]) -> T:
+    """What `use` makes of the newest checkpoint that is whole, as far as it reads it; the run may
+    be going on.
+
+    Raises CheckpointError where there is none.
+    """
+    damage: CheckpointError | None = None
+    for path in saved_in(run):
+        try:
+            with Reader(path) as source:
+                return use(source)
+        except DamagedError as error:
+            damage = damage or error
+    where = names.checkpoint_folder(run)
+    raise damage or CheckpointError(
+        f"{where}: no checkpoint here, and trained models are in checkpoints; check the "
+        "path, or wait for the first one (checkpoint.every)"
+    )
+
+
+def saved_in(run: Path) -> list[Path]:
+    """The checkpoints of a run, the newest first."""
+    return checkpoint.candidates(run) if checkpoint.newest(run) else []
+
+
+def chosen(clients: Collection[int] | None, K: int) -> list[int]:
+    """These clients, in order; all where none are named. ConfigError for one that is not there."""
+    for k in clients or ():
+        if not 0 <= k < K:
+            raise ConfigError(f"client {k}: the run has {K} clients, 0 to {K - 1}")
+    return list(range(K)) if clients is None else sorted(set(clients))
+
+
+def inputs(header: dict[str, Any], sources: Sources) -> dict[str, Any]:
+    """What models must know of their inputs: from the results, or from the data where those are
+    older than that.
+    """
+    models = sources.job.models
+    if not (known := header.get("inputs")):
+        data = sources.data
+        known = {
+            "shape": data.train.x.shape[1:],
+            "mean": data.mean,
+            "std": data.std,
+            "vocabulary": data.vocabulary,
+        }
+    rows = {name: tuple(known[name]) for name in ("shape", "mean", "std")}
+    fixed = {"vocabulary": known["vocabulary"], "classes": tuple(header["classes"])}
+    return {**rows, **fixed, "d": models.d, "relu_head": models.relu_head}
+
+
+def federation(
+    job: Job,
+    about: dict[str, Any],
+    found: record.Record,
+    sources: Sources,
+    clients: Collection[int],
+) -> Federation:
+    """A federation of one rank that has these clients, for what a method says of models; nothing is
+    trained or sent.
+    """
+    kinds, known = assign(job), found.arrays.get("label_counts")
+    store = ClientStore(
+        job.seed,
+        about["shape"],
+        len(about["classes"]),
+        job.models.d,
+        job.models.relu_head,
+        CPU,
+        about["vocabulary"],
+    )
+    placement, wanted = [NOBODY] * job.clients, set(clients)
+    for k in wanted:
+        placement[k] = 0
+    return Federation(
+        job=job,
+        comm=Serial(),
+        store=store,
+        architectures=kinds,
+        placement=placement,
+        speeds=[1.0],
+        device=CPU,
+        clients=Clients(placement, 0, lambda k: Owner(k, kinds[k], sources, store)),
+        sizes=sources.partition.sizes if known is None else known.sum(1).tolist(),
+        costs=[],
+        label_counts=sources.partition if known is None else known,
+        classes=len(about["classes"]),
+        mean_pixel=about["mean"],
+        std_pixel=about["std"],
+        profiles=None,
+        public=None,
+        common=None,  # nothing takes time here, and no examples but the clients' are used
+    )

@@ -1,0 +1,106 @@
+"""With what a client's prediction is made: its model alone, or what its method adds to that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+from hpcfed.algorithms.base import Method, State
+from hpcfed.algorithms.proxies import split
+from hpcfed.core.errors import ConfigError
+from hpcfed.models.model import Pair
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+
+Tensors = dict[str, Tensor]
+OF_NOW = (
+    "prototypes",
+    "served",
+)  # kinds in which the server's state has a part, which changes without the client
+
+
+class Pieces(NamedTuple):
+    """What a `Trained` is put together from. kind, more: as `About` has them."""
+
+    architecture: str
+    tensors: Tensors
+    kind: str = "logits"
+    more: dict[str, Any] = {}  # noqa: RUF012, never changed
+
+
+def pieces(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
+    """Copies of all that predicts for the client, whose model is as it is evaluated.
+
+    Raises ConfigError for a method that predicts in a way of its own, which nobody has put into
+    pieces.
+    """
+    name = fed.job.algorithm.name
+    if name in OWN:
+        return OWN[name](fed, client, method, state)
+    if type(method).predict is not Method.predict:
+        raise ConfigError(
+            f"{name} predicts in a way of its own (`predict`), so that a client's model alone "
+            f"does not "
+            "say what was evaluated; its clients' models cannot be exported"
+        )
+    return alone(client)
+
+
+def alone(client: Client) -> Pieces:
+    """The client's model; of a pair its own one."""
+    model, architecture = client.model, client.architecture
+    if isinstance(model, Pair):
+        model, architecture = model.own, architecture.partition("+")[0]
+    return Pieces(architecture, copies("model", model))
+
+
+def copies(prefix: str, module: nn.Module, other: Tensors | None = None) -> Tensors:
+    """A module's tensors by name. other: some that take the place of its own."""
+    tensors = {**module.state_dict(), **(other or {})}
+    return {f"{prefix}.{name}": value.detach().clone() for name, value in tensors.items()}
+
+
+def one_of_two(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
+    """FML: the client's own model, or the common one."""
+    if method.inference == "own":
+        return alone(client)
+    return Pieces(client.architecture.partition("+")[2], copies("model", client.model.proxy))
+
+
+def of_known_classes(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
+    """HeteroFL: a client has no logits of classes that it has no examples of."""
+    present = np.flatnonzero(fed.label_counts[client.id])
+    return alone(client)._replace(
+        kind="masked", more={"present": present.tolist(), "mask": method.mask}
+    )
+
+
+def by_prototypes(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
+    """FedProto: the class of the nearest prototype."""
+    own, proto = alone(client), state["proto"]
+    if method.inference == "head" or proto.isnan().all():
+        return own
+    return own._replace(tensors={**own.tensors, "prototypes": proto.clone()}, kind="prototypes")
+
+
+def with_server(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
+    """FedGKT: the server's model on the client's features."""
+    own = alone(client)
+    if method.evaluate == "client":
+        return own
+    server = copies("server", split.server(fed).model, dict(state))
+    more = {"server": fed.job.models.server, "shape": list(split.shape(fed))}
+    return own._replace(tensors={**own.tensors, **server}, kind="served", more=more)
+
+
+OWN: dict[str, Callable[..., Pieces]] = {
+    "fml": one_of_two,
+    "heterofl": of_known_classes,
+    "fedproto": by_prototypes,
+    "fedgkt": with_server,
+}

@@ -1,0 +1,89 @@
+"""The data of a run that is looked at later: read when they are first used, for most models need
+none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hpcfed.clients.client import Client, Shard
+from hpcfed.clients.store import ClientStore
+from hpcfed.config.job import Job
+from hpcfed.data import datasets
+from hpcfed.data.holdings import Partition
+from hpcfed.data.record import DataSet, Split, Text
+from hpcfed.data.synthetic import Synthetic
+from hpcfed.storage import names
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the clients of a run held. Raises DataError, when they are used, for data that are no
+    longer there.
+
+    run_id: what names the run in its files; "": not known.
+    """
+
+    job: Job
+    run: Path
+    run_id: str = ""
+
+    @cached_property
+    def data(self) -> DataSet:
+        wanted = self.job.data
+        return datasets.load(
+            wanted.name, wanted.root, wanted.download, Text(wanted.vocabulary, wanted.tokens)
+        )
+
+    @cached_property
+    def partition(self) -> Partition | Synthetic:
+        """Who holds what, as the run wrote it."""
+        job, data = self.job, self.job.data
+        if data.name == "synthetic":
+            return Synthetic(job.seed, job.clients, *data.synthetic, data.examples, data.test_share)
+        return Partition.load(names.partition_file(self.run), self.run_id)
+
+    @cached_property
+    def shares(self) -> Partition:
+        """The partition, if it is one of these data: a file from before it had checksums may be
+        damaged.
+        """
+        rows, data = self.partition, self.data
+        path = names.partition_file(self.run)
+        rows.check(path, self.job.clients, data.name, len(data.train.y), len(data.test.y))
+        return rows
+
+    @property
+    def test(self) -> Split:
+        """The test split."""
+        return self.partition.common() if isinstance(self.partition, Synthetic) else self.data.test
+
+    def held(self, k: int, which: str) -> Shard:
+        """Examples of client k. which: "train" or "test"."""
+        if isinstance(self.partition, Synthetic):
+            split = self.partition.held(k)[which == "test"]
+            return Shard(split.x, split.y, np.arange(len(split.y)), CPU)
+        split = getattr(self.data, which)
+        return Shard(split.x, split.y, getattr(self.shares, which)[k], CPU)
+
+
+class Owner(Client):
+    """A client whose examples are read when they are first used."""
+
+    def __init__(self, k: int, architecture: str, sources: Sources, store: ClientStore):
+        self.id, self.architecture, self.sources, self.store = k, architecture, sources, store
+
+    @cached_property
+    def train(self) -> Shard:
+        return self.sources.held(self.id, "train")
+
+    @cached_property
+    def test(self) -> Shard:
+        return self.sources.held(self.id, "test")

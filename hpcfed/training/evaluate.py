@@ -1,0 +1,81 @@
+"""The one evaluation: accuracy and loss of a model on a client's test set. It draws nothing and
+trains nothing.
+
+What is reported of client k in a round (papers differ; results say it in these words):
+- before: the model as the client has it when the round starts, what it received included; cohort
+only.
+- after: the client's own model after its local training, before anything new arrives. A client
+outside the
+  cohort keeps its model and so its score; where clients keep nothing (FedAvg), it is the new global
+  model.
+- received: every client with what it would receive now, a global model on each client's test set
+for example.
+- common: the server's new model on the whole test split, where it is a whole model; each rank takes
+a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client, Shard
+    from hpcfed.federation.federation import Federation
+
+
+class Score(NamedTuple):
+    """Share of correct answers, and mean cross-entropy; nan without test examples."""
+
+    accuracy: float
+    loss: float
+
+
+NONE = Score(float("nan"), float("nan"))
+
+
+Predict = Callable[
+    [Tensor], Tensor
+]  # prepared inputs [n, *shape] -> logits [n, C], or other scores of the classes
+
+
+def score(fed: Federation, client: Client, predict: Predict) -> Score:
+    """The client's model as it is now, on its test set."""
+    with fed.clock("evaluate"):
+        client.model.eval()
+        return measure(fed, predict, client.test)
+
+
+def common(fed: Federation, predict: Predict) -> float:
+    """Accuracy of the pooled client's model on the whole test split; collective, the same for any
+    ranks.
+    """
+    with fed.clock("evaluate"):
+        fed.pooled().model.eval()
+        right = (
+            round(measure(fed, predict, fed.common).accuracy * len(fed.common))
+            if len(fed.common)
+            else 0
+        )
+    fed.wait("common accuracy")
+    counts = fed.comm.gather({fed.comm.rank: (right, len(fed.common))})
+    return sum(c for c, _ in counts.values()) / sum(n for _, n in counts.values())
+
+
+@torch.no_grad()
+def measure(fed: Federation, predict: Predict, test: Shard) -> Score:
+    """A model on some examples, in batches of evaluate.batch."""
+    if not len(test):
+        return NONE
+    sums = torch.zeros(2, dtype=torch.float64, device=fed.device)  # correct answers, loss
+    for rows in fed.chunks(len(test)):
+        x, y = test.batch(rows)
+        logits = predict(fed.prepare(x))
+        right, loss = (logits.argmax(1) == y).sum(), F.cross_entropy(logits, y, reduction="sum")
+        sums += torch.stack([right.double(), loss.double()])
+    correct, loss = (sums / len(test)).tolist()
+    return Score(correct, loss)
