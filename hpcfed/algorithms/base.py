@@ -38,12 +38,10 @@ class Method(Part):
     keeps_stragglers: ClassVar[bool] = (
         False  # partial work counts; else stragglers are left out of the round
     )
-    local_defaults: ClassVar[
-        dict[str, Any]
-    ] = {}  # of fields of [local]: what a job has that does not set them
-    usual: ClassVar[bool] = (
-        False  # clients do what stands in RoundBased: receive, train down `loss`, send
-    )
+    # of fields of [local]: what a job has that does not set them
+    local_defaults: ClassVar[dict[str, Any]] = {}
+    # clients do what stands in RoundBased: receive, train down `loss`, send
+    default_client_round: ClassVar[bool] = False
 
     # what a field meant before it was there, where that is not its default: so old runs go on as
     # they began
@@ -192,16 +190,10 @@ class RoundBased(Method):
         return Mean.of(client.params(self.shared), self.weight(client))
 
     @property
-    def usual(self) -> bool:
+    def default_client_round(self) -> bool:
         """Whether no hook of what clients do was replaced but `loss`, `offer` and `weight`."""
-        return all(
-            getattr(type(self), hook) is getattr(RoundBased, hook)
-            for hook in ("receive", "local", "round")
-        )
-
-    def groups(self, fed: Federation, cohort: list[int]) -> list[list[int]]:
-        """The cohort in parts, each of which trains on one rank; the same on all ranks."""
-        return stacked.groups(fed, self, cohort)
+        hooks = ("receive", "local", "round")
+        return all(getattr(type(self), hook) is getattr(RoundBased, hook) for hook in hooks)
 
     def server(self, state: State, mean: Params) -> State:
         """The new state from the old one and the mean of the uploads."""
@@ -211,7 +203,11 @@ class RoundBased(Method):
         """One round with a cohort of at least one; replaced only by methods with more than one
         exchange.
         """
-        uploads = stacked.uploads(fed, self, state, self.groups(fed, cohort), t)
+        uploads = fed.stream(
+            cohort,
+            lambda client: self.local(fed, client, state, t),
+            together=lambda clients: stacked.train(fed, self, clients, state, t),
+        )
         return self.server(state, fed.mean(uploads, keep=state, last=True))
 
 

@@ -122,7 +122,7 @@ class Events(Rounds):
         for job in sorted(ready, key=lambda job: job.client):
             self.fed.partial[job.client] = job.amount
             work = lambda client, job=job: self.algorithm.work(self.fed, client, job)  # noqa: E731
-            self.results |= self.fed.run([job.client], work, job.number)
+            self.results |= self.fed.run([job.client], work, job=job.number)
 
     def merge(self, job: Work) -> None:
         """A job's result into what its target holds; collective."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ class Rounds(Attempts, Evaluation):
         self.kinds = {name: i for i, name in enumerate(sorted(set(self.fed.architectures)))}
         self.fed.store.stateless = not self.algorithm.keeps(self.fed)
         self.fed.job = stacked.settled(self.fed, self.algorithm)
+        self.fed.grouping = partial(stacked.groups, self.fed, self.algorithm)
 
     @property
     def placement(self) -> list[int]:
@@ -121,7 +123,7 @@ class Rounds(Attempts, Evaluation):
 
     def deal(self, cohort: list[int]) -> None:
         """Give each rank as much of the cohort as the others have, in whole groups; collective."""
-        groups = self.algorithm.groups(self.fed, cohort)
+        groups = self.fed.groups(cohort)
         costs, held = (
             [sum(self.expected(ks)) for ks in groups],
             [self.placement[ks[0]] for ks in groups],

@@ -30,35 +30,61 @@ class Turns(Exchange):
 
     job: Job
     store: ClientStore
+    grouping: Callable[[Sequence[int]], list[list[int]]] = lambda cohort: [[k] for k in cohort]
     warned: set[int] = field(default_factory=set)  # clients of whose failures was spoken
 
     def mine(self, cohort: Iterable[int]) -> list[Client]:
         """This rank's clients of the cohort, in id order."""
         return [self.clients[k] for k in cohort if k in self.clients]
 
-    def turns(
-        self, cohort: Iterable[int], work: Callable[[Client], T], job: int = 0
-    ) -> Iterator[tuple[int, T]]:
-        """What each of this rank's clients of the cohort hands on after its turn, in id order, one
-        after the other.
+    def run(self, cohort: Iterable[int], work: Callable[[Client], T], job: int = 0) -> dict[int, T]:
+        """Every client's turn, in id order: what `work` returned for each of this rank's clients.
 
-        work: client -> its model and memory changed, and a value that can travel (`comm.codec`) and
-        in which all is
-        that it leaves elsewhere: a turn that is done is not done again when the round is, it hands
-        on what it did. What a round does to clients outside of turns is undone then, and done
+        As `stream`, but all of it is done when this returns.
+        """
+        return dict(self.stream(cohort, work, job=job))
+
+    def stream(
+        self,
+        cohort: Iterable[int],
+        work: Callable[[Client], T],
+        together: Callable[[Sequence[Client]], list[T] | None] | None = None,
+        job: int = 0,
+    ) -> Iterator[tuple[int, T]]:
+        """The turns of this rank's clients of the cohort, in id order, as (id, what `work`
+        returned), one result in memory at a time; for `mean`. Nothing is done before it is asked.
+
+        work: trains a client, and returns a value that can travel (`comm.codec`) and in which all
+        is that it leaves elsewhere: a turn that is done is not done again when the round is, its
+        value is used again. What a round does to clients outside of turns is undone then, and done
         again.
-        job: number of the client's, where it may have several in a round.
+        together: the same work for several clients at once (`groups`), or None where it cannot be
+        done so and each works alone.  job: number of the client's, where it may have several in a
+        round.
         With run.on_client_fault = "drop" a client that fails is left out here; all ranks learn of
         it when they meet.
         """
-        for client in self.mine(cohort):
-            yield from self.joint([client], lambda clients: [work(clients[0])], job)
+
+        def alone(clients: Sequence[Client]) -> list[T]:
+            return [work(client) for client in clients]
+
+        def at_once(clients: Sequence[Client]) -> list[T]:
+            values = together(clients) if together and len(clients) > 1 else None
+            return alone(clients) if values is None else values
+
+        for group in self.groups(list(cohort)) if together else [[k] for k in cohort]:
+            if clients := self.mine(group):
+                yield from self.joint(clients, at_once, job)
+
+    def groups(self, cohort: Sequence[int]) -> list[list[int]]:
+        """The cohort in parts, each of which trains on one rank; the same on all ranks."""
+        return self.grouping(cohort)
 
     def joint(
         self, clients: Sequence[Client], work: Callable[[Sequence[Client]], list[T]], job: int = 0
     ) -> Iterator[tuple[int, T]]:
-        """One turn of several clients, which is done, or begun again, as a whole; as `turns` has it
-        for one.
+        """One turn of several clients, which is done, or begun again, as a whole; as `stream` has
+        it for one.
 
         work: clients -> what each hands on. Of several, none keeps anything from round to round.
         """

@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpcfed.clients.client import joined
 from hpcfed.core.errors import first_line
@@ -34,7 +34,6 @@ from hpcfed.training.stack import Stack, Stacked
 from hpcfed.training.tape import Tape, signature
 
 if TYPE_CHECKING:
-    from hpcfed.algorithms.base import Method, RoundBased, State
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
@@ -43,10 +42,21 @@ if TYPE_CHECKING:
 # traced one
 TINY = 5e5
 
-Uploads = Iterator[tuple[int, Mean]]  # client id, what it sends
+
+class Trained(Protocol):
+    """What stacking takes of a method: the hooks of RoundBased by these names."""
+
+    views: int
+
+    @property
+    def default_client_round(self) -> bool: ...
+    def offer(self, fed: Federation, client: Client, state: Any) -> Any: ...
+    def loss(self, client: Client, state: Any, model: nn.Module, x: Any, y: Tensor) -> Tensor: ...
+    def shared(self, name: str) -> bool: ...
+    def weight(self, client: Client) -> float: ...
 
 
-def settled(fed: Federation, method: Method) -> Job:
+def settled(fed: Federation, method: Trained) -> Job:
     """The job, in which `auto` is `stacked` where that pays for all clients.
 
     That depends on nothing that may differ when a run goes on: neither on ranks and rounds, nor on
@@ -67,11 +77,11 @@ def settled(fed: Federation, method: Method) -> Job:
     )
 
 
-def against(fed: Federation, method: Method, architecture: str) -> str:
+def against(fed: Federation, method: Trained, architecture: str) -> str:
     """Why clients of an architecture cannot be trained together; "": they can."""
     layout = fed.store.layout(architecture)
     reasons = {
-        "the method trains clients in a way of its own": not method.usual,
+        "the method trains clients in a way of its own": not method.default_client_round,
         "clients keep weights": not fed.store.stateless,
         "local.keep_optimiser is set": fed.job.local.keep_optimiser,
         "batches are augmented": method.views > 1 or policy(fed, 1) != "none",
@@ -80,7 +90,7 @@ def against(fed: Federation, method: Method, architecture: str) -> str:
     return next((words for words, holds in reasons.items() if holds), "")
 
 
-def groups(fed: Federation, method: RoundBased, cohort: Sequence[int]) -> list[list[int]]:
+def groups(fed: Federation, method: Trained, cohort: Sequence[int]) -> list[list[int]]:
     """The cohort in parts that train together, of one where nobody does; the same on all ranks.
 
     Clients of one architecture with equal batches, in id order, at most training.stack in a group.
@@ -104,31 +114,11 @@ def groups(fed: Federation, method: RoundBased, cohort: Sequence[int]) -> list[l
     )
 
 
-def uploads(
-    fed: Federation, method: RoundBased, state: State, parts: Sequence[Sequence[int]], t: int
-) -> Uploads:
-    """What this rank's clients send after their training, group by group."""
-    for ks in parts:
-        yield from fed.joint(fed.mine(ks), partial(sent, fed, method, state, t))
-
-
-def sent(
-    fed: Federation, method: RoundBased, state: State, t: int, clients: list[Client]
-) -> list[Mean]:
-    """What each client of a group sends."""
-    group = trained(fed, method, clients, state, t) if len(clients) > 1 else None
-    return (
-        list(group.uploads())
-        if group
-        else [method.local(fed, client, state, t) for client in clients]
-    )
-
-
-def trained(
-    fed: Federation, method: RoundBased, clients: list[Client], state: State, t: int
-) -> Group | None:
-    """A group after its training; None where its objective cannot be recorded, which is said
-    once.
+def train(
+    fed: Federation, method: Trained, clients: Sequence[Client], state: Any, t: int
+) -> list[Mean] | None:
+    """Train a group; what each client sends. None where its objective cannot be recorded, which is
+    said once.
     """
     try:
         group = Group(fed, method, clients, state, t)
@@ -139,22 +129,17 @@ def trained(
             f"engine"
         )
         return None
-    return group
+    return list(group.uploads())
 
 
 class Group:
     """The local training of several clients with equal batches in one round."""
 
     def __init__(
-        self, fed: Federation, method: RoundBased, clients: list[Client], state: State, t: int
+        self, fed: Federation, method: Trained, clients: Sequence[Client], state: Any, t: int
     ):
-        self.start, self.fed, self.method, self.clients, self.t = (
-            perf_counter(),
-            fed,
-            method,
-            clients,
-            t,
-        )
+        self.start = perf_counter()
+        self.fed, self.method, self.clients, self.t = fed, method, clients, t
         self.given = [method.offer(fed, client, state) for client in clients]
         common = all(given is self.given[0] for given in self.given)  # then one stands for all
         pairs = list(zip(clients, self.given, strict=True))[: 1 if common else None]

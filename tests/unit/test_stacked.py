@@ -72,7 +72,12 @@ def distance(a: toy.Outcome, b: toy.Outcome) -> float:
 def sent(method: FedAvg, rounds: Rounds) -> dict[int, torch.Tensor]:
     """What each client of the whole federation sends, as one vector."""
     fed, every = rounds.fed, list(range(rounds.fed.K))
-    parts = stacked.uploads(fed, method, rounds.state, groups(fed, method, every), 0)
+    state = rounds.state
+    parts = fed.stream(
+        every,
+        lambda client: method.local(fed, client, state, 0),
+        together=lambda clients: stacked.train(fed, method, clients, state, 0),
+    )
     return {k: torch.cat([v.flatten() for v in part.parts[0].value.values()]) for k, part in parts}
 
 
