@@ -359,7 +359,10 @@ def test_a_users_file_may_import_torchvision_first(tmp_path):
     (tmp_path / "seeing.py").write_text(
         "from torchvision.models import resnet18\n\n\ndef net(shape, d):\n    return resnet18()\n"
     )
-    code = "from hpcfed import own; print(own.load('models.mix', 'seeing:net', 'module:function'))"
+    code = (
+        "from hpcfed.core import own\n"
+        "print(own.load('models.mix', 'seeing:net', 'module:function'))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
@@ -381,3 +384,29 @@ def test_a_file_beside_the_users_module_is_the_users_and_an_installed_one_is_not
     assert not own.is_own(nn.__file__)
     assert not own.is_own(hpcfed.__file__)
     assert not own.is_own(subprocess.__file__)
+
+
+def test_a_method_of_ones_own_needs_one_import_line_and_may_use_the_former_names(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "one.py").write_text(
+        "from hpcfed import Client, EventBased, LocalSteps, Mean, Paired, Params, RoundBased\n"
+        "from hpcfed import Share, State, infer, losses, rng, sgd\n"
+        "class One(RoundBased):\n    pass\n"
+    )
+    (tmp_path / "former.py").write_text(
+        "from hpcfed.algorithms.base import RoundBased\nfrom hpcfed.params import Mean, Params\n"
+        "from hpcfed.rng import stream\nfrom hpcfed.training.local import sgd\n"
+        "from hpcfed.training.losses import distil\n"
+        "class Former(RoundBased):\n    pass\nfound = Mean, Params\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert issubclass(own.load("algorithm.name", "one:One", "module:Class"), hpcfed.RoundBased)
+    found = own.load("algorithm.name", "former:found", "module:Class")
+    assert found == (hpcfed.Mean, hpcfed.Params)
+
+
+def test_what_hpcfed_offers_is_listed_and_all_of_it_is_there():
+    assert [name for name in dir(hpcfed) if getattr(hpcfed, name, None) is None] == []
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hpcfed.nothing  # noqa: B018
