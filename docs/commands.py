@@ -7,9 +7,9 @@ from hpcfed.launch.commands import COMMANDS, Argument, Command
 INTRO = """
 # Commands
 
-A run is `python -m hpcfed.main [JOB.toml] [--field value ...]`, under `mpirun` or not; its flags
-are the [fields of a job](job.md). All else is the command `hpcfed`, which needs no MPI. Commands
-that read runs read result files alone, while a run goes on too.
+A run is `python -m hpcfed.main [JOB.toml ...] [--field value ...]`, under `mpirun` or not; its
+flags are the [fields of a job](job.md). All else is the command `hpcfed`, which needs no MPI.
+Commands that read runs read result files alone, while a run goes on too.
 
 Exit statuses, of runs and of commands:
 
@@ -21,6 +21,7 @@ Exit statuses, of runs and of commands:
 | 70 | ended by the watchdog, for no rank got on; go on with `--resume` |
 | 75 | stopped by a signal and saved, by a rank's death or a full disk; go on with `--resume` |
 """
+MANY = {"+": "one or more", "*": "any number"}  # of nargs
 
 
 def page() -> str:
@@ -30,7 +31,7 @@ def page() -> str:
 
 def section(name: str, command: Command) -> str:
     """One command with its arguments."""
-    fields = "It takes a job file and its fields too, as a run does." if command.fields else ""
+    fields = "It takes job files and fields too, as a run does." if command.fields else ""
     rows = (
         table(("argument", "", "meaning"), map(row, command.arguments)) if command.arguments else ""
     )
@@ -42,5 +43,5 @@ def row(argument: Argument) -> tuple[str, ...]:
     names, options = argument
     value = " or ".join(options.get("choices", [options.get("metavar", "")]))
     if not names[0].startswith("-"):
-        names, value = [value], "one or more" if options.get("nargs") == "+" else ""
+        names, value = [value], MANY.get(options.get("nargs", ""), "")
     return ", ".join(map(code, names)), prose(value), prose(options.get("help", ""))

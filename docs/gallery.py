@@ -27,9 +27,10 @@ SMALL = [
     "20",
 ]
 JOBS = {  # folder: its job
-    "local": ["jobs/small/local-fashion-mnist-dirichlet.toml"],
+    "local": ["jobs/local-fashion-mnist-dirichlet.toml", "jobs/small.toml"],
     "fedclassavg": [
-        "jobs/small/fedclassavg-fashion-mnist-dirichlet.toml",
+        "jobs/fedclassavg-fashion-mnist-dirichlet.toml",
+        "jobs/small.toml",
         "--checkpoint.every",
         "13",
         "--checkpoint.keep",

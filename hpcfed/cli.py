@@ -77,7 +77,9 @@ def _parser() -> ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         usage = (
-            f"hpcfed {name} [JOB.toml] [--field value ...] [options]" if command.fields else None
+            f"hpcfed {name} [JOB.toml ...] [--field value ...] [options]"
+            if command.fields
+            else None
         )
         sub = commands.add_parser(
             name, help=command.line, description=command.line, usage=usage, allow_abbrev=False

@@ -1,4 +1,4 @@
-"""`mpirun -np 15 python -m hpcfed.main [JOB.toml] [--field value ...]`: one run.
+"""`mpirun -np 15 python -m hpcfed.main [JOB.toml ...] [--field value ...]`: one run.
 
 `--help` in place of a run: `hpcfed.config.help`.
 

@@ -17,9 +17,17 @@ EMBEDDED = PRESETS / "default.toml"
 MOST = 100  # files that one job file may extend, those that they extend included
 
 
-def read(path: Path) -> list[Layer]:
-    """A job file after the files that it `extends` (paths relative to itself): later ones win."""
-    return under(path, {})
+def read(*paths: Path) -> list[Layer]:
+    """Job files, each after the files that it `extends` (paths relative to itself): later ones win.
+
+    Each lies over those before it as over a file that it extends: where it names another algorithm,
+    that one's fields do not count.
+    """
+    layers: list[Layer] = []
+    for path in paths:
+        found = under(path, {})
+        layers = [*replaced(layers, merge(*(values for _, values in found))), *found]
+    return layers
 
 
 def under(path: Path, above: dict[str, Path]) -> list[Layer]:
@@ -76,7 +84,12 @@ def replaced(under: list[Layer], values: dict[str, Any]) -> list[Layer]:
         theirs.get("name"),
     ):
         return under
-    return [(name, {k: v for k, v in layer.items() if k != "algorithm"}) for name, layer in under]
+    return without_algorithm(under)
+
+
+def without_algorithm(layers: list[Layer]) -> list[Layer]:
+    """The layers without what they say of the algorithm."""
+    return [(name, {k: v for k, v in layer.items() if k != "algorithm"}) for name, layer in layers]
 
 
 def merge(*tables: dict[str, Any]) -> dict[str, Any]:

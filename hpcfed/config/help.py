@@ -10,6 +10,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,15 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from hpcfed.config.files import EMBEDDED, merge, read
-from hpcfed.config.job import FREE, Job, algorithm_model
+from hpcfed.config.job import FREE, PROGRAM, Job, algorithm_model
 from hpcfed.config.limits import limits
-from hpcfed.config.load import DEFAULT_ALGORITHM, again, resolve
+from hpcfed.config.load import DEFAULT_ALGORITHM, again, resolve, split
 from hpcfed.config.messages import PREFIX, Layer, kind_of, origin
 from hpcfed.config.methods import ALGORITHMS
 from hpcfed.core.errors import ConfigError, HpcfedError, unknown
 from hpcfed.storage.fields import covers
 
-USAGE = "usage: python -m hpcfed.main [JOB.toml] [--FIELD VALUE ...]"
+USAGE = f"usage: {PROGRAM} [--FIELD VALUE ...]"
 FLAGS = ("--help", "-h")
 TOP, ALL = "job", "all"  # topics: the fields that stand in no table of the job; every field
 MAIN = {  # the fields that most users set, each in a few words
@@ -61,6 +62,7 @@ class Command:
     """What a command line would run; mistake: why it would be refused, and then the embedded job.
 
     layers: where values come from beside flags and environment, by name; of two the first wins.
+    files: the job files that it names.
     """
 
     model: type[Job]
@@ -68,6 +70,7 @@ class Command:
     layers: Sequence[Layer]
     flags: Sequence[str]
     mistake: str = ""
+    files: Sequence[Path] = ()
 
 
 def asked(words: Sequence[str]) -> bool:
@@ -78,8 +81,8 @@ def asked(words: Sequence[str]) -> bool:
 def help(words: Sequence[str], stored: Callable[[Path], dict[str, Any]] = lambda path: {}) -> str:
     """The text that a command line with --help asks for.
 
-    words: `[JOB.toml] [--FIELD VALUE ...] --help [TOPIC ...]`, in any order.  Raises ConfigError
-    for a topic that is no field, table or method, with the nearest ones.
+    words: `[JOB.toml ...] [--FIELD VALUE ...] --help [TOPIC ...]`, in any order.  Raises
+    ConfigError for a topic that is no field, table or method, with the nearest ones.
     """
     job, topics = parted(words)
     width = min(WIDEST, shutil.get_terminal_size().columns)
@@ -88,8 +91,8 @@ def help(words: Sequence[str], stored: Callable[[Path], dict[str, Any]] = lambda
 
 
 def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words that are a job's, and the topics after --help; a .toml among these is the job
-    file.
+    """The words that are a job's, and the topics after --help; a .toml among these is a job file,
+    after those before --help.
     """
     at = next(i for i, word in enumerate(words) if word.partition("=")[0] in FLAGS)
     own = [words[at].partition("=")[2]] if "=" in words[at] else []
@@ -97,14 +100,17 @@ def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
     found = [*own, *words[at + 1 : end]]
     files = [word for word in found if word.endswith(".toml")]
     rest = [w for w in [*words[:at], *words[end:]] if w.partition("=")[0] not in FLAGS]
-    return [*files, *rest], [word.removeprefix("--") for word in found if word not in files]
+    before = list(takewhile(lambda word: not word.startswith("-"), rest))
+    return [*before, *files, *rest[len(before) :]], [
+        word.removeprefix("--") for word in found if word not in files
+    ]
 
 
 def command(words: Sequence[str], stored: Callable[[Path], dict[str, Any]]) -> Command:
     """What these words would run; where they are refused the embedded job, and why."""
     try:
         job, layers, flags = resolve(words, stored, os.environ)
-        return Command(type(job), job, layers, flags)
+        return Command(type(job), job, layers, flags, files=split(words)[0])
     except HpcfedError as error:
         table = merge(*(values for _, values in read(EMBEDDED)))
         name = {"name": DEFAULT_ALGORITHM}
@@ -118,7 +124,8 @@ def brief(found: Command) -> str:
     flags = [cut(f"{flag(name)} {value(found.job, name)}", most) for name in MAIN]
     wide = max(map(len, flags))
     lines = [f"  {a:<{wide}}  {b}" for a, b in zip(flags, MAIN.values(), strict=True)]
-    file = next((name for name, _ in found.layers), "defaults")
+    first = next((name for name, _ in found.layers), "defaults")
+    file = ", ".join(map(str, found.files)) or first
     whose = "of this command" if not found.mistake else "of the embedded job"
     head = f"{USAGE}\n\nThe main fields, with the values {whose} ({file}):\n"
     sections = textwrap.fill(

@@ -4,6 +4,7 @@ defaults. A preset that flags or the environment name lies over the file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -24,7 +25,7 @@ from hpcfed.config import methods
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_switch
-from hpcfed.config.messages import PREFIX
+from hpcfed.config.messages import PREFIX, Layer, origin
 from hpcfed.config.parts import Checkpoint, Data, Local, Log, Models, Part, Run, Training
 from hpcfed.config.system import System
 from hpcfed.core import own
@@ -59,6 +60,7 @@ FREE = (
     "training",
 )
 
+PROGRAM = "python -m hpcfed.main [JOB.toml ...]"
 EXACT = {"engine": "eager, traced or graphed"}  # what stands for the engines in a job's identity
 
 
@@ -84,7 +86,7 @@ class Job(BaseSettings):
         allow_inf_nan=False,
         env_prefix=PREFIX,
         env_nested_delimiter="__",
-        cli_prog_name="python -m hpcfed.main [JOB.toml]",
+        cli_prog_name=PROGRAM,
         cli_hide_none_type=True,
         cli_avoid_json=True,
         cli_implicit_flags=True,
@@ -94,6 +96,8 @@ class Job(BaseSettings):
         [],
         None,
     )  # flags, dicts, parser
+    # files, preset and the like by name, of which the first wins; and the flags over them
+    places: ClassVar[tuple[Sequence[Layer], Sequence[str]]] = ((), ())
 
     rounds: PositiveInt = 100
     """Rounds to run in all."""
@@ -170,6 +174,18 @@ class Job(BaseSettings):
             (f"preset {self.preset}", preset),
         ):
             found |= {name: source for name, value in values.items() if plain.get(name) == value}
+        return found
+
+    def origins(self) -> dict[str, str]:
+        """Where fields have their values from: a flag, a variable of the environment, a file, the
+        preset or the method. Fields at the job's own defaults have no entry.
+        """
+        layers, flags = self.places
+        found = self.sources()
+        for name in flat(self.plain()):
+            place = origin(name.split("."), layers, flags)
+            if place != name:
+                found[name] = place.removesuffix(f": {name}")
         return found
 
     def plain(self) -> dict[str, Any]:

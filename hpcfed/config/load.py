@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from hpcfed.config.check import check
-from hpcfed.config.files import EMBEDDED, merge, read, read_preset
-from hpcfed.config.job import Job, algorithm_model, job_model
+from hpcfed.config.files import EMBEDDED, merge, read, read_preset, without_algorithm
+from hpcfed.config.job import PROGRAM, Job, algorithm_model, job_model
 from hpcfed.config.messages import PREFIX, Layer, explain, no_field, section, stray
 from hpcfed.config.parts import Data
 from hpcfed.core.errors import ConfigError
@@ -32,12 +32,13 @@ def load(
     stored: Callable[[Path], dict[str, Any]] = lambda path: {},
     environ: Mapping[str, str] = os.environ,
 ) -> Job:
-    """The job of a command line: `[JOB.toml] [--field value ...]`.
+    """The job of a command line: `[JOB.toml ...] [--field value ...]`.
 
-    Precedence: flags, environment (HPCFED_DATA__ALPHA), job file, preset, the method's own defaults
-    of [local], defaults. A preset that flags or the environment ask for wins over the job file.
-    Without a job file the embedded job stands in; with `--resume` the stored job of that run
-    (`stored(path)`) stands under the file. Raises ConfigError with all mistakes in one message.
+    Precedence: flags, environment (HPCFED_DATA__ALPHA), job files, of which later ones win, preset,
+    the method's own defaults of [local], defaults. A preset that flags or the environment ask for
+    wins over the job files. Without any the embedded job stands in; with `--resume` the stored job
+    of that run (`stored(path)`) stands under them. Raises ConfigError with all mistakes in one
+    message.
     """
     job, _, _ = resolve(argv, stored, environ)
     check(job, stored=bool(job.resume))
@@ -52,15 +53,15 @@ def resolve(
     """The job of a command line, each field checked by itself; where else values came from (of two
     layers the first wins), and the flags.
     """
-    path, flags = split(argv)
-    layers = read(path) if path else []
+    files, flags = split(argv)
+    layers = read(*files)
     file = merge(*(values for _, values in layers))
     resume = peek("resume", flags, environ, file)
     old = (
         as_begun(stored(Path(resume)))
         if resume
         else {}
-        if path
+        if files
         else merge(*(values for _, values in read(EMBEDDED)))
     )
     name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
@@ -68,16 +69,18 @@ def resolve(
     if resume:
         refuse_import([name], own, source, "--algorithm.name")
     file, old = (about(name, table) for table in (file, old))
+    if "algorithm" not in file:
+        layers = without_algorithm(layers)
     chosen = peek("preset", flags, environ)
     asked = chosen or peek("preset", [], {}, file, old) or "paper"
     preset = read_preset(asked, name, peek("data.name", flags, environ, file, old) or Data().name)
     # a stored job has its preset, and what was set over it
-    over = chosen and (path or not resume)
+    over = chosen and (files or not resume)
     model = job_model(
         name,
         flags,
         [preset, file, old] if over else [file, old, preset],
-        Parser("python -m hpcfed.main [JOB.toml]", allow_abbrev=False),
+        Parser(PROGRAM, allow_abbrev=False),
     )
     known_environment(model, environ)
     under = f"the job stored in {resume}" if resume else "the embedded job"
@@ -89,6 +92,7 @@ def resolve(
         job = completed(model())
     except (ValidationError, SettingsError, RecursionError) as error:
         raise ConfigError(explain(error, model, places, flags)) from error
+    model.places = (places, flags)
     if resume:
         refuse_import(models_of(job), own, source, "--models.mix (models.proxy, models.server)")
     return job, places, flags
@@ -142,15 +146,17 @@ def as_begun(stored: dict[str, Any]) -> dict[str, Any]:
     return stored | {"algorithm": {**formerly, **own}}
 
 
-def split(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The job file, if the first word is none of the flags; and the flags, with - as _ in their
-    names.
-    """
-    files = list(takewhile(lambda word: not word.startswith("-"), argv))
-    for wrong in [word for i, word in enumerate(files) if i or not word.endswith(".toml")]:
+def split(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The job files, which stand before all flags; and the flags, with - as _ in their names."""
+    words = list(takewhile(lambda word: not word.startswith("-"), argv))
+    return job_files(words), latest(switches([underscored(w) for w in argv[len(words) :]]))
+
+
+def job_files(words: Sequence[str]) -> list[Path]:
+    """Their paths; ConfigError for a word that names none."""
+    for wrong in [word for word in words if not word.endswith(".toml")]:
         raise ConfigError(stray(wrong))
-    path = Path(files[0]) if files else None
-    return path, latest(switches([underscored(w) for w in argv[len(files) :]]))
+    return [Path(word) for word in words]
 
 
 def underscored(word: str) -> str:

@@ -30,10 +30,7 @@ def no_field(name: str, known: type[BaseModel] | Iterable[str]) -> str:
 def stray(word: str) -> str:
     """The sentence for a word of the command line that belongs to no field."""
     if word.endswith(".toml"):
-        return (
-            f"command line: {word}: there is one job file, before all flags; it may name "
-            f"others that it `extends`"
-        )
+        return f"command line: {word}: job files stand before all flags; of several the later win"
     return f"command line: {word!r} is neither a job file (.toml) nor the value of a --field"
 
 

@@ -158,7 +158,7 @@ def plan(job: Job, facts: World, fed: Federation) -> None:
     device = f"{fed.device}; {on_gpu(facts, fed)}"
     show(
         job.plain(),
-        job.sources(),
+        job.origins(),
         facts,
         fed.placement,
         memory(facts, fed),

@@ -19,7 +19,7 @@ WIDE = 26  # classes that fit a line
 
 def show(
     job: dict[str, Any],
-    sources: dict[str, str],
+    origins: dict[str, str],
     facts: World,
     placement: list[int],
     memory: dict[int, float],
@@ -27,12 +27,12 @@ def show(
     balance: float,
     device: str,
 ) -> None:
-    """Print the plan. sources: where fields have their values from, if neither from the job nor
-    its defaults.  memory: bytes of weights by rank.  traffic: bytes down and up per round of
+    """Print the plan. origins: where fields have their values from that are not the job's own
+    defaults.  memory: bytes of weights by rank.  traffic: bytes down and up per round of
     each client.
     """
     out = console()
-    fields = [(name, json.dumps(v), sources.get(name, "")) for name, v in flat(job).items()]
+    fields = [(name, json.dumps(v), origins.get(name, "")) for name, v in flat(job).items()]
     out.print(table("job,value,from", fields))
     held = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
     rows = [(r, len(ks), listed(ks), size(memory[r])) for r, ks in held.items()]

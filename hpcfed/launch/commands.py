@@ -187,6 +187,14 @@ BATCH = (
 )
 SWEEP = (
     argument(
+        "--with",
+        action="append",
+        type=Path,
+        dest="overlays",
+        metavar="FILE.toml",
+        help="job file that lies over each of the JOB.toml; several are given one by one",
+    ),
+    argument(
         "-o", "--out", type=Path, metavar="FOLDER", help="of the sweep; default: runs/sweep-JOB"
     ),
     argument(
@@ -284,11 +292,11 @@ PLAN = (
 )
 DOCTOR = (
     argument(
-        "job",
-        nargs="?",
+        "jobs",
+        nargs="*",
         type=Path,
         metavar="JOB.toml",
-        help="whose fields count; default: the embedded job",
+        help="files whose fields count, the later over the earlier; default: the embedded job",
     ),
     argument(
         "--ranks",

@@ -51,9 +51,9 @@ class Member:
 class Sweep:
     """Runs that differ in some fields of one job.
 
-    words: the job file and the flags that all runs have.  directory: where they start, for relative
-    paths in them.
-    ranks: of each run.  launcher: the command that starts them, where it is not mpirun.
+    words: the job files and the flags that all runs have.  directory: where they start, for
+    relative paths in them.  ranks: of each run.  launcher: the command that starts them, where it
+    is not mpirun.
     """
 
     folder: Path

@@ -1,5 +1,5 @@
-"""`python fatal.py [JOB.toml] [--field value ...]` is hpcfed.main in which ranks kill themselves at
-given moments.
+"""`python fatal.py [JOB.toml ...] [--field value ...]` is hpcfed.main in which ranks kill
+themselves at given moments.
 
 FATAL="2:train:3 0+1:collective:5" kills rank 2 in round 3 while a client trains, ranks 0 and 1 in
 round 5 where the ranks meet. Ranks are numbered as the launcher did; rounds count from 1.

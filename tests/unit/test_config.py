@@ -249,11 +249,72 @@ def test_a_word_that_is_neither_job_file_nor_value_is_refused(words):
     assert "is neither a job file (.toml) nor the value of a --field" in message(*words)
 
 
-@pytest.mark.parametrize("words", [["a.toml", "b.toml"], ["--rounds", "2", "b.toml"]])
-def test_there_is_one_job_file_and_it_comes_first(words):
-    assert message(*words).startswith(
-        "command line: b.toml: there is one job file, before all flags"
+def test_job_files_stand_before_all_flags():
+    assert message("--rounds", "2", "b.toml") == (
+        "command line: b.toml: job files stand before all flags; of several the later win"
     )
+
+
+def test_of_several_job_files_later_ones_win_as_over_files_that_they_extend(job_file):
+    job_file("clients = 3\nseed = 5\n[data]\nalpha = 0.1\n", "base.toml")
+    first = job_file("rounds = 1\nclients = 4\n[local]\nlr = 0.5\n", "a.toml")
+    second = job_file("extends = ['base.toml']\nrounds = 2\n[local]\nbatch = 8\n", "b.toml")
+    last = job_file("rounds = 3\n", "c.toml")
+    job = load([first, second, last, "--seed", "6"])
+    # b.toml lies over a.toml with all that it extends
+    assert (job.rounds, job.clients, job.seed, job.data.alpha) == (3, 3, 6, 0.1)
+    assert (job.local.lr, job.local.batch) == (0.5, 8)
+    assert load([last, first]).rounds == 1
+    extending = job_file("extends = ['a.toml', 'b.toml']\nrounds = 3\n", "d.toml")
+    assert load([extending, "--seed", "6"]).plain() == job.plain()
+
+
+def test_a_later_job_file_of_another_algorithm_leaves_the_earlier_ones_fields_behind(job_file):
+    mlp, name = 'models.mix = ["mlp"]\n', "[algorithm]\nname = "
+    first = job_file(f'{mlp}{name}"fedprox"\nmu = 0.5\nweighting = "uniform"\n', "a.toml")
+    other = job_file(f'{name}"fedavg"\n', "b.toml")
+    unnamed = job_file("[algorithm]\nmu = 0.25\n", "c.toml")
+    assert load([first, other]).algorithm.weighting == "samples"
+    extending = job_file("extends = ['b.toml']\n", "d.toml")  # which names it
+    assert load([first, extending]).algorithm.weighting == "samples"
+    changed = load([first, unnamed]).algorithm
+    assert (changed.mu, changed.weighting) == (0.25, "uniform")
+
+
+def test_a_mistake_in_one_of_several_job_files_names_that_file(job_file):
+    first = job_file("rounds = 0\n[data]\nalpha = -1.0\n", "a.toml")
+    second = job_file("rounds = -1\n", "b.toml")
+    said = message(first, second)
+    assert f"{second}: rounds: input should be greater than 0, got -1" in said
+    assert f"{first}: data.alpha: input should be greater than 0, got -1.0" in said
+    assert f"{first}: rounds" not in said
+    assert message(first, f"{first}.toml").startswith(f"{first}.toml: cannot read the job file: ")
+
+
+def test_a_job_tells_from_which_file_flag_or_variable_each_value_comes(job_file, monkeypatch):
+    monkeypatch.setenv("HPCFED_LOCAL__BATCH", "8")
+    below = job_file("clients = 3\nseed = 1\n[data]\nalpha = 0.1\n", "below.toml")
+    first = job_file("extends = ['below.toml']\nrounds = 1\npreset = 'authors'\n", "a.toml")
+    second = job_file("rounds = 2\nseed = 2\n", "b.toml")
+    job = load([first, second, "--local.lr", "0.5", "--models.mix=mlp"])
+    expected = {
+        "rounds": second,
+        "seed": second,
+        "preset": first,
+        "clients": below,
+        "data.alpha": below,
+        "local.lr": "command line: --local.lr",
+        "models.mix": "command line: --models.mix",
+        "local.batch": "environment: HPCFED_LOCAL__BATCH",
+        "algorithm.tau": "preset authors",
+    }
+    origins = job.origins()
+    assert {name: origins.get(name) for name in expected} == expected
+    assert "participation" not in origins  # the job's own default
+    assert load([]).origins()["rounds"] == "the embedded job"
+    monkeypatch.delenv("HPCFED_LOCAL__BATCH")
+    sgd = load([job_file('[models]\nmix = ["mlp"]\n[algorithm]\nname = "fedsgd"\n')])
+    assert sgd.origins()["local.lr"] == "default of fedsgd"
 
 
 def test_files_that_cannot_be_used_are_named(job_file, tmp_path):
@@ -325,6 +386,7 @@ def test_another_algorithm_on_the_command_line_leaves_the_files_own_parameters_b
     path = job_file(f'rounds = 3\n{method}[models]\nmix = ["mlp"]\n')
     job = load([path, "--algorithm.name", "fedavg"])
     assert (job.algorithm.name, job.algorithm.weighting, job.rounds) == ("fedavg", "samples", 3)
+    assert "algorithm.weighting" not in job.origins() and job.origins()["rounds"] == path
     assert load([path]).algorithm.mu == 0.5
 
 
@@ -360,6 +422,10 @@ def test_help_fits_a_screen_and_shows_what_the_command_would_run_with(job_file):
     given = help([path, "--help", "--local.lr", "0.5"])
     assert "--rounds 7 " in given and "--local.lr 0.5 " in given and path in given
     assert help(["--help", path, "--local.lr", "0.5"]) == given
+    other = job_file("rounds = 8\n", "other.toml")
+    both = help([path, other, "--local.lr", "0.5", "--help"])
+    assert "--rounds 8 " in both and f"({path}, {other})" in both
+    assert help([path, "--local.lr", "0.5", "--help", other]) == both
 
 
 def test_help_says_of_a_field_where_its_value_comes_from(job_file, monkeypatch):
@@ -367,6 +433,9 @@ def test_help_says_of_a_field_where_its_value_comes_from(job_file, monkeypatch):
     assert "default:     0.001" in help(["--help", "lr"])
     path = job_file("[local]\nlr = 0.25\n")
     assert f"0.25, from {path}" in help([path, "--help", "local.lr"])
+    over = job_file("[local]\nbatch = 3\n", "over.toml")
+    assert f"0.25, from {path}" in help([path, over, "--help", "local.lr"])
+    assert f"3, from {over}" in help([path, over, "--help", "local.batch"])
     assert "0.5, from command line" in help([path, "--local.lr", "0.5", "--help=local.lr"])
     monkeypatch.setenv("HPCFED_LOCAL__LR", "0.75")
     assert "0.75, from environment: HPCFED_LOCAL__LR" in help([path, "--help", "local.lr"])

@@ -239,6 +239,18 @@ def test_the_exit_status_is_1_where_something_is_wrong(monkeypatch, capsys, stat
     assert status in capsys.readouterr().out
 
 
+def test_of_several_job_files_the_later_ones_fields_count(monkeypatch, tmp_path):
+    for name, text in (("a.toml", "seed = 1\n[run]\nthreads = 3\n"), ("b.toml", "seed = 2\n")):
+        (tmp_path / name).write_text(text)
+    seen = []
+    monkeypatch.setattr(
+        "hpcfed.launch.doctor.main.examine", lambda *given: seen.append(given) or []
+    )
+    assert cli.main(["doctor", str(tmp_path / "a.toml"), str(tmp_path / "b.toml")]) == 0
+    [(job, _, out, *_)] = seen
+    assert (job.seed, job.run.threads, out) == (2, 3, job.folder)
+
+
 @pytest.mark.parametrize("words", [["--ranks", "0"], ["--limit", "0"], ["absent.toml"]])
 def test_a_mistake_is_one_message_and_status_2(words, capsys):
     assert cli.main(["doctor", *words]) == 2

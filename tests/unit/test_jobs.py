@@ -1,8 +1,9 @@
-"""The jobs: one for each cell of the paper's tables, each valid, each with a small twin that
-differs in scale alone.
+"""The jobs: one for each cell of the paper's tables, each valid, and small with the files that lie
+over it.
 """
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ from hpcfed.config.load import load
 from hpcfed.storage.fields import flat
 
 JOBS = Path(__file__).parents[2] / "jobs"
-OTHER = {"common", "small", "methods", "fedhenn"}  # folders of jobs that are no cell of the tables
-FULL = sorted(str(p.relative_to(JOBS)) for p in JOBS.rglob("*.toml") if not OTHER & set(p.parts))
+OTHER = {"common", "methods", "fedhenn"}  # folders of jobs that are no cell of the tables
+FULL = sorted(
+    str(p.relative_to(JOBS))
+    for p in JOBS.rglob("*.toml")
+    if not OTHER & set(p.parts) and not p.name.startswith("small")
+)
 SETS, CELLS = 3, {2: 4 * 2, 3: 6 * 2, 4: 4}  # rows x columns of each table and data set
 LOCAL = {
     "cifar10": (1e-4, 0.1),
@@ -29,7 +34,7 @@ SCALE = {
     "local.batch",
     "algorithm.public",
     "algorithm.ramp",
-}  # what a twin may change
+}  # what an overlay may change
 HEAD = re.compile(
     r"# Table (\d), (.+), ((?:CIFAR-10|Fashion-MNIST|EMNIST Letters)[^:]*): (0\.\d+(?: \+- "
     r"0\.\d+)?)\n"
@@ -37,8 +42,27 @@ HEAD = re.compile(
 each_job = pytest.mark.parametrize("name", FULL)
 
 
-def job(name: str) -> Job:
-    return load([str(JOBS / name)], environ={})
+def job(name: str, *overlays: str) -> Job:
+    return load([str(JOBS / name), *overlays], environ={})
+
+
+def overlays(readme: Path) -> list[tuple[str, list[str]]]:
+    """Each job that the table of a README says how to make small, with the files that do so; a
+    shell expands the patterns.
+    """
+    lines = re.findall(r"^\| `(jobs/.+)` \| `(jobs/.+)` \|$", readme.read_text(), re.MULTILINE)
+    found = []
+    for patterns, files in lines:
+        said = subprocess.run(
+            ["bash", "-O", "failglob", "-c", f"echo {patterns}"],
+            cwd=JOBS.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        over = [str(JOBS.parent / file) for file in files.split()]
+        found += [(str(JOBS.parent / name), over) for name in said.stdout.split()]
+    return found
 
 
 def cell(name: str) -> tuple[str, ...]:
@@ -91,18 +115,32 @@ def test_a_job_is_the_papers_setting(name):
     assert made.models.mix == (one if table == "3" else four)
 
 
-@each_job
-def test_a_small_twin_differs_in_scale_alone(name):
-    full, small = flat(job(name).plain()), flat(job(f"small/{name}").plain())
-    assert {field for field in full if full[field] != small[field]} <= SCALE
-    assert small["data.train_limit"] <= 10_000 and small["rounds"] <= 50
-    assert (len(full["models.mix"]) == 1) == (len(small["models.mix"]) == 1)
+def test_each_job_is_named_once_among_those_that_overlays_make_small():
+    names = [str(Path(name).relative_to(JOBS)) for name, _ in overlays(JOBS / "README.md")]
+    assert sorted(names) == FULL
 
 
-def test_there_is_a_small_twin_of_each_job_and_no_other():
-    assert (
-        sorted(str(p.relative_to(JOBS / "small")) for p in (JOBS / "small").rglob("*.toml")) == FULL
-    )
+def test_with_its_overlays_each_job_is_small_and_differs_in_scale_alone():
+    wrong = {}
+    for name, over in overlays(JOBS / "README.md"):
+        full, small = flat(job(name).plain()), flat(job(name, *over).plain())
+        others = {field for field in full if full[field] != small[field]} - SCALE
+        large = small["data.train_limit"] > 10_000 or small["rounds"] > 50
+        one = [len(fields["models.mix"]) == 1 for fields in (full, small)]
+        ramps = small.get("algorithm.ramp", 1) > 3 or (small["data.public"] or 0) > 300
+        if others or large or ramps or one[0] != one[1]:
+            wrong[name] = others, small
+    assert wrong == {}
+
+
+def test_the_sweep_of_a_table_takes_no_overlay():
+    commands = re.findall(r"`hpcfed sweep (.+?) --out", (JOBS / "README.md").read_text())
+    assert len(commands) >= 7
+    for words in commands:
+        said = subprocess.run(
+            ["bash", "-c", f"echo {words}"], cwd=JOBS.parent, capture_output=True, text=True
+        ).stdout
+        assert ".toml" in said and "/small" not in said, words
 
 
 def test_the_table_of_the_jobs_says_what_the_jobs_say():

@@ -1,5 +1,5 @@
-"""The jobs of FedHeNN's tables: complete, in its setting, each with a small twin that differs in
-scale alone.
+"""The jobs of FedHeNN's tables: complete, in its setting, and small with the file that lies over
+it.
 """
 
 import re
@@ -10,9 +10,10 @@ import pytest
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.storage.fields import flat
+from tests.unit.test_jobs import overlays
 
 JOBS = Path(__file__).parents[2] / "jobs/fedhenn"
-FULL = sorted(path.name for path in JOBS.glob("*.toml"))
+FULL = sorted(path.name for path in JOBS.glob("*.toml") if not path.name.startswith("small"))
 SCALE = {
     "algorithm.head_epochs",
     "rounds",
@@ -44,8 +45,8 @@ ROWS = {
 each_job = pytest.mark.parametrize("name", FULL)
 
 
-def job(name: str) -> Job:
-    return load([str(JOBS / name)], environ={})
+def job(name: str, *overlays: str) -> Job:
+    return load([str(JOBS / name), *overlays], environ={})
 
 
 def cell(name: str) -> tuple[str, ...]:
@@ -101,15 +102,20 @@ def test_a_job_is_the_papers_setting(name: str):
         assert made.data.public >= made.algorithm.rad_size
 
 
-@each_job
-def test_a_small_twin_differs_in_scale_alone(name: str):
-    full, small = flat(job(name).plain()), flat(job(f"small/{name}").plain())
-    assert {field for field in full if full[field] != small[field]} <= SCALE
-    assert small["rounds"] <= 20 and small["data.train_limit"] <= 4000
+def test_each_job_is_named_once_among_those_that_overlays_make_small():
+    assert sorted(Path(name).name for name, _ in overlays(JOBS / "README.md")) == FULL
 
 
-def test_there_is_a_small_twin_of_each_job_and_no_other():
-    assert sorted(path.name for path in (JOBS / "small").iterdir()) == FULL
+def test_with_its_overlay_each_job_is_small_and_differs_in_scale_alone():
+    wrong = {}
+    for name, over in overlays(JOBS / "README.md"):
+        full, small = flat(job(name).plain()), flat(job(name, *over).plain())
+        others = {field for field in full if full[field] != small[field]} - SCALE
+        large = small["rounds"] > 20 or small["data.train_limit"] > 4000
+        epochs = small["local.epochs"] + small.get("algorithm.head_epochs", 0)
+        if others or large or epochs > 3:
+            wrong[name] = others, small
+    assert wrong == {}
 
 
 def test_the_table_of_the_jobs_says_what_the_jobs_say():

@@ -86,7 +86,7 @@ def test_the_sweep_of_a_table_fills_each_of_its_cells_once_with_what_the_job_fil
             assert set(cells(case, made)) == told(Path(case.name), name)
 
 
-def test_no_cell_depends_on_what_a_small_twin_changes():
+def test_no_cell_depends_on_what_makes_a_job_small():
     small = (test_jobs.SCALE | test_jobs_fedhenn.SCALE) - {"models.mix"}
     made = [layout(name) for name in papers()]
     assert {

@@ -100,6 +100,14 @@ def test_a_ready_script_is_what_its_command_prints(path, capsys, monkeypatch):
     assert capsys.readouterr().out == path.read_text()
 
 
+def test_a_run_of_several_job_files_is_submitted_with_all_of_them(bin, capsys):
+    (bin / "a.toml").write_text("rounds = 1\nclients = 0\n")
+    (bin / "b.toml").write_text("clients = 4\n[run]\nthreads = 3\n")
+    assert main(["submit", "a.toml", "b.toml", "--rounds", "3", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "hpcfed.main a.toml b.toml --rounds 3" in text and "--cpus-per-task=3\n" in text
+
+
 def test_there_is_a_ready_script_for_each_typical_cluster():
     assert [path.stem for path in READY] == [
         "one-node",

@@ -91,6 +91,50 @@ def test_job_files_of_one_name_are_told_apart_by_their_paths_and_none_may_come_t
         runs("y/b.toml", "y/b.toml")
 
 
+def test_overlays_lie_over_each_job_file_of_a_sweep(tmp_path):
+    one, other = jobs(tmp_path, "a.toml", "b.toml")
+    small, tiny = tmp_path / "small.toml", tmp_path / "tiny.toml"
+    small.write_text("rounds = 3\nclients = 4\n")
+    tiny.write_text("clients = 2\n")
+    words = [one, other, "--seed", "0,1"]
+    found = define(words, tmp_path / "s", 1, "", overlays=[small, tiny])
+    assert [run.name for run in found.runs] == ["a_seed=0", "a_seed=1", "b_seed=0", "b_seed=1"]
+    assert found.runs[2].words == [other, str(small), str(tiny), "--seed", "0"]
+    assert [(run.fields["rounds"], run.fields["clients"]) for run in found.runs] == [(3, 2)] * 4
+    alone = define([one, "--rounds", "5", "--seed", "0,1"], tmp_path / "s", 1, "", [small])
+    assert alone.words == [one, str(small), "--rounds", "5"] and alone.runs[0].fields["rounds"] == 5
+
+
+def test_an_overlay_that_names_another_method_has_its_fields(tmp_path):
+    (one,) = jobs(tmp_path, "a.toml")
+    over = tmp_path / "over.toml"
+    over.write_text('[algorithm]\nname = "fedasync"\ndecay = 0.5\n')
+    found = define([one, "--algorithm.decay_at", "10,20;30"], tmp_path / "s", 1, "", [over])
+    assert [run.name for run in found.runs] == ["decay_at=10-20", "decay_at=30"]
+
+
+def test_the_command_takes_overlays_by_with_and_names_its_folder_after_them(
+    tmp_path, monkeypatch, capsys
+):
+    one, other = jobs(tmp_path, "x/a.toml", "x/b.toml")
+    (tmp_path / "small.toml").write_text("rounds = 3\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", one, other, "--with", "small.toml", "--dry-run"]) == 0
+    assert "2 runs in runs/sweep-x-small, " in capsys.readouterr().out
+    given = [
+        (["--with", "small.toml", "--seed", "0,1"], "--with small.toml lies over job files"),
+        ([one, "--with", "small", "--seed", "0,1"], "'small' is neither a job file (.toml) nor"),
+        ([one, other, "--with", other], f"{other} is a job of the sweep, and lies over its jobs"),
+        ([one, "--with", "none.toml", "--seed", "0,1"], "none.toml: cannot read the job file"),
+    ]
+    for words, message in given:
+        assert main(["sweep", *words, "--dry-run"]) == 2
+        assert message in capsys.readouterr().err
+    store.write(define([one, "--seed", "0,1"], tmp_path / "s", 1, ""))
+    assert main(["sweep", "s", "--with", "small.toml"]) == 2
+    assert "a sweep goes on with the jobs it has" in capsys.readouterr().err
+
+
 def test_names_tell_values_and_are_those_of_folders():
     two = runs(
         "--data.alpha",

@@ -1,4 +1,4 @@
-"""`hpcfed doctor [JOB.toml]`: what a run will meet on this machine, and what to change.
+"""`hpcfed doctor [JOB.toml ...]`: what a run will meet on this machine, and what to change.
 
 What only ranks can tell is told by a small probe, which each launcher that is found starts. Exit
 status: 0 where nothing is wrong (there may be warnings), 1 otherwise, 2 for a mistake in the job or
@@ -30,7 +30,7 @@ TYPICAL = 200_000_000  # bytes of a data set whose size is not known; CIFAR-10 t
 
 
 def doctor(
-    job: Path | None = None,
+    jobs: Sequence[Path] = (),
     ranks: int | None = None,
     out: Path | None = None,
     slurm: str = "",
@@ -39,8 +39,8 @@ def doctor(
 ) -> int:
     """Examine this machine, print the findings, and return the exit status.
 
-    job: whose fields count.  ranks: of the probe; Slurm's number of tasks by default, else 2.  out:
-    folder of runs.
+    jobs: files whose fields count, the later over the earlier.  ranks: of the probe; Slurm's
+    number of tasks by default, else 2.  out: folder of runs.
     slurm: options of srun and salloc.  limit: seconds for each probe.
     """
     n = number("SLURM_NTASKS", launchers.RANKS) if ranks is None else ranks
@@ -48,8 +48,8 @@ def doctor(
         raise ConfigError(
             f"--ranks {n} --limit {limit:g}: give at least one rank, and some seconds"
         )
-    settings = load([str(job)] if job else [])
-    found = examine(settings, n, out or (settings.folder if job else Path("runs")), slurm, limit)
+    settings = load([str(path) for path in jobs])
+    found = examine(settings, n, out or (settings.folder if jobs else Path("runs")), slurm, limit)
     show(found, json)
     return ILL if is_wrong(found) else FINE
 

@@ -1,4 +1,6 @@
-"""`hpcfed submit JOB.toml [--field value ...] --nodes 4 --time 04:00:00`: a run as a batch job."""
+"""`hpcfed submit JOB.toml ... [--field value ...] --nodes 4 --time 04:00:00`: a run as a batch
+job.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def submit(
 ) -> str:
     """Submit what these fields mean, or with dry_run return the script.
 
-    words: `[JOB.toml] [--field value ...]`.  chain: jobs, each of which goes on where the one
+    words: `[JOB.toml ...] [--field value ...]`.  chain: jobs, each of which goes on where the one
     before stopped.
     each: more fields, for one task of an array job each.  ranks: "1,2,4", a run for each number of
     ranks.

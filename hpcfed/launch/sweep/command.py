@@ -4,7 +4,7 @@ each in its folder.
 Alternatives of a field are separated by commas; those of a field that is a list itself, such as
 models.mix, by semicolons, which separate those of any other field too: `--models.mix
 'mlp,cnn;cnn'`. Of several job files all combinations are run with each: so one sweep makes the runs
-of a paper's table.
+of a paper's table. `--with FILE.toml` lies over each of them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from hpcfed.storage.sweep import Sweep, exists, read, write
 
 def sweep(
     words: Sequence[str],
+    overlays: Sequence[Path] | None = None,
     out: Path | None = None,
     at_once: int | None = None,
     ranks: int | None = None,
@@ -41,16 +42,17 @@ def sweep(
     """The command. words: `[JOB.toml ...] --field value,value ...`, or the folder of a sweep to go
     on with.
 
-    batch: what an array job asks for.  Returns the exit status: 0 all done, 1 some failed, 75
-    stopped and saved; with a task that of its run. With submit, what is printed.
+    overlays: job files that lie over each of the others.  batch: what an array job asks for.
+    Returns the exit status: 0 all done, 1 some failed, 75 stopped and saved; with a task that of
+    its run. With submit, what is printed.
     """
     for name, number in {"--ranks": ranks, "--at-once": at_once}.items():
         if number is not None and number < 1:
             raise ConfigError(f"sweep: {name} {number}: give at least 1")
     found = (
-        known(words, out, ranks, launcher)
+        known(words, overlays or (), out, ranks, launcher)
         if goes_on(words)
-        else asked(words, out, ranks or 1, launcher or "")
+        else asked(words, overlays or (), out, ranks or 1, launcher or "")
     )
     tasks = chosen(found, task)
     if goes_on(words):
@@ -69,9 +71,19 @@ def goes_on(words: Sequence[str]) -> bool:
     return len(words) == 1 and not words[0].startswith("-") and not words[0].endswith(".toml")
 
 
-def known(words: Sequence[str], out: Path | None, ranks: int | None, launcher: str | None) -> Sweep:
+def known(
+    words: Sequence[str],
+    overlays: Sequence[Path],
+    out: Path | None,
+    ranks: int | None,
+    launcher: str | None,
+) -> Sweep:
     """The sweep in that folder, as it was defined."""
     found = read(Path(words[0]))
+    if overlays:
+        raise ConfigError(
+            f"sweep: --with {overlays[0]}, but a sweep goes on with the jobs it has; leave it away"
+        )
     if out:
         raise ConfigError(
             f"sweep: --out {out}, but a sweep goes on in its own folder, {found.folder}; leave "
@@ -81,14 +93,16 @@ def known(words: Sequence[str], out: Path | None, ranks: int | None, launcher: s
     return replace(found, **{name: value for name, value in changes.items() if value is not None})
 
 
-def asked(words: Sequence[str], out: Path | None, ranks: int, launcher: str) -> Sweep:
+def asked(
+    words: Sequence[str], overlays: Sequence[Path], out: Path | None, ranks: int, launcher: str
+) -> Sweep:
     """The sweep of a command line, which may add runs to one that its folder holds."""
     files, _ = parted(words)
     name = (
         files[0].resolve().parent.name if len(files) > 1 else files[0].stem if files else "default"
     )
-    folder = out or Path("runs") / f"sweep-{name}"
-    found = define(words, folder, ranks, launcher)
+    folder = out or Path("runs") / "-".join(["sweep", name, *(path.stem for path in overlays)])
+    found = define(words, folder, ranks, launcher, overlays)
     if exists(folder):
         agree(read(folder), found)
     return found

@@ -15,7 +15,7 @@ from typing import get_args, get_origin
 
 from hpcfed.config.files import merge, read
 from hpcfed.config.job import FREE, Job, algorithm_model
-from hpcfed.config.load import DEFAULT_ALGORITHM, load, peek, split
+from hpcfed.config.load import DEFAULT_ALGORITHM, job_files, load, peek, split
 from hpcfed.config.messages import section
 from hpcfed.core.errors import ConfigError
 from hpcfed.storage.fields import Fields, covers, flat
@@ -44,15 +44,26 @@ class Flag:
     alternatives: tuple[str, ...] = ()
 
 
-def define(words: Sequence[str], folder: Path, ranks: int, launcher: str) -> Sweep:
+def define(
+    words: Sequence[str],
+    folder: Path,
+    ranks: int,
+    launcher: str,
+    overlays: Sequence[Path] = (),
+) -> Sweep:
     """The sweep that these words mean: `[JOB.toml ...] [--field value,value ...]`.
 
-    Of several job files all combinations are run with each. What all runs have in common are words
-    of the sweep. Raises ConfigError for a wrong field or value of any run, for all runs in one
-    message.
+    Of several job files all combinations are run with each, and the overlays lie over each of them,
+    later ones over earlier ones. What all runs have in common are words of the sweep. Raises
+    ConfigError for a wrong field or value of any run, for all runs in one message.
     """
     files, given = parted(words)
-    found = [(*run, path) for path in files or [None] for run in choices(path, given, len(files))]
+    refuse_overlays(files, overlays)
+    found = [
+        (*run, path)
+        for path in files or [None]
+        for run in choices([path, *overlays] if path else [], given, len(files))
+    ]
     if len(found) > MOST:
         raise too_many()
     common = [] if len(files) > 1 else found[0][0]
@@ -72,17 +83,38 @@ def define(words: Sequence[str], folder: Path, ranks: int, launcher: str) -> Swe
 def parted(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """The job files, and the flags."""
     names = list(takewhile(lambda word: not word.startswith("-"), words))
-    files = [path for name in names if (path := split([name])[0])]
+    files = job_files(names)
     for path in {path for path in files if files.count(path) > 1}:
         raise ConfigError(f"sweep: {path} is given twice; name each job file once")
     return files, split(words[len(names) :])[1]
 
 
-def choices(path: Path | None, given: list[str], files: int) -> Iterator[tuple[list[str], Values]]:
-    """Of each run of one job file: the words that do not vary, and the values of what does."""
-    flags = flags_of(path, given)
+def refuse_overlays(files: Sequence[Path], overlays: Sequence[Path]) -> None:
+    """ConfigError for overlays that are no job files, lie over none, or are jobs of the sweep."""
+    known = {path.resolve() for path in files}
+    for path in job_files(list(map(str, overlays))):
+        if not files:
+            raise ConfigError(
+                f"sweep: --with {path} lies over job files; name at least one, as in\n"
+                f"  hpcfed sweep JOB.toml --with {path} --seed 0,1,2"
+            )
+        if path.resolve() in known:
+            raise ConfigError(
+                f"sweep: {path} is a job of the sweep, and lies over its jobs by --with; name it "
+                f"in one of these places"
+            )
+
+
+def choices(
+    paths: Sequence[Path], given: list[str], files: int
+) -> Iterator[tuple[list[str], Values]]:
+    """Of each run of one job: the words that do not vary, and the values of what does.
+
+    paths: of its job file and its overlays.  files: how many job files the sweep has.
+    """
+    flags = flags_of(paths, given)
     refuse(flags, files)
-    fixed = [str(path.resolve())] if path else []
+    fixed = [str(path.resolve()) for path in paths]
     fixed += [word for flag in flags if not flag.alternatives for word in flag.words]
     return ((fixed, values) for values in combinations(flags))
 
@@ -97,7 +129,7 @@ def titled(path: Path | None, files: list[Path]) -> Values:
     return {"job.name": str(path.with_suffix("")) if alike else path.stem}
 
 
-def flags_of(path: Path | None, words: list[str]) -> list[Flag]:
+def flags_of(paths: Sequence[Path], words: list[str]) -> list[Flag]:
     """The flags, each with its values."""
     groups: list[list[str]] = []
     for word in words:
@@ -107,13 +139,13 @@ def flags_of(path: Path | None, words: list[str]) -> list[Flag]:
         else:
             groups[-1].append(word)
     given = {group[0]: group[1] for group in groups if len(group) == 2}
-    methods = re.split("[,;]", given.get("--algorithm.name") or method(path))
+    methods = re.split("[,;]", given.get("--algorithm.name") or method(paths))
     return [flag(group, methods) for group in groups]
 
 
-def method(path: Path | None) -> str:
+def method(paths: Sequence[Path]) -> str:
     """The algorithm where no flag names one."""
-    file = merge(*(values for _, values in read(path))) if path else {}
+    file = merge(*(values for _, values in read(*paths)))
     return peek("algorithm.name", [], os.environ, file) or DEFAULT_ALGORITHM
 
 
