@@ -58,7 +58,7 @@ def resolve(
     file = merge(*(values for _, values in layers))
     resume = peek("resume", flags, environ, file)
     old = (
-        as_begun(stored(Path(resume)))
+        stored(Path(resume))
         if resume
         else {}
         if files
@@ -68,6 +68,7 @@ def resolve(
     own, source = user_names(flags, environ, file), f"resume: the job stored in {resume}"
     if resume:
         refuse_import([name], own, source, "--algorithm.name")
+        old = as_begun(old, name)
     file, old = (about(name, table) for table in (file, old))
     if "algorithm" not in file:
         layers = without_algorithm(layers)
@@ -123,9 +124,9 @@ def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
     where: what the message names if this hpcfed does not take it; ConfigError then.  own: methods
     and models outside hpcfed that may be imported.
     """
-    stored = as_begun(stored)
     source = f"the job stored in {where}"
     refuse_import([stored["algorithm"]["name"]], own, source, OWN)
+    stored = as_begun(stored, stored["algorithm"]["name"])
     model = job_model(stored["algorithm"]["name"], [], [stored], None)
     try:
         job = model()
@@ -137,12 +138,14 @@ def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
     return job
 
 
-def as_begun(stored: dict[str, Any]) -> dict[str, Any]:
-    """A stored job with what its method did where a field of today was not there yet."""
+def as_begun(stored: dict[str, Any], name: str) -> dict[str, Any]:
+    """A stored job with what its method, of this name, did where a field of today was not there
+    yet; as it is where it is of another method. The method's module is imported.
+    """
     own = stored.get("algorithm")
-    if not isinstance(own, dict) or "name" not in own:
+    if not isinstance(own, dict) or own.get("name") != name:
         return stored
-    formerly = getattr(algorithm_model(own["name"]), "formerly", {})
+    formerly = getattr(algorithm_model(name), "formerly", {})
     return stored | {"algorithm": {**formerly, **own}}
 
 

@@ -249,7 +249,7 @@ def apart(labels: list) -> bool:
 @pytest.mark.parametrize("times", [11.0, 30.0, 1e3, 1e6])
 @pytest.mark.parametrize("name", ["time", "bytes", "curves"])
 def test_ticks_of_a_logarithmic_axis_do_not_touch_each_other(tmp_path, name, times):
-    runs = [timed(tmp_path / "a", [0.5]), timed(tmp_path / "b", [0.5])]
+    runs = [timed(tmp_path / "a", [0.5] * 4), timed(tmp_path / "b", [0.5] * 4)]
     for column in ("clients/up", "clients/down", "clients/epochs", "rounds/virtual_seconds"):
         runs[1].record.columns[column] = runs[0].record.columns[column] * times
     picture = FIGURES[name].load()(runs)

@@ -155,13 +155,14 @@ def test_a_run_without_usable_results_goes_on_with_empty_rounds_and_keeps_the_da
     run_of(tmp_path, 2)
     path = names.results_file(tmp_path)
     path.write_bytes(damaged := flipped(path.read_bytes(), 2000))
-    going = Results.resume(tmp_path, 2, {"job": 1}, arrays={"label_counts": np.ones(3)})
+    counts = np.ones((1, 3))
+    going = Results.resume(tmp_path, 2, {"job": {}}, arrays={"label_counts": counts})
     going.append(row(2))
     going.write()
     record = load(tmp_path)
     assert (going.lost, record.rounds) == ([1, 2], 3)
     np.testing.assert_array_equal(record.column("rounds/seconds"), [np.nan, np.nan, 2])
-    assert record.arrays["label_counts"].tolist() == [1, 1, 1]
+    assert record.arrays["label_counts"].tolist() == [[1, 1, 1]]
     assert results.set_aside(path).read_bytes() == damaged
 
 
