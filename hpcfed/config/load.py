@@ -86,7 +86,7 @@ def resolve(
     places = [preset_layer, *given] if over else [*given, preset_layer]
     places = [(name, values) for name, values in places if values]
     try:
-        job = completed(model())
+        job = completed(model())  # type: ignore[call-arg]  # its sources give all
     except (ValidationError, SettingsError, RecursionError) as error:
         raise ConfigError(explain(error, model, places, flags)) from error
     if resume:
@@ -124,7 +124,7 @@ def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
     refuse_import([stored["algorithm"]["name"]], own, source, OWN)
     model = job_model(stored["algorithm"]["name"], [], [stored], None)
     try:
-        job = model()
+        job = model()  # type: ignore[call-arg]  # its sources give all
     except (ValidationError, RecursionError) as error:
         raise ConfigError(
             explain(error, model, [(f"the job stored in {where}", stored)], [])

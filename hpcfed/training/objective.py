@@ -134,7 +134,7 @@ def like(batch: Any, tensors: Sequence[Tensor]) -> Any:
     return tensors[0] if isinstance(batch, Tensor) else type(batch)(tensors)
 
 
-def title(loss: Loss) -> str:
+def title(loss: Callable[..., Any]) -> str:
     """A loss's name, for messages."""
     fn = loss.func if isinstance(loss, partial) else loss
     return f"the local objective {getattr(fn, '__qualname__', type(fn).__name__)}"

@@ -48,7 +48,7 @@ class IFCA(RoundBased):
     """Standard deviation of that noise."""
 
     @property
-    def local_defaults(self) -> dict[str, Any]:
+    def local_defaults(self) -> dict[str, Any]:  # type: ignore[override]
         return {"optimiser": "sgd", "lr": 0.1} if self.averaging == "gradients" else {}
 
     def without_effect(self, job: Job) -> dict[str, str]:

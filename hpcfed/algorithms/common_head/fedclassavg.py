@@ -60,13 +60,13 @@ class FedClassAvg(RoundBased):
     """
 
     @property
-    def accepts(self) -> str:
+    def accepts(self) -> str:  # type: ignore[override]
         if not self.averaging:
             return "any models"
         return "one architecture" if self.share == "all" else "a common head"
 
     @property
-    def views(self) -> int:
+    def views(self) -> int:  # type: ignore[override]
         return 2 if self.contrastive else 1
 
     def without_effect(self, job: Job) -> dict[str, str]:
@@ -106,7 +106,11 @@ class FedClassAvg(RoundBased):
         if (
             t == 0 and self.pretrain_epochs and not fed.store.stateless
         ):  # else nothing of it would remain
-            how = {"views": self.views, "epochs": self.pretrain_epochs, "phase": "pretrain"}
+            how: dict[str, Any] = {
+                "views": self.views,
+                "epochs": self.pretrain_epochs,
+                "phase": "pretrain",
+            }
             alone = state.pick(lambda name: False)
             fed.run(range(fed.K), lambda c: sgd(fed, c, t, partial(self.loss, c, alone), **how))
         return super().round(fed, state, cohort, t)

@@ -12,7 +12,7 @@ they are not clipped.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +58,7 @@ class FedGH(RoundBased):
         head, held = fed.shapes(self.shared, k), int((fed.label_counts[k] > 0).sum())
         return head.nbytes, held * (head["head.weight"].shape[1] + 1) * 4
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:  # type: ignore[override]
         self.receive(client, fed.down(client, state))
         sgd(fed, client, t, partial(self.loss, client, state))
         return fed.up(client, self.means(fed, client))
@@ -94,5 +94,9 @@ class FedGH(RoundBased):
                 F.linear(z[rows], head["head.weight"], head["head.bias"]), y[rows]
             )
 
-        how = {"epochs": self.server_epochs, "size": self.server_batch, "lr": self.server_lr}
+        how: dict[str, Any] = {
+            "epochs": self.server_epochs,
+            "size": self.server_batch,
+            "lr": self.server_lr,
+        }
         return fit(fed, state, loss, torch.from_numpy, len(y), "header", t, **how)

@@ -67,7 +67,8 @@ class DSGD(Peers, RoundBased):
         return mix({k: rows[k] for k in mine}, fed.each(mine))
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
-        averages, mixed, own = self.averages(t), {}, self.rows(fed, cohort).diagonal()
+        averages, own = self.averages(t), self.rows(fed, cohort).diagonal()
+        mixed: dict[int, Params] = {}
         if averages and self.order != "step-first":
             mixed = self.average(fed, cohort)
 

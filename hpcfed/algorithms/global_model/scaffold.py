@@ -65,7 +65,7 @@ class Scaffold(RoundBased):
     def receive(self, client: Client, state: State) -> None:
         client.load(state.x)
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> tuple[Mean, Params]:
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> tuple[Mean, Params]:  # type: ignore[override]
         client.load(fed.down(client, state.x))
         c, own = fed.down(client, state.c), Params(client.memory.get("control", state.c * 0))
         new = self.at_start(fed, client, state, t) if self.control == "gradient" else None

@@ -93,13 +93,13 @@ class FedGKT(RoundBased):
             split.predict(fed, client, state, x) if self.evaluate == "server" else client.model(x)
         )
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:  # type: ignore[override]
         sgd(fed, client, t, partial(self.loss, client, state), data=split.taught(client, "server"))
         return fed.up(client, split.features(fed, client))
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
-        how = {
+        how: dict[str, Any] = {
             "epochs": self.server_epochs,
             "size": self.server_batch,
             "optimiser": self.server_optimiser,

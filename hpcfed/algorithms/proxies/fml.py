@@ -40,7 +40,7 @@ class FML(RoundBased):
     def shared(self, name: str) -> bool:
         return name.startswith("proxy.")
 
-    def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
+    def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:  # type: ignore[override]
         own, proxy = model.own(x), model.proxy(x)
         mutual = (1 - self.alpha) * distil(soften(proxy), own) + (1 - self.beta) * distil(
             soften(own), proxy

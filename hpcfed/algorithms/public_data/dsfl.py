@@ -9,7 +9,7 @@ as common. Deviations: none.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -80,14 +80,18 @@ class DSFL(RoundBased):
             client.load(state)
         return bool(state)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int, public: Shard) -> Mean:
+    def local(self, fed: Federation, client: Client, state: Params, t: int, public: Shard) -> Mean:  # type: ignore[override]
         sgd(fed, client, t, partial(self.loss, client, state))
         return Mean.of(Params(soft=soften(logits(fed, client, public))), self.weight(client))
 
     def learn(self, fed: Federation, client: Client, t: int, data: Paired) -> None:
         fed.down(client, data.soft)
         if self.distil_epochs:
-            how = {"epochs": self.distil_epochs, "lr": self.distil_lr, "phase": "distil"}
+            how: dict[str, Any] = {
+                "epochs": self.distil_epochs,
+                "lr": self.distil_lr,
+                "phase": "distil",
+            }
             sgd(fed, client, t, lambda model, x, y: F.cross_entropy(model(x), y), data=data, **how)
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
@@ -100,7 +104,11 @@ class DSFL(RoundBased):
         fed.run(cohort, lambda client: self.learn(fed, client, t, data))
         if not (state and self.distil_epochs):
             return state
-        how = {"epochs": self.distil_epochs, "size": fed.job.local.batch, "lr": self.server_lr}
+        how: dict[str, Any] = {
+            "epochs": self.distil_epochs,
+            "size": fed.job.local.batch,
+            "lr": self.server_lr,
+        }
         return fed.on_root(
             lambda: taught(
                 fed, fed.job.models.server, state, data, F.cross_entropy, "server", t, **how

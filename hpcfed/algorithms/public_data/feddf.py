@@ -11,7 +11,7 @@ mean. Students' batch statistics end as those of public data.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -69,7 +69,14 @@ class FedDF(RoundBased):
         if not self.validation:
             found["algorithm.patience"] = "validation = 0: nothing is held out"
         if not self.steps:
-            names = ("server_lr", "schedule", "server_batch", "clip", "tau", "patience")
+            names: tuple[str, ...] = (
+                "server_lr",
+                "schedule",
+                "server_batch",
+                "clip",
+                "tau",
+                "patience",
+            )
             names += () if self.drop_worst else ("validation",)
             found |= {f"algorithm.{name}": "steps = 0: nothing is distilled" for name in names}
         return found
@@ -101,7 +108,7 @@ class FedDF(RoundBased):
         )["logits"]
         if not self.steps or teacher.isnan().any():
             return new
-        how = {
+        how: dict[str, Any] = {
             "steps": self.steps,
             "size": self.server_batch,
             "lr": self.server_lr,

@@ -38,9 +38,6 @@ class FedHeNN(RoundBased):
     """eta0 = 0 is FedAvg (homogeneous) or local training (heterogeneous), bit for bit."""
 
     needs: ClassVar[tuple[str, ...]] = ("public",)
-    accepts = property(
-        lambda self: "one architecture" if self.setting == "homogeneous" else "any models"
-    )
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"
     """Any models and a mean of kernels, or one architecture and a mean of models."""
     eta0: NonNegativeFloat = 0.001
@@ -74,6 +71,10 @@ class FedHeNN(RoundBased):
     before.
     """
 
+    @property
+    def accepts(self) -> str:  # type: ignore[override]
+        return "one architecture" if self.setting == "homogeneous" else "any models"
+
     def refuses(self, job: Job) -> str | None:
         wrong = self.distance == "procrustes" and self.setting == "heterogeneous"
         return (
@@ -85,7 +86,7 @@ class FedHeNN(RoundBased):
     def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job) | single_step(job)
         if self.setting == "homogeneous":
-            names = ("mean_over", "client_weights", "kernel_norm", "upload")
+            names: tuple[str, ...] = ("mean_over", "client_weights", "kernel_norm", "upload")
             found |= {f"algorithm.{name}": "setting = 'homogeneous' has no mean" for name in names}
         else:
             found["algorithm.weighting"] = "models are not averaged; client_weights weights kernels"

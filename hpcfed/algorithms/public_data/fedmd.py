@@ -82,7 +82,10 @@ class FedMD(RoundBased):
     def transfer(self, fed: Federation, client: Client, state: Params, t: int) -> None:
         """What comes before a client's first round, once; its memory says that it is done."""
         if self.transfer_epochs and "transferred" not in client.memory:
-            loss, how = partial(self.loss, client, state), {"epochs": self.transfer_epochs}
+            loss = partial(self.loss, client, state)
+            how: dict[str, Any] = {
+                "epochs": self.transfer_epochs,
+            }
             sgd(fed, client, t, loss, data=fed.public, phase="transfer", **how)
             sgd(fed, client, t, loss, data=client.train, phase="transfer to own", **how)
             client.memory["transferred"] = 1
@@ -97,7 +100,11 @@ class FedMD(RoundBased):
     def learn(self, fed: Federation, client: Client, state: Params, t: int, data: Paired) -> None:
         fed.down(client, data.soft)
         if self.digest_epochs:
-            how = {"epochs": self.digest_epochs, "size": self.digest_batch, "phase": "digest"}
+            how: dict[str, Any] = {
+                "epochs": self.digest_epochs,
+                "size": self.digest_batch,
+                "phase": "digest",
+            }
             sgd(fed, client, t, self.approach, data=data, **how)
         sgd(fed, client, t, partial(self.loss, client, state))
 

@@ -15,7 +15,7 @@ With share = "weights" no source says how far clients go: all the way to their m
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -70,18 +70,18 @@ class KTpFL(RoundBased):
     """Local epochs are 1 in the first round, 2 in the next, up to so many; 0: local.epochs."""
 
     @property
-    def accepts(self) -> str:
+    def accepts(self) -> str:  # type: ignore[override]
         return "any models" if self.share == "predictions" else "one architecture"
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("public",) if self.share == "predictions" else ()
 
     def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job)
         found["algorithm.weighting"] = "the coefficients are the weights"
         if self.share == "weights":
-            names = ("public", "tau", "distance", "coeff_distance", "distil_batch")
+            names: tuple[str, ...] = ("public", "tau", "distance", "coeff_distance", "distil_batch")
             found |= {f"algorithm.{name}": "models are mixed, not predictions" for name in names}
             if self.distil > 1 and self.distil_lr in (None, WHOLE):
                 found["algorithm.distil"] = "the first step goes all the way to the mixture"
@@ -120,7 +120,7 @@ class KTpFL(RoundBased):
         fed.run(cohort, lambda c: sgd(fed, c, t, partial(self.loss, c, state), epochs=epochs))
         rows, mass = personal.among(state["coeff"], cohort)
         if self.share == "predictions":
-            how = {
+            how: dict[str, Any] = {
                 "public": self.public,
                 "tau": self.tau,
                 "distance": self.distance,

@@ -45,7 +45,7 @@ class Local(RoundBased):
         return found
 
     @property
-    def views(self) -> int:
+    def views(self) -> int:  # type: ignore[override]
         return 2 if self.contrastive else 1
 
     def shared(self, name: str) -> bool:

@@ -49,7 +49,7 @@ class FedRolex(WindowBased):
         return found
 
     @property
-    def moves(self) -> bool:
+    def moves(self) -> bool:  # type: ignore[override]
         return self.roll_step != 0
 
     def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:

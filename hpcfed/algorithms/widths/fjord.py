@@ -94,9 +94,9 @@ class FjORD(RoundBased):
         y: Tensor,
     ) -> Tensor:
         """The objective of one step: at the width drawn for it, with kd at the widest too."""
-        net = nets[draws.integers(len(nets))]
+        net = nets[int(draws.integers(len(nets)))]
         if net is model or not self.kd:
-            return self.loss(client, state, net, x, y)
+            return self.loss(client, state, net, x, y)  # type: ignore[arg-type]
         whole = model(x)
         return F.cross_entropy(whole, y) + distil(soften(whole), net(x))
 
@@ -104,7 +104,8 @@ class FjORD(RoundBased):
         given = self.offer(fed, client, state)
         self.receive(client, fed.down(client, given))
         names = self.inside(fed, client.architecture)
-        nets = [client.model, *(nested.inner(fed, client, a, given.under(f"{a}/")) for a in names)]
+        inner = [nested.inner(fed, client, a, given.under(f"{a}/")) for a in names]
+        nets: list[Model | nested.Inner] = [client.model, *inner]
         draws = rng.stream(fed.seed, "ordered dropout", t, client.id)
         sgd(fed, client, t, partial(self.step, client, given, nets, draws), views=self.views)
         at = submodels.window(fed, client.architecture)

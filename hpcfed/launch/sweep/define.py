@@ -214,7 +214,8 @@ def label(values: Values) -> str:
 
 def checked(lines: list[list[str]], called: list[str]) -> list[Fields]:
     """The whole job of each run; ConfigError with all that is wrong in any of them."""
-    jobs, wrong = [], {}
+    jobs: list[Fields] = []
+    wrong: dict[str, str] = {}
     for words, name in zip(lines, called, strict=True):
         try:
             jobs.append(job_of(words))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -38,7 +39,7 @@ DOTTED = 30  # points of a curve up to which each is seen
 WIDELY = 10  # times; values that differ by more are drawn on a logarithmic axis
 
 
-def style(i: int) -> dict[str, str]:
+def style(i: int) -> dict[str, Any]:
     """Colour and dashes of the i-th line."""
     return {
         "color": COLOURS[i % len(COLOURS)],
@@ -68,7 +69,7 @@ def panels(
 
 
 def grid(
-    n: int, across: int, size: tuple[float, float], **shared: bool
+    n: int, across: int, size: tuple[float, float], **shared: Any
 ) -> tuple[Figure, list[Axes]]:
     """A figure of this size in inches with n panels, so many side by side."""
     figure = Figure(figsize=size, layout="constrained")
@@ -90,7 +91,7 @@ def frame(ax: Axes, x: str = "", y: str = "") -> None:
 
 def head(ax: Axes, title: str) -> None:
     """A panel's title, in as many lines as its width asks for."""
-    width = ax.figure.get_figwidth() / ax.get_gridspec().ncols
+    width = ax.figure.get_figwidth() / ax.get_gridspec().ncols  # type: ignore[union-attr]
     ax.set_title(fill(plain(short(title, 120)), int(width / 0.066)), fontsize=SMALL)
 
 
@@ -100,13 +101,13 @@ def dot(i: int) -> Line2D:
     return Line2D([], [], color=style(i)["color"], marker=marker, linestyle="", markersize=4)
 
 
-def line(ax: Axes, x: np.ndarray, y: np.ndarray, style: dict[str, str]) -> None:
+def line(ax: Axes, x: np.ndarray, y: np.ndarray, style: dict[str, Any]) -> None:
     """A curve; its points are seen where they are few."""
     ax.plot(x, y, linewidth=1.2, marker="o" if len(x) <= DOTTED else "", markersize=2.5, **style)
 
 
 def band(
-    ax: Axes, x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, style: dict[str, str]
+    ax: Axes, x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, style: dict[str, Any]
 ) -> None:
     """Between bounds of a curve; around a single point a bar, for there a band has no width."""
     if len(x) == 1:
