@@ -225,7 +225,9 @@ def algorithm_model(name: str) -> type[Part]:
     )
     with own.making(where, cls):
         refuse(cls, where)
-        model = create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field)
+        model: type[Part] = create_model(
+            cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field
+        )
         model.model_rebuild()  # a type that is named but not imported is told here
     guard(model, cls)
     return model

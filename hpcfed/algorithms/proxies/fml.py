@@ -48,4 +48,5 @@ class FML(RoundBased):
         return self.alpha * F.cross_entropy(own, y) + self.beta * F.cross_entropy(proxy, y) + mutual
 
     def predict(self, fed: Federation, client: Client, state: Params, x: Any) -> Tensor:
-        return client.model.proxy(x) if self.inference == "proxy" else client.model(x)
+        model: Any = client.model  # a pair, as `needs` has it
+        return model.proxy(x) if self.inference == "proxy" else model(x)

@@ -142,7 +142,8 @@ def handed_on(comm: Comm, step: int, new: Items, changed: Items, ward: Items) ->
 
 def dealt(fed: Federation, held: Items) -> dict[str, Any]:
     """Each client's item on the client's rank, all else on every rank, decoded; collective."""
-    comm, items = fed.comm, {}
+    comm = fed.comm
+    items: dict[str, Any] = {}
     for rank, names in comm.gather({comm.rank: [*held]}).items():
         for name in names:
             k = int(name.removeprefix("clients/")) if name.startswith("clients/") else None

@@ -13,6 +13,7 @@ from textwrap import fill
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -168,13 +169,13 @@ def widely(values: Sequence[float]) -> bool:
     return len(values) > 0 and max(values) > WIDELY * min(values)
 
 
-def legend(figure: Figure, texts: Sequence[str], **every: object) -> None:
+def legend(figure: Figure, texts: Sequence[str], **every: Any) -> None:
     """What the lines are, below the figure."""
     lines = [Line2D([], [], **style(i), **every) for i in range(len(texts))]
     below(figure, lines, texts)
 
 
-def below(figure: Figure, handles: Sequence[object], texts: Sequence[str]) -> None:
+def below(figure: Figure, handles: Sequence[Artist], texts: Sequence[str]) -> None:
     """A legend below the figure, in as many columns as its longest text lets it have."""
     width = figure.get_figwidth()
     words = [plain(fitting(text, width)) for text in texts]

@@ -75,7 +75,7 @@ def environments(runs: Sequence[Shown]) -> Parted:
 
 
 def environment(header: dict[str, Any]) -> Facts:
-    known = {
+    known: dict[str, Any] = {
         name: header[name] for name in ("commit", "versions", "hardware", "ranks") if name in header
     }
     return {name: shown(value) for name, value in flat(known).items()}
