@@ -71,7 +71,7 @@ class Mirror:
         }
         new |= {"rows": np.frombuffer(codec.encode(rows), np.uint8)} if comm.rank == 0 else {}
         new = {
-            name: own[name] if np.array_equal(own.get(name), item) else item
+            name: own[name] if np.array_equal(own.get(name), item) else item  # type: ignore[arg-type]  # nothing equals no array
             for name, item in new.items()
         }
         changed = {name: item for name, item in new.items() if item is not own.get(name)}

@@ -52,7 +52,8 @@ def define(words: Sequence[str], folder: Path, ranks: int, launcher: str) -> Swe
     message.
     """
     files, given = parted(words)
-    found = [(*run, path) for path in files or [None] for run in choices(path, given, len(files))]
+    every: Sequence[Path | None] = files or [None]
+    found = [(*run, path) for path in every for run in choices(path, given, len(files))]
     if len(found) > MOST:
         raise too_many()
     common = [] if len(files) > 1 else found[0][0]

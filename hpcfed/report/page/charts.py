@@ -98,7 +98,7 @@ def phases() -> figure:
     bars = source("bars-phases", "rank bottom top colour phase seconds")
     drawn = chart.vbar("rank", 0.8, "top", "bottom", source=bars, color=field("colour"))
     chart.xaxis.ticker = FixedTicker(ticks=[])
-    chart.y_range.start = 0
+    chart.y_range.start = 0  # type: ignore[attr-defined]
     tips = [("rank", "@rank"), ("phase", "@phase"), ("", "@seconds{%.4g} s")]
     hover(chart, "hover-phases", tips, [drawn], {"@seconds": "printf"})
     return chart

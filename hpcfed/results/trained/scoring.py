@@ -69,7 +69,7 @@ def one_of_two(fed: Federation, client: Client, method: Any, state: State) -> Pi
     """FML: the client's own model, or the common one."""
     if method.inference == "own":
         return alone(client)
-    return Pieces(client.architecture.partition("+")[2], copies("model", client.model.proxy))
+    return Pieces(client.architecture.partition("+")[2], copies("model", client.model.proxy))  # type: ignore[arg-type]
 
 
 def of_known_classes(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
