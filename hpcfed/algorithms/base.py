@@ -184,7 +184,9 @@ class RoundBased(Method):
         return float(client.n) if self.weighting == "samples" else 1.0
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
-        """One client's round: download, train, upload."""
+        """One client's round: download, train, upload. A method that replaces `round` may return
+        what its own `round` takes.
+        """
         given = self.offer(fed, client, state)
         self.receive(client, fed.down(client, given))
         sgd(fed, client, t, partial(self.loss, client, given), views=self.views)

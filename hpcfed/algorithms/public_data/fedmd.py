@@ -83,9 +83,7 @@ class FedMD(RoundBased):
         """What comes before a client's first round, once; its memory says that it is done."""
         if self.transfer_epochs and "transferred" not in client.memory:
             loss = partial(self.loss, client, state)
-            how: dict[str, Any] = {
-                "epochs": self.transfer_epochs,
-            }
+            how: dict[str, Any] = {"epochs": self.transfer_epochs}
             sgd(fed, client, t, loss, data=fed.public, phase="transfer", **how)
             sgd(fed, client, t, loss, data=client.train, phase="transfer to own", **how)
             client.memory["transferred"] = 1

@@ -52,8 +52,7 @@ def define(words: Sequence[str], folder: Path, ranks: int, launcher: str) -> Swe
     message.
     """
     files, given = parted(words)
-    every: Sequence[Path | None] = files or [None]
-    found = [(*run, path) for path in every for run in choices(path, given, len(files))]
+    found = [(*run, path) for path in files or [None] for run in choices(path, given, len(files))]
     if len(found) > MOST:
         raise too_many()
     common = [] if len(files) > 1 else found[0][0]
@@ -215,8 +214,7 @@ def label(values: Values) -> str:
 
 def checked(lines: list[list[str]], called: list[str]) -> list[Fields]:
     """The whole job of each run; ConfigError with all that is wrong in any of them."""
-    jobs: list[Fields] = []
-    wrong: dict[str, str] = {}
+    jobs, wrong = [], {}
     for words, name in zip(lines, called, strict=True):
         try:
             jobs.append(job_of(words))
