@@ -301,7 +301,7 @@ def test_a_whole_module_trains_by_each_engine_to_the_same_bits_and_can_be_loaded
     for engine_ in ("eager", "traced"):
         assert main([*words, "--out", engine_, "--training.engine", engine_]) == 0
     assert digest(Path("eager")) == digest(Path("traced"))
-    model = hpcfed.load_model("traced", client=0)
+    model = hpcfed.load_model("traced", client=0, own=[f"{name}:Net"])
     assert model(torch.zeros(2, 1, 16, 16)).shape == (2, 10)
     assert model.represent(torch.zeros(2, 1, 16, 16)).shape == (2, 24)
 
@@ -359,7 +359,10 @@ def test_a_users_file_may_import_torchvision_first(tmp_path):
     (tmp_path / "seeing.py").write_text(
         "from torchvision.models import resnet18\n\n\ndef net(shape, d):\n    return resnet18()\n"
     )
-    code = "from hpcfed import own; print(own.load('models.mix', 'seeing:net', 'module:function'))"
+    code = (
+        "from hpcfed.core import own; "
+        "print(own.load('models.mix', 'seeing:net', 'module:function'))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
