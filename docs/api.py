@@ -58,7 +58,7 @@ PARTS = (  # file, and what of it is shown: a class with these members, with all
     ),
     ("algorithms/events.py", {"EventBased": ALL}),
     (
-        "federation.py",
+        "federation/federation.py",
         {
             "Federation": (
                 "K",
@@ -77,19 +77,19 @@ PARTS = (  # file, and what of it is shown: a class with these members, with all
             )
         },
     ),
-    ("turns.py", {"Turns": ("mine", "turns")}),
-    ("exchange.py", {"Exchange": ("down", "up", *EXCHANGE)}),
+    ("federation/turns.py", {"Turns": ("run", "stream", "mine")}),
+    ("federation/exchange.py", {"Exchange": ("down", "up", *EXCHANGE)}),
     (
-        "client.py",
+        "clients/client.py",
         {"Client": ("memory", "n", "model", "params", "load", "borrowed"), "Shard": ("pick",)},
     ),
-    ("client.py", {"Paired": ()}),
-    ("params.py", {"Params": ALL, "Mean": ("of",)}),
+    ("clients/client.py", {"Paired": ()}),
+    ("core/params.py", {"Params": ALL, "Mean": ("of",)}),
     ("training/local.py", {"LocalSteps": ("descend", "others"), "sgd": (), "gradient": ()}),
     ("training/losses.py", {}),
     ("training/infer.py", {}),
     ("training/server.py", {"fit": ()}),
-    ("rng.py", {"stream": (), "torch_stream": ()}),
+    ("core/rng.py", {"stream": (), "torch_stream": ()}),
 )
 ATTRIBUTES = {  # that are no ClassVar: name, meaning
     "Federation": (
@@ -115,7 +115,7 @@ ABOUT = {  # in the place of a docstring that speaks of more than is shown
     "bytes; the others move what is counted so.",
 }
 HEADS = {"Turns": "Federation: turns of clients", "Exchange": "Federation: sending and means"}
-DECLARED = re.compile(r"^    (\w+): ClassVar\[(.+?)\] = (.+?)  # (.+)$", re.MULTILINE)
+DECLARED = re.compile(r"((?:^    # .+\n)+)    (\w+): ClassVar\[.+\] = (.+)$", re.MULTILINE)
 
 
 def page() -> str:
@@ -143,8 +143,8 @@ def part(path: str, wanted: dict[str, tuple[str, ...]]) -> str:
 def klass(node: ast.ClassDef, text: str, members: tuple[str, ...]) -> str:
     """A class: what it declares, then what can be called or replaced."""
     rows = [
-        (f"`{name}`", f"`{default}`", prose(comment))
-        for name, _, default, comment in DECLARED.findall(ast.get_source_segment(text, node))
+        (f"`{name}`", f"`{default}`", prose(" ".join(comment.replace("    # ", "").split("\n"))))
+        for comment, name, default in DECLARED.findall(ast.get_source_segment(text, node))
     ]
     declared = table(("attribute", "default", "meaning"), rows) if rows else ""
     own = [(f"`{name}`", prose(text)) for name, text in ATTRIBUTES.get(node.name, ())]

@@ -1,16 +1,80 @@
-"""hpcfed: federated learning with different models on different clients, on a cluster."""
+"""hpcfed: federated learning with different models on different clients, on a cluster.
+
+For whoever reads results: `load`, `load_model`. For a method of your own, in one line:
+`from hpcfed import Mean, Params, RoundBased, losses, rng, sgd`. What is not used is not imported.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcfed.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from hpcfed.algorithms.base import RoundBased, Share, State
+    from hpcfed.algorithms.events import EventBased
+    from hpcfed.clients.client import Client, Paired
+    from hpcfed.core import rng
+    from hpcfed.core.params import Mean, Params
+    from hpcfed.federation.federation import Federation
     from hpcfed.models.trained import Trained
     from hpcfed.results.run import Run
+    from hpcfed.training import infer, losses
+    from hpcfed.training.local import LocalSteps, sgd
+
+__all__ = [
+    "Client",
+    "EventBased",
+    "Federation",
+    "LocalSteps",
+    "Mean",
+    "Paired",
+    "Params",
+    "RoundBased",
+    "Run",
+    "Share",
+    "State",
+    "Trained",
+    "__version__",
+    "infer",
+    "load",
+    "load_model",
+    "losses",
+    "rng",
+    "sgd",
+]
+PLACES = {  # of the names above that are imported when they are asked for
+    "Client": "hpcfed.clients.client",
+    "EventBased": "hpcfed.algorithms.events",
+    "Federation": "hpcfed.federation.federation",
+    "LocalSteps": "hpcfed.training.local",
+    "Mean": "hpcfed.core.params",
+    "Paired": "hpcfed.clients.client",
+    "Params": "hpcfed.core.params",
+    "RoundBased": "hpcfed.algorithms.base",
+    "Run": "hpcfed.results.run",
+    "Share": "hpcfed.algorithms.base",
+    "State": "hpcfed.algorithms.base",
+    "Trained": "hpcfed.models.trained",
+    "infer": "hpcfed.training",
+    "losses": "hpcfed.training",
+    "rng": "hpcfed.core",
+    "sgd": "hpcfed.training.local",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLACES:
+        raise AttributeError(f"module 'hpcfed' has no attribute {name!r}")
+    module = import_module(PLACES[name])
+    return getattr(module, name, None) or import_module(f"{PLACES[name]}.{name}")
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def load(run: str | Path) -> Run:

@@ -31,19 +31,20 @@ class Method(Part):
     hyper-parameters.
     """
 
-    accepts: ClassVar[str] = "one architecture"  # or "widths" of one, "a common head", "any models"
-    needs: ClassVar[
-        tuple[str, ...]
-    ] = ()  # "public" data, a "proxy" model beside each client's, a "server" model
-    views: ClassVar[int] = 1  # augmented copies of a batch that the loss gets
-    keeps_stragglers: ClassVar[bool] = (
-        False  # partial work counts; else stragglers are left out of the round
-    )
-    # of fields of [local]: what a job has that does not set them
+    # which models clients may have: "one architecture", "widths" of one, "a common head", "any
+    # models"
+    accepts: ClassVar[str] = "one architecture"
+    # what it cannot do without: "public" data, a "proxy" model beside each client's own, a "server"
+    # model
+    needs: ClassVar[tuple[str, ...]] = ()
+    # augmented copies of a batch that the loss gets
+    views: ClassVar[int] = 1
+    # whether partial work counts; else stragglers are left out of the round
+    keeps_stragglers: ClassVar[bool] = False
+    # values of [local] that a job has which does not set them
     local_defaults: ClassVar[dict[str, Any]] = {}
-    # clients do what stands in RoundBased: receive, train down `loss`, send
+    # whether clients do what stands in RoundBased: receive, train down `loss`, send
     default_client_round: ClassVar[bool] = False
-
     # what a field meant before it was there, where that is not its default: so old runs go on as
     # they began
     formerly: ClassVar[dict[str, Any]] = {}

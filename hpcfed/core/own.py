@@ -28,7 +28,7 @@ from pydantic import PydanticUndefinedAnnotation, PydanticUserError, ValidationE
 
 from hpcfed.core.errors import ConfigError, HpcfedError, first_line
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 SITE = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
 LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
 # in pydantic's messages: for a field without a type, of one that is not imported, or not for fields
@@ -41,6 +41,8 @@ class OwnError(ConfigError):
     """A mistake in a user's own class or function that shows when it is called."""
 
 
+# Modules that files of users may still import by the names that they had once.
+FORMER_NAMES = {"hpcfed.params": "hpcfed.core.params", "hpcfed.rng": "hpcfed.core.rng"}
 roots: set[Path] = set()  # folders and files from which users' code was imported
 
 
@@ -56,8 +58,10 @@ def load(field: str, name: str, form: str) -> Any:
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise ConfigError(f"{where}: is no name of the form {form}; mine:Mine is Mine of mine.py")
     register(where, module, form)
+    for former, present in FORMER_NAMES.items():
+        sys.modules.setdefault(former, import_module(present))
     try:
-        with warnings.catch_warnings():  # of what `config.hooks` refuses
+        with warnings.catch_warnings():  # of what `algorithms.hooks` refuses
             warnings.filterwarnings("ignore", message="Field name .* shadows an attribute")
             found = import_module(module)
     except HpcfedError:
