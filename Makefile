@@ -50,9 +50,10 @@ demo: setup ## 20 clients, four architectures, two ranks: each alone, then FedCl
 test: .venv/.tests ## install what the tests need, run all of them
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-lint: .venv/.tests ## check style
+lint: .venv/.tests ## check style and types
 	$(BIN)/ruff format --check -q hpcfed tests benchmarks docs setup.py
 	$(BIN)/ruff check hpcfed tests benchmarks docs setup.py
+	$(BIN)/mypy
 
 docs: .venv/.docs ## build the documentation: build/docs/index.html
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/mkdocs.yml
@@ -66,4 +67,4 @@ bench: .venv/.tests ## measure speed on this machine's cores, under 15 minutes: 
 	@$(BIN)/python benchmarks/report.py > /dev/null
 
 clean: ## remove what was built, keep runs
-	rm -rf .venv build *.egg-info .pytest_cache .hypothesis
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .hypothesis

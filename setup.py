@@ -62,6 +62,7 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",
+            "mypy>=2",
             "ruff>=0.6",
             "selenium>=4.20",
         ],

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpcfed.config.parts import Part, Share  # noqa: F401, methods take Share from here
 from hpcfed.core.params import Mean, Params
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
 
 State = (
     Any  # Params, or a frozen dataclass of them: passed in, returned, never kept in the algorithm
@@ -121,7 +122,7 @@ class Method(Part):
         """Make the client's model the one that it has at the start of a round."""
         client.load(state)
 
-    def loss(self, client: Client, state: State, model: nn.Module, x: Any, y: Tensor) -> Tensor:
+    def loss(self, client: Client, state: State, model: Model, x: Any, y: Tensor) -> Tensor:
         """The local objective on one batch, a scalar."""
         return F.cross_entropy(model(x), y)
 
@@ -184,14 +185,16 @@ class RoundBased(Method):
         return float(client.n) if self.weighting == "samples" else 1.0
 
     def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
-        """One client's round: download, train, upload."""
+        """One client's round: download, train, upload. A method that replaces `round` may return
+        what its own `round` takes.
+        """
         given = self.offer(fed, client, state)
         self.receive(client, fed.down(client, given))
         sgd(fed, client, t, partial(self.loss, client, given), views=self.views)
         return Mean.of(client.params(self.shared), self.weight(client))
 
     @property
-    def default_client_round(self) -> bool:
+    def default_client_round(self) -> bool:  # type: ignore[override]
         """Whether no hook of what clients do was replaced but `loss`, `offer` and `weight`."""
         hooks = ("receive", "local", "round")
         return all(getattr(type(self), hook) is getattr(RoundBased, hook) for hook in hooks)

@@ -334,7 +334,7 @@ def some(names: Mapping[str, Any]) -> str:
 
 def scores(method: Any, made: Any, *args: Any) -> str:
     """predict."""
-    fed, x = (args[0], args[3]) if len(args) > 3 else (None, None)
+    fed, x = (args[0], args[3]) if len(args) > 3 else (None, ())
     if not isinstance(made, Tensor) or made.dim() != 2 or not made.is_floating_point():
         return "return scores of the classes, [n, C], as client.model(x) does"
     if fed and tuple(made.shape) != (len(x), fed.classes):
@@ -356,7 +356,7 @@ def members(method: Any, made: Any, *args: Any) -> str:
 
 def bytes_both_ways(method: Any, made: Any, *args: Any) -> str:
     pair = isinstance(made, tuple | list) and len(made) == 2
-    if pair and all(isinstance(n, Integral) and n >= 0 for n in made):
+    if pair and all(isinstance(n, Integral) and int(n) >= 0 for n in made):
         return ""
     return "return two whole numbers: the bytes that the client receives and sends in a round"
 
@@ -366,7 +366,7 @@ def truth(method: Any, made: Any, *args: Any) -> str:
 
 
 def amount(method: Any, made: Any, *args: Any) -> str:
-    if isinstance(made, Real) and isfinite(made) and made >= 0:
+    if isinstance(made, Real) and isfinite(made) and float(made) >= 0:
         return ""
     return "return a number, 0 or more"
 

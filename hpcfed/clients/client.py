@@ -174,7 +174,7 @@ class Clients(Mapping[int, Client]):
         self.made: dict[int, Client] = {}
 
     def __contains__(self, k: object) -> bool:
-        return 0 <= k < len(self.placement) and self.placement[k] == self.rank  # type: ignore[operator]
+        return 0 <= k < len(self.placement) and self.placement[k] == self.rank  # type: ignore[operator, call-overload]
 
     def __iter__(self) -> Iterator[int]:
         return (k for k, rank in enumerate(self.placement) if rank == self.rank)

@@ -3,7 +3,7 @@ together.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hpcfed.comm.protocol import Comm
 from hpcfed.core.errors import HpcfedError
@@ -22,7 +22,9 @@ def agreed(comm: Comm, fn: Callable[[], T]) -> T:
         value = fn()
     except HpcfedError as raised:
         error = raised
-    told = comm.gather({comm.rank: [str(error) if error else "", bool(error and error.again)]})
+    told: dict[int, Any] = comm.gather(
+        {comm.rank: [str(error) if error else "", bool(error and error.again)]}
+    )
     messages = {rank: message for rank, (message, _) in told.items()}
     failed = [rank for rank, message in messages.items() if message]
     if failed:

@@ -49,7 +49,7 @@ def candidates(folder: Path) -> list[Path]:
 def in_use(path: Path) -> bool:
     """Whether the process that the name gives is there."""
     made_by = re.match(rf"{PREFIX}(\d+)-", path.name)
-    return bool(made_by) and (PROCESSES / made_by[1]).exists()
+    return made_by is not None and (PROCESSES / made_by[1]).exists()
 
 
 def mapped(paths: list[Path]) -> set[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic_core import to_jsonable_python
 
@@ -17,10 +17,19 @@ from hpcfed.storage.fields import flat
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
-    from hpcfed.config.parts import Part
 
 
 SHOWN = 6  # methods that a refusal names
+
+
+class Method(Protocol):
+    """What is asked of a method here, as `hpcfed.algorithms.base` has it."""
+
+    @property
+    def accepts(self) -> str: ...
+    @property
+    def needs(self) -> tuple[str, ...]: ...
+    def refuses(self, job: Job) -> str | None: ...
 
 
 def check(job: Job, stored: bool = False) -> None:
@@ -130,13 +139,13 @@ def shown(value: Any) -> str:
     return "none" if value is None else json.dumps(value)
 
 
-def refusal(algorithm: Part, job: Job) -> str | None:
+def refusal(algorithm: Method, job: Job) -> str | None:
     """ "needs ...; what to set", or None where the method can run the job."""
     tests = (models, one_width, needs)
     return next(filter(None, (test(algorithm, job) for test in tests)), algorithm.refuses(job))
 
 
-def models(algorithm: Part, job: Job) -> str | None:
+def models(algorithm: Method, job: Job) -> str | None:
     """Some methods average whole models, so that all clients need one architecture, some in several
     widths.
     """
@@ -156,7 +165,7 @@ def models(algorithm: Part, job: Job) -> str | None:
     return None
 
 
-def one_width(algorithm: Part, job: Job) -> str | None:
+def one_width(algorithm: Method, job: Job) -> str | None:
     """Clients that share a head need representations of one width; that of logistic regression is
     its input.
     """
@@ -176,7 +185,7 @@ def one_width(algorithm: Part, job: Job) -> str | None:
     return None
 
 
-def needs(algorithm: Part, job: Job) -> str | None:
+def needs(algorithm: Method, job: Job) -> str | None:
     """What a method cannot do without."""
     have = {"public": job.data.public, "proxy": job.models.proxy, "server": job.models.server}
     ask = {

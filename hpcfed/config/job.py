@@ -139,21 +139,23 @@ class Job(BaseSettings):
     @classmethod
     def numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """ValueError for true and false where a number is wanted."""
-        return no_switch(value, cls.model_fields[info.field_name].annotation)
+        return no_switch(value, cls.model_fields[str(info.field_name)].annotation)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         describe_limits(cls)
 
     @classmethod
-    def settings_customise_sources(
+    def settings_customise_sources(  # type: ignore[override]
         cls, settings_cls: type[BaseSettings], **_: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         flags, dicts, parser = cls.layers
         tables = tuple(InitSettingsSource(settings_cls, values) for values in dicts)
         if parser is None:  # a job as it was run: nothing of today counts
             return tables
-        cli = CliSettingsSource(settings_cls, cli_parse_args=flags, root_parser=parser)
+        cli: CliSettingsSource[Any] = CliSettingsSource(
+            settings_cls, cli_parse_args=flags, root_parser=parser
+        )
         return cli, Environment(settings_cls), *tables
 
     @property
@@ -166,7 +168,8 @@ class Job(BaseSettings):
         """Which fields have the value of the job's preset, or of the method's own defaults of
         [local].
         """
-        plain, found = flat(self.plain()), {}
+        plain = flat(self.plain())
+        found: dict[str, str] = {}
         own = {f"local.{name}": v for name, v in self.algorithm.local_defaults.items()}
         preset = flat(read_preset(self.preset, self.algorithm.name, self.data.name))
         for source, values in (
@@ -228,7 +231,7 @@ def algorithm_model(name: str) -> type[Part]:
     """
     cls = methods.load(name)
     doc = "Name of the method (`hpcfed list algorithms`)."
-    field = (Literal[name], Field(name, description=doc))  # type: ignore[valid-type]
+    field: Any = (Literal[name], Field(name, description=doc))
     if ":" not in name:
         return create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field)
     where = f"algorithm.name = {name!r}"
@@ -238,7 +241,9 @@ def algorithm_model(name: str) -> type[Part]:
     )
     with own.making(where, cls):
         refuse(cls, where)
-        model = create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field)
+        model: type[Part] = create_model(
+            cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field
+        )
         model.model_rebuild()  # a type that is named but not imported is told here
     guard(model, cls)
     return model

@@ -90,7 +90,7 @@ def resolve(
     places = [preset_layer, *given] if over else [*given, preset_layer]
     places = [(name, values) for name, values in places if values]
     try:
-        job = completed(model())
+        job = completed(model())  # type: ignore[call-arg]  # its sources give all
     except (ValidationError, SettingsError, RecursionError) as error:
         raise ConfigError(explain(error, model, places, flags)) from error
     model.places = (places, flags)
@@ -129,7 +129,7 @@ def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
     stored = as_begun(stored, stored["algorithm"]["name"])
     model = job_model(stored["algorithm"]["name"], [], [stored], None)
     try:
-        job = model()
+        job = model()  # type: ignore[call-arg]  # its sources give all
     except (ValidationError, RecursionError) as error:
         raise ConfigError(
             explain(error, model, [(f"the job stored in {where}", stored)], [])

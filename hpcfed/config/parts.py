@@ -40,7 +40,7 @@ class Part(BaseModel):
     @classmethod
     def numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """ValueError for true and false where a number is wanted."""
-        return no_switch(value, cls.model_fields[info.field_name].annotation)
+        return no_switch(value, cls.model_fields[str(info.field_name)].annotation)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -101,7 +101,7 @@ class Row(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.names) + (1 if self.per == "mean" else len(self.names))
 
-    def __getitem__(self, i: int) -> np.ndarray:
+    def __getitem__(self, i: int) -> np.ndarray:  # type: ignore[override]  # no slices
         first = len(self) - len(self.names)
         if i >= first:
             return self.total(self.names[i - first])

@@ -122,7 +122,7 @@ def told(error: object, names: Iterable[object] = ()) -> str:
     return "\n".join(short)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of a message; of an error without one its kind."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 

@@ -222,16 +222,16 @@ def field_refusal(error: PydanticUserError, frame: FrameSummary | None, place: s
     found = NOT_ANNOTATED.search(error.message)
     if error.code != "model-field-missing-annotation" or not found:
         return f"{place}: {error.message.splitlines()[0]}"
-    name = found[1]
-    node = assigned(frame.filename, name, frame.lineno or 0) if frame else None
+    field = found[1]
+    node = assigned(frame.filename, field, frame.lineno or 0) if frame else None
     if frame is None or node is None:
-        return f"{place}: the field {name} has no type; write `{name}: float = ...`"
+        return f"{place}: the field {field} has no type; write `{field}: float = ...`"
     value = ast.unparse(node.value)
     kind = type(node.value.value).__name__ if isinstance(node.value, ast.Constant) else "float"
     return (
-        f"{shown(frame.filename)}, line {node.lineno}: {name} = {value} has no type; write "
-        f"`{name}: {kind} = {value}`, and it is a field of the job (or `{name}: ClassVar = {value}`"
-        f", and it is none)"
+        f"{shown(frame.filename)}, line {node.lineno}: {field} = {value} has no type; write "
+        f"`{field}: {kind} = {value}`, and it is a field of the job (or "
+        f"`{field}: ClassVar = {value}`, and it is none)"
     )
 
 

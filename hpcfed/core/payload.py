@@ -62,7 +62,8 @@ def to_tree(state: Any) -> Any:
 def from_tree(like: Any, tree: Any, device: torch.device) -> Any:
     """The inverse of `to_tree`; like: the method's initial state, for its type."""
     tree = on_device(tree, device)
-    return type(like)(**tree) if is_dataclass(like) else type(like)(tree)
+    kind: Any = type(like)
+    return kind(**tree) if is_dataclass(like) else kind(tree)
 
 
 def nbytes(value: Any) -> int:

@@ -5,7 +5,7 @@ needed.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from hpcfed.core.errors import ConfigError, unknown
 
@@ -25,7 +25,10 @@ class Entry:
         return getattr(import_module(module), attribute)
 
 
-def find(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+E = TypeVar("E", bound=Entry)
+
+
+def find(what: str, name: str, entries: Mapping[str, E]) -> E:
     """The entry of this name. ConfigError with the nearest valid names if there is none."""
     if name not in entries:
         raise ConfigError(unknown(what, name, entries, f"hpcfed list {what.replace(' ', '')}s"))

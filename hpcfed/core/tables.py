@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -52,7 +52,7 @@ def terminal() -> bool:
     return sys.stdout.isatty() and beyond.startswith("/dev/") and beyond != os.devnull
 
 
-def table(heads: str, rows: list[tuple[object, ...]]) -> Table:
+def table(heads: str, rows: Iterable[tuple[object, ...]]) -> Table:
     """A table; heads: names of the columns, separated by commas, `>` before those of numbers."""
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads.split(","):

@@ -27,7 +27,9 @@ def resized_crop(
     * B + i. Returns [V * B, C, H, W].  As torchvision's RandomResizedCrop and RandomHorizontalFlip,
     with whole pixels as crop borders.
     """
-    return crop(x, *_boxes(draws, *x.shape[2:], scale), mirrored=draws[:, -1] < flip)
+    height, width = x.shape[2:]
+    top, left, tall, wide = _boxes(draws, height, width, scale)
+    return crop(x, top, left, tall, wide, mirrored=draws[:, -1] < flip)
 
 
 def crop(

@@ -62,8 +62,8 @@ class Synthetic:
         total = n + max(1, int(n * self.test_share))
         x = v + SPREAD * g.standard_normal((total, len(SPREAD)))
         y = (x @ weight + bias).argmax(1)
-        x = x.astype(np.float32).reshape(total, *SHAPE)
-        return Split(x[:n], y[:n]), Split(x[n:], y[n:])
+        images = x.astype(np.float32).reshape(total, *SHAPE)
+        return Split(images[:n], y[:n]), Split(images[n:], y[n:])
 
     def common(self) -> Split:
         """The test examples of the first clients, as the common test split."""

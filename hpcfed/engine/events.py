@@ -36,6 +36,7 @@ def start(fed: Federation) -> Rounds:
 class Events(Rounds):
     """The run of an event-based method between rounds."""
 
+    algorithm: EventBased  # type: ignore[assignment]
     version: int = 0  # merges of the server so far
     since: dict[int, int] = field(
         default_factory=dict

@@ -139,7 +139,7 @@ def forward(fed: Federation, skeleton: Skeleton, n: int) -> Tensor:
     model = skeleton.model.train()
     parts = (model.own, model.proxy) if isinstance(model, Pair) else (model,)
     with lowered(fed.job.run.precision, fed.device):
-        return sum(
+        return sum(  # type: ignore[return-value]
             cross_entropy(part(x.clone()), y)
             for part in parts
             for _ in range(fed.job.algorithm.views)

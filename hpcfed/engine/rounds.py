@@ -105,7 +105,7 @@ class Rounds(Attempts, Evaluation):
         fed.clients.trim()
         self.t += 1
         seen = {**before, **received, **after}
-        scores = {
+        scores: dict[int, tuple[float, ...]] = {
             k: (*before.get(k, NONE), *received.get(k, NONE), *after.get(k, NONE)) for k in seen
         }
         row, raised = self.record(start, cohort, scores, due, flags)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hpcfed.core import own
 from hpcfed.core.averaging import mean_of
 from hpcfed.core.errors import DivergedError, told
-from hpcfed.core.params import Mean, Params, Per
+from hpcfed.core.params import Mean, Params, Part, Per
 from hpcfed.core.payload import Tally, nbytes, not_finite, on_device
 from hpcfed.federation.journal import AGAIN, GO, STOP, Again, Journal
 from hpcfed.machine.clock import Clock
@@ -100,7 +100,7 @@ class Exchange:
         ranks wait for one another. Raises DivergedError for a value that is nan or infinite, naming
         client and tensor.
         """
-        parts = []
+        parts: list[Part] = []
         for k, part in uploads:
             if not isinstance(part, Mean):
                 raise own.OwnError(

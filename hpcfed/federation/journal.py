@@ -92,7 +92,7 @@ class Journal:
 
     def clear(self) -> None:
         """The round is done."""
-        self.__init__()
+        self.__init__()  # type: ignore[misc]
 
     def next(self, k: int, group: list[int]) -> Turn | None:
         """Client k's next turn, if it is done already. One with others than these is forgotten:

@@ -91,7 +91,7 @@ class Turns(Exchange):
         group = [client.id for client in clients]
         done = [self.journal.next(k, group) for k in group]
         try:
-            values = self.again(group, done) if all(done) else self.turn(clients, work, job)
+            values = self.again(group, done) if all(done) else self.turn(clients, work, job)  # type: ignore[arg-type]
         except Left:
             return
         finally:
@@ -194,7 +194,7 @@ class Turns(Exchange):
         self.journal.entries.pop(k, None)
         self.placement[k] = dst
         if self.comm.rank == dst:
-            self.restore(k, parcel)
+            self.restore(k, parcel)  # type: ignore[arg-type]  # it comes to dst
 
     def restore(self, k: int, saved: dict[str, Any]) -> None:
         """Give client k of this rank what its parcel holds."""

@@ -63,7 +63,7 @@ def build(
     first, plus, proxy = name.partition("+")
     if plus:
         return Pair(
-            *(build(part, shape, classes, d, relu_head, vocabulary) for part in (first, proxy))
+            *(build(part, shape, classes, d, relu_head, vocabulary) for part in (first, proxy))  # type: ignore[arg-type]
         )
     base, at, width = name.partition("@")
     target = find(base).load()
@@ -76,7 +76,7 @@ def build(
         from hpcfed.models.widths import narrow
 
         model = narrow(model, shape, float(width))
-    return model.to(memory_format=model.memory_format)
+    return model.to(memory_format=model.memory_format)  # type: ignore[call-overload]
 
 
 def build_own(

@@ -64,8 +64,8 @@ def _work(layer: nn.Module, out: Any) -> Work:
             tokens * layer.num_layers * 6 * layer.hidden_size,
             tokens * layer.num_layers,
         )
-    has_dots = isinstance(layer, nn.Conv2d | nn.Linear)
-    return Work(out.numel() * layer.weight[0].numel() if has_dots else 0, out.numel(), 1)
+    dots = layer.weight[0].numel() if isinstance(layer, nn.Conv2d | nn.Linear) else 0
+    return Work(out.numel() * dots, out.numel(), 1)
 
 
 def cost(

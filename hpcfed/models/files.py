@@ -94,6 +94,7 @@ def check_type(name: str, value: Any) -> None:
     file of a trained model is read without it.
     """
     listed = LISTS | {"present": int}
+    kind: Any
     kind, items = (listed[name], value) if name in listed else (SCALARS[name], [value])
     alike = isinstance(items, list) and all(
         isinstance(item, kind) and isinstance(item, bool) == (kind is bool) for item in items

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from hpcfed.core.params import Params
-from hpcfed.models.model import Model
+from hpcfed.models.model import Model, Pair
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class Skeleton:
     a loss does not reach has gradient 0, not None.
     """
 
-    def __init__(self, model: Model, device: torch.device | str = "cpu"):
-        self.model = model.to(device)
+    def __init__(self, model: Model | Pair, device: torch.device | str = "cpu"):
+        self.model = cast(Model, model.to(device))  # a pair represents and classifies as one
         self.layout = Layout.of(model)
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.flat = self.layout.flatten(tensors).to(device)

@@ -111,8 +111,8 @@ def stem(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
     return nn.Conv2d(
         channels,
         conv.out_channels,
-        conv.kernel_size,
-        conv.stride,
-        conv.padding,
+        conv.kernel_size,  # type: ignore[arg-type]
+        conv.stride,  # type: ignore[arg-type]
+        conv.padding,  # type: ignore[arg-type]
         bias=conv.bias is not None,
     )

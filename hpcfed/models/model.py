@@ -1,5 +1,7 @@
 """What every model of hpcfed is: a body that represents, and a linear head that classifies."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -63,9 +65,10 @@ class Pair(nn.Module):
         return self.own(x)
 
 
-def stem(body: nn.Sequential) -> tuple[nn.Sequential, nn.Sequential]:
+def stem(body: nn.Module) -> tuple[nn.Module, nn.Module]:
     """What a row of layers does up to its first ReLU, and what follows: rest(first(x)) is body(x),
     the same layers.
     """
-    end = next(i for i, layer in enumerate(body, start=1) if isinstance(layer, nn.ReLU))
-    return body[:end], body[end:]
+    layers = cast(nn.Sequential, body)
+    end = next(i for i, layer in enumerate(layers, start=1) if isinstance(layer, nn.ReLU))
+    return layers[:end], layers[end:]

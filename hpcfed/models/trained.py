@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -49,9 +49,9 @@ class About:
     more: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
 
-    def build(self, architecture: str, shape: tuple[int, ...]) -> nn.Module:
+    def build(self, architecture: str, shape: tuple[int, ...]) -> Model:
         """A model for these classes."""
-        return build(
+        return build(  # type: ignore[return-value]  # of a pair one model is stored
             architecture, shape, len(self.classes), self.d, self.relu_head, self.vocabulary
         )
 
@@ -120,7 +120,7 @@ class Nearest(Trained):
         )
 
     def classify(self, z: Tensor) -> Tensor:
-        return nearest(z, self.prototypes)
+        return nearest(z, cast(Tensor, self.prototypes))
 
 
 class Served(Trained):
@@ -163,5 +163,5 @@ def assembled(about: About, tensors: Mapping[str, Tensor]) -> Trained:
         ) from error
     for part in model.modules():
         if isinstance(part, Model):
-            part.to(memory_format=part.memory_format)  # as `build` has it
+            part.to(memory_format=part.memory_format)  # type: ignore[call-overload]  # as `build`
     return model.eval()

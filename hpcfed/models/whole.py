@@ -128,7 +128,8 @@ def split(
         )
     last = next((n for n, y in layers if y is out), None)
     if made == [2, d] and (made != [2, classes] or last is None):
-        run(name, module.to(memory_format=Model.memory_format), x)  # as it will be used
+        used = module.to(memory_format=Model.memory_format)  # type: ignore[call-overload]
+        run(name, used, x)
         return mode(module, training), None
     if made != [2, classes]:
         raise ConfigError(
@@ -137,7 +138,7 @@ def split(
         )
     if last is None or [n for n, _ in layers].count(last) > 1:
         raise ConfigError(f"{place}: {ending(out, layers)}")
-    linear = module.get_submodule(last)
+    linear: Any = module.get_submodule(last)
     if linear.bias is None:
         raise ConfigError(f"{place}: its last layer, {last}, has no bias; heads have one")
     body = without(module, last)

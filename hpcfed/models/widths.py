@@ -156,7 +156,7 @@ def structure(name: str, shape: tuple[int, ...], classes: int, d: int) -> Units:
     `units`.
     """
     with torch.device("meta"):
-        return units(build(name, shape, classes, d), shape)
+        return units(build(name, shape, classes, d), shape)  # type: ignore[arg-type]  # no pair
 
 
 @torch.no_grad()

@@ -83,7 +83,7 @@ def shown(value: Any) -> str:
 
 def cases(paths: Sequence[Path]) -> list[Case]:
     """Each run once, of those given and of the sweeps given."""
-    found = {}
+    found: dict[str, Case] = {}
     for path in paths:
         for run, of in store.runs(path):
             found.setdefault(os.path.realpath(run), of_sweep(*of) if of else alone(run))

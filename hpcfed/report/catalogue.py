@@ -121,7 +121,7 @@ def algorithm(name: str, entry: Entry) -> dict[str, Any]:
         "needs": needs,
         "local_defaults": own.local_defaults,
         "parameters": parameters,
-        "text": text.strip(),
+        "text": (text or "").strip(),
     }
 
 

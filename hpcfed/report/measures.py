@@ -75,7 +75,7 @@ def mean_of(values: list[float]) -> float:
     return mean(np.array(values))
 
 
-def each_of(record: Record, name: str, rounds: Sequence[int]) -> dict[int, float]:
+def each_of(record: Record, name: str, rounds: Sequence[int] | np.ndarray) -> dict[int, float]:
     """Mean over these rounds, of every client that has a number in one of them."""
     found: dict[int, list[float]] = {}
     for t in rounds:

@@ -130,7 +130,7 @@ class Progress:
             return ""
         if t >= self.job.rounds:
             return ""
-        per_round = (now - self.begun) / (t - self.first_t)
+        per_round = (now - self.begun) / (t - self.first_t)  # type: ignore[operator]
         return f"  {summary.duration((self.job.rounds - t) * per_round)} left"
 
     def clients(self, t: int, row: dict[str, Any]) -> None:

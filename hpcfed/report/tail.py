@@ -40,7 +40,7 @@ def tail(run: Path, lines: int = 10, follow: bool = False) -> str | int:
 
 def growing(run: Path, lines: int) -> Iterator[str]:
     """Lines of the last rounds, and of each that comes, to the last."""
-    seen = stamp(run)
+    seen: object = stamp(run)
     record = load(run)
     shown = max(0, record.rounds - lines)
     while True:

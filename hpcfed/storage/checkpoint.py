@@ -119,7 +119,7 @@ def used(index: Path) -> int:
 
 
 def number_of(parts: Path) -> int:
-    return int(PARTS.fullmatch(parts.name)[1] or 0)
+    return int(PARTS.fullmatch(parts.name)[1] or 0)  # type: ignore[index]
 
 
 def prune(run: Path, keep: int) -> None:

@@ -73,7 +73,7 @@ def _read(group: h5py.Group, name: str, budget: Budget, depth: int) -> Any:
         case "params":
             from hpcfed.core.params import Params
 
-            return Params({_key(link): below(link) for link in node})
+            return Params({_key(link): below(link) for link in node})  # type: ignore[misc]  # names
         case "list":
             return [below(str(i)) for i in range(len(node))]
         case "tuple":

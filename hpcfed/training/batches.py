@@ -93,6 +93,6 @@ def prepared(
         x, y = data.batch(np.concatenate(parts))
         sizes = [len(rows) for rows in parts]
         if several == 1:
-            yield parts[0], fed.prepare(x) if plain else inputs(fed, x, views, draws()), y
+            yield parts[0], fed.prepare(x) if plain else inputs(fed, x, views, draws()), y  # type: ignore[misc]
         else:
             yield from zip(parts, fed.prepare(x).split(sizes), y.split(sizes), strict=True)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpcfed.core import rng
 from hpcfed.machine.devices import lowered
+from hpcfed.models.model import Model
 from hpcfed.training import engines
 from hpcfed.training.batches import batches, inputs, planned, prepared
 from hpcfed.training.checks import checked, on_host
@@ -23,9 +24,8 @@ from hpcfed.training.optimisers import frozen, keep_moments, learning_rate, make
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
     from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
-Loss = Callable[[nn.Module, Any, Tensor], Tensor]
+Loss = Callable[[Model, Any, Tensor], Tensor]
 
 
 class LocalSteps:
@@ -197,9 +197,9 @@ def gradient(
     with rng.scoped(fed.seed, phase, "dropout", t, client.id, device=fed.device):
         for rows in plan:
             x, y = client.train.batch(rows)
-            x = inputs(fed, x, 1, draws)
+            given = inputs(fed, x, 1, draws)
             with lowered(fed.job.run.precision, fed.device):
-                value = loss(skeleton.model, x, y)
+                value = loss(skeleton.model, given, y)
             (value * (len(rows) / client.n)).backward()
             losses.append(value.detach())
             fed.pulse.step()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed.models.scores import nearest  # noqa: F401, methods take it from here
+
+if TYPE_CHECKING:
+    from hpcfed.models.model import Model
 
 
 def supcon(
@@ -35,7 +38,7 @@ def supcon(
 
 
 def contrastive_cross_entropy(
-    model: nn.Module,
+    model: Model,
     x: list[Tensor],
     y: Tensor,
     tau: float,

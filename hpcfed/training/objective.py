@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -77,7 +77,11 @@ def identity(fn: Any) -> Hashable:
     """What makes two functions the same."""
     if isinstance(fn, MethodType) and isinstance(fn.__self__, Part):
         # the algorithm, a frozen record that lives as long as the run
-        return fn.__func__, id(fn.__self__), of_objective(fn.__func__, fn.__self__)
+        return (
+            fn.__func__,
+            id(fn.__self__),
+            of_objective(cast(FunctionType, fn.__func__), fn.__self__),
+        )
     if isinstance(fn, FunctionType) and not (
         fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__
     ):
@@ -101,7 +105,7 @@ def outline(value: Any, tensors: list[Tensor]) -> Hashable:
         return kind, tuple((name, outline(v, tensors)) for name, v in value.items())
     if isinstance(value, tuple):
         return kind, tuple(outline(v, tensors) for v in value)
-    if is_dataclass(value) and value.__dataclass_params__.frozen:
+    if is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[union-attr]
         return kind, tuple(outline(getattr(value, f.name), tensors) for f in fields(value))
     raise Untraceable(f"it holds a {kind.__name__}, which can change")
 
@@ -134,7 +138,7 @@ def like(batch: Any, tensors: Sequence[Tensor]) -> Any:
     return tensors[0] if isinstance(batch, Tensor) else type(batch)(tensors)
 
 
-def title(loss: Loss) -> str:
+def title(loss: Callable[..., Any]) -> str:
     """A loss's name, for messages."""
     fn = loss.func if isinstance(loss, partial) else loss
     return f"the local objective {getattr(fn, '__qualname__', type(fn).__name__)}"

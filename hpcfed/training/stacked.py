@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpcfed.clients.client import joined
 from hpcfed.core.errors import first_line
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
 
 # multiply-adds of a step, forward, up to which a stacked step takes at most 2/3 of the time of a
 # traced one
@@ -46,12 +47,12 @@ TINY = 5e5
 class Trained(Protocol):
     """What stacking takes of a method: the hooks of RoundBased by these names."""
 
-    views: int
-
+    @property
+    def views(self) -> int: ...
     @property
     def default_client_round(self) -> bool: ...
     def offer(self, fed: Federation, client: Client, state: Any) -> Any: ...
-    def loss(self, client: Client, state: Any, model: nn.Module, x: Any, y: Tensor) -> Tensor: ...
+    def loss(self, client: Client, state: Any, model: Model, x: Any, y: Tensor) -> Tensor: ...
     def shared(self, name: str) -> bool: ...
     def weight(self, client: Client) -> float: ...
 

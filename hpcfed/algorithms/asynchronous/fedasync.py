@@ -10,14 +10,22 @@ them.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
 
 from hpcfed.algorithms.asynchronous.staleness import damping
 from hpcfed.algorithms.base import Share
-from hpcfed.algorithms.events import EventBased
+from hpcfed.algorithms.events import EventBased, Work
+from hpcfed.core.params import Params
 from hpcfed.training.losses import proximal
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
 
 
 class FedAsync(EventBased):
@@ -44,7 +52,7 @@ class FedAsync(EventBased):
     800 merges.
     """
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job)
         why = f"staleness = {self.staleness!r} does not have it"
         if self.staleness != "hinge":
@@ -57,11 +65,13 @@ class FedAsync(EventBased):
             found["algorithm.decay_at"] = "decay = 1 leaves alpha as it is"
         return found
 
-    def loss(self, client, state, model, x, y):
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         value = super().loss(client, state, model, x, y)
         return value + proximal(model, anchor=state, mu=self.rho) if self.rho else value
 
-    def merge(self, fed, job, held, up, near):
+    def merge(
+        self, fed: Federation, job: Work, held: Params, up: Params, near: dict[int, Params]
+    ) -> Params | None:
         if self.max_staleness is not None and job.staleness > self.max_staleness:
             return None
         alpha = self.alpha * self.decay ** sum(fed.t >= t for t in self.decay_at)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +77,8 @@ def squares(model: Params, state: Params, wanted: Callable[[str], bool]) -> list
     apart = (
         (state[name].double() - v.double()).flatten(1) for name, v in model.items() if wanted(name)
     )
-    return sum(difference.square().sum(1) for difference in apart).tolist()
+    total: Any = sum(difference.square().sum(1) for difference in apart)
+    return total.tolist()
 
 
 def nearest(model: Params, state: Params, wanted: Callable[[str], bool]) -> tuple[int, float]:

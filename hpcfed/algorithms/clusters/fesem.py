@@ -6,8 +6,11 @@ before it; a client that has not trained yet starts from centre k mod M. The aut
 = "head" and leaves out clusters of one.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
@@ -17,6 +20,12 @@ from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.core.params import Params
 from hpcfed.training.losses import proximal
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -47,21 +56,21 @@ class FeSEM(RoundBased):
     lam: NonNegativeFloat = 0.0
     """Weight of the squared distance to the centre in the local objective."""
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job) | single_step(job)
         if self.clusters == 1:
             why = "there is one centre"
             found |= {f"algorithm.{name}": why for name in ("scope", "start", "empty")}
         return found
 
-    def whole(self, fed):
+    def whole(self, fed: Federation) -> bool:
         return False
 
-    def init(self, fed):
+    def init(self, fed: Federation) -> State:
         centres = clusters.stack([fed.initial()] * self.clusters)
         return State(centres, torch.full((fed.K,), -1, device=fed.device))
 
-    def counts(self, fed):
+    def counts(self, fed: Federation) -> Callable[[str], bool]:
         """Which tensors distances are over: parameters, not statistics."""
         names = (
             fed.module(fed.architectures[0]).layout.params
@@ -70,20 +79,20 @@ class FeSEM(RoundBased):
         )
         return set(names).__contains__
 
-    def offer(self, fed, client, state):
+    def offer(self, fed: Federation, client: Client, state: State) -> Params:
         m = int(state.cluster[client.id])
         return clusters.row(state.centres, client.id % self.clusters if m < 0 else m)
 
-    def loss(self, client, state, model, x, y):
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         value = super().loss(client, state, model, x, y)
         return value + proximal(model, anchor=state, mu=2 * self.lam) if self.lam else value
 
-    def send(self, fed, client, state, t):
+    def send(self, fed: Federation, client: Client, state: State, t: int) -> None:
         fed.up(
             client, self.local(fed, client, state, t).parts[0].value
         )  # what its model then holds: not kept twice
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         fed.run(cohort, lambda client: self.send(fed, client, state, t))
         known = {*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()}
         mine, centres = fed.mine(sorted(known)), state.centres
@@ -93,7 +102,7 @@ class FeSEM(RoundBased):
             )
         return self.moved(fed, mine, centres)
 
-    def moved(self, fed, mine, centres):
+    def moved(self, fed: Federation, mine: list[Client], centres: Params) -> State:
         """Each client goes to its nearest centre (E), then each centre to the mean of its clients
         (M).
         """

@@ -7,8 +7,10 @@ Deviations: a cluster's mean is that of its members in the cohort, weighted by e
 gradients too, which the paper divides by the number of all clients in the cohort.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
@@ -16,8 +18,13 @@ from pydantic import NonNegativeFloat, PositiveInt
 from hpcfed.algorithms.base import RoundBased, one_gradient, single_step
 from hpcfed.algorithms.clusters import clusters
 from hpcfed.core import rng
-from hpcfed.core.params import Params
+from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import gradient, learning_rate, sgd
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 
 class IFCA(RoundBased):
@@ -41,10 +48,10 @@ class IFCA(RoundBased):
     """Standard deviation of that noise."""
 
     @property
-    def local_defaults(self):
+    def local_defaults(self) -> dict[str, Any]:  # type: ignore[override]
         return {"optimiser": "sgd", "lr": 0.1} if self.averaging == "gradients" else {}
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         models = self.averaging == "models"
         found = super().without_effect(job) | (single_step if models else one_gradient)(job)
         if self.start == "random" or self.clusters == 1:
@@ -54,26 +61,26 @@ class IFCA(RoundBased):
             found |= {"algorithm.start": why, "algorithm.share_body": why}
         return found
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         model, own = fed.shapes(k=k), fed.shapes(self.of_cluster, k)
         return model.nbytes + (
             self.clusters - 1
         ) * own.nbytes, model.nbytes + 4  # 4: the cluster's number
 
-    def whole(self, fed):
+    def whole(self, fed: Federation) -> bool:
         return False
 
-    def keeps(self, fed):
+    def keeps(self, fed: Federation) -> bool:
         return False
 
-    def init(self, fed):
+    def init(self, fed: Federation) -> Params:
         return clusters.stack((self.first(fed, m) for m in range(self.clusters)), self.of_cluster)
 
-    def of_cluster(self, name):
+    def of_cluster(self, name: str) -> bool:
         """Whether each cluster has a tensor of this name of its own."""
         return not self.share_body or name.startswith("head.")
 
-    def first(self, fed, m):
+    def first(self, fed: Federation, m: int) -> Params:
         """What the model of cluster m starts from."""
         if self.start == "random" or m == 0:
             return fed.initial(k=m, architecture=fed.architectures[0])
@@ -89,10 +96,10 @@ class IFCA(RoundBased):
             }
         )
 
-    def offer(self, fed, client, state):
+    def offer(self, fed: Federation, client: Client, state: Params) -> Params:
         return clusters.row(state, clusters.fittest(fed, client, state))
 
-    def local(self, fed, client, state, t):
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
         m = clusters.choose(fed, client, fed.down(client, state), self.clusters)
         model = clusters.row(state, m)
         self.receive(client, model)
@@ -107,6 +114,6 @@ class IFCA(RoundBased):
             client.load(step + model)
         return clusters.part(client.params(), self.weight(client), m, state)
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
         return fed.mean(uploads, keep=state, per="row")

@@ -14,13 +14,21 @@ share = "all" is the paper's "+weight" for one architecture.
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core.params import Params
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import contrastive_cross_entropy, distance, half_mean_squares, proximal
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
 
 
 class FedClassAvg(RoundBased):
@@ -52,16 +60,16 @@ class FedClassAvg(RoundBased):
     """
 
     @property
-    def accepts(self):
+    def accepts(self) -> str:  # type: ignore[override]
         if not self.averaging:
             return "any models"
         return "one architecture" if self.share == "all" else "a common head"
 
     @property
-    def views(self):
+    def views(self) -> int:  # type: ignore[override]
         return 2 if self.contrastive else 1
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job)
         if not self.pretrain_epochs or self.share == "all":  # else that phase has more steps
             found |= single_step(job)
@@ -77,10 +85,10 @@ class FedClassAvg(RoundBased):
             found["algorithm.pretrain_epochs"] = "share = 'all' replaces what is trained before"
         return found
 
-    def shared(self, name):
+    def shared(self, name: str) -> bool:
         return self.averaging and (self.share == "all" or name.startswith("head."))
 
-    def loss(self, client, state, model, x, y):
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         if self.contrastive:
             value = contrastive_cross_entropy(model, x, y, self.tau, self.tau_base, self.normalise)
         else:
@@ -88,17 +96,21 @@ class FedClassAvg(RoundBased):
         head = state.pick(lambda name: name.startswith("head."))
         return value + self.rho * self.regulariser(model, head) if self.rho and head else value
 
-    def regulariser(self, model, head):
+    def regulariser(self, model: Model, head: Params) -> Tensor:
         """R of eq. 5: how far the classifier is from the one received."""
         if self.prox == "squared":
             return proximal(model, head, mu=1.0)
         return distance(model, head) if self.prox == "norm" else half_mean_squares(model, head)
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         if (
             t == 0 and self.pretrain_epochs and not fed.store.stateless
         ):  # else nothing of it would remain
-            how = {"views": self.views, "epochs": self.pretrain_epochs, "phase": "pretrain"}
+            how: dict[str, Any] = {
+                "views": self.views,
+                "epochs": self.pretrain_epochs,
+                "phase": "pretrain",
+            }
             alone = state.pick(lambda name: False)
             fed.run(range(fed.K), lambda c: sgd(fed, c, t, partial(self.loss, c, alone), **how))
         return super().round(fed, state, cohort, t)

@@ -9,17 +9,26 @@ ReLU, for the mean of relu(z) is not relu of the mean. The authors clip gradient
 they are not clipped.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core.params import Params
 from hpcfed.training.infer import class_sums, represent
 from hpcfed.training.local import sgd
 from hpcfed.training.server import fit
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 
 class FedGH(RoundBased):
@@ -34,7 +43,7 @@ class FedGH(RoundBased):
     server_batch: PositiveInt = 10
     """Class means in one step of the server."""
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job) | single_step(job)
         found["algorithm.weighting"] = "nothing is averaged over clients"
         if not self.server_epochs:
@@ -42,23 +51,23 @@ class FedGH(RoundBased):
             found |= {"algorithm.server_lr": why, "algorithm.server_batch": why}
         return found
 
-    def shared(self, name):
+    def shared(self, name: str) -> bool:
         return name.startswith("head.")
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         head, held = fed.shapes(self.shared, k), int((fed.label_counts[k] > 0).sum())
         return head.nbytes, held * (head["head.weight"].shape[1] + 1) * 4
 
-    def local(self, fed, client, state, t):
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:  # type: ignore[override]
         self.receive(client, fed.down(client, state))
         sgd(fed, client, t, partial(self.loss, client, state))
         return fed.up(client, self.means(fed, client))
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
         return fed.on_root(lambda: self.train(fed, state, list(sent.values()), t))
 
-    def means(self, fed, client):
+    def means(self, fed: Federation, client: Client) -> dict[str, Tensor]:
         """The client's mean representation of each class that it has, [C_k, d], as the header's
         linear layer takes it, and the classes, [C_k].
         """
@@ -71,17 +80,23 @@ class FedGH(RoundBased):
             "label": held.nonzero()[:, 0].int(),
         }
 
-    def train(self, fed, state, sent, t):
+    def train(
+        self, fed: Federation, state: Params, sent: list[dict[str, Tensor]], t: int
+    ) -> Params:
         """The header after the server's epochs over all pairs of mean and label."""
         z, y = (
             torch.cat([pair["mean"] for pair in sent]),
             torch.cat([pair["label"] for pair in sent]).long(),
         )
 
-        def loss(head, rows):
+        def loss(head: Params, rows: Tensor) -> Tensor:
             return F.cross_entropy(
                 F.linear(z[rows], head["head.weight"], head["head.bias"]), y[rows]
             )
 
-        how = {"epochs": self.server_epochs, "size": self.server_batch, "lr": self.server_lr}
+        how: dict[str, Any] = {
+            "epochs": self.server_epochs,
+            "size": self.server_batch,
+            "lr": self.server_lr,
+        }
         return fit(fed, state, loss, torch.from_numpy, len(y), "header", t, **how)

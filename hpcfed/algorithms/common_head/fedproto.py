@@ -12,11 +12,14 @@ Weights sum to 1, without the further 1/|N_j| of eq. 6. The authors' code weight
 nearest of all prototypes; the authors' code looks only at those of the client's own classes.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat
+from torch import Tensor
 from torch.nn import functional as F
 
 from hpcfed.algorithms.base import RoundBased, single_step
@@ -24,6 +27,14 @@ from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import class_sums, represent
 from hpcfed.training.local import LocalSteps, sgd
 from hpcfed.training.losses import nearest, to_prototypes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
 
 
 class FedProto(RoundBased):
@@ -45,7 +56,7 @@ class FedProto(RoundBased):
     it.
     """
 
-    def refuses(self, job):
+    def refuses(self, job: Job) -> str | None:
         steps = self.prototypes == "during" and job.local.steps
         return (
             "needs whole epochs to collect prototypes in; set local.epochs instead of steps"
@@ -53,42 +64,44 @@ class FedProto(RoundBased):
             else None
         )
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job) | single_step(job)
         if not self.lam and self.inference == "head":
             why = "lam = 0 with inference = 'head' uses no prototypes"
             found |= {"algorithm.prototypes": why, "algorithm.weighting": why}
         return found
 
-    def shared(self, name):
+    def shared(self, name: str) -> bool:
         return False
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         d, own = fed.shapes()["head.weight"].shape[1], int((fed.label_counts[k] > 0).sum())
         return 4 * fed.classes * d, 4 * own * (d + (self.weighting == "samples"))
 
-    def init(self, fed):
+    def init(self, fed: Federation) -> Params:
         return Params(proto=torch.full_like(fed.initial()["head.weight"], torch.nan))  # [C, d]
 
-    def receive(self, client, state):
+    def receive(self, client: Client, state: Params) -> None:
         pass
 
-    def loss(self, client, state, model, x, y):
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         return self.objective(state, model, model.body(x), y)
 
-    def objective(self, state, model, z, y):
+    def objective(self, state: Params, model: Model, z: Tensor, y: Tensor) -> Tensor:
         """The local objective at these representations, [n, d]."""
         value = F.cross_entropy(model.head(z), y)
         if not self.lam:
             return value
         return value + self.lam * to_prototypes(z, state["proto"][y], self.reduction)
 
-    def predict(self, fed, client, state, x):
+    def predict(self, fed: Federation, client: Client, state: Params, x: Any) -> Tensor:
         if self.inference == "head" or state["proto"].isnan().all():
             return client.model(x)
         return nearest(client.model.body(x), state["proto"])
 
-    def collect(self, fed, client, state, t):
+    def collect(
+        self, fed: Federation, client: Client, state: Params, t: int
+    ) -> tuple[Tensor, np.ndarray]:
         """Local training that keeps the representations of every step, [n * epochs, d], and their
         labels, [n * epochs].
 
@@ -96,7 +109,7 @@ class FedProto(RoundBased):
         """
         seen, labels = [], []
 
-        def loss(model, x, y):
+        def loss(model: Model, x: Any, y: Tensor) -> Tensor:
             z = model.body(x)
             seen.append(z.detach())
             labels.append(y)
@@ -107,7 +120,7 @@ class FedProto(RoundBased):
                 steps.descend(steps.value(loss, x, y))
         return torch.cat(seen), torch.cat(labels).cpu().numpy()
 
-    def local(self, fed, client, state, t):
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
         fed.down(client, state)
         if self.prototypes == "during":
             z, labels = self.collect(fed, client, state, t)
@@ -120,6 +133,6 @@ class FedProto(RoundBased):
         weight = Params(proto=count[own, None].float()) if self.weighting == "samples" else 1.0
         return Mean.of(means, weight, at={"proto": (own.cpu(),)})
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
         return fed.mean(uploads, keep=state, per="row")

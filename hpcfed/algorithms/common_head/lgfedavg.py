@@ -6,6 +6,8 @@ linear layer, so that bodies may differ; the paper's auxiliary losses on represe
 out, as in its experiments on federated data.
 """
 
+from __future__ import annotations
+
 from typing import ClassVar
 
 from hpcfed.algorithms.base import RoundBased
@@ -16,5 +18,5 @@ class LGFedAvg(RoundBased):
 
     accepts: ClassVar[str] = "a common head"
 
-    def shared(self, name):
+    def shared(self, name: str) -> bool:
         return name.startswith("head.")

@@ -11,14 +11,24 @@ to send its own to each of them, and its work, one after the other; a round last
 slowest client's. Steps without averaging exchange nothing.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.algorithms.decentralised.mixing import metropolis, mix, stepped, uniform
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.decentralised.topology import among
+from hpcfed.core.params import Params
 from hpcfed.training.local import sgd
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 
 class DSGD(Peers, RoundBased):
@@ -29,20 +39,20 @@ class DSGD(Peers, RoundBased):
     order: Literal["together", "average-first", "step-first"] = "together"
     """The step is that at the old model, or at the averaged one, or stepped models are averaged."""
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         return super().without_effect(job) | {"algorithm.weighting": "links have the weights"}
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.shapes().nbytes
         return bytes_, bytes_
 
-    def rows(self, fed, cohort):
+    def rows(self, fed: Federation, cohort: list[int]) -> np.ndarray:
         """The weights with which the cohort's clients average, [K, K]."""
         return (metropolis if self.weights == "metropolis" else uniform)(
             among(self.links(fed), cohort)
         )
 
-    def average(self, fed, cohort):
+    def average(self, fed: Federation, cohort: list[int]) -> dict[int, Params]:
         """The cohort's models, each averaged with its neighbours', of this rank's clients;
         collective.
         """
@@ -56,12 +66,13 @@ class DSGD(Peers, RoundBased):
             )
         return mix({k: rows[k] for k in mine}, fed.each(mine))
 
-    def round(self, fed, state, cohort, t):
-        averages, mixed, own = self.averages(t), {}, self.rows(fed, cohort).diagonal()
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        averages, own = self.averages(t), self.rows(fed, cohort).diagonal()
+        mixed: dict[int, Params] = {}
         if averages and self.order != "step-first":
             mixed = self.average(fed, cohort)
 
-        def step(client):
+        def step(client: Client) -> None:
             if self.order == "average-first":
                 client.load(mixed.get(client.id, {}))
             before = client.params()

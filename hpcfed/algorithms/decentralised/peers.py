@@ -42,7 +42,7 @@ class Peers(Part):
     local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}
 
     def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+        found = super().without_effect(job) | single_step(job)  # type: ignore[misc]  # a method's
         if self.topology != "clique-ring":
             found["algorithm.cliques"] = f"topology = {self.topology!r} has none"
         if self.topology != "erdos-renyi":

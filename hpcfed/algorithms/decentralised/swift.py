@@ -14,10 +14,18 @@ takes the smaller proposal between equal degrees only, so that weights differ on
 statistics are averaged too, a client's own as they are after its step.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from hpcfed.algorithms.decentralised.mixing import Weights, mix, mixing, stepped
 from hpcfed.algorithms.decentralised.peers import Peers
-from hpcfed.algorithms.events import EventBased
+from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.core.params import Params
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
 
 
 class SWIFT(Peers, EventBased):
@@ -31,41 +39,43 @@ class SWIFT(Peers, EventBased):
     metropolis, uniform.
     """
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return (int(self.links(fed)[k].sum()) * fed.shapes().nbytes,) * 2
 
-    def at_once(self, fed):
+    def at_once(self, fed: Federation) -> int:
         return fed.K
 
-    def target(self, k):
+    def target(self, k: int) -> int:
         return k
 
-    def near(self, fed, k, number):
+    def near(self, fed: Federation, k: int, number: int) -> list[int]:
         return self.links(fed)[k].nonzero()[0].tolist() if self.averages(number) else []
 
-    def seconds(self, fed, k, examples):
+    def seconds(self, fed: Federation, k: int, examples: int) -> float:
         return max(fed.profiles.compute(k, examples), fed.profiles.seconds(k, 0, *fed.announced(k)))
 
-    def delay(self, fed, k):
+    def delay(self, fed: Federation, k: int) -> float:
         return fed.profiles.seconds(k, 0, 0, fed.announced(k)[1])
 
-    def start(self, client, state):
+    def start(self, client: Client, state: Params) -> None:
         client.memory["before"] = client.memory.pop("merged", None) or client.params()
 
-    def sent(self, client, arrived):
+    def sent(self, client: Client, arrived: bool) -> Params:
         return client.params() if arrived else client.memory["before"]
 
-    def work(self, fed, client, job):
+    def work(self, fed: Federation, client: Client, job: Work) -> Params:
         with client.borrowed():
             fed.up(client, client.params(), times=int(self.links(fed)[client.id].sum()))
             self.train(fed, client, Params(), job)
             return client.params()
 
-    def rates(self, fed):
+    def rates(self, fed: Federation) -> tuple[float, ...]:
         every = range(fed.K) if self.weights == "ccs-rates" else ()  # else they do not count
         return tuple(1 / self.seconds(fed, k, fed.draws.examples(k, fed.draws.full)) for k in every)
 
-    def merge(self, fed, job, held, up, near):
+    def merge(
+        self, fed: Federation, job: Work, held: Params, up: Params, near: dict[int, Params]
+    ) -> Params:
         client = fed.clients[job.client]
         client.memory["merged"] = held
         row = mixing(self.weights, self.of(fed), self.rates(fed))[job.client]

@@ -9,13 +9,20 @@ default here).
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import NonNegativeFloat, model_validator
+from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased
+from hpcfed.core.params import Params
 from hpcfed.training.losses import proximal
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
 
 
 class FedProx(RoundBased):
@@ -39,10 +46,10 @@ class FedProx(RoundBased):
             )
         return self
 
-    def cohort(self, fed, t):
+    def cohort(self, fed: Federation, t: int) -> list[int]:
         return fed.sample(
             t, p=np.array(fed.sizes) / sum(fed.sizes) if self.sampling == "size" else None
         )
 
-    def loss(self, client, state, model, x, y):
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         return super().loss(client, state, model, x, y) + proximal(model, anchor=state, mu=self.mu)

@@ -5,8 +5,10 @@ normalisation are averaged like parameters and have no control variate; eta_g is
 a variance become negative.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PositiveFloat
 
@@ -14,6 +16,11 @@ from hpcfed.algorithms.base import RoundBased
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import LocalSteps, gradient
 from hpcfed.training.losses import inner_product
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Scaffold(RoundBased):
 
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 
-    def refuses(self, job):
+    def refuses(self, job: Job) -> str | None:
         if job.local.optimiser == "sgd" and not job.local.momentum:
             return None
         return (
@@ -46,19 +53,19 @@ class Scaffold(RoundBased):
             "local.optimiser = 'sgd', momentum 0"
         )
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         trained = fed.store.layout(fed.architectures[k]).params
         return (fed.shapes(k=k).nbytes + fed.shapes(trained.__contains__, k).nbytes,) * 2
 
-    def init(self, fed):
+    def init(self, fed: Federation) -> State:
         params = fed.store.layout(fed.architectures[0]).params
         x = fed.initial()
         return State(x, Params({name: x[name] * 0 for name in params}))
 
-    def receive(self, client, state):
+    def receive(self, client: Client, state: State) -> None:
         client.load(state.x)
 
-    def local(self, fed, client, state, t):
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> tuple[Mean, Params]:  # type: ignore[override]
         client.load(fed.down(client, state.x))
         c, own = fed.down(client, state.c), Params(client.memory.get("control", state.c * 0))
         new = self.at_start(fed, client, state, t) if self.control == "gradient" else None
@@ -73,7 +80,7 @@ class Scaffold(RoundBased):
         client.memory["control"] = new
         return Mean.of(change, self.weight(client)), new - own
 
-    def at_start(self, fed, client, state, t):
+    def at_start(self, fed: Federation, client: Client, state: State, t: int) -> Params:
         """The mean gradient over the client's data at the received model, which stays as it is,
         statistics too.
         """
@@ -83,7 +90,7 @@ class Scaffold(RoundBased):
             )
         return Params(client.skeleton.layout.views(client.skeleton.grad)).clone()
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         done = fed.run(cohort, lambda client: self.local(fed, client, state, t))
         changes = {
             k: dc for k, (_, dc) in done.items()

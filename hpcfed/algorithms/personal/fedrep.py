@@ -8,14 +8,21 @@ body, follow the data in both phases. The code's 10 local epochs, 9 and 1, are t
 local.epochs and local.steps have no effect.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import NonNegativeInt
 
 from hpcfed.algorithms.base import RoundBased
-from hpcfed.core.params import Mean
+from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 
 class FedRep(RoundBased):
@@ -30,15 +37,15 @@ class FedRep(RoundBased):
     final_epochs: NonNegativeInt = 10
     """Epochs in which all clients train their heads after the last round."""
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job)
         why = "algorithm.head_epochs and body_epochs stand instead of it"
         return found | {"local.epochs": why, "local.steps": why}
 
-    def shared(self, name):
+    def shared(self, name: str) -> bool:
         return self.personal == "none" or not name.startswith("head.")
 
-    def local(self, fed, client, state, t):
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
         self.receive(client, fed.down(client, state))
         loss = partial(self.loss, client, state)
         self.train_head(fed, client, state, t, self.head_epochs, "head")
@@ -47,7 +54,9 @@ class FedRep(RoundBased):
             sgd(fed, client, t, loss, epochs=self.body_epochs, only=only)
         return Mean.of(client.params(self.shared), self.weight(client))
 
-    def train_head(self, fed, client, state, t, epochs, phase):
+    def train_head(
+        self, fed: Federation, client: Client, state: Params, t: int, epochs: int, phase: str
+    ) -> None:
         """So many epochs for the head alone."""
         if epochs:
             only = lambda name: name.startswith("head.")  # noqa: E731
@@ -61,7 +70,7 @@ class FedRep(RoundBased):
                 phase=phase,
             )
 
-    def finish(self, fed, state, t):
+    def finish(self, fed: Federation, state: Params, t: int) -> Params:
         for client in fed.mine(range(fed.K)):
             self.receive(client, state)
             self.train_head(fed, client, state, t, self.final_epochs, "final")

@@ -6,16 +6,26 @@ step that precedes evaluation takes all of a client's training examples; clients
 paper's clients do; running statistics of batch normalisation follow all of a step's forward passes.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.core import rng
-from hpcfed.core.params import Mean
+from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import LocalSteps, gradient
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.training.local import Loss
 
 
 class PerFedAvg(RoundBased):
@@ -34,7 +44,7 @@ class PerFedAvg(RoundBased):
     adapt_steps: PositiveInt = 1
     """Personal steps before a model is evaluated."""
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job) | single_step(job)
         if self.variant == "fo":
             found["algorithm.delta"] = "variant = 'fo' takes no difference of gradients"
@@ -43,7 +53,7 @@ class PerFedAvg(RoundBased):
             found |= {f"algorithm.{name}": "alpha = 0: there is no personal step" for name in names}
         return found
 
-    def local(self, fed, client, state, t):
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
         self.receive(client, fed.down(client, state))
         loss = partial(self.loss, client, state)
         with LocalSteps(fed, client, t) as steps:
@@ -62,7 +72,14 @@ class PerFedAvg(RoundBased):
         fed.tally[client.id].work += further * sum(steps.examples)
         return Mean.of(client.params(), self.weight(client))
 
-    def outer(self, steps, loss, batch, second, third):
+    def outer(
+        self,
+        steps: LocalSteps,
+        loss: Loss,
+        batch: tuple[Any, Any],
+        second: Iterator[tuple[Any, Any]],
+        third: Iterator[tuple[Any, Any]],
+    ) -> Tensor:
         """Leave the gradient of the loss after a personal step (eqs. 11 and 15) in the model;
         returns that loss.
         """
@@ -78,7 +95,9 @@ class PerFedAvg(RoundBased):
         skeleton.flat[:n] = w
         return value
 
-    def hessian_times(self, steps, loss, batch, w, g):
+    def hessian_times(
+        self, steps: LocalSteps, loss: Loss, batch: tuple[Any, Any], w: Tensor, g: Tensor
+    ) -> Tensor:
         """The Hessian at w times g, from gradients at w + delta g and w - delta g (eq. 14), with
         one dropout mask.
         """
@@ -93,7 +112,7 @@ class PerFedAvg(RoundBased):
         return (ends[0] - ends[1]) / (2 * self.delta)
 
     @contextmanager
-    def adapted(self, fed, client, state, t):
+    def adapted(self, fed: Federation, client: Client, state: Params, t: int) -> Iterator[None]:
         skeleton = client.skeleton
         with client.borrowed():
             for i in range(self.adapt_steps if self.alpha else 0):

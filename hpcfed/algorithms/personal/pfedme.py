@@ -8,8 +8,10 @@ local.weight_decay); personal models start from the received one in each round, 
 beta > 1 is not for batch statistics.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -17,6 +19,11 @@ from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import LocalSteps
 from hpcfed.training.losses import proximal
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 
 class PFedMe(RoundBased):
@@ -38,14 +45,14 @@ class PFedMe(RoundBased):
     """
 
     @model_validator(mode="after")
-    def contracts(self):
+    def contracts(self) -> PFedMe:
         if self.eta * self.lam >= 1:
             raise ValueError(
                 f"eta * lam = {self.eta * self.lam:g} must be < 1, else the common model oversteps"
             )
         return self
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job)
         if self.inner_steps == 1:
             found |= single_step(job)
@@ -53,10 +60,10 @@ class PFedMe(RoundBased):
             found["algorithm.eta"] = "lam = 0: the common model does not move"
         return found
 
-    def keeps(self, fed):
+    def keeps(self, fed: Federation) -> bool:
         return True
 
-    def local(self, fed, client, state, t):
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
         self.receive(client, fed.down(client, state))
         skeleton, n = client.skeleton, client.skeleton.layout.n_params
         w = skeleton.flat[:n].clone()
@@ -69,7 +76,7 @@ class PFedMe(RoundBased):
         buffers = client.params(lambda name: name not in anchor)
         return Mean.of(Params({**anchor, **buffers}), self.weight(client))
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         mean, params = (
             super().round(fed, state, cohort, t),
             fed.module(fed.architectures[0]).layout.params,

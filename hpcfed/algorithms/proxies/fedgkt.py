@@ -10,16 +10,26 @@ clients learn from are those of its model after its training, in eval mode; the 
 those that its last epoch computes in train mode, while the model still changes.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.algorithms.proxies import split
+from hpcfed.core.params import Params
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
 
 
 class FedGKT(RoundBased):
@@ -46,10 +56,10 @@ class FedGKT(RoundBased):
     classifier.
     """
 
-    def refuses(self, job):
+    def refuses(self, job: Job) -> str | None:
         return split.refusal(job)
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job) | single_step(job)
         found["algorithm.weighting"] = "nothing is averaged over clients"
         if not self.server_epochs:
@@ -57,20 +67,20 @@ class FedGKT(RoundBased):
             found |= {f"algorithm.{name}": "server_epochs = 0: it is not trained" for name in names}
         return found
 
-    def shared(self, name):
+    def shared(self, name: str) -> bool:
         return False
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         n, features = fed.sizes[k], split.shape(fed)
         return n * fed.classes * 4, n * (features.numel() + fed.classes + 1) * 4
 
-    def init(self, fed):
+    def init(self, fed: Federation) -> Params:
         return fed.initial(architecture=fed.job.models.server, shape=split.shape(fed))
 
-    def receive(self, client, state):
+    def receive(self, client: Client, state: Params) -> None:
         pass
 
-    def loss(self, client, state, model, x, y):
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Any) -> Tensor:
         if client.memory.get("server") is None:
             return super().loss(client, state, model, x, y)
         (labels, server), logits = y, model(x)
@@ -78,18 +88,18 @@ class FedGKT(RoundBased):
             soften(server, self.tau), logits, self.tau
         )
 
-    def predict(self, fed, client, state, x):
+    def predict(self, fed: Federation, client: Client, state: Params, x: Any) -> Tensor:
         return (
             split.predict(fed, client, state, x) if self.evaluate == "server" else client.model(x)
         )
 
-    def local(self, fed, client, state, t):
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:  # type: ignore[override]
         sgd(fed, client, t, partial(self.loss, client, state), data=split.taught(client, "server"))
         return fed.up(client, split.features(fed, client))
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
-        how = {
+        how: dict[str, Any] = {
             "epochs": self.server_epochs,
             "size": self.server_batch,
             "optimiser": self.server_optimiser,
@@ -104,7 +114,7 @@ class FedGKT(RoundBased):
             client.memory["server"] = fed.down(client, answers[client.id])
         return server
 
-    def server_loss(self, out, logits, labels):
+    def server_loss(self, out: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """The server's objective on one batch: its logits, those of the clients, and the labels."""
         return distil(soften(logits, self.tau), out, self.tau) + self.alpha * F.cross_entropy(
             out, labels

@@ -7,12 +7,21 @@ divergence is a mean over examples of a sum over classes (one public port divide
 classes as well).
 """
 
-from typing import ClassVar, Literal
+from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from torch import Tensor
 from torch.nn import functional as F
 
 from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.core.params import Params
 from hpcfed.training.losses import distil, soften
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Pair
 
 
 class FML(RoundBased):
@@ -28,15 +37,16 @@ class FML(RoundBased):
     inference: Literal["own", "proxy"] = "own"
     """Which of a client's two models is evaluated."""
 
-    def shared(self, name):
+    def shared(self, name: str) -> bool:
         return name.startswith("proxy.")
 
-    def loss(self, client, state, model, x, y):
+    def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:  # type: ignore[override]
         own, proxy = model.own(x), model.proxy(x)
         mutual = (1 - self.alpha) * distil(soften(proxy), own) + (1 - self.beta) * distil(
             soften(own), proxy
         )
         return self.alpha * F.cross_entropy(own, y) + self.beta * F.cross_entropy(proxy, y) + mutual
 
-    def predict(self, fed, client, state, x):
-        return client.model.proxy(x) if self.inference == "proxy" else client.model(x)
+    def predict(self, fed: Federation, client: Client, state: Params, x: Any) -> Tensor:
+        model: Any = client.model  # a pair, as `needs` has it
+        return model.proxy(x) if self.inference == "proxy" else model(x)

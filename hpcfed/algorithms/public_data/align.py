@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from hpcfed.training.local import sgd
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
     from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
     from hpcfed.training.local import Loss
 
 Distance = Callable[[Tensor], Tensor]  # representation [L, d] -> scalar
@@ -38,12 +39,13 @@ GROWTH = {
 class Alignment(Protocol):
     """What a method says of the pull."""
 
-    setting: str  # "homogeneous": towards the model received, else towards a mean kernel, if any
+    # homogeneous: towards the model received, else towards a mean kernel, if any
+    setting: Literal["heterogeneous", "homogeneous"]
     eta0: float
-    schedule: str  # one of GROWTH
+    schedule: Literal["sqrt", "constant", "linear"]  # of GROWTH
     align_every: int
-    distance: str  # "cka" or "procrustes"
-    kernel: str  # "linear" or "rbf"
+    distance: Literal["cka", "procrustes"]
+    kernel: Literal["linear", "rbf"]
     bandwidth: float
 
 
@@ -90,7 +92,7 @@ def pulled(
     """
     steps = count()
 
-    def whole(model: nn.Module, x: Any, y: Tensor) -> Tensor:
+    def whole(model: Model, x: Any, y: Tensor) -> Tensor:
         value = loss(model, x, y)  # first, for it moves the batch statistics that the term reads
         if next(steps) % every:
             return value

@@ -6,8 +6,10 @@ learns it by cross-entropy. With models.server the server learns it too, and its
 as common. Deviations: none.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,11 @@ from hpcfed.training.infer import logits
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import soften
 from hpcfed.training.server import taught
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client, Shard
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 
 class DSFL(RoundBased):
@@ -42,7 +49,7 @@ class DSFL(RoundBased):
     server_lr: PositiveFloat = 0.1
     """Learning rate of the server's distillation, by plain SGD in batches of local.batch."""
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job)
         if self.aggregation == "sa":
             found["algorithm.tau"] = "aggregation = 'sa' takes the mean as it is"
@@ -53,37 +60,41 @@ class DSFL(RoundBased):
             found["algorithm.server_lr"] = "the server has no model of its own (models.server)"
         return found
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2
 
-    def shared(self, name):
+    def shared(self, name: str) -> bool:
         return False
 
-    def init(self, fed):
+    def init(self, fed: Federation) -> Params:
         return (
             fed.initial(architecture=fed.job.models.server) if fed.job.models.server else Params()
         )
 
-    def receive(self, client, state):
+    def receive(self, client: Client, state: Params) -> None:
         pass
 
-    def common(self, fed, client, state):
+    def common(self, fed: Federation, client: Client, state: Params) -> bool:
         if state:
             client.architecture = fed.job.models.server
             client.load(state)
         return bool(state)
 
-    def local(self, fed, client, state, t, public):
+    def local(self, fed: Federation, client: Client, state: Params, t: int, public: Shard) -> Mean:  # type: ignore[override]
         sgd(fed, client, t, partial(self.loss, client, state))
         return Mean.of(Params(soft=soften(logits(fed, client, public))), self.weight(client))
 
-    def learn(self, fed, client, t, data):
+    def learn(self, fed: Federation, client: Client, t: int, data: Paired) -> None:
         fed.down(client, data.soft)
         if self.distil_epochs:
-            how = {"epochs": self.distil_epochs, "lr": self.distil_lr, "phase": "distil"}
+            how: dict[str, Any] = {
+                "epochs": self.distil_epochs,
+                "lr": self.distil_lr,
+                "phase": "distil",
+            }
             sgd(fed, client, t, lambda model, x, y: F.cross_entropy(model(x), y), data=data, **how)
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         public = fed.public.pick(fed.draw_public(t, self.subset))
         soft = fed.stream(cohort, lambda client: self.local(fed, client, state, t, public))
         mean = fed.mean(
@@ -93,7 +104,11 @@ class DSFL(RoundBased):
         fed.run(cohort, lambda client: self.learn(fed, client, t, data))
         if not (state and self.distil_epochs):
             return state
-        how = {"epochs": self.distil_epochs, "size": fed.job.local.batch, "lr": self.server_lr}
+        how: dict[str, Any] = {
+            "epochs": self.distil_epochs,
+            "size": fed.job.local.batch,
+            "lr": self.server_lr,
+        }
         return fed.on_root(
             lambda: taught(
                 fed, fed.job.models.server, state, data, F.cross_entropy, "server", t, **how

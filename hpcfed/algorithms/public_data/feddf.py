@@ -11,7 +11,7 @@ mean. Students' batch statistics end as those of public data.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -19,6 +19,11 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.algorithms.public_data import fusion
 from hpcfed.core.params import Mean, Params
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 
 class FedDF(RoundBased):
@@ -48,7 +53,7 @@ class FedDF(RoundBased):
     0: nobody.
     """
 
-    def refuses(self, job):
+    def refuses(self, job: Job) -> str | None:
         if self.drop_worst and (
             job.data.public_source or not int(self.validation * job.data.public)
         ):
@@ -59,33 +64,40 @@ class FedDF(RoundBased):
             )
         return None
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job)
         if not self.validation:
             found["algorithm.patience"] = "validation = 0: nothing is held out"
         if not self.steps:
-            names = ("server_lr", "schedule", "server_batch", "clip", "tau", "patience")
+            names: tuple[str, ...] = (
+                "server_lr",
+                "schedule",
+                "server_batch",
+                "clip",
+                "tau",
+                "patience",
+            )
             names += () if self.drop_worst else ("validation",)
             found |= {f"algorithm.{name}": "steps = 0: nothing is distilled" for name in names}
         return found
 
-    def init(self, fed):
+    def init(self, fed: Federation) -> Params:
         firsts = {kind: fed.architectures.index(kind) for kind in fed.architectures}
         return fusion.joined({kind: fed.initial(k=k) for kind, k in firsts.items()})
 
-    def offer(self, fed, client, state):
+    def offer(self, fed: Federation, client: Client, state: Params) -> Params:
         return state.under(f"{client.architecture}/")
 
-    def columns(self, fed, state):
+    def columns(self, fed: Federation, state: Params) -> dict[str, float]:
         return fusion.accuracies(fed, state) if fed.job.evaluate.common else {}
 
-    def uploads(self, fed, client, state, t):
+    def uploads(self, fed: Federation, client: Client, state: Params, t: int) -> tuple[Mean, Mean]:
         """The client's model, and its answers to the public data, which the server works out."""
         (sent,) = self.local(fed, client, state, t).parts
         answer, good = fusion.answer(fed, client, self.validation, self.drop_worst)
         return Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight * good), answer
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         sent = fed.run(cohort, lambda client: self.uploads(fed, client, state, t))
         new = fed.mean(((k, model) for k, (model, _) in sent.items()), keep=state, per="tensor")
         nobody = Params(
@@ -96,7 +108,7 @@ class FedDF(RoundBased):
         )["logits"]
         if not self.steps or teacher.isnan().any():
             return new
-        how = {
+        how: dict[str, Any] = {
             "steps": self.steps,
             "size": self.server_batch,
             "lr": self.server_lr,

@@ -13,15 +13,23 @@ that the models of the previous round's cohort have on this round's RAD (mean_ov
 the first round has none, and the last trains all clients.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.algorithms.public_data import align, kernels
 from hpcfed.core.params import Mean, Params
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client, Shard
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 PREVIOUS = "previous"  # in the state: whether each client was in the last round's cohort, [K]
 
@@ -30,9 +38,6 @@ class FedHeNN(RoundBased):
     """eta0 = 0 is FedAvg (homogeneous) or local training (heterogeneous), bit for bit."""
 
     needs: ClassVar[tuple[str, ...]] = ("public",)
-    accepts = property(
-        lambda self: "one architecture" if self.setting == "homogeneous" else "any models"
-    )
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"
     """Any models and a mean of kernels, or one architecture and a mean of models."""
     eta0: NonNegativeFloat = 0.001
@@ -66,7 +71,11 @@ class FedHeNN(RoundBased):
     before.
     """
 
-    def refuses(self, job):
+    @property
+    def accepts(self) -> str:  # type: ignore[override]
+        return "one architecture" if self.setting == "homogeneous" else "any models"
+
+    def refuses(self, job: Job) -> str | None:
         wrong = self.distance == "procrustes" and self.setting == "heterogeneous"
         return (
             "needs one width for Procrustes, but is heterogeneous; set algorithm.distance = 'cka'"
@@ -74,10 +83,10 @@ class FedHeNN(RoundBased):
             else None
         )
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job) | single_step(job)
         if self.setting == "homogeneous":
-            names = ("mean_over", "client_weights", "kernel_norm", "upload")
+            names: tuple[str, ...] = ("mean_over", "client_weights", "kernel_norm", "upload")
             found |= {f"algorithm.{name}": "setting = 'homogeneous' has no mean" for name in names}
         else:
             found["algorithm.weighting"] = "models are not averaged; client_weights weights kernels"
@@ -92,13 +101,13 @@ class FedHeNN(RoundBased):
             found |= {f"algorithm.{name}": "eta0 = 0: there is no distance" for name in names}
         return found
 
-    def shared(self, name):
+    def shared(self, name: str) -> bool:
         return self.setting == "homogeneous"
 
-    def keeps(self, fed):
+    def keeps(self, fed: Federation) -> bool:
         return True
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return (
             super().traffic(fed, k)
             if self.setting == "homogeneous"
@@ -106,25 +115,25 @@ class FedHeNN(RoundBased):
         )
 
     @property
-    def looks_back(self):
+    def looks_back(self) -> bool:
         """Whether the mean runs over the cohort of the round before."""
         return self.setting == "heterogeneous" and self.mean_over == "previous"
 
-    def init(self, fed):
+    def init(self, fed: Federation) -> Params:
         if self.looks_back:
             return Params({PREVIOUS: torch.zeros(fed.K, dtype=torch.bool, device=fed.device)})
         return super().init(fed)
 
-    def offer(self, fed, client, state):
+    def offer(self, fed: Federation, client: Client, state: Params) -> Params:
         return state.pick(lambda name: name != PREVIOUS)
 
-    def members(self, fed, state, cohort):
+    def members(self, fed: Federation, state: Params, cohort: list[int]) -> list[int]:
         """The clients whose kernels are averaged."""
         if self.looks_back:
             return state[PREVIOUS].nonzero()[:, 0].tolist()
         return list(range(fed.K)) if self.mean_over == "all" else cohort
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         rad = fed.public.pick(fed.draw_public(t, self.rad_size))
         mean = kernels.mean_of_clients(fed, rad, cohort, self.members(fed, state, cohort), self)
         uploads = fed.stream(cohort, lambda client: self.train(fed, client, state, t, rad, mean))
@@ -135,7 +144,15 @@ class FedHeNN(RoundBased):
             return Params({PREVIOUS: took_part})
         return self.server(state, fed.mean(uploads, keep=state))
 
-    def train(self, fed, client, state, t, rad, mean):
+    def train(
+        self,
+        fed: Federation,
+        client: Client,
+        state: Params,
+        t: int,
+        rad: Shard,
+        mean: Tensor | None,
+    ) -> Mean:
         state = self.offer(fed, client, state)
         self.receive(client, fed.down(client, state))
         align.train(fed, client, partial(self.loss, client, state), t, rad, mean, self)
@@ -143,7 +160,7 @@ class FedHeNN(RoundBased):
             client.memory["trained"] = 1
         return Mean.of(client.params(self.shared), self.weight(client))
 
-    def finish(self, fed, state, t):
+    def finish(self, fed: Federation, state: Params, t: int) -> Params | None:
         if self.setting == "heterogeneous":
             return None
         first, clients = fed.initial(), fed.mine(range(fed.K))

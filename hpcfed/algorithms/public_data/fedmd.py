@@ -7,12 +7,15 @@ own data (revisit). Deviations: transfer_epochs instead of training to convergen
 loss, open in the paper, is that of the authors' code.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveInt
+from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.clients.client import Paired
@@ -21,6 +24,12 @@ from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import logits
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
 
 
 class FedMD(RoundBased):
@@ -45,7 +54,7 @@ class FedMD(RoundBased):
     digest_batch: PositiveInt = 256
     """Examples in one step of the digest."""
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job)
         if not self.digest_epochs:
             names = ("weighting", "digest", "digest_batch")
@@ -54,13 +63,13 @@ class FedMD(RoundBased):
             }
         return found
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2
 
-    def shared(self, name):
+    def shared(self, name: str) -> bool:
         return False
 
-    def init(self, fed):
+    def init(self, fed: Federation) -> Params:
         labels = fed.public.labels
         if self.transfer_epochs and labels.max() >= fed.classes:
             found = f"one is {labels.max()}, and the clients have {fed.classes} classes"
@@ -70,29 +79,34 @@ class FedMD(RoundBased):
             )
         return Params()
 
-    def transfer(self, fed, client, state, t):
+    def transfer(self, fed: Federation, client: Client, state: Params, t: int) -> None:
         """What comes before a client's first round, once; its memory says that it is done."""
         if self.transfer_epochs and "transferred" not in client.memory:
-            loss, how = partial(self.loss, client, state), {"epochs": self.transfer_epochs}
+            loss = partial(self.loss, client, state)
+            how: dict[str, Any] = {"epochs": self.transfer_epochs}
             sgd(fed, client, t, loss, data=fed.public, phase="transfer", **how)
             sgd(fed, client, t, loss, data=client.train, phase="transfer to own", **how)
             client.memory["transferred"] = 1
 
-    def approach(self, model, x, consensus):
+    def approach(self, model: Model, x: Any, consensus: Tensor) -> Tensor:
         return (
             F.l1_loss(model(x), consensus)
             if self.digest == "mae"
             else distil(soften(consensus), model(x))
         )
 
-    def learn(self, fed, client, state, t, data):
+    def learn(self, fed: Federation, client: Client, state: Params, t: int, data: Paired) -> None:
         fed.down(client, data.soft)
         if self.digest_epochs:
-            how = {"epochs": self.digest_epochs, "size": self.digest_batch, "phase": "digest"}
+            how: dict[str, Any] = {
+                "epochs": self.digest_epochs,
+                "size": self.digest_batch,
+                "phase": "digest",
+            }
             sgd(fed, client, t, self.approach, data=data, **how)
         sgd(fed, client, t, partial(self.loss, client, state))
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         fed.run(range(fed.K), lambda client: self.transfer(fed, client, state, t))
         public = fed.public.pick(fed.draw_public(t, self.subset))
         uploads = fed.stream(

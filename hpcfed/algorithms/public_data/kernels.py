@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -27,14 +27,14 @@ BYTES = 4  # of a float32
 class Settings(Protocol):
     """What a method says of the mean."""
 
-    setting: str  # "heterogeneous", else there is none
+    setting: Literal["heterogeneous", "homogeneous"]  # homogeneous: there is none
     eta0: float  # 0: none either
     rad_size: int
-    kernel: str  # "linear" or "rbf"
+    kernel: Literal["linear", "rbf"]
     bandwidth: float
-    client_weights: str  # "uniform", "samples" or "capacity"
-    kernel_norm: str  # "none" or "frobenius"
-    upload: str  # "model", "representations" or "kernel"
+    client_weights: Literal["uniform", "samples", "capacity"]
+    kernel_norm: Literal["none", "frobenius"]
+    upload: Literal["model", "representations", "kernel"]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ then distil by the coefficients of the round before, which are updated last.
 With share = "weights" no source says how far clients go: all the way to their mixtures by default.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -22,6 +24,11 @@ from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.algorithms.public_data import personal
 from hpcfed.core.params import Params
 from hpcfed.training.local import sgd
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 WHOLE = 0.5  # learning rate whose one step down ||w - theta||^2 ends at theta
 
@@ -63,18 +70,18 @@ class KTpFL(RoundBased):
     """Local epochs are 1 in the first round, 2 in the next, up to so many; 0: local.epochs."""
 
     @property
-    def accepts(self):
+    def accepts(self) -> str:  # type: ignore[override]
         return "any models" if self.share == "predictions" else "one architecture"
 
     @property
-    def needs(self):
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("public",) if self.share == "predictions" else ()
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job)
         found["algorithm.weighting"] = "the coefficients are the weights"
         if self.share == "weights":
-            names = ("public", "tau", "distance", "coeff_distance", "distil_batch")
+            names: tuple[str, ...] = ("public", "tau", "distance", "coeff_distance", "distil_batch")
             found |= {f"algorithm.{name}": "models are mixed, not predictions" for name in names}
             if self.distil > 1 and self.distil_lr in (None, WHOLE):
                 found["algorithm.distil"] = "the first step goes all the way to the mixture"
@@ -91,29 +98,29 @@ class KTpFL(RoundBased):
             found |= single_step(job)
         return found
 
-    def shared(self, name):
+    def shared(self, name: str) -> bool:
         return False
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         predictions = min(self.public, len(fed.public)) * fed.classes * 4
         return (predictions if self.share == "predictions" else fed.shapes(k=k).nbytes,) * 2
 
-    def init(self, fed):
+    def init(self, fed: Federation) -> Params:
         if self.share == "weights":
             fed.start_alike()  # models are mixed that began alike
         return Params(
             coeff=torch.full((fed.K, fed.K), 1 / fed.K, dtype=torch.float64, device=fed.device)
         )
 
-    def receive(self, client, state):
+    def receive(self, client: Client, state: Params) -> None:
         """Nothing: clients keep their models."""
 
-    def round(self, fed, state, cohort, t):
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         epochs = min(t + 1, self.ramp) or None
         fed.run(cohort, lambda c: sgd(fed, c, t, partial(self.loss, c, state), epochs=epochs))
         rows, mass = personal.among(state["coeff"], cohort)
         if self.share == "predictions":
-            how = {
+            how: dict[str, Any] = {
                 "public": self.public,
                 "tau": self.tau,
                 "distance": self.distance,

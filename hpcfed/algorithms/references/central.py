@@ -6,16 +6,24 @@ the others wait. One round trains local.epochs epochs over all data, so it sees 
 a round of FedAvg in which all clients take part.
 """
 
+from __future__ import annotations
+
 from functools import partial
+from typing import TYPE_CHECKING
 
 from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core.params import Params
 from hpcfed.training.local import sgd
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 
 class Central(RoundBased):
     """One model for all clients, trained where the data are pooled."""
 
-    def refuses(self, job):
+    def refuses(self, job: Job) -> str | None:
         if job.data.name == "synthetic":
             return (
                 "needs all examples in one place, but synthetic has none in store; take "
@@ -23,15 +31,15 @@ class Central(RoundBased):
             )
         return None
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         own = {"algorithm.weighting": "nothing is averaged"}
         return super().without_effect(job) | single_step(job) | own
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return 0, 0
 
-    def round(self, fed, state, cohort, t):
-        def train():
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        def train() -> Params:
             pooled = fed.pooled()
             self.receive(pooled, state)
             sgd(fed, pooled, t, partial(self.loss, pooled, state))

@@ -7,12 +7,19 @@ Deviations: with batch normalisation the gradient is that of batches of local.ba
 with its own statistics.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcfed.algorithms.base import RoundBased, one_gradient
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import gradient, learning_rate
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
 
 
 class FedSGD(RoundBased):
@@ -20,10 +27,10 @@ class FedSGD(RoundBased):
 
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         return super().without_effect(job) | one_gradient(job)
 
-    def local(self, fed, client, state, t):
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
         self.receive(client, fed.down(client, state))
         gradient(fed, client, t, partial(self.loss, client, state))
         skeleton = client.skeleton
@@ -31,5 +38,5 @@ class FedSGD(RoundBased):
         statistics = client.params(lambda name: name not in step)
         return Mean.of(Params({**step, **(statistics - state)}), self.weight(client))
 
-    def server(self, state, mean):
+    def server(self, state: Params, mean: Params) -> Params:
         return state + mean

@@ -5,12 +5,21 @@ views and the loss of FedClassAvg's clients, a comparison that separates what fe
 what they add; preset = "authors" has the same values of that loss for both.
 """
 
-from typing import ClassVar
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PositiveFloat
+from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased
+from hpcfed.core.params import Params
 from hpcfed.training.losses import contrastive_cross_entropy
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.models.model import Model
 
 
 class Local(RoundBased):
@@ -28,7 +37,7 @@ class Local(RoundBased):
     normalise: bool = True
     """Contrastive loss on representations scaled to length 1."""
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job) | {"algorithm.weighting": "nothing is averaged"}
         if not self.contrastive:
             names = ("tau", "tau_base", "normalise")
@@ -36,13 +45,13 @@ class Local(RoundBased):
         return found
 
     @property
-    def views(self):
+    def views(self) -> int:  # type: ignore[override]
         return 2 if self.contrastive else 1
 
-    def shared(self, name):
+    def shared(self, name: str) -> bool:
         return False
 
-    def loss(self, client, state, model, x, y):
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         if self.contrastive:
             return contrastive_cross_entropy(model, x, y, self.tau, self.tau_base, self.normalise)
         return super().loss(client, state, model, x, y)

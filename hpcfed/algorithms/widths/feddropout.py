@@ -8,12 +8,20 @@ too; gradients are clipped, as by the methods that it is compared with. The scal
 dropout and of HeteroFL.
 """
 
-from typing import ClassVar
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
 
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
 from hpcfed.core import rng
 from hpcfed.models.widths import drawn
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.widths import Window
 
 
 class FedDropout(WindowBased):
@@ -28,13 +36,13 @@ class FedDropout(WindowBased):
     one's are a part).
     """
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job)
         if set(job.models.widths) == {1}:
             found["algorithm.shared_windows"] = "no client drops a unit"
         return found
 
-    def window(self, fed, client, state):
+    def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:
         whose = () if self.shared_windows else (client.id,)
         return submodels.window(
             fed, client.architecture, drawn(rng.stream(fed.seed, "window", state.t, *whose))

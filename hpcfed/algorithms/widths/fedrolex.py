@@ -11,11 +11,19 @@ of the whole model alone and are taken after every round; a round in which nobod
 roll.
 """
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
 from hpcfed.models.widths import rolled
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.widths import Window
 
 
 class FedRolex(WindowBased):
@@ -34,15 +42,15 @@ class FedRolex(WindowBased):
     code.
     """
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job)
         if set(job.models.widths) == {1}:
             found["algorithm.roll_step"] = "all clients have the whole model"
         return found
 
     @property
-    def moves(self):
+    def moves(self) -> bool:  # type: ignore[override]
         return self.roll_step != 0
 
-    def window(self, fed, client, state):
+    def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:
         return submodels.window(fed, client.architecture, rolled(state.t * self.roll_step))

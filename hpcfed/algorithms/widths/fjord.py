@@ -10,10 +10,14 @@ soft target is compared by KL(teacher || student), whose gradient is that of the
 in public code; a width for a step, not an example; virtual time takes each step for a widest one.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.nn.functional as F
+from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.algorithms.widths import nested, submodels
@@ -22,6 +26,14 @@ from hpcfed.core.params import Mean, Params
 from hpcfed.models.widths import parse
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
 
 
 class FjORD(RoundBased):
@@ -34,13 +46,13 @@ class FjORD(RoundBased):
     predictions.
     """
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found = super().without_effect(job) | single_step(job)
         if len(set(job.models.widths)) == 1:
             found["algorithm.kd"] = "there is one width"
         return found
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         inside = [
             fed.shapes(submodels.buffers(fed), k, name)
             for name in self.inside(fed, fed.architectures[k])
@@ -48,48 +60,60 @@ class FjORD(RoundBased):
         bytes_ = fed.shapes(k=k).nbytes + sum(statistics.nbytes for statistics in inside)
         return bytes_, bytes_
 
-    def levels(self, fed):
+    def levels(self, fed: Federation) -> list[str]:
         return submodels.levels(fed)[1:]
 
-    def inside(self, fed, architecture):
+    def inside(self, fed: Federation, architecture: str) -> list[str]:
         """The narrower architectures that a client with this one trains too."""
         return [a for a in submodels.levels(fed) if parse(a).width < parse(architecture).width]
 
-    def init(self, fed):
+    def init(self, fed: Federation) -> submodels.Wide:
         return submodels.start(fed, self.levels(fed))
 
-    def whole(self, fed):
+    def whole(self, fed: Federation) -> bool:
         return True
 
-    def offer(self, fed, client, state):
+    def offer(self, fed: Federation, client: Client, state: submodels.Wide) -> Params:
         own = submodels.piece(client, state, submodels.window(fed, client.architecture))
         names = self.inside(fed, client.architecture)
         return Params(
             {**own, **state.statistics.pick(lambda name: name.partition("/")[0] in names)}
         )
 
-    def receive(self, client, state):
+    def receive(self, client: Client, state: Params) -> None:
         client.load(state.pick(lambda name: "/" not in name))
 
-    def step(self, client, state, nets, draws, model, x, y):
+    def step(
+        self,
+        client: Client,
+        state: Params,
+        nets: Sequence[Model | nested.Inner],
+        draws: np.random.Generator,
+        model: Model,
+        x: Any,
+        y: Tensor,
+    ) -> Tensor:
         """The objective of one step: at the width drawn for it, with kd at the widest too."""
-        net = nets[draws.integers(len(nets))]
+        net = nets[int(draws.integers(len(nets)))]
         if net is model or not self.kd:
-            return self.loss(client, state, net, x, y)
+            return self.loss(client, state, net, x, y)  # type: ignore[arg-type]
         whole = model(x)
         return F.cross_entropy(whole, y) + distil(soften(whole), net(x))
 
-    def local(self, fed, client, state, t):
+    def local(self, fed: Federation, client: Client, state: submodels.Wide, t: int) -> Mean:
         given = self.offer(fed, client, state)
         self.receive(client, fed.down(client, given))
         names = self.inside(fed, client.architecture)
-        nets = [client.model, *(nested.inner(fed, client, a, given.under(f"{a}/")) for a in names)]
+        inner = [nested.inner(fed, client, a, given.under(f"{a}/")) for a in names]
+        nets: list[Model | nested.Inner] = [client.model, *inner]
         draws = rng.stream(fed.seed, "ordered dropout", t, client.id)
         sgd(fed, client, t, partial(self.step, client, given, nets, draws), views=self.views)
         at = submodels.window(fed, client.architecture)
         return Mean.of(nested.tensors(fed, client, names), self.weight(client), at)
 
-    def round(self, fed, state, cohort, t):
+    def round(
+        self, fed: Federation, state: submodels.Wide, cohort: list[int], t: int
+    ) -> submodels.Wide:
         uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
         mean = fed.mean(uploads, keep=Params({**state.weights, **state.statistics}), per="value")
         return nested.parted(mean, state.t + 1)

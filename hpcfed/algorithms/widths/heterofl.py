@@ -11,10 +11,18 @@ all values that its batches have at a layer, each batch normalised by itself. Th
 averages those of batches drawn from all clients' data together.
 """
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
 
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
 
 
 class HeteroFL(WindowBased):
@@ -29,11 +37,11 @@ class HeteroFL(WindowBased):
     are as others.
     """
 
-    def levels(self, fed):
+    def levels(self, fed: Federation) -> list[str]:
         return submodels.levels(fed)[1:]
 
-    def measured(self, fed):
+    def measured(self, fed: Federation) -> list[str]:
         return submodels.levels(fed)
 
-    def predict(self, fed, client, state, x):
+    def predict(self, fed: Federation, client: Client, state: submodels.Wide, x: Any) -> Tensor:
         return submodels.masked(client.model(x), submodels.held(client, fed.classes), self.mask)

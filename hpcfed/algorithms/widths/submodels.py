@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -238,8 +238,8 @@ class Moments:
 
     def __init__(self) -> None:
         self.count = 0
-        self.total: Tensor | float = 0.0
-        self.squares: Tensor | float = 0.0
+        self.total: Any = 0.0  # a tensor [channels] after the first batch, and so the next
+        self.squares: Any = 0.0
 
     def __call__(self, norm: _BatchNorm, given: tuple[Tensor], out: Tensor) -> None:
         (x,) = given

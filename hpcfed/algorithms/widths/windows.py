@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat
+from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.algorithms.widths import submodels
+from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
     from hpcfed.models.widths import Window
 
 
@@ -56,10 +60,10 @@ class WindowBased(RoundBased):
         """The architectures that are evaluated, whose batch statistics are taken anew."""
         return [submodels.base(fed)]
 
-    def refuses(self, job):
+    def refuses(self, job: Job) -> str | None:
         return submodels.refused(job, self.assignment, self.moves)
 
-    def without_effect(self, job):
+    def without_effect(self, job: Job) -> dict[str, str]:
         found, widths = super().without_effect(job) | single_step(job), set(job.models.widths)
         if widths == {1}:
             found["algorithm.scaler"] = "all clients have width 1"
@@ -67,28 +71,28 @@ class WindowBased(RoundBased):
             found["algorithm.assignment"] = "all clients have one width"
         return found
 
-    def traffic(self, fed, k):
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return submodels.announced(fed, k, self.mask, self.assignment)
 
-    def architecture(self, fed, k, t):
+    def architecture(self, fed: Federation, k: int, t: int) -> str:
         return submodels.level(fed, k, t, self.assignment)
 
-    def init(self, fed):
+    def init(self, fed: Federation) -> submodels.Wide:
         return submodels.start(fed, self.measured(fed) if self.batch_norm == "static" else ())
 
-    def whole(self, fed):
+    def whole(self, fed: Federation) -> bool:
         return True
 
-    def offer(self, fed, client, state):
+    def offer(self, fed: Federation, client: Client, state: submodels.Wide) -> Params:
         return submodels.piece(client, state, self.window(fed, client, state))
 
-    def loss(self, client, state, model, x, y):
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         logits = model(x)
         return F.cross_entropy(
             submodels.masked(logits, submodels.held(client, logits.shape[1]), self.mask), y
         )
 
-    def local(self, fed, client, state, t):
+    def local(self, fed: Federation, client: Client, state: submodels.Wide, t: int) -> Mean:
         given = self.offer(fed, client, state)
         self.receive(client, fed.down(client, given))
         with submodels.scaled(client, self.scaler):
@@ -97,6 +101,8 @@ class WindowBased(RoundBased):
         rows = None if self.mask == "none" else submodels.held(client, fed.classes)
         return submodels.upload(client, self.window(fed, client, state), self.weight(client), rows)
 
-    def round(self, fed, state, cohort, t):
+    def round(
+        self, fed: Federation, state: submodels.Wide, cohort: list[int], t: int
+    ) -> submodels.Wide:
         uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
         return submodels.aggregate(fed, state, uploads, cohort)

@@ -71,7 +71,7 @@ class Mirror:
         }
         new |= {"rows": np.frombuffer(codec.encode(rows), np.uint8)} if comm.rank == 0 else {}
         new = {
-            name: own[name] if np.array_equal(own.get(name), item) else item
+            name: own[name] if np.array_equal(own.get(name), item) else item  # type: ignore[arg-type]  # nothing equals no array
             for name, item in new.items()
         }
         changed = {name: item for name, item in new.items() if item is not own.get(name)}
@@ -142,7 +142,8 @@ def handed_on(comm: Comm, step: int, new: Items, changed: Items, ward: Items) ->
 
 def dealt(fed: Federation, held: Items) -> dict[str, Any]:
     """Each client's item on the client's rank, all else on every rank, decoded; collective."""
-    comm, items = fed.comm, {}
+    comm = fed.comm
+    items: dict[str, Any] = {}
     for rank, names in comm.gather({comm.rank: [*held]}).items():
         for name in names:
             k = int(name.removeprefix("clients/")) if name.startswith("clients/") else None

@@ -106,7 +106,7 @@ class Saver:
         with self.clock("checkpoint"):
             every = self.comm.gather({self.comm.rank: agreed(self.comm, self.written)})
             self.comm.confirm()
-            error = self.comm.bcast(self.publish(every) if self.comm.rank == 0 else None)
+            error = self.comm.bcast(self.publish(every) if self.comm.rank == 0 else "")
         self.part = None
         if not error:
             self.exists = True

@@ -180,7 +180,7 @@ class Watchdog:
                 flush=True,
             )
             with suppress(ValueError, OSError, AttributeError):  # where stderr is no file
-                faulthandler.dump_traceback(file=sys.__stderr__)
+                faulthandler.dump_traceback(file=sys.__stderr__)  # type: ignore[arg-type]
         sleep(self.every + LAST)
         now, signs = time(), self.signs()
         silent = [sign for sign in signs if now - sign.seen > SILENT * self.every + LAST]

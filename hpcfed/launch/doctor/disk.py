@@ -30,7 +30,11 @@ ANOTHER = "choose another --out"
 def probe(folder: Path) -> dict[str, Any]:
     """Write, flush, rename and lock a file there; bytes and bytes per second."""
     place = existing(folder)
-    facts = {"place": str(place), "kind": kind(place), "free": shutil.disk_usage(place).free}
+    facts: dict[str, Any] = {
+        "place": str(place),
+        "kind": kind(place),
+        "free": shutil.disk_usage(place).free,
+    }
     with tempfile.TemporaryDirectory(prefix=".hpcfed-doctor-", dir=place) as trial:
         old, new = Path(trial, "old"), Path(trial, "new")
         old.write_bytes(b"old")

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from hpcfed.core.errors import ConfigError
 
@@ -62,7 +63,11 @@ def limited(words: Sequence[str], seconds: float, env: Mapping[str, str] | None 
 
     env: instead of this process's own.
     """
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
     try:
         child = subprocess.Popen(
             words, **pipes, env=env, text=True, errors="replace", start_new_session=True

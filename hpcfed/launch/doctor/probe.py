@@ -55,7 +55,7 @@ def seen(comm: Comm) -> dict[str, Any]:
         "host": platform.node(),
         "cores": sorted(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count())),
+        else list(range(os.cpu_count() or 1)),
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
         "gpus": visible("auto") if present else [],  # torch takes seconds to load
         "present": present,

@@ -68,7 +68,7 @@ def disk(text: str) -> tuple[float, float]:
     Without a second number there is no limit for all. Raises ConfigError for anything else.
     """
     one, *all_ = (quantity(part, BYTES, f"--disk {text!r}") for part in text.split(",", 1))
-    return one, *(all_ or [math.inf])
+    return one, all_[0] if all_ else math.inf
 
 
 def quantity(part: str, units: dict[str, float], option: str, least: float = 1.0) -> float:

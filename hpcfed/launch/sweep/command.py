@@ -89,7 +89,7 @@ def known(
             f"sweep: --out {out}, but a sweep goes on in its own folder, {found.folder}; leave "
             f"it away"
         )
-    changes = {"ranks": ranks, "launcher": launcher}
+    changes: dict[str, Any] = {"ranks": ranks, "launcher": launcher}
     return replace(found, **{name: value for name, value in changes.items() if value is not None})
 
 

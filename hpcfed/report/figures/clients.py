@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -109,6 +110,8 @@ def panel(ax: Axes, strips: Sequence[Strip], texts: Sequence[str]) -> None:
         ax.hlines(
             strip.mean, at - 0.45 * slot, at + 0.45 * slot, color="black", linewidth=1.5, zorder=3
         )
-    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if len(kinds) > 4 else {}
+    turned: dict[str, Any] = {}
+    if len(kinds) > 4:
+        turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     ax.set_xticks(range(len(kinds)), [look.plain(short(kind, 20)) for kind in kinds], **turned)
     ax.set_xlim(-0.5, len(kinds) - 0.5)

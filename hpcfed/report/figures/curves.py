@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -140,7 +141,7 @@ def lines(
     scale(ax, [axis.of(curve)[-1] for curve in found if axis.of(curve).any()], len(found), axis)
 
 
-def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, str], band: bool) -> None:
+def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, Any], band: bool) -> None:
     """One run in one panel; its last accuracy as a level where x stays 0 (no traffic)."""
     if not x.any():
         for level in curve.mean[-1:]:

@@ -76,7 +76,8 @@ def apart(title: str, label: str, alike: list[Drawn], ignore: Sequence[str]) -> 
 
 def axes(cases: list[Case]) -> tuple[list[str], list[str]]:
     """The fields that tell lines apart, and those that tell panels apart; no more than needed."""
-    lines, panels = [METHOD], []
+    lines = [METHOD]
+    panels: list[str] = []
     known = {name for case in cases for name in case.fields} - {SEED}
     for name in sorted(known, key=lambda name: order(cases, name)):
         if differing(cases, [*lines, *panels], name):

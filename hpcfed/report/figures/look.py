@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -38,7 +40,7 @@ DOTTED = 30  # points of a curve up to which each is seen
 WIDELY = 10  # times; values that differ by more are drawn on a logarithmic axis
 
 
-def style(i: int) -> dict[str, str]:
+def style(i: int) -> dict[str, Any]:
     """Colour and dashes of the i-th line."""
     return {
         "color": COLOURS[i % len(COLOURS)],
@@ -68,7 +70,7 @@ def panels(
 
 
 def grid(
-    n: int, across: int, size: tuple[float, float], **shared: bool
+    n: int, across: int, size: tuple[float, float], **shared: Any
 ) -> tuple[Figure, list[Axes]]:
     """A figure of this size in inches with n panels, so many side by side."""
     figure = Figure(figsize=size, layout="constrained")
@@ -90,7 +92,7 @@ def frame(ax: Axes, x: str = "", y: str = "") -> None:
 
 def head(ax: Axes, title: str) -> None:
     """A panel's title, in as many lines as its width asks for."""
-    width = ax.figure.get_figwidth() / ax.get_gridspec().ncols
+    width = ax.figure.get_figwidth() / ax.get_gridspec().ncols  # type: ignore[union-attr]
     ax.set_title(fill(plain(short(title, 120)), int(width / 0.066)), fontsize=SMALL)
 
 
@@ -100,13 +102,13 @@ def dot(i: int) -> Line2D:
     return Line2D([], [], color=style(i)["color"], marker=marker, linestyle="", markersize=4)
 
 
-def line(ax: Axes, x: np.ndarray, y: np.ndarray, style: dict[str, str]) -> None:
+def line(ax: Axes, x: np.ndarray, y: np.ndarray, style: dict[str, Any]) -> None:
     """A curve; its points are seen where they are few."""
     ax.plot(x, y, linewidth=1.2, marker="o" if len(x) <= DOTTED else "", markersize=2.5, **style)
 
 
 def band(
-    ax: Axes, x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, style: dict[str, str]
+    ax: Axes, x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, style: dict[str, Any]
 ) -> None:
     """Between bounds of a curve; around a single point a bar, for there a band has no width."""
     if len(x) == 1:
@@ -167,13 +169,13 @@ def widely(values: Sequence[float]) -> bool:
     return len(values) > 0 and max(values) > WIDELY * min(values)
 
 
-def legend(figure: Figure, texts: Sequence[str], **every: object) -> None:
+def legend(figure: Figure, texts: Sequence[str], **every: Any) -> None:
     """What the lines are, below the figure."""
     lines = [Line2D([], [], **style(i), **every) for i in range(len(texts))]
     below(figure, lines, texts)
 
 
-def below(figure: Figure, handles: Sequence[object], texts: Sequence[str]) -> None:
+def below(figure: Figure, handles: Sequence[Artist], texts: Sequence[str]) -> None:
     """A legend below the figure, in as many columns as its longest text lets it have."""
     width = figure.get_figwidth()
     words = [plain(fitting(text, width)) for text in texts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -70,14 +71,14 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     return drawing
 
 
-def by_rank(ax: Axes, one: Peaks, style: dict[str, str]) -> None:
+def by_rank(ax: Axes, one: Peaks, style: dict[str, Any]) -> None:
     few = len(one.final) <= 40
     ax.plot(
         one.final, linewidth=0.8, marker="o" if few else ".", markersize=4 if few else 2, **style
     )
 
 
-def over_rounds(ax: Axes, one: Peaks, style: dict[str, str]) -> None:
+def over_rounds(ax: Axes, one: Peaks, style: dict[str, Any]) -> None:
     """The rank that took most as a line."""
     low, high = one.spread
     rounds = np.arange(1, len(high) + 1)

@@ -180,9 +180,8 @@ def scatter(
     """The points, in an order that hides no colour below another."""
     mixed = rng.stream(0, "tsne", "drawing").permutation(len(xy))
     size = np.clip(6000 / len(xy), 1.0, 12.0)
-    ax.scatter(
-        *xy[mixed].T, c=values[mixed], s=size, cmap=colours, norm=norm, linewidth=0, rasterized=True
-    )
+    x, y = xy[mixed].T
+    ax.scatter(x, y, c=values[mixed], s=size, cmap=colours, norm=norm, linewidth=0, rasterized=True)
     ax.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")  # t-SNE's axes have no unit
 
 

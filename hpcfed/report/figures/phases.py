@@ -91,7 +91,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     )
     shown = [name for name in LOOKS if any(one.seconds[name].any() for one in found)]
     for ax, one in zip(axes, found, strict=True):
-        bars(ax, one, shown, first=ax.get_subplotspec().is_first_col())
+        bars(ax, one, shown, first=ax.get_subplotspec().is_first_col())  # type: ignore[union-attr]
     patches = [
         Patch(facecolor=LOOKS[n][0], hatch=2 * LOOKS[n][1], edgecolor="white", linewidth=0)
         for n in shown

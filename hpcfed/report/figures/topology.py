@@ -105,9 +105,8 @@ def graph(ax: Axes, one: Topology, shades: ScalarMappable) -> None:
     )
     colours = shades.to_rgba(np.nan_to_num(one.accuracy))
     colours[~np.isfinite(one.accuracy)] = (1, 1, 1, 1)
-    ax.scatter(
-        *one.at.T, np.clip(1500 / K, 5, 110), colours, edgecolor="black", linewidth=0.5, zorder=2
-    )
+    x, y = one.at.T
+    ax.scatter(x, y, np.clip(1500 / K, 5, 110), colours, edgecolor="black", linewidth=0.5, zorder=2)
     for k in range(K if few else 0):
         light = colours[k, :3].mean() > 0.5
         ax.annotate(

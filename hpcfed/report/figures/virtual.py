@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -93,7 +94,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     for i, one in enumerate(found):
         if both:
             band(axes[0], one.seconds, (one.least, one.mean, one.most), look.style(i))
-        band(axes[-1], one.seconds, one.done, look.style(i))
+        band(axes[-1], one.seconds, tuple(one.done), look.style(i))
     if both:
         look.frame(axes[0], "virtual time", "staleness, merges")
         look.head(axes[0], "merges from download to merge; band: clients' means")
@@ -107,7 +108,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     return drawing
 
 
-def band(ax: Axes, x: np.ndarray, values: Sequence[np.ndarray], style: dict[str, str]) -> None:
+def band(ax: Axes, x: np.ndarray, values: Sequence[np.ndarray], style: dict[str, Any]) -> None:
     """A line between two bounds."""
     low, middle, high = values
     look.line(ax, x, middle, style)

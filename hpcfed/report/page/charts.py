@@ -26,7 +26,7 @@ NUMBER = {"$snap_x": "printf", "$snap_y": "printf"}
 def charts() -> dict[str, Any]:
     """The document as JSON, and which of its roots goes into which element of the page."""
     document = Document()
-    x = Range1d(0, 1, name="x")
+    x = Range1d(start=0, end=1, name="x")
     figures = {f"chart-{name}": curve(name, x) for name in Y} | {
         "chart-labels": labels(),
         "chart-phases": phases(),
@@ -73,7 +73,9 @@ def curve(name: str, x: Range1d) -> figure:
 def labels() -> figure:
     """Training examples of each class by client; darker are more."""
     chart = empty(
-        "labels", x_range=Range1d(0, 1, name="x-labels"), y_range=Range1d(0, 1, name="y-labels")
+        "labels",
+        x_range=Range1d(start=0, end=1, name="x-labels"),
+        y_range=Range1d(start=0, end=1, name="y-labels"),
     )
     cells = source("cells-labels", "x y client label n a")
     drawn = chart.rect(
@@ -92,11 +94,11 @@ def labels() -> figure:
 
 def phases() -> figure:
     """Seconds of each phase, one bar a rank."""
-    chart = empty("phases", x_range=Range1d(0, 1, name="x-phases"))
+    chart = empty("phases", x_range=Range1d(start=0, end=1, name="x-phases"))
     bars = source("bars-phases", "rank bottom top colour phase seconds")
     drawn = chart.vbar("rank", 0.8, "top", "bottom", source=bars, color=field("colour"))
     chart.xaxis.ticker = FixedTicker(ticks=[])
-    chart.y_range.start = 0
+    chart.y_range.start = 0  # type: ignore[attr-defined]
     tips = [("rank", "@rank"), ("phase", "@phase"), ("", "@seconds{%.4g} s")]
     hover(chart, "hover-phases", tips, [drawn], {"@seconds": "printf"})
     return chart
@@ -106,7 +108,7 @@ def source(name: str, columns: str) -> ColumnDataSource:
     return ColumnDataSource(name=name, data={column: [] for column in columns.split()})
 
 
-def empty(name: str, **ranges: Range1d) -> figure:
+def empty(name: str, **ranges: Any) -> figure:
     """A chart with nothing in it; colours come from the page's style."""
     chart = figure(
         name=name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ class Parted:
         A table's first line are its heads, and so is each line's first cell.
         """
         if len(self.differs) > len(self.runs):
+            columns: Iterable[tuple[str, Sequence[str]]]
             first, columns = ["field", *self.differs], zip(self.runs, self.values, strict=True)
         else:
             first, columns = (
@@ -75,7 +76,7 @@ def environments(runs: Sequence[Shown]) -> Parted:
 
 
 def environment(header: dict[str, Any]) -> Facts:
-    known = {
+    known: dict[str, Any] = {
         name: header[name] for name in ("commit", "versions", "hardware", "ranks") if name in header
     }
     return {name: shown(value) for name, value in flat(known).items()}

@@ -90,7 +90,7 @@ def clients(record: Record) -> Iterator[str]:
         if len(without):
             yield (
                 f"no accuracy in the last evaluated round, so not in its mean: clients "
-                f"{listed(without, FEW)}"
+                f"{listed(without.tolist(), FEW)}"
             )
 
 

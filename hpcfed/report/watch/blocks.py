@@ -9,7 +9,9 @@ import numpy as np
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-def bars(values: Sequence[float], width: int, height: int, low: float, high: float) -> list[str]:
+def bars(
+    values: Sequence[float] | np.ndarray, width: int, height: int, low: float, high: float
+) -> list[str]:
     """Columns of blocks, `height` lines from top to bottom, at most `width` wide.
 
     low is an eighth of a block, high the full height.
@@ -23,7 +25,7 @@ def bars(values: Sequence[float], width: int, height: int, low: float, high: flo
     ]
 
 
-def averaged(values: Sequence[float], width: int) -> np.ndarray:
+def averaged(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
     """At most so many means of neighbours."""
     return np.array(
         [

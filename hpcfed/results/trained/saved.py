@@ -94,7 +94,12 @@ class Saved:
             found = pieces(fed, client, self.method, self.state)
         fed.store.forget(k)
         counted = OWN if self.keeps and found.kind not in OF_NOW else RECEIVED
-        more = {"client": k, "counted": counted, "kind": found.kind, "more": found.more}
+        more: dict[str, Any] = {
+            "client": k,
+            "counted": counted,
+            "kind": found.kind,
+            "more": found.more,
+        }
         return assembled(
             About(**self.about, architecture=found.architecture, **more), found.tensors
         )

@@ -65,14 +65,14 @@ def copies(prefix: str, module: nn.Module, other: Tensors | None = None) -> Tens
     return {f"{prefix}.{name}": value.detach().clone() for name, value in tensors.items()}
 
 
-def one_of_two(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
+def one_of_two(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
     """FML: the client's own model, or the common one."""
     if method.inference == "own":
         return alone(client)
-    return Pieces(client.architecture.partition("+")[2], copies("model", client.model.proxy))
+    return Pieces(client.architecture.partition("+")[2], copies("model", client.model.proxy))  # type: ignore[arg-type]
 
 
-def of_known_classes(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
+def of_known_classes(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
     """HeteroFL: a client has no logits of classes that it has no examples of."""
     present = np.flatnonzero(fed.label_counts[client.id])
     return alone(client)._replace(
@@ -80,7 +80,7 @@ def of_known_classes(fed: Federation, client: Client, method: Method, state: Sta
     )
 
 
-def by_prototypes(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
+def by_prototypes(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
     """FedProto: the class of the nearest prototype."""
     own, proto = alone(client), state["proto"]
     if method.inference == "head" or proto.isnan().all():
@@ -88,7 +88,7 @@ def by_prototypes(fed: Federation, client: Client, method: Method, state: State)
     return own._replace(tensors={**own.tensors, "prototypes": proto.clone()}, kind="prototypes")
 
 
-def with_server(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
+def with_server(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
     """FedGKT: the server's model on the client's features."""
     own = alone(client)
     if method.evaluate == "client":
