@@ -165,6 +165,9 @@ def check_record(record: Record) -> None:
     widths = {c.shape[1] for name, c in columns.items() if name.startswith("clients/")}
     if kinds is not None and ids is None and widths - {len(kinds)}:
         raise DamagedError(f"{len(kinds)} architectures, but columns of {widths.pop()} clients")
+    K = header.get("job", {}).get("clients")
+    if K and kinds is not None and ids is None and len(kinds) != K:
+        raise DamagedError(f"{len(kinds)} architectures of {K} clients")
     known = sum(c.nbytes for c in columns.values())  # readers fill missing columns with nan
     if record.rounds * len(kinds or ()) * 8 > max(PADDED, PADDING * known):
         raise DamagedError(f"{record.rounds} rounds of {len(kinds)} clients in {known} bytes")

@@ -159,7 +159,7 @@ def check(probe: Probe) -> None:
         and all(z.ndim == 2 and len(z) == N[0] for z in probe.representations)
         and all(c.ndim == 2 and len(c) == M[0] for c in probe.conductance)
         and all(
-            x.dtype.kind in "iu" and not ((x < 0) | (x >= C)).any()
+            not x.size or (x.dtype.kind in "iu" and not ((x < 0) | (x >= C)).any())
             for x in (probe.labels, probe.predictions, probe.image_labels, probe.image_predictions)
         )
     )

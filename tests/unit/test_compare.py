@@ -25,7 +25,7 @@ def run(
     """
     folder.mkdir(parents=True)
     header = {
-        "job": job(seed=seed, **{"rounds": 1} | about),
+        "job": job(seed=seed, **{"rounds": 1, "clients": len(last)} | about),
         "ranks": 1,
         "architectures": ["mlp"] * len(last),
     }

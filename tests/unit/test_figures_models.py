@@ -49,7 +49,9 @@ def answers(
         images=np.arange(M),
         image_labels=np.array(labels[:M]),
         image_predictions=np.array(predictions)[:, :M],
-        conductance=[np.array([c] * M, np.float32) for c in conductances or [[]] * K],
+        conductance=[
+            np.array([c] * M, np.float32).reshape(M, len(c)) for c in conductances or [[]] * K
+        ],
         rounds=np.array([1, 3]),
         cka=np.stack([np.eye(K), np.full((K, K), 0.5) + 0.5 * np.eye(K)]),
     )

@@ -114,6 +114,8 @@ def run(folder: Path, job: str, flags: dict[str, object], last: float, up: int =
             {
                 "clients/accuracy": np.array([last - 0.1, last + 0.1]),
                 "clients/cohort": np.ones(2),
+                "clients/id": np.arange(2),
+                "clients/architecture": np.zeros(2, dtype=np.int64),
                 "clients/up": np.array([up, up]),
                 "clients/down": np.array([up, up]),
             }

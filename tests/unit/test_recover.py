@@ -86,7 +86,7 @@ def test_a_mirror_that_cannot_serve_is_said(monkeypatch, capfd):
 
 
 def results_of(folder: Path, rounds: int) -> Results:
-    made = Results(folder, {"job": 1}, {})
+    made = Results(folder, {"job": {}}, {})
     for t in range(rounds):
         made.append({"rounds/seconds": float(t)})
     made.write()

@@ -48,6 +48,8 @@ def run(folder: Path, accuracies: list[list[float]], up: int = 10, **about: obje
             "clients/accuracy": np.array(row),
             "clients/up": np.array([up, 2 * up]),
             "clients/cohort": np.ones(2),
+            "clients/id": np.arange(2),
+            "clients/architecture": np.zeros(2, dtype=np.int64),
         }
         results.append({**cells, "rounds/seconds": 2.0})
     results.finish()
