@@ -176,7 +176,7 @@ class RoundBased(Method):
         """As for all methods; and of an optimiser that takes one step and is forgotten, its
         moments.
         """
-        return super().without_effect(job) | (single_step(job) if self.usual else {})
+        return super().without_effect(job) | (single_step(job) if self.default_client_round else {})
 
     def weight(self, client: Client) -> float:
         """The client's weight in the mean."""
