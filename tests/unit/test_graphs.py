@@ -5,6 +5,7 @@ So what is tested is what decides, keeps, copies in and copies out; that a CUDA 
 step did is torch's.
 """
 
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed.algorithms import ALGORITHMS
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.core.rng import shuffled, torch_stream
@@ -173,6 +174,108 @@ def test_a_step_that_cannot_be_captured_is_replayed_and_the_run_says_so_once(
         )
         == 1
     )
+
+
+def test_a_step_that_another_rank_than_0_cannot_capture_is_told_with_the_rank(
+    capsys: pytest.CaptureFixture[str],
+):
+    def run(comm: Comm) -> None:
+        going = toy.start(comm, toy.job("local", "--models.mix", "mlp", *GRAPHED))
+        if comm.rank == 0:  # which has another engine's steps here, and nothing to say
+            eager = going.fed.job.training.model_copy(update={"engine": "eager"})
+            going.fed.job = going.fed.job.model_copy(update={"training": eager})
+        for _ in range(2):
+            going.step()
+
+    spmd(3, run)
+    said = capsys.readouterr().err
+    assert said.count("cannot be captured") == 1
+    assert "hpcfed: ranks 1, 2: the local objective" in said
+
+
+class Pretended:
+    """torch.cuda as far as a capture goes, whose `capture_end` throws as torch's does after a step
+    that failed: the thread stays on the capture stream, the pool records on.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.default = self.current = self.stream(None)
+        self.recording, self.pools, self.captures = set(), 0, 0
+        cuda = torch.cuda
+        monkeypatch.setattr(cuda, "Stream", self.stream)
+        monkeypatch.setattr(cuda, "current_stream", lambda device: self.current)
+        monkeypatch.setattr(cuda, "set_stream", lambda stream: setattr(self, "current", stream))
+        monkeypatch.setattr(cuda, "stream", self.on)
+        monkeypatch.setattr(cuda, "graph_pool_handle", self.pool)
+        monkeypatch.setattr(cuda, "graph", self.graph)
+        monkeypatch.setattr(cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end)
+        monkeypatch.setattr(graphs.torch, "zeros", lambda *size, device: None)
+        graphs.place.cache_clear()
+
+    def stream(self, device: object) -> SimpleNamespace:
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    def pool(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    def end(self, device: int, pool: int) -> None:
+        if pool not in self.recording:
+            raise RuntimeError("not recording")
+        self.recording.remove(pool)
+
+    @contextmanager
+    def on(self, stream: SimpleNamespace):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph: object, pool: int, stream: SimpleNamespace, capture_error_mode: str):
+        if pool in self.recording:
+            raise RuntimeError("already recording")
+        self.recording.add(pool)
+        before, self.current = self.current, stream
+        try:
+            yield
+        except ValueError as error:
+            raise RuntimeError("capture_end: the capture is invalid") from error
+        self.recording.remove(pool)
+        self.captures += 1
+        self.current = before
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_the_next_one_captures(monkeypatch):
+    cuda, device = Pretended(monkeypatch), torch.device("cuda", 1)
+    streams, calls = [], []
+
+    def bad() -> None:
+        calls.append(1)
+        if len(calls) > graphs.WARM:
+            raise ValueError("the step asks the host")
+
+    with pytest.raises(RuntimeError, match="the capture is invalid"):
+        graphs.capture(bad, device)
+    assert cuda.current is cuda.default and not cuda.recording
+    healed = cuda.captures  # a small one that makes torch's generator usable again
+    graphs.capture(lambda: streams.append(cuda.current), device)
+    assert cuda.current is cuda.default and not cuda.recording
+    assert (healed, cuda.captures, cuda.pools) == (1, 2, 2)
+    assert all(stream is not cuda.default for stream in streams)
+
+
+def test_a_warm_up_that_fails_leaves_the_stream_as_it_was(monkeypatch):
+    cuda = Pretended(monkeypatch)
+
+    def bad() -> None:
+        raise ValueError("out of memory")
+
+    with pytest.raises(ValueError, match="out of memory"):
+        graphs.capture(bad, torch.device("cuda", 1))
+    assert cuda.current is cuda.default and cuda.captures == 0 and cuda.pools == 1
 
 
 def test_a_step_with_a_tensor_of_another_device_is_not_captured(captures: list):
