@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,6 +54,11 @@ class Federation(Turns):
     def draws(self) -> Draws:
         """What becomes of clients in virtual time."""
         return Draws(self.seed, self.job.system, self.job.local, self.profiles, self.sizes)
+
+    @cached_property
+    def largest(self) -> int:
+        """Training examples of the client that has most."""
+        return int(max(self.sizes))
 
     @property
     def K(self) -> int:

@@ -25,6 +25,7 @@ from hpcfed.training import engines, graphs
 from hpcfed.training.graphs import Fixed, Graph
 from hpcfed.training.local import LocalSteps, sgd
 from hpcfed.training.losses import proximal
+from hpcfed.training.tape import Tape
 from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, a fixture
 
@@ -105,14 +106,24 @@ def test_every_method_has_the_bits_of_the_eager_engine(method: str, captures: li
     assert toy.differences(eager, graphed) == []
 
 
-def test_one_capture_serves_all_clients_of_an_architecture_and_each_size_of_batch_has_its_own(
+def test_one_capture_serves_all_clients_of_an_architecture_and_smaller_last_batches_need_none(
     captures: list,
 ):
     fed = federation(*GRAPHED)
-    for k in (3, 4, 5):  # 17, 21 and 32 examples: batches of 8, 1 and 5
+    for k in (3, 4, 5):  # 17, 21 and 32 examples: last batches of 1, 5 and 8
         sgd(fed, fed.clients[k], 0, cross_entropy)
     kept = fed.store.skeletons["mlp", "clients"].tapes.values()
-    assert len(captures) == 3 == sum(isinstance(found, Graph) for found in kept)
+    assert len(captures) == 1 == sum(isinstance(found, Graph) for found in kept)
+    assert not any(isinstance(found, Tape) for found in kept)
+
+
+@pytest.mark.parametrize("k, captured", [(5, 1), (4, 0)])
+def test_where_a_batch_is_larger_than_any_client_the_largest_clients_is_full(
+    k: int, captured: int, captures: list
+):
+    fed = federation("--local.batch", "64", *GRAPHED)
+    sgd(fed, fed.clients[k], 0, cross_entropy)
+    assert len(captures) == captured
 
 
 def test_a_capture_moves_no_weights_and_draws_nothing_of_a_clients_stream(captures: list):
