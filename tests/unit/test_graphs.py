@@ -191,7 +191,8 @@ def test_a_step_that_another_rank_than_0_cannot_capture_is_told_with_the_rank(
     capsys: pytest.CaptureFixture[str],
 ):
     def run(comm: Comm) -> None:
-        going = toy.start(comm, toy.job("local", "--models.mix", "mlp", *GRAPHED))
+        flags = ("--models.mix", "mlp", "--local.batch", "1", "--participation", "1", *GRAPHED)
+        going = toy.start(comm, toy.job("local", *flags))
         if comm.rank == 0:  # which has another engine's steps here, and nothing to say
             eager = going.fed.job.training.model_copy(update={"engine": "eager"})
             going.fed.job = going.fed.job.model_copy(update={"training": eager})
