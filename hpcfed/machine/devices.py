@@ -8,6 +8,8 @@ import torch
 from hpcfed.core.errors import ConfigError
 from hpcfed.machine.allocator import keep_memory
 
+CONTEXT = 2**29  # bytes of each process's CUDA context: an allowance, not measured
+
 
 def choose(wanted: str, gpu: int | None, precision: str = "float32") -> torch.device:
     """The GPU of this number, as `sharing.take` gave it out, for "auto" or "cuda"; the CPU where it
@@ -65,6 +67,22 @@ def share(device: torch.device, ranks: int) -> float:
         if device.type == "cuda"
         else 0.0
     )
+
+
+def cap(device: torch.device, ranks: int) -> None:
+    """Let this rank take no more of a GPU than its share, of which its CUDA context takes a part.
+
+    A rank that wants more gives back what it only keeps, and fails where that is not enough:
+    without a cap another rank would, which is within its share. Where it is alone nothing is done.
+    """
+    if device.type == "cuda" and ranks > 1:
+        own = (share(device, ranks) - CONTEXT) / share(device, 1)
+        torch.cuda.set_per_process_memory_fraction(max(0.0, own), device)
+
+
+def room(device: torch.device) -> float:
+    """Bytes of a GPU that this process may take."""
+    return share(device, 1) * torch.cuda.get_per_process_memory_fraction(device)
 
 
 def describe(device: torch.device) -> str:

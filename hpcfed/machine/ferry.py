@@ -4,6 +4,13 @@ import torch
 from torch import Tensor
 
 
+def locked(nbytes: int) -> int:
+    """Bytes of the host's memory that torch takes to hold so many page-locked: the next power of
+    two.
+    """
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0
+
+
 class Ferry:
     """Copies to the host's page-locked memory and back, on a stream of its own; for one thread in
     the background.

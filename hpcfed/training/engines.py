@@ -3,11 +3,12 @@ same bits.
 
 eager: the loss, then autograd, in Python. traced: the step is recorded once for each architecture
 and shape of a batch, and replayed (`hpcfed.training.tape`). graphed: what is recorded becomes one
-CUDA graph together with the optimiser (`hpcfed.training.graphs`), for full batches. auto: on the CPU traced where a
-step is so short that Python is most of it, on a GPU graphed, each where there are enough steps to
-pay for the recording; eager elsewhere. An objective that cannot be recorded trains eagerly, a step
-that cannot be captured is replayed, and the run says so once. stacked: several clients train as one
-(`hpcfed.training.stacked`, with bits of its own); those that cannot are traced.
+CUDA graph together with the optimiser (`hpcfed.training.graphs`), for full batches. auto: on the
+CPU traced where a step is so short that Python is most of it, on a GPU graphed, each where there
+are enough steps to pay for the recording; eager elsewhere. An objective that cannot be recorded
+trains eagerly, a step that cannot be captured is replayed, and the run says so once. stacked:
+several clients train as one (`hpcfed.training.stacked`, with bits of its own); those that cannot
+are traced.
 """
 
 from __future__ import annotations

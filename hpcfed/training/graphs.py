@@ -104,7 +104,7 @@ def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
     """
     if device.type != "cuda":
         raise RuntimeError("the device is no GPU")
-    stream, pool = place(device)
+    stream, _ = place(device)
     before = torch.cuda.current_stream(device)
     stream.wait_stream(before)
     graph = torch.cuda.CUDAGraph()

@@ -106,10 +106,18 @@ def test_all_ranks_agree_on_devices_and_shares(monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16e9)
     )
+    capped = []
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda part, device: capped.append((part, device.index)),
+    )
     seats = spmd(6, lambda comm: seat.seat(job("fedavg", "--models.mix", "mlp"), comm), nodes=2)
     # ranks of two nodes: one has ranks 0, 2, 4 or 0, 1, 2, each with two GPUs
     assert sorted(s.device.index for s in seats) == [0, 0, 0, 0, 1, 1]
     assert sorted(s.share for s in seats) == [8e9] * 4 + [16e9] * 2
+    # half of the GPU without a context for each of two ranks; a rank that is alone has all of it
+    assert capped == 4 * [((8e9 - devices.CONTEXT) / 16e9, 0)]
     assert all("share one GPU" in s.warning for s in seats)
     with pytest.raises(ConfigError, match="ranks_per_gpu = 1"):
         spmd(
