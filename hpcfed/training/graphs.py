@@ -104,6 +104,12 @@ def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
     """
     if device.type != "cuda":
         raise RuntimeError("the device is no GPU")
+    with torch.cuda.device(device):  # to which the thread goes back as it leaves a stream
+        return captured(step, device)
+
+
+def captured(step: Callable[[], Tensor], device: torch.device) -> Replay:
+    """As `capture`, on a GPU that is the thread's current one."""
     stream, _ = place(device)
     before = torch.cuda.current_stream(device)
     stream.wait_stream(before)

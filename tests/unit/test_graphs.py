@@ -21,6 +21,7 @@ from hpcfed.core.params import Params
 from hpcfed.core.rng import shuffled, torch_stream
 from hpcfed.federation.federation import Federation
 from hpcfed.machine import devices
+from hpcfed.machine.ferry import Ferry
 from hpcfed.training import engines, graphs
 from hpcfed.training.graphs import Fixed, Graph
 from hpcfed.training.local import LocalSteps, sgd
@@ -213,20 +214,23 @@ class Pretended:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.default = self.current = self.stream(None)
         self.recording, self.pools, self.captures = set(), 0, 0
+        self.index = 0  # the thread's current device
         cuda = torch.cuda
         monkeypatch.setattr(cuda, "Stream", self.stream)
         monkeypatch.setattr(cuda, "current_stream", lambda device: self.current)
         monkeypatch.setattr(cuda, "set_stream", lambda stream: setattr(self, "current", stream))
         monkeypatch.setattr(cuda, "stream", self.on)
+        monkeypatch.setattr(cuda, "device", self.device)
         monkeypatch.setattr(cuda, "graph_pool_handle", self.pool)
         monkeypatch.setattr(cuda, "graph", self.graph)
         monkeypatch.setattr(cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end)
-        monkeypatch.setattr(graphs.torch, "zeros", lambda *size, device: None)
+        zeros = torch.zeros
+        monkeypatch.setattr(torch, "zeros", lambda *size, device=None: zeros(*size))
         graphs.place.cache_clear()
 
     def stream(self, device: object) -> SimpleNamespace:
-        return SimpleNamespace(wait_stream=lambda other: None)
+        return SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
 
     def pool(self) -> int:
         self.pools += 1
@@ -236,6 +240,14 @@ class Pretended:
         if pool not in self.recording:
             raise RuntimeError("not recording")
         self.recording.remove(pool)
+
+    @contextmanager
+    def device(self, device: torch.device):
+        before, self.index = self.index, device.index
+        try:
+            yield
+        finally:
+            self.index = before
 
     @contextmanager
     def on(self, stream: SimpleNamespace):
@@ -277,6 +289,26 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_the_next_one_captu
     assert cuda.current is cuda.default and not cuda.recording
     assert (healed, cuda.captures, cuda.pools) == (1, 2, 2)
     assert all(stream is not cuda.default for stream in streams)
+
+
+def test_every_stream_is_entered_and_left_on_the_device_that_it_is_of(monkeypatch):
+    """Elsewhere torch sets the thread to GPU 0 as it leaves one, which takes a context there."""
+    cuda, device, found = Pretended(monkeypatch), torch.device("cuda", 1), []
+    on = cuda.on
+
+    @contextmanager
+    def noted(stream: SimpleNamespace):
+        found.append(cuda.index)
+        with on(stream):
+            yield
+
+    monkeypatch.setattr(torch.cuda, "stream", noted)
+    monkeypatch.setattr(torch, "empty_like", lambda tensor, **how: torch.zeros(2))
+    graphs.capture(lambda: found.append(cuda.index), device)
+    ferry = Ferry(device)
+    assert torch.equal(ferry.up(torch.ones(2)), torch.ones(2))
+    assert torch.equal(ferry.down(torch.ones(2)), torch.ones(2))
+    assert set(found) == {1} and len(found) == 1 + graphs.WARM + 1 + 2 and cuda.index == 0
 
 
 def test_a_warm_up_that_fails_leaves_the_stream_as_it_was(monkeypatch):

@@ -2,6 +2,7 @@
 and not numbers.
 """
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -90,6 +91,11 @@ def test_the_names_are_those_of_the_gpus_that_torch_sees(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
     assert visible("auto") == ["GPU-0", "GPU-1"]
     assert visible("cpu") == []
+
+
+def test_tests_compute_on_the_cpu_whatever_the_machine_has():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and torch.cuda.device_count() == 0
+    assert visible("auto") == []
 
 
 def test_a_job_that_wants_a_gpu_is_refused_where_there_is_none():
