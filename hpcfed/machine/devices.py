@@ -8,6 +8,7 @@ import torch
 from hpcfed.core.errors import ConfigError
 from hpcfed.machine.allocator import keep_memory
 
+WORKSPACE = "256"  # MiB, of a convolution in cuDNN, at most
 CONTEXT = 2**29  # bytes of each process's CUDA context: an allowance, not measured
 
 
@@ -45,6 +46,9 @@ def prepare(device: torch.device, threads: int, precision: str = "float32") -> N
         os.environ.setdefault(
             "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
         )  # else cuBLAS may sum in another order each time
+        # Where memory is short for the workspace of a convolution's best plan, torch takes the next
+        # plan, which rounds otherwise: plans that want much are left out wherever the run is.
+        os.environ.setdefault("CUDNN_CONV_WSCAP_DBG", WORKSPACE)
         torch.use_deterministic_algorithms(
             True, warn_only=True
         )  # torch warns where it has no such kernel
@@ -58,6 +62,22 @@ def lowered(precision: str, device: torch.device) -> AbstractContextManager:
     needs its range.
     """
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def full(device: torch.device) -> AbstractContextManager:
+    """Inside, nothing is lowered: for the few products whose rounding a loss multiplies.
+
+    What was computed in bfloat16 before has to be made float32 by `raised`.
+    """
+    kind = device.type
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
+
+
+def raised(tensor: torch.Tensor) -> torch.Tensor:
+    """A bfloat16 tensor as float32; others as they are."""
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def share(device: torch.device, ranks: int) -> float:

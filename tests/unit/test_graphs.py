@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed.algorithms import ALGORITHMS
+from hpcfed.algorithms.public_data.align import pulled
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
@@ -357,7 +358,9 @@ def test_precision_reaches_every_way_to_train_and_float32_changes_nothing(method
 
 
 @pytest.mark.parametrize("engine", ["traced", "graphed"])
-def test_bf16_has_the_same_bits_in_every_engine(engine: str, captures: list):
+def test_bf16_has_the_same_bits_in_every_engine(
+    engine: str, captures: list, capsys: pytest.CaptureFixture[str]
+):
     flags = (
         "--models.mix",
         "mlp,cnn",
@@ -371,6 +374,20 @@ def test_bf16_has_the_same_bits_in_every_engine(engine: str, captures: list):
         toy.run(Serial(), toy.job("fedclassavg", *flags, name)) for name in ("eager", engine)
     )
     assert toy.differences(eager, other) == []
+    assert "cannot be recorded" not in capsys.readouterr().err
+
+
+def test_a_distance_of_representations_is_computed_in_float32_whatever_the_precision():
+    fed, seen = federation("--run.precision", "bf16", *EAGER), []
+    client = fed.clients[5]
+
+    def distance(z: Tensor) -> Tensor:
+        seen.append((z.dtype, (z.T @ z).dtype))
+        return z.sum()
+
+    loss = pulled(fed, client, cross_entropy, client.train, distance, 1.0)
+    sgd(fed, client, 0, loss)
+    assert set(seen) == {(torch.float32, torch.float32)}
 
 
 def test_precision_is_part_of_a_jobs_identity_and_the_engine_is_not():

@@ -98,6 +98,27 @@ def test_tests_compute_on_the_cpu_whatever_the_machine_has():
     assert visible("auto") == []
 
 
+def test_on_a_gpu_the_workspaces_of_its_libraries_do_not_depend_on_free_memory(monkeypatch):
+    names = ("CUBLAS_WORKSPACE_CONFIG", "CUDNN_CONV_WSCAP_DBG")
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that it is taken back after the test
+        monkeypatch.delenv(name)
+    for owner, name in (
+        (torch.cuda, "set_device"),
+        (torch, "use_deterministic_algorithms"),
+        (torch, "set_num_threads"),
+    ):
+        monkeypatch.setattr(owner, name, lambda *_, **__: None)
+    devices.prepare(torch.device("cpu"), 1)
+    assert not any(name in os.environ for name in names)
+    devices.prepare(torch.device("cuda", 1), 1)
+    assert [os.environ[name] for name in names] == [":4096:8", "256"]
+    assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+    monkeypatch.setenv("CUDNN_CONV_WSCAP_DBG", "64")
+    devices.prepare(torch.device("cuda", 1), 1)
+    assert os.environ["CUDNN_CONV_WSCAP_DBG"] == "64"  # as the user has it
+
+
 def test_a_job_that_wants_a_gpu_is_refused_where_there_is_none():
     assert devices.choose("auto", None) == torch.device("cpu")
     assert devices.choose("auto", 3) == torch.device("cuda", 3)
