@@ -209,6 +209,7 @@ class Federation(Turns):
         seconds: float,
         own: bool = True,
         views: int = 1,
+        once: float = 0.0,
     ) -> None:
         """Add a stretch of local training to the client's tally: mean losses and sizes of its
         batches.
@@ -216,10 +217,12 @@ class Federation(Turns):
         own: on its own examples; training on others' (public data) is work, but no epoch and no
         training loss.
         views: copies of each example that went through the model.
+        once: of the seconds, those of recordings. They are the rank's, not the client's, which is
+        placed by what it takes each time: it was only the first of its architecture.
         """
         tally = self.tally[client.id]
         tally.work += views * sum(examples)
-        tally.seconds += seconds
+        tally.seconds += seconds - once
         if own:
             tally.loss += float(losses @ np.array(examples, dtype=float))
             tally.examples += sum(examples)

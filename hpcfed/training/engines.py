@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -148,7 +149,9 @@ class Traced:
         if size not in self.found:
             key = self.key, tuple(signature(v) for v in (*flat(x), *flat(y)))
             if key not in self.tapes:
+                start = perf_counter()
                 self.tapes[key] = self.record(x, y)
+                self.steps.once += perf_counter() - start
             self.found[size] = self.tapes[key]
         return self.found[size]
 

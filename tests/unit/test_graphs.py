@@ -23,7 +23,7 @@ from hpcfed.core.rng import shuffled, torch_stream
 from hpcfed.federation.federation import Federation
 from hpcfed.machine import devices
 from hpcfed.machine.ferry import Ferry
-from hpcfed.training import engines, graphs
+from hpcfed.training import engines, graphs, local, stacked
 from hpcfed.training.graphs import Fixed, Graph
 from hpcfed.training.local import LocalSteps, sgd
 from hpcfed.training.losses import proximal
@@ -135,6 +135,36 @@ def test_a_capture_moves_no_weights_and_draws_nothing_of_a_clients_stream(captur
         toy.run(Serial(), toy.job("local", *flags, *engine)) for engine in (EAGER, GRAPHED)
     )
     assert captures and toy.differences(once, again) == []
+
+
+@pytest.mark.parametrize("engine", ["traced", "graphed", "stacked"])
+def test_a_recording_is_the_ranks_time_and_not_that_of_the_client_that_came_first(
+    engine: str, captures: list, monkeypatch: pytest.MonkeyPatch
+):
+    now = 0.0
+
+    class Slow(Tape):
+        def __init__(self, *args: object):
+            nonlocal now
+            now += 100.0
+            super().__init__(*args)
+
+    class SlowStacked(stacked.Stacked):
+        def __init__(self, *args: object):
+            nonlocal now
+            now += 100.0
+            super().__init__(*args)
+
+    for module in (engines, local, stacked):
+        monkeypatch.setattr(module, "perf_counter", lambda: now)
+    monkeypatch.setattr(engines, "Tape", Slow)
+    monkeypatch.setattr(stacked, "Stacked", SlowStacked)
+    equal = ("--clients", "2", "--data.partition", "iid", "--data.test_share", "0.25")
+    flags = ("--models.mix", "mlp", "--participation", "1", "--training.engine", engine, *equal)
+    going = toy.start(Serial(), toy.job("fedavg", *flags))
+    row, _ = going.step()
+    assert row["ranks/train"].sum() >= 100.0 and row["ranks/train"].sum() % 100.0 == 0.0
+    assert row["clients/seconds"].tolist() == [0.0, 0.0]
 
 
 def test_what_a_client_received_is_copied_into_the_graph(captures: list):
