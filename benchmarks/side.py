@@ -105,7 +105,7 @@ class Side:
     def peak(self, k: int) -> int:
         if self.device.type == "cpu":
             return 0
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
         self.train(k)
-        return torch.cuda.max_memory_allocated() - before
+        return torch.cuda.max_memory_allocated(self.device) - before

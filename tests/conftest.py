@@ -1,8 +1,15 @@
-"""How several processes share out the tests: by file, those of the virtual cluster to one of them;
-longest first.
+"""What holds for all tests: they compute on the CPU. And how several processes share them out: by
+file, those of the virtual cluster to one of them; longest first.
 """
 
+import os
+
 import pytest
+
+# A run whose job leaves run.device at "auto" computes where it does without a GPU, also in the
+# processes that a test starts: bits, times and memory are those that the tests know. A test of a
+# GPU pretends one, or starts a process with a mask of its own.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 FIRST = (
     "tests/slurm/",

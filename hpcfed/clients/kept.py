@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hpcfed.comm import codec
-from hpcfed.core.payload import changed, nbytes
-from hpcfed.machine.ferry import Ferry
+from hpcfed.core.payload import changed, nbytes, tensors
+from hpcfed.machine.ferry import Ferry, locked
 from hpcfed.storage.shelf import Shelf
 from hpcfed.storage.tiers import Upper
 
@@ -36,6 +36,11 @@ class Kept:
     def nbytes(self) -> int:
         return nbytes([self.weights, self.memory])
 
+    @property
+    def locked(self) -> int:
+        """Bytes of it where all tensors are page-locked, each in a block of its own."""
+        return sum(locked(tensor.nbytes) for _, tensor in tensors([self.weights, self.memory]))
+
     def encode(self) -> bytes:
         return codec.encode([self.weights, self.memory])
 
@@ -52,18 +57,19 @@ def shelf(folder: Path, resident: float, device: torch.device, room: float) -> S
     """What clients keep: in the device's memory, then in the host's where that is another one, then
     on the disk.
 
-    resident, room: bytes in the memory of the host and of a GPU.
+    resident, room: bytes in the memory of the host and of a GPU. What comes from a GPU is
+    page-locked, in blocks that may be up to twice as large: these count.
     """
-    host: Shelf[Kept] = Shelf(folder, resident, Kept.encode, Kept.decode, lambda kept: kept.nbytes)
     if device.type == "cpu":
-        return host
+        return Shelf(folder, resident, Kept.encode, Kept.decode, lambda kept: kept.nbytes)
+    host: Shelf[Kept] = Shelf(folder, resident, Kept.encode, Kept.decode, lambda kept: kept.locked)
     ferry = Ferry(device)
     return Upper(
         host,
         room,
         lambda kept: kept.moved(ferry.down),
         lambda kept: kept.moved(ferry.up),
-        host.size,
+        lambda kept: kept.nbytes,
     )
 
 

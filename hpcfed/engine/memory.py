@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,17 +20,17 @@ from torch.nn.functional import cross_entropy
 from hpcfed.comm.agree import agreed
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
-from hpcfed.machine.devices import lowered
+from hpcfed.machine.devices import CONTEXT, lowered
 from hpcfed.machine.faults import explained, out_of_memory
 from hpcfed.models.flat import Skeleton
 from hpcfed.models.model import Pair
 from hpcfed.training.engines import gradient
+from hpcfed.training.optimisers import buffers
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
     from hpcfed.federation.world import World
 
-CONTEXT = 2**29  # bytes of each process's CUDA context: an allowance, not measured
 FEW = 2  # examples of the batch from which an estimate is made
 VALUE = 4  # bytes of a float32
 GIB = 2**30
@@ -40,15 +40,28 @@ GIB = 2**30
 class Need:
     """Bytes that a rank takes of a GPU at least.
 
-    modules: weights and moments of each architecture.  examples: of its clients.  resting: clients'
-    weights.
+    modules: weights of each architecture, and the moments of one client.  examples: of its clients.
+    resting: clients' weights, and moments where they keep them.
     steps: the most that one local step takes beside that, its gradient included, by architecture.
+    moments: of each architecture's graph, which has its own; None where no graph is captured.
     """
 
     modules: int
     examples: int
     resting: int
     steps: dict[str, int]
+    moments: int | None = None
+
+    @property
+    def graphs(self) -> int:
+        """What graphs keep: their moments, and one pool, as large as their largest step.
+
+        While that of another architecture trains for the first time its step lies beside the pool;
+        so of all steps the largest two count, of which `total` has one.
+        """
+        if self.moments is None:
+            return 0
+        return self.moments + sum(sorted(self.steps.values())[-2:-1])
 
     @property
     def steady(self) -> int:
@@ -57,7 +70,7 @@ class Need:
 
     @property
     def total(self) -> int:
-        return self.steady + max(self.steps.values(), default=0)
+        return self.steady + self.graphs + max(self.steps.values(), default=0)
 
 
 def check(facts: World, fed: Federation) -> None:
@@ -66,10 +79,21 @@ def check(facts: World, fed: Federation) -> None:
 
     Raises ConfigError on all ranks alike, which names the first rank whose share is too small.
     """
-    agreed(
-        fed.comm,
-        lambda: refuse(need(facts, fed), fed.share, fed.job.local.batch) if fed.share else None,
-    )
+    agreed(fed.comm, lambda: settle(need(facts, fed), fed) if fed.share else None)
+
+
+def settle(need: Need, fed: Federation) -> None:
+    """Do without graphs where the engine is free and what they keep does not fit: the bits are the
+    same. Raises ConfigError where the rest does not fit either.
+    """
+    spare = need.graphs and need.total > fed.share and fed.job.training.engine == "auto"
+    if spare:
+        need = replace(need, moments=None)
+    refuse(need, fed.share, fed.job.local.batch)
+    if spare:
+        traced = fed.job.training.model_copy(update={"engine": "traced"})
+        fed.job = fed.job.model_copy(update={"training": traced})
+        fed.say("graphs of local steps do not fit into the GPU's memory; steps are traced")
 
 
 def need(facts: World, fed: Federation) -> Need:
@@ -77,15 +101,19 @@ def need(facts: World, fed: Federation) -> Need:
     mine = list(fed.clients) if not facts.many else []  # of a population few are there at a time
     kinds = sorted({fed.architectures[k] for k in fed.clients})
     flat = {name: VALUE * fed.store.layout(name).size for name in kinds}
-    # weights, two moments; the gradient is the step's
-    copies = 3 if fed.job.local.optimiser == "adam" else 1
+    n = len(buffers(fed.job.local))  # moments; the gradient is the step's
     value = facts.data.train.x.itemsize
     weights = 0 if fed.store.stateless else sum(flat[fed.architectures[k]] for k in mine)
+    if fed.job.local.keep_optimiser:
+        weights += n * sum(flat[fed.architectures[k]] for k in mine)
+    captured = fed.device.type == "cuda" and fed.job.training.engine in ("auto", "graphed")
     return Need(
-        modules=copies * sum(flat.values()),
+        # clients train one after the other: the largest one's moments are the most
+        modules=sum(flat.values()) + n * max(flat.values(), default=0),
         examples=value * math.prod(facts.shape) * sum(int(fed.sizes[k]) for k in mine),
         resting=min(weights, int(fed.share / 2)) if fed.share else weights,
         steps={name: peak(fed, name) for name in kinds},
+        moments=n * sum(flat.values()) if captured else None,
     )
 
 
@@ -96,15 +124,18 @@ def refuse(need: Need, share: float, batch: int) -> None:
     name = max(need.steps, key=need.steps.__getitem__, default="")
     step = max(1, need.steps.get(name, 0))
     smaller = min(
-        batch - 1, int(batch * (share - need.steady) / step)
+        batch - 1, int(batch * (share - need.steady - need.graphs) / step)
     )  # a step grows with its examples
     advice = f"local.batch = {smaller} may fit, or " if smaller > 0 else ""
+    if need.graphs:
+        advice += "training.engine = 'traced' needs no memory for graphs, or "
     raise ConfigError(
         f"not enough GPU memory: a rank needs at least {need.total / GIB:.2f} GiB, its share of "
         f"the GPU is "
         f"{share / GIB:.2f} GiB\n  {need.modules / GIB:.2f} for models, "
         f"{need.examples / GIB:.2f} for examples, "
-        f"{need.resting / GIB:.2f} for clients' weights, {step / GIB:.2f} for a step of {name} "
+        f"{need.resting / GIB:.2f} for clients' weights, "
+        f"{need.graphs / GIB:.2f} for graphs, {step / GIB:.2f} for a step of {name} "
         f"at local.batch = {batch}"
         f"\n  {advice}start fewer ranks on a GPU, or more nodes"
     )

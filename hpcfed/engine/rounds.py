@@ -192,9 +192,14 @@ class Rounds(Attempts, Evaluation):
             k: (*cells(fed.tally.get(k, Tally())), *scores.get(k, 3 * NONE)) for k in ours
         }
         peaks = {"peak_bytes": peak_bytes(), "peak_device_bytes": peak_device_bytes(fed.device)}
-        mine[fed.K + fed.comm.rank] = {"clock": fed.clock.reset() | peaks, "flags": flags()}
+        mine[fed.K + fed.comm.rank] = {
+            "clock": fed.clock.reset() | peaks,
+            "flags": flags(),
+            "unheard": fed.unheard,
+        }
         every = fed.comm.gather(mine)
         ranks = [every[fed.K + r] for r in range(fed.comm.size)]
+        fed.heard([r["unheard"] for r in ranks])
         ids = (
             np.arange(fed.K)
             if fed.K <= SMALL

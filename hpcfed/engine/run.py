@@ -13,6 +13,7 @@ from hpcfed.core.few import listed
 from hpcfed.core.status import DONE
 from hpcfed.data.holdings import Partition, check_seal
 from hpcfed.engine import describe, events, memory
+from hpcfed.engine.calibration import calibrate
 from hpcfed.engine.folder import prepare, run_id
 from hpcfed.engine.loop import Loop
 from hpcfed.engine.rehearsal import rehearse
@@ -68,6 +69,7 @@ def attempt(course: Course, comm: Comm) -> int:
         return DONE
     warn(fed)
     if not course.begun:
+        calibrate(facts, fed)
         memory.check(facts, fed)
     prepare(job, comm, folder, ours=course.begun)
     rounds = events.start(fed)

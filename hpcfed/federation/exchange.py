@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,6 +49,7 @@ class Exchange:
     )  # of who did something
     journal: Journal = field(default_factory=Journal)
     said: set[str] = field(default_factory=set)
+    unheard: list[str] = field(default_factory=list)  # warnings of another rank than 0, see `heard`
     meanwhile: Callable[[], object] = lambda: (
         None
     )  # what a rank does instead of waiting for slower ones
@@ -61,11 +62,31 @@ class Exchange:
         return self.clock.pulse
 
     def say(self, message: str) -> None:
-        """Warn of something once, on rank 0."""
-        if self.comm.rank == 0 and message not in self.said:
-            with suppress(OSError):  # where the disk of a log is full the run goes on
-                print(told(f"hpcfed: {message}"), file=sys.stderr, flush=True)
+        """Warn of something once: on rank 0 at once, of another rank as soon as `heard` is told."""
+        if message in self.said:
+            return
         self.said.add(message)
+        if self.comm.rank:
+            self.unheard.append(message)
+            return
+        with suppress(OSError):  # where the disk of a log is full the run goes on
+            print(told(f"hpcfed: {message}"), file=sys.stderr, flush=True)
+
+    def heard(self, by_rank: Sequence[Sequence[str]]) -> None:
+        """What each rank had to say since the last time, [R]: rank 0 says what it has not said.
+
+        What concerns several ranks alike is said once, with all of them.
+        """
+        self.unheard = []
+        if self.comm.rank:
+            return
+        ranks: dict[str, list[str]] = {}
+        for rank, messages in enumerate(by_rank):
+            for message in messages:
+                ranks.setdefault(message, []).append(str(rank))
+        for message, of in ranks.items():
+            if message not in self.said:
+                self.say(f"rank{'s' * (len(of) > 1)} {', '.join(of)}: {message}")
 
     def down(self, client: Client, value: T, times: int = 1) -> T:
         """Send a value to a client, or so many of that size: its bytes are counted."""

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,6 +54,11 @@ class Federation(Turns):
     def draws(self) -> Draws:
         """What becomes of clients in virtual time."""
         return Draws(self.seed, self.job.system, self.job.local, self.profiles, self.sizes)
+
+    @cached_property
+    def largest(self) -> int:
+        """Training examples of the client that has most."""
+        return int(max(self.sizes))
 
     @property
     def K(self) -> int:
@@ -203,6 +209,7 @@ class Federation(Turns):
         seconds: float,
         own: bool = True,
         views: int = 1,
+        once: float = 0.0,
     ) -> None:
         """Add a stretch of local training to the client's tally: mean losses and sizes of its
         batches.
@@ -210,10 +217,12 @@ class Federation(Turns):
         own: on its own examples; training on others' (public data) is work, but no epoch and no
         training loss.
         views: copies of each example that went through the model.
+        once: of the seconds, those of recordings. They are the rank's, not the client's, which is
+        placed by what it takes each time: it was only the first of its architecture.
         """
         tally = self.tally[client.id]
         tally.work += views * sum(examples)
-        tally.seconds += seconds
+        tally.seconds += seconds - once
         if own:
             tally.loss += float(losses @ np.array(examples, dtype=float))
             tally.examples += sum(examples)

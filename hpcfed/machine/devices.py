@@ -8,6 +8,9 @@ import torch
 from hpcfed.core.errors import ConfigError
 from hpcfed.machine.allocator import keep_memory
 
+WORKSPACE = "256"  # MiB, of a convolution in cuDNN, at most
+CONTEXT = 2**29  # bytes of each process's CUDA context: an allowance, not measured
+
 
 def choose(wanted: str, gpu: int | None, precision: str = "float32") -> torch.device:
     """The GPU of this number, as `sharing.take` gave it out, for "auto" or "cuda"; the CPU where it
@@ -43,6 +46,9 @@ def prepare(device: torch.device, threads: int, precision: str = "float32") -> N
         os.environ.setdefault(
             "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
         )  # else cuBLAS may sum in another order each time
+        # Where memory is short for the workspace of a convolution's best plan, torch takes the next
+        # plan, which rounds otherwise: plans that want much are left out wherever the run is.
+        os.environ.setdefault("CUDNN_CONV_WSCAP_DBG", WORKSPACE)
         torch.use_deterministic_algorithms(
             True, warn_only=True
         )  # torch warns where it has no such kernel
@@ -58,6 +64,22 @@ def lowered(precision: str, device: torch.device) -> AbstractContextManager:
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
+def full(device: torch.device) -> AbstractContextManager:
+    """Inside, nothing is lowered: for the few products whose rounding a loss multiplies.
+
+    What was computed in bfloat16 before has to be made float32 by `raised`.
+    """
+    kind = device.type
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
+
+
+def raised(tensor: torch.Tensor) -> torch.Tensor:
+    """A bfloat16 tensor as float32; others as they are."""
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
 def share(device: torch.device, ranks: int) -> float:
     """Bytes of a GPU's memory for each of the ranks that compute on it; 0 on a CPU."""
     return (
@@ -65,6 +87,22 @@ def share(device: torch.device, ranks: int) -> float:
         if device.type == "cuda"
         else 0.0
     )
+
+
+def cap(device: torch.device, ranks: int) -> None:
+    """Let this rank take no more of a GPU than its share, of which its CUDA context takes a part.
+
+    A rank that wants more gives back what it only keeps, and fails where that is not enough:
+    without a cap another rank would, which is within its share. Where it is alone nothing is done.
+    """
+    if device.type == "cuda" and ranks > 1:
+        own = (share(device, ranks) - CONTEXT) / share(device, 1)
+        torch.cuda.set_per_process_memory_fraction(max(0.0, own), device)
+
+
+def room(device: torch.device) -> float:
+    """Bytes of a GPU that this process may take."""
+    return share(device, 1) * torch.cuda.get_per_process_memory_fraction(device)
 
 
 def describe(device: torch.device) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hpcfed.core.errors import DataError, DivergedError, HpcfedError
+from hpcfed.machine.devices import room
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -66,7 +67,7 @@ def no_room(error: Exception, batch: int, device: torch.device, steady: int) -> 
     advice = "set a smaller local.batch, or start fewer ranks on this machine"
     if device.type != "cuda":
         return f"out of memory at local.batch = {batch}\n  {advice}"
-    total = torch.cuda.get_device_properties(device).total_memory
+    total = int(room(device))
     peak = torch.cuda.max_memory_allocated(device)
     return (
         f"out of memory on the GPU at local.batch = {batch}\n  "
@@ -77,9 +78,9 @@ def no_room(error: Exception, batch: int, device: torch.device, steady: int) -> 
 def estimate(message: str, batch: int, total: int, peak: int, steady: int) -> str:
     """A batch that may fit: what a step takes is thought to grow with its examples.
 
-    total: bytes of the device.  peak: the most that this rank has had.  steady: what it has without
-    the step. The step takes at least what made the peak and what it asked for in vain, so that less
-    may be needed yet.
+    total: bytes of the device that this rank may take.  peak: the most that this rank has had.
+    steady: what it has without the step. The step takes at least what made the peak and what it
+    asked for in vain, so that less may be needed yet.
     """
     found = TRIED.search(message)
     need = peak - steady + (float(found[1]) * UNITS[found[2]] if found else 0)

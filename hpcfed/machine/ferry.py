@@ -4,6 +4,13 @@ import torch
 from torch import Tensor
 
 
+def locked(nbytes: int) -> int:
+    """Bytes of the host's memory that torch takes to hold so many page-locked: the next power of
+    two.
+    """
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0
+
+
 class Ferry:
     """Copies to the host's page-locked memory and back, on a stream of its own; for one thread in
     the background.
@@ -22,7 +29,10 @@ class Ferry:
 
     def up(self, tensor: Tensor) -> Tensor:
         """The tensor on the GPU."""
-        return self.carry(tensor, torch.empty_like(tensor, device=self.device))
+        # a thread begins on GPU 0: leaving the stream would set it back there, with a context of
+        # its own, which takes half a GB
+        with torch.cuda.device(self.device):
+            return self.carry(tensor, torch.empty_like(tensor, device=self.device))
 
     def carry(self, tensor: Tensor, to: Tensor) -> Tensor:
         # what computes the tensor, or last used the memory of `to`, was started on the stream on

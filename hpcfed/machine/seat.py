@@ -35,4 +35,5 @@ def seat(job: Job, comm: Comm) -> Seat:
     device = agreed(comm, lambda: devices.choose(job.run.device, gpu, job.run.precision))
     warning = agreed(comm, lambda: sharing.crowded(shared, job.run.ranks_per_gpu))
     devices.prepare(device, job.run.threads, job.run.precision)
+    devices.cap(device, len(shared[comm.rank]))
     return Seat(device, devices.share(device, len(shared[comm.rank])), warning)

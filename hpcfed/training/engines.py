@@ -3,17 +3,19 @@ same bits.
 
 eager: the loss, then autograd, in Python. traced: the step is recorded once for each architecture
 and shape of a batch, and replayed (`hpcfed.training.tape`). graphed: what is recorded becomes one
-CUDA graph together with the optimiser (`hpcfed.training.graphs`). auto: on the CPU traced where a
-step is so short that Python is most of it, on a GPU graphed, each where there are enough steps to
-pay for the recording; eager elsewhere. An objective that cannot be recorded trains eagerly, a step
-that cannot be captured is replayed, and the run says so once. stacked: several clients train as one
-(`hpcfed.training.stacked`, with bits of its own); those that cannot are traced.
+CUDA graph together with the optimiser (`hpcfed.training.graphs`), for full batches. auto: on the
+CPU traced where a step is so short that Python is most of it, on a GPU graphed, each where there
+are enough steps to pay for the recording; eager elsewhere. An objective that cannot be recorded
+trains eagerly, a step that cannot be captured is replayed, and the run says so once. stacked:
+several clients train as one (`hpcfed.training.stacked`, with bits of its own); those that cannot
+are traced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,6 +102,12 @@ def worth(steps: LocalSteps, gpu: bool) -> bool:
     return short and n >= (MANY_ON_GPU if gpu else MANY)
 
 
+def full(steps: LocalSteps) -> int:
+    """Examples of a full batch: as many as a step takes, or all of the largest client's."""
+    own = steps.data is steps.client.train
+    return min(steps.size, steps.fed.largest if own else len(steps.data))
+
+
 def recordable(
     fed: Federation, refill: Callable[[Sequence[Tensor]], Loss], n: int, x: Any, y: Any
 ) -> Objective:
@@ -141,7 +149,9 @@ class Traced:
         if size not in self.found:
             key = self.key, tuple(signature(v) for v in (*flat(x), *flat(y)))
             if key not in self.tapes:
+                start = perf_counter()
                 self.tapes[key] = self.record(x, y)
+                self.steps.once += perf_counter() - start
             self.found[size] = self.tapes[key]
         return self.found[size]
 
@@ -169,17 +179,23 @@ class Traced:
 class Graphed(Traced):
     """One step by one launch of a graph, which all clients of an architecture share.
 
-    The steps' optimiser is from then on the one that graphs use; any step may use it.
+    Full batches only: a graph for each size of a last batch would cost seconds and serve one step a
+    pass, so these steps are eager, with the same bits. The steps' optimiser is from then on the one
+    that graphs use; any step may use it.
     """
 
     def __init__(self, steps: LocalSteps, loss: Loss):
         super().__init__(steps, loss)
+        self.full = full(steps)
         if self.key:
             self.key = "graph", steps.optimiser.clip, *self.key
             steps.optimiser = Fixed.of(steps.skeleton, steps.optimiser)
 
     def __call__(self, x: Any, y: Any) -> None:
-        new = self.key and len(flat(x)[0]) not in self.found
+        size = len(flat(x)[0])
+        if size < self.full:
+            return eager(self.steps, self.loss, x, y)
+        new = self.key and size not in self.found
         graph = self.tape(x, y) if self.key else None
         if not isinstance(graph, Graph):
             return super().__call__(x, y)

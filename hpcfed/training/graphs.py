@@ -15,7 +15,7 @@ whichever client came before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -98,27 +98,74 @@ class Fixed(Optimiser):
 def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
     """A CUDA graph of what `step` does. It is called some times for real before, on a stream of its
     own.
+
+    Raises what torch raises where it cannot be captured; the thread is then on the stream on which
+    it was, and the next capture finds nothing of the failed one.
     """
     if device.type != "cuda":
         raise RuntimeError("the device is no GPU")
-    stream, pool = place(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.device(device):  # to which the thread goes back as it leaves a stream
+        return captured(step, device)
+
+
+def captured(step: Callable[[], Tensor], device: torch.device) -> Replay:
+    """As `capture`, on a GPU that is the thread's current one."""
+    stream, _ = place(device)
+    before = torch.cuda.current_stream(device)
+    stream.wait_stream(before)
+    graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.stream(stream):
             for _ in range(WARM):
                 step()
+        try:
+            value = recorded(graph, step, device)
+        except BaseException:
+            torch.cuda.set_stream(before)  # which torch does only where a capture ends well
+            drop(graph, device)
+            raise
     finally:
-        torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # "thread_local": meanwhile the shelf's thread may take memory, which is no part of the graph
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        value = step()
+        torch.cuda.set_stream(before)
+        before.wait_stream(stream)
 
     def replay() -> Tensor:
         graph.replay()
         return value
 
     return replay
+
+
+def recorded(graph: torch.cuda.CUDAGraph, step: Callable[[], Tensor], device: torch.device) -> Any:
+    """Make the graph one of what `step` does; returns what it returned."""
+    stream, pool = place(device)
+    # "thread_local": meanwhile the shelf's thread may take memory, which is no part of the graph
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        return step()
+
+
+LOST: list[torch.cuda.CUDAGraph] = []  # captures that failed; see `drop`
+
+
+def drop(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+    """Make later captures independent of one that failed.
+
+    torch's `capture_end` throws before it tidies up: the pool goes on recording, so it and its
+    stream are given up, and the default generator takes itself for captured, so that the next
+    dropout would raise, until another capture has ended well: a small one does that. The allocators
+    may ask the failed graph later whose memory is whose, so it lives on.
+    """
+    _, pool = place(device)
+    place.cache_clear()
+    LOST.append(graph)
+    with suppress(RuntimeError):  # it was not recording any more
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+    before = torch.cuda.current_stream(device)
+    try:
+        recorded(torch.cuda.CUDAGraph(), lambda: torch.zeros(1, device=device), device)
+    except RuntimeError:  # what was wrong with the first is told, not this
+        place.cache_clear()
+    finally:
+        torch.cuda.set_stream(before)
 
 
 @cache

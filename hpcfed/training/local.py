@@ -73,6 +73,7 @@ class LocalSteps:
         self.lr = lr or learning_rate(fed, t)
         self.losses: list[Tensor] = []  # of the steps done,
         self.examples: list[int] = []  # and the sizes of their batches
+        self.once = 0.0  # seconds of recordings, which serve all clients
 
     @cached_property
     def draws(self) -> torch.Generator:
@@ -111,9 +112,8 @@ class LocalSteps:
             self.fed, self.client, self.t, values, weights, self.examples, self.lr, len(self.data)
         )
         own = self.data.rows is self.client.train.rows
-        self.fed.note(
-            self.client, values, self.examples, perf_counter() - self.start, own, self.views
-        )
+        seconds = perf_counter() - self.start
+        self.fed.note(self.client, values, self.examples, seconds, own, self.views, once=self.once)
 
     def __len__(self) -> int:
         return len(self.plan)

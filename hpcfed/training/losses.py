@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hpcfed.machine.devices import full, raised
 from hpcfed.models.scores import nearest  # noqa: F401, methods take it from here
 
 if TYPE_CHECKING:
@@ -25,12 +26,16 @@ def supcon(
     z: [n, d], y: [n]; all views of a batch as rows. An anchor without positives contributes 0.
     tau: temperature > 0. base: the loss is multiplied by tau / base (None: by 1).
     normalise: rows of z are scaled to length 1 first.
+    With run.precision = "bf16" this is computed in float32: divided by tau, the rounding of z_i.z_p
+    to bfloat16 would be an error of 0.03 in the logits.
     Khosla et al., NeurIPS 2020, arXiv:2004.11362, eq. 2 (L_out). Deviations: none with the
     defaults.
     """
+    z = raised(z)
     z = F.normalize(z, dim=1) if normalise else z
     self_pair = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    similar = (z @ z.T / tau).masked_fill(self_pair, -torch.inf)  # [n, n]
+    with full(z.device):
+        similar = (z @ z.T / tau).masked_fill(self_pair, -torch.inf)  # [n, n]
     log_share = similar - similar.logsumexp(dim=1, keepdim=True)
     positive = (y[:, None] == y[None, :]) & ~self_pair
     per_anchor = -torch.where(positive, log_share, 0.0).sum(1) / positive.sum(1).clamp(min=1)

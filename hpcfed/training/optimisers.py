@@ -69,9 +69,7 @@ class Optimiser:
     @property
     def buffers(self) -> tuple[str, ...]:
         """The moments that there are, by the names that torch.optim gives them."""
-        if self.settings.optimiser == "adam":
-            return "exp_avg", "exp_avg_sq"
-        return ("momentum_buffer",) if self.settings.momentum else ()
+        return buffers(self.settings)
 
     def fresh(self) -> Moments:
         """Moments before the first step: one flat vector each, as long as what is trained."""
@@ -141,6 +139,13 @@ class Optimiser:
             maximize=False,
             is_first_step=False,
         )
+
+
+def buffers(settings: Local) -> tuple[str, ...]:
+    """The moments of the job's optimiser, a flat vector each, by the names of torch.optim."""
+    if settings.optimiser == "adam":
+        return "exp_avg", "exp_avg_sq"
+    return ("momentum_buffer",) if settings.momentum else ()
 
 
 def clipped(gradient: Sequence[Tensor], limit: float) -> list[Tensor]:

@@ -139,7 +139,7 @@ class Group:
     def __init__(
         self, fed: Federation, method: Trained, clients: Sequence[Client], state: Any, t: int
     ):
-        self.start = perf_counter()
+        self.start, self.once = perf_counter(), 0.0  # once: seconds of recordings
         self.fed, self.method, self.clients, self.t = fed, method, clients, t
         self.given = [method.offer(fed, client, state) for client in clients]
         common = all(given is self.given[0] for given in self.given)  # then one stands for all
@@ -192,7 +192,7 @@ class Group:
         inputs = [*self.own, x, y]
         key = fixed, self.settings, self.dims, tuple(map(signature, inputs))
         if key not in self.stack.tapes:
-            objective = recordable(self.fed, refill, len(self.own), x, y)
+            objective, start = recordable(self.fed, refill, len(self.own), x, y), perf_counter()
             try:
                 self.stack.tapes[key] = Stacked(
                     self.stack, objective, inputs, (*(self.dims for _ in self.own), 0, 0)
@@ -201,6 +201,7 @@ class Group:
                 Exception
             ) as why:  # torch raises many kinds; whatever it is, other engines need no stack
                 self.stack.tapes[key] = first_line(why)
+            self.once += perf_counter() - start
         if isinstance(tape := self.stack.tapes[key], str):
             raise Untraceable(tape)
         return tape
@@ -216,7 +217,7 @@ class Group:
         seconds = (perf_counter() - self.start) / G
         for client, given, row, values in zip(self.clients, self.given, rows, losses, strict=True):
             fed.down(client, given)
-            fed.note(client, values, examples, seconds)
+            fed.note(client, values, examples, seconds, once=self.once / G)
             fed.store.put(client.id, row)
             sent = Params(self.stack.layout.views(row)).pick(self.method.shared)
             yield Mean.of(sent, self.method.weight(client))

@@ -31,6 +31,49 @@ def test_a_rank_needs_what_is_always_there_and_its_largest_step():
     refuse(LARGE, LARGE.total, 64)
 
 
+def test_graphs_keep_their_moments_and_a_pool_beside_which_another_models_step_must_fit():
+    graphed = replace(LARGE, moments=GIB)
+    assert graphed.graphs == 2 * GIB and graphed.total == LARGE.total + 2 * GIB
+    assert replace(graphed, steps={"cnn": GIB}).graphs == GIB
+    with pytest.raises(ConfigError) as error:
+        refuse(graphed, LARGE.total, 64)
+    assert "2.00 for graphs" in str(error.value)
+    assert "training.engine = 'traced' needs no memory for graphs" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("share", "engine"), [(LARGE.total + GIB, "auto"), (LARGE.total, "traced")]
+)
+def test_where_only_graphs_do_not_fit_a_free_choice_of_engine_does_without_them(
+    share, engine, capsys
+):
+    fed = start().fed
+    fed.share = share
+    memory.settle(replace(LARGE, moments=GIB, steps={"resnet18": 4 * GIB}), fed)
+    assert fed.job.training.engine == engine
+    assert ("steps are traced" in capsys.readouterr().err) == (engine == "traced")
+
+
+@pytest.mark.parametrize(
+    ("flags", "copies"),
+    [
+        (("--local.optimiser", "sgd"), 1),
+        (("--local.optimiser", "sgd", "--local.momentum", "0.9"), 2),
+        (("--local.optimiser", "adam"), 3),
+    ],
+)
+def test_moments_count_of_every_optimiser_and_of_each_client_that_keeps_them(flags, copies):
+    job = toy.job("local", "--models.mix", "mlp", *flags)
+    fed = toy.start(Serial(), job).fed
+    one = 4 * fed.store.layout("mlp").size
+    assert need(world(job, Serial()), fed).modules == copies * one
+    assert need(world(job, Serial()), fed).resting == 6 * one
+    if copies > 1:
+        kept = toy.job("local", "--models.mix", "mlp", "--local.keep_optimiser", "true", *flags)
+        fed = toy.start(Serial(), kept).fed
+        assert need(world(kept, Serial()), fed).resting == 6 * copies * one
+
+
 def test_what_does_not_fit_is_refused_with_the_numbers_and_a_batch_that_may_fit():
     with pytest.raises(ConfigError) as error:
         refuse(LARGE, 6.5 * GIB, 64)  # 2 GiB are left for a step of 4

@@ -5,6 +5,7 @@ So what is tested is what decides, keeps, copies in and copies out; that a CUDA 
 step did is torch's.
 """
 
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,16 +15,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed.algorithms import ALGORITHMS
-from hpcfed.comm import Serial, spmd
+from hpcfed.algorithms.public_data.align import pulled
+from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.core.rng import shuffled, torch_stream
 from hpcfed.federation.federation import Federation
 from hpcfed.machine import devices
-from hpcfed.training import engines, graphs
+from hpcfed.machine.ferry import Ferry
+from hpcfed.training import engines, graphs, local, stacked
 from hpcfed.training.graphs import Fixed, Graph
 from hpcfed.training.local import LocalSteps, sgd
 from hpcfed.training.losses import proximal
+from hpcfed.training.tape import Tape
 from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, a fixture
 
@@ -104,14 +108,24 @@ def test_every_method_has_the_bits_of_the_eager_engine(method: str, captures: li
     assert toy.differences(eager, graphed) == []
 
 
-def test_one_capture_serves_all_clients_of_an_architecture_and_each_size_of_batch_has_its_own(
+def test_one_capture_serves_all_clients_of_an_architecture_and_smaller_last_batches_need_none(
     captures: list,
 ):
     fed = federation(*GRAPHED)
-    for k in (3, 4, 5):  # 17, 21 and 32 examples: batches of 8, 1 and 5
+    for k in (3, 4, 5):  # 17, 21 and 32 examples: last batches of 1, 5 and 8
         sgd(fed, fed.clients[k], 0, cross_entropy)
     kept = fed.store.skeletons["mlp", "clients"].tapes.values()
-    assert len(captures) == 3 == sum(isinstance(found, Graph) for found in kept)
+    assert len(captures) == 1 == sum(isinstance(found, Graph) for found in kept)
+    assert not any(isinstance(found, Tape) for found in kept)
+
+
+@pytest.mark.parametrize("k, captured", [(5, 1), (4, 0)])
+def test_where_a_batch_is_larger_than_any_client_the_largest_clients_is_full(
+    k: int, captured: int, captures: list
+):
+    fed = federation("--local.batch", "64", *GRAPHED)
+    sgd(fed, fed.clients[k], 0, cross_entropy)
+    assert len(captures) == captured
 
 
 def test_a_capture_moves_no_weights_and_draws_nothing_of_a_clients_stream(captures: list):
@@ -121,6 +135,36 @@ def test_a_capture_moves_no_weights_and_draws_nothing_of_a_clients_stream(captur
         toy.run(Serial(), toy.job("local", *flags, *engine)) for engine in (EAGER, GRAPHED)
     )
     assert captures and toy.differences(once, again) == []
+
+
+@pytest.mark.parametrize("engine", ["traced", "graphed", "stacked"])
+def test_a_recording_is_the_ranks_time_and_not_that_of_the_client_that_came_first(
+    engine: str, captures: list, monkeypatch: pytest.MonkeyPatch
+):
+    now = 0.0
+
+    class Slow(Tape):
+        def __init__(self, *args: object):
+            nonlocal now
+            now += 100.0
+            super().__init__(*args)
+
+    class SlowStacked(stacked.Stacked):
+        def __init__(self, *args: object):
+            nonlocal now
+            now += 100.0
+            super().__init__(*args)
+
+    for module in (engines, local, stacked):
+        monkeypatch.setattr(module, "perf_counter", lambda: now)
+    monkeypatch.setattr(engines, "Tape", Slow)
+    monkeypatch.setattr(stacked, "Stacked", SlowStacked)
+    equal = ("--clients", "2", "--data.partition", "iid", "--data.test_share", "0.25")
+    flags = ("--models.mix", "mlp", "--participation", "1", "--training.engine", engine, *equal)
+    going = toy.start(Serial(), toy.job("fedavg", *flags))
+    row, _ = going.step()
+    assert row["ranks/train"].sum() >= 100.0 and row["ranks/train"].sum() % 100.0 == 0.0
+    assert row["clients/seconds"].tolist() == [0.0, 0.0]
 
 
 def test_what_a_client_received_is_copied_into_the_graph(captures: list):
@@ -175,6 +219,140 @@ def test_a_step_that_cannot_be_captured_is_replayed_and_the_run_says_so_once(
     )
 
 
+def test_a_step_that_another_rank_than_0_cannot_capture_is_told_with_the_rank(
+    capsys: pytest.CaptureFixture[str],
+):
+    def run(comm: Comm) -> None:
+        flags = ("--models.mix", "mlp", "--local.batch", "1", "--participation", "1", *GRAPHED)
+        going = toy.start(comm, toy.job("local", *flags))
+        if comm.rank == 0:  # which has another engine's steps here, and nothing to say
+            eager = going.fed.job.training.model_copy(update={"engine": "eager"})
+            going.fed.job = going.fed.job.model_copy(update={"training": eager})
+        for _ in range(2):
+            going.step()
+
+    spmd(3, run)
+    said = capsys.readouterr().err
+    assert said.count("cannot be captured") == 1
+    assert "hpcfed: ranks 1, 2: the local objective" in said
+
+
+class Pretended:
+    """torch.cuda as far as a capture goes, whose `capture_end` throws as torch's does after a step
+    that failed: the thread stays on the capture stream, the pool records on.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.default = self.current = self.stream(None)
+        self.recording, self.pools, self.captures = set(), 0, 0
+        self.index = 0  # the thread's current device
+        cuda = torch.cuda
+        monkeypatch.setattr(cuda, "Stream", self.stream)
+        monkeypatch.setattr(cuda, "current_stream", lambda device: self.current)
+        monkeypatch.setattr(cuda, "set_stream", lambda stream: setattr(self, "current", stream))
+        monkeypatch.setattr(cuda, "stream", self.on)
+        monkeypatch.setattr(cuda, "device", self.device)
+        monkeypatch.setattr(cuda, "graph_pool_handle", self.pool)
+        monkeypatch.setattr(cuda, "graph", self.graph)
+        monkeypatch.setattr(cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end)
+        zeros = torch.zeros
+        monkeypatch.setattr(torch, "zeros", lambda *size, device=None: zeros(*size))
+        graphs.place.cache_clear()
+
+    def stream(self, device: object) -> SimpleNamespace:
+        return SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
+
+    def pool(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    def end(self, device: int, pool: int) -> None:
+        if pool not in self.recording:
+            raise RuntimeError("not recording")
+        self.recording.remove(pool)
+
+    @contextmanager
+    def device(self, device: torch.device):
+        before, self.index = self.index, device.index
+        try:
+            yield
+        finally:
+            self.index = before
+
+    @contextmanager
+    def on(self, stream: SimpleNamespace):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph: object, pool: int, stream: SimpleNamespace, capture_error_mode: str):
+        if pool in self.recording:
+            raise RuntimeError("already recording")
+        self.recording.add(pool)
+        before, self.current = self.current, stream
+        try:
+            yield
+        except ValueError as error:
+            raise RuntimeError("capture_end: the capture is invalid") from error
+        self.recording.remove(pool)
+        self.captures += 1
+        self.current = before
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_the_next_one_captures(monkeypatch):
+    cuda, device = Pretended(monkeypatch), torch.device("cuda", 1)
+    streams, calls = [], []
+
+    def bad() -> None:
+        calls.append(1)
+        if len(calls) > graphs.WARM:
+            raise ValueError("the step asks the host")
+
+    with pytest.raises(RuntimeError, match="the capture is invalid"):
+        graphs.capture(bad, device)
+    assert cuda.current is cuda.default and not cuda.recording
+    healed = cuda.captures  # a small one that makes torch's generator usable again
+    graphs.capture(lambda: streams.append(cuda.current), device)
+    assert cuda.current is cuda.default and not cuda.recording
+    assert (healed, cuda.captures, cuda.pools) == (1, 2, 2)
+    assert all(stream is not cuda.default for stream in streams)
+
+
+def test_every_stream_is_entered_and_left_on_the_device_that_it_is_of(monkeypatch):
+    """Elsewhere torch sets the thread to GPU 0 as it leaves one, which takes a context there."""
+    cuda, device, found = Pretended(monkeypatch), torch.device("cuda", 1), []
+    on = cuda.on
+
+    @contextmanager
+    def noted(stream: SimpleNamespace):
+        found.append(cuda.index)
+        with on(stream):
+            yield
+
+    monkeypatch.setattr(torch.cuda, "stream", noted)
+    monkeypatch.setattr(torch, "empty_like", lambda tensor, **how: torch.zeros(2))
+    graphs.capture(lambda: found.append(cuda.index), device)
+    ferry = Ferry(device)
+    assert torch.equal(ferry.up(torch.ones(2)), torch.ones(2))
+    assert torch.equal(ferry.down(torch.ones(2)), torch.ones(2))
+    assert set(found) == {1} and len(found) == 1 + graphs.WARM + 1 + 2 and cuda.index == 0
+
+
+def test_a_warm_up_that_fails_leaves_the_stream_as_it_was(monkeypatch):
+    cuda = Pretended(monkeypatch)
+
+    def bad() -> None:
+        raise ValueError("out of memory")
+
+    with pytest.raises(ValueError, match="out of memory"):
+        graphs.capture(bad, torch.device("cuda", 1))
+    assert cuda.current is cuda.default and cuda.captures == 0 and cuda.pools == 1
+
+
 def test_a_step_with_a_tensor_of_another_device_is_not_captured(captures: list):
     optimiser = SimpleNamespace(skeleton=SimpleNamespace(flat=torch.zeros(1)))
     with pytest.raises(RuntimeError, match="another device"):
@@ -210,7 +388,9 @@ def test_precision_reaches_every_way_to_train_and_float32_changes_nothing(method
 
 
 @pytest.mark.parametrize("engine", ["traced", "graphed"])
-def test_bf16_has_the_same_bits_in_every_engine(engine: str, captures: list):
+def test_bf16_has_the_same_bits_in_every_engine(
+    engine: str, captures: list, capsys: pytest.CaptureFixture[str]
+):
     flags = (
         "--models.mix",
         "mlp,cnn",
@@ -224,6 +404,20 @@ def test_bf16_has_the_same_bits_in_every_engine(engine: str, captures: list):
         toy.run(Serial(), toy.job("fedclassavg", *flags, name)) for name in ("eager", engine)
     )
     assert toy.differences(eager, other) == []
+    assert "cannot be recorded" not in capsys.readouterr().err
+
+
+def test_a_distance_of_representations_is_computed_in_float32_whatever_the_precision():
+    fed, seen = federation("--run.precision", "bf16", *EAGER), []
+    client = fed.clients[5]
+
+    def distance(z: Tensor) -> Tensor:
+        seen.append((z.dtype, (z.T @ z).dtype))
+        return z.sum()
+
+    loss = pulled(fed, client, cross_entropy, client.train, distance, 1.0)
+    sgd(fed, client, 0, loss)
+    assert set(seen) == {(torch.float32, torch.float32)}
 
 
 def test_precision_is_part_of_a_jobs_identity_and_the_engine_is_not():

@@ -2,14 +2,22 @@
 help.
 """
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
+import torch
 
+from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
+from hpcfed.engine import calibration, events
 from hpcfed.engine.balance import level
+from hpcfed.engine.rounds import Rounds
+from hpcfed.engine.setup import federation, world
 from hpcfed.machine.placement import bound, makespan, place
 from hpcfed.machine.speeds import of_ranks
+from tests.contract import toy
 
 
 def test_the_heaviest_client_goes_first_and_the_rest_fill_up():
@@ -77,6 +85,74 @@ def test_clients_of_equal_cost_do_not_go_to_and_fro_for_ever(cost: float, ranks:
     ):  # 5 clients at 0.1 on 2 ranks: 0.1 + 0.1 + 0.1 - (0.1 + 0.1) is a little more than 0.1
         counts = np.bincount(level([cost] * n, [0] * n, ranks * [1]), minlength=ranks)
         assert counts.max() - counts.min() <= 1
+
+
+MODELS = ("--models.mix", "mlp,cnn", "--participation", "1", "--rounds", "2")
+
+
+def calibrated(comm: Comm, monkeypatch: pytest.MonkeyPatch, found: dict[str, float]) -> Rounds:
+    """A run whose GPUs are pretended, on which steps of these models take so many seconds."""
+    job = toy.job("local", *MODELS)
+    facts = world(job, comm)
+    fed = federation(job, comm, facts)
+    monkeypatch.setattr(calibration, "on_gpus", lambda fed: True)
+    monkeypatch.setattr(calibration, "measured", lambda fed, kinds: found)
+    calibration.calibrate(facts, fed)
+    return events.start(fed)
+
+
+def test_on_gpus_clients_are_placed_by_measured_seconds_and_no_result_depends_on_them(monkeypatch):
+    sizes = np.array(toy.SIZES)
+    for found in ({"mlp": 2.0, "cnn": 0.5}, {"mlp": 0.001, "cnn": 1.0}):
+
+        def run(comm: Comm, found=found) -> tuple[list[int], toy.Outcome]:
+            going = calibrated(comm, monkeypatch, found)
+            placement = list(going.fed.placement)
+            return placement, toy.outcome(going, [going.step()[0] for _ in range(2)])
+
+        placement, outcome = spmd(2, run)[0]
+        costs = np.array([found[kind] for kind in 3 * ["mlp", "cnn"]]) * sizes
+        assert placement == place(costs.tolist(), 2)
+        assert toy.differences(outcome, toy.run(Serial(), toy.job("local", *MODELS))) == []
+
+
+def test_without_a_measurement_and_on_cpus_the_estimates_stay(monkeypatch):
+    job = toy.job("local", *MODELS)
+
+    def placements(comm: Comm) -> tuple[list[int], list[int]]:
+        facts = world(job, comm)
+        fed = federation(job, comm, facts)
+        before = list(fed.placement)
+        calibration.calibrate(facts, fed)  # on a CPU
+        return before, fed.placement
+
+    before, after = spmd(2, placements)[0]
+    unmeasured = spmd(2, lambda comm: calibrated(comm, monkeypatch, {}).fed.placement)[0]
+    assert before == after == unmeasured
+
+
+def test_a_step_is_timed_by_the_gpus_clock_for_each_example(monkeypatch):
+    """A step of 30 ms for each example and warm-ups that do not count."""
+    fed, made = toy.start(Serial(), toy.job("local", *MODELS)).fed, []
+
+    class Event:
+        def __init__(self, enable_timing: bool):
+            self.at = None
+
+        def record(self) -> None:
+            self.at = 30.0 * 16 * len(made)
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, other: "Event") -> float:
+            return other.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(calibration, "step", lambda fed, skeleton, n: made.append(n))
+    assert calibration.measured(fed, ["mlp"]) == pytest.approx({"mlp": 0.03})
+    assert set(made) == {16}  # the job's batch
 
 
 def test_a_rank_of_twice_the_speed_gets_twice_the_work():

@@ -2,6 +2,7 @@
 and not numbers.
 """
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -92,6 +93,32 @@ def test_the_names_are_those_of_the_gpus_that_torch_sees(monkeypatch):
     assert visible("cpu") == []
 
 
+def test_tests_compute_on_the_cpu_whatever_the_machine_has():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and torch.cuda.device_count() == 0
+    assert visible("auto") == []
+
+
+def test_on_a_gpu_the_workspaces_of_its_libraries_do_not_depend_on_free_memory(monkeypatch):
+    names = ("CUBLAS_WORKSPACE_CONFIG", "CUDNN_CONV_WSCAP_DBG")
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that it is taken back after the test
+        monkeypatch.delenv(name)
+    for owner, name in (
+        (torch.cuda, "set_device"),
+        (torch, "use_deterministic_algorithms"),
+        (torch, "set_num_threads"),
+    ):
+        monkeypatch.setattr(owner, name, lambda *_, **__: None)
+    devices.prepare(torch.device("cpu"), 1)
+    assert not any(name in os.environ for name in names)
+    devices.prepare(torch.device("cuda", 1), 1)
+    assert [os.environ[name] for name in names] == [":4096:8", "256"]
+    assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+    monkeypatch.setenv("CUDNN_CONV_WSCAP_DBG", "64")
+    devices.prepare(torch.device("cuda", 1), 1)
+    assert os.environ["CUDNN_CONV_WSCAP_DBG"] == "64"  # as the user has it
+
+
 def test_a_job_that_wants_a_gpu_is_refused_where_there_is_none():
     assert devices.choose("auto", None) == torch.device("cpu")
     assert devices.choose("auto", 3) == torch.device("cuda", 3)
@@ -106,10 +133,18 @@ def test_all_ranks_agree_on_devices_and_shares(monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16e9)
     )
+    capped = []
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda part, device: capped.append((part, device.index)),
+    )
     seats = spmd(6, lambda comm: seat.seat(job("fedavg", "--models.mix", "mlp"), comm), nodes=2)
     # ranks of two nodes: one has ranks 0, 2, 4 or 0, 1, 2, each with two GPUs
     assert sorted(s.device.index for s in seats) == [0, 0, 0, 0, 1, 1]
     assert sorted(s.share for s in seats) == [8e9] * 4 + [16e9] * 2
+    # half of the GPU without a context for each of two ranks; a rank that is alone has all of it
+    assert capped == 4 * [((8e9 - devices.CONTEXT) / 16e9, 0)]
     assert all("share one GPU" in s.warning for s in seats)
     with pytest.raises(ConfigError, match="ranks_per_gpu = 1"):
         spmd(

@@ -2,14 +2,18 @@
 GPU and host.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
+from hpcfed.clients import kept
 from hpcfed.comm import Serial, codec
 from hpcfed.core.errors import HpcfedError
 from hpcfed.core.payload import changed, nbytes
 from hpcfed.engine.rounds import Rounds
+from hpcfed.machine.ferry import locked
 from hpcfed.storage.shelf import Shelf
 from hpcfed.storage.tiers import Upper
 from tests.contract import toy
@@ -74,6 +78,17 @@ def test_a_value_that_is_replaced_while_it_lies_below_is_the_new_one(shelf):
         shelf.get(k)
     shelf.fit(keep=[])
     assert torch.equal(shelf.get(0), value(70)) and torch.equal(shelf.get(2), value(72))
+
+
+def test_what_comes_from_a_gpu_counts_as_the_page_locked_blocks_that_hold_it(monkeypatch, tmp_path):
+    """torch rounds each up to a power of two."""
+    monkeypatch.setattr(kept, "Ferry", lambda device: SimpleNamespace(down=None, up=None))
+    one = kept.Kept(torch.zeros(1025), {"moments": torch.zeros(3), "step": torch.zeros(())})
+    found = kept.shelf(tmp_path, 100.0, torch.device("cuda", 1), 200.0)
+    assert (found.limit, found.below.limit) == (200.0, 100.0)
+    assert found.size(one) == 4100 + 12 + 4 and found.below.size(one) == 8192 + 16 + 4
+    assert kept.shelf(tmp_path, 100.0, torch.device("cpu"), 200.0).size(one) == 4100 + 12 + 4
+    assert [locked(n) for n in (0, 1, 4096, 4097)] == [0, 1, 4096, 8192]
 
 
 def test_peeking_moves_nothing(shelf):

@@ -159,6 +159,7 @@ def test_what_would_fit_is_reckoned_from_the_peak_and_from_what_was_asked_for_in
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=10 * 2**30)
     )
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 9 * 2**30)
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has ...")
     told = faults.no_room(
@@ -166,4 +167,6 @@ def test_what_would_fit_is_reckoned_from_the_peak_and_from_what_was_asked_for_in
     )  # 9 GiB for a step that took 24 or more
     assert "local.batch = 128" in told and "9.00 GiB of 10.00 GiB at its peak" in told
     assert "local.batch = 48 may fit (an estimate)" in told
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.5)
+    assert "of 5.00 GiB at its peak" in faults.no_room(error, 128, torch.device("cuda"), 2**30)
     assert "a smaller model is needed" in faults.no_room(error, 1, torch.device("cuda"), 2**30)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hpcfed.machine.devices import full, raised
 from hpcfed.training import similarity
 from hpcfed.training.infer import represent
 from hpcfed.training.local import sgd
@@ -96,7 +97,9 @@ def pulled(
         value = loss(model, x, y)  # first, for it moves the batch statistics that the term reads
         if next(steps) % every:
             return value
-        return value + weight * distance(represented(fed, client, data))
+        z = raised(represented(fed, client, data))
+        with full(z.device):  # in bfloat16 the distance would be one of roundings
+            return value + weight * distance(z)
 
     return whole
 
