@@ -45,7 +45,7 @@ from hpcfed.engine import events, folder
 from hpcfed.engine.setup import federation, world
 from hpcfed.engine.survival import saving
 from hpcfed.report.watch.terminal import render
-from hpcfed.report.watch.view import watched
+from hpcfed.report.watch.view import open_runs
 from hpcfed.storage import names, probe, results
 
 LIMIT = 60  # seconds of one answer
@@ -94,7 +94,7 @@ def looked(run: Path) -> None:
     """One look of `hpcfed watch`, printed."""
     from hpcfed.core.tables import console
 
-    views = [one.look() for one in watched([run])]
+    views = [one.look() for one in open_runs([run])]
     where: Console = console()
     where.print(render(views, 100, 50))
 
@@ -105,13 +105,13 @@ def sweep_looked(run: Path) -> None:
 
 @cache
 def facts(run: Path) -> Any:
-    job = load(["--resume", str(run)], folder.stored, environ={})
+    job = load(["--resume", str(run)], folder.read_job, environ={})
     return world(job, Serial())
 
 
 def resumed(run: Path) -> None:
     """What `--resume` reads."""
-    job = load(["--resume", str(run)], folder.stored, environ={})
+    job = load(["--resume", str(run)], folder.read_job, environ={})
     rounds = events.start(federation(job, Serial(), facts(clean_of(run))))
     saving.restore(rounds, run)
     results.Results.resume(run, rounds.t, {"job": job.plain()})

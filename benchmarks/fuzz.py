@@ -36,10 +36,10 @@ from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
-from hpcfed.core.errors import HpcfedError, told
+from hpcfed.core.errors import HpcfedError, format_error
 from hpcfed.core.tables import console
 from hpcfed.report.watch.terminal import render
-from hpcfed.report.watch.view import watched
+from hpcfed.report.watch.view import open_runs
 from hpcfed.storage.results import Results
 
 LONG = 150_000  # characters of a message at most
@@ -111,7 +111,7 @@ class Fuzz:
             load(words)
             self.counts["taken"] += 1
         except HpcfedError as error:
-            assert str(error) and len(told(error)) < LONG
+            assert str(error) and len(format_error(error)) < LONG
             self.counts["refused"] += 1
 
     def file(self, content: bytes) -> None:
@@ -164,7 +164,7 @@ class Fuzz:
 
 
 def look(folder: Path) -> None:
-    console().print(render([one.look() for one in watched([folder])], 100, 50))
+    console().print(render([one.look() for one in open_runs([folder])], 100, 50))
 
 
 def run(folder: Path, name: str) -> Path:

@@ -33,7 +33,7 @@ from benchmarks.nodes import Nodes, missing
 from benchmarks.paired import Ratio, Row, machine, ratio, save
 from benchmarks.scaling import WARM, measure
 from hpcfed.config.load import load
-from hpcfed.launch.plan.command import measured, predicted
+from hpcfed.launch.plan.command import costs_and_demand, predict_cluster
 from hpcfed.launch.plan.network import Network
 from hpcfed.launch.plan.predict import Cluster
 
@@ -128,9 +128,9 @@ def compared(case: Case, folder: Path) -> dict[str, Any]:
         network = seen(launcher, case) if nodes else HERE
         there = run(launcher, folder / "run", case.nodes * case.each)
     job = load(FIELDS)
-    known, asked = measured(job, trial, FIELDS)
+    known, asked = costs_and_demand(job, trial, FIELDS)
     cores = 1 if case.nodes > 1 else known.cores
-    told = predicted(asked, known, Cluster(case.nodes, case.each, cores, network))
+    told = predict_cluster(asked, known, Cluster(case.nodes, case.each, cores, network))
     parts = {
         name: [told.parts[name], there["parts"][name]]
         for name in ("train", "evaluate", "wait", "communicate")

@@ -22,7 +22,7 @@ from hpcfed.core.errors import HpcfedError
 from hpcfed.core.rng import stream
 from hpcfed.core.status import DONE
 from hpcfed.data.holdings import Partition
-from hpcfed.engine.survival.supervise import onward, saved
+from hpcfed.engine.survival.supervise import checkpoint_rounds, onward
 from hpcfed.storage import names
 from hpcfed.storage.digest import digest
 
@@ -101,7 +101,7 @@ class History:
 
     def done(self, run: Path) -> bool:
         """Whether it is at its end; mpirun with ULFM returns 0 also where all ranks were killed."""
-        return self.statuses[-1] == DONE and saved(run) == ROUNDS
+        return self.statuses[-1] == DONE and checkpoint_rounds(run) == ROUNDS
 
     @property
     def repeated(self) -> int:

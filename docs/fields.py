@@ -4,7 +4,7 @@ from pydantic import BaseModel
 from text import anchored, code, joined, prose, table
 
 from hpcfed.config.job import FREE, Job
-from hpcfed.report.catalogue import parameter, written
+from hpcfed.report.catalogue import format_flag_value, parameter
 from hpcfed.storage.fields import covers
 
 HEAD = ("field", "type, limits", "default", "resume", "meaning")
@@ -66,7 +66,7 @@ def row(prefix: str, facts: dict) -> tuple[str, ...]:
 def default(facts: dict) -> str:
     """The default of a field as files and flags take it."""
     value = facts["default"]
-    return code(value if isinstance(value, list) else written(value))
+    return code(value if isinstance(value, list) else format_flag_value(value))
 
 
 def kind(facts: dict) -> str:

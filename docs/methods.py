@@ -16,7 +16,7 @@ from hpcfed.algorithms.base import Method
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased
 from hpcfed.core.registry import Entry
-from hpcfed.report.catalogue import ACCEPTS, NEEDS, keys, parameter, written
+from hpcfed.report.catalogue import ACCEPTS, NEEDS, format_flag_value, keys, parameter
 from hpcfed.report.references import bibtex
 
 ROOT = Path(__file__).parents[1]
@@ -103,7 +103,9 @@ def conditions(own: Method) -> str:
         "Augmented views of a batch": str(own.views),
     }
     if own.local_defaults:
-        usual = (f"`local.{name} = {written(v)}`" for name, v in own.local_defaults.items())
+        usual = (
+            f"`local.{name} = {format_flag_value(v)}`" for name, v in own.local_defaults.items()
+        )
         facts["Defaults of its own"] = ", ".join(usual)
     return "\n".join(f"- {what}: {value}" for what, value in facts.items())
 

@@ -14,7 +14,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from hpcfed.core.errors import HpcfedError, escape_unprintable, plain, printable, told
+from hpcfed.core.errors import HpcfedError, escape_unprintable, format_error, plain, printable
 from hpcfed.core.version import __version__
 from hpcfed.launch.commands import COMMANDS
 
@@ -33,7 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
         _print(answer, given)
         sys.stdout.flush()
     except HpcfedError as error:
-        print(f"hpcfed: {told(error, given)}", file=sys.stderr)
+        print(f"hpcfed: {format_error(error, given)}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # e.g. `hpcfed list | head -1`; at exit Python flushes stdout once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -41,9 +41,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except Exception as error:
         from hpcfed.core import own  # here: `hpcfed --help` answers at once
 
-        if not (theirs := own.explained(error)):
+        if not (theirs := own.explain_error(error)):
             raise
-        print(f"hpcfed: {told(theirs)}", file=sys.stderr)
+        print(f"hpcfed: {format_error(theirs)}", file=sys.stderr)
         return 2
     return 0
 

@@ -19,16 +19,16 @@ from contextlib import suppress
 from typing import NoReturn
 
 from hpcfed.comm import Comm, connect, ulfm
-from hpcfed.comm.agree import agreed
-from hpcfed.comm.connect import spoken_for
+from hpcfed.comm.agree import on_all_ranks
+from hpcfed.comm.connect import other_process_reports
 from hpcfed.config import help
 from hpcfed.config.load import load, peek
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Run
 from hpcfed.core import own
-from hpcfed.core.errors import HpcfedError, RankLost, escape_unprintable, plain, told
+from hpcfed.core.errors import HpcfedError, RankLost, escape_unprintable, format_error, plain
 from hpcfed.core.status import DONE, FAULT, RESUME_ME, WRONG
-from hpcfed.engine.folder import stored
+from hpcfed.engine.folder import read_job
 from hpcfed.engine.run import run
 from hpcfed.engine.survival import signals
 from hpcfed.engine.survival.watchdog import Guard
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         comm = connect(seconds)
     except HpcfedError as error:
-        if not (error.everywhere and spoken_for(os.environ)):
-            print(f"hpcfed: {told(error)}", file=sys.stderr)
+        if not (error.everywhere and other_process_reports(os.environ)):
+            print(f"hpcfed: {format_error(error)}", file=sys.stderr)
         return WRONG
     except RankLost:
         print(EARLY, file=sys.stderr)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  rank 0 speaks for all
     guard = Guard(comm.rank, comm.size, seconds)
     guard.begin("at the start")
-    return guarded(comm, words, guard)
+    return run_or_abort(comm, words, guard)
 
 
 def patience(words: Sequence[str]) -> float:
@@ -74,34 +74,35 @@ def patience(words: Sequence[str]) -> float:
     return seconds if 0 <= seconds < 1e8 else 0
 
 
-def guarded(comm: Comm, words: Sequence[str], guard: Guard) -> int:
+def run_or_abort(comm: Comm, words: Sequence[str], guard: Guard) -> int:
     """A mistake that all ranks know of ends in order; what one rank meets alone ends all ranks at
     once.
     """
     try:
         share_environment(comm)
-        if help.asked(words):
-            print(plain(agreed(comm, lambda: help.help(words, stored))))
+        if help.asks_for_help(words):
+            print(plain(on_all_ranks(comm, lambda: help.help(words, read_job))))
             status = DONE
         else:
-            status = run(agreed(comm, lambda: load(words, stored)), comm, guard)
+            status = run(on_all_ranks(comm, lambda: load(words, read_job)), comm, guard)
     except HpcfedError as error:
         status = RESUME_ME if error.again else WRONG
         if not error.everywhere:
-            leave(comm, f"hpcfed: {told(named(comm, error))}", status)
+            leave(comm, f"hpcfed: {format_error(add_rank(comm, error))}", status)
         if comm.rank == 0:
-            print(f"hpcfed: {told(error)}", file=sys.stderr)
+            print(f"hpcfed: {format_error(error)}", file=sys.stderr)
     except RankLost:
         leave(comm, EARLY, RESUME_ME)
     except Exception as error:
         if out_of_memory(error):
             leave(
                 comm,
-                f"hpcfed: {told(named(comm, MemoryError(f'out of memory: {error}; {ADVICE}')))}",
+                f"hpcfed: "
+                f"{format_error(add_rank(comm, MemoryError(f'out of memory: {error}; {ADVICE}')))}",
                 WRONG,
             )
-        if theirs := own.explained(error):
-            leave(comm, f"hpcfed: {told(named(comm, theirs))}", WRONG)
+        if theirs := own.explain_error(error):
+            leave(comm, f"hpcfed: {format_error(add_rank(comm, theirs))}", WRONG)
         leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", FAULT)
     guard.begin("at the end")
     with suppress(RankLost):  # all is done
@@ -132,7 +133,7 @@ def share_environment(comm: Comm) -> None:
     os.environ.update(theirs)
 
 
-def named(comm: Comm, error: Exception | str) -> str:
+def add_rank(comm: Comm, error: Exception | str) -> str:
     """What one rank met alone, with its rank."""
     text = str(error)
     return (

@@ -67,7 +67,7 @@ def wrongs(cls: type) -> Iterator[str]:
         return
     theirs = [c for c in cls.__mro__ if is_users(c)]
     base = next(c for c in cls.__mro__ if not is_users(c))
-    trees = {c: tree for c in theirs if (tree := parsed(c)) is not None}
+    trees = {c: tree for c in theirs if (tree := parse_source(c)) is not None}
     for c in theirs:
         yield from assignments(c, trees.get(c))
     used = {name for tree in trees.values() for name in references(tree)}
@@ -77,7 +77,7 @@ def wrongs(cls: type) -> Iterator[str]:
         yield from (
             wrong
             for name, value in list(vars(c).items())
-            if not name.startswith("_") and name not in decorated(cls)
+            if not name.startswith("_") and name not in pydantic_names(cls)
             for wrong in hook(c, name, value, base, used if c in trees else None, replaced)
         )
 
@@ -86,14 +86,14 @@ def is_users(cls: type) -> bool:
     return cls.__module__.partition(".")[0] not in OURS
 
 
-def decorated(cls: type) -> set[str]:
+def pydantic_names(cls: type) -> set[str]:
     """Names that pydantic calls: validators, serialisers, computed fields."""
     known = cls.__pydantic_decorators__  # type: ignore[attr-defined]
     kinds = [getattr(known, part.name) for part in fields(known)]
     return {name for kind in kinds for name in kind}
 
 
-def parsed(cls: type) -> ast.Module | None:
+def parse_source(cls: type) -> ast.Module | None:
     """The file in which a class is defined; None where it has none, as in a notebook."""
     try:
         with open(inspect.getfile(cls), encoding="utf-8") as file:
@@ -129,8 +129,8 @@ def assignments(cls: type, tree: ast.Module | None) -> Iterator[str]:
                     and part.value.id == first
                     and part.attr not in private
                 ):
-                    file = own.shown(inspect.getfile(cls))
-                    told = own.frozen(part.attr, method.name)
+                    file = own.display_path(inspect.getfile(cls))
+                    told = own.explain_assignment(part.attr, method.name)
                     yield f"{file}, line {part.lineno}, in {method.name}: {told}"
 
 
@@ -244,10 +244,10 @@ def guard(model: type, cls: type) -> None:
         holder = next((c for c in cls.__mro__ if name in vars(c)), None)
         fn = vars(holder).get(name) if holder else None
         if holder and is_users(holder) and isinstance(fn, FunctionType):
-            setattr(model, name, checked(fn, check))
+            setattr(model, name, add_check(fn, check))
 
 
-def checked(fn: Callable, check: Callable) -> Callable:
+def add_check(fn: Callable, check: Callable) -> Callable:
     """A hook that raises OwnError where it returns what its caller cannot use."""
 
     @wraps(fn)
@@ -289,13 +289,13 @@ def state(method: Any, made: Any, *args: Any) -> str:
     return "return the server's state, Params for one" if made is None else ""
 
 
-def offered(method: Any, made: Any, *args: Any) -> str:
+def check_offer(method: Any, made: Any, *args: Any) -> str:
     if made is None and is_plain(method, "receive"):
         return "return what the client receives, the state for one"
     return ""
 
 
-def sent(method: Any, made: Any, *args: Any) -> str:
+def check_upload(method: Any, made: Any, *args: Any) -> str:
     """local: what `round` averages."""
     if not is_plain(method, "round"):
         return ""
@@ -390,8 +390,8 @@ CHECKS: dict[str, Callable[..., str]] = {
     "init": state,
     "server": state,
     "round": state,
-    "offer": offered,
-    "local": sent,
+    "offer": check_offer,
+    "local": check_upload,
     "predict": scores,
     "cohort": members,
     "traffic": bytes_both_ways,

@@ -71,7 +71,7 @@ class Shard:
         return self._resident
 
 
-def joined(shards: Sequence[Shard]) -> Shard:
+def concat_shards(shards: Sequence[Shard]) -> Shard:
     """The examples of several shards, one after the other."""
     first = copy(shards[0])
     if any(s.x is not first.x for s in shards):  # a population's clients have memory of their own

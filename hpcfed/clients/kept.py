@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.comm import codec
-from hpcfed.core.payload import changed, nbytes, tensors
+from hpcfed.core.payload import map_tensors, nbytes, tensors
 from hpcfed.machine.ferry import Ferry, locked
 from hpcfed.storage.shelf import Shelf
 from hpcfed.storage.tiers import Upper
@@ -48,9 +48,9 @@ class Kept:
     def decode(cls, data: bytes) -> Kept:
         return cls(*codec.decode(data))
 
-    def moved(self, how: Callable[[Tensor], Tensor]) -> Kept:
+    def map_tensors(self, how: Callable[[Tensor], Tensor]) -> Kept:
         """The same, with all tensors moved so."""
-        return Kept(changed(self.weights, how), changed(self.memory, how))
+        return Kept(map_tensors(self.weights, how), map_tensors(self.memory, how))
 
 
 def shelf(folder: Path, resident: float, device: torch.device, room: float) -> Shelf[Kept]:
@@ -67,8 +67,8 @@ def shelf(folder: Path, resident: float, device: torch.device, room: float) -> S
     return Upper(
         host,
         room,
-        lambda kept: kept.moved(ferry.down),
-        lambda kept: kept.moved(ferry.up),
+        lambda kept: kept.map_tensors(ferry.down),
+        lambda kept: kept.map_tensors(ferry.up),
         lambda kept: kept.nbytes,
     )
 
@@ -89,7 +89,7 @@ class Past:
         return k in self.before
 
     @contextmanager
-    def opened(self, now: bool = True) -> Iterator[None]:
+    def set_recording(self, now: bool = True) -> Iterator[None]:
         """Clients that are used inside the block are noted; now = False: inside such a block, these
         are not.
         """

@@ -123,15 +123,15 @@ class ClientStore:
         """Put the active client's weights back into its vector."""
         k = self.active.pop(architecture, None)
         if k is not None:
-            self.held(k).weights = self.skeleton(architecture).flat.clone()
+            self.entry(k).weights = self.skeleton(architecture).flat.clone()
             self.kept.fit(keep=self.active.values())
 
     def own(self, k: int) -> Kept:
         """What client k keeps, to be changed."""
         self.past.note(k)
-        return self.held(k)
+        return self.entry(k)
 
-    def held(self, k: int) -> Kept:
+    def entry(self, k: int) -> Kept:
         kept = self.kept.get(k)
         if kept is None:
             self.kept.put(k, kept := Kept())
@@ -157,7 +157,7 @@ class ClientStore:
     def put(self, k: int, flat: Tensor | None, memory: dict[str, Any] | None = None) -> None:
         """Give client k these weights, and this memory if there is one."""
         self.drop(k)
-        kept = self.held(k)
+        kept = self.entry(k)
         if flat is not None:
             kept.weights = flat.to(self.device)
             self.weighted.add(k)
@@ -169,7 +169,7 @@ class ClientStore:
         self.active = {a: active for a, active in self.active.items() if active not in ks}
         self.weighted.difference_update(ks)
         for k in [k for k in ks if k in self.kept]:
-            kept = self.held(k)
+            kept = self.entry(k)
             kept.weights = None
             if not kept.memory:
                 self.kept.drop(k)

@@ -11,7 +11,7 @@ from hpcfed.core.errors import HpcfedError
 T = TypeVar("T")
 
 
-def agreed(comm: Comm, fn: Callable[[], T]) -> T:
+def on_all_ranks(comm: Comm, fn: Callable[[], T]) -> T:
     """fn() on every rank; collective. If it raises HpcfedError on any, all ranks raise the first
     rank's.
 
@@ -28,13 +28,13 @@ def agreed(comm: Comm, fn: Callable[[], T]) -> T:
     messages = {rank: message for rank, (message, _) in told.items()}
     failed = [rank for rank, message in messages.items() if message]
     if failed:
-        same = shared(messages, failed[0], error)
+        same = common_error(messages, failed[0], error)
         same.again = told[failed[0]][1]
         raise same
     return value  # type: ignore[return-value]
 
 
-def shared(messages: dict[int, str], first: int, error: HpcfedError | None) -> HpcfedError:
+def common_error(messages: dict[int, str], first: int, error: HpcfedError | None) -> HpcfedError:
     """The first failed rank's error, for all ranks; it names the rank where others fare better."""
     message = messages[first]
     alike = first == 0 or all(m == message for m in messages.values())

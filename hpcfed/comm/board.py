@@ -10,14 +10,14 @@ from contextlib import suppress
 import numpy as np
 
 from hpcfed.comm.memory import FOLDERS, PREFIX
-from hpcfed.comm.messages import ITEM, most, padded
+from hpcfed.comm.messages import ITEM, most, pad_columns
 
 FOLDER = FOLDERS[0]  # where that gives too little room, ranks send one another what they have
 
 
 def line(ranks: int) -> int:
     """Bytes of a line at most."""
-    return ITEM * padded(most(ranks))
+    return ITEM * pad_columns(most(ranks))
 
 
 def size_of(each: int, ranks: int) -> int:
@@ -65,7 +65,7 @@ class Board:
             memory = mmap.mmap(file.fileno(), size_of(each, ranks))
         self.memory = np.frombuffer(memory, np.uint8)
 
-    def given(self, columns: int) -> np.ndarray:
+    def contributions(self, columns: int) -> np.ndarray:
         """What each rank of the node gives to every rank, [each, R, columns] float64."""
         wide = self.memory[: self.each * self.ranks * line(self.ranks)].reshape(self.each, -1)
         return (
@@ -74,7 +74,7 @@ class Board:
             .reshape(self.each, self.ranks, columns)
         )
 
-    def done(self, columns: int, dtype: np.dtype) -> np.ndarray:
+    def totals(self, columns: int, dtype: np.dtype) -> np.ndarray:
         """The line that each rank has finished, [R, columns]."""
         last = self.memory[self.each * self.ranks * line(self.ranks) :]
         return (

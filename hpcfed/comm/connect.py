@@ -43,18 +43,18 @@ def connect(limit: float = 0) -> Comm:
     the main thread.
 
     limit: seconds to wait for ranks that may have died before they were here, where they do not end
-    the job themselves (`ulfm.starting`); 0: none.
+    the job themselves (`ulfm.limit_start`); 0: none.
     Raises ConfigError if MPI cannot be loaded, if it sees another number of processes than the
     launcher started, or if the launcher's variable is no number; RankLost if a rank dies meanwhile.
     """
-    name, size = launched(os.environ)
+    name, size = detect_launcher(os.environ)
     if size == 1:
         return Serial()
-    with ulfm.starting(limit):
-        return started(name, size)
+    with ulfm.limit_start(limit):
+        return connect_mpi(name, size)
 
 
-def started(name: str, size: int | None) -> Comm:
+def connect_mpi(name: str, size: int | None) -> Comm:
     """What `connect` does for one of several processes."""
     try:
         from hpcfed.comm.mpi import Mpi
@@ -66,10 +66,10 @@ def started(name: str, size: int | None) -> Comm:
             "or start without mpirun, as one process"
         ) from error
     except Foreign as error:
-        raise apart(f"the launcher is Open MPI's ({name}), but {error}") from error
+        raise launcher_error(f"the launcher is Open MPI's ({name}), but {error}") from error
     comm = Mpi()
     if size not in (None, comm.size):
-        raise apart(
+        raise launcher_error(
             f"the launcher started {size} processes ({name}), but MPI connects {comm.size}: "
             "the launcher is not that of mpi4py's MPI library"
         )
@@ -78,7 +78,7 @@ def started(name: str, size: int | None) -> Comm:
     return comm
 
 
-def apart(why: str) -> ConfigError:
+def launcher_error(why: str) -> ConfigError:
     """The error of processes that do not find one another: each of them raises it."""
     error = ConfigError(
         f"{why}\n  start with that library's mpirun, or srun --mpi=pmix or --mpi=pmi2"
@@ -87,12 +87,12 @@ def apart(why: str) -> ConfigError:
     return error
 
 
-def spoken_for(env: Mapping[str, str]) -> bool:
+def other_process_reports(env: Mapping[str, str]) -> bool:
     """Whether another process that the launcher started says what all of them have to say."""
     return next((env[name] for name in NUMBERS if name in env), "0") != "0"
 
 
-def launched(env: Mapping[str, str]) -> tuple[str, int | None]:
+def detect_launcher(env: Mapping[str, str]) -> tuple[str, int | None]:
     """The variable that tells of a launcher, and how many processes it started (None: unknown).
 
     "" and 1 without a launcher.

@@ -22,7 +22,7 @@ def library() -> dict[str, Any]:
 
     name = re.split(r"[,\n]", MPI.Get_library_version().strip("\0"))[0].strip()
     standard = ".".join(map(str, MPI.Get_version()))
-    path = loaded("libmpi")
+    path = library_path("libmpi")
     return {
         "name": name,
         "standard": standard,
@@ -32,7 +32,7 @@ def library() -> dict[str, Any]:
     }
 
 
-def loaded(stem: str) -> str:
+def library_path(stem: str) -> str:
     """The file of a shared library that this process has loaded; "" if there is none, or no
     /proc.
     """

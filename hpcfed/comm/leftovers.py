@@ -24,7 +24,7 @@ def remove(folder: Path = Path(FOLDERS[0])) -> list[Path]:
     """Remove them; those that were removed."""
     removed = []
     found = [path for path in candidates(folder) if not in_use(path)]
-    for path in set(found) - mapped(found):
+    for path in set(found) - files_in_use(found):
         with suppress(OSError):
             path.unlink()
             removed.append(path)
@@ -52,7 +52,7 @@ def in_use(path: Path) -> bool:
     return made_by is not None and (PROCESSES / made_by[1]).exists()
 
 
-def mapped(paths: list[Path]) -> set[Path]:
+def files_in_use(paths: list[Path]) -> set[Path]:
     """Those of these files that a process has in memory, or that may be: all where processes of
     this user cannot be looked at.
     """

@@ -38,7 +38,7 @@ class Room(NamedTuple):
     done: np.ndarray  # [R, m]: all of them
 
 
-def apart(lines: int, columns: int, dtype: np.dtype) -> Room:
+def private_buffers(lines: int, columns: int, dtype: np.dtype) -> Room:
     """Buffers of this rank alone: what others are to have is sent to them."""
     sent = np.zeros((lines, columns))
     return Room(
@@ -46,7 +46,7 @@ def apart(lines: int, columns: int, dtype: np.dtype) -> Room:
     )
 
 
-def size_apart(lines: int, columns: int, item: int) -> int:
+def private_buffer_bytes(lines: int, columns: int, item: int) -> int:
     """Bytes of these buffers, with those in which a rank works. item: of a value that is
     finished.
     """
@@ -115,7 +115,7 @@ def groups(sizes: Sequence[int], first: int) -> Iterator[range]:
 def width(values: int, lines: int) -> int:
     """Values of a line, of so many in all: in as few messages as can be, all of the same size."""
     messages = max(1, -(-values // (lines * most(lines))))
-    return padded(-(-values // (lines * messages))) - 1
+    return pad_columns(-(-values // (lines * messages))) - 1
 
 
 def most(lines: int) -> int:
@@ -123,14 +123,14 @@ def most(lines: int) -> int:
     return max(MESSAGE // lines, min(PART, MOST // lines))
 
 
-def padded(values: int) -> int:
+def pad_columns(values: int) -> int:
     """Columns for so many values and the count of rows: they fill lines of the cache, so that none
     has two owners.
     """
     return -(-(values + 1) // CACHE) * CACHE
 
 
-def added(lines: np.ndarray, out: np.ndarray) -> np.ndarray:
+def sum_lines(lines: np.ndarray, out: np.ndarray) -> np.ndarray:
     """The sum of lines [R, m], in out [m]; `np.add.reduce` would begin with a copy of the first."""
     np.add(lines[0], lines[1] if len(lines) > 1 else 0.0, out=out)
     for line in lines[2:]:
@@ -166,7 +166,7 @@ class Message:
         self.ways, self.n, self.scales, self.into = ways, n, scales, into
         self.lines = 1 if size <= SMALL else ways.size
         self.width = width(size, self.lines)
-        room = ways.room if self.lines > 1 else apart
+        room = ways.room if self.lines > 1 else private_buffers
         self.sent, self.got, self.line, self.done = room(self.lines, self.width + 1, dtype)
         self.total, self.buffer = np.empty((WORK, self.width + 1))  # made once: new memory is slow
         self.rows, self.used, self.pieces = rows, 0, list[Piece]()
@@ -189,20 +189,20 @@ class Message:
         """Add up, finish and store what is in the message, which is empty then."""
         self.sent[:, -1] = self.rows
         if self.pieces:
-            self.alone() if self.lines == 1 else self.shared()
+            self.alone() if self.lines == 1 else self.reduce_lines()
         self.used, self.pieces = 0, []
 
     def alone(self) -> None:
         """All of it is added up and finished here, as on every rank."""
-        total = self.checked(self.ways.total(self.sent))
+        total = self.check_rows(self.ways.total(self.sent))
         for piece in self.pieces:
             self.finish(total[0], piece)
             self.store(total, piece)
 
-    def shared(self) -> None:
+    def reduce_lines(self) -> None:
         """This rank's line is added up and finished here, each other one by its rank."""
         self.ways.lines(self.sent, self.got)
-        self.checked(added(self.got, self.total))
+        self.check_rows(sum_lines(self.got, self.total))
         for piece in self.pieces:
             if piece.line == self.ways.rank:
                 self.finish(self.total, piece)
@@ -220,7 +220,7 @@ class Message:
     def store(self, done: np.ndarray, piece: Piece) -> None:
         self.into.arrays[piece.i].reshape(-1)[piece.start : piece.stop] = self.place(done, piece)
 
-    def checked(self, total: np.ndarray) -> np.ndarray:
+    def check_rows(self, total: np.ndarray) -> np.ndarray:
         """The totals, if all ranks' rows are in them."""
         if (total[..., -1] != self.n).any():
             raise RuntimeError(

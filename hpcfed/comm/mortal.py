@@ -28,7 +28,7 @@ LOST = (
 NEWS = 1.0  # seconds in which a rank learns of a death; tens of milliseconds were seen
 
 
-def watched(verb: Callable[..., T]) -> Callable[..., T]:
+def raise_rank_lost(verb: Callable[..., T]) -> Callable[..., T]:
     """A verb that raises RankLost where a rank has died; the others do so soon."""
 
     @wraps(verb)
@@ -63,7 +63,7 @@ class Mortal:
             self._agreed = True
             raise RankLost("a rank died")
 
-    def broken(self) -> bool:
+    def has_lost_rank(self) -> bool:
         end = time.monotonic() + NEWS
         while ulfm.available() and time.monotonic() < end:
             MPI.COMM_SELF.Iprobe()  # news come in while MPI is called
@@ -90,7 +90,7 @@ class Mortal:
         self.lost, self._agreed = self.lost + size - len(was), False
         return sorted(set(range(size)) - set(was))
 
-    @watched
+    @raise_rank_lost
     def _meet(self, before: int) -> list[int]:
         """Be one of the ranks that are left; returns who they were."""
         self._join(self._world)

@@ -15,8 +15,8 @@ import numpy as np
 from hpcfed.comm import board, memory
 from hpcfed.comm.board import Board
 from hpcfed.comm.codec import decode, encode
-from hpcfed.comm.messages import Ways, apart, exact_sum
-from hpcfed.comm.mortal import Mortal, watched
+from hpcfed.comm.messages import Ways, exact_sum, private_buffers
+from hpcfed.comm.mortal import Mortal, raise_rank_lost
 from hpcfed.comm.nodes import Nodes
 from hpcfed.comm.protocol import Arrays, Into, Row, union, valid_rank
 from hpcfed.comm.start import MPI
@@ -35,7 +35,7 @@ class Mpi(Mortal):
     go in pieces. Tests make it small.
     """
 
-    @watched
+    @raise_rank_lost
     def __init__(self, limit: int = 2**31 - 1) -> None:
         self.limit, self._world, self._node = limit, MPI.COMM_WORLD, MPI.COMM_NULL
         self._join(MPI.COMM_WORLD.Dup())  # so that a library's own messages never meet ours
@@ -60,7 +60,7 @@ class Mpi(Mortal):
         firsts = self._allgather(int(first[0]))
         return tuple(sorted(set(firsts)).index(leader) for leader in firsts)
 
-    @watched
+    @raise_rank_lost
     def sum(
         self,
         rows: Sequence[Row],
@@ -78,7 +78,7 @@ class Mpi(Mortal):
         return Ways(
             self.rank,
             self.size,
-            nodes.room if nodes else apart,
+            nodes.room if nodes else private_buffers,
             highest=lambda x: self._allreduce(x, MPI.MAX),
             total=lambda x: self._allreduce(x, MPI.SUM),
             lines=nodes.lines
@@ -112,7 +112,7 @@ class Mpi(Mortal):
             if made[0]:
                 os.unlink(made[0])
 
-    @watched
+    @raise_rank_lost
     def gather(self, items: dict[int, T]) -> dict[int, T]:
         mine = encode(items)
         sizes = self._allgather(len(mine))
@@ -128,12 +128,12 @@ class Mpi(Mortal):
         )
         return union(part.tobytes() for part in np.split(every, starts[1:]))
 
-    @watched
+    @raise_rank_lost
     def bcast(self, item: T, root: int = 0) -> T:
         valid_rank("root", root, self.size)
         return decode(self._bcast(self._world, encode(item) if self.rank == root else None, root))
 
-    @watched
+    @raise_rank_lost
     def move(self, item: T | None, src: int, dst: int) -> T | None:
         valid_rank("src", src, self.size)
         valid_rank("dst", dst, self.size)
@@ -143,7 +143,7 @@ class Mpi(Mortal):
             self._send(encode(item), dst)
         return decode(self._receive(src)) if self.rank == dst else None
 
-    @watched
+    @raise_rank_lost
     def barrier(self, word: int = 0) -> int:
         """Here ranks wait for one another's training: without keeping the core busy, which others
         may need.
@@ -155,7 +155,7 @@ class Mpi(Mortal):
             pause = min(2 * pause, LONG)
         return int(highest[0])
 
-    @watched
+    @raise_rank_lost
     def share(self, build: Callable[[], Arrays]) -> Arrays:
         def make() -> tuple[str, memory.Plan]:
             built = {name: np.asarray(array) for name, array in build().items()}
@@ -169,7 +169,7 @@ class Mpi(Mortal):
         MPI.COMM_WORLD.Abort(status)
         raise SystemExit(status)  # not reached: Abort does not return
 
-    @watched
+    @raise_rank_lost
     def close(self) -> None:
         self._world.Barrier()
         if self.lost:

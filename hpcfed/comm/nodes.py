@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpcfed.comm.board import Board
-from hpcfed.comm.messages import Room, added
+from hpcfed.comm.messages import Room, sum_lines
 from hpcfed.comm.start import MPI
 
 Spread = tuple[
@@ -45,10 +45,17 @@ class Nodes:
 
         A rank may write `sent` again after `collect`, and `line` after `lines` of the next message.
         """
-        self.given, done = self.board.given(columns), self.board.done(columns, dtype)
-        sent, rank = self.given[self.node.rank], self.world.rank
+        self.contributions, done = (
+            self.board.contributions(columns),
+            self.board.totals(columns, dtype),
+        )
+        sent, rank = self.contributions[self.node.rank], self.world.rank
         sent[:] = 0.0
-        got = np.empty((1 + len(self.speakers), columns)) if self.speakers else self.given[:, rank]
+        got = (
+            np.empty((1 + len(self.speakers), columns))
+            if self.speakers
+            else self.contributions[:, rank]
+        )
         self.shares = np.empty((len(self.theirs), columns))
         return Room(sent, got, done[rank], done)
 
@@ -60,7 +67,7 @@ class Nodes:
         if not self.speakers:
             return
         for r, out in [(self.world.rank, got[0]), *zip(self.theirs, self.shares, strict=True)]:
-            added(self.given[:, r], out)
+            sum_lines(self.contributions[:, r], out)
         rows, columns = range(len(self.theirs)), len(got[0])
         self.world.Alltoallv(
             [self.shares, self.spread(self.theirs, rows, columns)],

@@ -101,7 +101,7 @@ class Comm(Protocol):
         Else RankLost, on all ranks alike.
         """
 
-    def broken(self) -> bool:
+    def has_lost_rank(self) -> bool:
         """Whether a rank has died, for who meets an error that may come of that; not collective."""
 
     def shrink(self) -> list[int]:

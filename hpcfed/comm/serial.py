@@ -6,7 +6,7 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from hpcfed.comm.codec import decode, encode
-from hpcfed.comm.messages import Ways, apart, exact_sum
+from hpcfed.comm.messages import Ways, exact_sum, private_buffers
 from hpcfed.comm.protocol import Arrays, Into, Row, read_only, union, valid_rank
 
 T = TypeVar("T")
@@ -26,7 +26,13 @@ class Serial:
         into: Into | None = None,
     ) -> list[np.ndarray]:
         ways = Ways(
-            0, 1, apart, highest=lambda x: x, total=lambda x: x, lines=np.copyto, collect=np.copyto
+            0,
+            1,
+            private_buffers,
+            highest=lambda x: x,
+            total=lambda x: x,
+            lines=np.copyto,
+            collect=np.copyto,
         )
         return exact_sum(ways, rows, shapes, factors, into)
 
@@ -51,7 +57,7 @@ class Serial:
     def confirm(self) -> None:
         """Nobody to die."""
 
-    def broken(self) -> bool:
+    def has_lost_rank(self) -> bool:
         return False
 
     def shrink(self) -> list[int]:

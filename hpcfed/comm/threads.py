@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from hpcfed.comm.codec import decode, encode
-from hpcfed.comm.messages import Ways, apart, exact_sum
+from hpcfed.comm.messages import Ways, exact_sum, private_buffers
 from hpcfed.comm.protocol import Arrays, Into, Row, read_only, union, valid_rank
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Threads:
         ways = Ways(
             self.rank,
             self.size,
-            apart,
+            private_buffers,
             highest=lambda x: reduce(np.maximum, all_ranks(x)),
             total=lambda x: np.sum(all_ranks(x), axis=0),
             lines=lambda x, out: np.stack([sent[self.rank] for sent in all_ranks(x)], out=out),
@@ -107,7 +107,7 @@ class Threads:
     def confirm(self) -> None:
         self.exchange("confirm")
 
-    def broken(self) -> bool:
+    def has_lost_rank(self) -> bool:
         return False
 
     def shrink(self) -> list[int]:

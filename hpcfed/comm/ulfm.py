@@ -47,7 +47,7 @@ def fit(choice: str) -> str:
 
 
 @contextmanager
-def starting(seconds: float) -> Iterator[None]:
+def limit_start(seconds: float) -> Iterator[None]:
     """MPI starts inside the block, for which it has so many seconds; 0: as many as it takes.
 
     MPI waits there for ever for a rank that is stopped, Open MPI 5 with ULFM also for one that has

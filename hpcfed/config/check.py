@@ -43,14 +43,14 @@ def check(job: Job, stored: bool = False) -> None:
     for name in filter(None, (job.data.name, job.data.public_source)):
         if not Path(name).suffix:
             find("data set", name, DATASETS)
-    listed(job)
+    check_listed(job)
     population(job)
-    accepted(job)
+    check_method(job)
     if not stored:
         effective(job)
 
 
-def listed(job: Job) -> None:
+def check_listed(job: Job) -> None:
     n = len(job.models.mix)
     if job.models.assign == "listed" and n != job.clients:
         raise ConfigError(
@@ -90,7 +90,7 @@ def population(job: Job) -> None:
         )
 
 
-def accepted(job: Job) -> None:
+def check_method(job: Job) -> None:
     """ConfigError with the reason why the method cannot run this job, and methods that could."""
     reason = refusal(job.algorithm, job)
     if reason is None:
@@ -116,8 +116,8 @@ def effective(job: Job) -> None:
     if wrong:
         method = job.algorithm.name
         lines = (
-            f"{method}: {name} = {shown(fields[name])} has no effect: {idle[name]}\n"
-            f"  leave it away, or set its default, {shown(usual[name])}"
+            f"{method}: {name} = {format_value(fields[name])} has no effect: {idle[name]}\n"
+            f"  leave it away, or set its default, {format_value(usual[name])}"
             for name in wrong
         )
         raise ConfigError("\n".join(lines))
@@ -134,7 +134,7 @@ def defaults(job: Job) -> dict[str, Any]:
     } | {f"local.{name}": value for name, value in job.algorithm.local_defaults.items()}
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as a job file has it."""
     return "none" if value is None else json.dumps(value)
 

@@ -26,7 +26,7 @@ def read(*paths: Path) -> list[Layer]:
     layers: list[Layer] = []
     for path in paths:
         found = under(path, {})
-        layers = [*replaced(layers, merge(*(values for _, values in found))), *found]
+        layers = [*drop_other_method(layers, merge(*(values for _, values in found))), *found]
     return layers
 
 
@@ -48,7 +48,7 @@ def under(path: Path, above: dict[str, Path]) -> list[Layer]:
     found = list(islice(layers, MOST + 1))
     if len(found) > MOST:
         raise too_many(path)
-    return [*replaced(found, values), (str(path), values)]
+    return [*drop_other_method(found, values), (str(path), values)]
 
 
 def too_many(path: Path) -> ConfigError:
@@ -72,7 +72,7 @@ def parse(path: Path, by: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
 
-def replaced(under: list[Layer], values: dict[str, Any]) -> list[Layer]:
+def drop_other_method(under: list[Layer], values: dict[str, Any]) -> list[Layer]:
     """The layers under a file: where it names another algorithm than they do, without that one's
     fields.
     """

@@ -73,7 +73,7 @@ class Command:
     files: Sequence[Path] = ()
 
 
-def asked(words: Sequence[str]) -> bool:
+def asks_for_help(words: Sequence[str]) -> bool:
     """Whether a command line asks for help."""
     return any(word.partition("=")[0] in FLAGS for word in words)
 
@@ -84,13 +84,13 @@ def help(words: Sequence[str], stored: Callable[[Path], dict[str, Any]] = lambda
     words: `[JOB.toml ...] [--FIELD VALUE ...] --help [TOPIC ...]`, in any order.  Raises
     ConfigError for a topic that is no field, table or method, with the nearest ones.
     """
-    job, topics = parted(words)
+    job, topics = split_words(words)
     width = min(WIDEST, shutil.get_terminal_size().columns)
     texts = [about(topic, job, stored, width) for topic in topics]
     return "\n\n".join(texts or [brief(command(job, stored))])
 
 
-def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words that are a job's, and the topics after --help; a .toml among these is a job file,
     after those before --help.
     """
@@ -131,10 +131,10 @@ def brief(found: Command) -> str:
     sections = textwrap.fill(
         ", ".join(tables()), NARROW, initial_indent=" " * 18, subsequent_indent=" " * 18
     )
-    return "\n".join([head, *lines, "", MORE.format(sections=sections), *refused(found)])
+    return "\n".join([head, *lines, "", MORE.format(sections=sections), *refusal_lines(found)])
 
 
-def refused(found: Command) -> list[str]:
+def refusal_lines(found: Command) -> list[str]:
     return [f"\nAs it is, the command would be refused: {found.mistake}"] * bool(found.mistake)
 
 
@@ -169,7 +169,7 @@ def about(
         texts.append(section(found, topic, width))
     if topic in ALGORITHMS or ":" in topic:
         texts.append(method(topic, words, stored, width))
-    names = known(found.model)
+    names = field_names(found.model)
     exact = topic.replace("-", "_")
     fields = [exact] if exact in names else [n for n in names if n.rpartition(".")[2] == exact]
     texts += [field(found, name, width) for name in fields]
@@ -179,12 +179,12 @@ def about(
     return "\n\n".join(texts)
 
 
-def known(model: type[BaseModel], prefix: str = "") -> list[str]:
+def field_names(model: type[BaseModel], prefix: str = "") -> list[str]:
     """The dotted names of all fields."""
     names = []
     for name, info in model.model_fields.items():
         if is_part(info.annotation):
-            names += known(info.annotation, f"{prefix}{name}.")
+            names += field_names(info.annotation, f"{prefix}{name}.")
         else:
             names.append(prefix + name)
     return names
@@ -199,7 +199,7 @@ def method(
         model = algorithm_model(name)
         infos = model.model_fields
         rows = [entry(f"algorithm.{n}", usual(info), info, width) for n, info in infos.items()]
-        return "\n".join([f"method {name}:\n", *rows, *refused(found)])
+        return "\n".join([f"method {name}:\n", *rows, *refusal_lines(found)])
     return section(found, "algorithm", width)
 
 
@@ -249,7 +249,9 @@ def field(found: Command, name: str, width: int) -> str:
         ("on --resume", free),
     ]
     lines = [f"{a + ':':<13}{b}" for a, b in facts]
-    return "\n".join([flag(name), textwrap.fill(sense(info), width), "", *lines, *refused(found)])
+    return "\n".join(
+        [flag(name), textwrap.fill(sense(info), width), "", *lines, *refusal_lines(found)]
+    )
 
 
 def at(model: type[BaseModel], name: str) -> FieldInfo:
@@ -267,19 +269,23 @@ def value(job: Job, name: str) -> str:
     found: Any = job
     for part in name.split("."):
         found = getattr(found, part)
-    return written(to_jsonable_python(found))
+    return format_flag_value(to_jsonable_python(found))
 
 
 def usual(info: FieldInfo) -> str:
     """A field's own default, where no job file, preset or flag says otherwise."""
     default = info.get_default(call_default_factory=True)
-    return "must be given" if default is PydanticUndefined else written(to_jsonable_python(default))
+    return (
+        "must be given"
+        if default is PydanticUndefined
+        else format_flag_value(to_jsonable_python(default))
+    )
 
 
-def written(value: Any) -> str:
+def format_flag_value(value: Any) -> str:
     """A value as flags take it: `true`, `none`, `mlp,cnn`."""
     if isinstance(value, list):
-        return ",".join(map(written, value)) or "none"
+        return ",".join(map(format_flag_value, value)) or "none"
     text = str(value) or "''"
     return text.lower() if value is None or isinstance(value, bool) else text
 

@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
-from hpcfed.core.paths import named
+from hpcfed.core.paths import expand_path
 
 # of anything that is counted; more would neither fit in memory nor end. Help does not show it
 MOST = 10**9
@@ -25,7 +25,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Names = Annotated[
     tuple[str, ...], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
 ]
-FileName = Annotated[Path, BeforeValidator(named)]
+FileName = Annotated[Path, BeforeValidator(expand_path)]
 
 
 def no_switch(value: Any, annotation: Any) -> Any:

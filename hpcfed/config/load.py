@@ -68,7 +68,7 @@ def resolve(
     own, source = user_names(flags, environ, file), f"resume: the job stored in {resume}"
     if resume:
         refuse_import([name], own, source, "--algorithm.name")
-        old = as_begun(old, name)
+        old = fill_former_defaults(old, name)
     file, old = (about(name, table) for table in (file, old))
     if "algorithm" not in file:
         layers = without_algorithm(layers)
@@ -83,14 +83,14 @@ def resolve(
         [preset, file, old] if over else [file, old, preset],
         Parser(PROGRAM, allow_abbrev=False),
     )
-    known_environment(model, environ)
+    check_environment(model, environ)
     under = f"the job stored in {resume}" if resume else "the embedded job"
     given = [*layers[::-1], (under, old)]
     preset_layer = (f"preset {asked}", preset)
     places = [preset_layer, *given] if over else [*given, preset_layer]
     places = [(name, values) for name, values in places if values]
     try:
-        job = completed(model())  # type: ignore[call-arg]  # its sources give all
+        job = fill_local_defaults(model())  # type: ignore[call-arg]  # its sources give all
     except (ValidationError, SettingsError, RecursionError) as error:
         raise ConfigError(explain(error, model, places, flags)) from error
     model.places = (places, flags)
@@ -99,7 +99,7 @@ def resolve(
     return job, places, flags
 
 
-def completed(job: Job) -> Job:
+def fill_local_defaults(job: Job) -> Job:
     """The job with its method's own defaults of [local] where nothing else was set."""
     own = job.algorithm.local_defaults
     missing = {name: own[name] for name in own if name not in job.local.model_fields_set}
@@ -126,7 +126,7 @@ def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
     """
     source = f"the job stored in {where}"
     refuse_import([stored["algorithm"]["name"]], own, source, OWN)
-    stored = as_begun(stored, stored["algorithm"]["name"])
+    stored = fill_former_defaults(stored, stored["algorithm"]["name"])
     model = job_model(stored["algorithm"]["name"], [], [stored], None)
     try:
         job = model()  # type: ignore[call-arg]  # its sources give all
@@ -138,7 +138,7 @@ def again(stored: dict[str, Any], where: str, own: Collection[str] = ()) -> Job:
     return job
 
 
-def as_begun(stored: dict[str, Any], name: str) -> dict[str, Any]:
+def fill_former_defaults(stored: dict[str, Any], name: str) -> dict[str, Any]:
     """A stored job with what its method, of this name, did where a field of today was not there
     yet; as it is where it is of another method. The method's module is imported.
     """
@@ -152,7 +152,7 @@ def as_begun(stored: dict[str, Any], name: str) -> dict[str, Any]:
 def split(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
     """The job files, which stand before all flags; and the flags, with - as _ in their names."""
     words = list(takewhile(lambda word: not word.startswith("-"), argv))
-    return job_files(words), latest(switches([underscored(w) for w in argv[len(words) :]]))
+    return job_files(words), latest(switches([normalise_flag(w) for w in argv[len(words) :]]))
 
 
 def job_files(words: Sequence[str]) -> list[Path]:
@@ -162,7 +162,7 @@ def job_files(words: Sequence[str]) -> list[Path]:
     return [Path(word) for word in words]
 
 
-def underscored(word: str) -> str:
+def normalise_flag(word: str) -> str:
     """--dry-run as --dry_run; the no- of a switch stays."""
     if not word.startswith("--"):
         return word
@@ -225,7 +225,7 @@ def peek(
     return env or next((v for v in (at(file, field) for file in files) if isinstance(v, str)), None)
 
 
-def known_environment(model: type[Job], environ: Mapping[str, str]) -> None:
+def check_environment(model: type[Job], environ: Mapping[str, str]) -> None:
     """ConfigError for HPCFED_ variables that name no field, which pydantic-settings would pass
     over.
     """

@@ -114,7 +114,7 @@ class Row(Sequence[np.ndarray]):
         value = self.value[name].detach()
         if isinstance(self.weight, Params):
             value = value.double() * self.weight[name].double()
-        return spread(_numpy(value), self.shape[name], self.at.get(name, ()))
+        return zero_pad(_numpy(value), self.shape[name], self.at.get(name, ()))
 
     def weights(self, name: str) -> np.ndarray:
         """The weights of what the value fills, 1 where the factor is the weight, in zeros: [], [n,
@@ -127,10 +127,12 @@ class Row(Sequence[np.ndarray]):
             _numpy(self.weight[name].double()) if isinstance(self.weight, Params) else np.ones(())
         )
         piece = np.broadcast_to(given, weight_shape(tuple(self.value[name].shape), self.per))
-        return spread(piece, shape, self.at.get(name, ())[: {"tensor": 0, "row": 1}.get(self.per)])
+        return zero_pad(
+            piece, shape, self.at.get(name, ())[: {"tensor": 0, "row": 1}.get(self.per)]
+        )
 
 
-def spread(piece: np.ndarray, shape: tuple[int, ...], axes: Sequence[Any]) -> np.ndarray:
+def zero_pad(piece: np.ndarray, shape: tuple[int, ...], axes: Sequence[Any]) -> np.ndarray:
     """The piece at the given indices of the first dimensions, in zeros of this shape; without
     indices the piece.
     """

@@ -27,7 +27,7 @@ UNREADABLE = (
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def convert_read_errors(path: Path) -> Iterator[None]:
     """Inside, the content of a file is read: what the libraries raise over it becomes a
     DamagedError.
     """

@@ -104,7 +104,7 @@ def plain(text: object, names: Iterable[object] = ()) -> str:
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in lines)
 
 
-def told(error: object, names: Iterable[object] = ()) -> str:
+def format_error(error: object, names: Iterable[object] = ()) -> str:
     """The message as it is printed: what a user gave at length is shortened, what cannot be printed
     escaped.
 

@@ -6,7 +6,7 @@ from types import ModuleType
 from hpcfed.core.errors import ConfigError
 
 
-def needed(module: str, extra: str, what: str) -> ModuleType:
+def import_extra(module: str, extra: str, what: str) -> ModuleType:
     """A module of such a package; ConfigError that says how to install it where it is missing or
     does not load.
     """

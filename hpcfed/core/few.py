@@ -14,12 +14,12 @@ def evenly(n: int, most: int) -> np.ndarray:
     return np.linspace(0, n - 1, min(n, most)).round().astype(int)
 
 
-def counted(n: int, thing: str) -> str:
+def count_noun(n: int, thing: str) -> str:
     """So many of a thing: `1 client`, `1,000 clients`."""
     return f"{n:,} {thing}{'s' * (n != 1)}"
 
 
-def listed(things: Sequence[object], most: int, between: str = ", ") -> str:
+def join_few(things: Sequence[object], most: int, between: str = ", ") -> str:
     """The first ones; the others are counted."""
     more = [f"and {len(things) - most} more"] if len(things) > most else []
     return between.join(map(str, [*things[:most], *more]))

@@ -68,7 +68,7 @@ def load(field: str, name: str, form: str) -> Any:
         raise
     except ModuleNotFoundError as error:
         if error.name and f"{module}.".startswith(f"{error.name}."):
-            raise ConfigError(missing(where, module)) from error
+            raise ConfigError(explain_missing(where, module)) from error
         raise ConfigError(f"{where}: {refusal(error)}") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{where}: {refusal(error)}") from error
@@ -76,7 +76,7 @@ def load(field: str, name: str, form: str) -> Any:
         names = [other for other in vars(found) if not other.startswith("_")]
         near = get_close_matches(attribute, names, n=1)
         hint = f"; did you mean {module}:{near[0]}?" if near else ""
-        file = shown(getattr(found, "__file__", None) or module)
+        file = display_path(getattr(found, "__file__", None) or module)
         raise ConfigError(f"{where}: {file} has no {attribute!r}{hint}")
     return getattr(found, attribute)
 
@@ -89,7 +89,7 @@ def register(where: str, module: str, form: str) -> None:
     top = module.partition(".")[0]
     spec = specification(top)
     if spec is None and top not in sys.modules:
-        raise ConfigError(missing(where, module))
+        raise ConfigError(explain_missing(where, module))
     built_in = spec is not None and spec.origin in ("built-in", "frozen")
     file = None if built_in else origin(spec, top)
     if built_in or (file is not None and under(file, LIBRARY) and not under(file, SITE)):
@@ -123,7 +123,7 @@ def origin(spec: ModuleSpec | None, top: str) -> Path | None:
     return Path(os.path.abspath(file)) if file else None
 
 
-def missing(where: str, module: str) -> str:
+def explain_missing(where: str, module: str) -> str:
     """The sentence for a module that is not there, with the files of this folder that are meant
     perhaps.
     """
@@ -157,7 +157,7 @@ def is_own(file: str) -> bool:
     return any(not any(f.is_relative_to(root) for f in inside) for root in holders)
 
 
-def shown(file: str | Path) -> str:
+def display_path(file: str | Path) -> str:
     """A file as messages name it: relative to the current folder where it lies there."""
     path, here = Path(os.path.abspath(file)), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
@@ -168,7 +168,7 @@ def line_of(thing: Any) -> str:
     thing = inspect.unwrap(thing)
     try:
         file = inspect.getsourcefile(thing) or inspect.getfile(thing)
-        return f"{shown(file)}, line {inspect.getsourcelines(thing)[1] or 1}"
+        return f"{display_path(file)}, line {inspect.getsourcelines(thing)[1] or 1}"
     except (OSError, TypeError):
         return getattr(thing, "__qualname__", type(thing).__name__)
 
@@ -185,7 +185,7 @@ def caller() -> str:
     frame = inspect.currentframe()
     while frame is not None and not is_own(frame.f_code.co_filename):
         frame = frame.f_back
-    return f"{shown(frame.f_code.co_filename)}, line {frame.f_lineno}: " if frame else ""
+    return f"{display_path(frame.f_code.co_filename)}, line {frame.f_lineno}: " if frame else ""
 
 
 def refusal(error: BaseException, file: str = "its file") -> str:
@@ -195,10 +195,10 @@ def refusal(error: BaseException, file: str = "its file") -> str:
     file: how the place is named where the exception has none.
     """
     if isinstance(error, SyntaxError):
-        place = f"{shown(error.filename)}, line {error.lineno}" if error.filename else file
+        place = f"{display_path(error.filename)}, line {error.lineno}" if error.filename else file
         return f"{place}: {error.msg}"
     own = frames(error)
-    place = f"{shown(own[-1].filename)}, line {own[-1].lineno}" if own else file
+    place = f"{display_path(own[-1].filename)}, line {own[-1].lineno}" if own else file
     if isinstance(error, PydanticUserError):
         return field_refusal(error, own[-1] if own else None, place)
     if isinstance(error, PydanticUndefinedAnnotation):
@@ -223,19 +223,19 @@ def field_refusal(error: PydanticUserError, frame: FrameSummary | None, place: s
     if error.code != "model-field-missing-annotation" or not found:
         return f"{place}: {error.message.splitlines()[0]}"
     field = found[1]
-    node = assigned(frame.filename, field, frame.lineno or 0) if frame else None
+    node = find_assignment(frame.filename, field, frame.lineno or 0) if frame else None
     if frame is None or node is None:
         return f"{place}: the field {field} has no type; write `{field}: float = ...`"
     value = ast.unparse(node.value)
     kind = type(node.value.value).__name__ if isinstance(node.value, ast.Constant) else "float"
     return (
-        f"{shown(frame.filename)}, line {node.lineno}: {field} = {value} has no type; write "
+        f"{display_path(frame.filename)}, line {node.lineno}: {field} = {value} has no type; write "
         f"`{field}: {kind} = {value}`, and it is a field of the job (or "
         f"`{field}: ClassVar = {value}`, and it is none)"
     )
 
 
-def assigned(file: str, name: str, line: int) -> ast.Assign | None:
+def find_assignment(file: str, name: str, line: int) -> ast.Assign | None:
     """Where a class that begins at this line or above gives a name a value."""
     found = [
         node
@@ -266,7 +266,7 @@ def making(what: str, cls: type) -> Iterator[None]:
         raise ConfigError(f"{what}: {refusal(error)}") from error
 
 
-def explained(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """An exception of the user's own code: where, what, and the user's part of the traceback; ""
     where none of it is theirs.
     """
@@ -274,13 +274,13 @@ def explained(error: BaseException) -> str:
     if not own:
         return ""
     last = own[-1]
-    place = f"{shown(last.filename)}, line {last.lineno}, in {last.name}"
+    place = f"{display_path(last.filename)}, line {last.lineno}, in {last.name}"
     if isinstance(error, ValidationError) and error.errors()[0]["type"] == "frozen_instance":
-        return f"{place}: {frozen(error.errors()[0]['loc'][0])}"
+        return f"{place}: {explain_assignment(error.errors()[0]['loc'][0])}"
     told = str(error).strip() or "no message"
     lines = [f"{place}: {type(error).__name__}: {told}", "  in your files:"]
     for frame in own:
-        lines += [f"    {shown(frame.filename)}, line {frame.lineno}, in {frame.name}"]
+        lines += [f"    {display_path(frame.filename)}, line {frame.lineno}, in {frame.name}"]
         lines += [f"      {frame.line}"] if frame.line else []
     inner = extract_tb(error.__traceback__)[-1]
     if inner is not last and not is_own(inner.filename):
@@ -288,7 +288,7 @@ def explained(error: BaseException) -> str:
     return "\n".join(lines)
 
 
-def frozen(name: object, method: str = "") -> str:
+def explain_assignment(name: object, method: str = "") -> str:
     """The sentence for an assignment to self.name in a method of an algorithm."""
     if method == "__init__":
         return (
@@ -303,7 +303,7 @@ def frozen(name: object, method: str = "") -> str:
     )
 
 
-def required(fn: Callable[..., Any]) -> tuple[list[str], list[str], bool]:
+def parameters_of(fn: Callable[..., Any]) -> tuple[list[str], list[str], bool]:
     """The parameters of a function that must be given, all that may be given by name, and whether
     it takes any number.
     """

@@ -76,7 +76,7 @@ def output(path: Path, what: str) -> Iterator[None]:
         ) from error
 
 
-def matching(folder: Path, pattern: str) -> list[Path]:
+def glob_folder(folder: Path, pattern: str) -> list[Path]:
     """What is in a folder under such names; nothing where there is no such folder, or it may not be
     read.
     """
@@ -86,7 +86,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
         return []
 
 
-def named(value: Any) -> Any:
+def expand_path(value: Any) -> Any:
     """A path as a job gives it, before it is checked, with ~ and ~NAME as the shell has them.
 
     ValueError where it cannot name anything. The empty one is refused too: it would mean the
@@ -106,7 +106,7 @@ def named(value: Any) -> Any:
     return full
 
 
-def told_apart(paths: Sequence[Path]) -> list[str]:
+def unique_names(paths: Sequence[Path]) -> list[str]:
     """A name for each path: its last part, and as many before it as it takes to tell it from all
     others.
 

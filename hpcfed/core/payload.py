@@ -33,24 +33,24 @@ class Tally:
 
 def on_device(value: Any, device: torch.device) -> Any:
     """Nested dicts, lists and means of tensors and other things, with the tensors on the device."""
-    return changed(value, lambda tensor: tensor.to(device))
+    return map_tensors(value, lambda tensor: tensor.to(device))
 
 
-def changed(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
     """Nested dicts, lists and means of tensors and other things, with something done to each
     tensor.
     """
     if isinstance(value, dict):
-        return type(value)({name: changed(v, how) for name, v in value.items()})
+        return type(value)({name: map_tensors(v, how) for name, v in value.items()})
     if isinstance(value, Mean):  # where a part belongs stays on the host
         return Mean(
             tuple(
-                p._replace(value=changed(p.value, how), weight=changed(p.weight, how))
+                p._replace(value=map_tensors(p.value, how), weight=map_tensors(p.weight, how))
                 for p in value.parts
             )
         )
     if type(value) in (list, tuple):
-        return type(value)(changed(v, how) for v in value)
+        return type(value)(map_tensors(v, how) for v in value)
     return how(value) if isinstance(value, Tensor) else value
 
 

@@ -30,10 +30,10 @@ def affine(
         2 * shift * draws[:, 2],
         2 * shift * draws[:, 3],
     )  # grid_sample's images are 2 wide
-    return moved(x, torch.stack([cos, -sin, right, sin, cos, down], 1).view(-1, 2, 3))
+    return warp(x, torch.stack([cos, -sin, right, sin, cos, down], 1).view(-1, 2, 3))
 
 
-def moved(x: Tensor, matrix: Tensor) -> Tensor:
+def warp(x: Tensor, matrix: Tensor) -> Tensor:
     """Pixel (a, b) of result i is what lies at matrix[i] @ (a, b, 1) in image i, where images are
     -1..1 each way.
 

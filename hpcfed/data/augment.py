@@ -88,7 +88,7 @@ def crop_flip(
     return windows[mirrored.long(), torch.arange(n, device=x.device).repeat(n_views), :, top, left]
 
 
-def unchanged(x: Tensor, g: torch.Generator, n_views: int = 1) -> Tensor:
+def no_augmentation(x: Tensor, g: torch.Generator, n_views: int = 1) -> Tensor:
     """The images as they are; nothing is drawn."""
     return x.repeat(n_views, *[1] * (x.dim() - 1))
 
@@ -100,5 +100,5 @@ POLICIES: dict[str, Policy] = {
         lambda x, g, n: affine(floats(x), g, n),
         "small rotation, shift and zoom; for digits, letters",
     ),
-    "none": Policy(unchanged, "images as they are"),
+    "none": Policy(no_augmentation, "images as they are"),
 }

@@ -15,7 +15,7 @@ from hpcfed.core.errors import DataError
 from hpcfed.core.rng import stream
 from hpcfed.data import check
 from hpcfed.data.moments import moments
-from hpcfed.data.readable import Nodes, fits, hdf5, named, readable, whole
+from hpcfed.data.readable import Nodes, add_path_to_errors, fits, hdf5, readable, whole
 from hpcfed.data.record import TEXT, DataSet, Split, Text
 from hpcfed.data.sampling import apportion, take
 from hpcfed.data.text import encode
@@ -188,7 +188,7 @@ def _assemble(path: Path, file: File, text: Text) -> DataSet:
         splits = _hold_out(splits[0], path)
     vocabulary = file.vocabulary
     if splits[0].x.dtype == object:
-        with named(path):
+        with add_path_to_errors(path):
             splits, vocabulary = encode(splits, text)
     return DataSet(
         path.stem, *splits, classes, *(((), ()) if vocabulary else moments(splits[0].x)), vocabulary

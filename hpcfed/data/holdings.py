@@ -10,7 +10,7 @@ from hpcfed.core.paths import regular
 from hpcfed.data import check
 from hpcfed.data.readable import hdf5, readable, whole
 from hpcfed.storage import names, seal
-from hpcfed.storage.atomic import replacing
+from hpcfed.storage.atomic import replace_file
 from hpcfed.storage.record import RUN_ID, differ
 from hpcfed.storage.untrusted import child
 
@@ -57,7 +57,7 @@ class Partition:
         Sealed with checksums, written beside the file and renamed, so that no half file is ever
         seen. WriteError where the disk refuses.
         """
-        with replacing(path, names.PARTITION) as file:
+        with replace_file(path, names.PARTITION) as file:
             for name, parts in (("train", self.train), ("test", self.test)):
                 file[name] = np.concatenate(parts)
                 file[f"{name}_sizes"] = np.array([len(part) for part in parts])
@@ -123,7 +123,7 @@ def check_seal(path: Path) -> None:
             return
         raw.seek(0)
         try:
-            seal.checked(path, raw, whole=True)
+            seal.verify_seal(path, raw, whole=True)
         except DamagedError as error:
             raise DataError(
                 f"{error}; restore it from a copy, resume its run, which writes it anew, or write "

@@ -45,7 +45,7 @@ def readable(path: Path, advice: str) -> Iterator[None]:
 
 
 @contextmanager
-def named(path: Path) -> Iterator[None]:
+def add_path_to_errors(path: Path) -> Iterator[None]:
     """A DataError that does not know the file gets its name."""
     try:
         yield
@@ -60,7 +60,7 @@ def hdf5(path: Path) -> Iterator[h5py.File]:
 
     What is in it is opened by `untrusted.child`, or through `Nodes`.
     """
-    tried(path)
+    check_hdf5(path)
     with h5py.File(path, "r") as file:
         yield file
 
@@ -86,7 +86,7 @@ class Nodes(Mapping[str, "h5py.Group | h5py.Dataset"]):
         return len(self.file)
 
 
-def tried(path: Path) -> None:
+def check_hdf5(path: Path) -> None:
     """DataError for a file that HDF5 cannot read, crashes over, or does not come to the end of."""
     limit = START + os.stat(path).st_size // PACE
     env = os.environ | {"MPI4PY_RC_INITIALIZE": "0"}  # an h5py built for MPI would start it

@@ -54,7 +54,7 @@ class Synthetic:
             + 50
         )
 
-    def held(self, k: int) -> tuple[Split, Split]:
+    def client_data(self, k: int) -> tuple[Split, Split]:
         """Training and test examples of client k: the same wherever and whenever they are made."""
         g, n = stream(self.seed, "synthetic", k), int(self.sizes[k])
         u, v = g.normal(0, self.alpha), g.normal(g.normal(0, self.beta), 1, len(SPREAD))
@@ -67,7 +67,7 @@ class Synthetic:
 
     def common(self) -> Split:
         """The test examples of the first clients, as the common test split."""
-        tests = [self.held(k)[1] for k in range(min(COMMON, self.clients))]
+        tests = [self.client_data(k)[1] for k in range(min(COMMON, self.clients))]
         return Split(np.concatenate([t.x for t in tests]), np.concatenate([t.y for t in tests]))
 
     @property
@@ -84,7 +84,7 @@ class Synthetic:
         """Training examples of each class that client k has, [C]: a row of the label counts, made
         when it is wanted.
         """
-        return np.bincount(self.held(k)[0].y, minlength=CLASSES)
+        return np.bincount(self.client_data(k)[0].y, minlength=CLASSES)
 
     def save(self, path: Path, run_id: str = "") -> None:
         """Nothing: the job says all about a population."""

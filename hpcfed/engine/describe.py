@@ -46,7 +46,7 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "architectures": list(facts.architectures if job.clients <= SMALL else rounds.kinds),
         "faults": list(WHY),  # what the numbers of clients/fault mean
         "ranks": rounds.fed.comm.size,
-        "placement": placed(rounds),
+        "placement": placement_of(rounds),
         "versions": versions(),
         "commit": commit(),
         "hardware": hardware(rounds.fed),
@@ -65,7 +65,7 @@ def inputs(facts: World) -> dict[str, Any]:
     }
 
 
-def placed(rounds: Rounds) -> list[int]:
+def placement_of(rounds: Rounds) -> list[int]:
     """The rank of each client; of very many clients nothing."""
     return list(rounds.fed.placement) if rounds.fed.K <= SMALL else []
 

@@ -35,7 +35,7 @@ def show(
     fields = [(name, json.dumps(v), origins.get(name, "")) for name, v in flat(job).items()]
     out.print(table("job,value,from", fields))
     held = {r: [k for k, rank in enumerate(placement) if rank == r] for r in memory}
-    rows = [(r, len(ks), listed(ks), size(memory[r])) for r, ks in held.items()]
+    rows = [(r, len(ks), join_ids(ks), size(memory[r])) for r, ks in held.items()]
     out.print(f"\nrank 0 computes on {device}")
     out.print(table(">rank,>clients,ids,>weights", rows))
     if not facts.many:
@@ -50,7 +50,7 @@ def show(
         out.print(f"warning: {len(idle)} of {len(held)} ranks have no client")
 
 
-def listed(ks: list[int]) -> str:
+def join_ids(ks: list[int]) -> str:
     """The ids, or as many as can be read."""
     return ",".join(map(str, ks[:SHOWN])) + (",..." if len(ks) > SHOWN else "") or "none"
 

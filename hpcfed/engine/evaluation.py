@@ -40,7 +40,7 @@ class Evaluation:
             yield client
             self.fed.clients.trim(keep=self.cohort)
 
-    def judged(self, cohort: list[int]) -> Iterable[int]:
+    def clients_to_evaluate(self, cohort: list[int]) -> Iterable[int]:
         """The clients that are evaluated after a round."""
         K, wanted = self.fed.K, self.fed.job.evaluate.clients
         if wanted == "all" or (wanted == "auto" and K <= SMALL):
@@ -53,7 +53,7 @@ class Evaluation:
             )
         return cohort
 
-    def received(self, ks: Iterable[int]) -> dict[int, Score]:
+    def score_received(self, ks: Iterable[int]) -> dict[int, Score]:
         """These clients' models as they would start into a round with the state of now; leaves them
         as they are.
         """
@@ -69,7 +69,7 @@ class Evaluation:
         it gave then.
         """
         journal = self.fed.journal
-        new = self.received(
+        new = self.score_received(
             k for k in cohort if not journal.turns(k) and journal.of(k).before is None
         )
         for k, found in new.items():
@@ -98,7 +98,7 @@ class Evaluation:
 
     def own(self, ks: Iterable[int]) -> dict[int, Score]:
         """The scores of those of these that are in the cohort, after their training."""
-        with self.fed.store.past.opened(False):
+        with self.fed.store.past.set_recording(False):
             return {c.id: self.score(c) for c in self.mine(sorted(self.cohort.intersection(ks)))}
 
     @contextmanager
@@ -137,8 +137,8 @@ class Evaluation:
         if state is None:
             return {}
         self.state = state
-        judged = self.mine(self.judged(self.fed.sample(self.t - 1)))
-        mine = {c.id: (*self.score(c), *self.received([c.id])[c.id]) for c in judged}
+        judged = self.mine(self.clients_to_evaluate(self.fed.sample(self.t - 1)))
+        mine = {c.id: (*self.score(c), *self.score_received([c.id])[c.id]) for c in judged}
         self.fed.wait("last scores")
         table = np.array(
             list(self.fed.comm.gather(mine).values()), dtype=float

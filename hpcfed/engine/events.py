@@ -151,15 +151,16 @@ class Events(Rounds):
         k, fed, given = job.client, self.fed, self.algorithm.near(self.fed, job.client, job.number)
         up = {k: self.results.pop(k)} if k in self.results else {}
         models = {
-            c.id: self.algorithm.sent(c, self.arrived(c.id, job.finish)) for c in fed.mine(given)
+            c.id: self.algorithm.sent(c, self.has_arrived(c.id, job.finish))
+            for c in fed.mine(given)
         }
         return fed.to_client(target, up, [k]).get(k), fed.to_client(target, models, given)
 
-    def arrived(self, k: int, now: float) -> bool:
+    def has_arrived(self, k: int, now: float) -> bool:
         """Whether what client k sent when its open job started has reached the others."""
         return now >= self.opened[k].start + self.algorithm.delay(self.fed, k)
 
-    def upcoming(self) -> list[int]:
+    def next_clients(self) -> list[int]:
         return [*self.agenda.going]
 
     def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:

@@ -11,10 +11,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from hpcfed.comm.agree import agreed
+from hpcfed.comm.agree import on_all_ranks
 from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError, HpcfedError, may_pass
 from hpcfed.storage import checkpoint, names, results
-from hpcfed.storage.atomic import writing
+from hpcfed.storage.atomic import convert_write_errors
 from hpcfed.storage.lock import Lock, tidy
 from hpcfed.storage.record import RUN_ID
 
@@ -41,9 +41,9 @@ class Claim:
 
         Raises ConfigError on all ranks where another run has it, WriteError where the disk refuses.
         """
-        folder = agreed(comm, lambda: of(job))
+        folder = on_all_ranks(comm, lambda: of(job))
         self.world = comm.bcast(self.world or secrets.token_hex(16))
-        agreed(comm, lambda: self.begin(folder, job.force) if comm.rank == 0 else None)
+        on_all_ranks(comm, lambda: self.begin(folder, job.force) if comm.rank == 0 else None)
         return folder
 
     def begin(self, folder: Path, force: bool) -> None:
@@ -85,7 +85,7 @@ def prepare(job: Job, comm: Comm, folder: Path, ours: bool = False) -> None:
 
     ours: it has been this run's already.
     """
-    agreed(
+    on_all_ranks(
         comm, lambda: (sweep(folder) if ours else claim(job, folder)) if comm.rank == 0 else None
     )
     if max(comm.node_of):
@@ -103,9 +103,9 @@ def run_id(job: Job, comm: Comm, folder: Path, world: str, ours: bool) -> str:
         try:
             return results.recover(folder).header.get(RUN_ID, "")
         except CheckpointError:  # a run without usable results goes on from its checkpoint
-            return checkpoint.stored_header(folder).get(RUN_ID, "")
+            return checkpoint.newest_header(folder).get(RUN_ID, "")
 
-    return comm.bcast(agreed(comm, lambda: known() if comm.rank == 0 else "") or world)
+    return comm.bcast(on_all_ranks(comm, lambda: known() if comm.rank == 0 else "") or world)
 
 
 def of(job: Job) -> Path:
@@ -153,17 +153,17 @@ def same_everywhere(folder: Path, comm: Comm) -> None:
 
     Collective; a file is made by one rank, and looked for by one of each node.
     """
-    mark = folder / comm.bcast(names.seen_file(folder).name)
+    mark = folder / comm.bcast(names.marker_file(folder).name)
     try:
-        agreed(comm, lambda: touch(mark) if comm.rank == 0 else None)
-        agreed(comm, lambda: look(mark) if comm.local_rank == 0 else None)
+        on_all_ranks(comm, lambda: touch(mark) if comm.rank == 0 else None)
+        on_all_ranks(comm, lambda: look(mark) if comm.local_rank == 0 else None)
     finally:
         if comm.rank == 0:
             mark.unlink(missing_ok=True)
 
 
 def touch(mark: Path) -> None:
-    with writing(mark):
+    with convert_write_errors(mark):
         mark.touch()
 
 
@@ -207,7 +207,7 @@ def sweep(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def stored(path: Path) -> dict[str, Any]:
+def read_job(path: Path) -> dict[str, Any]:
     """The job of a run that is to be resumed: from its results, else from its checkpoints."""
     if path.suffix == ".h5" and not os.path.isfile(path):
         raise CheckpointError(
@@ -216,7 +216,7 @@ def stored(path: Path) -> dict[str, Any]:
     try:
         job = results.recover(names.run_of(path)).header["job"]
     except DamagedError as error:
-        header = checkpoint.stored_header(path)
+        header = checkpoint.newest_header(path)
         # checkpoints from before they held the whole job have what results depend on
         job = header.get("settings") or header.get("job")
         if job is None:

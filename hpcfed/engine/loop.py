@@ -63,7 +63,7 @@ class Loop:
                 self.comm.confirm()
                 if self.rounds.t < self.job.rounds:
                     self.save()
-                status = self.stopped()
+                status = self.stop_for_signal()
             # rank 0 writes to the end: were it to die there, the others are still here to go on
             self.comm.confirm()
         return status
@@ -83,16 +83,16 @@ class Loop:
             if self.due(flags):
                 self.save()
             if flags["stop"] and self.rounds.t < self.job.rounds:
-                return self.stopped()
+                return self.stop_for_signal()
             if self.job.run.rebalance and self.rounds.t - self.first == self.job.run.rebalance:
                 self.rebalance()
         if self.saved_t < self.rounds.t:
             self.save()
         unsaved = self.settle()
         self.conclude()
-        return self.ended(self.finish(STOPPED if unsaved else FINISHED) or unsaved)
+        return self.end_run(self.finish(STOPPED if unsaved else FINISHED) or unsaved)
 
-    def stopped(self) -> int:
+    def stop_for_signal(self) -> int:
         """The run ends for a signal, with all saved that is done. Returns the exit status."""
         self.settle(needed=not self.saver.exists)
         self.progress.say(
@@ -117,7 +117,7 @@ class Loop:
 
         return self.comm.bcast(refused() if self.results else "")
 
-    def ended(self, refused: str) -> int:
+    def end_run(self, refused: str) -> int:
         """The run is through; refused: why results or last checkpoint are not on disk. Returns the
         exit status.
         """
@@ -141,9 +141,9 @@ class Loop:
 
     def rebalance(self) -> None:
         """Move clients by measured cost; collective."""
-        self.progress.moved(self.rounds.rebalance())
+        self.progress.report_moves(self.rounds.rebalance())
         if self.results:
-            self.results.header["placement"] = describe.placed(self.rounds)
+            self.results.header["placement"] = describe.placement_of(self.rounds)
 
     def flags(self) -> dict[str, bool]:
         """What this rank wants: to stop; to save, because of the time (rank 0 decides that); and
@@ -152,7 +152,11 @@ class Loop:
         waited = (time.monotonic() - self.saved_at) / 60
         minutes = self.job.checkpoint.minutes
         save = bool(minutes) and self.comm.rank == 0 and waited >= minutes
-        return {"stop": self.rounds.fed.pulse.asked, "save": save, "writing": self.saver.writing}
+        return {
+            "stop": self.rounds.fed.pulse.stop_requested,
+            "save": save,
+            "writing": self.saver.writing,
+        }
 
     def due(self, flags: dict[str, bool]) -> bool:
         every = self.job.checkpoint.every
@@ -185,7 +189,7 @@ class Loop:
         the last round.
         """
         if self.course.mirror:
-            rows = self.results.unwritten() if self.results else {}
+            rows = self.results.pending_rows() if self.results else {}
             self.course.mirror.take(
                 self.rounds, rows | ({str(self.rounds.t - 1): row} if row and self.results else {})
             )

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
-from hpcfed.comm.agree import agreed
+from hpcfed.comm.agree import on_all_ranks
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
-from hpcfed.machine.devices import CONTEXT, lowered
-from hpcfed.machine.faults import explained, out_of_memory
+from hpcfed.machine.devices import CONTEXT, autocast
+from hpcfed.machine.faults import explain_fault, out_of_memory
 from hpcfed.models.flat import Skeleton
 from hpcfed.models.model import Pair
 from hpcfed.training.engines import gradient
@@ -79,7 +79,7 @@ def check(facts: World, fed: Federation) -> None:
 
     Raises ConfigError on all ranks alike, which names the first rank whose share is too small.
     """
-    agreed(fed.comm, lambda: settle(need(facts, fed), fed) if fed.share else None)
+    on_all_ranks(fed.comm, lambda: settle(need(facts, fed), fed) if fed.share else None)
 
 
 def settle(need: Need, fed: Federation) -> None:
@@ -150,8 +150,8 @@ def peak(fed: Federation, architecture: str) -> int:
     with rng.scoped(fed.seed, "memory", architecture, device=fed.device):
         skeleton = Skeleton(fed.store.build(architecture), fed.device)
         if fed.device.type == "cuda":
-            return measured(fed, lambda: step(fed, skeleton, batch), architecture)
-        kept = estimated(
+            return measure_step(fed, lambda: step(fed, skeleton, batch), architecture)
+        kept = estimate_activations(
             lambda n: forward(fed, skeleton, n), skeleton.model.parameters(), min(batch, FEW), batch
         )
         return kept + VALUE * skeleton.layout.n_params
@@ -169,7 +169,7 @@ def forward(fed: Federation, skeleton: Skeleton, n: int) -> Tensor:
     y = torch.zeros(n, dtype=torch.long, device=fed.device)
     model = skeleton.model.train()
     parts = (model.own, model.proxy) if isinstance(model, Pair) else (model,)
-    with lowered(fed.job.run.precision, fed.device):
+    with autocast(fed.job.run.precision, fed.device):
         return sum(  # type: ignore[return-value]
             cross_entropy(part(x.clone()), y)
             for part in parts
@@ -177,7 +177,7 @@ def forward(fed: Federation, skeleton: Skeleton, n: int) -> Tensor:
         )
 
 
-def measured(fed: Federation, run: Callable[[], None], architecture: str) -> int:
+def measure_step(fed: Federation, run: Callable[[], None], architecture: str) -> int:
     """The most bytes of the GPU that a step has at once, as torch's allocator counts them.
 
     Raises MemoryFault where it does not fit at all.
@@ -189,13 +189,13 @@ def measured(fed: Federation, run: Callable[[], None], architecture: str) -> int
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
-        raise explained(
+        raise explain_fault(
             error, f"a first step of {architecture}", fed.job, fed.device, before
         ) from error
     return torch.cuda.max_memory_allocated(fed.device) - before
 
 
-def estimated(
+def estimate_activations(
     forward: Callable[[int], Tensor], params: Iterable[Tensor], few: int, batch: int
 ) -> int:
     """Bytes that autograd keeps between forward and backward of a batch, from those of few

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from hpcfed.comm import Serial
-from hpcfed.comm.agree import agreed
+from hpcfed.comm.agree import on_all_ranks
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.parts import Run
 from hpcfed.config.system import System
@@ -42,18 +42,18 @@ def rehearse(job: Job, comm: Comm, facts: World) -> None:
     Nothing is done for methods of hpcfed, and for populations, whose clients make their examples.
     """
     if ":" in job.algorithm.name and not facts.many:
-        agreed(comm, lambda: attempt(job, facts) if comm.rank == 0 else None)
+        on_all_ranks(comm, lambda: attempt(job, facts) if comm.rank == 0 else None)
 
 
 def attempt(job: Job, facts: World) -> None:
     """All that a run does, once. Raises OwnError."""
     with rng.scoped(job.seed, "rehearsal"):  # what a user draws from torch's generator
         try:
-            perform(shortened(job), small(facts))
+            perform(shorten_job(job), small(facts))
         except own.OwnError:
             raise
         except Exception as error:
-            theirs = own.explained(error)
+            theirs = own.explain_error(error)
             if theirs and certain(error):
                 raise own.OwnError(theirs) from error
 
@@ -77,7 +77,7 @@ def perform(job: Job, facts: World) -> None:
         fed.store.close()
 
 
-def shortened(job: Job) -> Job:
+def shorten_job(job: Job) -> Job:
     """The job with little to do, on clients that are always there."""
     local = {"batch": min(BATCH, job.local.batch), "epochs": 1, "stragglers": 0.0}
     if job.local.steps:

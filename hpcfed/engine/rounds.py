@@ -57,7 +57,7 @@ class Rounds(Attempts, Evaluation):
         self.seconds = np.full(K, np.nan)
         self.kinds = {name: i for i, name in enumerate(sorted(set(self.fed.architectures)))}
         self.fed.store.stateless = not self.algorithm.keeps(self.fed)
-        self.fed.job = stacked.settled(self.fed, self.algorithm)
+        self.fed.job = stacked.resolve_engine(self.fed, self.algorithm)
         self.fed.grouping = partial(stacked.groups, self.fed, self.algorithm)
 
     @property
@@ -71,14 +71,14 @@ class Rounds(Attempts, Evaluation):
         self.cohort = {c.id for c in self.mine(cohort)}
         fed.pulse.expect(len(self.cohort))
         if fed.store.kept.away:
-            fed.store.prefetch(k for k in self.upcoming() if k in fed.clients)
+            fed.store.prefetch(k for k in self.next_clients() if k in fed.clients)
         due = (t + 1) % fed.job.evaluate.every == 0 or t + 1 == fed.job.rounds
         before = self.before(cohort) if due and fed.job.evaluate.before else {}
-        judged, early = self.judged(cohort) if due else [], {}
+        judged, early = self.clients_to_evaluate(cohort) if due else [], {}
         if due and self.independent:
             fed.meanwhile = lambda: early.update(self.own(judged))
         if cohort:
-            with fed.store.past.opened():
+            with fed.store.past.set_recording():
                 self.advance(cohort, t)
         fed.meanwhile = lambda: None
         changed = [
@@ -87,7 +87,7 @@ class Rounds(Attempts, Evaluation):
         ]
         self.stale[slice(None) if cohort and fed.store.stateless else changed] = True
         after = early | self.after(k for k in judged if k not in early)
-        received = self.received(judged) if fed.job.evaluate.received else {}
+        received = self.score_received(judged) if fed.job.evaluate.received else {}
         whole = (
             self.common()
             if due and fed.job.evaluate.common
@@ -125,13 +125,13 @@ class Rounds(Attempts, Evaluation):
         """Give each rank as much of the cohort as the others have, in whole groups; collective."""
         groups = self.fed.groups(cohort)
         costs, held = (
-            [sum(self.expected(ks)) for ks in groups],
+            [sum(self.estimate_costs(ks)) for ks in groups],
             [self.placement[ks[0]] for ks in groups],
         )
         new = balance.level(costs, held, self.fed.speeds)
         balance.move(self.fed, {k: rank for ks, rank in zip(groups, new, strict=True) for k in ks})
 
-    def expected(self, ks: list[int]) -> list[float]:
+    def estimate_costs(self, ks: list[int]) -> list[float]:
         """Cost of these clients' next round: seconds as their architectures took last; before that,
         estimates.
         """
@@ -140,7 +140,7 @@ class Rounds(Attempts, Evaluation):
             return [self.rates[kind] * n for kind, n in zip(kinds, sizes, strict=True)]
         return [self.fed.costs[k] for k in ks]
 
-    def upcoming(self) -> list[int]:
+    def next_clients(self) -> list[int]:
         """The clients of the next round, as far as they are known."""
         return (
             self.algorithm.cohort(self.fed, self.t + 1) if self.t + 1 < self.fed.job.rounds else []

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfed.comm.agree import agreed
+from hpcfed.comm.agree import on_all_ranks
 from hpcfed.core.errors import DataError, WriteError
-from hpcfed.core.few import listed
+from hpcfed.core.few import join_few
 from hpcfed.core.status import DONE
 from hpcfed.data.holdings import Partition, check_seal
 from hpcfed.engine import describe, events, memory
@@ -19,7 +19,7 @@ from hpcfed.engine.loop import Loop
 from hpcfed.engine.rehearsal import rehearse
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
-from hpcfed.engine.survival.recover import Course, surviving
+from hpcfed.engine.survival.recover import Course, run_with_recovery
 from hpcfed.report.progress import Progress
 from hpcfed.report.sinks import logs
 from hpcfed.report.sinks.logs import Logs
@@ -43,7 +43,7 @@ def run(job: Job, comm: Comm, guard: Guard | None = None) -> int:
 
     guard: what watches the start until the ranks can look after one another, and the end.
     """
-    return surviving(Course(job, guard=guard), comm, attempt)
+    return run_with_recovery(Course(job, guard=guard), comm, attempt)
 
 
 def attempt(course: Course, comm: Comm) -> int:
@@ -51,8 +51,8 @@ def attempt(course: Course, comm: Comm) -> int:
     status.
     """
     job = course.job
-    if logs.wanted(job.log):
-        agreed(comm, lambda: logs.check(job.log) if comm.rank == 0 else None)
+    if logs.sink_names(job.log):
+        on_all_ranks(comm, lambda: logs.check(job.log) if comm.rank == 0 else None)
     folder = course.enter(comm)
     facts = course.facts or world(job, comm)
     comm.confirm()
@@ -77,7 +77,7 @@ def attempt(course: Course, comm: Comm) -> int:
         rounds.run_id = run_id(job, comm, folder, course.claim.world, ours=course.begun)
         course.restore(rounds, folder)
         if not course.begun and not rounds.t:
-            agreed(
+            on_all_ranks(
                 comm,
                 lambda: (
                     facts.partition.save(names.partition_file(folder), rounds.run_id)
@@ -88,7 +88,7 @@ def attempt(course: Course, comm: Comm) -> int:
         elif comm.rank == 0:
             keep_partition(facts, folder, rounds)
         known = course.rows
-        results = agreed(
+        results = on_all_ranks(
             comm,
             lambda: (
                 open_results(job, folder, facts, rounds, known, course.record)
@@ -115,9 +115,9 @@ def attempt(course: Course, comm: Comm) -> int:
 
 def begin(log: Logs, rounds: Rounds, results: Results | None, course: Course) -> None:
     """Open the logs that are asked for, on rank 0; collective."""
-    if logs.wanted(course.job.log):
+    if logs.sink_names(course.job.log):
         known = (results.header, rounds.t, results.row, not course.begun) if results else ()
-        agreed(rounds.fed.comm, lambda: log.begin(*known) if known else None)
+        on_all_ranks(rounds.fed.comm, lambda: log.begin(*known) if known else None)
 
 
 def warn(fed: Federation) -> None:
@@ -142,7 +142,7 @@ def odd_labels(job: Job, facts: World) -> str:
     C = len(facts.data.classes)
     return (
         f"{data_name(job.data.model_dump())}: {len(empty)} of {C} classes have no training "
-        f"example ({listed(empty, FEW)}); labels are expected to be 0, 1, 2, ... without gaps: "
+        f"example ({join_few(empty, FEW)}); labels are expected to be 0, 1, 2, ... without gaps: "
         "renumber them if these classes do not exist"
     )
 
@@ -185,7 +185,7 @@ def open_results(
         results = Results.resume(folder, rounds.t, header, known, arrays, memory, warn)
         checkpoint.drop_after(folder, rounds.t)  # now: a copy that was needed may be among them
         if results.lost:
-            warn(lost(results))
+            warn(explain_lost_rounds(results))
         elif results.source != results.path:
             warn(
                 f"{results.path}: damaged or missing; the run goes on with the copy in "
@@ -199,7 +199,7 @@ def open_results(
     return results
 
 
-def lost(results: Results) -> str:
+def explain_lost_rounds(results: Results) -> str:
     """The sentence about rounds without a record."""
     first, last = results.lost[0], results.lost[-1]
     which = f"round {first}" if first == last else f"rounds {first} to {last}"

@@ -16,7 +16,7 @@ from hpcfed.clients import profiles
 from hpcfed.clients.client import Client, Clients, Shard
 from hpcfed.clients.profiles import Profiles
 from hpcfed.clients.store import ClientStore
-from hpcfed.comm.agree import agreed
+from hpcfed.comm.agree import on_all_ranks
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data import datasets
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 def world(job: Job, comm: Comm) -> World:
     """Load, partition, assign; collective. Raises ConfigError or DataError on all ranks alike."""
     data, other = load(job, comm, job.data.name), load(job, comm, job.data.public_source)
-    agreed(comm, lambda: views(job, data))
+    on_all_ranks(comm, lambda: views(job, data))
     partition = share_out(job, comm, data)
     data = replace(data, test=partition.common()) if isinstance(partition, Synthetic) else data
-    source, rows = agreed(comm, lambda: public(job, data, other, partition))
+    source, rows = on_all_ranks(comm, lambda: public(job, data, other, partition))
     architectures = assign(job)
     shape, classes = data.train.x.shape[1:], len(data.classes)
     kinds = sorted(set(architectures))
-    agreed(
+    on_all_ranks(
         comm,
         lambda: [models.check(name, shape, data.vocabulary) for name in (*kinds, *servers(job))],
     )
-    agreed(comm, lambda: one_width(job, kinds, shape, classes))
-    each = agreed(
+    on_all_ranks(comm, lambda: one_width(job, kinds, shape, classes))
+    each = on_all_ranks(
         comm,
         lambda: {name: cost(name, shape, classes, job.models.d, data.vocabulary) for name in kinds},
     )
@@ -63,7 +63,7 @@ def world(job: Job, comm: Comm) -> World:
         name: work(name, shape, classes, job.models.d, data.vocabulary).multiply_adds
         for name in kinds
     }
-    known = profiled(job, comm, np.array([3.0 * max(1, adds[a]) for a in architectures]))
+    known = draw_profiles(job, comm, np.array([3.0 * max(1, adds[a]) for a in architectures]))
     return World(data, partition, source, rows, architectures, costs, known)
 
 
@@ -75,7 +75,7 @@ def load(job: Job, comm: Comm, name: str) -> DataSet | None:
         return None
     first = comm.local_rank == 0
     text = Text(job.data.vocabulary, job.data.tokens)
-    loaded = agreed(
+    loaded = on_all_ranks(
         comm, lambda: datasets.load(name, job.data.root, job.data.download, text) if first else None
     )
     return from_arrays(comm.share(lambda: to_arrays(loaded)))
@@ -151,11 +151,11 @@ def public(
     return other.train, np.sort(g.choice(n, job.data.public, replace=False))
 
 
-def profiled(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
+def draw_profiles(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
     """The clients' profiles, drawn or read on rank 0 for all. example: [K], multiply-adds, forward
     and backward.
     """
-    drawn = agreed(
+    drawn = on_all_ranks(
         comm, lambda: profiles.draw(job.system, job.clients, job.seed) if comm.rank == 0 else None
     )
     given = comm.bcast(drawn) | {"example": example}
@@ -176,7 +176,7 @@ def share_out(job: Job, comm: Comm, data: DataSet) -> Partition | Synthetic:
             job.seed, job.clients, *job.data.synthetic, job.data.examples, job.data.test_share
         )
     settings = job.data.model_copy(update={"public": 0}) if job.data.public_source else job.data
-    drawn = agreed(
+    drawn = on_all_ranks(
         comm, lambda: split(data, settings, job.clients, job.seed) if comm.rank == 0 else None
     )
     return Partition(*comm.bcast((drawn.train, drawn.test, drawn.public) if drawn else None))
@@ -195,10 +195,10 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         device,
         data.vocabulary,
         job.run.resident * 2**30,
-        names.spill_folder(agreed(comm, lambda: folder.of(job)), comm.rank),
+        names.spill_folder(on_all_ranks(comm, lambda: folder.of(job)), comm.rank),
         own.share / 2,
     )
-    fast = agreed(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
+    fast = on_all_ranks(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []
     placement = dealt or place(world.costs.tolist(), comm.size, fast)
     fed = Federation(
@@ -224,7 +224,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         common=Shard(
             data.test.x, data.test.y, np.arange(comm.rank, len(data.test.y), comm.size), device
         ),
-        pool=cache(partial(pooled, world, store, device, job)),
+        pool=cache(partial(make_pool_client, world, store, device, job)),
     )
     if own.warning:
         fed.say(own.warning)
@@ -233,10 +233,10 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
 
 def client(world: World, store: ClientStore, device: torch.device, k: int) -> Client:
     """Client k, without weights: the store makes or gets those."""
-    return Client(k, world.architectures[k], *world.held(k, device), store)
+    return Client(k, world.architectures[k], *world.client_data(k, device), store)
 
 
-def pooled(world: World, store: ClientStore, device: torch.device, job: Job) -> Client:
+def make_pool_client(world: World, store: ClientStore, device: torch.device, job: Job) -> Client:
     """A client beyond the last that holds all clients' data; of sub-models it has the whole
     model.
     """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcfed.core import own
 from hpcfed.core.averaging import mean_of
-from hpcfed.core.errors import DivergedError, told
+from hpcfed.core.errors import DivergedError, format_error
 from hpcfed.core.params import Mean, Params, Part, Per
 from hpcfed.core.payload import Tally, nbytes, not_finite, on_device
 from hpcfed.federation.journal import AGAIN, GO, STOP, Again, Journal
@@ -70,7 +70,7 @@ class Exchange:
             self.unheard.append(message)
             return
         with suppress(OSError):  # where the disk of a log is full the run goes on
-            print(told(f"hpcfed: {message}"), file=sys.stderr, flush=True)
+            print(format_error(f"hpcfed: {message}"), file=sys.stderr, flush=True)
 
     def heard(self, by_rank: Sequence[Sequence[str]]) -> None:
         """What each rank had to say since the last time, [R]: rank 0 says what it has not said.
@@ -213,7 +213,9 @@ class Exchange:
         in it. Here a round ends that cannot go on: raises Stopped on all ranks where a signal asked
         one of them to stop, and else Again where a client has failed.
         """
-        word = STOP if self.pulse.asked and not over else AGAIN if self.journal.news else GO
+        word = (
+            STOP if self.pulse.stop_requested and not over else AGAIN if self.journal.news else GO
+        )
         self.pulse.exchange = what
         with self.clock("wait"):
             word = self.comm.barrier(word)

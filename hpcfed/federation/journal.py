@@ -50,7 +50,7 @@ class Entry:
 
     turns: list[Turn] = field(default_factory=list)
     before: tuple[float, ...] | None = None
-    failed: dict[int, tuple[str, str]] = field(default_factory=dict)  # kind, of WHY, and message
+    failures: dict[int, tuple[str, str]] = field(default_factory=dict)  # kind, of WHY, and message
 
     def encode(self) -> np.ndarray:
         """As bytes, to be sent or saved."""
@@ -58,7 +58,7 @@ class Entry:
             (turn.value, turn.tally and astuple(turn.tally), turn.group) for turn in self.turns
         ]
         before = None if self.before is None else tuple(self.before)
-        return np.frombuffer(codec.encode([turns, before, self.failed]), np.uint8)
+        return np.frombuffer(codec.encode([turns, before, self.failures]), np.uint8)
 
     @classmethod
     def decode(cls, data: np.ndarray) -> Entry:
@@ -113,11 +113,11 @@ class Journal:
         several.
         """
         entry = self.of(k)
-        entry.failed[number], self.news = (kind, message), True
+        entry.failures[number], self.news = (kind, message), True
 
-    def failed(self) -> dict[int, dict[int, tuple[str, str]]]:
+    def failures(self) -> dict[int, dict[int, tuple[str, str]]]:
         """This rank's clients that have left, for all ranks to know."""
-        return {k: entry.failed for k, entry in self.entries.items() if entry.failed}
+        return {k: entry.failures for k, entry in self.entries.items() if entry.failures}
 
     def __contains__(self, k: object) -> bool:
         return k in self.entries

@@ -15,7 +15,7 @@ from hpcfed.core.errors import DivergedError, HpcfedError
 from hpcfed.core.payload import not_finite, on_device
 from hpcfed.federation.exchange import Exchange
 from hpcfed.federation.journal import Entry, Turn
-from hpcfed.machine.faults import explained, held, kind
+from hpcfed.machine.faults import explain_fault, kind, memory_allocated
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, ClientStore
@@ -122,7 +122,7 @@ class Turns(Exchange):
         )
         for k in group:
             past.note(k)
-        steady = held(self.device)
+        steady = memory_allocated(self.device)
         try:
             values = work(clients)
             self.check(clients, values if drops else ())
@@ -153,7 +153,7 @@ class Turns(Exchange):
         """
         whose = getattr(error, "client", None)
         failed = [client for client in clients if whose in (None, client.id)]
-        told = explained(error, self.where(failed[0]), self.job, self.device, steady)
+        told = explain_fault(error, self.where(failed[0]), self.job, self.device, steady)
         if not drops:
             raise told from (None if told is error else error)
         for client in failed:
@@ -164,7 +164,7 @@ class Turns(Exchange):
         """All ranks learn who has left the round; collective. Each client's first failure is
         told.
         """
-        for k, failed in self.comm.gather(self.journal.failed()).items():
+        for k, failed in self.comm.gather(self.journal.failures()).items():
             self.journal.left[k] = failed
             if self.comm.rank == 0 and k not in self.warned:
                 message = next(iter(failed.values()))[1].splitlines()[0]

@@ -36,11 +36,11 @@ class World:
         """A population, whose clients make their own examples."""
         return isinstance(self.partition, Synthetic)
 
-    def held(self, k: int, device: torch.device) -> tuple[Shard, Shard]:
+    def client_data(self, k: int, device: torch.device) -> tuple[Shard, Shard]:
         """Training and test examples of client k."""
         if self.many:
             return tuple(
-                Shard(s.x, s.y, np.arange(len(s.y)), device) for s in self.partition.held(k)
+                Shard(s.x, s.y, np.arange(len(s.y)), device) for s in self.partition.client_data(k)
             )
         train, test, rows = self.data.train, self.data.test, self.partition
         return Shard(train.x, train.y, rows.train[k], device), Shard(

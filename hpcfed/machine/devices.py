@@ -57,7 +57,7 @@ def prepare(device: torch.device, threads: int, precision: str = "float32") -> N
         )
 
 
-def lowered(precision: str, device: torch.device) -> AbstractContextManager:
+def autocast(precision: str, device: torch.device) -> AbstractContextManager:
     """Inside, a local objective is computed: with "bf16" products in bfloat16, and in float32 what
     needs its range.
     """

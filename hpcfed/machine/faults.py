@@ -40,16 +40,16 @@ def kind(error: BaseException) -> str:
     return next((name for name, found in kinds.items() if found), "")
 
 
-def held(device: torch.device) -> int:
+def memory_allocated(device: torch.device) -> int:
     """Bytes that this rank's tensors take on a GPU now."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
-def explained(
+def explain_fault(
     error: Exception, where: str, job: Job, device: torch.device, steady: int
 ) -> Exception:
-    """The error that is told: one message that names the client.  steady: `held` before its
-    turn.
+    """The error that is told: one message that names the client.  steady: `memory_allocated` before
+    its turn.
     """
     if out_of_memory(error):
         return MemoryFault(f"{where}: {no_room(error, job.local.batch, device, steady)}")

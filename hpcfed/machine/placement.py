@@ -41,7 +41,7 @@ def place(costs: Floats, ranks: int, speeds: Floats = ()) -> list[int]:
         loads = kinds[min(done, key=done.__getitem__)]
         load, placement[k] = loads[0]
         heapq.heapreplace(loads, (load + costs[k], placement[k]))
-    return improved(np.array(costs, dtype=float), np.array(placement, dtype=int), speeds).tolist()
+    return improve(np.array(costs, dtype=float), np.array(placement, dtype=int), speeds).tolist()
 
 
 def every(speeds: Floats, ranks: int) -> np.ndarray:
@@ -49,7 +49,7 @@ def every(speeds: Floats, ranks: int) -> np.ndarray:
     return np.array(speeds, dtype=float) if len(speeds) else np.ones(ranks)
 
 
-def improved(costs: np.ndarray, placement: np.ndarray, speeds: np.ndarray) -> np.ndarray:
+def improve(costs: np.ndarray, placement: np.ndarray, speeds: np.ndarray) -> np.ndarray:
     """The placement after exchanges that each take load from the rank that takes longest, until
     none does.
     """

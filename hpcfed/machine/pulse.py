@@ -29,7 +29,7 @@ class Pulse:
         self.latest = inf  # monotonic seconds until which a client in hand may be trained on
 
     @property
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether a signal has asked to stop."""
         return self.latest < inf
 
@@ -46,7 +46,7 @@ class Pulse:
         """The rank begins with this client; raises Stopped where it has been asked to stop."""
         self.beats += 1
         self.client = client
-        if self.asked:
+        if self.stop_requested:
             raise Stopped
         self.look(self)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hpcfed.comm.agree import agreed
+from hpcfed.comm.agree import on_all_ranks
 from hpcfed.machine import devices, sharing
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def seat(job: Job, comm: Comm) -> Seat:
     """
     seen = comm.gather({comm.rank: (comm.node_of[comm.rank], sharing.visible(job.run.device))})
     gpu, shared = sharing.take(seen).get(comm.rank), sharing.sharers(seen)
-    device = agreed(comm, lambda: devices.choose(job.run.device, gpu, job.run.precision))
-    warning = agreed(comm, lambda: sharing.crowded(shared, job.run.ranks_per_gpu))
+    device = on_all_ranks(comm, lambda: devices.choose(job.run.device, gpu, job.run.precision))
+    warning = on_all_ranks(comm, lambda: sharing.check_sharing(shared, job.run.ranks_per_gpu))
     devices.prepare(device, job.run.threads, job.run.precision)
     devices.cap(device, len(shared[comm.rank]))
     return Seat(device, devices.share(device, len(shared[comm.rank])), warning)

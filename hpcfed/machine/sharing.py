@@ -31,10 +31,10 @@ def visible(wanted: str) -> list[str]:
     mask = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     n = torch.cuda.device_count()
     known = [getattr(torch.cuda.get_device_properties(i), "uuid", "") for i in range(n)]
-    return [named(i, mask, str(uuid)) for i, uuid in enumerate(known)]
+    return [gpu_name(i, mask, str(uuid)) for i, uuid in enumerate(known)]
 
 
-def named(i: int, mask: Sequence[str], uuid: str) -> str:
+def gpu_name(i: int, mask: Sequence[str], uuid: str) -> str:
     """The name of GPU number i. mask: the parts of CUDA_VISIBLE_DEVICES.
 
     A part of a GPU (MIG) has the name in the mask, for its uuid may be that of the whole; without a
@@ -75,7 +75,7 @@ def sharers(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, list[int
     }
 
 
-def crowded(shared: Mapping[int, Sequence[int]], allowed: int | None) -> str:
+def check_sharing(shared: Mapping[int, Sequence[int]], allowed: int | None) -> str:
     """A warning where ranks share a GPU unasked; "" otherwise. allowed: run.ranks_per_gpu.
 
     Raises ConfigError for more ranks on a GPU than are allowed.

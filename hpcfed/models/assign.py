@@ -6,7 +6,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from hpcfed.core import rng
-from hpcfed.models.widths import named
+from hpcfed.models.widths import architecture_name
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -17,7 +17,7 @@ def assign(job: Job) -> tuple[str, ...]:
     mix, widths = job.models.mix, job.models.widths
     proxy = f"+{job.models.proxy}" if "proxy" in job.algorithm.needs else ""
     kinds = {
-        (own, width): named(own, width) + proxy for own in mix for width in widths
+        (own, width): architecture_name(own, width) + proxy for own in mix for width in widths
     }  # one object for all clients
     if job.models.assign == "random":
         drawn = lambda k, name, ways: ways[rng.stream(job.seed, name, k).integers(len(ways))]  # noqa: E731

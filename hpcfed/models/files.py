@@ -14,13 +14,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from hpcfed.core.content import parse_json, reading
+from hpcfed.core.content import convert_read_errors, parse_json
 from hpcfed.core.errors import CheckpointError, DamagedError
-from hpcfed.core.extras import needed
+from hpcfed.core.extras import import_extra
 from hpcfed.core.paths import regular
 from hpcfed.core.registry import refuse_import
 from hpcfed.models import scores
-from hpcfed.models.trained import KINDS, About, Trained, assembled
+from hpcfed.models.trained import KINDS, About, Trained, assemble_model
 
 FORMAT, VERSION = "hpcfed-model", "1"
 ENDING = ".safetensors"
@@ -37,7 +37,7 @@ LISTS = {"shape": int, "classes": str, "mean": NUMBER, "std": NUMBER}
 
 def encode(model: Trained) -> bytes:
     """The file's content. Metadata: format and version, and each field of `About` as JSON."""
-    library = needed("safetensors.torch", "models", "a file of a trained model")
+    library = import_extra("safetensors.torch", "models", "a file of a trained model")
     told = {f.name: json.dumps(getattr(model.about, f.name)) for f in fields(About)}
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
     return library.save(tensors, metadata={"format": FORMAT, "version": VERSION, **told})
@@ -49,7 +49,7 @@ def read(path: Path, own: Collection[str] = ()) -> Trained:
 
     own: models outside hpcfed that may be imported; ConfigError where it needs another one.
     """
-    library = needed("safetensors", "models", "a file of a trained model")
+    library = import_extra("safetensors", "models", "a file of a trained model")
     try:
         with library.safe_open(regular(path), framework="pt") as file:
             found = file.metadata() or {}
@@ -63,14 +63,14 @@ def read(path: Path, own: Collection[str] = ()) -> Trained:
             f"{path}: no trained model of hpcfed (format {FORMAT}, version {VERSION}), but format "
             f"{found.get('format')}, version {found.get('version')}"
         )
-    about = told(path, found)
+    about = parse_about(path, found)
     advice = "load_model(own=[...]) with"
     refuse_import([about.architecture, about.more.get("server")], own, str(path), advice)
-    with reading(path):
-        return assembled(about, tensors)
+    with convert_read_errors(path):
+        return assemble_model(about, tensors)
 
 
-def told(path: Path, found: dict[str, str]) -> About:
+def parse_about(path: Path, found: dict[str, str]) -> About:
     """What the metadata say of the model."""
     try:
         values = {f.name: parse_json(found[f.name], f.name) for f in fields(About)}

@@ -56,7 +56,7 @@ def stage(inputs: int, inner: int, blocks: int, stride: int = 1) -> list[Bottlen
     ]
 
 
-def pooled(width: int, d: int) -> list[nn.Module]:
+def pool_layers(width: int, d: int) -> list[nn.Module]:
     """The mean of each map, then d linear units."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, d)]
 
@@ -66,7 +66,7 @@ def resnet8(shape: tuple[int, ...], d: int) -> nn.Module:
     w].
     """
     first = [nn.Conv2d(shape[0], MAPS, 3, padding=1, bias=False), BatchNorm2d(MAPS), nn.ReLU()]
-    return nn.Sequential(*first, *stage(MAPS, MAPS, blocks=2), *pooled(WIDER * MAPS, d))
+    return nn.Sequential(*first, *stage(MAPS, MAPS, blocks=2), *pool_layers(WIDER * MAPS, d))
 
 
 def _server(shape: tuple[int, ...], d: int, blocks: int) -> nn.Module:
@@ -74,7 +74,7 @@ def _server(shape: tuple[int, ...], d: int, blocks: int) -> nn.Module:
     layers = stage(shape[0], MAPS, blocks)
     for inner in (2 * MAPS, 4 * MAPS):
         layers += stage(WIDER * inner // 2, inner, blocks, stride=2)
-    return nn.Sequential(*layers, *pooled(4 * WIDER * MAPS, d))
+    return nn.Sequential(*layers, *pool_layers(4 * WIDER * MAPS, d))
 
 
 resnet20_server = partial(_server, blocks=2)

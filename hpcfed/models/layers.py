@@ -50,7 +50,9 @@ class Conv2d(nn.Conv2d):
         # there is nothing to save, and who follows the units of layers wants to see whole weights
         if x.is_meta:
             return super().forward(x)
-        rows, columns = map(seen, x.shape[2:], self.kernel_size, self.padding, self.stride)
+        rows, columns = map(
+            kernel_windows, x.shape[2:], self.kernel_size, self.padding, self.stride
+        )
         if not rows or not columns or self.groups != 1:
             return super().forward(x)
         x, weight = (
@@ -58,11 +60,11 @@ class Conv2d(nn.Conv2d):
             self.weight.permute(0, 2, 3, 1),
         )  # channels last, as they lie in memory
         parts = [weight[:, r, c] for r in rows for c in columns]
-        made = joined(x, parts, self.bias)
+        made = apply_parts(x, parts, self.bias)
         return made.unflatten(1, (len(rows), len(columns), -1)).permute(0, 3, 1, 2)
 
 
-def joined(x: Tensor, parts: list[Tensor], bias: Tensor | None) -> Tensor:
+def apply_parts(x: Tensor, parts: list[Tensor], bias: Tensor | None) -> Tensor:
     """Outputs [n, places * outputs] of inputs [n, height, width, inputs]; parts: the kernel that
     each place sees.
     """
@@ -73,7 +75,7 @@ def joined(x: Tensor, parts: list[Tensor], bias: Tensor | None) -> Tensor:
 
 
 @cache
-def seen(size: int, kernel: int, padding: int, stride: int) -> tuple[slice, ...]:
+def kernel_windows(size: int, kernel: int, padding: int, stride: int) -> tuple[slice, ...]:
     """Along one side, the places of a kernel under which the image lies, for each output; empty
     where one misses some.
 

@@ -19,7 +19,7 @@ def nearest(z: Tensor, proto: Tensor) -> Tensor:
     return -squares.where(~proto.isnan().any(1), squares.max(1, keepdim=True).values + 1)
 
 
-def masked(logits: Tensor, present: np.ndarray, mask: Mask) -> Tensor:
+def mask_logits(logits: Tensor, present: np.ndarray, mask: Mask) -> Tensor:
     """Logits [n, C], those of classes that are not present set to 0 or to minus infinity.
 
     Diao et al. (HeteroFL), ICLR 2021, section 3: a class at 0 still counts in the softmax, one that

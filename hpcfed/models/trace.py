@@ -72,7 +72,9 @@ class Trace(TorchFunctionMode):
         classes = (Stretch(FIXED, len(self.tensors["head.weight"])),)
         self.axes["head.weight"] = (classes, *self.axes["head.weight"][1:])
         self.axes["head.bias"] = (classes,)
-        self.axes = {name: tuple(map(self.settled, axes)) for name, axes in self.axes.items()}
+        self.axes = {
+            name: tuple(map(self.resolve_groups, axes)) for name, axes in self.axes.items()
+        }
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -137,9 +139,9 @@ class Trace(TorchFunctionMode):
                 return self.refuse("a sum with the inputs")
             if p != q:
                 self.joined[max(p, q)] = min(p, q)
-        return self.settled(a)
+        return self.resolve_groups(a)
 
-    def settled(self, axis: Axis) -> Axis:
+    def resolve_groups(self, axis: Axis) -> Axis:
         """The axis with each group under the name of the earliest that it was tied to."""
         return tuple(stretch._replace(group=self.root(stretch.group)) for stretch in axis)
 

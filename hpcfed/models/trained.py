@@ -19,7 +19,7 @@ from hpcfed.core.errors import CheckpointError
 from hpcfed.core.inputs import prepare
 from hpcfed.models import build
 from hpcfed.models.model import Model, stem
-from hpcfed.models.scores import masked, nearest
+from hpcfed.models.scores import mask_logits, nearest
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Masked(Trained):
 
     def classify(self, z: Tensor) -> Tensor:
         present = np.array(self.about.more["present"], dtype=np.int64)
-        return masked(self.model.head(z), present, self.about.more["mask"])
+        return mask_logits(self.model.head(z), present, self.about.more["mask"])
 
 
 class Nearest(Trained):
@@ -146,7 +146,7 @@ class Served(Trained):
 KINDS = {"logits": Trained, "masked": Masked, "prototypes": Nearest, "served": Served}
 
 
-def assembled(about: About, tensors: Mapping[str, Tensor]) -> Trained:
+def assemble_model(about: About, tensors: Mapping[str, Tensor]) -> Trained:
     """The trained model with these parameters and buffers, which it keeps, in eval mode; draws
     nothing.
 

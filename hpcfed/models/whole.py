@@ -87,7 +87,7 @@ def arguments(
         **dict.fromkeys(VALUES, math.prod(shape)),
     }
     try:
-        must, named, any_number = own.required(target)
+        must, named, any_number = own.parameters_of(target)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{place}: cannot be called with (shape, d): {error}") from error
     unknown = [p for p in must if p not in values]
@@ -137,7 +137,7 @@ def split(
             f"is {d}, and there are {classes} classes; {want}"
         )
     if last is None or [n for n, _ in layers].count(last) > 1:
-        raise ConfigError(f"{place}: {ending(out, layers)}")
+        raise ConfigError(f"{place}: {explain_missing_head(out, layers)}")
     linear: Any = module.get_submodule(last)
     if linear.bias is None:
         raise ConfigError(f"{place}: its last layer, {last}, has no bias; heads have one")
@@ -178,7 +178,7 @@ def run(name: str, module: nn.Module, x: Tensor) -> tuple[Any, list[tuple[str, T
             handle.remove()
 
 
-def ending(out: Tensor, layers: list[tuple[str, Tensor]]) -> str:
+def explain_missing_head(out: Tensor, layers: list[tuple[str, Tensor]]) -> str:
     """Why a whole model has no last linear layer that could be its head."""
     for layer, y in layers[::-1]:
         if out.is_meta or y.shape != out.shape:

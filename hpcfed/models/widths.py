@@ -48,7 +48,7 @@ def parse(architecture: str) -> Named:
     return Named(base, float(width or 1))
 
 
-def named(base: str, width: float) -> str:
+def architecture_name(base: str, width: float) -> str:
     """The architecture's name of a model at this width."""
     return base + (f"@{width!r}" if width < 1 else "")
 
@@ -58,14 +58,14 @@ def first(size: int, n: int) -> np.ndarray:
     return np.arange(n)
 
 
-def rolled(start: int) -> Choose:
+def roll_units(start: int) -> Choose:
     """The units start, start + 1, ... of each group, after the last one the first again: FedRolex's
     choice.
     """
     return lambda size, n: (start + np.arange(n)) % size
 
 
-def drawn(g: np.random.Generator) -> Choose:
+def draw_units(g: np.random.Generator) -> Choose:
     """Units of each group drawn without replacement; of one stream a smaller width's are among a
     larger's.
     """
@@ -90,7 +90,8 @@ class Units:
         They are put in order, so that a choice of all units is the model itself.
         """
         choice = {
-            group: np.sort(choose(size, kept(size, width))) for group, size in self.sizes.items()
+            group: np.sort(choose(size, count_units(size, width)))
+            for group, size in self.sizes.items()
         }
         cut = {
             name: axes
@@ -100,7 +101,7 @@ class Units:
         return {name: tuple(indices(axis, choice) for axis in axes) for name, axes in cut.items()}
 
 
-def kept(size: int, width: float) -> int:
+def count_units(size: int, width: float) -> int:
     """How many of so many units a sub-model of this width has: never none."""
     return max(1, math.ceil(width * size - 1e-9))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcfed.config.job import FREE
 from hpcfed.core.errors import CheckpointError, ConfigError
-from hpcfed.core.paths import told_apart
+from hpcfed.core.paths import unique_names
 from hpcfed.report.status import member
 from hpcfed.report.status import words as told
 from hpcfed.results.state import NOT_BEGUN, State, complete
@@ -65,13 +65,15 @@ class Case:
         """Its values of these fields, as they are told apart; "" for a field that its method does
         not have.
         """
-        return tuple(shown(self.fields[name]) if name in self.fields else "" for name in names)
+        return tuple(
+            format_value(self.fields[name]) if name in self.fields else "" for name in names
+        )
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A field's value as a table has it."""
     if isinstance(value, list):
-        return ", ".join(map(shown, value))
+        return ", ".join(map(format_value, value))
     return (
         value
         if isinstance(value, str)
@@ -99,7 +101,7 @@ def data_names(jobs: Iterable[Fields]) -> dict[str, str]:
     for fields in jobs:
         name, label = fields["data.name"], fields.get("data.label") or ""
         labels[name] = labels.get(name) or label
-    files = dict(zip(labels, told_apart([Path(name) for name in labels]), strict=True))
+    files = dict(zip(labels, unique_names([Path(name) for name in labels]), strict=True))
     called = {name: label or files[name] for name, label in labels.items()}
     count = Counter(called.values())
     return {
@@ -108,7 +110,7 @@ def data_names(jobs: Iterable[Fields]) -> dict[str, str]:
     }
 
 
-def called(found: list[Case]) -> list[Case]:
+def rename_data(found: list[Case]) -> list[Case]:
     """The same with their data under the names that tables show."""
     names = data_names(case.fields for case in found if "data.name" in case.fields)
     return [
@@ -152,7 +154,7 @@ def without(case: Case, state: State) -> Case:
     return replace(case, record=None, short=state.word, why=f"{told(state)}{at}")
 
 
-def skewed(found: list[Case], axes: Sequence[str]) -> list[Case]:
+def name_skew(found: list[Case], axes: Sequence[str]) -> list[Case]:
     """The partition with what says how skewed it is as one value, `dirichlet(0.5)`, unless an axis
     names that.
     """
@@ -164,7 +166,7 @@ def skewed(found: list[Case], axes: Sequence[str]) -> list[Case]:
 def one_skew(fields: dict[str, Any]) -> dict[str, Any]:
     kind = fields.get("data.partition")
     if kind in SKEW and SKEW[kind] in fields:
-        kind = f"{kind}({shown(fields[SKEW[kind]])})"
+        kind = f"{kind}({format_value(fields[SKEW[kind]])})"
     return {name: value for name, value in fields.items() if name not in SKEW.values()} | {
         "data.partition": kind
     }
@@ -188,7 +190,7 @@ def axes(
         )
     for name in sorted(known - {SEED}, key=lambda name: order(found, name)):
         apart = name in COMPARED and name not in (*down, *across) and columns is None
-        cell = differing(found, [] if apart else [*down, *across], name)
+        cell = conflicting_values(found, [] if apart else [*down, *across], name)
         if not cell:
             continue
         axis = down if name.startswith("algorithm.") else across
@@ -200,10 +202,12 @@ def axes(
             )
         axis.append(name)
     given = {*(rows or ["algorithm.name"]), *(columns or []), *FIRST}
-    return needed(found, down, across, given, known), needed(found, across, down, given, known)
+    return drop_redundant(found, down, across, given, known), drop_redundant(
+        found, across, down, given, known
+    )
 
 
-def needed(
+def drop_redundant(
     found: list[Case], axis: list[str], other: list[str], given: set[str], known: set[str]
 ) -> list[str]:
     """An axis without the fields that those chosen after them decide too; given: those that
@@ -212,7 +216,7 @@ def needed(
     kept = list(axis)
     for name in (name for name in axis if name not in given):
         rest = [field for field in kept if field != name]
-        if not any(differing(found, [*rest, *other], field) for field in known - {SEED}):
+        if not any(conflicting_values(found, [*rest, *other], field) for field in known - {SEED}):
             kept = rest
     return kept
 
@@ -225,7 +229,7 @@ def order(found: list[Case], name: str) -> tuple[int, int, str]:
     return place, len({case.at([name]) for case in found}), name
 
 
-def differing(found: list[Case], axes: list[str], name: str) -> set[str]:
+def conflicting_values(found: list[Case], axes: list[str], name: str) -> set[str]:
     """Two or more values of a field among the runs of one cell; nothing where there is no such
     cell.
     """

@@ -182,16 +182,16 @@ def page(facts: dict[str, Any]) -> RenderableType:
     parts: list[Any] = [Text(f"{facts['name']} ({facts['kind']}): {facts['line']}\n", "bold")]
     if "text" in facts:
         needs = f"\nalso needs: {', '.join(facts['needs'])}" if facts["needs"] else ""
-        own = [f"local.{n} = {written(v)}" for n, v in facts["local_defaults"].items()]
+        own = [f"local.{n} = {format_flag_value(v)}" for n, v in facts["local_defaults"].items()]
         usual = f"\ndefaults of its own: {', '.join(own)}" if own else ""
-        parts.append(Text(flowing(facts["text"]) + "\n"))
+        parts.append(Text(unwrap(facts["text"]) + "\n"))
         accepts = ACCEPTS.get(facts["accepts"], facts["accepts"])
         parts.append(Text(f"models: {accepts}{needs}{usual}\n"))
     if facts.get("parameters"):
         where = "algorithm" if facts["kind"] == "algorithm" else "data"
         for p in facts["parameters"]:
             kind = ", ".join(filter(None, (p["type"], p["range"])))
-            parts.append(Text(f"{where}.{p['name']} = {written(p['default'])}  ({kind})"))
+            parts.append(Text(f"{where}.{p['name']} = {format_flag_value(p['default'])}  ({kind})"))
             parts.append(Padding(Text(p["meaning"]), (0, 0, 0, INDENT)))
         parts.append(Text())
     if "sizes" in facts:
@@ -207,13 +207,13 @@ def page(facts: dict[str, Any]) -> RenderableType:
     return made if terminal() else Constrain(made, shutil.get_terminal_size().columns)
 
 
-def flowing(text: str) -> str:
+def unwrap(text: str) -> str:
     """A docstring whose paragraphs are one line each, for the terminal to wrap."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
-def written(default: Any) -> str:
+def format_flag_value(default: Any) -> str:
     """A default as flags take it: `true`, `none`, `head`, `1.0,1.0`."""
     if isinstance(default, list):
-        return ",".join(map(written, default)) or "none"
+        return ",".join(map(format_flag_value, default)) or "none"
     return str(default).lower() if default is None or isinstance(default, bool) else str(default)

@@ -36,9 +36,9 @@ def cell(group: list[Case], view: View, seeds: int) -> Shown:
             seeds=0,
             runs=len(group),
         )
-    mean, std = np.mean([numbers[0] for numbers in known]), spread(known, view.deviation)
+    mean, std = np.mean([numbers[0] for numbers in known]), compute_deviation(known, view.deviation)
     note = (
-        told(absent, len(known), len(group))
+        absence_note(absent, len(known), len(group))
         if absent
         else f"n = {len(known)}"
         if len(group) < seeds
@@ -48,7 +48,7 @@ def cell(group: list[Case], view: View, seeds: int) -> Shown:
     return Shown(view.number(mean), shown, note, float(mean), std, len(known), len(group))
 
 
-def told(absent: list[str], n: int, runs: int) -> str:
+def absence_note(absent: list[str], n: int, runs: int) -> str:
     """What is missing in a cell that has a number."""
     return (
         f"{n} of {runs}; "
@@ -56,7 +56,9 @@ def told(absent: list[str], n: int, runs: int) -> str:
     )
 
 
-def spread(known: list[tuple[float | None, float | None]], deviation: str) -> float | None:
+def compute_deviation(
+    known: list[tuple[float | None, float | None]], deviation: str
+) -> float | None:
     """The deviation; None where there is none: over one seed, of a number that is not of clients,
     or not asked for.
     """
@@ -67,7 +69,7 @@ def spread(known: list[tuple[float | None, float | None]], deviation: str) -> fl
     return float(np.std([mean for mean, _ in known], ddof=1)) if several else None
 
 
-def marked(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
+def mark_best(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
     """The table with the best of each column marked, where there are several; all that are equal as
     they are shown.
     """

@@ -7,7 +7,7 @@ from hpcfed.report.references import bibtex
 from hpcfed.storage.results import Record, load
 
 
-def used(record: Record) -> list[str]:
+def citation_keys(record: Record) -> list[str]:
     """Keys of references.bib: hpcfed, and the run's algorithm, data set, partition and models, each
     once.
 
@@ -26,4 +26,4 @@ def used(record: Record) -> list[str]:
 
 def cite(run: Path) -> str:
     """BibTeX of what the run used. Raises CheckpointError where there are no readable results."""
-    return bibtex(used(load(run)))
+    return bibtex(citation_keys(load(run)))

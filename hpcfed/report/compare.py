@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed.core.errors import ConfigError, unknown
-from hpcfed.core.few import counted
+from hpcfed.core.few import count_noun
 from hpcfed.report import differences
-from hpcfed.report.cases import also_differ, called, cases
-from hpcfed.report.comparison import ENOUGH, Comparison, compared
-from hpcfed.report.formats import aligned, booktabs, piped, stored, tex
+from hpcfed.report.cases import also_differ, cases, rename_data
+from hpcfed.report.comparison import ENOUGH, Comparison, compare_all
+from hpcfed.report.formats import align_columns, booktabs, markdown_table, save_or_return, tex
 from hpcfed.report.measures import View, measure
-from hpcfed.report.pairs import Method, methods, unpaired
+from hpcfed.report.pairs import Method, explain_unpaired, methods
 
 HEADS = (
     "method",
@@ -98,11 +98,11 @@ def compare(
     Returns the table, or the path of the file that it was written to.
     """
     view = View(value or "accuracy", measure(value or "accuracy"), percent=percent)
-    found = methods(called(cases(runs)))
-    base = chosen(found, baseline) or also(
-        found := methods(called(cases([*runs, Path(baseline)]))), Path(baseline)
+    found = methods(rename_data(cases(runs)))
+    base = find_baseline(found, baseline) or also(
+        found := methods(rename_data(cases([*runs, Path(baseline)]))), Path(baseline)
     )
-    return stored(FORMATS[format](result(found, base, view, anyway)), out)
+    return save_or_return(FORMATS[format](result(found, base, view, anyway)), out)
 
 
 def result(found: list[Method], base: Method, view: View, anyway: bool = False) -> Result:
@@ -114,10 +114,10 @@ def result(found: list[Method], base: Method, view: View, anyway: bool = False) 
         raise ConfigError(
             f"compare: all runs are {base.label}; give runs that differ in more than their seed"
         )
-    return Result(base, compared(found, base, view, anyway), view)
+    return Result(base, compare_all(found, base, view, anyway), view)
 
 
-def chosen(found: list[Method], baseline: str | None) -> Method | None:
+def find_baseline(found: list[Method], baseline: str | None) -> Method | None:
     """The method that the others are held against, by its name; None where the name is a path."""
     if baseline is None:
         return found[0]
@@ -160,13 +160,13 @@ def alone(result: Result) -> str:
 
 def cells(one: Comparison, view: View) -> list[str]:
     """A comparison as words."""
-    interval = " to ".join(signed(end, view) for end in one.interval or ())
-    single = f"{counted(one.clients, 'client')} of one seed" if one.clients else "one seed"
+    interval = " to ".join(format_signed(end, view) for end in one.interval or ())
+    single = f"{count_noun(one.clients, 'client')} of one seed" if one.clients else "one seed"
     over = f"{one.seeds} seeds" if one.seeds > 1 else single
     told = " / ".join(map(str, one.counts)) if one.clients else ""
     numbers = (
         view.number(one.mean),
-        signed(one.difference, view),
+        format_signed(one.difference, view),
         interval,
         likely(one.p),
         likely(one.holm),
@@ -174,7 +174,7 @@ def cells(one: Comparison, view: View) -> list[str]:
     return [one.method.label, *numbers, over, told]
 
 
-def signed(difference: float, view: View) -> str:
+def format_signed(difference: float, view: View) -> str:
     text = view.number(abs(difference))
     return f"{'-' if difference < 0 and any(digit in text for digit in '123456789') else '+'}{text}"
 
@@ -193,7 +193,9 @@ def notes(result: Result) -> list[str]:
         runs = [*one.method.runs.values(), *result.base.runs.values()]
         differ = also_differ([runs], [])
         said += [f"{one.method.label} and {result.base.label} {differ}"] if differ else []
-    said += [line for one in result.done for line in unpaired(one.method, result.base, one.pairs)]
+    said += [
+        line for one in result.done for line in explain_unpaired(one.method, result.base, one.pairs)
+    ]
     return [*how(result.done), *said]
 
 
@@ -219,11 +221,11 @@ def how(done: list[Comparison]) -> list[str]:
 
 
 def text(result: Result) -> str:
-    return aligned(result.caption, lines(result), notes(result))
+    return align_columns(result.caption, lines(result), notes(result))
 
 
 def markdown(result: Result) -> str:
-    return piped(result.caption, lines(result), notes(result))
+    return markdown_table(result.caption, lines(result), notes(result))
 
 
 def latex(result: Result) -> str:
@@ -231,7 +233,7 @@ def latex(result: Result) -> str:
     return booktabs(result.caption, [" & ".join(head) + r" \\"], body, notes(result))
 
 
-def comma_separated(result: Result) -> str:
+def to_csv(result: Result) -> str:
     """A line for each comparison, with the numbers in full."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
@@ -257,5 +259,5 @@ FORMATS: dict[str, Callable[[Result], str]] = {
     "text": text,
     "markdown": markdown,
     "latex": latex,
-    "csv": comma_separated,
+    "csv": to_csv,
 }

@@ -61,7 +61,7 @@ def against(one: Method, base: Method, view: View, anyway: bool = False) -> Comp
     return Comparison(one, found, mean, other, interval, p, counts(found, view.measure.high))
 
 
-def corrected(found: list[Comparison]) -> list[Comparison]:
+def apply_holm(found: list[Comparison]) -> list[Comparison]:
     """With Holm's correction, where there are several tests."""
     tested = [one.p for one in found if one.p is not None]
     if len(tested) < 2:
@@ -70,8 +70,8 @@ def corrected(found: list[Comparison]) -> list[Comparison]:
     return [one if one.p is None else replace(one, holm=next(fair)) for one in found]
 
 
-def compared(
+def compare_all(
     found: list[Method], base: Method, view: View, anyway: bool = False
 ) -> list[Comparison]:
     """All others against the baseline."""
-    return corrected([against(one, base, view, anyway) for one in found if one is not base])
+    return apply_holm([against(one, base, view, anyway) for one in found if one is not base])

@@ -42,7 +42,7 @@ class Shown:
     def number(self, pm: str = "±") -> str:
         return f"{self.text} {pm} {self.std}" if self.std else self.text
 
-    def noted(self, number: str) -> str:
+    def with_note(self, number: str) -> str:
         told = f"{number} ({self.note})" if self.note and number else self.note or number
         return f"{told} [{self.paper}]" if self.paper else told
 
@@ -74,7 +74,7 @@ class Grid:
     def words(self, fields: list[str], values: tuple[str, ...]) -> list[str]:
         pairs = zip(fields, values, strict=True)
         return [
-            printable(value) if self.spoken or not value else named(field, value)
+            printable(value) if self.spoken or not value else label_value(field, value)
             for field, value in pairs
         ]
 
@@ -95,7 +95,7 @@ class Grid:
     def any_best(self) -> bool:
         return any(cell.best for row in self.cells for cell in row)
 
-    def told(self, mark: str) -> str:
+    def full_caption(self, mark: str) -> str:
         return (
             f"{self.caption}. {mark}: best of its {self.best}."
             if self.any_best()
@@ -103,7 +103,7 @@ class Grid:
         )
 
 
-def named(field: str, value: str) -> str:
+def label_value(field: str, value: str) -> str:
     """A value, with the name of its field where it does not speak for itself."""
     value = printable(value)
     short = field.rpartition(".")[2]
@@ -117,11 +117,11 @@ def text(grid: Grid) -> str:
     lines = [["", *once(level, grid.heads, i)] for i, level in enumerate(grid.levels())]
     lines[-1][0] = grid.corner()
     for label, row in zip(grid.labels(), grid.cells, strict=True):
-        lines.append([label, *(cell.noted(cell.number() + " *" * cell.best) for cell in row)])
-    return aligned(grid.told("*"), lines, grid.notes)
+        lines.append([label, *(cell.with_note(cell.number() + " *" * cell.best) for cell in row)])
+    return align_columns(grid.full_caption("*"), lines, grid.notes)
 
 
-def aligned(caption: str, lines: Sequence[Sequence[str]], notes: list[str]) -> str:
+def align_columns(caption: str, lines: Sequence[Sequence[str]], notes: list[str]) -> str:
     """Caption, columns of even width, notes."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [
@@ -146,15 +146,15 @@ def markdown(grid: Grid) -> str:
             [
                 label,
                 *(
-                    cell.noted(f"**{cell.number()}**" if cell.best else cell.number())
+                    cell.with_note(f"**{cell.number()}**" if cell.best else cell.number())
                     for cell in row
                 ),
             ]
         )
-    return piped(grid.told("Bold"), lines, grid.notes)
+    return markdown_table(grid.full_caption("Bold"), lines, grid.notes)
 
 
-def piped(caption: str, lines: Sequence[Sequence[str]], notes: list[str]) -> str:
+def markdown_table(caption: str, lines: Sequence[Sequence[str]], notes: list[str]) -> str:
     """The same with bars, as Markdown has it; the first line is the head."""
     ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     rows = ["| " + " | ".join(word.replace("|", r"\|") for word in line) + " |" for line in ruled]
@@ -172,7 +172,7 @@ def latex(grid: Grid) -> str:
         [tex(label), *map(tex_cell, row)]
         for label, row in zip(grid.labels(), grid.cells, strict=True)
     ]
-    return booktabs(grid.told("Bold"), heads, body, grid.notes)
+    return booktabs(grid.full_caption("Bold"), heads, body, grid.notes)
 
 
 def booktabs(
@@ -221,7 +221,7 @@ def spans(grid: Grid, depth: int, level: list[str]) -> list[str]:
 
 def tex_cell(cell: Shown) -> str:
     number = tex(cell.number())
-    return replace(cell, paper=tex(cell.paper)).noted(
+    return replace(cell, paper=tex(cell.paper)).with_note(
         rf"\textbf{{{number}}}" if cell.best else number
     )
 
@@ -230,7 +230,7 @@ def tex(words: str) -> str:
     return "".join(TEX.get(c, c) for c in words)
 
 
-def comma_separated(grid: Grid) -> str:
+def to_csv(grid: Grid) -> str:
     """A line for each cell, with the numbers in full, for other programs."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
@@ -258,11 +258,11 @@ FORMATS: dict[str, Callable[[Grid], str]] = {
     "text": text,
     "markdown": markdown,
     "latex": latex,
-    "csv": comma_separated,
+    "csv": to_csv,
 }
 
 
-def stored(text: str, out: Path | None) -> str:
+def save_or_return(text: str, out: Path | None) -> str:
     """The text, or where it is to be written to a file, that file's path."""
     if out is None:
         return text

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.core.errors import ConfigError, unknown
-from hpcfed.report.cases import SEED, Case, differing, shown
-from hpcfed.report.cells import caption, cell, marked
+from hpcfed.report.cases import SEED, Case, conflicting_values, format_value
+from hpcfed.report.cells import caption, cell, mark_best
 from hpcfed.report.formats import Grid
 from hpcfed.report.measures import View, measure
 from hpcfed.storage.fields import Fields, flat
@@ -90,7 +90,7 @@ def slot(each: dict[str, Any], value: str) -> Slot:
     )
 
 
-def laid_out(found: list[Case], made: Layout, paper: bool) -> Grid:
+def fill_layout(found: list[Case], made: Layout, paper: bool) -> Grid:
     """The table, with what the runs given come to; paper: and beside it the paper's own numbers.
 
     Raises ConfigError where no run has a cell, or runs of one cell differ in more than their seed.
@@ -117,14 +117,14 @@ def laid_out(found: list[Case], made: Layout, paper: bool) -> Grid:
         ]
         for line, view, row in zip(groups, views, made.rows, strict=True)
     ]
-    marked(
+    mark_best(
         table if made.best == "column" else [list(line) for line in zip(*table, strict=True)],
         views[0].measure.high,
     )
     first, *others = dict.fromkeys(view.what() for view in views)
     what = ", and ".join([first, *(other[0].lower() + other[1:] for other in others)])
     told = f"{made.caption} ({made.source}). {caption(what, made.deviation, seeds)}"
-    notes = [*missing(found, placed), *otherwise(groups, made)]
+    notes = [*absence_notes(found, placed), *otherwise(groups, made)]
     labels, heads = ([each.label for each in part] for part in (made.rows, made.columns))
     return Grid(
         told + "; in brackets the paper's" * paper,
@@ -153,13 +153,13 @@ def fits(case: Case, row: Slot, column: Slot) -> bool:
 def agrees(value: Any, want: Any) -> bool:
     """Whether a field has this value, or one of these alternatives."""
     options = want if isinstance(want, list) and not isinstance(value, list) else [want]
-    return shown(value) in map(shown, options)
+    return format_value(value) in map(format_value, options)
 
 
 def alike(group: list[Case], made: Layout, row: Slot, column: Slot) -> None:
     """ConfigError where the runs of a cell differ in more than their seed."""
     for name in sorted({name for case in group for name in case.fields} - {SEED}):
-        if values := differing(group, [], name):
+        if values := conflicting_values(group, [], name):
             raise ConfigError(
                 f"table: --layout {made.name}: runs of the cell "
                 f"{', '.join((*row.label, *column.label))} "
@@ -167,7 +167,7 @@ def alike(group: list[Case], made: Layout, row: Slot, column: Slot) -> None:
             )
 
 
-def missing(found: list[Case], placed: set[str]) -> Iterator[str]:
+def absence_notes(found: list[Case], placed: set[str]) -> Iterator[str]:
     """What of the runs given is not in the table, and why."""
     yield from (f"{case.name}: {case.why}" for case in found if case.why and case.name in placed)
     outside = [case.name for case in found if case.name not in placed]
@@ -188,7 +188,7 @@ def otherwise(groups: list[list[list[Case]]], made: Layout) -> Iterator[str]:
                 for name, want in (row.setting | column.setting).items():
                     if not agrees(case.fields.get(name), want):
                         odd.setdefault(
-                            (name, shown(case.fields.get(name)), shown(want)), set()
+                            (name, format_value(case.fields.get(name)), format_value(want)), set()
                         ).add(case.name)
     told = [
         f"{name} = {value}, there {want}" + f" ({len(names)} of {len(runs)} runs)" * (names != runs)

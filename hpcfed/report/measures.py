@@ -10,8 +10,8 @@ import numpy as np
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.tables import size
 from hpcfed.report.progress import mean
-from hpcfed.results.columns import column, evaluated
-from hpcfed.results.summary import facts, spread
+from hpcfed.results.columns import column, rounds_with_values
+from hpcfed.results.summary import facts, summary_statistics
 from hpcfed.storage.record import Record
 
 Numbers = tuple[
@@ -49,7 +49,7 @@ def last(name: str | None = None) -> Callable[[Record], Numbers]:
 
 def best(record: Record) -> Numbers:
     """Of the round with the highest mean."""
-    means = [spread(row) for row in column(record, "clients/accuracy")]
+    means = [summary_statistics(row) for row in column(record, "clients/accuracy")]
     top = max(
         (s for s in means if s["mean"] is not None),
         key=lambda s: s["mean"],
@@ -62,7 +62,10 @@ def lately(n: int) -> Callable[[Record], Numbers]:
     """Mean over the last n evaluated rounds, and of their deviations."""
 
     def numbers(record: Record) -> Numbers:
-        found = [spread(row) for row in column(record, "clients/accuracy")[evaluated(record)][-n:]]
+        found = [
+            summary_statistics(row)
+            for row in column(record, "clients/accuracy")[rounds_with_values(record)][-n:]
+        ]
         if len(found) < n:
             return None, None
         stds = [s["std"] for s in found if s["std"] is not None]
@@ -93,7 +96,7 @@ def each_last(name: str = "clients/accuracy", n: int = 1) -> Callable[[Record], 
     """Over the last n evaluated rounds; none where there are fewer."""
 
     def clients(record: Record) -> dict[int, float]:
-        rounds = evaluated(record, name)
+        rounds = rounds_with_values(record, name)
         return each_of(record, name, rounds[-n:] if len(rounds) >= n else ())
 
     return clients

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.cases import ASIDE, SEED, Case, axes, shown
+from hpcfed.report.cases import ASIDE, SEED, Case, axes, format_value
 from hpcfed.report.differences import PLACES
-from hpcfed.report.formats import named
+from hpcfed.report.formats import label_value
 from hpcfed.report.measures import View
 from hpcfed.storage.record import Record
 
@@ -62,7 +62,7 @@ def methods(found: list[Case]) -> list[Method]:
     for case in found:
         words = zip((*down, *across), case.at([*down, *across]), strict=True)
         groups.setdefault(
-            ", ".join(named(field, value) for field, value in words if value), []
+            ", ".join(label_value(field, value) for field, value in words if value), []
         ).append(case)
     return [method(label, group) for label, group in groups.items()]
 
@@ -139,7 +139,8 @@ def comparable(ours: Case, theirs: Case, anyway: bool) -> bool:
     if anyway or (same and not rounds):
         return same
     told = [
-        f"{name} ({shown(ours.fields.get(name))} and {shown(theirs.fields.get(name))})"
+        f"{name} ({format_value(ours.fields.get(name))} and "
+        f"{format_value(theirs.fields.get(name))})"
         for name in [*["rounds"] * rounds, *([] if same else fields)]
     ]
     why = "" if same else ", for their clients hold other examples"
@@ -172,7 +173,7 @@ def counts(found: Sequence[Pair], high: bool = True) -> tuple[int, int, int]:
     return int((every > 0).sum()), int((every < 0).sum()), int((every == 0).sum())
 
 
-def unpaired(ours: Method, theirs: Method, found: Sequence[Pair]) -> Iterator[str]:
+def explain_unpaired(ours: Method, theirs: Method, found: Sequence[Pair]) -> Iterator[str]:
     """What of two methods did not count, and why."""
     for one, other in ((ours, theirs), (theirs, ours)):
         alone = [str(seed) for seed in one.runs if seed not in other.runs]

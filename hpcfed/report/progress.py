@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from hpcfed.core.errors import HpcfedError, printable, told
+from hpcfed.core.errors import HpcfedError, format_error, printable
 from hpcfed.core.tables import console
 from hpcfed.results import summary
 from hpcfed.storage import names
@@ -143,7 +143,7 @@ class Progress:
                 f"{row['clients/seconds'][i]:.2f} s"
             )
 
-    def moved(self, n: int) -> None:
+    def report_moves(self, n: int) -> None:
         if n:
             self.say(f"moved {n} clients between ranks by measured cost")
 
@@ -162,7 +162,7 @@ class Progress:
             self.console.print("results: {}\npicture: {}".format(*files))
         except (OSError, HpcfedError) as error:  # the run is done, and its results are there
             with suppress(OSError):
-                text = told(f"hpcfed: warning: no picture or table: {error}")
+                text = format_error(f"hpcfed: warning: no picture or table: {error}")
                 print(text, file=sys.stderr, flush=True)
 
 

@@ -34,11 +34,11 @@ def status(runs: Sequence[Path], json: bool = False) -> list[dict[str, Any]] | T
 
 def states(path: Path) -> Iterator[tuple[str, State]]:
     """The run at this path, or those of the sweep there."""
-    for run, of in store.runs(existing(path)):
+    for run, of in store.runs(check_exists(path)):
         yield str(run), member(*of) if of else state(run)
 
 
-def existing(path: Path) -> Path:
+def check_exists(path: Path) -> Path:
     """The path; CheckpointError where nothing is there."""
     if not os.path.exists(path):
         raise CheckpointError(
@@ -50,12 +50,12 @@ def existing(path: Path) -> Path:
 
 def member(sweep: store.Sweep, run: store.Member) -> State:
     """A run of a sweep."""
-    return noted(sweep, run, state(sweep.folder / run.name))
+    return add_sweep_end(sweep, run, state(sweep.folder / run.name))
 
 
-def noted(sweep: store.Sweep, run: store.Member, found: State) -> State:
+def add_sweep_end(sweep: store.Sweep, run: store.Member, found: State) -> State:
     """The state of a run of a sweep, whose end is noted there where it was no success."""
-    end = store.ended(sweep, run.name)
+    end = store.last_end(sweep, run.name)
     if found.word == NOT_BEGUN:
         found = replace(found, total=run.fields["rounds"])
     if end is None or found.word == FINISHED:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report import layouts
-from hpcfed.report.cases import Case, also_differ, axes, called, cases, skewed
-from hpcfed.report.cells import caption, cell, marked
-from hpcfed.report.formats import FORMATS, Grid, stored
+from hpcfed.report.cases import Case, also_differ, axes, cases, name_skew, rename_data
+from hpcfed.report.cells import caption, cell, mark_best
+from hpcfed.report.formats import FORMATS, Grid, save_or_return
 from hpcfed.report.measures import View, measure
 
 
@@ -38,13 +38,13 @@ def table(
             layout, rows=rows, columns=columns, value=value, deviation=deviation, percent=percent
         )
         made = layouts.layout(layout)
-        return stored(FORMATS[format](layouts.laid_out(cases(runs), made, paper)), out)
+        return save_or_return(FORMATS[format](layouts.fill_layout(cases(runs), made, paper)), out)
     if paper:
         raise ConfigError("table: --paper, but no --layout tells of which table of a paper; add it")
     view = View(value or "accuracy", measure(value or "accuracy"), deviation or "seeds", percent)
     chosen = [names.split(",") if names else None for names in (rows, columns)]
-    found = skewed(called(cases(runs)), [name for names in chosen for name in names or []])
-    return stored(FORMATS[format](grid(found, *axes(found, *chosen), view)), out)
+    found = name_skew(rename_data(cases(runs)), [name for names in chosen for name in names or []])
+    return save_or_return(FORMATS[format](grid(found, *axes(found, *chosen), view)), out)
 
 
 def refuse(layout: str, **given: object) -> None:
@@ -57,7 +57,7 @@ def refuse(layout: str, **given: object) -> None:
 
 def grid(found: list[Case], down: list[str], across: list[str], view: View) -> Grid:
     """The cells, row by row, and what is to be said about them."""
-    lines, heads = ordered(found, down), ordered(found, across)
+    lines, heads = order_values(found, down), order_values(found, across)
     cells = [
         [[case for case in found if (case.at(down), case.at(across)) == (r, c)] for c in heads]
         for r in lines
@@ -69,11 +69,11 @@ def grid(found: list[Case], down: list[str], across: list[str], view: View) -> G
     notes += [f"{case.name}: {case.why}" for case in found if case.why]
     told = caption(view.what(), view.deviation, seeds)
     return Grid(
-        told, view.value, down, across, lines, heads, marked(table, view.measure.high), notes
+        told, view.value, down, across, lines, heads, mark_best(table, view.measure.high), notes
     )
 
 
-def ordered(found: list[Case], names: list[str]) -> list[tuple[str, ...]]:
+def order_values(found: list[Case], names: list[str]) -> list[tuple[str, ...]]:
     """The values of these fields: the first field's in the order of the runs, within each the next
     one's.
     """

@@ -29,16 +29,16 @@ def tail(run: Path, lines: int = 10, follow: bool = False) -> str | int:
         raise ConfigError(f"tail: -n {lines}: give at least 0")
     if not follow:
         record = load(run)
-        return "\n".join(told(record, max(0, record.rounds - lines)))
+        return "\n".join(round_lines(record, max(0, record.rounds - lines)))
     try:
-        for text in growing(run, lines):
+        for text in follow_rounds(run, lines):
             print(plain(text), flush=True)
     except KeyboardInterrupt:
         return INTERRUPTED
     return DONE
 
 
-def growing(run: Path, lines: int) -> Iterator[str]:
+def follow_rounds(run: Path, lines: int) -> Iterator[str]:
     """Lines of the last rounds, and of each that comes, to the last."""
     seen: object = stamp(run)
     record = load(run)
@@ -47,24 +47,24 @@ def growing(run: Path, lines: int) -> Iterator[str]:
         if record.rounds < shown:
             yield f"goes on after round {record.rounds}, from a checkpoint"
             shown = record.rounds
-        yield from told(record, shown)
+        yield from round_lines(record, shown)
         shown = record.rounds
         if complete(record):
             return
         if record.header.get("ended") == STOPPED:
             yield f"stopped after round {shown}; waiting until it goes on"
-        seen = changed(run, seen)
+        seen = wait_for_change(run, seen)
         record = load(run)
 
 
-def changed(run: Path, seen: object) -> object:
+def wait_for_change(run: Path, seen: object) -> object:
     """Wait until the files are others than those seen; what they are then."""
     while (now := stamp(run)) == seen:
         sleep(EVERY)
     return now
 
 
-def told(record: Record, first: int) -> Iterator[str]:
+def round_lines(record: Record, first: int) -> Iterator[str]:
     """A line for each round from `first` on, counted from 0; its accuracy is that of the last
     evaluation.
     """

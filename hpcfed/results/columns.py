@@ -17,7 +17,7 @@ def last(record: Record, name: str) -> np.ndarray:
     Of more than 10,000 clients each row has only those that took part or were evaluated, in the
     order of `clients/id`.
     """
-    t = evaluated(record, name)
+    t = rounds_with_values(record, name)
     return (
         column(record, name)[t[-1]]
         if len(t)
@@ -29,13 +29,13 @@ def architectures(record: Record) -> np.ndarray:
     """Those of the clients of the last evaluated round: all clients, or where they are many a row's
     own.
     """
-    kinds, t = np.array(record.header["architectures"]), evaluated(record)
+    kinds, t = np.array(record.header["architectures"]), rounds_with_values(record)
     if not len(t) or "clients/architecture" not in record.columns:
         return kinds
     return kinds[np.nan_to_num(record.columns["clients/architecture"][t[-1]]).astype(int)]
 
 
-def evaluated(record: Record, name: str = "clients/accuracy") -> np.ndarray:
+def rounds_with_values(record: Record, name: str = "clients/accuracy") -> np.ndarray:
     """The rounds, from 0, in which some client has a value in a column [T, K]."""
     return np.flatnonzero(np.isfinite(column(record, name)).any(1))
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.core.extras import needed
+from hpcfed.core.extras import import_extra
 from hpcfed.results.tables import TABLES, Table
-from hpcfed.storage.atomic import writing
+from hpcfed.storage.atomic import convert_write_errors
 from hpcfed.storage.record import load
 
 
@@ -26,7 +26,7 @@ def export(run: Path, format: str = "csv", out: Path | None = None) -> str:
     write, record = writer(format), load(run)
     folder = out or record.path.parent / "export"
     tables = {name: rows for name, of in TABLES.items() if length(rows := of(record))}
-    with writing(folder):
+    with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, rows in tables.items():
             write(folder / f"{name}.{format}", rows)
@@ -51,7 +51,7 @@ def writer(format: str) -> Callable[[Path, Table], object]:
     if format == "csv":
         return to_csv
     arrow, parquet = (
-        needed(name, "export", "--format parquet") for name in ("pyarrow", "pyarrow.parquet")
+        import_extra(name, "export", "--format parquet") for name in ("pyarrow", "pyarrow.parquet")
     )
     return lambda path, rows: parquet.write_table(arrow.table(rows), path)
 

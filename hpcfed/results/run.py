@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.core.errors import printable
-from hpcfed.core.extras import needed
+from hpcfed.core.extras import import_extra
 from hpcfed.core.tables import duration, size
 from hpcfed.results import state
 from hpcfed.results.columns import by_round, column, phases
@@ -153,7 +153,7 @@ class Run:
     def frame(self, name: str = "clients") -> pandas.DataFrame:
         """A pandas frame with a row a round and client ("clients"), a round ("rounds"), a round and
         rank ("ranks"), or a client and class ("labels"). Needs the extra "export"."""
-        return needed("pandas", "export", "a frame").DataFrame(table(self._record, name))
+        return import_extra("pandas", "export", "a frame").DataFrame(table(self._record, name))
 
     def __len__(self) -> int:
         """How many rounds are done."""

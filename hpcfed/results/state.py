@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import CheckpointError, first_line
-from hpcfed.core.paths import matching
+from hpcfed.core.paths import glob_folder
 from hpcfed.results.columns import by_round
 from hpcfed.results.summary import accuracy
 from hpcfed.storage import checkpoint, names
@@ -65,28 +65,30 @@ def state(run: Path) -> State:
 
 def of(record: Record, folder: Path) -> State:
     """The state of the run in this folder, of which this was read."""
-    word, since = going(record, folder, time())
+    word, since = current_state(record, folder, time())
     known = progress(record)
     going_on = word == GOING_ON and known["seconds"] is not None
     left = (known["total"] - record.rounds) * known["seconds"] if going_on else None
     return State(word, since, left=left, **known, **last_checkpoint(folder))
 
 
-def going(record: Record, folder: Path, now: float) -> tuple[str, float | None]:
+def current_state(record: Record, folder: Path, now: float) -> tuple[str, float | None]:
     """Whether a run is done, goes on, or has ended before its time, and since when.
 
     A run whose ranks are killed leaves their signs behind, which age; one that ends in order takes
     them away.
     """
     if complete(record):
-        return FINISHED, written(record.path)
+        return FINISHED, modified_at(record.path)
     signs = [
-        when for path in matching(names.watch_folder(folder), "*.json") if (when := written(path))
+        when
+        for path in glob_folder(names.watch_folder(folder), "*.json")
+        if (when := modified_at(path))
     ]
     if signs:
         return (GOING_ON, None) if now - max(signs) < SIGNS else (STALE, max(signs))
     last = max(
-        filter(None, map(written, (record.path, names.journal_file(record.path)))), default=None
+        filter(None, map(modified_at, (record.path, names.journal_file(record.path)))), default=None
     )
     if record.header.get("ended"):
         return STOPPED, last
@@ -101,7 +103,7 @@ def complete(record: Record) -> bool:
     return record.rounds >= record.header["job"]["rounds"]
 
 
-def written(path: Path) -> float | None:
+def modified_at(path: Path) -> float | None:
     """When a file was last written; None where there is none."""
     try:
         return os.stat(path).st_mtime
@@ -129,4 +131,6 @@ def seconds_of(record: Record) -> float | None:
 
 def last_checkpoint(folder: Path) -> dict[str, Any]:
     newest = checkpoint.newest(folder)
-    return {"saved": checkpoint.rounds_of(newest), "saved_at": written(newest)} if newest else {}
+    return (
+        {"saved": checkpoint.rounds_of(newest), "saved_at": modified_at(newest)} if newest else {}
+    )

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.core.errors import printable
-from hpcfed.core.few import counted
+from hpcfed.core.few import count_noun
 from hpcfed.core.tables import duration, size, table
 from hpcfed.results.columns import architectures, by_round, column, last
 from hpcfed.storage.columns import PHASES
@@ -60,7 +60,9 @@ def accuracy(record: Record) -> dict[str, Any]:
     """What `facts` says of accuracies."""
     values = last(record, "clients/accuracy")
     kinds = architectures(record)
-    shown = {kind: spread(values[kinds == kind]) for kind in dict.fromkeys(kinds.tolist())}
+    shown = {
+        kind: summary_statistics(values[kinds == kind]) for kind in dict.fromkeys(kinds.tolist())
+    }
     by = {kind: {key: s[key] for key in ("mean", "std", "clients")} for kind, s in shown.items()}
     other = {
         "before": last(record, "clients/accuracy_before"),
@@ -68,12 +70,12 @@ def accuracy(record: Record) -> dict[str, Any]:
         "final": record.arrays.get("final/accuracy", np.full(len(kinds), np.nan)),
         "final_received": record.arrays.get("final/accuracy_received", np.full(len(kinds), np.nan)),
     }
-    spreads = {name: spread(values) for name, values in other.items()}
+    spreads = {name: summary_statistics(values) for name, values in other.items()}
     brief = {name: {key: s[key] for key in ("mean", "std")} for name, s in spreads.items()}
-    return {**spread(values), "by_architecture": by, **brief}
+    return {**summary_statistics(values), "by_architecture": by, **brief}
 
 
-def spread(values: np.ndarray) -> dict[str, Any]:
+def summary_statistics(values: np.ndarray) -> dict[str, Any]:
     """Mean, population standard deviation, least and most over the clients that are not nan; of one
     client there is no deviation.
     """
@@ -94,7 +96,7 @@ def best(record: Record) -> dict[str, Any]:
     """The round, counted from 1, with the highest mean accuracy; the first of several equal
     ones.
     """
-    means = [spread(row)["mean"] for row in column(record, "clients/accuracy")]
+    means = [summary_statistics(row)["mean"] for row in column(record, "clients/accuracy")]
     known = [(mean, -t) for t, mean in enumerate(means, start=1) if mean is not None]
     mean, t = max(known, default=(None, None))
     return {"round": None if t is None else -t, "mean": mean, "selected_on": "test data"}
@@ -159,14 +161,14 @@ def brief(record: Record) -> str:
     ranks, rounds = record.header["ranks"], record.header["job"]["rounds"]
     name = record.header["job"]["data"]["name"]
     path = f"data: {name}\n" if name != data_name(record.header["job"]["data"]) else ""
-    done = f"{record.rounds} of {rounds} rounds done, on {counted(ranks, 'rank')}"
+    done = f"{record.rounds} of {rounds} rounds done, on {count_noun(ranks, 'rank')}"
     return f"{title(record)}\n{path}{done}"
 
 
 def title(record: Record) -> str:
     """The job in a few words."""
     job = record.header["job"]
-    clients = counted(job["clients"], "client")
+    clients = count_noun(job["clients"], "client")
     method = job["algorithm"]["name"]
     return printable(f"{method} on {data(job['data'])}, {clients}, seed {job['seed']}")
 

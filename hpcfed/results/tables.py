@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.results.columns import column
-from hpcfed.results.summary import spread
+from hpcfed.results.summary import summary_statistics
 from hpcfed.storage.record import Record
 
 Table = dict[str, np.ndarray]
@@ -24,14 +24,16 @@ def of_rounds(record: Record) -> Table:
     """A row a round: accuracy (mean and population standard deviation over clients), losses
     (means), bytes (sums).
     """
-    accuracy = [spread(row) for row in column(record, "clients/accuracy")]
+    accuracy = [summary_statistics(row) for row in column(record, "clients/accuracy")]
     table = {
         "round": np.arange(1, record.rounds + 1),
         "accuracy": numbers([s["mean"] for s in accuracy]),
         "accuracy_std": numbers([s["std"] for s in accuracy]),
     }
     for name in ("train_loss", "loss"):
-        table[name] = numbers([spread(row)["mean"] for row in column(record, f"clients/{name}")])
+        table[name] = numbers(
+            [summary_statistics(row)["mean"] for row in column(record, f"clients/{name}")]
+        )
     for name in ("down", "up"):
         table[name] = np.nansum(column(record, f"clients/{name}"), 1).astype(np.int64)
     return table | {name: c for name, c in below(record, "rounds/").items() if c.ndim == 1}

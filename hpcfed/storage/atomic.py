@@ -16,11 +16,11 @@ from pathlib import Path
 
 import h5py
 
-from hpcfed.core.content import reading
+from hpcfed.core.content import convert_read_errors
 from hpcfed.core.errors import CheckpointError, DamagedError, WriteError, may_pass
 from hpcfed.core.paths import regular
 from hpcfed.storage import names, passing
-from hpcfed.storage.seal import BLOCK, checked, seal
+from hpcfed.storage.seal import BLOCK, seal, verify_seal
 from hpcfed.storage.untrusted import attribute
 
 VERSIONS = {  # of each format: the version that is written, and the older ones that are read too
@@ -36,7 +36,7 @@ def versions(form: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def replacing(
+def replace_file(
     path: Path, form: str, check: Callable[[Path], object] = lambda new: None
 ) -> Iterator[h5py.File]:
     """A new HDF5 file of the given format that takes the place of `path` when the block ends
@@ -48,7 +48,7 @@ def replacing(
     it. Raises WriteError if the file cannot be written (no space, no permission, no disk); `path`
     is then as before.
     """
-    with writing(path), instead(path) as new:
+    with convert_write_errors(path), instead(path) as new:
         _prepare(path)
         with passing.new(new) as raw:
             with h5py.File(raw, "w", userblock_size=BLOCK) as file:
@@ -75,14 +75,14 @@ def instead(path: Path) -> Iterator[Path]:
 
 def put(path: Path, content: bytes) -> None:
     """Make a small file, or replace it, at once; and its folder where it is missing. WriteError."""
-    with writing(path):
+    with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with instead(path) as new:
             new.write_bytes(content)
 
 
 @contextmanager
-def opened(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
+def open_file(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
     """The file at `path` for reading, after its seal, format and version are checked.
 
     whole: all of it is checked now, otherwise each part when it is first read.  Raises DamagedError
@@ -91,10 +91,10 @@ def opened(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
     """
     try:
         with (
-            passing.existing(regular(path)) as raw,
-            h5py.File(checked(path, raw, whole), "r") as file,
+            passing.open_existing(regular(path)) as raw,
+            h5py.File(verify_seal(path, raw, whole), "r") as file,
         ):
-            with reading(path):
+            with convert_read_errors(path):
                 _check_format(path, file, form)
             yield file
     except OSError as error:
@@ -102,7 +102,7 @@ def opened(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def convert_write_errors(path: Path) -> Iterator[None]:
     """What the disk refuses inside becomes a WriteError about the file at `path`."""
     try:
         yield

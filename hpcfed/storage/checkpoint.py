@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.core.errors import CheckpointError, DamagedError
-from hpcfed.core.paths import matching
+from hpcfed.core.paths import glob_folder
 from hpcfed.storage import names
-from hpcfed.storage.atomic import TEMPORARY, writing
+from hpcfed.storage.atomic import TEMPORARY, convert_write_errors
 from hpcfed.storage.reader import Reader
 
 NAME = re.compile(r"round-(\d{6,})\.h5")
@@ -67,7 +67,7 @@ def open_checkpoint(path: Path) -> Reader:
         raise with_advice(error, file) from error
 
 
-def stored_header(path: Path) -> dict[str, Any]:
+def newest_header(path: Path) -> dict[str, Any]:
     """The header of the newest checkpoint of a run folder that can be read, or of the one at that
     path; empty where there is none.
     """
@@ -96,18 +96,18 @@ def fresh(index: Path) -> Path:
     return names.parts_folder(index, 1 + max(taken, default=-1))
 
 
-def unfinished(run: Path) -> list[Path]:
+def unfinished_parts(run: Path) -> list[Path]:
     """Folders of parts that are newer than the index that belongs to them, or have none that can be
     read.
     """
     return [
         parts
         for parts in _parts(names.checkpoint_folder(run))
-        if number_of(parts) > used(names.index_of(parts))
+        if number_of(parts) > parts_number(names.index_of(parts))
     ]
 
 
-def used(index: Path) -> int:
+def parts_number(index: Path) -> int:
     """The number of the folder that an index names; -1 if there is no index that can be read."""
     try:
         with Reader(index) as file:
@@ -139,7 +139,9 @@ def prune(run: Path, keep: int) -> None:
             index = names.index_of(
                 parts
             )  # is read only where it has a choice: that takes a millisecond
-            if not index.exists() or (many[index] > 1 and number_of(parts) != used(index) >= 0):
+            if not index.exists() or (
+                many[index] > 1 and number_of(parts) != parts_number(index) >= 0
+            ):
                 shutil.rmtree(parts)
         for left in folder.glob(f".*{TEMPORARY}"):
             left.unlink()
@@ -164,23 +166,25 @@ def drop_after(run: Path, rounds: int) -> None:
     For a run that goes on from an earlier one and makes them anew; otherwise `newest` and `prune`
     would take those of the abandoned continuation for the newest.
     """
-    for parts in unfinished(run):
-        with writing(parts):
+    for parts in unfinished_parts(run):
+        with convert_write_errors(parts):
             shutil.rmtree(parts)
     for index in _saved(names.checkpoint_folder(run)):
         if rounds_of(index) > rounds:
-            with writing(index):
+            with convert_write_errors(index):
                 remove(index)
 
 
 def _saved(folder: Path) -> list[Path]:
     """Checkpoints in a folder, the newest first; empty if there is no such folder."""
-    found = [path for path in matching(folder, "round-*.h5") if NAME.fullmatch(path.name)]
+    found = [path for path in glob_folder(folder, "round-*.h5") if NAME.fullmatch(path.name)]
     return sorted(found, key=rounds_of, reverse=True)
 
 
 def _parts(folder: Path) -> list[Path]:
     """Folders of parts in a folder."""
     return [
-        path for path in matching(folder, "round-*") if path.is_dir() and PARTS.fullmatch(path.name)
+        path
+        for path in glob_folder(folder, "round-*")
+        if path.is_dir() and PARTS.fullmatch(path.name)
     ]

@@ -23,7 +23,7 @@ PHASES = (
 )  # columns ranks/..., seconds
 
 
-def stacked(rows: list[dict[str, np.ndarray]]) -> Columns:
+def stack_rows(rows: list[dict[str, np.ndarray]]) -> Columns:
     """Rows as columns."""
     order = dict.fromkeys(name for row in rows for name in row)
     return {name: _column([row.get(name) for row in rows]) for name in order}
@@ -34,10 +34,10 @@ def _column(cells: list[np.ndarray | None]) -> np.ndarray:
     known = [cell for cell in cells if cell is not None]
     if len(known) == len(cells) and len({cell.shape for cell in known}) == 1:
         return np.stack(known)
-    return filled([(1, None if cell is None else cell[None]) for cell in cells])
+    return pad_pieces([(1, None if cell is None else cell[None]) for cell in cells])
 
 
-def joined(parts: list[Columns]) -> Columns:
+def concat_columns(parts: list[Columns]) -> Columns:
     """Columns of some rounds, and then of others, as if their rows had been stacked together."""
     order = dict.fromkeys(name for part in parts for name in part)
     return {name: _join([(length(part), part.get(name)) for part in parts]) for name in order}
@@ -46,10 +46,10 @@ def joined(parts: list[Columns]) -> Columns:
 def _join(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
     known = [piece for _, piece in pieces if piece is not None]
     alike = len(known) == len(pieces) and len({piece.shape[1:] for piece in known}) == 1
-    return np.concatenate(known) if alike else filled(pieces)
+    return np.concatenate(known) if alike else pad_pieces(pieces)
 
 
-def filled(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
+def pad_pieces(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
     """Pieces of a column, by their rounds, one below the other in float64; nan where one is absent
     or narrower.
     """

@@ -24,9 +24,9 @@ from isal.isal_zlib import crc32
 from hpcfed.core.content import parse_json
 from hpcfed.core.errors import DamagedError
 from hpcfed.core.paths import only_regular
-from hpcfed.storage.atomic import writing
+from hpcfed.storage.atomic import convert_write_errors
 from hpcfed.storage.columns import Columns
-from hpcfed.storage.seal import BLOCK, PLAIN, WHOLE, altered, intact
+from hpcfed.storage.seal import BLOCK, PLAIN, WHOLE, checksum_error, intact
 from hpcfed.storage.untrusted import NUMBERS
 
 MARK = b"hpcfed journal 2\n"
@@ -83,7 +83,7 @@ class Journal:
         """
         data = pack(block)
         head = HEAD.pack(first, len(data), hashlib.sha256(data).digest())
-        with writing(self.path), open(self.path, "r+b" if self.end else "wb") as file:
+        with convert_write_errors(self.path), open(self.path, "r+b" if self.end else "wb") as file:
             file.seek(self.end)
             file.truncate()  # first: then what a kill leaves is cut short, and nothing else
             file.writelines([b"" if self.end else start(self.seal), with_sum(head), data])
@@ -112,7 +112,7 @@ def blocks(path: Path, after: Path) -> Iterator[tuple[int, Columns]]:
         if len(beginning) < START and MARK.startswith(beginning[: len(MARK)]):
             return  # cut short
         if beginning != with_sum(beginning[: -SUM.size]) or not beginning.startswith(MARK):
-            raise altered(path)
+            raise checksum_error(path)
         if beginning != start(seal(after)):
             return  # of a file that has been replaced
         while len(head := file.read(HEAD.size + SUM.size)) == HEAD.size + SUM.size:
@@ -129,13 +129,13 @@ def read_block(file: BinaryIO, path: Path, head: bytes) -> bytes | None:
     if len(head) < HEAD.size + SUM.size:
         return None
     if head != with_sum(head[: HEAD.size]):
-        raise altered(path)
+        raise checksum_error(path)
     _, size, digest = HEAD.unpack(head[: HEAD.size])
     if size > os.fstat(file.fileno()).st_size - file.tell():
         return None
     data = file.read(size)
     if hashlib.sha256(data).digest() != digest:
-        raise altered(path)
+        raise checksum_error(path)
     return data
 
 

@@ -33,11 +33,11 @@ from functools import cache
 from pathlib import Path
 from time import localtime, monotonic, sleep, strftime, time
 
-from hpcfed.core.errors import ConfigError, told
-from hpcfed.core.paths import matching
+from hpcfed.core.errors import ConfigError, format_error
+from hpcfed.core.paths import glob_folder
 from hpcfed.core.status import WRONG
 from hpcfed.storage import names
-from hpcfed.storage.atomic import writing
+from hpcfed.storage.atomic import convert_write_errors
 
 BEAT = 10.0  # seconds between two signs of life of a holder
 ALIVE = 60.0  # seconds after a sign for which a holder on another machine is taken to live
@@ -91,7 +91,7 @@ def this_process(world: str, env: Mapping[str, str] = os.environ) -> Holder:
         host=socket.gethostname(),
         machine=machine(),
         process=os.getpid(),
-        started=started(os.getpid()),
+        started=start_time(os.getpid()),
         job=env.get("SLURM_JOB_ID", ""),
         restart=int(count) if count.isdecimal() else 0,
     )
@@ -116,7 +116,7 @@ def machine() -> str:
     return ""
 
 
-def started(process: int) -> str:
+def start_time(process: int) -> str:
     """When a process was started, in ticks since the boot; "" where there is none, it has ended and
     nobody has asked for its status yet, or the system does not say.
     """
@@ -136,7 +136,7 @@ def lives(holder: Holder) -> bool:
         return False
     except PermissionError:  # it is another user's
         pass
-    return started(holder.process) == holder.started
+    return start_time(holder.process) == holder.started
 
 
 def read(path: Path) -> Found | None:
@@ -152,10 +152,10 @@ def read(path: Path) -> Found | None:
     with open(handle, "rb") as file:
         about = os.fstat(handle)
         text = file.read(MOST) if stat.S_ISREG(about.st_mode) else b""
-    return Found(understood(text), about.st_mtime)
+    return Found(parse_holder(text), about.st_mtime)
 
 
-def understood(text: bytes) -> Holder:
+def parse_holder(text: bytes) -> Holder:
     """The holder that a lock file names."""
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
         given = json.loads(text)
@@ -167,7 +167,7 @@ def understood(text: bytes) -> Holder:
     return Holder()
 
 
-def held(run: Path) -> Holder | None:
+def find_holder(run: Path) -> Holder | None:
     """Who holds the lock of a run folder, and is not known to be dead; None: nobody."""
     try:
         found = read(names.lock_file(run))
@@ -200,7 +200,7 @@ class Lock:
         self.thread = threading.Thread(target=self.keep, daemon=True, name="lock")
 
     @property
-    def held(self) -> bool:
+    def locked(self) -> bool:
         """Whether this process holds it."""
         return self.me is not None
 
@@ -212,7 +212,7 @@ class Lock:
         the disk refuses.
         """
         me = this_process(self.world)
-        with writing(self.path):
+        with convert_write_errors(self.path):
             take(self.path, me, force)
         self.me = me
         self.thread.start()
@@ -246,7 +246,7 @@ class Lock:
         """End: what this process would write from now on would spoil the other's run."""
         text = f"{self.run}: {other} has taken this run folder over; this run ends here"
         print(
-            f"hpcfed: {told(text)}",
+            f"hpcfed: {format_error(text)}",
             file=sys.stderr,
             flush=True,
         )
@@ -269,7 +269,7 @@ def put(path: Path, me: Holder) -> bool:
     """Make the lock file; False where there is one. OSError where that cannot be done."""
     new = candidate(path, me)
     try:
-        return linked(new, path)
+        return link_file(new, path)
     finally:
         new.unlink(missing_ok=True)
 
@@ -278,7 +278,7 @@ def take(path: Path, me: Holder, force: bool = False) -> None:
     """Make the lock file, or replace that of a dead holder; see `Lock.take`."""
     new, begun = candidate(path, me), monotonic()
     try:
-        while not linked(new, path):
+        while not link_file(new, path):
             found = read(path)
             if found is None:  # it was released just now
                 continue
@@ -288,7 +288,7 @@ def take(path: Path, me: Holder, force: bool = False) -> None:
             here = bool(me.machine) and found.holder.machine == me.machine
             forced = force and not here and now - found.renewed > ALIVE
             if mine or forced or dead(found, now, me):
-                if replaced(path, new, me, found.holder):
+                if replace_holder(path, new, me, found.holder):
                     return
             elif monotonic() - begun > patience(here, force):
                 raise refusal(path, found, now, here, force)
@@ -307,7 +307,7 @@ def patience(here: bool, force: bool) -> float:
 def tidy(run: Path) -> None:
     """Remove what processes that were killed while they took the lock have left."""
     me, now = this_process(""), time()
-    for left in matching(run, f"{names.lock_file(run).name}.*"):
+    for left in glob_folder(run, f"{names.lock_file(run).name}.*"):
         with suppress(OSError):
             found = read(left)
             if found and dead(found, now, me):
@@ -324,7 +324,7 @@ def candidate(path: Path, me: Holder) -> Path:
     return new
 
 
-def linked(new: Path, path: Path) -> bool:
+def link_file(new: Path, path: Path) -> bool:
     """Give the file this name too; False where something has it."""
     try:
         os.link(new, path)
@@ -345,17 +345,17 @@ def linked(new: Path, path: Path) -> bool:
         return False
 
 
-def replaced(path: Path, new: Path, me: Holder, old: Holder) -> bool:
+def replace_holder(path: Path, new: Path, me: Holder, old: Holder) -> bool:
     """Put the file in the place of that of this holder; False where another process did, or is at
     it.
     """
     mark = path.with_name(f"{path.name}.{old.token or 'unknown'}.old")
-    if not linked(new, mark):
+    if not link_file(new, mark):
         found = read(mark)
         if found and dead(found, os.stat(new).st_mtime, me):  # it was killed just then
             more = candidate(mark, me)
             try:
-                if replaced(mark, more, me, found.holder):
+                if replace_holder(mark, more, me, found.holder):
                     mark.unlink(missing_ok=True)
             finally:
                 more.unlink(missing_ok=True)

@@ -60,7 +60,7 @@ def lock_file(run: Path) -> Path:
     return run / "run.lock"
 
 
-def seen_file(run: Path) -> Path:
+def marker_file(run: Path) -> Path:
     """What all nodes look for at the start, to know that they have the same folder."""
     return run / f".{socket.gethostname()}-{os.getpid()}.seen"
 

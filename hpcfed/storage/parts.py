@@ -8,10 +8,10 @@ from typing import Any
 
 import h5py
 
-from hpcfed.core.content import reading
+from hpcfed.core.content import convert_read_errors
 from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.storage import checkpoint, names, record, tree
-from hpcfed.storage.atomic import opened, replacing
+from hpcfed.storage.atomic import open_file, replace_file
 from hpcfed.storage.header import Piece, check_header
 from hpcfed.storage.same import same
 from hpcfed.storage.seal import identity
@@ -49,7 +49,7 @@ def write_part(folder: Path, rank: int, about: About, items: Items) -> Part:
     """
     path, written = names.part_file(folder, rank), []
     try:
-        with replacing(path, names.PART, lambda new: compare(new, items)) as file:
+        with replace_file(path, names.PART, lambda new: compare(new, items)) as file:
             group = file.create_group("items")
             for name, item in items():
                 tree.write(group, name, item)
@@ -63,7 +63,7 @@ def write_part(folder: Path, rank: int, about: About, items: Items) -> Part:
 
 def compare(path: Path, items: Items) -> None:
     """Raise DamagedError unless the file holds these items."""
-    with opened(path, names.PART, whole=False) as file:
+    with open_file(path, names.PART, whole=False) as file:
         for name, item in items():
             if not same(item, tree.read(subgroup(file, "items"), name)):
                 raise DamagedError(f"{name} is not what was to be written")
@@ -74,7 +74,7 @@ def read_part(folder: Path, rank: int) -> tuple[About, Part]:
     damaged.
     """
     path = names.part_file(folder, rank)
-    with opened(path, names.PART, whole=False) as file, reading(path):
+    with open_file(path, names.PART, whole=False) as file, convert_read_errors(path):
         found = Piece(about=tree.read_json(file, "about"), names=tree.read_json(file, "names"))
         check_header(found.about.header)
         about = About(found.about.rounds, found.about.ranks, found.about.header)
@@ -98,10 +98,10 @@ def adopt(folder: Path, most: int, run_id: str = "") -> bool:
     return whole
 
 
-def adopted(run: Path) -> list[Path]:
+def adopt_all(run: Path) -> list[Path]:
     """Make each checkpoint whole of which only the index is missing or damaged; returns those."""
     made = []
-    for folder in checkpoint.unfinished(run):
+    for folder in checkpoint.unfinished_parts(run):
         with suppress(CheckpointError):  # it stays unfinished
             found = record.recover(run)
             if adopt(folder, found.rounds, found.header.get(record.RUN_ID, "")):
@@ -116,19 +116,19 @@ def write_index(folder: Path, about: About, parts: Mapping[int, Part]) -> None:
     """
     files = {rank: f"{folder.name}/{names.part_file(folder, rank).name}" for rank in parts}
     where = {name: files[rank] for rank, part in parts.items() for name in part["names"]}
-    with replacing(names.index_of(folder), names.CHECKPOINT) as file:
+    with replace_file(names.index_of(folder), names.CHECKPOINT) as file:
         file.attrs["rounds"] = about.rounds
         tree.write_json(file, "header", about.header)
         tree.write_json(
             file, "parts", {files[rank]: part["identity"] for rank, part in parts.items()}
         )
-        tree.write_json(file, "names", ordered(where))
+        tree.write_json(file, "names", sort_items(where))
         items = file.create_group("items")
         for name, part in where.items():
             items[name] = h5py.ExternalLink(part, f"/items/{name}")
 
 
-def ordered(items: Iterable[str]) -> list[str]:
+def sort_items(items: Iterable[str]) -> list[str]:
     """Shared items as they come, then the clients by number."""
     return sorted(
         items,

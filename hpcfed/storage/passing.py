@@ -84,6 +84,6 @@ def new(path: Path) -> BinaryIO:
     return io.BufferedRandom(Passing(path, "x+"))
 
 
-def existing(path: Path) -> BinaryIO:
+def open_existing(path: Path) -> BinaryIO:
     """A file to be read."""
     return io.BufferedReader(Passing(path, "r"))

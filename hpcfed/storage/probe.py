@@ -9,11 +9,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.core.content import reading
+from hpcfed.core.content import convert_read_errors
 from hpcfed.core.errors import CheckpointError, DamagedError
-from hpcfed.core.few import counted
+from hpcfed.core.few import count_noun
 from hpcfed.storage import checkpoint, names, tree
-from hpcfed.storage.atomic import opened, replacing
+from hpcfed.storage.atomic import open_file, replace_file
 from hpcfed.storage.header import Answers
 from hpcfed.storage.seal import identity
 from hpcfed.storage.untrusted import Budget, array, child, subgroup
@@ -51,7 +51,7 @@ class Probe:
     def of(self, n: int) -> str:
         """So many of the run's clients, in words: `3 clients`, `3 of 20 clients`."""
         total = self.header.get("of", len(self.clients))
-        return (f"{n} of " if n < total else "") + counted(total, "client")
+        return (f"{n} of " if n < total else "") + count_noun(total, "client")
 
 
 VERSION = 2  # of the file: 1 had the conductance of one image, for the clients right about it
@@ -63,7 +63,7 @@ LISTS = ("representations", "conductance")  # an array for each client
 def write(run: Path, probe: Probe) -> Path:
     """Put it beside the run, in the place of an older one; returns the path. WriteError."""
     path = names.probe_file(run)
-    with replacing(path, names.PROBE) as file:
+    with replace_file(path, names.PROBE) as file:
         tree.write_json(file, "header", {**probe.header, "version": VERSION})
         for name in (*TABLES, *IMAGES):
             file[name] = getattr(probe, name)
@@ -95,10 +95,12 @@ def current(run: Path) -> Probe | None:
 def read(run: Path) -> Probe:
     """That of a run. Raises DamagedError where there is none, or it is damaged."""
     path = names.probe_file(run)
-    with opened(path, names.PROBE) as file, reading(path):
+    with open_file(path, names.PROBE) as file, convert_read_errors(path):
         budget = Budget(file)
         tables = {name: array(child(file, name)) for name in TABLES}
-        lists = {name: listed(subgroup(file, name), tables["clients"], budget) for name in LISTS}
+        lists = {
+            name: read_arrays(subgroup(file, name), tables["clients"], budget) for name in LISTS
+        }
         header = {"version": 1, **tree.read_json(file, "header")}
         if header["version"] == 1:
             image = tree.read_json(file, "image")
@@ -134,7 +136,7 @@ def of_one_image(
     return images, found
 
 
-def listed(group: h5py.Group, clients: np.ndarray, budget: Budget) -> list[np.ndarray]:
+def read_arrays(group: h5py.Group, clients: np.ndarray, budget: Budget) -> list[np.ndarray]:
     found = []
     for k in clients.tolist():
         node = child(group, str(k))

@@ -8,10 +8,10 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
-from hpcfed.core.content import reading
+from hpcfed.core.content import convert_read_errors
 from hpcfed.core.errors import CheckpointError, DamagedError, unknown
 from hpcfed.storage import names, tree
-from hpcfed.storage.atomic import opened
+from hpcfed.storage.atomic import open_file
 from hpcfed.storage.header import Index, check_header
 from hpcfed.storage.seal import identity
 from hpcfed.storage.untrusted import link, number, subgroup
@@ -32,9 +32,9 @@ class Reader:
         self.path, self.whole = path, whole
         self._stack, self._parts = ExitStack(), ExitStack()
         self._open: dict[str, h5py.File] = {}
-        self._file = self._stack.enter_context(opened(path, names.CHECKPOINT))
+        self._file = self._stack.enter_context(open_file(path, names.CHECKPOINT))
         try:
-            with reading(path):
+            with convert_read_errors(path):
                 self._read()
         except CheckpointError:
             self.close()
@@ -70,12 +70,12 @@ class Reader:
 
     def get(self, name: str) -> Any:
         """The item of that name; CheckpointError if there is none."""
-        with reading(self.path):
+        with convert_read_errors(self.path):
             return tree.read(self._items(name), name)
 
     def leaves(self, name: str) -> Iterator[tuple[str, str, np.ndarray]]:
         """The item of that name as paths, kinds and arrays (see `tree.leaves`), without torch."""
-        with reading(self.path):
+        with convert_read_errors(self.path):
             yield from tree.leaves(self._items(name), name)
 
     def check(self) -> None:
@@ -114,4 +114,4 @@ class Reader:
             raise DamagedError(
                 f"{path}: damaged: another part than the one that {self.path.name} was written with"
             )
-        return opened(path, names.PART, self.whole)
+        return open_file(path, names.PART, self.whole)

@@ -10,12 +10,12 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.core.content import Table, reading
+from hpcfed.core.content import Table, convert_read_errors
 from hpcfed.core.errors import AbsentError, CheckpointError, DamagedError, unknown
-from hpcfed.core.paths import matching
+from hpcfed.core.paths import glob_folder
 from hpcfed.storage import names, tree
-from hpcfed.storage.atomic import opened
-from hpcfed.storage.columns import joined, length
+from hpcfed.storage.atomic import open_file
+from hpcfed.storage.columns import concat_columns, length
 from hpcfed.storage.header import check_columns, check_record
 from hpcfed.storage.journal import blocks
 from hpcfed.storage.untrusted import DEPTH, Budget, array, child, number, subgroup
@@ -91,7 +91,7 @@ def _read(path: Path, whole: bool = True) -> Record:
     except (OSError, ValueError):
         pass  # what may not be looked at is reported as what cannot be read
     try:
-        with opened(path, names.RESULTS) as file, reading(path):
+        with open_file(path, names.RESULTS) as file, convert_read_errors(path):
             header, rounds = tree.read_json(file, "header"), number(file, "rounds")
             budget = Budget(file)
             arrays = _datasets(subgroup(file, "arrays"), budget)
@@ -101,7 +101,7 @@ def _read(path: Path, whole: bool = True) -> Record:
         raise type(error)(f"{error}\n  {_advice(path.parent)}") from error
     parts = [columns] if rounds else []
     try:
-        with reading(path):
+        with convert_read_errors(path):
             for first, block in blocks(names.journal_file(path), path):
                 if first != rounds:  # the file has been made anew meanwhile
                     break
@@ -113,8 +113,8 @@ def _read(path: Path, whole: bool = True) -> Record:
                 f"{error}\n  it holds the rounds after round {rounds}; go on with the run, which "
                 f"writes its results anew (--resume {path.parent}), or restore the file from a copy"
             ) from error
-    record = Record(header, Table(arrays, path), Table(joined(parts), path), rounds, path)
-    with reading(path):
+    record = Record(header, Table(arrays, path), Table(concat_columns(parts), path), rounds, path)
+    with convert_read_errors(path):
         try:
             check_record(record)
         except DamagedError as error:
@@ -162,7 +162,7 @@ def recover(run: Path, rounds: int = 0) -> Record:
     except DamagedError as error:
         damage = error
     if not found or found[0].rounds < rounds:
-        copies = map(_readable, matching(names.checkpoint_folder(run), "round-*/results.h5"))
+        copies = map(_readable, glob_folder(names.checkpoint_folder(run), "round-*/results.h5"))
         found += [copy for copy in copies if copy and not (found and other_run(found[0], copy))]
     if not found:
         raise damage

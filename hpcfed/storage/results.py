@@ -16,8 +16,8 @@ import numpy as np
 
 from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.storage import names, tree
-from hpcfed.storage.atomic import replacing, writing
-from hpcfed.storage.columns import Columns, joined, length, stacked
+from hpcfed.storage.atomic import convert_write_errors, replace_file
+from hpcfed.storage.columns import Columns, concat_columns, length, stack_rows
 from hpcfed.storage.journal import Journal
 from hpcfed.storage.record import JOB_ID, Header, Record, load, recover
 
@@ -133,7 +133,7 @@ class Results:
         return sum(map(length, self._blocks)) + len(self._rows)
 
     @property
-    def stored(self) -> int:
+    def rounds_on_disk(self) -> int:
         """How many of them are on disk."""
         return sum(map(length, self._blocks)) if self._journal else 0
 
@@ -145,7 +145,7 @@ class Results:
             t -= length(block)
         return self._rows[t - 1]
 
-    def unwritten(self) -> Rows:
+    def pending_rows(self) -> Rows:
         """The rows that are not on disk yet."""
         first = self.rounds - len(self._rows)
         return {str(first + i): row for i, row in enumerate(self._rows)}
@@ -172,7 +172,7 @@ class Results:
 
     def _extend(self, journal: Journal) -> None:
         """Add what is new to the journal."""
-        block = stacked(self._rows)
+        block = stack_rows(self._rows)
         journal.append(self.rounds - len(self._rows), block)
         self._blocks.append(block)
         self._rows = []
@@ -192,7 +192,7 @@ class Results:
         begin = monotonic()
         columns = self._columns()
         try:
-            with replacing(self.path, names.RESULTS) as file:
+            with replace_file(self.path, names.RESULTS) as file:
                 self._fill(file, columns)
         finally:
             self._written = monotonic()  # after a refusal too: the next try costs as much
@@ -207,7 +207,7 @@ class Results:
             self.finish()
         elif not self._journal.fits():
             self._write_again()
-        elif self.stored < rounds:
+        elif self.rounds_on_disk < rounds:
             self.write(force=True)
 
     def copy(self, path: Path) -> None:
@@ -220,7 +220,7 @@ class Results:
             if not self._journal.whole(self.path, self._journal.path):
                 self._write_again()
             to = names.journal_file(path)
-            with writing(path):
+            with convert_write_errors(path):
                 shutil.copyfile(self.path, path)
                 if self._journal.end:
                     shutil.copyfile(self._journal.path, to)
@@ -236,7 +236,7 @@ class Results:
 
     def _columns(self) -> Columns:
         """All rounds so far."""
-        return joined([*self._blocks, *([stacked(self._rows)] if self._rows else [])])
+        return concat_columns([*self._blocks, *([stack_rows(self._rows)] if self._rows else [])])
 
     def _fill(self, file: h5py.File, columns: Columns) -> None:
         file.attrs["rounds"] = self.rounds

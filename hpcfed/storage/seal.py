@@ -22,7 +22,7 @@ from isal.isal_zlib import crc32
 
 from hpcfed.core.errors import DamagedError
 from hpcfed.core.paths import only_regular, regular
-from hpcfed.storage.passing import BLOCK, CHUNK, existing
+from hpcfed.storage.passing import BLOCK, CHUNK, open_existing
 
 PLAIN = b"hpcfed crc32 "
 SEAL = re.compile(PLAIN + rb"(\d{1,18}) ([0-9a-f]{64})\n\0*")
@@ -77,18 +77,18 @@ def intact(path: Path, block: bytes) -> bool:
     """Whether the file is, in every byte, the one that was sealed with this user block; all of it
     is read. OSError.
     """
-    with existing(regular(path)) as raw:
+    with open_existing(regular(path)) as raw:
         if raw.read(BLOCK) != block:
             return False
         raw.seek(0)
         try:
-            checked(path, raw, whole=True)
+            verify_seal(path, raw, whole=True)
         except DamagedError:
             return False
     return True
 
 
-def checked(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:
+def verify_seal(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:
     """The file for HDF5 to read. DamagedError if the seal, or with `whole` any of the data, is not
     as written.
     """
@@ -102,12 +102,12 @@ def checked(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:
     raw.seek(end)
     length = 4 * len(range(BLOCK, end, CHUNK))
     if size - end != length:  # before the table is read: the file may be large and empty
-        raise altered(path)
+        raise checksum_error(path)
     table = raw.read()
     if text(end, table) != block or len(table) != length:
-        raise altered(path)
+        raise checksum_error(path)
     if whole and checksums(raw, end) != table:
-        raise altered(path)
+        raise checksum_error(path)
     return raw if whole else Checked(path, raw, end, table)
 
 
@@ -158,7 +158,7 @@ class Checked(io.RawIOBase):
             crc32(read[first - start : last - start] if inside else self.stretch(first, last))
             != self.table[i]
         ):
-            raise altered(self.path)
+            raise checksum_error(self.path)
         self.good.add(i)
 
     def stretch(self, first: int, last: int) -> bytes:
@@ -170,7 +170,7 @@ def _checked_whole(path: Path, block: bytes, raw: BinaryIO) -> BinaryIO:
     raw.seek(BLOCK)
     digest = hashlib.file_digest(raw, "sha256").hexdigest()
     if block != (WHOLE + digest.encode() + b"\n").ljust(BLOCK, b"\0"):
-        raise altered(path)
+        raise checksum_error(path)
     return raw
 
 
@@ -178,7 +178,7 @@ def foreign(path: Path) -> DamagedError:
     return DamagedError(f"{path}: not a file of hpcfed, or its beginning is damaged")
 
 
-def altered(path: Path) -> DamagedError:
+def checksum_error(path: Path) -> DamagedError:
     return DamagedError(
         f"{path}: damaged: the checksum does not fit, so it was cut short or altered"
     )

@@ -120,7 +120,7 @@ class Known(BaseModel):
     threads: Annotated[Count, Field(alias="run.threads")] = 1
 
 
-def checked(fields: Fields, path: Path) -> Fields:
+def check_fields(fields: Fields, path: Path) -> Fields:
     """A run's job in the file at this path. ValueError for a field of another type."""
     Known.model_validate(fields)
     return Table(fields, path)
@@ -173,7 +173,8 @@ def read(folder: Path) -> Sweep:
             )
         found = Definition.model_validate(text)
         runs = tuple(
-            Member(run.name, run.words, checked(found.job | run.job, path)) for run in found.runs
+            Member(run.name, run.words, check_fields(found.job | run.job, path))
+            for run in found.runs
         )
         return Sweep(folder, found.words, found.directory, found.ranks, found.launcher, runs)
     except DamagedError:
@@ -211,7 +212,7 @@ def note(sweep: Sweep, run: str, end: End | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def ended(sweep: Sweep, run: str) -> End | None:
+def last_end(sweep: Sweep, run: str) -> End | None:
     """How a run last ended; None where it has not, or nobody knows."""
     with suppress(OSError, ValueError, TypeError, CheckpointError):
         path = names.end_file(sweep.folder, run)
@@ -219,7 +220,7 @@ def ended(sweep: Sweep, run: str) -> End | None:
     return None
 
 
-def now_ended(status: int, line: str) -> End:
+def make_end(status: int, line: str) -> End:
     return End(status, line, time())
 
 

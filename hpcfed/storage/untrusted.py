@@ -47,7 +47,7 @@ class Budget:
             raise DamagedError(f"{where(node)}: is there under several names")
         self.seen.add(place)
         if isinstance(node, h5py.Dataset):
-            self.left -= declared(node)
+            self.left -= declared_bytes(node)
             if self.left < 0:
                 raise DamagedError(f"{where(node)}: the arrays declare more than the file holds")
 
@@ -89,7 +89,7 @@ def subgroup(group: h5py.Group, name: str) -> h5py.Group:
     return found
 
 
-def declared(node: h5py.Dataset) -> int:
+def declared_bytes(node: h5py.Dataset) -> int:
     """Bytes that an array takes in memory, as its file says."""
     return math.prod(node.shape or (0,)) * node.dtype.itemsize
 
@@ -124,7 +124,7 @@ def check_dataset(node: Any, kinds: str = NUMBERS, filters: bool = False) -> Non
         if not filters:
             raise DamagedError(f"{where(node)}: is compressed or in chunks, as hpcfed writes none")
         check_filters(node, used)
-    elif declared(node) > file_size(node.file):
+    elif declared_bytes(node) > file_size(node.file):
         raise too_large(node)
 
 
@@ -140,13 +140,13 @@ def check_filters(node: h5py.Dataset, used: list[int]) -> None:
         )
     most = file_size(node.file) * math.prod(RATIOS[number] for number in set(used))
     chunk = math.prod(node.chunks or (1,)) * node.dtype.itemsize
-    if max(declared(node), chunk) > most:
+    if max(declared_bytes(node), chunk) > most:
         raise too_large(node)
 
 
 def too_large(node: h5py.Dataset) -> DamagedError:
     return DamagedError(
-        f"{where(node)}: declares {declared(node):.3g} bytes, more than a file of "
+        f"{where(node)}: declares {declared_bytes(node):.3g} bytes, more than a file of "
         f"{file_size(node.file)} bytes can hold"
     )
 

@@ -40,7 +40,7 @@ def batches(
         done += not in_steps
 
 
-def planned(
+def plan_batches(
     fed: Federation,
     client: Client,
     t: int,
@@ -75,7 +75,7 @@ def inputs(fed: Federation, x: Tensor, views: int, draws: torch.Generator) -> Te
     return copies if views > 1 else copies[0]
 
 
-def prepared(
+def prepare_batches(
     fed: Federation,
     data: Shard,
     plan: Sequence[np.ndarray],

@@ -22,7 +22,7 @@ def on_host(losses: list[Tensor]) -> np.ndarray:
     return torch.stack(losses).double().cpu().numpy() if losses else np.zeros(0)
 
 
-def checked(
+def check_finite(
     fed: Federation,
     client: Client,
     t: int,

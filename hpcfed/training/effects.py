@@ -45,7 +45,7 @@ Read = tuple[Any, str]  # a module or class, and the name of a value in it
 Found = tuple[str, tuple[Read, ...]]  # why code cannot be recorded ("": it can), and what it reads
 
 
-def trusted(value: Any) -> bool:
+def is_trusted(value: Any) -> bool:
     """Whether a function or class is torch's, this package's or built in."""
     return (getattr(value, "__module__", None) or "").partition(".")[0] in TRUSTED
 
@@ -67,7 +67,7 @@ def against(value: Any, name: str) -> str:
         parts = (value.func, *value.args, *value.keywords.values())
         return next(filter(None, (against(part, name) for part in parts)), "")
     if isinstance(value, FunctionType):
-        return "" if trusted(value) else of_function(value)[0]
+        return "" if is_trusted(value) else of_function(value)[0]
     if isinstance(value, MethodType) and isinstance(value.__self__, type):
         return against(value.__func__, name)
     owner = getattr(value, "__self__", None) if isinstance(value, BuiltinFunctionType) else value
@@ -137,7 +137,7 @@ def of_function(fn: FunctionType, cls: type | None = None, attributes: bool = Tr
     def called(value: Any, name: str) -> str:
         while isinstance(value, staticmethod | classmethod | property):
             value = value.fget if isinstance(value, property) else value.__func__
-        if isinstance(value, FunctionType) and not trusted(value):
+        if isinstance(value, FunctionType) and not is_trusted(value):
             return function(value)
         return against(value, name)
 
@@ -154,7 +154,9 @@ def of_function(fn: FunctionType, cls: type | None = None, attributes: bool = Tr
             if why := chain(names, namespace):
                 return why
         for name in code.co_names if cls else ():
-            for value in (vars(c)[name] for c in cls.__mro__ if name in vars(c) and not trusted(c)):
+            for value in (
+                vars(c)[name] for c in cls.__mro__ if name in vars(c) and not is_trusted(c)
+            ):
                 if plain(value):
                     reads.append((cls, name))
                 elif why := called(value, f"the class attribute {name}"):
@@ -168,7 +170,7 @@ def of_function(fn: FunctionType, cls: type | None = None, attributes: bool = Tr
             return f"it calls {first}" if first in WRITERS else ""
         owner, at, value = namespace, [first], namespace[first]
         for name in rest:
-            if not isinstance(value, ModuleType | type) or trusted_root(value):
+            if not isinstance(value, ModuleType | type) or is_trusted_root(value):
                 break
             at.append(name)
             owner, value = value, inspect.getattr_static(value, name, None)
@@ -180,7 +182,7 @@ def of_function(fn: FunctionType, cls: type | None = None, attributes: bool = Tr
     return function(fn), tuple(reads)
 
 
-def trusted_root(value: Any) -> bool:
+def is_trusted_root(value: Any) -> bool:
     """Whether a module or class is torch's or this package's."""
     name = value.__name__ if isinstance(value, ModuleType) else value.__module__
     return name.partition(".")[0] in TRUSTED and value is not builtins
@@ -205,7 +207,7 @@ def of_objective(fn: FunctionType, method: Part | None = None) -> Hashable:
     """
     cls = type(method) if method is not None else None
     names = {name for own in own_classes(cls) for name in vars(own)} if cls else set()
-    if trusted(fn) and names.isdisjoint(fn.__code__.co_names):
+    if is_trusted(fn) and names.isdisjoint(fn.__code__.co_names):
         return ()  # nothing of a user's own is called
     own = of_method(method) if method is not None else ()
     why, reads = of_function(fn, cls)
@@ -217,7 +219,7 @@ def of_objective(fn: FunctionType, method: Part | None = None) -> Hashable:
 def own_classes(cls: type) -> list[type]:
     """The classes of a method that are no part of this package."""
     return [
-        c for c in cls.__mro__ if not trusted(c) and c.__module__.partition(".")[0] != "pydantic"
+        c for c in cls.__mro__ if not is_trusted(c) and c.__module__.partition(".")[0] != "pydantic"
     ]
 
 
@@ -267,7 +269,7 @@ def of_model(model: nn.Module) -> Hashable:
             raise Untraceable(f"its model's {type(module).__name__} has a backward hook")
         for kind in HOOKS:
             found.extend(of_hook(hook, module) for hook in own[kind].values())
-        if not trusted(type(module)):
+        if not is_trusted(type(module)):
             why, reads = of_function(type(module).forward, type(module), attributes=False)
             if why:
                 raise Untraceable(f"its model's {type(module).__name__}: {why}")
@@ -327,13 +329,13 @@ def put_back(value: Any, before: Any) -> None:
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
+def undo_writes(model: nn.Module) -> Iterator[None]:
     """Inside, a step is recorded. What that wrote into the model's attributes is undone, and is a
     reason not to record: Untraceable.
     """
 
     def watched(module: nn.Module, name: str) -> bool:  # torch's modules keep books of their own
-        return name not in BASE and not (name.startswith("_") and trusted(type(module)))
+        return name not in BASE and not (name.startswith("_") and is_trusted(type(module)))
 
     before = {
         module: {

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from hpcfed.core import own
 from hpcfed.core.errors import first_line
-from hpcfed.machine.devices import lowered
+from hpcfed.machine.devices import autocast
 from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.graphs import Fixed, Graph
-from hpcfed.training.objective import flat, like, opened, title
+from hpcfed.training.objective import extract_tensors, flat, like, title
 from hpcfed.training.tape import Objective, Tape, alike, signature
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def recordable(
     m = len(flat(x))
 
     def objective(model: Any, inputs: Sequence[Tensor]) -> Tensor:
-        with lowered(fed.job.run.precision, fed.device):
+        with autocast(fed.job.run.precision, fed.device):
             return refill(inputs[:n])(model, like(x, inputs[n : n + m]), like(y, inputs[n + m :]))
 
     return objective
@@ -130,7 +130,7 @@ class Traced:
         self.steps, self.loss, self.tapes = steps, loss, steps.skeleton.tapes
         self.found: dict[int, Tape | None] = {}
         try:
-            fixed, self.given, self.refill = opened(loss)
+            fixed, self.given, self.refill = extract_tensors(loss)
             self.key = fixed, steps.optimiser.names, of_model(steps.model)
         except Untraceable as why:
             self.key = None

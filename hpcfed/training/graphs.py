@@ -57,7 +57,7 @@ class Graph:
             return value
 
         with (
-            undone([flat, *optimiser.moments.values()]),
+            restore_tensors([flat, *optimiser.moments.values()]),
             rng.scoped(0, "capture", device=flat.device),
         ):
             self.replay = capture(step, flat.device)
@@ -91,7 +91,7 @@ class Fixed(Optimiser):
         copy([own.lr, *own.moments.values()], [client.lr, *client.moments.values()])
         return own
 
-    def kept(self) -> Moments:
+    def moments_to_keep(self) -> Moments:
         return {name: v.clone() for name, v in self.moments.items()}
 
 
@@ -186,7 +186,7 @@ def copy(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 @contextmanager
-def undone(tensors: Sequence[Tensor]) -> Iterator[None]:
+def restore_tensors(tensors: Sequence[Tensor]) -> Iterator[None]:
     """The tensors are after the block as they were before it."""
     before = [v.clone() for v in tensors]
     try:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from hpcfed.core import rng
-from hpcfed.machine.devices import lowered
+from hpcfed.machine.devices import autocast
 from hpcfed.models.model import Model
 from hpcfed.training import engines
-from hpcfed.training.batches import batches, inputs, planned, prepared
-from hpcfed.training.checks import checked, on_host
-from hpcfed.training.optimisers import frozen, keep_moments, learning_rate, make_optimiser
+from hpcfed.training.batches import batches, inputs, plan_batches, prepare_batches
+from hpcfed.training.checks import check_finite, on_host
+from hpcfed.training.optimisers import freeze, keep_moments, learning_rate, make_optimiser
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
@@ -69,7 +69,7 @@ class LocalSteps:
             bool(amount if epochs or amount else settings.steps),
         )
         amount = amount or fed.work(client, epochs)
-        self.plan = planned(fed, client, t, len(self.data), self.size, amount, in_steps, phase)
+        self.plan = plan_batches(fed, client, t, len(self.data), self.size, amount, in_steps, phase)
         self.lr = lr or learning_rate(fed, t)
         self.losses: list[Tensor] = []  # of the steps done,
         self.examples: list[int] = []  # and the sizes of their batches
@@ -96,7 +96,7 @@ class LocalSteps:
         if not self.model.training:
             self.model.train()
         self.stack = ExitStack()
-        self.stack.enter_context(frozen(self.model, self.only))
+        self.stack.enter_context(freeze(self.model, self.only))
         self.stack.enter_context(
             rng.scoped(fed.seed, self.phase, "dropout", *key, device=fed.device)
         )
@@ -108,7 +108,7 @@ class LocalSteps:
             return
         keep_moments(self.client, self.optimiser, self.settings, self.phase)
         values, weights = on_host(self.losses), self.skeleton.flat
-        checked(
+        check_finite(
             self.fed, self.client, self.t, values, weights, self.examples, self.lr, len(self.data)
         )
         own = self.data.rows is self.client.train.rows
@@ -119,7 +119,9 @@ class LocalSteps:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for rows, x, y in prepared(self.fed, self.data, self.plan, self.views, lambda: self.draws):
+        for rows, x, y in prepare_batches(
+            self.fed, self.data, self.plan, self.views, lambda: self.draws
+        ):
             self.rows = rows
             yield x, y
 
@@ -137,7 +139,7 @@ class LocalSteps:
 
     def value(self, loss: Loss, x: Any, y: Any) -> Tensor:
         """The loss of the model on a batch, in the run's precision."""
-        with lowered(self.fed.job.run.precision, self.fed.device):
+        with autocast(self.fed.job.run.precision, self.fed.device):
             return loss(self.model, x, y)
 
     def backward(self, value: Tensor) -> None:
@@ -198,7 +200,7 @@ def gradient(
         for rows in plan:
             x, y = client.train.batch(rows)
             given = inputs(fed, x, 1, draws)
-            with lowered(fed.job.run.precision, fed.device):
+            with autocast(fed.job.run.precision, fed.device):
                 value = loss(skeleton.model, given, y)
             (value * (len(rows) / client.n)).backward()
             losses.append(value.detach())
@@ -208,6 +210,8 @@ def gradient(
     if (
         counted or fed.job.run.on_client_fault == "stop"
     ):  # who fails in an evaluation has no round to leave
-        checked(fed, client, t, values, skeleton.flat, examples, learning_rate(fed, t), client.n)
+        check_finite(
+            fed, client, t, values, skeleton.flat, examples, learning_rate(fed, t), client.n
+        )
     if counted:
         fed.note(client, values, examples, perf_counter() - start)

@@ -49,7 +49,9 @@ class ReadOnly(Params):
     update = setdefault = pop = popitem = clear = write
 
 
-def opened(loss: Loss) -> tuple[Hashable, list[Tensor], Callable[[Sequence[Tensor]], Loss]]:
+def extract_tensors(
+    loss: Loss,
+) -> tuple[Hashable, list[Tensor], Callable[[Sequence[Tensor]], Loss]]:
     """A loss as what is the same for all clients, the tensors in its arguments, and how others are
     put in.
 
@@ -67,7 +69,7 @@ def opened(loss: Loss) -> tuple[Hashable, list[Tensor], Callable[[Sequence[Tenso
     form = outline(args, tensors)
 
     def refill(others: Sequence[Tensor]) -> Loss:
-        positional, named = filled(args, iter(others))
+        positional, named = fill_tensors(args, iter(others))
         return partial(fn, *positional, **named)
 
     return (identity(fn), form), tensors, refill
@@ -91,7 +93,7 @@ def identity(fn: Any) -> Hashable:
 
 def outline(value: Any, tensors: list[Tensor]) -> Hashable:
     """What of a value a recording depends on; its tensors are added to the list, in the order of
-    `filled`.
+    `fill_tensors`.
     """
     kind = type(value)
     if isinstance(value, Tensor):
@@ -110,7 +112,7 @@ def outline(value: Any, tensors: list[Tensor]) -> Hashable:
     raise Untraceable(f"it holds a {kind.__name__}, which can change")
 
 
-def filled(value: Any, left: Iterator[Tensor]) -> Any:
+def fill_tensors(value: Any, left: Iterator[Tensor]) -> Any:
     """The same value with the next tensors in the place of its own, and nobody in the place of a
     client.
     """
@@ -121,11 +123,13 @@ def filled(value: Any, left: Iterator[Tensor]) -> Any:
     if plain(value):
         return value
     if isinstance(value, Params):
-        return ReadOnly({name: filled(v, left) for name, v in value.items()})
+        return ReadOnly({name: fill_tensors(v, left) for name, v in value.items()})
     if isinstance(value, tuple):
-        parts = [filled(v, left) for v in value]
+        parts = [fill_tensors(v, left) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return replace(value, **{f.name: filled(getattr(value, f.name), left) for f in fields(value)})
+    return replace(
+        value, **{f.name: fill_tensors(getattr(value, f.name), left) for f in fields(value)}
+    )
 
 
 def flat(batch: Any) -> list[Tensor]:

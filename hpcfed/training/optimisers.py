@@ -79,7 +79,7 @@ class Optimiser:
             flat["step"] = torch.zeros((), device=self.skeleton.flat.device)
         return flat
 
-    def kept(self) -> Moments:
+    def moments_to_keep(self) -> Moments:
         """The moments, for the client to keep."""
         return self.moments
 
@@ -96,7 +96,7 @@ class Optimiser:
         if gradient is None:
             gradient = [self.skeleton.gradients[name] for name in self.names]
         if self.clip:
-            gradient = clipped(gradient, self.clip)
+            gradient = clip_gradient(gradient, self.clip)
         if self.settings.optimiser == "adam":
             self.adam(gradient)
         else:
@@ -148,7 +148,7 @@ def buffers(settings: Local) -> tuple[str, ...]:
     return ("momentum_buffer",) if settings.momentum else ()
 
 
-def clipped(gradient: Sequence[Tensor], limit: float) -> list[Tensor]:
+def clip_gradient(gradient: Sequence[Tensor], limit: float) -> list[Tensor]:
     """The gradient, shortened to this norm where it is longer: torch's clip_grad_norm_, without
     asking the host.
     """
@@ -176,7 +176,7 @@ def keep_moments(
 ) -> None:
     """With local.keep_optimiser, put the moments into the client's memory."""
     if settings.keep_optimiser and optimiser.moments:
-        client.memory[moments(phase)] = optimiser.kept()
+        client.memory[moments(phase)] = optimiser.moments_to_keep()
 
 
 def moments(phase: str) -> str:
@@ -187,7 +187,7 @@ def moments(phase: str) -> str:
 
 
 @contextmanager
-def frozen(model: nn.Module, only: Wanted | None) -> Iterator[None]:
+def freeze(model: nn.Module, only: Wanted | None) -> Iterator[None]:
     """No gradients are computed for parameters that are not trained, inside the block."""
     rest = [p for name, p in model.named_parameters() if not only(name)] if only else []
     for p in rest:

@@ -140,7 +140,7 @@ def predictor(fed: Federation, architecture: str, params: Params) -> Callable[[A
     return partial(call, module, params)
 
 
-def held_out(fed: Federation, n: int, share: float) -> tuple[np.ndarray, np.ndarray]:
+def split_holdout(fed: Federation, n: int, share: float) -> tuple[np.ndarray, np.ndarray]:
     """Positions in 0..n-1 to learn from, and those held out, the same in all rounds and on all
     ranks.
     """
@@ -148,7 +148,7 @@ def held_out(fed: Federation, n: int, share: float) -> tuple[np.ndarray, np.ndar
     return np.sort(order[int(share * n) :]), np.sort(order[: int(share * n)])
 
 
-def taught(
+def fit_targets(
     fed: Federation,
     architecture: str,
     params: Params,
@@ -166,7 +166,7 @@ def taught(
     that are best there are returned, and training ends after `patience` steps without better ones.
     how: as `fit` takes it.
     """
-    module, (rows, apart) = fed.module(architecture), held_out(fed, len(data), held)
+    module, (rows, apart) = fed.module(architecture), split_holdout(fed, len(data), held)
 
     def batch(which: np.ndarray) -> tuple[Tensor, Tensor]:
         x, target = data.batch(rows[which])

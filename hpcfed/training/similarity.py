@@ -24,7 +24,7 @@ ROUNDING = (
 )
 
 
-def centred(kernel: Tensor) -> Tensor:
+def centre_kernel(kernel: Tensor) -> Tensor:
     """H K H with H = I - 11^T / L: rows and columns then sum to 0."""
     kernel = kernel - kernel.mean(0)
     return kernel - kernel.mean(1, keepdim=True)
@@ -57,9 +57,9 @@ def features(a: Tensor) -> Tensor:
     return unit(a - a.mean(0), a)
 
 
-def fixed(kernel: Tensor) -> Tensor:
+def normalise_kernel(kernel: Tensor) -> Tensor:
     """A kernel made ready as the target of many comparisons: centred, of length 1."""
-    return unit(centred(kernel), kernel)
+    return unit(centre_kernel(kernel), kernel)
 
 
 def linear_cka(a: Tensor, b: Tensor) -> Tensor:
@@ -82,8 +82,8 @@ def pairwise_cka(representations: Sequence[Tensor]) -> Tensor:
 
 
 class Ready(NamedTuple):
-    """A representation with centred columns, of length 1, and its `spread`: what comparisons with
-    many others share.
+    """A representation with centred columns, of length 1, and its `gram_norm`: what comparisons
+    with many others share.
     """
 
     a: Tensor
@@ -92,7 +92,7 @@ class Ready(NamedTuple):
 
 def ready(a: Tensor) -> Ready:
     a = features(a)
-    return Ready(a, spread(a))
+    return Ready(a, gram_norm(a))
 
 
 def agreement(one: Ready, other: Ready) -> Tensor:
@@ -104,24 +104,24 @@ def agreement(one: Ready, other: Ready) -> Tensor:
 
 
 def cka_to_kernel(a: Tensor, target: Tensor) -> Tensor:
-    """CKA of a representation's linear kernel and a kernel that `fixed` made; the kernel of a is
-    not formed.
+    """CKA of a representation's linear kernel and a kernel that `normalise_kernel` made; the kernel
+    of a is not formed.
 
     tr(A^T T A) / (||A^T A||_F ||T||_F) on centred columns: about L^2 d multiplications.
     """
     a = features(a)
-    return ratio(((target @ a) * a).sum(), spread(a), torch.linalg.matrix_norm(target))
+    return ratio(((target @ a) * a).sum(), gram_norm(a), torch.linalg.matrix_norm(target))
 
 
 def cka(a: Tensor, b: Tensor) -> Tensor:
     """CKA of two kernels [L, L] of any kind: HSIC(a, b) / sqrt(HSIC(a, a) HSIC(b, b)), a scalar in
     0..1.
     """
-    a, b = fixed(a), fixed(b)
+    a, b = normalise_kernel(a), normalise_kernel(b)
     return ratio((a * b).sum(), torch.linalg.matrix_norm(a), torch.linalg.matrix_norm(b))
 
 
-def spread(a: Tensor) -> Tensor:
+def gram_norm(a: Tensor) -> Tensor:
     """||A^T A||_F = ||A A^T||_F, the smaller of the two formed."""
     return torch.linalg.matrix_norm(a.T @ a if a.shape[1] <= len(a) else a @ a.T)
 

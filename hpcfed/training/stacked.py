@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.client import joined
+from hpcfed.clients.client import concat_shards
 from hpcfed.core.errors import first_line
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import finite
-from hpcfed.training.batches import planned, policy, prepared
-from hpcfed.training.checks import checked, on_host
+from hpcfed.training.batches import plan_batches, policy, prepare_batches
+from hpcfed.training.checks import check_finite, on_host
 from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.engines import recordable
-from hpcfed.training.objective import opened, title
+from hpcfed.training.objective import extract_tensors, title
 from hpcfed.training.optimisers import Optimiser, learning_rate
 from hpcfed.training.stack import Stack, Stacked
 from hpcfed.training.tape import Tape, signature
@@ -57,7 +57,7 @@ class Trained(Protocol):
     def weight(self, client: Client) -> float: ...
 
 
-def settled(fed: Federation, method: Trained) -> Job:
+def resolve_engine(fed: Federation, method: Trained) -> Job:
     """The job, in which `auto` is `stacked` where that pays for all clients.
 
     That depends on nothing that may differ when a run goes on: neither on ranks and rounds, nor on
@@ -150,7 +150,9 @@ class Group:
         )
         self.stack.load([given for _, given in pairs])
         self.settings = of_model(skeleton.model.train())
-        self.opened = [opened(partial(method.loss, client, given)) for client, given in pairs]
+        self.opened = [
+            extract_tensors(partial(method.loss, client, given)) for client, given in pairs
+        ]
         self.dims = None if common else 0
         self.own = [
             torch.stack(v) if self.dims == 0 else v[0]
@@ -158,19 +160,19 @@ class Group:
         ]
         how, n = fed.job.local, clients[0].n
         self.plans = [
-            planned(fed, c, t, n, how.batch, fed.work(c), bool(how.steps)) for c in clients
+            plan_batches(fed, c, t, n, how.batch, fed.work(c), bool(how.steps)) for c in clients
         ]
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs [G, b, ...] and targets [G, b] of each step."""
         data, n, G = (
-            joined([client.train for client in self.clients]),
+            concat_shards([client.train for client in self.clients]),
             self.clients[0].n,
             len(self.clients),
         )
         first = n * np.arange(G)[:, None]  # where each client's examples begin
         plan = [(np.stack(rows) + first).ravel() for rows in zip(*self.plans, strict=True)]
-        for _, x, y in prepared(self.fed, data, plan, 1, None):
+        for _, x, y in prepare_batches(self.fed, data, plan, 1, None):
             yield x.unflatten(0, (G, -1)), y.unflatten(0, (G, -1))
 
     def train(self) -> None:
@@ -213,7 +215,7 @@ class Group:
         if not (np.isfinite(losses).all() and finite(rows)):
             lr, n = learning_rate(fed, self.t), self.clients[0].n
             for client, row, values in zip(self.clients, rows, losses, strict=True):
-                checked(fed, client, self.t, values, row, examples, lr, n)
+                check_finite(fed, client, self.t, values, row, examples, lr, n)
         seconds = (perf_counter() - self.start) / G
         for client, given, row, values in zip(self.clients, self.given, rows, losses, strict=True):
             fed.down(client, given)

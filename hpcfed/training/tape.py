@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hpcfed.training.effects import Untraceable, unchanged
+from hpcfed.training.effects import Untraceable, undo_writes
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
@@ -132,16 +132,16 @@ def graph(
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes half a second to import
 
-    with ALONE, unchanged(model):
+    with ALONE, undo_writes(model):
         module = make_fx(step, tracing_mode="fake")(*state, *inputs)
     if unfit := sorted(UNFIT.intersection(map(name, module.graph.nodes))):
         raise RuntimeError(f"{unfit[0]} cannot be replayed")
-    if operation := written(module.graph, len(state)):
+    if operation := find_input_write(module.graph, len(state)):
         raise Untraceable(f"it writes into a tensor that it is given, by {operation}")
     return module
 
 
-def written(graph: Graph, first: int) -> str:
+def find_input_write(graph: Graph, first: int) -> str:
     """The first operation that writes into the memory of an input from this one on; "": none."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"][first:]
     own = {memory(node) for node in inputs}
@@ -187,7 +187,7 @@ def fold(graph: Graph, state: list[Tensor]) -> list[Tensor]:
     known = dict(zip(nodes, state, strict=False))
     rest, last = nodes[len(state) :], nodes[len(state) - 1]
     for node in list(graph.nodes):
-        if (same := repeated(node)) is None and (made := constant(node, known)) is not None:
+        if (same := find_original(node)) is None and (made := constant(node, known)) is not None:
             with graph.inserting_after(last):
                 same = last = graph.placeholder(f"fixed_{len(known)}")  # no other node is called so
             known[last] = last.meta["val"] = made
@@ -201,7 +201,7 @@ def fold(graph: Graph, state: list[Tensor]) -> list[Tensor]:
     return list(known.values())
 
 
-def repeated(node: Node) -> Node | None:
+def find_original(node: Node) -> Node | None:
     """The node whose values this one only repeats, if it is so."""
     if name(node) in SAME or (name(node) in VIEWS and form(node) == form(node.args[0])):
         return node.args[0]

@@ -15,7 +15,7 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.files import MOST
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
-from hpcfed.core.errors import HpcfedError, told
+from hpcfed.core.errors import HpcfedError, format_error
 from tests.attack.claims import TINY, damaged, refused, run
 
 pytestmark = pytest.mark.timeout(120)
@@ -91,7 +91,7 @@ def loads(*words: str) -> None:
     try:
         load(words)
     except HpcfedError as error:
-        assert str(error) and len(told(error)) < 150_000
+        assert str(error) and len(format_error(error)) < 150_000
 
 
 @settings(max_examples=80)

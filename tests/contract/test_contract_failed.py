@@ -22,7 +22,7 @@ FLAGS = ("--rounds", "2", "--participation", "1", "--run.on_client_fault", "drop
 @pytest.fixture
 def failing(monkeypatch) -> pytest.MonkeyPatch:
     """Client 3 diverges in round 1, which is found at the end of its training."""
-    whole = local.checked
+    whole = local.check_finite
 
     def checked(fed, client, t, *rest):
         if (client.id, t) == (VICTIM, ROUND):
@@ -31,8 +31,8 @@ def failing(monkeypatch) -> pytest.MonkeyPatch:
             raise error
         return whole(fed, client, t, *rest)
 
-    monkeypatch.setattr(local, "checked", checked)
-    monkeypatch.setattr(stacked, "checked", checked)
+    monkeypatch.setattr(local, "check_finite", checked)
+    monkeypatch.setattr(stacked, "check_finite", checked)
     monkeypatch.setattr(stacked, "finite", lambda rows: False)  # so that it looks at each client
     return monkeypatch
 

@@ -186,7 +186,7 @@ def test_what_was_copied_for_a_checkpoint_is_not_changed_by_the_next_round(metho
     """
     rounds = toy.start(Serial(), toy.job(method, "--local.keep_optimiser", "true"))
     rounds.step()
-    taken = snapshot.taken(rounds).items
+    taken = snapshot.take_snapshot(rounds).items
     before = dict(toy.leaves(taken))
     rounds.step()
     assert dict(toy.leaves(taken)) == before

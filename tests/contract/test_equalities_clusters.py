@@ -210,7 +210,7 @@ def test_fesems_objective_never_rises_while_the_models_stay():
     fed, centres = rounds.fed, clusters.stack([rounds.fed.initial(k=m) for m in range(3)])
     values = [objective(rounds, centres)]
     for _ in range(3):
-        centres = rounds.algorithm.moved(fed, fed.mine(range(6)), centres).centres
+        centres = rounds.algorithm.em_step(fed, fed.mine(range(6)), centres).centres
         values.append(objective(rounds, centres))
     assert all(after <= before for before, after in pairwise(values)) and values[-1] < values[0]
 
@@ -329,7 +329,7 @@ def test_fedgkts_answers_are_for_the_examples_as_they_stand():
     answers = split.answers(rounds.fed, rounds.state, {"features": alone.detach()})
     assert client.memory["server"].shape == (client.n, toy.CLASSES)
     assert torch.allclose(client.memory["server"][:size], answers, rtol=0, atol=1e-5)
-    seen = split.taught(client, "server").batch(np.array([3, 1]))[1]
+    seen = split.distillation_data(client, "server").batch(np.array([3, 1]))[1]
     assert seen[0].tolist() == client.train.labels[[3, 1]].tolist()
     assert seen[1].equal(client.memory["server"][[3, 1]])
 

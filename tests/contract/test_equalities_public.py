@@ -14,7 +14,7 @@ from hpcfed.engine.rounds import Rounds
 from hpcfed.training.evaluate import common
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil, soften
-from hpcfed.training.server import held_out, predictor
+from hpcfed.training.server import predictor, split_holdout
 from tests.contract import toy
 from tests.contract.test_equalities import run
 
@@ -218,10 +218,10 @@ def test_all_groups_of_feddf_learn_from_the_same_teacher_the_mean_of_all_logits(
     calls = []
     rounds = begun("feddf", *MLPS, "--participation", "1")
     fed = rounds.fed
-    learn = fusion.taught
+    learn = fusion.fit_targets
     monkeypatch.setattr(
         fusion,
-        "taught",
+        "fit_targets",
         lambda fed, kind, start, data, *rest, **how: (
             calls.append((kind, data.soft)) or learn(fed, kind, start, data, *rest, **how)
         ),
@@ -372,9 +372,10 @@ def test_a_servers_model_that_diverges_ends_the_run(method: str, flags: tuple[st
 
 def test_what_is_held_out_is_the_same_in_all_rounds_and_not_learnt_from():
     fed = begun("feddf").fed
-    rows, apart = held_out(fed, 32, 0.25)
+    rows, apart = split_holdout(fed, 32, 0.25)
     assert len(apart) == 8 and sorted([*rows, *apart]) == list(range(32))
     assert all(
-        np.array_equal(a, b) for a, b in zip(held_out(fed, 32, 0.25), (rows, apart), strict=True)
+        np.array_equal(a, b)
+        for a, b in zip(split_holdout(fed, 32, 0.25), (rows, apart), strict=True)
     )
-    assert len(held_out(fed, 32, 0.0)[1]) == 0
+    assert len(split_holdout(fed, 32, 0.0)[1]) == 0

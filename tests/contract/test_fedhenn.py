@@ -67,7 +67,7 @@ def test_a_client_that_has_just_received_the_model_is_not_pulled(how: tuple[str,
     client = rounds.fed.clients[3]
     client.load(rounds.state)
     distance = align.distance_to(rounds.fed, client, rad(rounds), None, rounds.algorithm)
-    value = distance(align.represented(rounds.fed, client, rad(rounds)))
+    value = distance(align.compute_representations(rounds.fed, client, rad(rounds)))
     client.skeleton.zero_grad()
     value.backward()
     assert abs(value.item()) < 1e-5 and client.skeleton.grad.abs().max() < 1e-5
@@ -76,9 +76,9 @@ def test_a_client_that_has_just_received_the_model_is_not_pulled(how: tuple[str,
 def test_the_first_loss_is_the_task_s_plus_the_weighted_distance():
     rounds = begun("--algorithm.eta0", "0.5", "--models.mix", "mlp")
     fed, client, data = rounds.fed, rounds.fed.clients[3], rad(rounds)
-    far = similarity.fixed(torch.eye(len(data)) + kernel(rounds, 4))
+    far = similarity.normalise_kernel(torch.eye(len(data)) + kernel(rounds, 4))
     task = partial(rounds.algorithm.loss, client, rounds.state)
-    whole = align.pulled(
+    whole = align.add_alignment(
         fed, client, task, data, lambda z: 1 - similarity.cka_to_kernel(z, far), 0.5
     )
     x, y = client.train.batch(np.arange(client.n))
@@ -102,7 +102,7 @@ def test_the_weight_grows_with_the_round(
 ):
     rounds, weights = started("--algorithm.schedule", schedule, "--algorithm.eta0", "0.5"), []
     monkeypatch.setattr(
-        align, "pulled", lambda fed, client, loss, *rest: weights.append(rest[2]) or loss
+        align, "add_alignment", lambda fed, client, loss, *rest: weights.append(rest[2]) or loss
     )
     for _ in range(3):
         rounds.step()
@@ -112,7 +112,7 @@ def test_the_weight_grows_with_the_round(
 def test_the_term_is_in_the_first_of_so_many_steps():
     rounds = begun(*ONE)
     client = rounds.fed.clients[3]
-    loss = align.pulled(
+    loss = align.add_alignment(
         rounds.fed,
         client,
         lambda *_: torch.tensor(1.0),
@@ -129,11 +129,14 @@ def pull(chunk: int, model: str) -> tuple[Tensor, Tensor]:
     chunks.
     """
     rounds = begun("--models.mix", model, "--evaluate.batch", str(chunk))
-    client, far = rounds.fed.clients[3], similarity.fixed(kernel(rounds, 4))
+    client, far = rounds.fed.clients[3], similarity.normalise_kernel(kernel(rounds, 4))
     client.model.train()
     client.skeleton.zero_grad()
     (
-        1 - similarity.cka_to_kernel(align.represented(rounds.fed, client, rad(rounds)), far)
+        1
+        - similarity.cka_to_kernel(
+            align.compute_representations(rounds.fed, client, rad(rounds)), far
+        )
     ).backward()
     assert client.model.training and client.model.body.training
     return client.skeleton.grad.clone(), client.skeleton.flat.clone()
@@ -165,7 +168,7 @@ def test_activations_of_the_examples_are_not_kept_for_the_backward_pass():
     client, data = rounds.fed.clients[3], rad(rounds)
     x = rounds.fed.prepare(data.batch(np.arange(len(data)))[0])
     plain = saved_bytes(rounds, lambda: client.model.eval().body(x))
-    ours = saved_bytes(rounds, lambda: align.represented(rounds.fed, client, data))
+    ours = saved_bytes(rounds, lambda: align.compute_representations(rounds.fed, client, data))
     assert plain > 100_000 and ours < 0.01 * plain
 
 
@@ -173,7 +176,7 @@ def test_recurrent_layers_keep_the_mode_that_gradients_need_and_the_others_do_no
     model = nn.ModuleList(
         [nn.LSTM(2, 2), nn.LSTM(2, 2, num_layers=2, dropout=0.5), nn.Dropout(), nn.BatchNorm1d(2)]
     )
-    with align.evaluating(model):
+    with align.eval_mode(model):
         assert [module.training for module in model] == [True, False, False, False]
     assert all(module.training for module in model)
 
@@ -187,7 +190,7 @@ def test_the_mean_kernel_is_the_mean_of_all_clients_kernels(monkeypatch: pytest.
     want = sum(kernel(rounds, k).double() for k in range(6)) / 6
     got = kernels.mean(rounds.fed, *parts(rounds), 32)
     assert torch.allclose(got.double(), want, rtol=1e-4, atol=1e-4)
-    assert torch.allclose(target(rounds), similarity.fixed(got), atol=1e-5)
+    assert torch.allclose(target(rounds), similarity.normalise_kernel(got), atol=1e-5)
 
 
 def parts(rounds: Rounds) -> tuple[dict[int, kernels.Kernel], dict[int, float]]:
@@ -244,7 +247,7 @@ def test_the_mean_kernel_of_the_previous_cohort_is_that_of_its_models_on_todays_
     members = rounds.algorithm.members(rounds.fed, rounds.state, cohort)
     got = kernels.mean_of_clients(rounds.fed, rad, cohort, members, rounds.algorithm)
     assert members == first
-    assert torch.allclose(got, similarity.fixed(want.float()), atol=1e-4)
+    assert torch.allclose(got, similarity.normalise_kernel(want.float()), atol=1e-4)
 
 
 def learnt(rounds: Rounds) -> dict[int, Tensor]:
@@ -308,7 +311,7 @@ def test_large_activations_do_not_outweigh_others_where_kernels_have_length_one(
         how = begun("--algorithm.kernel_norm", "frobenius", "--algorithm.kernel", kind).algorithm
         small, large = (kernels.Kernel.of(v, how).rows(0, 10) for v in (z, 1000 * z))
         assert torch.allclose(small, large, rtol=1e-3, atol=1e-5)
-        assert torch.linalg.matrix_norm(similarity.centred(small)).item() == pytest.approx(
+        assert torch.linalg.matrix_norm(similarity.centre_kernel(small)).item() == pytest.approx(
             1, rel=1e-5
         )
 

@@ -35,7 +35,7 @@ def resumed(comm: Comm, method: str, mirrors: list[Mirror]) -> tuple[int, toy.Ou
     not whole.
     """
     rounds = toy.start(comm, job(method))
-    copy = mirrors[comm.rank].restored(rounds.fed)
+    copy = mirrors[comm.rank].restore(rounds.fed)
     if copy is None:
         return -1, None
     assert copy.get("rows")["4"]["rounds/seconds"] == 0.5
@@ -71,9 +71,9 @@ def test_all_go_back_to_the_newest_copy_that_everyone_has():
         mirror.take(rounds, ROWS)
         rounds.step()
         if comm.rank == 1:
-            mirror.copied(rounds, ROWS)  # makes the calls, and is cut off before it has the copy
+            mirror.make_copy(rounds, ROWS)  # makes the calls, and is cut off before it has the copy
         else:
-            mirror.kept.append(mirror.copied(rounds, ROWS))
+            mirror.kept.append(mirror.make_copy(rounds, ROWS))
         return mirror
 
     mirrors = spmd(3, behind)

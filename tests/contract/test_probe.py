@@ -6,8 +6,8 @@ import torch
 
 import hpcfed
 from hpcfed.core.errors import ConfigError, DamagedError
-from hpcfed.report.figures.models import compared, confused, probed
-from hpcfed.report.figures.runs import drawn
+from hpcfed.report.figures.models import compare_clients, count_confusions, load_probe
+from hpcfed.report.figures.runs import load_runs
 from hpcfed.results.trained.probe import command, make
 from hpcfed.storage import checkpoint, names, probe
 from tests.contract import toy
@@ -74,21 +74,21 @@ def test_figures_make_a_probe_where_it_is_missing_or_older_than_the_checkpoint(t
     run = saved_run(tmp_path / "run", "local", rounds=2, saves=(1, 2))
     late = names.checkpoint_file(run, 2)
     late.rename(tmp_path / "late.h5")
-    (one,) = drawn([run])
-    assert probed(one, "cka").header["rounds"] == 1 and probe.current(run)
+    (one,) = load_runs([run])
+    assert load_probe(one, "cka").header["rounds"] == 1 and probe.current(run)
     (tmp_path / "late.h5").rename(late)
-    assert probe.current(run) is None and probed(one, "cka").header["rounds"] == 2
+    assert probe.current(run) is None and load_probe(one, "cka").header["rounds"] == 2
     first = names.probe_file(run).stat().st_mtime_ns
     assert (
-        probed(one, "tsne").header["rounds"] == 2
+        load_probe(one, "tsne").header["rounds"] == 2
         and names.probe_file(run).stat().st_mtime_ns == first
     )
     for index in checkpoint.candidates(run):
         checkpoint.remove(index)
-    assert probed(one, "cka").header["rounds"] == 2  # what is left of the models
+    assert load_probe(one, "cka").header["rounds"] == 2  # what is left of the models
     names.probe_file(run).unlink()
     with pytest.raises(ConfigError, match=r"cka: run: .*no checkpoint here"):
-        probed(one, "cka")
+        load_probe(one, "cka")
     with pytest.raises(DamagedError):
         probe.read(run)
 
@@ -96,11 +96,11 @@ def test_figures_make_a_probe_where_it_is_missing_or_older_than_the_checkpoint(t
 def test_figures_ask_some_of_many_clients_and_say_so(tmp_path, monkeypatch, capsys):
     run = saved_run(tmp_path / "run", "local", rounds=1)
     monkeypatch.setattr("hpcfed.results.trained.probe.FIGURES", 2)
-    found = probed(*drawn([run]), "cka")
+    found = load_probe(*load_runs([run]), "cka")
     assert len(found.clients) == 2 and found.of(2) == "2 of 6 clients"
     assert "2 of 6 clients were drawn" in capsys.readouterr().err
-    assert compared("a", found).some == "2 of 6 clients"
-    assert "2 of 6 clients" in confused("a", found).title
+    assert compare_clients("a", found).some == "2 of 6 clients"
+    assert "2 of 6 clients" in count_confusions("a", found).title
     assert len(make(run).clients) == 6  # asked for by itself
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfed.machine.devices import lowered
+from hpcfed.machine.devices import autocast
 from hpcfed.training.losses import (
     contrastive_cross_entropy,
     distance,
@@ -65,7 +65,7 @@ def test_supcon_does_not_depend_on_the_order_of_the_batch():
 def test_supcon_has_the_bits_of_float32_where_products_are_bfloat16(normalise: bool):
     z, y = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
     want = supcon(z, y, normalise=normalise)
-    with lowered("bf16", z.device):
+    with autocast("bf16", z.device):
         assert torch.equal(supcon(z, y, normalise=normalise), want)
         half = supcon(z.bfloat16(), y, normalise=normalise)
     assert torch.equal(half, supcon(z.bfloat16().float(), y, normalise=normalise))

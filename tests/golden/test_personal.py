@@ -69,32 +69,40 @@ def test_the_gradient_for_models_needs_their_inner_products_alone():
 
 def test_one_client_is_its_own_mixture_without_a_gradient_to_speak_of():
     one, soft = rows((1.0,)), SOFT[:1]
-    assert personal.improved(one, personal.of_predictions(one, soft), 0.1, 0.7).tolist() == [[1.0]]
-    assert personal.apart(soft[0], soft[0].log(), 1.0).item() == pytest.approx(0.0, abs=1e-15)
+    assert personal.update_coefficients(
+        one, personal.of_predictions(one, soft), 0.1, 0.7
+    ).tolist() == [[1.0]]
+    assert personal.mixture_loss(soft[0], soft[0].log(), 1.0).item() == pytest.approx(
+        0.0, abs=1e-15
+    )
 
 
 def test_a_step_by_hand():
     # 0.5 - 0.1 (1 + 2 * 0.5 * 0) = 0.4 and 0.5 - 0.1 * 0 = 0.5; 0.05 is missing from each
-    assert personal.improved(
+    assert personal.update_coefficients(
         rows((0.5, 0.5), (0.5, 0.5)), rows((1.0, 0.0), (0.0, 0.0)), 0.1, 0.5
     ).tolist() == [[pytest.approx(0.45), pytest.approx(0.55)], [0.5, 0.5]]
 
 
 def test_a_huge_penalty_makes_all_coefficients_equal_and_never_overshoots():
-    new = personal.improved(MIX, rows((9.0, 0.0, -9.0)) * torch.ones(3, 1), lr=0.1, rho=1e9)
+    new = personal.update_coefficients(
+        MIX, rows((9.0, 0.0, -9.0)) * torch.ones(3, 1), lr=0.1, rho=1e9
+    )
     assert torch.allclose(new, torch.full((3, 3), 1 / 3, dtype=torch.float64), rtol=0, atol=1e-7)
 
 
 def test_identical_clients_have_identical_rows():
     soft = SOFT[[0, 1, 1]]
     same = rows(*[(1 / 3, 1 / 3, 1 / 3)] * 3)
-    new = personal.improved(same, personal.of_predictions(same, soft), 0.5, 0.1)
+    new = personal.update_coefficients(same, personal.of_predictions(same, soft), 0.5, 0.1)
     assert new[1].equal(new[2]) and not new[0].equal(new[1])
     assert new.sum(1).tolist() == pytest.approx([1, 1, 1]) and (new >= 0).all()
 
 
 def test_the_authors_rows_are_a_softmax_of_five_times_the_step():
-    new = personal.improved(rows((0.2, 0.0), (0.0, 0.2)), torch.zeros(2, 2), 0.1, 0.0, softmax=True)
+    new = personal.update_coefficients(
+        rows((0.2, 0.0), (0.0, 0.2)), torch.zeros(2, 2), 0.1, 0.0, softmax=True
+    )
     assert new[0, 0].item() == pytest.approx(math.e / (math.e + 1)) and new.sum(
         1
     ).tolist() == pytest.approx([1, 1])
@@ -103,7 +111,7 @@ def test_the_authors_rows_are_a_softmax_of_five_times_the_step():
 @pytest.mark.parametrize("distance, want", [("kl", math.log(2)), ("mse", 0.5)])
 def test_how_far_a_student_is_by_hand(distance: str, want: float):
     target, logits = torch.tensor([[1.0, 0.0]]), torch.tensor([[7.0, 7.0]])  # it says 0.5 and 0.5
-    assert personal.apart(target, logits, 10.0, distance).item() == pytest.approx(want)
+    assert personal.mixture_loss(target, logits, 10.0, distance).item() == pytest.approx(want)
 
 
 def test_inner_products_run_over_all_tensors():

@@ -9,11 +9,11 @@ from torch import Tensor
 from hpcfed.core import rng
 from hpcfed.training import similarity
 from hpcfed.training.similarity import (
-    centred,
+    centre_kernel,
     cka,
     cka_to_kernel,
-    fixed,
     linear_cka,
+    normalise_kernel,
     procrustes,
     rbf_kernel,
 )
@@ -37,7 +37,7 @@ def linear(a: Tensor, b: Tensor) -> Tensor:
 
 
 def to_kernel(a: Tensor, b: Tensor) -> Tensor:
-    return cka_to_kernel(a, fixed(b @ b.T))
+    return cka_to_kernel(a, normalise_kernel(b @ b.T))
 
 
 def rbf(a: Tensor, b: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def test_hsic_of_the_paper_by_its_trace():
 
 def test_a_centred_kernel_by_hand():
     kernel = torch.tensor([[4.0, 2.0], [2.0, 8.0]])  # rows' means 3 and 5, of all 4
-    assert centred(kernel).tolist() == [[2.0, -2.0], [-2.0, 2.0]]
+    assert centre_kernel(kernel).tolist() == [[2.0, -2.0], [-2.0, 2.0]]
 
 
 def test_the_rbf_kernel_by_hand():

@@ -73,12 +73,12 @@ def test_the_rows_that_are_not_sent_are_what_is_announced():
 
 def test_a_masked_class_counts_as_zero_or_not_at_all():
     logits = torch.tensor([[1.0, 5.0, 2.0]])
-    present = submodels.held(a_client(labels=(2, 0, 0)), 3)
+    present = submodels.present_classes(a_client(labels=(2, 0, 0)), 3)
     assert present.tolist() == [0, 2]
-    assert submodels.masked(logits, present, "zero").tolist() == [[1.0, 0.0, 2.0]]
-    assert submodels.masked(logits, present, "drop").tolist() == [[1.0, -torch.inf, 2.0]]
-    assert submodels.masked(logits, present, "none") is logits
-    loss = F.cross_entropy(submodels.masked(logits, present, "zero"), torch.tensor([2]))
+    assert submodels.mask_logits(logits, present, "zero").tolist() == [[1.0, 0.0, 2.0]]
+    assert submodels.mask_logits(logits, present, "drop").tolist() == [[1.0, -torch.inf, 2.0]]
+    assert submodels.mask_logits(logits, present, "none") is logits
+    loss = F.cross_entropy(submodels.mask_logits(logits, present, "zero"), torch.tensor([2]))
     assert loss.item() == pytest.approx(
         -np.log(np.e**2 / (np.e + 1 + np.e**2))
     )  # e^0 of the absent class stays
@@ -89,12 +89,12 @@ def test_the_scaler_multiplies_hidden_layers_by_one_over_the_width_and_goes_away
     client = SimpleNamespace(architecture="cnn@0.5", model=SimpleNamespace(body=body))
     hidden = body[0](x)
     want, before = 2 * body[2](F.relu(2 * hidden)), body(x)
-    with submodels.scaled(client):
+    with submodels.scale_outputs(client):
         assert torch.equal(body(x), want)
     assert torch.equal(body(x), before)
     for architecture, active in (("cnn", True), ("cnn@0.5", False)):
         client.architecture = architecture
-        with submodels.scaled(client, active):
+        with submodels.scale_outputs(client, active):
             assert torch.equal(body(x), before)
 
 
@@ -123,7 +123,7 @@ def statistics(*parts: Mean) -> Params:
     """What these clients' moments become together."""
     values = [part for mean in parts for part in mean.parts]
     keep = values[0].value.map(lambda v: torch.full_like(v, torch.nan))
-    return submodels.pooled(
+    return submodels.pool_statistics(
         mean_of(values, keep, "tensor", Serial().sum), keep.map(torch.ones_like)
     )
 
@@ -158,7 +158,7 @@ def test_static_statistics_are_those_of_all_the_cohorts_values_together():
 def test_statistics_of_a_layer_that_saw_no_batch_stay_as_they_were():
     nobody = Params({f"a/n.running_{what}": torch.tensor([torch.nan]) for what in ("mean", "var")})
     old = Params({"a/n.running_mean": torch.tensor([0.1]), "a/n.running_var": torch.tensor([0.3])})
-    assert toy.differences(submodels.pooled(nobody, old), old) == []
+    assert toy.differences(submodels.pool_statistics(nobody, old), old) == []
 
 
 def test_the_model_inside_computes_what_the_narrow_one_does_and_its_gradients_its_block_alone():

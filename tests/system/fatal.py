@@ -35,7 +35,7 @@ WHERE: dict[str, tuple[Any, str]] = {
     "evaluate": (Rounds, "score"),
     "record": (Rounds, "record"),
     "results": (Results, "write"),
-    "copy": (Mirror, "copied"),
+    "copy": (Mirror, "make_copy"),
     "save": (Saver, "start"),
     "part": (parts, "write_part"),
     "index": (parts, "write_index"),

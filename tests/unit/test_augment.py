@@ -11,7 +11,7 @@ from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.inputs import prepare
 from hpcfed.core.rng import torch_stream
 from hpcfed.data import colour
-from hpcfed.data.affine import moved
+from hpcfed.data.affine import warp
 from hpcfed.data.augment import POLICIES, crop_flip, simclr, views
 from hpcfed.data.crop import DRAWS, RATIO, SCALE, _boxes, crop, resized_crop, uniform
 
@@ -133,7 +133,7 @@ def test_an_affine_change_is_affine_grids():
     want = grid_sample(
         x, affine_grid(matrix, list(x.shape), align_corners=False), align_corners=False
     )
-    torch.testing.assert_close(moved(x, matrix), want, atol=1e-5, rtol=0)
+    torch.testing.assert_close(warp(x, matrix), want, atol=1e-5, rtol=0)
 
 
 def test_the_probability_of_a_flip_is_a_parameter():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcfed.comm import Serial, connect, spmd
-from hpcfed.comm.connect import RANKS, SIZES, launched
+from hpcfed.comm.connect import RANKS, SIZES, detect_launcher
 from hpcfed.core.errors import ConfigError, DivergedError
 from tests.mpi.laws import LAWS
 
@@ -152,7 +152,7 @@ def test_mpirun_without_mpi_says_what_to_install(alone):
     ],
 )
 def test_the_launcher_is_known_by_its_variables(env, want):
-    assert launched(env) == want
+    assert detect_launcher(env) == want
 
 
 def test_importing_comm_imports_neither_mpi4py_nor_torch():

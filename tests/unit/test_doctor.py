@@ -131,11 +131,11 @@ def test_a_folder_is_tried_where_it_would_be_made_and_left_as_it_was(tmp_path):
 
 def test_a_folder_that_cannot_be_written_or_does_not_answer_is_wrong(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        disk, "limited", lambda *_: Outcome(1, "", "[Errno 30] Read-only file system: 'x'")
+        disk, "run_with_timeout", lambda *_: Outcome(1, "", "[Errno 30] Read-only file system: 'x'")
     )
     [found] = disk.findings(tmp_path, 9)
     assert found.status == "wrong" and "Read-only" in found.found
-    monkeypatch.setattr(disk, "limited", lambda *_: Outcome(None, "", ""))
+    monkeypatch.setattr(disk, "run_with_timeout", lambda *_: Outcome(None, "", ""))
     [found] = disk.findings(tmp_path, 9)
     assert found.status == "wrong" and "no answer for 9 s" in found.found
 
@@ -159,8 +159,8 @@ def test_what_is_wrong_with_a_folder_is_told_with_what_to_do(changed, advice):
         "locks": True,
         "renames": True,
     }
-    assert disk.judged(good).status == "ok"
-    found = disk.judged(good | changed)
+    assert disk.folder_finding(good).status == "ok"
+    found = disk.folder_finding(good | changed)
     assert advice in found.advice and (advice != "") == (found.status != "ok")
 
 
@@ -282,7 +282,7 @@ def test_the_whole_examination_of_this_machine(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = {f.what: f for f in examine(load([]), 2, tmp_path, "", 60)}
     assert found["launcher"].found == "use mpirun" and found["mpirun"].status == "ok"
-    assert known.known() == "mpirun"  # for `hpcfed submit`
+    assert known.read_launcher() == "mpirun"  # for `hpcfed submit`
     assert {
         "MPI library",
         "cores",

@@ -27,7 +27,7 @@ from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.engines import gradient
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import contrastive_cross_entropy, proximal
-from hpcfed.training.objective import opened
+from hpcfed.training.objective import extract_tensors
 from hpcfed.training.tape import Tape
 from tests.contract import toy
 
@@ -169,7 +169,7 @@ def test_an_objective_with_variables_from_around_it_is_never_recorded():
         (partial(cross_entropy, Box(torch.Generator())), "it holds a Generator"),
     ):
         with pytest.raises(Untraceable, match=why):
-            opened(loss)
+            extract_tensors(loss)
 
 
 @pytest.mark.parametrize("rounds, wanted", [("1", "eager"), ("100000", "Traced")])
@@ -296,7 +296,7 @@ def counts_in_a_closure(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 )
 def test_an_objective_that_may_write_into_what_lasts_is_never_recorded(loss, why: str):
     with pytest.raises(Untraceable, match=why):
-        opened(loss)
+        extract_tensors(loss)
 
 
 def constant_parts(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -305,8 +305,8 @@ def constant_parts(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def test_constants_functions_and_torchs_modules_may_be_read():
-    opened(constant_parts)
-    opened(partial(cross_entropy, Params(a=torch.zeros(1)), (1, "a", None), np.float32(1)))
+    extract_tensors(constant_parts)
+    extract_tensors(partial(cross_entropy, Params(a=torch.zeros(1)), (1, "a", None), np.float32(1)))
 
 
 def test_a_number_that_is_read_is_part_of_what_is_recorded(monkeypatch: pytest.MonkeyPatch):
@@ -491,8 +491,8 @@ class Scales(FedAvg):
 )
 def test_a_method_that_has_something_to_write_into_trains_eagerly(method, why: str):
     with pytest.raises(Untraceable, match=why):
-        opened(partial(method().loss, None, Params()))
-    opened(partial(Scales().loss, None, Params()))
+        extract_tensors(partial(method().loss, None, Params()))
+    extract_tensors(partial(Scales().loss, None, Params()))
 
 
 @pytest.mark.parametrize("engine", ["traced", "graphed", "stacked"])

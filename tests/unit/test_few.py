@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpcfed.core.few import evenly, listed
+from hpcfed.core.few import evenly, join_few
 
 
 def test_few_places_are_evenly_spread_to_the_ends():
@@ -26,5 +26,5 @@ def test_no_place_is_kept_twice():
 
 
 def test_words_beyond_the_first_are_counted():
-    assert listed(["a", "b", "c"], 3) == "a, b, c" and listed([], 2) == ""
-    assert listed(["a", "b", "c"], 1, "; ") == "a; and 2 more"
+    assert join_few(["a", "b", "c"], 3) == "a, b, c" and join_few([], 2) == ""
+    assert join_few(["a", "b", "c"], 1, "; ") == "a; and 2 more"

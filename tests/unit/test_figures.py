@@ -12,7 +12,7 @@ from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.report.figures import labels, look, runs
 from hpcfed.report.figures.command import plot
 from hpcfed.report.figures.curves import Curve, figure
-from hpcfed.report.figures.registry import FIGURES, chosen
+from hpcfed.report.figures.registry import FIGURES, select_figures
 from hpcfed.storage import sweep
 from hpcfed.storage.record import load
 from tests.unit.test_report import HEAD, NAN, row, run_of
@@ -40,7 +40,7 @@ def test_the_pictures_of_one_run_lie_in_its_folder(run, tmp_path):
 
 
 def test_an_axis_along_which_no_run_moved_has_no_panel(run):
-    (one,) = runs.drawn([run])
+    (one,) = runs.load_runs([run])
     for name in ("clients/down", "clients/up", "rounds/virtual_seconds"):
         one.record.columns[name] = np.zeros(2) if name.startswith("rounds") else np.zeros((2, 4))
     assert [ax.get_xlabel() for ax in figure([one]).axes] == ["round", "local epochs per client"]
@@ -51,16 +51,16 @@ def test_figures_are_drawn_by_name_one_where_asked_several_with_their_names(run,
     both = plot([run], "curves,labels", tmp_path / "a.png").split("\n")
     assert both == [str(tmp_path / "a-curves.png"), str(tmp_path / "a-labels.png")]
     with pytest.raises(ConfigError, match="no figure 'label'; did you mean 'labels'"):
-        chosen("label")
+        select_figures("label")
 
 
 def test_runs_are_named_by_as_many_folders_as_tell_them_apart(tmp_path):
     for name in ("a/run", "b/run", "run-0.1", "run-0.2"):
         (tmp_path / name).mkdir(parents=True)
         run_of(tmp_path / name, [])
-    found = runs.drawn([tmp_path / "run-0.1", tmp_path / "run-0.2"])
+    found = runs.load_runs([tmp_path / "run-0.1", tmp_path / "run-0.2"])
     assert [one.name for one in found] == ["run-0.1", "run-0.2"]
-    found = runs.drawn(
+    found = runs.load_runs(
         [tmp_path / "a/run", tmp_path / "b/run/results.h5", tmp_path / "a/run/results.h5"]
     )
     assert [one.name for one in found] == ["a/run", "b/run"]
@@ -82,10 +82,10 @@ def test_a_sweep_stands_for_those_of_its_runs_that_have_done_a_round(tmp_path):
     with pytest.raises(
         CheckpointError, match="no run of this sweep has results yet; see `hpcfed status"
     ):
-        runs.drawn([tmp_path])
+        runs.load_runs([tmp_path])
     run_of(tmp_path / "a", [])
     run_of(tmp_path / "b", [row([0.5, 0.3, 0.5, NAN], [0, 1, 2, 3])])
-    assert [one.name for one in runs.drawn([tmp_path, tmp_path / "b"])] == ["b"]
+    assert [one.name for one in runs.load_runs([tmp_path, tmp_path / "b"])] == ["b"]
 
 
 def test_all_leaves_out_what_these_runs_cannot_give_and_says_so(run, tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_a_curve_adds_up_epochs_and_bytes_over_unevaluated_rounds(tmp_path):
 
 def test_labels_are_those_of_each_way_to_share_out_once(tmp_path):
     paths = [run_of(tmp_path / name, []) for name in ("a", "b")]
-    found = labels.numbers(runs.drawn([*paths, run_of(tmp_path / "c", [], data="mnist")]))
+    found = labels.numbers(runs.load_runs([*paths, run_of(tmp_path / "c", [], data="mnist")]))
     assert [one.title for one in found] == [
         f"{d}, dirichlet(0.5), 4 clients" for d in ("digits", "mnist")
     ]
@@ -122,7 +122,7 @@ def test_labels_are_those_of_each_way_to_share_out_once(tmp_path):
 
 
 def test_labels_of_other_numbers_of_examples_are_another_panel(tmp_path):
-    found = runs.drawn([run_of(tmp_path / name, []) for name in ("a", "b", "c")])
+    found = runs.load_runs([run_of(tmp_path / name, []) for name in ("a", "b", "c")])
     for run, limit, share in zip(found, (100, 200, 100), (1.0, 1.0, 0.5), strict=True):
         run.record.header["job"] |= {
             "data": run.record.header["job"]["data"] | {"train_limit": limit},
@@ -136,7 +136,7 @@ def test_labels_of_other_numbers_of_examples_are_another_panel(tmp_path):
 
 @pytest.mark.parametrize(("K", "C"), [(1, 1), (3, 26), (100, 10)])
 def test_labels_of_few_and_of_many_clients_are_drawn(run, K, C):
-    [one] = runs.drawn([run])
+    [one] = runs.load_runs([run])
     one.record.arrays["label_counts"] = np.arange(K * C).reshape(K, C)
     one.record.header["classes"] = [f"class {c}" for c in range(C)]
     drawing = labels.figure([one])

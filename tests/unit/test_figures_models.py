@@ -10,12 +10,12 @@ from torch import nn
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.rng import stream
-from hpcfed.models.trained import About, Trained, assembled
+from hpcfed.models.trained import About, Trained, assemble_model
 from hpcfed.report.figures import models, models_conductance, models_tsne
 from hpcfed.report.figures.runs import Drawn
-from hpcfed.results.trained.conductance import conductance, shared_images
+from hpcfed.results.trained.conductance import choose_images, conductance
 from hpcfed.storage import names, probe, tree
-from hpcfed.storage.atomic import replacing
+from hpcfed.storage.atomic import replace_file
 from hpcfed.storage.probe import Probe
 from hpcfed.storage.record import Record
 from hpcfed.training.similarity import linear_cka, pairwise_cka
@@ -61,7 +61,7 @@ TWO = answers([[0, 1, 1, 0], [0, 0, 1, 2]], labels=[0, 0, 1, 1])
 
 
 def test_confusion_counts_the_answers_of_all_clients_and_rows_sum_to_one():
-    found = models.confused("a", TWO)
+    found = models.count_confusions("a", TWO)
     assert found.counts.tolist() == [[3, 1, 0], [1, 2, 1], [0, 0, 0]]
     assert (
         found.shares[:2].tolist() == [[0.75, 0.25, 0.0], [0.25, 0.5, 0.25]]
@@ -70,7 +70,7 @@ def test_confusion_counts_the_answers_of_all_clients_and_rows_sum_to_one():
 
 
 def test_the_mean_of_the_cka_is_over_pairs_of_different_clients():
-    found = models.compared("a", TWO)
+    found = models.compare_clients("a", TWO)
     assert found.means.tolist() == [0.0, 0.5] and found.rounds.tolist() == [1, 3]
 
 
@@ -86,7 +86,7 @@ def test_cka_of_equal_representations_is_one_and_of_unrelated_ones_zero():
 
 def test_ranks_are_counted_from_the_unit_that_matters_least_and_equal_ones_share_theirs():
     found = answers([[0], [0]], [0], conductances=[[0.3, -1.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0]])
-    ranks = models_conductance.ranked("a", found, 0)
+    ranks = models_conductance.rank_units("a", found, 0)
     # 4, 1, 2.5, 2.5 and 1, 2, 3, 4 of 4 units, which come in the order of their means
     assert (4 * ranks.shares).T.tolist() == [[1, 4, 2.5, 2.5], [2, 1, 3, 4]]
     assert ranks.clients.tolist() == [0, 2] and ranks.right == 2
@@ -97,7 +97,7 @@ def test_ranks_are_counted_from_the_unit_that_matters_least_and_equal_ones_share
 def test_clients_of_an_architecture_stand_side_by_side_and_agree_among_themselves_or_not():
     up, down = [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]
     found = answers([[0], [1], [0]], [0], (4,) * 3, [up, down, up], ["cnn", "mlp", "cnn"])
-    ranks = models_conductance.ranked("a", found, 0)
+    ranks = models_conductance.rank_units("a", found, 0)
     assert ranks.clients.tolist() == [0, 4, 2] and ranks.kinds.tolist() == ["cnn", "cnn", "mlp"]
     assert (ranks.agreement(same=True), ranks.agreement(same=False)) == (1.0, -1.0)
     assert ranks.right == 2  # of cat; the client that is wrong is compared too
@@ -113,21 +113,21 @@ def test_a_client_whose_units_all_count_alike_correlates_with_none():
 
 def test_only_clients_of_the_common_width_are_ranked():
     found = answers([[0]] * 3, [0], (4, 4, 2), [[4, 3, 2, 1], [1, 2, 3, 4], [1, 2]])
-    assert models_conductance.ranked("a", found, 0).clients.tolist() == [0, 2]
+    assert models_conductance.rank_units("a", found, 0).clients.tolist() == [0, 2]
     with pytest.raises(ConfigError, match="texts, which have no conductance"):
-        models_conductance.ranked("a", answers([[1], [2]], [0]), 0)
+        models_conductance.rank_units("a", answers([[1], [2]], [0]), 0)
 
 
 def test_many_units_are_drawn_as_means_of_neighbours():
     shares = np.arange(64.0)[:, None].repeat(2, 1)
-    assert models_conductance.merged(shares)[:, 0].tolist() == np.arange(0.5, 64, 2).tolist()
-    assert models_conductance.merged(shares[:3]).tolist() == shares[:3].tolist()
+    assert models_conductance.downsample(shares)[:, 0].tolist() == np.arange(0.5, 64, 2).tolist()
+    assert models_conductance.downsample(shares[:3]).tolist() == shares[:3].tolist()
 
 
 def test_images_are_of_different_classes_and_depend_on_the_labels_alone():
-    assert shared_images(np.array([2, 2, 0, 1, 0])).tolist() == [2, 3, 0]
-    assert shared_images(np.repeat(np.arange(10), 3)).tolist() == [0, 9, 18, 27]
-    assert shared_images(np.zeros(0, int)).tolist() == []
+    assert choose_images(np.array([2, 2, 0, 1, 0])).tolist() == [2, 3, 0]
+    assert choose_images(np.repeat(np.arange(10), 3)).tolist() == [0, 9, 18, 27]
+    assert choose_images(np.zeros(0, int)).tolist() == []
 
 
 def test_all_runs_show_the_image_that_most_clients_of_all_runs_are_right_about(tmp_path):
@@ -136,7 +136,11 @@ def test_all_runs_show_the_image_that_most_clients_of_all_runs_are_right_about(t
     both = [np.ones((2, 2), np.float32)] * 2
     one = replace(one, **two, image_predictions=np.array([[0, 0], [0, 2]]), conductance=both)
     other = replace(one, image_predictions=np.array([[1, 1], [2, 1]]))
-    assert [models_conductance.shown(runs) for runs in ([one], [other], [one, other])] == [0, 1, 0]
+    assert [models_conductance.choose_image(runs) for runs in ([one], [other], [one, other])] == [
+        0,
+        1,
+        0,
+    ]
     runs = [run_with(tmp_path / name, found) for name, found in (("a", other), ("b", one))]
     assert {ranks.label for ranks in models_conductance.numbers(runs)} == {"cat"}
     elsewhere = run_with(tmp_path / "c", replace(other, images=np.arange(1, 3)))
@@ -147,7 +151,7 @@ def test_all_runs_show_the_image_that_most_clients_of_all_runs_are_right_about(t
 def test_a_probe_of_an_older_version_is_still_read(tmp_path):
     """It has one image, and conductances of the clients that were right about it."""
     found = answers([[0], [1]], [0])
-    with replacing(names.probe_file(tmp_path), names.PROBE) as file:
+    with replace_file(names.probe_file(tmp_path), names.PROBE) as file:
         tree.write_json(file, "header", found.header)
         tree.write_json(file, "image", 0)
         for name in probe.TABLES:
@@ -157,7 +161,7 @@ def test_a_probe_of_an_older_version_is_still_read(tmp_path):
     old = probe.read(tmp_path)
     assert old.header["version"] == 1 and old.images.tolist() == [0]
     assert old.conductance[0].tolist() == [[0, 1, 2, 3]] and np.isnan(old.conductance[1]).all()
-    assert models_conductance.ranked("a", old, 0).clients.tolist() == [0]
+    assert models_conductance.rank_units("a", old, 0).clients.tolist() == [0]
 
 
 class Linear(Trained):
@@ -188,7 +192,7 @@ def test_a_model_with_others_tensors_is_refused():
 
     about = About("logistic", (1, 1, 2), ("a", "b"), 2, False, 0, (1.0,), (1.0,), 0, 1, "")
     with pytest.raises(CheckpointError, match="client 0: these tensors are not those of logistic"):
-        assembled(
+        assemble_model(
             about, {"model.head.weight": torch.zeros(2, 3), "model.head.bias": torch.zeros(2)}
         )
 

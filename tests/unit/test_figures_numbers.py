@@ -12,7 +12,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import clients, halved, learning, look, memory, phases, topology, virtual
 from hpcfed.report.figures.groups import groups
 from hpcfed.report.figures.registry import FIGURES
-from hpcfed.report.figures.runs import Drawn, drawn, setting
+from hpcfed.report.figures.runs import Drawn, load_runs, setting
 from hpcfed.storage.record import Record
 from tests.unit.test_report import HEAD, NAN, header, row, run_of
 
@@ -35,7 +35,7 @@ OURS = (
 
 def one(folder: Path, rows: list[dict[str, object]], **job: object) -> Drawn:
     """A run with these rows; fields of its job by name, `_` for the dot."""
-    [run] = drawn([run_of(folder, rows)])
+    [run] = load_runs([run_of(folder, rows)])
     for name, value in job.items():
         part, _, field = name.rpartition("_")
         (run.record.header["job"].setdefault(part, {}) if part else run.record.header["job"])[
@@ -154,7 +154,7 @@ def test_phases_are_the_mean_of_the_rounds_that_a_rank_had_and_other_is_the_rest
     ]
     assert found.seconds["server"].tolist() == [0.0, 0.0]
     assert found.seconds["other"].tolist() == [0.75, 0.5]  # (0.5 + 1) / 2 and 5 - 1 - 0.5 - 1 - 2
-    assert found.waiting == pytest.approx(2.0 / 10.0)
+    assert found.wait_share == pytest.approx(2.0 / 10.0)
 
 
 def test_phases_of_all_runs_stand_on_one_scale(tmp_path):
@@ -221,7 +221,7 @@ def test_reports_of_a_population_are_added_up_by_client():
     ids = np.array([[3.0, 7.0], [7.0, NAN]])
     columns = {"clients/id": ids, "clients/reports": np.array([[1.0, 2.0], [5.0, NAN]])}
     record = Record({"architectures": ["mlp"]}, {}, columns, 2)
-    assert virtual.done(record).tolist() == [
+    assert virtual.count_reports(record).tolist() == [
         [1, 1],
         [1.5, 4],
         [2, 7],
@@ -237,7 +237,7 @@ def test_a_graph_has_its_links_places_and_distances(tmp_path):
     [found] = topology.numbers([run])
     assert np.allclose(found.at, [[0, 1], [1, 0], [0, -1], [-1, 0]])
     assert (found.rounds.tolist(), found.distance.tolist()) == ([2], [2.0])
-    assert np.allclose(topology.laid("star", 3), [[0, 0], [0, 1], [0, -1]])
+    assert np.allclose(topology.circular_layout("star", 3), [[0, 0], [0, 1], [0, -1]])
 
 
 def apart(labels: list) -> bool:
@@ -294,10 +294,10 @@ def test_own_data_are_called_alike_in_titles_by_a_name_that_tells_them_from_othe
         if name.endswith("y.npz"):
             about["job"]["data"]["label"] = "my birds"
         run_of(Path(path), [], job=about["job"])
-    found = drawn(list(map(Path, paths)))
+    found = load_runs(list(map(Path, paths)))
     assert [setting(run).split(",")[0] for run in found] == [
         "left/x.npz",
         "right/x.npz",
         "my birds",
     ]
-    assert setting(drawn([Path(paths[0])])[0]).startswith("x.npz, dirichlet")
+    assert setting(load_runs([Path(paths[0])])[0]).startswith("x.npz, dirichlet")

@@ -12,7 +12,15 @@ from hpcfed import models
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine import memory, run, setup
-from hpcfed.engine.memory import CONTEXT, GIB, Need, estimated, measured, need, refuse
+from hpcfed.engine.memory import (
+    CONTEXT,
+    GIB,
+    Need,
+    estimate_activations,
+    measure_step,
+    need,
+    refuse,
+)
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import world
 from hpcfed.machine.faults import MemoryFault
@@ -90,7 +98,9 @@ def test_where_no_batch_is_small_enough_none_is_named():
 
 def test_the_estimate_is_what_autograd_keeps():
     model = nn.Sequential(nn.Linear(8, 4), nn.Sigmoid(), nn.Linear(4, 2))
-    found = estimated(lambda n: model(torch.zeros(n, 8)).sum(), model.parameters(), 2, 10)
+    found = estimate_activations(
+        lambda n: model(torch.zeros(n, 8)).sum(), model.parameters(), 2, 10
+    )
     assert (
         found == 10 * (8 + 4) * 4
     )  # the input and the sigmoid's output, float32; weights are not counted
@@ -101,13 +111,13 @@ def test_a_step_is_measured_by_the_allocator_from_its_start_to_its_peak(monkeypa
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1000)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5000)
-    assert measured(fed, lambda: None, "small") == 4000
+    assert measure_step(fed, lambda: None, "small") == 4000
 
     def fail() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     with pytest.raises(MemoryFault, match="a first step of small: out of memory"):
-        measured(fed, fail, "small")
+        measure_step(fed, fail, "small")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed.algorithms import ALGORITHMS
-from hpcfed.algorithms.public_data.align import pulled
+from hpcfed.algorithms.public_data.align import add_alignment
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
@@ -415,7 +415,7 @@ def test_a_distance_of_representations_is_computed_in_float32_whatever_the_preci
         seen.append((z.dtype, (z.T @ z).dtype))
         return z.sum()
 
-    loss = pulled(fed, client, cross_entropy, client.train, distance, 1.0)
+    loss = add_alignment(fed, client, cross_entropy, client.train, distance, 1.0)
     sgd(fed, client, 0, loss)
     assert set(seen) == {(torch.float32, torch.float32)}
 

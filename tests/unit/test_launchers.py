@@ -14,9 +14,9 @@ from hpcfed.cli import main
 from hpcfed.comm import facts
 from hpcfed.launch.doctor import known, launchers
 from hpcfed.launch.doctor.launchers import PROBE, candidates, starters
-from hpcfed.launch.doctor.limited import Outcome, limited, split
+from hpcfed.launch.doctor.limited import Outcome, run_with_timeout, split
 from hpcfed.launch.doctor.probe import MARK
-from hpcfed.launch.doctor.trials import Launcher, Trial, explained, judged
+from hpcfed.launch.doctor.trials import Launcher, Trial, explain_trial, launcher_finding
 from tests.mpirun import environment, launcher
 
 APART = """#!/bin/sh
@@ -66,7 +66,7 @@ def world(size: int, total: int | None = None) -> dict:
 def test_the_real_mpirun_forms_one_world(bin):
     found = launchers.trial(Launcher("mpirun", (*launcher(), "-np", "2")), 2, 90)
     assert found.works and len(found.worlds[0]["ranks"]) == 2, found.outcome
-    assert judged(found, needed=True).status == "ok"
+    assert launcher_finding(found, needed=True).status == "ok"
     assert "MPI" in found.worlds[0]["library"]["name"]
     assert all(rank["cores"] and rank["gpus"] == [] for rank in found.worlds[0]["ranks"])
 
@@ -74,13 +74,13 @@ def test_the_real_mpirun_forms_one_world(bin):
 def test_a_launcher_of_another_library_starts_two_worlds_of_one_rank(bin):
     found = tried(script(bin / "mpirun", APART))
     assert not found.works
-    text, advice = explained(found)
+    text, advice = explain_trial(found)
     assert text == "2 worlds of 1 rank" and "mpi4py" in advice
 
 
 def test_so_it_is_where_the_launcher_told_of_two_but_the_library_connects_one():
     alone = {"error": "the launcher started 2 processes (PMI_SIZE), but MPI connects 1: ..."}
-    assert explained(said(alone, alone))[0] == "2 worlds of 1 rank"
+    assert explain_trial(said(alone, alone))[0] == "2 worlds of 1 rank"
 
 
 @pytest.mark.timeout(60)
@@ -91,7 +91,7 @@ def test_a_launcher_that_hangs_is_ended_with_its_processes(bin, monkeypatch, tex
     monkeypatch.setattr("hpcfed.launch.doctor.limited.GRACE", 0.2)
     found = tried(script(bin / "mpirun", f"#!/bin/sh\necho $$ > {bin}/pid\n{text}\n"), limit=0.5)
     assert found.outcome.status is None and not found.works
-    assert explained(found)[0] == "did not end in time"
+    assert explain_trial(found)[0] == "did not end in time"
     group = int((bin / "pid").read_text())
     while living(
         group
@@ -127,23 +127,23 @@ def living(group: int) -> list[str]:
     ],
 )
 def test_a_launcher_that_fails_is_told_with_what_helps(text, advice):
-    found = judged(said(status=1, err=f"-----\n{text}\n"), needed=True)
+    found = launcher_finding(said(status=1, err=f"-----\n{text}\n"), needed=True)
     assert found.status == "wrong" and "status 1" in found.found and text[:40] in found.found
     assert advice in found.advice
 
 
 def test_what_fails_is_a_mere_warning_where_another_works():
-    assert judged(said(status=1), needed=False).status == "warning"
+    assert launcher_finding(said(status=1), needed=False).status == "warning"
 
 
 def test_a_wrong_sum_and_a_missing_rank_are_no_world():
-    assert explained(said(world(2, total=1)))[0] == "a sum of 2 ones gave 1"
-    assert explained(said(world(1)))[0] == "2 ranks were started, 1 met"
+    assert explain_trial(said(world(2, total=1)))[0] == "a sum of 2 ones gave 1"
+    assert explain_trial(said(world(1)))[0] == "2 ranks were started, 1 met"
     assert not said(world(2), status=9).works
 
 
 def test_a_missing_command_is_an_outcome(tmp_path):
-    assert limited([str(tmp_path / "absent")], 5).status == 127
+    assert run_with_timeout([str(tmp_path / "absent")], 5).status == 127
 
 
 def test_srun_is_tried_first_and_mpirun_gets_nodes_of_its_own_outside_of_an_allocation():
@@ -177,7 +177,7 @@ def test_the_mpi_librarys_path_may_hold_spaces(tmp_path, monkeypatch):
         "7f00-7f01 r-xp 00000000 08:01 42      /opt/my mpi/lib/libmpi.so.40\n"
     )
     monkeypatch.setattr(facts, "MAPS", maps)
-    assert facts.loaded("libmpi") == "/opt/my mpi/lib/libmpi.so.40"
+    assert facts.library_path("libmpi") == "/opt/my mpi/lib/libmpi.so.40"
 
 
 def test_mpirun_has_its_short_name_where_the_path_finds_it(tmp_path):
@@ -204,7 +204,7 @@ def test_the_plugins_are_those_that_srun_lists(bin, monkeypatch, listed):
     monkeypatch.setenv("PATH", f"{bin}{os.pathsep}/usr/bin{os.pathsep}/bin")
     assert launchers.plugins() == ["none", "pmi2", "pmix"]
     script(bin / "sinfo", "#!/bin/sh\nexit 1\n")
-    assert launchers.plugins() == [] and "pmix" in launchers.listed()
+    assert launchers.plugins() == [] and "pmix" in launchers.list_srun_plugins()
 
 
 def test_what_works_is_known_on_that_cluster_and_to_that_python_alone(bin, monkeypatch):
@@ -217,19 +217,19 @@ def test_what_works_is_known_on_that_cluster_and_to_that_python_alone(bin, monke
         )
 
     on("one")
-    assert known.known() is None
+    assert known.read_launcher() is None
     known.keep("srun --mpi=pmix")
     on("two")
-    assert known.known() is None
+    assert known.read_launcher() is None
     known.keep("mpirun")
     on("one")
-    assert known.known() == "srun --mpi=pmix"
+    assert known.read_launcher() == "srun --mpi=pmix"
     known.keep(None)  # nothing works any more
-    assert known.known() is None
+    assert known.read_launcher() is None
     on("two")
-    assert known.known() == "mpirun"
+    assert known.read_launcher() == "mpirun"
     monkeypatch.setattr(sys, "prefix", "another")
-    assert known.known() is None
+    assert known.read_launcher() is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}'])
@@ -238,9 +238,9 @@ def test_a_spoilt_note_of_what_works_is_as_none(tmp_path, monkeypatch, text):
     monkeypatch.setattr(known, "here", lambda: "a")
     (tmp_path / "hpcfed").mkdir()
     known.file().write_text(text)
-    assert known.known() is None
+    assert known.read_launcher() is None
     known.keep("mpirun")
-    assert known.known() == "mpirun"
+    assert known.read_launcher() == "mpirun"
 
 
 def test_the_probe_runs_with_this_python():

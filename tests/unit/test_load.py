@@ -215,4 +215,4 @@ def test_results_are_read_without_torch_pandas_or_mpi(run):
 
 
 def test_what_is_needed_and_there_is_given():
-    assert extras.needed("json", "export", "a test") is json
+    assert extras.import_extra("json", "export", "a test") is json

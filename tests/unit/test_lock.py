@@ -14,7 +14,7 @@ import pytest
 
 from hpcfed.core.errors import ConfigError, WriteError
 from hpcfed.storage import lock, names
-from hpcfed.storage.lock import ALIVE, DEAD, Holder, Lock, held, this_process
+from hpcfed.storage.lock import ALIVE, DEAD, Holder, Lock, find_holder, this_process
 from tests.mpirun import ROOT
 
 HOLD = """
@@ -66,13 +66,13 @@ def test_a_live_process_keeps_the_folder_and_a_killed_one_loses_it(tmp_path: Pat
         assert child.stdout.readline() == b"taken\n"
         with pytest.raises(ConfigError, match=f"another run has this folder: process {child.pid}"):
             Lock(tmp_path, "ours").take(force=True)
-        assert held(tmp_path).process == child.pid
+        assert find_holder(tmp_path).process == child.pid
         os.kill(child.pid, signal.SIGSTOP)  # it may go on at any time
         with pytest.raises(ConfigError):
             Lock(tmp_path, "ours").take()
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, but nobody has asked for it
-        assert held(tmp_path) is None
+        assert find_holder(tmp_path) is None
         ours = Lock(tmp_path, "ours")
         ours.take()
         assert owner(tmp_path) == "ours"

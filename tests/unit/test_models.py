@@ -15,7 +15,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.rng import scoped
 from hpcfed.models import MODELS, build, check
 from hpcfed.models.cost import cost, work
-from hpcfed.models.layers import BatchNorm2d, Conv2d, seen
+from hpcfed.models.layers import BatchNorm2d, Conv2d, kernel_windows
 
 each_model = pytest.mark.parametrize(
     "name", [name for name, entry in MODELS.items() if not entry.text]
@@ -220,12 +220,12 @@ def test_a_convolution_as_one_matrix_product_gives_the_same_maps_and_gradients(
 
 
 def test_all_outputs_of_a_3x3_kernel_see_one_pixel_and_two_pixels_but_not_three():
-    assert [seen(size, 3, 1, 1) for size in (1, 2, 3)] == [
+    assert [kernel_windows(size, 3, 1, 1) for size in (1, 2, 3)] == [
         (slice(1, 2),),
         (slice(1, 3), slice(0, 2)),
         (),
     ]
-    assert (seen(2, 3, 1, 2), seen(1, 1, 0, 1), seen(2, 1, 0, 1)) == (
+    assert (kernel_windows(2, 3, 1, 2), kernel_windows(1, 1, 0, 1), kernel_windows(2, 1, 0, 1)) == (
         (slice(1, 3),),
         (slice(0, 1),),
         (),

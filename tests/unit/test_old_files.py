@@ -79,7 +79,7 @@ def test_an_old_run_without_results_goes_on_from_its_checkpoint(old, tmp_path, m
         path.unlink()
     given = load(
         ["--resume", str(copy), "--rounds", str(make.ROUNDS + 1), "--quiet"],
-        folder.stored,
+        folder.read_job,
         environ={},
     )
     assert run.run(given, Serial()) == run.DONE

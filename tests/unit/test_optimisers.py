@@ -11,7 +11,7 @@ from hpcfed.core.rng import scoped
 from hpcfed.models import build
 from hpcfed.models.flat import Skeleton
 from hpcfed.training.engines import gradient
-from hpcfed.training.optimisers import Optimiser, clipped
+from hpcfed.training.optimisers import Optimiser, clip_gradient
 
 KINDS = {
     "sgd": ({"optimiser": "sgd"}, lambda p: torch.optim.SGD(p, 0.1, fused=True)),
@@ -105,6 +105,6 @@ def test_a_clipped_step_is_that_of_torchs_clipped_gradient(clip: float):
 
 def test_a_clipped_gradient_by_hand():
     pair = [torch.tensor([3.0]), torch.tensor([[0.0, 4.0]])]  # of norm 5
-    first, second = clipped(pair, 1.0)
+    first, second = clip_gradient(pair, 1.0)
     assert first.item() == pytest.approx(0.6) and second[0].tolist() == pytest.approx([0.0, 0.8])
-    assert [v.tolist() for v in clipped(pair, 6.0)] == [[3.0], [[0.0, 4.0]]]
+    assert [v.tolist() for v in clip_gradient(pair, 6.0)] == [[3.0], [[0.0, 4.0]]]

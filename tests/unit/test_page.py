@@ -15,8 +15,8 @@ import pytest
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.report.compare import compare
 from hpcfed.report.page import curves, job, methods, notes, packed, tables, write
-from hpcfed.report.page.command import made, report
-from hpcfed.report.page.runs import Shown, shown
+from hpcfed.report.page.command import render_page, report
+from hpcfed.report.page.runs import Shown, load_runs
 from hpcfed.storage import sweep as store
 from hpcfed.storage.fields import flat
 from hpcfed.storage.results import Record, Results
@@ -122,14 +122,14 @@ def test_many_rounds_and_clients_are_thinned_evenly_and_only_evaluated_rounds_ar
     many = Record(
         {"job": about, "architectures": ["mlp"] * 9}, {}, {"clients/accuracy": accuracy}, 20
     )
-    choice = curves.chosen(many, runs=2)
+    choice = curves.choose_curves(many, runs=2)
     assert choice.rounds.tolist() == [1, 7, 13, 19] and choice.clients.tolist() == [0, 4, 8]
 
 
 def test_a_population_has_no_curves_of_clients():
     one = record()
     one.columns["clients/id"] = np.array([[5, 7, 8], [1, 2, 3]])
-    choice = curves.chosen(one, runs=1)
+    choice = curves.choose_curves(one, runs=1)
     assert len(choice.clients) == 0 and curves.content(one, choice)["clients"] == {}
     assert tables.clients(one, choice.clients) == {} and tables.labels(one, choice.clients) is None
 
@@ -291,7 +291,7 @@ def stored(folder: Path, one: Record, rounds: int = 2) -> Path:
 
 def test_a_run_is_shown_once_and_an_unfinished_one_says_so(tmp_path):
     folder = stored(tmp_path / "a", record(), rounds=1)
-    found, absent = shown([folder, folder / "results.h5"], now=0.0)
+    found, absent = load_runs([folder, folder / "results.h5"], now=0.0)
     assert [run.name for run in found] == ["a"] and absent == []
     assert re.fullmatch(r"stopped since .*, 1 of 2 rounds are done", found[0].why)
 
@@ -302,7 +302,7 @@ def test_a_sweep_shows_its_runs_and_says_which_have_no_results(tmp_path):
     sweep = store.Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", runs)
     store.write(sweep)
     stored(sweep.folder / "done", record())
-    found, absent = shown(
+    found, absent = load_runs(
         [sweep.folder, sweep.folder], now=0.0
     )  # as of a pattern that names it again
     assert [run.name for run in found] == ["done"]
@@ -311,7 +311,7 @@ def test_a_sweep_shows_its_runs_and_says_which_have_no_results(tmp_path):
 
 def test_the_page_asks_no_host_and_runs_its_own_scripts_alone(tmp_path):
     nasty = "</script><script>alert(1)</script>"
-    page = made([Shown(nasty, record(architectures=[nasty] * 3))], [nasty])
+    page = render_page([Shown(nasty, record(architectures=[nasty] * 3))], [nasty])
     assert nasty not in page and "<script>alert" not in page
     assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=\"(?!data:)", page)
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1].replace(
@@ -337,7 +337,7 @@ def test_the_page_lies_in_the_folder_of_the_first_run(tmp_path):
 def test_a_run_without_rounds_has_a_page(tmp_path):
     empty = record()
     empty = Record(empty.header, empty.arrays, {}, 0)
-    assert "no accuracy was recorded" in made([Shown("a", empty)])
+    assert "no accuracy was recorded" in render_page([Shown("a", empty)])
 
 
 def test_a_missing_library_is_one_message(monkeypatch):

@@ -38,7 +38,7 @@ def test_what_is_written_is_there_and_sums_of_whole_chunks_are_right(tmp_path):
     assert (tmp_path / "a").read_bytes() == whole
     assert sums == {i: crc32(whole[BLOCK + i * CHUNK : BLOCK + (i + 1) * CHUNK]) for i in sums}
     assert len(sums) >= 2
-    with passing.existing(tmp_path / "a") as file:
+    with passing.open_existing(tmp_path / "a") as file:
         assert file.read() == whole
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.paths import output, told_apart
+from hpcfed.core.paths import output, unique_names
 from hpcfed.storage.names import place_of
 
 
@@ -15,14 +15,14 @@ def paths(*names: str) -> list[Path]:
 
 
 def test_names_have_as_much_of_a_path_as_tells_it_from_the_others():
-    assert told_apart(paths("/x/a", "/x/b", "/y/b", "/y/c")) == ["a", "x/b", "y/b", "c"]
-    assert told_apart(paths("/x/a/run", "/y/a/run", "/run")) == ["x/a/run", "y/a/run", "/run"]
+    assert unique_names(paths("/x/a", "/x/b", "/y/b", "/y/c")) == ["a", "x/b", "y/b", "c"]
+    assert unique_names(paths("/x/a/run", "/y/a/run", "/run")) == ["x/a/run", "y/a/run", "/run"]
 
 
 def test_equal_paths_have_equal_names_and_a_part_of_another_path_its_whole():
-    assert told_apart(paths("/x/a", "/x/a", "/y/b")) == ["a", "a", "b"]
-    assert told_apart(paths("a", "b/a")) == ["a", "b/a"]
-    assert told_apart([]) == []
+    assert unique_names(paths("/x/a", "/x/a", "/y/b")) == ["a", "a", "b"]
+    assert unique_names(paths("a", "b/a")) == ["a", "b/a"]
+    assert unique_names([]) == []
 
 
 def test_a_run_is_named_by_its_folder_or_by_a_result_file_among_others(tmp_path):

@@ -13,7 +13,7 @@ from hpcfed import cli
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.plan.command import best, efficiencies, numbers
-from hpcfed.launch.plan.costs import costs, differing, spread
+from hpcfed.launch.plan.costs import costs, differing_fields, relative_deviation
 from hpcfed.launch.plan.predict import Prediction
 from hpcfed.storage.results import Results
 
@@ -93,8 +93,10 @@ def test_the_spread_of_clients_leaves_out_the_pace_of_a_round_and_what_they_alwa
         [[10.0, 20.0, 30.0, 40.0], [11.0, 18.0, 33.0, 36.0]]
     )  # the second round is 10 % up or down
     examples = np.array([[10, 20, 30, 40]] * 2)
-    assert spread(kinds, 2 * seconds[:1], examples[:1], train) == 0.0
-    assert spread(kinds, seconds[1:], examples[1:], train) == pytest.approx(0.1 * 1.4826)
+    assert relative_deviation(kinds, 2 * seconds[:1], examples[:1], train) == 0.0
+    assert relative_deviation(kinds, seconds[1:], examples[1:], train) == pytest.approx(
+        0.1 * 1.4826
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_an_architecture_that_was_not_tried_is_refused(tmp_path: Path):
 def test_what_costs_hang_on_and_differs_is_named(tmp_path: Path):
     found = costs(trial(tmp_path / "run"), everybody=True)
     job = load([*FIELDS, "--local.batch", "7", "--seed", "3"], environ={}).plain()
-    assert differing(found, job) == ["local.batch"]
+    assert differing_fields(found, job) == ["local.batch"]
 
 
 def test_a_list_of_nodes_may_double():

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from hpcfed.comm.board import size_of
-from hpcfed.comm.messages import WORK, apart, width
+from hpcfed.comm.messages import WORK, private_buffers, width
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.plan.collectives import LOOK, Wires, buffers
 from hpcfed.launch.plan.demand import Demand
 from hpcfed.launch.plan.network import Network, disk, network
 from hpcfed.launch.plan.predict import COPY, ROW, SENT, TOTAL, Cluster, predict
-from hpcfed.launch.plan.sharing import finish, shared, slowest
+from hpcfed.launch.plan.sharing import finish, finish_by_group, slowest
 
 FAR, NEAR = (
     Network(1.0, 100.0),
@@ -114,7 +114,7 @@ def test_memory_of_a_sum_is_bounded_on_many_ranks(ranks, mib):
 
 def test_memory_of_a_sum_is_that_of_its_buffers():
     columns = width(10**7, 3) + 1
-    held = sum(buffer.nbytes for buffer in apart(3, columns, np.dtype(np.float32)))
+    held = sum(buffer.nbytes for buffer in private_buffers(3, columns, np.dtype(np.float32)))
     assert buffers(wires(3, 1), 10**7) == held + 8 * WORK * columns
     assert buffers(wires(1, 4), 10**7) == size_of(4, 4) / 4 + 8 * WORK * (
         width(10**7, 4) + 1
@@ -132,7 +132,9 @@ def test_ranks_share_cores_until_the_short_ones_are_done():
 
 
 def test_only_ranks_of_the_same_node_or_gpu_slow_one_another():
-    assert shared(np.array([1.0, 3.0, 1.0, 1.0]), np.array([0, 0, 1, 2]), 1.0).tolist() == [
+    assert finish_by_group(
+        np.array([1.0, 3.0, 1.0, 1.0]), np.array([0, 0, 1, 2]), 1.0
+    ).tolist() == [
         2.0,
         4.0,
         1.0,

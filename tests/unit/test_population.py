@@ -12,7 +12,7 @@ from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.data.synthetic import SPREAD, Synthetic
 from hpcfed.engine import describe
-from hpcfed.engine.folder import stored
+from hpcfed.engine.folder import read_job
 from hpcfed.engine.run import run
 from hpcfed.engine.setup import world
 from hpcfed.report.figures.command import plot
@@ -58,7 +58,7 @@ def job(method: str, clients: int, *more: str):
 
 
 def test_a_client_has_the_same_examples_whenever_it_is_made():
-    first, again = POPULATION.held(7), Synthetic(0, 9, 1.0, 1.0, 20, 0.3).held(7)
+    first, again = POPULATION.client_data(7), Synthetic(0, 9, 1.0, 1.0, 20, 0.3).client_data(7)
     assert all(
         np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y)
         for a, b in zip(first, again, strict=True)
@@ -68,18 +68,18 @@ def test_a_client_has_the_same_examples_whenever_it_is_made():
         and first[1].x.shape == (6, 1, 1, 60)
         and first[0].x.dtype == np.float32
     )
-    assert not np.array_equal(first[0].x, POPULATION.held(8)[0].x)
+    assert not np.array_equal(first[0].x, POPULATION.client_data(8)[0].x)
 
 
 def test_inputs_vary_as_the_paper_says():
-    x = Synthetic(0, 1, 0.0, 0.0, 20_000, 0.1).held(0)[0].x.reshape(20_000, 60)
+    x = Synthetic(0, 1, 0.0, 0.0, 20_000, 0.1).client_data(0)[0].x.reshape(20_000, 60)
     assert np.allclose(x.std(0), SPREAD, rtol=0.05) and np.isclose(SPREAD[1] ** 2, 2**-1.2)
 
 
 def test_with_beta_0_clients_centres_differ_by_noise_of_size_one_and_with_beta_more():
     def centres(beta: float) -> np.ndarray:
         some = Synthetic(0, 200, 0.0, beta, 20, 0.1)
-        return np.array([some.held(k)[0].x.mean() for k in range(200)])
+        return np.array([some.client_data(k)[0].x.mean() for k in range(200)])
 
     assert np.isclose(centres(0.0).std(), 60**-0.5, rtol=0.2) and np.isclose(
         centres(2.0).std(), 2.0, rtol=0.2
@@ -142,7 +142,7 @@ def test_a_large_population_has_readable_results_and_is_resumed_to_the_bit(tmp_p
         job("scaffold", 20_000, *large, "--local.optimiser", "sgd", "--out", part, "--rounds", "1"),
         Serial(),
     )
-    run(load(["--resume", part, "--rounds", "2"], stored, environ={}), Serial())
+    run(load(["--resume", part, "--rounds", "2"], read_job, environ={}), Serial())
     assert digest(tmp_path / "whole") == digest(tmp_path / "part")
     found = summary.facts(results(tmp_path / "whole"))
     assert (

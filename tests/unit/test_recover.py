@@ -7,7 +7,7 @@ import pytest
 from hpcfed.comm import Serial, ulfm
 from hpcfed.config.load import load
 from hpcfed.core.errors import DivergedError, RankLost
-from hpcfed.engine.survival.recover import Course, surviving
+from hpcfed.engine.survival.recover import Course, run_with_recovery
 from hpcfed.engine.survival.snapshot import Snapshot
 from hpcfed.storage import names
 from hpcfed.storage.results import Results
@@ -21,7 +21,7 @@ class Bereft(Serial):
         self.lost += 1
         return [self.lost]
 
-    def broken(self) -> bool:
+    def has_lost_rank(self) -> bool:
         return self.lost > 0
 
 
@@ -45,20 +45,20 @@ def attempts(*outcomes):
 
 def test_an_attempt_is_made_again_after_every_death():
     course = Course(job())
-    assert surviving(course, Bereft(), attempts(RankLost(), RankLost(), 0)) == 0
+    assert run_with_recovery(course, Bereft(), attempts(RankLost(), RankLost(), 0)) == 0
     assert course.deaths == ["rank 1 of 1 died", "rank 2 of 1 died"]
 
 
 @pytest.mark.parametrize(("on_fault", "status"), [("restart", 75), ("stop", 1)])
 def test_a_job_may_ask_to_end_instead(on_fault, status, capfd):
     course = Course(job("--run.on_fault", on_fault, "--out", "runs/a"))
-    assert surviving(course, Bereft(), attempts(RankLost())) == status
+    assert run_with_recovery(course, Bereft(), attempts(RankLost())) == status
     assert "continue with --resume runs/a" in capfd.readouterr().err
 
 
 def test_an_error_that_may_come_of_a_death_is_no_error():
     assert (
-        surviving(
+        run_with_recovery(
             Course(job()),
             Bereft(),
             attempts(RankLost(), DivergedError("nan"), ValueError("damaged"), 0),
@@ -69,7 +69,7 @@ def test_an_error_that_may_come_of_a_death_is_no_error():
 
 def test_an_error_without_a_death_is_one():
     with pytest.raises(DivergedError):
-        surviving(Course(job()), Bereft(), attempts(DivergedError("nan")))
+        run_with_recovery(Course(job()), Bereft(), attempts(DivergedError("nan")))
 
 
 def test_a_mirror_that_cannot_serve_is_said(monkeypatch, capfd):
@@ -77,7 +77,7 @@ def test_a_mirror_that_cannot_serve_is_said(monkeypatch, capfd):
     comm = Bereft()
     comm.size = 3
     course = Course(job("--checkpoint.mirror", "true"))
-    assert surviving(course, comm, attempts(0)) == 0
+    assert run_with_recovery(course, comm, attempts(0)) == 0
     assert course.mirror is None
     assert (
         "checkpoint.mirror is of no use: the run needs mpirun --with-ft ulfm"
@@ -104,7 +104,7 @@ def test_what_rank_0_holds_of_the_results_outlives_a_death(tmp_path):
             raise RankLost()
         return 0
 
-    assert surviving(course, Bereft(), attempt) == 0
+    assert run_with_recovery(course, Bereft(), attempt) == 0
     names.results_file(tmp_path).write_bytes(b"damaged")
     again = Results.resume(tmp_path, 2, {}, memory=seen[1])
     again.write()
@@ -117,10 +117,10 @@ def test_copies_in_memory_serve_only_where_every_round_has_its_record(tmp_path):
     made, course = results_of(tmp_path, 3), Course(job())
     copy = Snapshot({}, 4, {"rows": {"3": {"rounds/seconds": 3.0}}})
     behind = Snapshot({}, 5, {"rows": {"3": {"rounds/seconds": 3.0}}})
-    assert course.recorded(Serial(), tmp_path, copy)
-    assert not course.recorded(Serial(), tmp_path, behind)
+    assert course.has_records(Serial(), tmp_path, copy)
+    assert not course.has_records(Serial(), tmp_path, behind)
     names.results_file(tmp_path).write_bytes(b"damaged")
-    assert not course.recorded(Serial(), tmp_path, copy)
+    assert not course.has_records(Serial(), tmp_path, copy)
     course.results = made
     course.remember()
-    assert course.recorded(Serial(), tmp_path, copy)
+    assert course.has_records(Serial(), tmp_path, copy)

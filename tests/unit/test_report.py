@@ -15,7 +15,7 @@ from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.tables import console, duration, size
 from hpcfed.report import catalogue, cite
 from hpcfed.report.figures.curves import Curve
-from hpcfed.report.formats import named
+from hpcfed.report.formats import label_value
 from hpcfed.report.measures import View, measure
 from hpcfed.report.progress import Progress, TwoLines, line
 from hpcfed.report.references import bibtex, references
@@ -164,7 +164,8 @@ def test_one_client_is_no_clients(run):
     record = load(run)
     record.header["job"]["clients"] = 1
     assert (
-        summary.title(record).endswith(", 1 client, seed 7") and named("clients", "1") == "1 client"
+        summary.title(record).endswith(", 1 client, seed 7")
+        and label_value("clients", "1") == "1 client"
     )
 
 
@@ -184,7 +185,7 @@ def test_every_reference_has_title_year_and_closed_braces():
 
 
 def test_a_run_cites_hpcfed_and_what_it_used_once(run):
-    used = cite.used(load(run))
+    used = cite.citation_keys(load(run))
     assert used[:3] == ["hpcfed", "jang2022", "khosla2020"] and len(set(used)) == len(used)
     assert any(key.startswith("alpaydin1998") for key in used) and "he2016" in used
     assert bibtex(used).count("\n@") == len(used) - 1
@@ -192,8 +193,8 @@ def test_a_run_cites_hpcfed_and_what_it_used_once(run):
 
 def test_a_file_of_ones_own_is_not_cited(tmp_path):
     run = run_of(tmp_path / "own", [], data="mine.h5", architectures=["mlp"] * 4)
-    assert "mcmahan2017" in cite.used(load(run)) and not any(
-        "1998" in key for key in cite.used(load(run))
+    assert "mcmahan2017" in cite.citation_keys(load(run)) and not any(
+        "1998" in key for key in cite.citation_keys(load(run))
     )
 
 

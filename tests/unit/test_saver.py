@@ -119,7 +119,7 @@ def test_saving_and_waiting_raises_what_the_disk_refuses_on_all_ranks(tmp_path):
 
 def test_a_snapshot_is_a_source_to_go_on_from():
     rounds, again = started(Serial()), started(Serial(), 0)
-    snapshot.take_up(again, snapshot.taken(rounds))
+    snapshot.take_up(again, snapshot.take_snapshot(rounds))
     row, other = rounds.step()[0], again.step()[0]
     assert toy.differences(row["clients/train_loss"], other["clients/train_loss"]) == []
     assert (
@@ -160,7 +160,7 @@ def test_whatever_the_disk_says_is_one_kind_of_error(tmp_path, monkeypatch, numb
     refusal = pytest.raises(
         WriteError, match=f"a.h5: cannot be written: .*{os.strerror(number)}; make room"
     )
-    with refusal, atomic.replacing(tmp_path / "a.h5", "test") as file:
+    with refusal, atomic.replace_file(tmp_path / "a.h5", "test") as file:
         file["value"] = 1
     assert os.listdir(tmp_path) == []
 
@@ -269,7 +269,7 @@ def test_a_slow_disk_is_a_sign_of_life(tmp_path):
     with Saver(rounds, tmp_path) as saver:
         saver.start()
         beats = rounds.fed.pulse.beats
-        assert [*saver.beating(lambda: [("a", 1), ("b", 2)])] == [("a", 1), ("b", 2)]
+        assert [*saver.with_heartbeat(lambda: [("a", 1), ("b", 2)])] == [("a", 1), ("b", 2)]
         assert rounds.fed.pulse.beats >= beats + 2
         assert saver.finish() == ""
 

@@ -11,7 +11,7 @@ import torch
 from hpcfed.comm import spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.machine import devices, seat, sharing
-from hpcfed.machine.sharing import crowded, named, sharers, take, visible
+from hpcfed.machine.sharing import check_sharing, gpu_name, sharers, take, visible
 from tests.contract.toy import job
 
 A, B, C, D = "GPU-a", "GPU-b", "GPU-c", "GPU-d"
@@ -56,15 +56,15 @@ def test_a_rank_without_a_gpu_takes_none_and_shares_none():
 
 
 def test_ranks_that_share_unasked_are_warned_of_with_a_hint_at_mps():
-    text = crowded(sharers(on_one_node([A], [A])), None)
+    text = check_sharing(sharers(on_one_node([A], [A])), None)
     assert (
         "ranks 0, 1 share one GPU" in text
         and "run.ranks_per_gpu = 2" in text
         and "nvidia-cuda-mps-control" in text
     )
     assert (
-        crowded(sharers(on_one_node([A], [A])), 2)
-        == crowded(sharers(on_one_node([A], [B])), None)
+        check_sharing(sharers(on_one_node([A], [A])), 2)
+        == check_sharing(sharers(on_one_node([A], [B])), None)
         == ""
     )
 
@@ -73,14 +73,14 @@ def test_more_ranks_on_a_gpu_than_are_allowed_are_refused():
     with pytest.raises(
         ConfigError, match=r"run.ranks_per_gpu = 2, but ranks 0, 1, 2 would share one GPU"
     ):
-        crowded(sharers(on_one_node([A], [A], [A])), 2)
+        check_sharing(sharers(on_one_node([A], [A], [A])), 2)
 
 
 def test_a_gpu_has_its_uuid_as_name_and_a_part_of_one_that_in_the_mask():
-    assert named(1, ["3", "5"], "GPU-x") == "GPU-x"
-    assert named(0, ["MIG-7", "MIG-8"], "GPU-x") == "MIG-7"
-    assert named(1, ["3", "5"], "") == "5"
-    assert named(1, [""], "") == "1"
+    assert gpu_name(1, ["3", "5"], "GPU-x") == "GPU-x"
+    assert gpu_name(0, ["MIG-7", "MIG-8"], "GPU-x") == "MIG-7"
+    assert gpu_name(1, ["3", "5"], "") == "5"
+    assert gpu_name(1, [""], "") == "1"
 
 
 def test_the_names_are_those_of_the_gpus_that_torch_sees(monkeypatch):

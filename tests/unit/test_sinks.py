@@ -115,7 +115,7 @@ def test_a_job_may_ask_for_any_sink_and_it_is_no_part_of_the_runs_identity():
         load_job(["--log.tensorboard", *more], environ={})
         for more in ([], ["--log.wandb", "--log.mlflow"])
     ]
-    assert [logs.wanted(job.log) for job in jobs] == [
+    assert [logs.sink_names(job.log) for job in jobs] == [
         ["tensorboard"],
         ["tensorboard", "wandb", "mlflow"],
     ]
@@ -205,17 +205,20 @@ def test_a_missing_package_is_one_message_before_anything_is_made(
 
 def test_packages_are_imported_only_when_asked_for():
     logs.check(Log())
-    assert logs.wanted(Log()) == []
+    assert logs.sink_names(Log()) == []
 
 
 def test_what_a_log_needs_to_go_on_is_kept_but_not_for_a_new_run(tmp_path):
     sink = Told(tmp_path)
-    assert sink.marked("wandb", 3) == {}
+    assert sink.read_mark("wandb", 3) == {}
     sink.mark("wandb", id="a", rounds=2)
-    assert (sink.marked("wandb", 3), sink.marked("wandb", 0)) == ({"id": "a", "rounds": 2}, {})
+    assert (sink.read_mark("wandb", 3), sink.read_mark("wandb", 0)) == (
+        {"id": "a", "rounds": 2},
+        {},
+    )
     names.sink_file(tmp_path, "wandb").write_text("{")
     with pytest.raises(Exception, match="damaged: .*a new log is begun"):
-        sink.marked("wandb", 3)
+        sink.read_mark("wandb", 3)
 
 
 def test_tensorboard_files_hold_each_round_once(tmp_path):

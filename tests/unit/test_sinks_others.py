@@ -11,7 +11,7 @@ import pytest
 
 from hpcfed.config.parts import Log
 from hpcfed.report.sinks.logs import Logs
-from hpcfed.report.sinks.mlflow import allowed
+from hpcfed.report.sinks.mlflow import clean_name
 from hpcfed.storage import names
 from tests.spoken import HEADER, LOSSES, row, spoken
 
@@ -156,7 +156,7 @@ def test_mlflow_is_where_the_environment_says(tmp_path, mlflow, monkeypatch):
 
 
 def test_names_have_no_sign_that_mlflow_refuses():
-    assert allowed("accuracy_of/cnn@0.5+mlp") == "accuracy_of/cnn_0.5_mlp"
+    assert clean_name("accuracy_of/cnn@0.5+mlp") == "accuracy_of/cnn_0.5_mlp"
 
 
 def test_mlflow_itself_holds_each_round_once(tmp_path: Path, monkeypatch):

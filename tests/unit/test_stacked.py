@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpcfed.algorithms.global_model.fedavg import FedAvg
-from hpcfed.clients.client import Shard, joined
+from hpcfed.clients.client import Shard, concat_shards
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.load import load
 from hpcfed.core.errors import CheckpointError, DivergedError
@@ -306,5 +306,5 @@ def test_joined_shards_hold_their_examples_one_after_the_other():
         [shard(x, y, np.array([4, 1])), shard(x, y, np.array([0]))],
         [shard(x.copy(), y, np.array([4, 1])), shard(x, y, np.array([0]))],
     ):
-        own, labels = joined(parts).batch(np.array([2, 0]))
+        own, labels = concat_shards(parts).batch(np.array([2, 0]))
         assert own.tolist() == [[0, 1], [8, 9]] and labels.tolist() == [0, 4]

@@ -18,7 +18,7 @@ import hpcfed
 from hpcfed.core.errors import CheckpointError, DamagedError
 from hpcfed.core.params import Params
 from hpcfed.storage import tree
-from hpcfed.storage.atomic import VERSIONS, opened, replacing
+from hpcfed.storage.atomic import VERSIONS, open_file, replace_file
 from hpcfed.storage.same import same
 from hpcfed.storage.seal import BLOCK, CHUNK
 
@@ -119,18 +119,18 @@ def test_other_types_are_refused(item):
 
 
 def save(path: Path, value: int) -> None:
-    with replacing(path, "test") as file:
+    with replace_file(path, "test") as file:
         tree.write(file, "value", value)
 
 
 def value_of(path: Path) -> int:
-    with opened(path, "test") as file:
+    with open_file(path, "test") as file:
         return tree.read(file, "value")
 
 
 def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
     save(tmp_path / "a.h5", 1)
-    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "a.h5", "test") as file:
+    with pytest.raises(ZeroDivisionError), replace_file(tmp_path / "a.h5", "test") as file:
         file["half"] = 1 / 0
     assert value_of(tmp_path / "a.h5") == 1
     assert os.listdir(tmp_path) == ["a.h5"]
@@ -146,7 +146,7 @@ def test_leftovers_of_killed_writers_are_removed_at_the_next_write(tmp_path):
 
 def test_a_file_that_is_replaced_stays_readable_as_it_was(tmp_path):
     save(tmp_path / "a.h5", 1)
-    with opened(tmp_path / "a.h5", "test") as file:
+    with open_file(tmp_path / "a.h5", "test") as file:
         save(tmp_path / "a.h5", 2)
         assert tree.read(file, "value") == 1
     assert value_of(tmp_path / "a.h5") == 2
@@ -156,16 +156,16 @@ def test_damage_in_a_large_file_is_found_when_its_stretch_is_read_and_at_once_wh
     tmp_path,
 ):
     path, values = tmp_path / "a.h5", np.arange(CHUNK // 2)
-    with replacing(path, "test") as file:
+    with replace_file(path, "test") as file:
         file["first"], file["last"] = values, values
     body = bytearray(path.read_bytes())
     body[-CHUNK] ^= 1
     path.write_bytes(body)
-    with opened(path, "test", whole=False) as file:
+    with open_file(path, "test", whole=False) as file:
         assert (file["first"][...] == values).all()
         with pytest.raises(DamagedError, match="a.h5: damaged"):
             file["last"][...]
-    with pytest.raises(DamagedError, match="a.h5: damaged"), opened(path, "test"):
+    with pytest.raises(DamagedError, match="a.h5: damaged"), open_file(path, "test"):
         pass
 
 
@@ -206,7 +206,7 @@ def test_another_format_and_another_version_are_refused(tmp_path, monkeypatch):
     save(tmp_path / "a.h5", 1)
     with (
         pytest.raises(CheckpointError, match="holds test, not other"),
-        opened(tmp_path / "a.h5", "other"),
+        open_file(tmp_path / "a.h5", "other"),
     ):
         pass
     monkeypatch.setitem(VERSIONS, "test", (3, 2))

@@ -196,7 +196,7 @@ def without_index(run: Path, rounds: int) -> Path:
 
 def test_a_checkpoint_that_lacks_only_its_index_gets_it(tmp_path):
     folder = without_index(tmp_path, 20)
-    assert checkpoint.unfinished(tmp_path) == [folder]
+    assert checkpoint.unfinished_parts(tmp_path) == [folder]
     adopt(folder, most=19)
     assert newest(tmp_path) is None
     adopt(folder, most=20)
@@ -228,11 +228,11 @@ def test_a_round_that_is_saved_again_touches_no_part_of_its_checkpoint_until_the
         assert saved.get("clients/1")["model"]["body.weight"][0] == 2
     index.write_bytes(before)  # as if the second writer had been killed before its index
     read(index)
-    assert checkpoint.unfinished(tmp_path) == [again]
+    assert checkpoint.unfinished_parts(tmp_path) == [again]
     adopt(again, most=20)
     checkpoint.prune(tmp_path, keep=2)
     assert (
-        not checkpoint.unfinished(tmp_path)
+        not checkpoint.unfinished_parts(tmp_path)
         and not names.parts_folder(index).exists()
         and again.exists()
     )

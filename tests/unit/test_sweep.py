@@ -247,7 +247,7 @@ def plays(monkeypatch, **scripts: str) -> None:
     """
     commands = {name: f"mkdir s/{name}" for name in "abc"} | scripts
     monkeypatch.setattr(launch, "command", lambda sweep, run: ["sh", "-c", commands[run.name]])
-    monkeypatch.setattr(pool, "finished", lambda sweep, run: (sweep.folder / run.name).exists())
+    monkeypatch.setattr(pool, "is_finished", lambda sweep, run: (sweep.folder / run.name).exists())
     monkeypatch.setattr(pool, "load", lambda path: None)
     monkeypatch.setattr(pool, "accuracy", lambda record: {"mean": 0.5})
 
@@ -261,7 +261,9 @@ def test_a_failing_run_ends_no_other_and_its_reason_is_told(sweep, monkeypatch, 
         False,
     ]
     assert "a: failed with status 2: hpcfed: no data\n" in capsys.readouterr().out
-    assert store.ended(sweep, "a").line == "hpcfed: no data" and store.ended(sweep, "c") is None
+    assert (
+        store.last_end(sweep, "a").line == "hpcfed: no data" and store.last_end(sweep, "c") is None
+    )
 
 
 def test_a_launcher_that_returns_0_before_all_is_done_is_not_believed(sweep, monkeypatch):
@@ -278,7 +280,7 @@ def test_a_signal_stops_the_runs_that_go_on_and_begins_no_more(sweep, monkeypatc
     before = signal.getsignal(signal.SIGTERM)
     assert [one.status for one in Pool(sweep, 1).run(range(3))] == [75, LEFT, LEFT]
     assert signal.getsignal(signal.SIGTERM) is before
-    assert store.ended(sweep, "a").status == 75
+    assert store.last_end(sweep, "a").status == 75
 
 
 def test_a_run_that_another_process_has_is_left_alone(sweep, monkeypatch):
@@ -293,14 +295,14 @@ def test_a_run_that_another_process_has_is_left_alone(sweep, monkeypatch):
 def test_a_run_holds_its_lock_as_long_as_it_lasts(sweep, monkeypatch):
     plays(monkeypatch, a="kill -STOP $$")  # it lasts until it is told to go on
     log = names.log_file(sweep.folder, "a")
-    with launch.held(log) as file:
+    with launch.lock_log(log) as file:
         process = launch.start(sweep, sweep.runs[0], file)
-    with launch.held(log) as file:
+    with launch.lock_log(log) as file:
         assert file is None
     os.waitpid(process.pid, os.WUNTRACED)
     process.send_signal(signal.SIGCONT)
     assert process.wait() == 0
-    with launch.held(log) as file:
+    with launch.lock_log(log) as file:
         assert file is not None
 
 
@@ -312,7 +314,7 @@ def test_what_is_finished_is_known_by_its_results(sweep):
         for _ in range(rounds):
             results.append({"clients/accuracy": np.array([0.5])})
         results.finish()
-        assert launch.finished(sweep, run) == want
+        assert launch.is_finished(sweep, run) == want
 
 
 def test_a_run_is_one_process_or_ranks_of_a_launcher(sweep, monkeypatch):
@@ -339,7 +341,7 @@ def test_runs_side_by_side_share_the_cores(sweep, monkeypatch):
 def gpus_here(monkeypatch, n: int, mask: str | None) -> None:
     """Pretend so many GPUs that torch sees, under this CUDA_VISIBLE_DEVICES."""
     monkeypatch.setattr(gpus, "gpu_files", lambda: 8)
-    monkeypatch.setattr(gpus, "counted", lambda: n)
+    monkeypatch.setattr(gpus, "count_gpus", lambda: n)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if mask is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)

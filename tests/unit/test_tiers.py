@@ -11,7 +11,7 @@ from torch import Tensor
 from hpcfed.clients import kept
 from hpcfed.comm import Serial, codec
 from hpcfed.core.errors import HpcfedError
-from hpcfed.core.payload import changed, nbytes
+from hpcfed.core.payload import map_tensors, nbytes
 from hpcfed.engine.rounds import Rounds
 from hpcfed.machine.ferry import locked
 from hpcfed.storage.shelf import Shelf
@@ -123,7 +123,7 @@ def test_a_run_with_two_shelves_has_the_bits_of_one_with_all_in_memory(tmp_path)
     def layered() -> Rounds:
         going = toy.start(Serial(), job)
         store = going.fed.store
-        below, moved = store.kept, lambda kept: kept.moved(Tensor.clone)
+        below, moved = store.kept, lambda kept: kept.map_tensors(Tensor.clone)
         below.limit = 1.0
         store.kept = Upper(below, 1.0, moved, moved, below.size)
         return going
@@ -139,6 +139,6 @@ def test_a_run_with_two_shelves_has_the_bits_of_one_with_all_in_memory(tmp_path)
 
 def test_nested_values_are_changed_tensor_by_tensor():
     kept = {"a": torch.ones(2), "b": {"c": torch.ones(3), "n": 7}, "d": None}
-    twice = changed(kept, lambda v: 2 * v)
+    twice = map_tensors(kept, lambda v: 2 * v)
     assert twice["a"].tolist() == [2, 2] and twice["b"]["c"].tolist() == [2, 2, 2]
     assert twice["b"]["n"] == 7 and twice["d"] is None and kept["a"].tolist() == [1, 1]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.algorithms.decentralised.mixing import ccs, metropolis, mix, mixing, stepped, uniform
-from hpcfed.algorithms.decentralised.topology import among, connected, graph
+from hpcfed.algorithms.decentralised.mixing import add_step, ccs, metropolis, mix, mixing, uniform
+from hpcfed.algorithms.decentralised.topology import among, graph, is_connected
 from hpcfed.comm import Serial
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
@@ -24,7 +24,7 @@ def test_a_graph_is_symmetric_connected_and_without_loops(kind: str, n: int):
         links.shape == (n, n)
         and (links == links.T).all()
         and not links.diagonal().any()
-        and connected(links)
+        and is_connected(links)
     )
 
 
@@ -120,7 +120,7 @@ def test_mixing_by_hand_and_the_mean_stays():
     assert torch.allclose(
         sum(v["a"] for v in mixed.values()) / 4, torch.tensor([1.5, 1.0]).double()
     )
-    total = stepped(mixed[1], values[1], Params(a=torch.tensor([1.5, 1.0])))
+    total = add_step(mixed[1], values[1], Params(a=torch.tensor([1.5, 1.0])))
     assert total["a"].tolist() == [1.5, 1.0] and total["a"].dtype == torch.float32
 
 
@@ -129,7 +129,7 @@ def test_of_batch_statistics_the_mean_takes_the_own_ones_after_the_step():
     mixed = Params(
         w=torch.tensor([0.4]).double(), var=torch.tensor([0.4]).double()
     )  # a third of 1.0, 0.1 and 0.1
-    total = stepped(mixed, before, after, {"var"}, own=1 / 3)
+    total = add_step(mixed, before, after, {"var"}, own=1 / 3)
     assert total["w"].item() == pytest.approx(0.4 - 0.9) and total["var"].item() == pytest.approx(
         0.1
     )

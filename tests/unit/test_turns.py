@@ -46,7 +46,7 @@ def test_what_clients_were_comes_back_and_those_that_had_nothing_have_nothing():
     store, clients = rounds.fed.store, rounds.fed.clients
     clients[0].memory["a"] = 1
     before = store.flat(0), store.flat(1)
-    with store.past.opened():
+    with store.past.set_recording():
         for k in (0, 1):
             clients[k].model.head.bias.data += 1
             clients[k].memory["a"] = 2
@@ -57,7 +57,7 @@ def test_what_clients_were_comes_back_and_those_that_had_nothing_have_nothing():
 
 def test_a_turn_that_is_done_hands_on_what_it_did_and_is_not_done_again():
     fed, done = started().fed, []
-    with fed.store.past.opened():
+    with fed.store.past.set_recording():
         for _ in range(2):
             fed.journal.begin()
             given = fed.run([0, 2], lambda client: done.append(client.id) or client.n)
@@ -66,7 +66,7 @@ def test_a_turn_that_is_done_hands_on_what_it_did_and_is_not_done_again():
 
 def test_what_is_done_outside_of_turns_makes_the_next_turn_one_that_is_repeated():
     fed, done = started().fed, []
-    with fed.store.past.opened():
+    with fed.store.past.set_recording():
         for _ in range(2):
             fed.journal.begin()
             fed.clients[0].params()
@@ -78,7 +78,7 @@ def test_an_entry_travels_with_its_client():
     def moved(comm):
         fed = started(comm=comm).fed
         k, src = 4, fed.placement[4]
-        with fed.store.past.opened():
+        with fed.store.past.set_recording():
             fed.run(
                 [k],
                 lambda client: Mean.of(Params(a=torch.ones(2)), 3.0, {"a": (np.arange(2),)}),

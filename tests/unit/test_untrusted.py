@@ -18,13 +18,20 @@ import hpcfed
 from hpcfed import cli
 from hpcfed.config.load import again, load
 from hpcfed.core.content import DamagedError, parse_json
-from hpcfed.core.errors import CheckpointError, ConfigError, DataError, plain, printable, told
+from hpcfed.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    format_error,
+    plain,
+    printable,
+)
 from hpcfed.data import files
 from hpcfed.data.holdings import Partition
 from hpcfed.storage import names, record, tree
 from hpcfed.storage import sweep as sweeps
-from hpcfed.storage.atomic import replacing
-from hpcfed.storage.columns import joined
+from hpcfed.storage.atomic import replace_file
+from hpcfed.storage.columns import concat_columns
 from hpcfed.storage.journal import unpack
 from hpcfed.storage.reader import Reader
 from hpcfed.storage.seal import identity
@@ -41,7 +48,7 @@ def crafted_run(folder: Path, change) -> Path:
     """A run whose results `change(file)` was made to before they were sealed."""
     made = records.run(folder)
     found = record.load(folder)
-    with replacing(names.results_file(folder), names.RESULTS) as file:
+    with replace_file(names.results_file(folder), names.RESULTS) as file:
         made._fill(file, dict(found.columns))
         change(file)
     return folder
@@ -170,7 +177,7 @@ def test_a_pipe_is_refused_at_once_wherever_a_file_is_read(tmp_path):
 
 def checkpoint(index: Path, parts: dict[str, str]) -> Path:
     """An index of these parts, the state in the first of them."""
-    with replacing(index, names.CHECKPOINT) as file:
+    with replace_file(index, names.CHECKPOINT) as file:
         file.attrs["rounds"] = 1
         tree.write_json(file, "header", {"job": {}})
         tree.write_json(file, "names", ["state"])
@@ -216,7 +223,7 @@ def test_a_block_of_the_journal_that_declares_what_it_does_not_hold_is_refused(a
 def test_gaps_of_a_column_take_no_more_memory_than_its_numbers_explain():
     tall, wide = {"clients/x": np.ones((10**5, 1))}, {"clients/x": np.ones((1, 10**5))}
     with pytest.raises(DamagedError, match="with the gaps between them"):
-        joined([tall, wide])
+        concat_columns([tall, wide])
 
 
 USERS = {
@@ -315,7 +322,7 @@ def test_what_a_terminal_would_obey_is_printed_as_escapes():
     assert printable(f"a{MARKS}b") == "a\\x1b[31m\\n\\u202eb"
     assert plain(f"a\tb\n{MARKS}") == "a\tb\n\\x1b[31m\n\\u202e"
     assert plain(f"x{MARKS}\ny", [MARKS]) == "x\\x1b[31m\\n\\u202e\ny"
-    assert told(f"{MARKS}: gone", [MARKS]) == "\\x1b[31m\\n\\u202e: gone"
+    assert format_error(f"{MARKS}: gone", [MARKS]) == "\\x1b[31m\\n\\u202e: gone"
     assert printable("ü漢 ±") == "ü漢 ±"
 
 

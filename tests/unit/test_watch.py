@@ -9,7 +9,7 @@ from rich.console import Console
 from hpcfed import cli
 from hpcfed.report.watch import command, terminal, view
 from hpcfed.report.watch.blocks import bars, histogram, parts, spark
-from hpcfed.report.watch.view import watched
+from hpcfed.report.watch.view import open_runs
 from hpcfed.report.watch.warnings import warnings
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store
@@ -21,7 +21,7 @@ from tests import records
 def drawn(*paths: Path, width: int = 100, height: int = 50) -> str:
     """The terminal's view of these runs, as text."""
     console = Console(width=width, record=True, file=open("/dev/null", "w"), markup=False)  # noqa: SIM115
-    console.print(terminal.render([run.look() for run in watched(paths)], width, height))
+    console.print(terminal.render([run.look() for run in open_runs(paths)], width, height))
     return console.export_text()
 
 
@@ -50,7 +50,7 @@ def test_a_view_has_the_evaluated_rounds_and_the_last_state_of_clients_and_ranks
     writer = records.run(tmp_path, 2, total=5)
     writer.append(records.row(3, 4, 2, clients__accuracy=np.full(4, np.nan)))
     writer.finish()
-    seen = watched([tmp_path])[0].look()
+    seen = open_runs([tmp_path])[0].look()
     want = load(tmp_path).columns["clients/accuracy"]
     assert (seen.evaluated, seen.mean) == ([1, 2], want[:2].mean(1).tolist())
     assert seen.std == want[:2].std(1).tolist() and seen.clients.tolist() == want[1].tolist()
@@ -175,7 +175,7 @@ def test_watching_ends_when_all_runs_are_over(tmp_path, monkeypatch, capsys):
 def test_a_run_is_read_again_only_where_its_files_have_changed(tmp_path, monkeypatch):
     writer, reads = records.run(tmp_path, 1, total=3), []
     monkeypatch.setattr(view, "load", lambda path: reads.append(path) or load(path))
-    run = watched([tmp_path])[0]
+    run = open_runs([tmp_path])[0]
     assert [run.look().state.rounds for _ in range(3)] == [1, 1, 1] and len(reads) == 1
     writer.append(records.row(2, 4, 2))
     writer.finish()
@@ -184,7 +184,7 @@ def test_a_run_is_read_again_only_where_its_files_have_changed(tmp_path, monkeyp
 
 def test_a_file_that_is_damaged_meanwhile_is_a_state(tmp_path):
     writer = records.run(tmp_path, 1, total=3)
-    run = watched([tmp_path])[0]
+    run = open_runs([tmp_path])[0]
     run.look()
     whole = writer.path.read_bytes()
     writer.path.write_bytes(whole[:100])

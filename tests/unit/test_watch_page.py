@@ -17,7 +17,7 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.report.watch import web
-from hpcfed.report.watch.view import watched
+from hpcfed.report.watch.view import open_runs
 from hpcfed.report.watch.web import Server, plain
 from tests import records
 
@@ -26,7 +26,7 @@ LIMIT = 30  # seconds for an answer
 
 @contextmanager
 def serving(*paths: Path) -> Iterator[Server]:
-    with Server(watched(paths), 0) as server:
+    with Server(open_runs(paths), 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -175,7 +175,7 @@ def test_names_are_never_html_and_nan_is_null(tmp_path):
     writer = records.run(tmp_path, 1, total=2)
     writer.append(records.row(2, 4, 2, clients__accuracy=np.array([np.nan, 1, 1, 1])))
     writer.finish()
-    found = plain(watched([tmp_path])[0].look())
+    found = plain(open_runs([tmp_path])[0].look())
     assert found["clients"] == [None, 1.0, 1.0, 1.0]
     script = (files("hpcfed.report.watch") / "page" / "page.js").read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)

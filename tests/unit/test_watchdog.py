@@ -37,7 +37,7 @@ def look(these: list[Watchdog], times: int, beating: tuple[int, ...] = ()) -> li
         for dog in these:
             dog.pulse.beats += dog.rank in beating
         now = dog_time(these) + 10
-        stuck = [dog.stuck(now) for dog in these]
+        stuck = [dog.is_stuck(now) for dog in these]
     return stuck
 
 
@@ -72,9 +72,9 @@ def test_where_the_disk_is_full_or_gone_nobody_is_taken_for_silent(clock, tmp_pa
 def test_a_process_that_was_stopped_itself_begins_anew(clock, tmp_path):
     (alone,) = dogs(tmp_path, 1, [])
     assert (
-        not alone.stuck(START + 10)
-        and not alone.stuck(START + 5000)
-        and not alone.stuck(START + 5010)
+        not alone.is_stuck(START + 10)
+        and not alone.is_stuck(START + 5000)
+        and not alone.is_stuck(START + 5010)
     )
 
 
@@ -112,7 +112,7 @@ def test_its_files_go_when_the_run_is_over(tmp_path):
 
 def test_a_folder_that_is_gone_stops_nobody(tmp_path):
     dog = Watchdog(Pulse(), 0, 1, tmp_path / "gone", 100.0)
-    assert not dog.stuck(START + 1)
+    assert not dog.is_stuck(START + 1)
 
 
 def test_a_rank_that_is_asked_to_stop_ends_the_client_in_hand_if_there_is_time():

@@ -16,7 +16,17 @@ from hpcfed.models import MODELS, build
 from hpcfed.models.cost import cost
 from hpcfed.models.layers import BatchNorm2d
 from hpcfed.models.model import Head, Model
-from hpcfed.models.widths import drawn, kept, named, narrow, parse, rolled, structure, take, units
+from hpcfed.models.widths import (
+    architecture_name,
+    count_units,
+    draw_units,
+    narrow,
+    parse,
+    roll_units,
+    structure,
+    take,
+    units,
+)
 
 SHAPE, CLASSES, D = (3, 32, 32), 10, 32
 REFUSED = ("shufflenetv2",)
@@ -53,14 +63,14 @@ def paste(old: Params, pieces: Params, window: dict) -> Params:
 
 
 def test_ceil_decides_how_many_units_are_kept_and_one_always_is():
-    assert [kept(10, w) for w in (1.0, 0.5, 0.25, 0.1, 0.01)] == [10, 5, 3, 1, 1]
+    assert [count_units(10, w) for w in (1.0, 0.5, 0.25, 0.1, 0.01)] == [10, 5, 3, 1, 1]
     assert (
-        kept(200, 0.29) == 58 and kept(100, 0.07) == 7
+        count_units(200, 0.29) == 58 and count_units(100, 0.07) == 7
     )  # 0.29 * 200 is 57.99..., 0.07 * 100 is 7.00...1
 
 
 def test_an_architecture_is_named_by_its_model_and_width():
-    assert named("cnn", 0.5) == "cnn@0.5" and named("cnn", 1.0) == "cnn"
+    assert architecture_name("cnn", 0.5) == "cnn@0.5" and architecture_name("cnn", 1.0) == "cnn"
     assert parse("cnn@0.5") == ("cnn", 0.5) and parse("cnn") == ("cnn", 1.0) == parse("cnn+mlp")
 
 
@@ -157,7 +167,9 @@ def test_it_computes_what_the_full_model_does_with_its_other_units_silent(name: 
 
 
 @pytest.mark.parametrize(
-    "choose", [rolled(3), rolled(7), drawn(rng.stream(0, "window"))], ids=["3", "7", "drawn"]
+    "choose",
+    [roll_units(3), roll_units(7), draw_units(rng.stream(0, "window"))],
+    ids=["3", "7", "drawn"],
 )
 @each_model
 def test_a_slice_pasted_back_changes_nothing_and_fits_the_narrow_model(name: str, choose):
@@ -174,7 +186,7 @@ def test_a_slice_pasted_back_changes_nothing_and_fits_the_narrow_model(name: str
 @each_model
 def test_a_window_of_all_units_is_the_model(name: str):
     weights, found = tensors(new(name)), structure(name, SHAPE, CLASSES, D)
-    for choose in (rolled(5), drawn(rng.stream(0, "window"))):
+    for choose in (roll_units(5), draw_units(rng.stream(0, "window"))):
         assert all(
             torch.equal(v, weights[n]) for n, v in take(weights, found.window(1.0, choose)).items()
         )
@@ -185,24 +197,28 @@ def test_a_rolling_window_has_no_unit_twice_and_covers_all_evenly():
     group = found.axes["body.0.weight"][0][0]
     seen = np.zeros(group.size, int)
     for t in range(group.size):
-        own = found.window(0.3, rolled(t))["body.0.bias"][0]
-        assert len(set(own)) == len(own) == kept(group.size, 0.3)
+        own = found.window(0.3, roll_units(t))["body.0.bias"][0]
+        assert len(set(own)) == len(own) == count_units(group.size, 0.3)
         seen[own] += 1
-    assert (seen == kept(group.size, 0.3)).all()
-    wrapped = found.window(0.3, rolled(group.size - 2))["body.0.bias"][0]
-    assert wrapped.tolist() == [*range(kept(group.size, 0.3) - 2), group.size - 2, group.size - 1]
+    assert (seen == count_units(group.size, 0.3)).all()
+    wrapped = found.window(0.3, roll_units(group.size - 2))["body.0.bias"][0]
+    assert wrapped.tolist() == [
+        *range(count_units(group.size, 0.3) - 2),
+        group.size - 2,
+        group.size - 1,
+    ]
 
 
 def test_drawn_windows_are_reproducible_even_and_nested_by_width():
     found, seen = structure("cnn", SHAPE, CLASSES, D), np.zeros(32, int)
     for k in range(400):
         wide, slim = (
-            found.window(w, drawn(rng.stream(0, "window", k)))["body.0.bias"][0]
+            found.window(w, draw_units(rng.stream(0, "window", k)))["body.0.bias"][0]
             for w in (0.5, 0.25)
         )
         assert set(slim) < set(wide) and len(wide) == 16
         assert np.array_equal(
-            wide, found.window(0.5, drawn(rng.stream(0, "window", k)))["body.0.bias"][0]
+            wide, found.window(0.5, draw_units(rng.stream(0, "window", k)))["body.0.bias"][0]
         )
         seen[wide] += 1
     assert abs(seen - 200).max() < 50  # five standard deviations of a fair draw

@@ -100,9 +100,9 @@ class FeSEM(RoundBased):
             centres = clusters.seeds(
                 fed, mine, centres, self.counts(fed), self.start == "k-means++"
             )
-        return self.moved(fed, mine, centres)
+        return self.em_step(fed, mine, centres)
 
-    def moved(self, fed: Federation, mine: list[Client], centres: Params) -> State:
+    def em_step(self, fed: Federation, mine: list[Client], centres: Params) -> State:
         """Each client goes to its nearest centre (E), then each centre to the mean of its clients
         (M).
         """

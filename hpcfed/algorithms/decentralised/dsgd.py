@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from hpcfed.algorithms.base import RoundBased
-from hpcfed.algorithms.decentralised.mixing import metropolis, mix, stepped, uniform
+from hpcfed.algorithms.decentralised.mixing import add_step, metropolis, mix, uniform
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.decentralised.topology import among
 from hpcfed.core.params import Params
@@ -80,7 +80,7 @@ class DSGD(Peers, RoundBased):
             if self.order == "together" and averages:
                 norms = client.skeleton.layout.buffers
                 client.load(
-                    stepped(mixed.pop(client.id), before, client.params(), norms, own[client.id])
+                    add_step(mixed.pop(client.id), before, client.params(), norms, own[client.id])
                 )
 
         fed.run(cohort, step)

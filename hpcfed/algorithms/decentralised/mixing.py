@@ -93,7 +93,7 @@ def double(value: Params) -> Params:
     return value.map(lambda v: v.double())
 
 
-def stepped(
+def add_step(
     mixed: Params, before: Params, after: Params, statistics: Collection[str] = (), own: float = 1.0
 ) -> Params:
     """The mixed models, float64, plus the local step from `before` to `after`; in the type of

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcfed.algorithms.decentralised.mixing import Weights, mix, mixing, stepped
+from hpcfed.algorithms.decentralised.mixing import Weights, add_step, mix, mixing
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.core.params import Params
@@ -81,4 +81,4 @@ class SWIFT(Peers, EventBased):
         row = mixing(self.weights, self.of(fed), self.rates(fed))[job.client]
         values = sorted({**fed.down(client, near), job.client: held}.items())
         norms = client.skeleton.layout.buffers
-        return stepped(mix({0: row}, values)[0], held, up, norms, row[job.client]) if near else up
+        return add_step(mix({0: row}, values)[0], held, up, norms, row[job.client]) if near else up

@@ -62,7 +62,7 @@ def erdos_renyi(n: int, seed: int, density: float) -> np.ndarray:
     g = rng.stream(seed, "topology")
     for _ in range(TRIES):
         upper = np.triu(g.random((n, n)) < density, 1)
-        if connected(upper | upper.T):
+        if is_connected(upper | upper.T):
             return upper | upper.T
     raise ConfigError(
         f"algorithm.density = {density:g}: none of {TRIES} random graphs of {n} clients is "
@@ -71,7 +71,7 @@ def erdos_renyi(n: int, seed: int, density: float) -> np.ndarray:
     )
 
 
-def connected(links: np.ndarray) -> bool:
+def is_connected(links: np.ndarray) -> bool:
     """Whether everybody can be reached from client 0."""
     seen = np.zeros(len(links), dtype=bool)
     seen[:1] = True

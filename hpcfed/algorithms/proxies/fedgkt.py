@@ -94,7 +94,13 @@ class FedGKT(RoundBased):
         )
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:  # type: ignore[override]
-        sgd(fed, client, t, partial(self.loss, client, state), data=split.taught(client, "server"))
+        sgd(
+            fed,
+            client,
+            t,
+            partial(self.loss, client, state),
+            data=split.distillation_data(client, "server"),
+        )
         return fed.up(client, split.features(fed, client))
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:

@@ -66,7 +66,7 @@ def features(fed: Federation, client: Client) -> dict[str, Tensor]:
     }
 
 
-def taught(client: Client, name: str) -> Shard:
+def distillation_data(client: Client, name: str) -> Shard:
     """The client's training examples, with their labels alone, or beside them the logits that its
     memory has.
     """

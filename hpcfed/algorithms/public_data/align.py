@@ -66,7 +66,7 @@ def train(
     """
     if how.eta0 and (mean is not None or how.setting == "homogeneous"):
         weight = how.eta0 * GROWTH[how.schedule](t + 1)
-        loss = pulled(
+        loss = add_alignment(
             fed,
             client,
             loss,
@@ -78,7 +78,7 @@ def train(
     sgd(fed, client, t, loss)
 
 
-def pulled(
+def add_alignment(
     fed: Federation,
     client: Client,
     loss: Loss,
@@ -97,21 +97,21 @@ def pulled(
         value = loss(model, x, y)  # first, for it moves the batch statistics that the term reads
         if next(steps) % every:
             return value
-        z = raised(represented(fed, client, data))
+        z = raised(compute_representations(fed, client, data))
         with full(z.device):  # in bfloat16 the distance would be one of roundings
             return value + weight * distance(z)
 
     return whole
 
 
-def represented(fed: Federation, client: Client, data: Shard) -> Tensor:
+def compute_representations(fed: Federation, client: Client, data: Shard) -> Tensor:
     """The client's representations of these examples, [n, d], in eval mode and with gradient;
     counted as its work.
     """
     model = client.model
 
     def chunk(rows: Any) -> Tensor:
-        with evaluating(model):
+        with eval_mode(model):
             return model.body(fed.prepare(data.batch(rows)[0]))
 
     fed.tally[client.id].work += len(data)
@@ -120,7 +120,7 @@ def represented(fed: Federation, client: Client, data: Shard) -> Tensor:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Inside, the model is as in evaluation: it draws nothing and leaves its batch statistics
     alone.
 
@@ -143,7 +143,8 @@ def distance_to(
     """1 - CKA to the mean kernel, which the client receives, or to its own representations as they
     are now.
 
-    mean: [L, L], of `similarity.fixed`; None: the client's own, of the model that it received.
+    mean: [L, L], of `similarity.normalise_kernel`; None: the client's own, of the model that it
+    received.
     """
     if mean is not None:
         return cka_to(fed.down(client, mean), how)
@@ -152,11 +153,11 @@ def distance_to(
         return partial(similarity.procrustes, b=z)
     if how.kernel == "linear":
         return lambda a: 1 - similarity.linear_cka(a, z)
-    return cka_to(similarity.fixed(similarity.rbf_kernel(z, how.bandwidth)), how)
+    return cka_to(similarity.normalise_kernel(similarity.rbf_kernel(z, how.bandwidth)), how)
 
 
 def cka_to(target: Tensor, how: Alignment) -> Distance:
-    """1 - CKA to a kernel that `similarity.fixed` made."""
+    """1 - CKA to a kernel that `similarity.normalise_kernel` made."""
     if how.kernel == "linear":
         return lambda z: 1 - similarity.cka_to_kernel(z, target)
     return lambda z: 1 - similarity.cka(similarity.rbf_kernel(z, how.bandwidth), target)

@@ -21,7 +21,7 @@ from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import logits
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import soften
-from hpcfed.training.server import taught
+from hpcfed.training.server import fit_targets
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
@@ -110,7 +110,7 @@ class DSFL(RoundBased):
             "lr": self.server_lr,
         }
         return fed.on_root(
-            lambda: taught(
+            lambda: fit_targets(
                 fed, fed.job.models.server, state, data, F.cross_entropy, "server", t, **how
             )
         )

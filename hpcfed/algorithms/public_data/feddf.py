@@ -83,7 +83,7 @@ class FedDF(RoundBased):
 
     def init(self, fed: Federation) -> Params:
         firsts = {kind: fed.architectures.index(kind) for kind in fed.architectures}
-        return fusion.joined({kind: fed.initial(k=k) for kind, k in firsts.items()})
+        return fusion.join_models({kind: fed.initial(k=k) for kind, k in firsts.items()})
 
     def offer(self, fed: Federation, client: Client, state: Params) -> Params:
         return state.under(f"{client.architecture}/")

@@ -16,14 +16,14 @@ from hpcfed.core.params import Mean, Params
 from hpcfed.training import evaluate
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil, soften
-from hpcfed.training.server import held_out, predictor, taught
+from hpcfed.training.server import fit_targets, predictor, split_holdout
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.federation.federation import Federation
 
 
-def joined(models: Mapping[str, Params]) -> Params:
+def join_models(models: Mapping[str, Params]) -> Params:
     """Models by architecture as one state."""
     return Params(
         {
@@ -43,7 +43,7 @@ def answer(fed: Federation, client: Client, held: float, least: float) -> tuple[
     0.
     """
     z = outputs(fed, client.model.eval(), fed.public)  # [N, C]
-    _, apart = held_out(fed, len(fed.public), held)
+    _, apart = split_holdout(fed, len(fed.public), held)
     correct = (
         z[torch.from_numpy(apart).to(z.device)].argmax(1).cpu().numpy() == fed.public.labels[apart]
     )
@@ -63,7 +63,7 @@ def students(
     """The state after a student of each of the cohort's architectures has learnt the teacher's
     logits, [N, C].
 
-    A student starts from its architecture's model in the state.  how: as `taught` takes it.
+    A student starts from its architecture's model in the state.  how: as `fit_targets` takes it.
     """
     data = Paired(fed.public, soften(teacher, tau))
 
@@ -73,10 +73,10 @@ def students(
     new = {}
     for kind in sorted({fed.architectures[k] for k in cohort}):
         start = state.under(f"{kind}/")
-        new[kind] = taught(
+        new[kind] = fit_targets(
             fed, kind, start, data, loss, "students", kind, t, optimiser="adam", **how
         )
-    return Params({**state, **joined(new)})
+    return Params({**state, **join_models(new)})
 
 
 def accuracies(fed: Federation, state: Params) -> dict[str, float]:

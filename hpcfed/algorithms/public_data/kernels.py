@@ -67,7 +67,7 @@ class Kernel:
         if how.kernel_norm == "none":
             return made
         whole = made.rows(0, len(z))
-        length = similarity.length(similarity.centred(whole), whole).to(z.dtype)
+        length = similarity.length(similarity.centre_kernel(whole), whole).to(z.dtype)
         return cls(z, made.precision, torch.where(length == 0, 0.0, 1 / length))
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -100,14 +100,18 @@ def mean_of_clients(
             if at_server
             else represent(fed, client, rad)
         )
-        return z, weight(client, how), sent(client.skeleton.items(lambda name: True), len(rad), how)
+        return (
+            z,
+            weight(client, how),
+            upload_bytes(client.skeleton.items(lambda name: True), len(rad), how),
+        )
 
     for k, (z, own, size) in fed.stream(members, represented):
         kernels[k], weights[k] = Kernel.of(z, how), own
         fed.upload(k, {"representation": z}, 0 if at_server else size)
     for client in fed.mine(cohort) if at_server else ():
-        fed.upload(client.id, {}, sent(fed.shapes(k=client.id), len(rad), how))
-    return similarity.fixed(mean(fed, kernels, weights, len(rad))) if members else None
+        fed.upload(client.id, {}, upload_bytes(fed.shapes(k=client.id), len(rad), how))
+    return similarity.normalise_kernel(mean(fed, kernels, weights, len(rad))) if members else None
 
 
 def weight(client: Client, how: Settings) -> float:
@@ -143,10 +147,10 @@ def traffic(fed: Federation, k: int, how: Settings) -> tuple[int, int]:
     if not how.eta0:
         return 0, 0
     size = min(how.rad_size, len(fed.public))
-    return BYTES * size**2, sent(fed.shapes(k=k), size, how)
+    return BYTES * size**2, upload_bytes(fed.shapes(k=k), size, how)
 
 
-def sent(model: Params, size: int, how: Settings) -> int:
+def upload_bytes(model: Params, size: int, how: Settings) -> int:
     """Bytes of what a client sends: its model, or its representations [L, d], or the half of its
     kernel [L, L].
     """

@@ -135,6 +135,8 @@ class KTpFL(RoundBased):
                 fed, cohort, rows, t, steps=self.distil, lr=self.distil_lr or WHOLE
             )
         new = fed.on_root(
-            lambda: personal.improved(rows, gradient, self.coeff_lr, self.rho, self.softmax)
+            lambda: personal.update_coefficients(
+                rows, gradient, self.coeff_lr, self.rho, self.softmax
+            )
         )
         return Params(coeff=personal.put(state["coeff"], cohort, new, mass))

@@ -52,7 +52,7 @@ def by_predictions(
     def learn(client: Client) -> None:
         target = fed.down(client, torch.tensordot(rows[cohort.index(client.id)], soft, 1).float())
         if passes:
-            loss = lambda model, x, soft: apart(soft, model(x), tau, distance)  # noqa: E731
+            loss = lambda model, x, soft: mixture_loss(soft, model(x), tau, distance)  # noqa: E731
             sgd(
                 fed,
                 client,
@@ -135,7 +135,7 @@ def of_weights(rows: Tensor, gram: Tensor) -> Tensor:
     return 2 * (rows @ gram - gram)
 
 
-def improved(
+def update_coefficients(
     rows: Tensor, gradient: Tensor, lr: float, rho: float, softmax: bool = False
 ) -> Tensor:
     """One gradient step with the penalty rho ||c - 1/m||^2, then each row back to one that sums to
@@ -170,7 +170,7 @@ def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     )
 
 
-def apart(target: Tensor, logits: Tensor, tau: float, distance: Distance = "kl") -> Tensor:
+def mixture_loss(target: Tensor, logits: Tensor, tau: float, distance: Distance = "kl") -> Tensor:
     """How far a student is from its mixture: KL(target || softmax(logits / tau)), or the squared
     distance of both.
 

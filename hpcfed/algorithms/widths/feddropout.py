@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
 from hpcfed.core import rng
-from hpcfed.models.widths import drawn
+from hpcfed.models.widths import draw_units
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -45,5 +45,5 @@ class FedDropout(WindowBased):
     def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:
         whose = () if self.shared_windows else (client.id,)
         return submodels.window(
-            fed, client.architecture, drawn(rng.stream(fed.seed, "window", state.t, *whose))
+            fed, client.architecture, draw_units(rng.stream(fed.seed, "window", state.t, *whose))
         )

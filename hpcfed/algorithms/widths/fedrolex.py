@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
-from hpcfed.models.widths import rolled
+from hpcfed.models.widths import roll_units
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -53,4 +53,4 @@ class FedRolex(WindowBased):
         return self.roll_step != 0
 
     def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:
-        return submodels.window(fed, client.architecture, rolled(state.t * self.roll_step))
+        return submodels.window(fed, client.architecture, roll_units(state.t * self.roll_step))

@@ -116,4 +116,4 @@ class FjORD(RoundBased):
     ) -> submodels.Wide:
         uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
         mean = fed.mean(uploads, keep=Params({**state.weights, **state.statistics}), per="value")
-        return nested.parted(mean, state.t + 1)
+        return nested.split_statistics(mean, state.t + 1)

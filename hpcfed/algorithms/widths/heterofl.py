@@ -40,8 +40,10 @@ class HeteroFL(WindowBased):
     def levels(self, fed: Federation) -> list[str]:
         return submodels.levels(fed)[1:]
 
-    def measured(self, fed: Federation) -> list[str]:
+    def statistics_architectures(self, fed: Federation) -> list[str]:
         return submodels.levels(fed)
 
     def predict(self, fed: Federation, client: Client, state: submodels.Wide, x: Any) -> Tensor:
-        return submodels.masked(client.model(x), submodels.held(client, fed.classes), self.mask)
+        return submodels.mask_logits(
+            client.model(x), submodels.present_classes(client, fed.classes), self.mask
+        )

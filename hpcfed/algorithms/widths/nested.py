@@ -76,6 +76,6 @@ def tensors(fed: Federation, client: Client, architectures: list[str]) -> Params
     return values
 
 
-def parted(values: Params, t: int) -> Wide:
+def split_statistics(values: Params, t: int) -> Wide:
     """The state of weights and statistics by name, the latter with "/" in theirs."""
     return Wide(values.pick(lambda n: "/" not in n), values.pick(lambda n: "/" in n), t)

@@ -17,8 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.models.layers import BatchNorm2d
-from hpcfed.models.scores import Mask, masked  # noqa: F401, methods take it from here
-from hpcfed.models.widths import Choose, Window, first, named, parse, take
+from hpcfed.models.scores import Mask, mask_logits  # noqa: F401, methods take it from here
+from hpcfed.models.widths import Choose, Window, architecture_name, first, parse, take
 from hpcfed.training.infer import FORWARD, outputs
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def base(fed: Federation) -> str:
 def levels(fed: Federation) -> list[str]:
     """The clients' architecture at full width and at each of the job's widths, the widest first."""
     return [
-        named(base(fed), width) for width in sorted({1.0, *fed.job.models.widths}, reverse=True)
+        architecture_name(base(fed), width)
+        for width in sorted({1.0, *fed.job.models.widths}, reverse=True)
     ]
 
 
@@ -62,12 +63,12 @@ def level(fed: Federation, k: int, t: int, assignment: Assignment) -> str:
     """
     if assignment == "fix":
         return fed.architectures[k]
-    return named(
+    return architecture_name(
         base(fed), float(rng.stream(fed.seed, "level", t, k).choice(fed.job.models.widths))
     )
 
 
-def refused(job: Job, assignment: Assignment, moves: bool) -> str | None:
+def refusal(job: Job, assignment: Assignment, moves: bool) -> str | None:
     """Why a method whose windows move (or clients draw widths) cannot run the job: moments belong
     to their units.
     """
@@ -82,11 +83,11 @@ def refused(job: Job, assignment: Assignment, moves: bool) -> str | None:
     return None
 
 
-def announced(fed: Federation, k: int, mask: Mask, assignment: Assignment) -> tuple[int, int]:
+def slice_traffic(fed: Federation, k: int, mask: Mask, assignment: Assignment) -> tuple[int, int]:
     """Bytes of client k's slice, down and up without the rows of classes that it lacks; dynamic: of
     the widest.
     """
-    widest = "" if assignment == "fix" else named(base(fed), max(fed.job.models.widths))
+    widest = "" if assignment == "fix" else architecture_name(base(fed), max(fed.job.models.widths))
     values = fed.shapes(k=k, architecture=widest)
     return values.nbytes, values.nbytes - absent_bytes(fed, k, values, mask)
 
@@ -123,7 +124,7 @@ def piece(client: Client, state: Wide, at: Window) -> Params:
 
 
 @contextmanager
-def scaled(client: Client, active: bool = True) -> Iterator[None]:
+def scale_outputs(client: Client, active: bool = True) -> Iterator[None]:
     """Inside, the outputs of the body's layers are multiplied by 1 / width: HeteroFL's scaler, for
     training.
     """
@@ -141,7 +142,7 @@ def scaled(client: Client, active: bool = True) -> Iterator[None]:
             hook.remove()
 
 
-def held(client: Client, classes: int) -> np.ndarray:
+def present_classes(client: Client, classes: int) -> np.ndarray:
     """The classes of which the client has training examples, ascending."""
     return np.flatnonzero(np.bincount(client.train.labels, minlength=classes))
 
@@ -179,10 +180,10 @@ def aggregate(
     parts = ((c.id, measure(fed, c, weights, measured)) for c in fed.mine(cohort) if measured)
     nobody = state.statistics.map(lambda v: torch.full_like(v, torch.nan, dtype=torch.float64))
     moments = fed.mean(parts, keep=nobody, per="tensor", counted=False)
-    return Wide(weights, pooled(moments, state.statistics), state.t + 1)
+    return Wide(weights, pool_statistics(moments, state.statistics), state.t + 1)
 
 
-def pooled(moments: Params, old: Params) -> Params:
+def pool_statistics(moments: Params, old: Params) -> Params:
     """Batch statistics of all clients' values together; where there are none (nan) the old ones.
 
     moments: "architecture/layer.running_mean", the mean, and "... .running_var", the mean square,
@@ -199,8 +200,8 @@ def pooled(moments: Params, old: Params) -> Params:
 
 def measure(fed: Federation, client: Client, weights: Params, architectures: list[str]) -> Mean:
     """Mean and mean square of what the layers of batch normalisation get of the client's examples,
-    "architecture/name", as `pooled` takes them; a layer counts as many values as a channel of it
-    has.
+    "architecture/name", as `pool_statistics` takes them; a layer counts as many values as a channel
+    of it has.
 
     Each layer normalises by its batch, without dropout and scaler; batches too small for that do
     not count (`BatchNorm2d`). Diao et al., ICLR 2021, section 3 ("static batch normalization").

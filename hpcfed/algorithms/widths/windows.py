@@ -56,12 +56,12 @@ class WindowBased(RoundBased):
         """Which units of the server's model the client has in this round."""
         return submodels.window(fed, client.architecture)
 
-    def measured(self, fed: Federation) -> list[str]:
+    def statistics_architectures(self, fed: Federation) -> list[str]:
         """The architectures that are evaluated, whose batch statistics are taken anew."""
         return [submodels.base(fed)]
 
     def refuses(self, job: Job) -> str | None:
-        return submodels.refused(job, self.assignment, self.moves)
+        return submodels.refusal(job, self.assignment, self.moves)
 
     def without_effect(self, job: Job) -> dict[str, str]:
         found, widths = super().without_effect(job) | single_step(job), set(job.models.widths)
@@ -72,13 +72,15 @@ class WindowBased(RoundBased):
         return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        return submodels.announced(fed, k, self.mask, self.assignment)
+        return submodels.slice_traffic(fed, k, self.mask, self.assignment)
 
     def architecture(self, fed: Federation, k: int, t: int) -> str:
         return submodels.level(fed, k, t, self.assignment)
 
     def init(self, fed: Federation) -> submodels.Wide:
-        return submodels.start(fed, self.measured(fed) if self.batch_norm == "static" else ())
+        return submodels.start(
+            fed, self.statistics_architectures(fed) if self.batch_norm == "static" else ()
+        )
 
     def whole(self, fed: Federation) -> bool:
         return True
@@ -89,16 +91,19 @@ class WindowBased(RoundBased):
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         logits = model(x)
         return F.cross_entropy(
-            submodels.masked(logits, submodels.held(client, logits.shape[1]), self.mask), y
+            submodels.mask_logits(
+                logits, submodels.present_classes(client, logits.shape[1]), self.mask
+            ),
+            y,
         )
 
     def local(self, fed: Federation, client: Client, state: submodels.Wide, t: int) -> Mean:
         given = self.offer(fed, client, state)
         self.receive(client, fed.down(client, given))
-        with submodels.scaled(client, self.scaler):
+        with submodels.scale_outputs(client, self.scaler):
             loss = partial(self.loss, client, given)
             sgd(fed, client, t, loss, views=self.views, clip=self.clip)
-        rows = None if self.mask == "none" else submodels.held(client, fed.classes)
+        rows = None if self.mask == "none" else submodels.present_classes(client, fed.classes)
         return submodels.upload(client, self.window(fed, client, state), self.weight(client), rows)
 
     def round(

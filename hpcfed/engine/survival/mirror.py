@@ -51,11 +51,11 @@ class Mirror:
         if comm.size == 1:
             return  # nobody to outlive it
         with rounds.fed.clock("checkpoint"):
-            self.kept.append(self.copied(rounds, rows))
+            self.kept.append(self.make_copy(rounds, rows))
             comm.confirm()  # nobody returns to a copy before this one from now on
         self.kept = self.kept[-1:]
 
-    def copied(self, rounds: Rounds, rows: dict[str, Any]) -> Copy:
+    def make_copy(self, rounds: Rounds, rows: dict[str, Any]) -> Copy:
         """A copy of this rank's part of the run; what has not changed since the last one is shared
         with it.
         """
@@ -82,10 +82,10 @@ class Mirror:
             comm.size,
             step,
             new,
-            handed_on(comm, step, new, changed, ward),
+            pass_on(comm, step, new, changed, ward),
         )
 
-    def restored(self, fed: Federation) -> snapshot.Snapshot | None:
+    def restore(self, fed: Federation) -> snapshot.Snapshot | None:
         """The newest copy that all ranks have, on the ranks that are to go on with it; collective,
         after a shrink.
 
@@ -94,8 +94,8 @@ class Mirror:
         newest = fed.comm.gather({fed.comm.rank: self.kept[-1].number if self.kept else -1})
         fed.comm.confirm()
         self.kept = [copy for copy in self.kept if copy.number == min(newest.values())]
-        held = remaining(fed.comm, self.kept[0]) if self.kept else None
-        items = None if held is None else dealt(fed, held)
+        held = available_items(fed.comm, self.kept[0]) if self.kept else None
+        items = None if held is None else distribute(fed, held)
         fed.comm.confirm()
         if items is None:
             self.kept = []
@@ -103,7 +103,7 @@ class Mirror:
         return snapshot.Snapshot({"job": fed.job.identity()}, self.kept[0].rounds, items)
 
 
-def remaining(comm: Comm, copy: Copy) -> Items | None:
+def available_items(comm: Comm, copy: Copy) -> Items | None:
     """What this rank has to give: its own part, and that of its ward if that died; None if a part
     is lost.
     """
@@ -124,7 +124,7 @@ def stride(node_of: Sequence[int]) -> int:
     return next(apart, 1)
 
 
-def handed_on(comm: Comm, step: int, new: Items, changed: Items, ward: Items) -> Items:
+def pass_on(comm: Comm, step: int, new: Items, changed: Items, ward: Items) -> Items:
     """The part of rank - step: what it has changed comes from there, the rest is in `ward`;
     collective.
     """
@@ -140,7 +140,7 @@ def handed_on(comm: Comm, step: int, new: Items, changed: Items, ward: Items) ->
     return {name: come[name] if name in come else ward[name] for name in names}
 
 
-def dealt(fed: Federation, held: Items) -> dict[str, Any]:
+def distribute(fed: Federation, held: Items) -> dict[str, Any]:
     """Each client's item on the client's rank, all else on every rank, decoded; collective."""
     comm = fed.comm
     items: dict[str, Any] = {}

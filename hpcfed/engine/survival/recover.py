@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm import ulfm
-from hpcfed.comm.agree import agreed
+from hpcfed.comm.agree import on_all_ranks
 from hpcfed.core.errors import CheckpointError, HpcfedError, RankLost, printable
 from hpcfed.core.status import FAULT, RESUME_ME
 from hpcfed.engine import folder
@@ -129,7 +129,7 @@ class Course:
         if self.results:
             self.record, self.results = self.results.record(), None
 
-    def recorded(self, comm: Comm, run: Path, copy: Snapshot) -> bool:
+    def has_records(self, comm: Comm, run: Path, copy: Snapshot) -> bool:
         """Whether each round of a copy has its record: in the copy, in memory or on disk;
         collective.
         """
@@ -142,22 +142,22 @@ class Course:
             except CheckpointError:
                 return False
 
-        return comm.bcast(agreed(comm, lambda: found() if comm.rank == 0 else False))
+        return comm.bcast(on_all_ranks(comm, lambda: found() if comm.rank == 0 else False))
 
     def restore(self, rounds: Rounds, run: Path) -> None:
         """Bring the run to where it goes on; collective."""
         comm, copy = (
             rounds.fed.comm,
-            self.mirror.restored(rounds.fed) if self.mirror and self.begun else None,
+            self.mirror.restore(rounds.fed) if self.mirror and self.begun else None,
         )
-        if copy and not self.recorded(comm, run, copy):
+        if copy and not self.has_records(comm, run, copy):
             rounds.fed.say(
                 f"warning: {names.results_file(run)}: damaged or missing; rounds are repeated, so "
                 "that none is without a record"
             )
             self.mirror.kept, copy = [], None
         if copy:
-            agreed(comm, lambda: snapshot.take_up(rounds, copy))
+            on_all_ranks(comm, lambda: snapshot.take_up(rounds, copy))
             rounds.fed.spread()
             self.rows = copy.get("rows")
         elif self.begun and saving.exists(rounds.fed, run):
@@ -188,13 +188,13 @@ class Course:
             self.deaths = []
 
 
-def surviving(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:
+def run_with_recovery(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:
     """attempt(course, comm), again with the ranks that are left whenever one dies; collective. The
     exit status.
     """
     together = False
     try:
-        status = going_on(course, comm, attempt)
+        status = retry_attempts(course, comm, attempt)
         together = True
         return status
     except HpcfedError as error:
@@ -204,8 +204,8 @@ def surviving(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]
         course.close(comm, together)
 
 
-def going_on(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:
-    """What `surviving` does."""
+def retry_attempts(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:
+    """What `run_with_recovery` does."""
     if course.job.checkpoint.mirror:
         course.mirror = mirror(course.job, comm)
     while True:
@@ -216,7 +216,9 @@ def going_on(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int])
         except RankLost:
             pass  # what follows is outside: the error holds all that the attempt made
         except Exception:
-            if not comm.broken():  # what comes from a dead rank may be anything, and give any error
+            if (
+                not comm.has_lost_rank()
+            ):  # what comes from a dead rank may be anything, and give any error
                 raise
         course.remember()
         gc.collect()

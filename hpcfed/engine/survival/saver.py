@@ -4,9 +4,9 @@ The threads know nothing of each other and use no MPI. When all ranks know that 
 written (they tell at the record of a round), rank 0 writes the index, and only then the checkpoint
 exists. At most one is on its way.
 
-Memory: beside the run's own what `snapshot.taken` says, until the part is written, and one client's
-parcel while the file is compared. Where clients wait on disk (run.resident) nothing is copied: the
-round waits for the part.
+Memory: beside the run's own what `snapshot.take_snapshot` says, until the part is written, and one
+client's parcel while the file is compared. Where clients wait on disk (run.resident) nothing is
+copied: the round waits for the part.
 Disk: checkpoint.keep checkpoints and one more, for the oldest is deleted after the newest has come
 to exist.
 """
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from hpcfed.comm.agree import agreed
+from hpcfed.comm.agree import on_all_ranks
 from hpcfed.core.errors import WriteError
 from hpcfed.engine.survival import snapshot
 from hpcfed.storage import checkpoint, names, parts
@@ -81,16 +81,16 @@ class Saver:
             held = (
                 partial(snapshot.items, self.rounds)
                 if on_disk
-                else snapshot.taken(self.rounds).items.items
+                else snapshot.take_snapshot(self.rounds).items.items
             )
-            items = partial(self.beating, held)
+            items = partial(self.with_heartbeat, held)
             self.part = self.thread.submit(
                 parts.write_part, self.folder, self.comm.rank, self.about, items
             )
             if on_disk:
                 wait([self.part])
 
-    def beating(self, held: parts.Items) -> Iterator[tuple[str, Any]]:
+    def with_heartbeat(self, held: parts.Items) -> Iterator[tuple[str, Any]]:
         """The items; each one is a sign of life, for all ranks may wait for a disk that is slow."""
         for item in held():
             self.rounds.fed.pulse.beats += 1
@@ -104,7 +104,7 @@ class Saver:
         all.
         """
         with self.clock("checkpoint"):
-            every = self.comm.gather({self.comm.rank: agreed(self.comm, self.written)})
+            every = self.comm.gather({self.comm.rank: on_all_ranks(self.comm, self.collect_part)})
             self.comm.confirm()
             error = self.comm.bcast(self.publish(every) if self.comm.rank == 0 else "")
         self.part = None
@@ -127,7 +127,7 @@ class Saver:
             return str(error)
         return ""
 
-    def written(self) -> parts.Part:
+    def collect_part(self) -> parts.Part:
         """This rank's part; where the disk refused it, {"error": why}."""
         assert self.part is not None
         try:

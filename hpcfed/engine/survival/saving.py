@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from hpcfed.comm.agree import agreed
+from hpcfed.comm.agree import on_all_ranks
 from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.engine.survival.saver import Saver
 from hpcfed.engine.survival.snapshot import take_up
 from hpcfed.storage import checkpoint
-from hpcfed.storage.parts import adopted
+from hpcfed.storage.parts import adopt_all
 from hpcfed.storage.record import RUN_ID, same_run
 
 if TYPE_CHECKING:
@@ -44,16 +44,16 @@ def restore(rounds: Rounds, path: Path) -> None:
     the ranks need it. Newer ones that are not are named on stderr.
     """
     fed, damage = rounds.fed, ""
-    for file in offered(fed, path):
+    for file in checkpoints_to_try(fed, path):
         if damage:
             fed.say(
                 f"warning: {damage}\n  so the run goes on from the checkpoint before it, {file}"
             )
-        damage = damaged(rounds, file)
+        damage = try_checkpoint(rounds, file)
         if not damage:
             fed.last_checkpoint = f"last checkpoint: {file}"
             return fed.spread()
-    agreed(fed.comm, lambda: refuse(damage, file) if fed.comm.rank == 0 else None)
+    on_all_ranks(fed.comm, lambda: refuse(damage, file) if fed.comm.rank == 0 else None)
 
 
 def exists(fed: Federation, run: Path) -> bool:
@@ -65,12 +65,12 @@ def exists(fed: Federation, run: Path) -> bool:
         except CheckpointError:
             return False
 
-    return fed.comm.bcast(agreed(fed.comm, lambda: found() if fed.comm.rank == 0 else False))
+    return fed.comm.bcast(on_all_ranks(fed.comm, lambda: found() if fed.comm.rank == 0 else False))
 
 
-def offered(fed: Federation, path: Path) -> list[Path]:
+def checkpoints_to_try(fed: Federation, path: Path) -> list[Path]:
     """The checkpoints to be tried, as rank 0 finds them: other nodes may see a folder late."""
-    found = agreed(fed.comm, lambda: candidates(fed, path) if fed.comm.rank == 0 else [])
+    found = on_all_ranks(fed.comm, lambda: candidates(fed, path) if fed.comm.rank == 0 else [])
     return [Path(name) for name in fed.comm.bcast([str(file) for file in found])]
 
 
@@ -78,22 +78,22 @@ def candidates(fed: Federation, path: Path) -> list[Path]:
     """The checkpoints at that path, those included of which only the index was not written when the
     run ended.
     """
-    for index in adopted(path):
+    for index in adopt_all(path):
         fed.say(f"warning: {index}: was missing or damaged, and is made anew of its parts")
     return checkpoint.candidates(path)
 
 
-def damaged(rounds: Rounds, file: Path) -> str:
+def try_checkpoint(rounds: Rounds, file: Path) -> str:
     """Try to continue from this checkpoint; collective. Returns what a rank found damaged, "" where
     none did.
     """
     comm = rounds.fed.comm
-    texts = comm.gather({comm.rank: agreed(comm, lambda: tried(rounds, file))})
+    texts = comm.gather({comm.rank: on_all_ranks(comm, lambda: try_on_rank(rounds, file))})
     return next(filter(None, texts.values()), "")
 
 
-def tried(rounds: Rounds, file: Path) -> str:
-    """What `damaged` does on one rank."""
+def try_on_rank(rounds: Rounds, file: Path) -> str:
+    """What `try_checkpoint` does on one rank."""
     try:
         with checkpoint.Reader(file) as source:
             same_run({RUN_ID: rounds.run_id}, source.header, file)

@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # that ask to stop
 
 
 @contextmanager
-def heard(handler: Callable[..., object]) -> Iterator[None]:
+def handle_signals(handler: Callable[..., object]) -> Iterator[None]:
     """Inside the block this handler gets them; afterwards those of before."""
     before = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
@@ -63,7 +63,7 @@ class Signals:
         """From now on; again after a death, which changes nothing."""
         if self.heeding is None:
             self.heeding = ExitStack()
-            self.heeding.enter_context(heard(self.ask))
+            self.heeding.enter_context(handle_signals(self.ask))
 
     def ask(self, *_: object) -> None:
         self.pulse.ask(self.seconds)

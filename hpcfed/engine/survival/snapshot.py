@@ -80,7 +80,7 @@ def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
             yield f"clients/{k}", fed.parcel(k)
 
 
-def taken(rounds: Rounds) -> Snapshot:
+def take_snapshot(rounds: Rounds) -> Snapshot:
     """A copy of this rank's part.
 
     Weights on the host are not copied: a store never writes into a vector that it keeps, but
@@ -94,24 +94,24 @@ def taken(rounds: Rounds) -> Snapshot:
     for name, item in items(rounds):
         if name.startswith("clients/"):
             held[name] = {
-                what: copied(part, share if what == "weights" else copy)
+                what: copy_value(part, share if what == "weights" else copy)
                 for what, part in item.items()
             }
         else:
-            held[name] = copied(item, copy)
+            held[name] = copy_value(item, copy)
     return Snapshot(header(rounds), rounds.t, held)
 
 
-def copied(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
+def copy_value(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
     """Nested values with all tensors and arrays copied."""
     match value:
         case dict():
-            copies = {name: copied(part, how) for name, part in value.items()}
+            copies = {name: copy_value(part, how) for name, part in value.items()}
             return Params(copies) if isinstance(value, Params) else copies
         case list():
-            return [copied(part, how) for part in value]
+            return [copy_value(part, how) for part in value]
         case tuple():
-            return tuple(copied(part, how) for part in value)
+            return tuple(copy_value(part, how) for part in value)
         case torch.Tensor():
             return how(value.detach())
         case np.ndarray():

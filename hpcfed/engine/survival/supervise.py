@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfed.config.load import load
-from hpcfed.core.errors import CheckpointError, ConfigError, told
+from hpcfed.core.errors import CheckpointError, ConfigError, format_error
 from hpcfed.core.status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.engine import folder
-from hpcfed.engine.survival.signals import heard
+from hpcfed.engine.survival.signals import handle_signals
 from hpcfed.storage import checkpoint, names
-from hpcfed.storage.parts import adopted
+from hpcfed.storage.parts import adopt_all
 from hpcfed.storage.record import FINISHED, JOB_ID, recover, stamp
 from hpcfed.storage.record import load as load_results
 
@@ -45,14 +45,14 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
             f"supervise: the command does not start {MAIN}; give all of it, as in\n"
             f"  hpcfed supervise -- mpirun -np 4 python -m {MAIN} JOB.toml --rounds 100"
         )
-    job = load(words[list(words).index(MAIN) + 1 :], folder.stored)
+    job = load(words[list(words).index(MAIN) + 1 :], folder.read_job)
     run, gained, process = folder.of(job), -1, Process()
-    old, ours = stamp(run), begun_by(job_ids or (), run)
-    if (ours or not job.overwrite) and finished(run, job.rounds):
+    old, ours = stamp(run), was_started_by(job_ids or (), run)
+    if (ours or not job.overwrite) and is_finished(run, job.rounds):
         say(f"{run}: all {job.rounds} rounds are done")
         return DONE
     told = job.overwrite or job.resume  # with what to begin
-    more = onward(run) if ours or (saved(run) and not told) else []
+    more = onward(run) if ours or (checkpoint_rounds(run) and not told) else []
     for restarts in range(job.run.max_restarts + 1):
         # what this process started has ended, and so have the batch jobs before this one
         over = ["--force"] if restarts or ours else []
@@ -60,12 +60,12 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
         ours = ours or (
             stamp(run) != old and names.results_file(run).is_file()
         )  # else it has written nothing
-        rounds = saved(run) if ours or not told else 0
+        rounds = checkpoint_rounds(run) if ours or not told else 0
         if status == DONE and rounds < job.rounds and not job.dry_run:
             status = (
                 RESUME_ME  # Open MPI's mpirun returns 0 too where it has lost its daemon on a node
             )
-        elif status != WRONG and ours and finished(run, job.rounds):
+        elif status != WRONG and ours and is_finished(run, job.rounds):
             status = (
                 DONE  # a signal may come when all is done, and end processes that are about to end
             )
@@ -84,16 +84,16 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
     return give_up(status, f"run.max_restarts = {job.run.max_restarts}")
 
 
-def saved(run: Path) -> int:
+def checkpoint_rounds(run: Path) -> int:
     """Rounds of the newest checkpoint, one of which only the index was not written included; 0 if
     there is none.
     """
-    adopted(run)
+    adopt_all(run)
     newest = checkpoint.newest(run)
     return checkpoint.rounds_of(newest) if newest else 0
 
 
-def finished(run: Path, rounds: int) -> bool:
+def is_finished(run: Path, rounds: int) -> bool:
     """Whether so many rounds are done, and what follows the last."""
     try:
         record = load_results(run)
@@ -102,14 +102,14 @@ def finished(run: Path, rounds: int) -> bool:
     return record.header.get("ended") == FINISHED and record.rounds >= rounds
 
 
-def begun_by(job_ids: Sequence[str], run: Path) -> bool:
+def was_started_by(job_ids: Sequence[str], run: Path) -> bool:
     """Whether one of these batch jobs has written to the run: its results name all that did, a
     checkpoint the last.
     """
     try:
         header = recover(run).header
     except CheckpointError:
-        header = checkpoint.stored_header(run)
+        header = checkpoint.newest_header(run)
     return any(start.get(JOB_ID) in job_ids for start in (*header.get("history", []), header))
 
 
@@ -117,7 +117,7 @@ def onward(run: Path) -> list[str]:
     """The flags, after all others, with which a run of ours goes on; one that had saved nothing
     begins anew.
     """
-    if saved(run):
+    if checkpoint_rounds(run):
         return ["--resume", str(run)]
     return ["--overwrite"] if names.results_file(run).is_file() else []
 
@@ -128,7 +128,7 @@ def give_up(status: int, why: str) -> int:
 
 
 def say(text: str) -> None:
-    print(told(f"hpcfed supervise: {text}"), file=sys.stderr, flush=True)
+    print(format_error(f"hpcfed supervise: {text}"), file=sys.stderr, flush=True)
 
 
 class Process:
@@ -148,7 +148,7 @@ class Process:
         """The exit status of a command, as shells count."""
         try:
             with (
-                heard(self.ask),
+                handle_signals(self.ask),
                 subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0) as self.child,
             ):
                 if self.asked:  # before there was a child to be told

@@ -116,11 +116,11 @@ class Watchdog:
     def watch(self) -> None:
         """Look again and again, until the block ends or nothing goes on."""
         while not self.over.wait(self.every):
-            if self.stuck(time()):
+            if self.is_stuck(time()):
                 self.bark()
                 return
 
-    def stuck(self, now: float) -> bool:
+    def is_stuck(self, now: float) -> bool:
         """Leave this rank's sign; whether no rank has got on for too long."""
         # this process itself was stopped, or the machine
         paused = now - self.seen > SILENT * self.every + LAST
@@ -260,13 +260,13 @@ class Guard:
         print(text, file=sys.stderr, flush=True)
         sleep(LAST)
         if ulfm.available():
-            for process in stopped_beside(os.getpid()):
+            for process in find_stopped_siblings(os.getpid()):
                 with suppress(OSError):
                     os.kill(process, signal.SIGKILL)
         self.end(HUNG)
 
 
-def stopped_beside(process: int) -> list[int]:
+def find_stopped_siblings(process: int) -> list[int]:
     """The processes with the same parent, a launcher, that are stopped."""
     states = {}
     for entry in Path("/proc").glob("[0-9]*"):

@@ -19,7 +19,7 @@ from typing import Any
 
 from hpcfed.core.tables import size
 from hpcfed.launch.doctor.finding import Finding, ok, warning, wrong
-from hpcfed.launch.doctor.limited import limited
+from hpcfed.launch.doctor.limited import run_with_timeout
 
 AMOUNT = 32 << 20  # bytes that are written to measure the speed
 ROOM, SPEED = 1e9, 20e6  # bytes free and bytes per second below which checkpoints become a nuisance
@@ -29,7 +29,7 @@ ANOTHER = "choose another --out"
 
 def probe(folder: Path) -> dict[str, Any]:
     """Write, flush, rename and lock a file there; bytes and bytes per second."""
-    place = existing(folder)
+    place = nearest_folder(folder)
     facts: dict[str, Any] = {
         "place": str(place),
         "kind": kind(place),
@@ -38,14 +38,14 @@ def probe(folder: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=".hpcfed-doctor-", dir=place) as trial:
         old, new = Path(trial, "old"), Path(trial, "new")
         old.write_bytes(b"old")
-        facts["speed"] = written(new, min(AMOUNT, int(facts["free"] / 4)))
+        facts["speed"] = measure_write_speed(new, min(AMOUNT, int(facts["free"] / 4)))
         facts["locks"] = locks(new)
         os.replace(new, old)
         facts["renames"] = not new.exists() and old.stat().st_size != 3
     return facts
 
 
-def existing(folder: Path) -> Path:
+def nearest_folder(folder: Path) -> Path:
     """The folder, or the nearest above it that exists."""
     full = Path(os.path.abspath(folder))
     return next((path for path in (full, *full.parents) if path.is_dir()), Path("/"))
@@ -66,7 +66,7 @@ def kind(folder: Path, mounts: Iterable[str] | None = None) -> str:
     return found[1]
 
 
-def written(path: Path, amount: int) -> float:
+def measure_write_speed(path: Path, amount: int) -> float:
     """Bytes per second of writing and flushing a file."""
     block, start = os.urandom(1 << 20), perf_counter()  # random: some file systems compress
     with open(path, "wb") as file:
@@ -86,7 +86,9 @@ def locks(path: Path) -> bool:
 
 def findings(folder: Path, seconds: float) -> list[Finding]:
     """What is to be said of a run's folder."""
-    outcome = limited([sys.executable, "-m", "hpcfed.launch.doctor.disk", str(folder)], seconds)
+    outcome = run_with_timeout(
+        [sys.executable, "-m", "hpcfed.launch.doctor.disk", str(folder)], seconds
+    )
     if outcome.status is None:
         return [
             wrong(
@@ -96,7 +98,7 @@ def findings(folder: Path, seconds: float) -> list[Finding]:
             )
         ]
     if outcome.status:
-        said = outcome.said or "no reason given"
+        said = outcome.last_error or "no reason given"
         return [
             wrong(
                 "output folder",
@@ -104,10 +106,10 @@ def findings(folder: Path, seconds: float) -> list[Finding]:
                 f"see its permissions, or {ANOTHER}",
             )
         ]
-    return [judged(json.loads(outcome.out))]
+    return [folder_finding(json.loads(outcome.out))]
 
 
-def judged(facts: dict[str, Any]) -> Finding:
+def folder_finding(facts: dict[str, Any]) -> Finding:
     """The finding of a folder that can be written to."""
     found = (
         f"{facts['place']}: {facts['kind']}, {size(facts['free'])} free, writes "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from hpcfed.comm.facts import loaded
+from hpcfed.comm.facts import library_path
 from hpcfed.launch.doctor.finding import Finding, ok, wrong
 
 OLDEST = (1, 10)
@@ -33,7 +33,7 @@ def thread_safe() -> bool | None:
     """What the library that h5py has loaded says; None where it is not found."""
     answer = ctypes.c_bool()
     try:
-        ctypes.CDLL(loaded("libhdf5")).H5is_library_threadsafe(ctypes.byref(answer))
+        ctypes.CDLL(library_path("libhdf5")).H5is_library_threadsafe(ctypes.byref(answer))
     except (OSError, AttributeError):
         return None
     return answer.value

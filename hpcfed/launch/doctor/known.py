@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from hpcfed.launch.doctor.limited import limited
+from hpcfed.launch.doctor.limited import run_with_timeout
 
 
 def keep(launcher: str | None) -> None:
@@ -29,7 +29,7 @@ def keep(launcher: str | None) -> None:
         )
 
 
-def known() -> str | None:
+def read_launcher() -> str | None:
     """What starts ranks here; None where `hpcfed doctor` has not found out."""
     everything = everywhere()
     found = everything and everything.get(here())
@@ -46,7 +46,7 @@ def everywhere() -> dict[str, str]:
 
 def here() -> str:
     """The name of this cluster, and this Python."""
-    said = limited(["scontrol", "show", "config"], 10).out
+    said = run_with_timeout(["scontrol", "show", "config"], 10).out
     name = re.search(r"^ClusterName\s*=\s*(\S+)", said, re.M)
     return f"{name[1] if name else ''} {sys.prefix}"
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
-from hpcfed.launch.doctor.limited import limited, outside
+from hpcfed.launch.doctor.limited import outside, run_with_timeout
 from hpcfed.launch.doctor.trials import Launcher, Trial
 
 PLUGINS = ("pmix", "pmi2", "cray_shasta")  # of srun --mpi, in the order in which they are tried
@@ -76,14 +76,14 @@ def starters(python: str, path: str | None = None) -> list[str]:
 
 def plugins() -> list[str]:
     """The MPI plugins of srun; none where there is no Slurm, or its controller does not answer."""
-    if not shutil.which("srun") or limited(["sinfo", "-h", "-o", "%P"], 10).status != 0:
+    if not shutil.which("srun") or run_with_timeout(["sinfo", "-h", "-o", "%P"], 10).status != 0:
         return []
-    return listed()
+    return list_srun_plugins()
 
 
-def listed() -> list[str]:
+def list_srun_plugins() -> list[str]:
     """The MPI plugins that srun knows, whether its controller answers or not; none without srun."""
-    said = limited(["srun", "--mpi=list"], 10)
+    said = run_with_timeout(["srun", "--mpi=list"], 10)
     return re.findall(r"^(?:srun:)?\s*([a-z]\w*)\s*$", said.out + said.err, re.M)
 
 
@@ -92,5 +92,5 @@ def trial(
 ) -> Trial:
     """Start the probe."""
     start = monotonic()
-    outcome = limited([*launcher.words, *PROBE], limit, outside(env))
+    outcome = run_with_timeout([*launcher.words, *PROBE], limit, outside(env))
     return Trial(launcher, ranks, outcome, monotonic() - start)

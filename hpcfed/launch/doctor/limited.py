@@ -38,7 +38,7 @@ class Outcome:
     err: str
 
     @property
-    def said(self) -> str:
+    def last_error(self) -> str:
         """The last line of what it complained of."""
         return (self.err.strip().splitlines() or [""])[-1]
 
@@ -58,7 +58,9 @@ def split(option: str, text: str) -> list[str]:
     return words
 
 
-def limited(words: Sequence[str], seconds: float, env: Mapping[str, str] | None = None) -> Outcome:
+def run_with_timeout(
+    words: Sequence[str], seconds: float, env: Mapping[str, str] | None = None
+) -> Outcome:
     """Run a command to its end, or for so long; then it and its processes are ended.
 
     env: instead of this process's own.
@@ -78,15 +80,15 @@ def limited(words: Sequence[str], seconds: float, env: Mapping[str, str] | None 
         out, err = child.communicate(timeout=seconds)
         return Outcome(child.returncode, out, err)
     except subprocess.TimeoutExpired:
-        return Outcome(None, *ended(child))
+        return Outcome(None, *terminate(child))
     except (
         BaseException
     ):  # Ctrl-C goes to this process alone, for the command has a session of its own
-        ended(child)
+        terminate(child)
         raise
 
 
-def ended(child: subprocess.Popen[str]) -> tuple[str, str]:
+def terminate(child: subprocess.Popen[str]) -> tuple[str, str]:
     """Tell a command to stop, kill it and its group where it does not; returns what it wrote."""
     child.terminate()
     with suppress(subprocess.TimeoutExpired):

@@ -20,7 +20,7 @@ from hpcfed.core.tables import console
 from hpcfed.launch.doctor import disk, hdf5, known, launchers, mpi, ranks, slurm
 from hpcfed.launch.doctor.finding import Finding, is_wrong, render
 from hpcfed.launch.doctor.limited import split
-from hpcfed.launch.doctor.trials import Trial, judged
+from hpcfed.launch.doctor.trials import Trial, launcher_finding
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -74,17 +74,17 @@ def examine(job: Job, n: int, out: Path, options: str, limit: float) -> list[Fin
     return [
         mpi.version(facts),
         mpi.one_world(works, tried),
-        *(judged(trial, needed=not works) for trial in tried),
+        *(launcher_finding(trial, needed=not works) for trial in tried),
         mpi.gpu_aware(facts),
         mpi.ulfm(tried, limit),
-        *seen_by_ranks(tried, job),
+        *rank_findings(tried, job),
         *disk.findings(out, limit),
         hdf5.finding(),
         *slurm.findings(plugins),
     ]
 
 
-def seen_by_ranks(tried: Sequence[Trial], job: Job) -> list[Finding]:
+def rank_findings(tried: Sequence[Trial], job: Job) -> list[Finding]:
     """What the ranks of the first launcher that works see."""
     world = next((trial.worlds[0]["ranks"] for trial in tried if trial.works), None)
     if world is None:

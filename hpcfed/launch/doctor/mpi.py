@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcfed.comm.ulfm import SWITCH
 from hpcfed.launch.doctor.finding import Finding, ok, warning, wrong
-from hpcfed.launch.doctor.limited import limited, outside
+from hpcfed.launch.doctor.limited import outside, run_with_timeout
 from hpcfed.launch.doctor.probe import worlds
 from hpcfed.launch.doctor.trials import Trial
 
@@ -23,9 +23,9 @@ def library(seconds: float) -> dict[str, Any]:
     env = {
         name: value for name, value in outside(os.environ).items() if not name.startswith("SLURM_")
     }
-    outcome = limited([sys.executable, "-m", "hpcfed.launch.doctor.probe"], seconds, env)
+    outcome = run_with_timeout([sys.executable, "-m", "hpcfed.launch.doctor.probe"], seconds, env)
     found = worlds(outcome.out)
-    said = outcome.said or f"the process ended with status {outcome.status}"
+    said = outcome.last_error or f"the process ended with status {outcome.status}"
     return found[0]["library"] if found and "library" in found[0] else {"error": said}
 
 
@@ -56,7 +56,7 @@ def outlives(words: Sequence[str], seconds: float) -> bool:
     command.
     """
     cut = list(words[: len(words) - 2])  # without -np N
-    outcome = limited(
+    outcome = run_with_timeout(
         [*cut, "--with-ft", "ulfm", "-np", "1", "printenv", SWITCH], seconds, outside(os.environ)
     )
     return outcome.out.strip() in ("1", "true")

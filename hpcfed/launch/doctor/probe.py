@@ -36,18 +36,21 @@ def main() -> int:
     except HpcfedError as error:
         print(MARK + json.dumps({"error": str(error)}), flush=True)
         return 0
-    ranks = list(comm.gather({comm.rank: seen(comm)}).values())
+    ranks = list(comm.gather({comm.rank: inspect_rank(comm)}).values())
     total = int(comm.sum([[np.ones(1)]], [(1,)])[0][0])
     if comm.rank == 0:
         print(
-            MARK + json.dumps({"size": comm.size, "sum": total, "library": told(), "ranks": ranks}),
+            MARK
+            + json.dumps(
+                {"size": comm.size, "sum": total, "library": describe_library(), "ranks": ranks}
+            ),
             flush=True,
         )
     comm.close()
     return 0
 
 
-def seen(comm: Comm) -> dict[str, Any]:
+def inspect_rank(comm: Comm) -> dict[str, Any]:
     """What this rank has: its place, cores, threads, GPUs and room."""
     present = gpu_files()
     return {
@@ -72,7 +75,7 @@ def gpu_files(dev: Path = Path("/dev")) -> int:
     return len(list(dev.glob("nvidia[0-9]*"))) or amd
 
 
-def told() -> dict[str, Any]:
+def describe_library() -> dict[str, Any]:
     """The MPI library, or why there is none."""
     try:
         return library()

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hpcfed.core.few import listed
+from hpcfed.core.few import join_few
 from hpcfed.core.tables import size
 from hpcfed.launch.doctor.finding import Finding, ok, warning, wrong
 from hpcfed.machine.sharing import MPS, sharers, take
 
 SHOWN = 8  # ranks
-Seen = Sequence[dict[str, Any]]  # by rank, as `probe.seen` makes it
+Seen = Sequence[dict[str, Any]]  # by rank, as `probe.inspect_rank` makes it
 
 
 def nodes(ranks: Seen, held: int) -> list[Finding]:
@@ -88,12 +88,12 @@ def gpus(ranks: Seen, allowed: int | None) -> list[Finding]:
     seen = {i: (rank["node"], rank["gpus"]) for i, rank in enumerate(ranks)}
     numbers, shared = take(seen), sharers(seen)
     most = max(shared.values(), key=len)
-    rows = listed([f"rank {i}: {numbers[i]} of {len(seen[i][1])}" for i in numbers], SHOWN)
+    rows = join_few([f"rank {i}: {numbers[i]} of {len(seen[i][1])}" for i in numbers], SHOWN)
     if len(most) > (allowed or 1):
         return [
             warning(
                 "GPUs",
-                f"ranks {listed(most, SHOWN)} share one ({rows})",
+                f"ranks {join_few(most, SHOWN)} share one ({rows})",
                 f"start one rank a GPU, or set run.ranks_per_gpu = {len(most)}; {MPS}",
             )
         ]
@@ -102,7 +102,7 @@ def gpus(ranks: Seen, allowed: int | None) -> list[Finding]:
 
 def unseen(blind: list[int], rank: dict[str, Any]) -> Finding:
     """Ranks that see no GPU on a node that has some."""
-    who = f"ranks {listed(blind, SHOWN)} see none of the {rank['present']} of their node"
+    who = f"ranks {join_few(blind, SHOWN)} see none of the {rank['present']} of their node"
     if rank["mask"] == "":
         return wrong(
             "GPUs",

@@ -6,9 +6,9 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from hpcfed.core.few import listed
+from hpcfed.core.few import join_few
 from hpcfed.launch.doctor.finding import Finding, ok, warning
-from hpcfed.launch.doctor.limited import limited
+from hpcfed.launch.doctor.limited import run_with_timeout
 
 SHOWN = 8  # partitions
 
@@ -17,9 +17,9 @@ def findings(plugins: Sequence[str]) -> list[Finding]:
     """plugins: of srun --mpi, as `launchers.plugins` found them."""
     if not shutil.which("srun"):
         return [ok("Slurm", "none here; `hpcfed supervise` restarts runs on machines without one")]
-    answer = limited(["sinfo", "-h", "-o", "%P %D nodes %c cores %G %l"], 10)
+    answer = run_with_timeout(["sinfo", "-h", "-o", "%P %D nodes %c cores %G %l"], 10)
     if answer.status != 0:
-        said = answer.said or "no answer"
+        said = answer.last_error or "no answer"
         return [
             warning(
                 "Slurm",
@@ -27,10 +27,10 @@ def findings(plugins: Sequence[str]) -> list[Finding]:
                 "set SLURM_CONF, or ask those who run the cluster",
             )
         ]
-    version = limited(["sinfo", "--version"], 10).out.strip()
+    version = run_with_timeout(["sinfo", "--version"], 10).out.strip()
     inside = f", inside job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
     rows = answer.out.strip().splitlines()
     return [
-        ok("Slurm", f"{version}{inside}; {listed(rows, SHOWN, '; ')}"),
+        ok("Slurm", f"{version}{inside}; {join_few(rows, SHOWN, '; ')}"),
         ok("srun --mpi", ", ".join(name for name in plugins if name != "none") or "no plugins"),
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from hpcfed.core.few import counted
+from hpcfed.core.few import count_noun
 from hpcfed.launch.doctor.finding import Finding
 from hpcfed.launch.doctor.limited import Outcome
 from hpcfed.launch.doctor.probe import worlds
@@ -106,32 +106,32 @@ class Trial:
         ] == [2 * (self.ranks,)]
 
 
-def judged(trial: Trial, needed: bool) -> Finding:
+def launcher_finding(trial: Trial, needed: bool) -> Finding:
     """The finding of one launcher. needed: no other works, so that its failure is to be mended."""
-    found, advice = explained(trial)
+    found, advice = explain_trial(trial)
     status = "ok" if trial.works else "wrong" if needed else "warning"
     return Finding(trial.launcher.name, status, found, advice)
 
 
-def explained(trial: Trial) -> tuple[str, str]:
+def explain_trial(trial: Trial) -> tuple[str, str]:
     """What happened, and what to do."""
     if trial.works:
         nodes = len({rank["node"] for rank in trial.worlds[0]["ranks"]})
         return (
-            f"{trial.ranks} ranks on {counted(nodes, 'node')} form one world "
+            f"{trial.ranks} ranks on {count_noun(nodes, 'node')} form one world "
             f"({trial.seconds:.1f} s)",
             "",
         )
     if trial.outcome.status is None:
         return "did not end in time", hint(trial) or SLOW
     if trial.worlds:
-        return apart(trial)
-    return failed(trial), hint(
+        return explain_worlds(trial)
+    return explain_failure(trial), hint(
         trial
     ) or f"start it by hand: {' '.join(trial.launcher.words)} hostname"
 
 
-def apart(trial: Trial) -> tuple[str, str]:
+def explain_worlds(trial: Trial) -> tuple[str, str]:
     """What is wrong where ranks did start: they do not form one world, or its sums are wrong."""
     errors = [world["error"] for world in trial.worlds if "error" in world]
     alone = [
@@ -154,12 +154,12 @@ def apart(trial: Trial) -> tuple[str, str]:
             f"a sum of {trial.ranks} ones gave {world['sum']}",
             "this MPI adds up wrongly: use another library",
         )
-    return failed(trial), hint(
+    return explain_failure(trial), hint(
         trial
     ) or "the ranks met, but did not end in order: see what they wrote"
 
 
-def failed(trial: Trial) -> str:
+def explain_failure(trial: Trial) -> str:
     """The status, and the first line with a meaning that was written."""
     lines = [line.strip() for line in trial.outcome.err.splitlines() if not ASIDE.match(line)]
     return f"ended with status {trial.outcome.status}" + (f": {lines[0][:160]}" if lines else "")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcfed.comm.board import size_of
-from hpcfed.comm.messages import ITEM, SMALL, WORK, size_apart, width
+from hpcfed.comm.messages import ITEM, SMALL, WORK, private_buffer_bytes, width
 from hpcfed.launch.plan.network import Network
 
 LOOK = 2e-4  # seconds between two looks of a rank that waits in a barrier (comm.mpi.LONG)
@@ -117,7 +117,7 @@ def buffers(wires: Wires, values: int) -> float:
         return 0.0
     columns = width(values, wires.ranks) + 1
     if wires.each == 1:
-        return size_apart(wires.ranks, columns, NARROW)
+        return private_buffer_bytes(wires.ranks, columns, NARROW)
     # lines: of other nodes, for them, and its own (comm.nodes)
     abroad = 2 * wires.nodes - 1 if wires.nodes > 1 else 0
     return size_of(wires.each, wires.ranks) / wires.each + WIDE * columns * (abroad + WORK)

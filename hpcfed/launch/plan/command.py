@@ -51,16 +51,16 @@ def plan(
     results.
     """
     from hpcfed.config.load import load
-    from hpcfed.engine.folder import stored
+    from hpcfed.engine.folder import read_job
 
     counts = numbers(nodes)
-    job = load(words, stored)
-    known, asked = measured(job, costs, words)
+    job = load(words, read_job)
+    known, asked = costs_and_demand(job, costs, words)
     clusters = [
         cluster(job, known, n, gpus_per_node, cores_per_node, ranks_per_node, network, disk)
         for n in counts
     ]
-    predictions = efficiencies([predicted(asked, known, one) for one in clusters])
+    predictions = efficiencies([predict_cluster(asked, known, one) for one in clusters])
     found = {
         "costs": str(costs),
         "processor": known.processor,
@@ -91,7 +91,7 @@ def numbers(text: str) -> list[int]:
     return sorted(set(found))
 
 
-def measured(job: Job, run: Path | None, words: Sequence[str]) -> tuple[Costs, Demand]:
+def costs_and_demand(job: Job, run: Path | None, words: Sequence[str]) -> tuple[Costs, Demand]:
     """What the trial cost, and what the job demands, which is set up here as a run of one rank
     would, on the CPU.
     """
@@ -179,7 +179,7 @@ def cluster(
     )
 
 
-def predicted(asked: Demand, known: Costs, one: Cluster) -> Prediction:
+def predict_cluster(asked: Demand, known: Costs, one: Cluster) -> Prediction:
     """The prediction; what a rank of the trial held beside weights it holds here too."""
     size = asked.size
     own = [
@@ -213,9 +213,9 @@ def best(found: list[Prediction]) -> Prediction:
 
 def warnings(known: Costs, job: Job, largest: Cluster, asked: Demand) -> list[str]:
     """What makes the prediction less sure."""
-    from hpcfed.launch.plan.costs import differing
+    from hpcfed.launch.plan.costs import differing_fields
 
-    found = [f"the short run had another {name}" for name in differing(known, job.plain())]
+    found = [f"the short run had another {name}" for name in differing_fields(known, job.plain())]
     if largest.ranks > len(asked.cohorts[0]):
         found.append(
             f"only {len(asked.cohorts[0])} groups of clients train in a round: more ranks stay idle"

@@ -49,7 +49,7 @@ class Costs:
     peak, gpu: most bytes of a rank's memory, and of its GPU's.  held: architectures of the clients
     of each rank.
     cores: of a node.  processor: what it ran on.  job: the trial's.  spread: of a client's seconds,
-    as `spread` has it.
+    as `relative_deviation` has it.
     """
 
     train: dict[str, float]
@@ -103,7 +103,7 @@ def costs(run: Path, everybody: bool) -> Costs:
         cores=header["hardware"]["cores"],
         processor=header["hardware"]["device"],
         job=header["job"],
-        spread=spread(kinds, seconds, examples, train),
+        spread=relative_deviation(kinds, seconds, examples, train),
     )
 
 
@@ -141,7 +141,7 @@ def rates(kinds: np.ndarray, seconds: np.ndarray, examples: np.ndarray) -> dict[
     return {kind: float(np.median(values)) for kind, values in found.items()}
 
 
-def spread(
+def relative_deviation(
     kinds: np.ndarray, seconds: np.ndarray, examples: np.ndarray, train: dict[str, float]
 ) -> float:
     """By how much of their mean a client's seconds vary: standard deviation, beside the pace of a
@@ -182,6 +182,6 @@ def rest(record: Record, first: int) -> float:
     return max(0.0, float(np.median(left[first:])))
 
 
-def differing(costs: Costs, job: dict[str, Any]) -> list[str]:
+def differing_fields(costs: Costs, job: dict[str, Any]) -> list[str]:
     """The fields that costs hang on and in which the trial was another job."""
     return [name for name in ALIKE if at(costs.job, name) != at(job, name)]

@@ -12,7 +12,7 @@ import numpy as np
 from hpcfed.launch.plan.collectives import NEAR, Wires, buffers
 from hpcfed.launch.plan.demand import Demand
 from hpcfed.launch.plan.network import Network
-from hpcfed.launch.plan.sharing import shared, slowest
+from hpcfed.launch.plan.sharing import finish_by_group, slowest
 from hpcfed.machine.placement import place
 from hpcfed.machine.room import weights
 
@@ -77,8 +77,8 @@ class Cluster:
         """
         node, local = np.divmod(np.arange(self.ranks), self.each)
         if self.gpus:
-            return shared(loads, node * self.gpus + local % self.gpus, 1.0)
-        return shared(loads, node, self.cores / self.threads)
+            return finish_by_group(loads, node * self.gpus + local % self.gpus, 1.0)
+        return finish_by_group(loads, node, self.cores / self.threads)
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
     weights.
     """
     everyone = [[k] for k in range(len(demand.kinds))]
-    fixed = placed(demand, everyone, cluster)
+    fixed = place_clients(demand, everyone, cluster)
     rounds = [a_round(demand, groups, fixed, cluster) for groups in demand.cohorts]
     parts = {name: float(np.mean([part[name] for part in rounds])) for name in rounds[0]}
-    parts |= {"communicate": communicated(demand, cluster, fixed), "server": demand.server}
+    parts |= {"communicate": communication_seconds(demand, cluster, fixed), "server": demand.server}
     kept = np.bincount(fixed, demand.kept, cluster.ranks)  # [R]
     node, everywhere = cluster.disk
     save = max(
@@ -125,7 +125,7 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
         0.0, save / demand.every - before
     )
     seconds = before + parts["checkpoint"]
-    own = held(demand, fixed, cluster.ranks)
+    own = weight_bytes(demand, fixed, cluster.ranks)
     per_gpu = -(-cluster.each // cluster.gpus) if cluster.gpus else 0
     return Prediction(
         nodes=cluster.nodes,
@@ -139,7 +139,7 @@ def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.
     )
 
 
-def held(demand: Demand, placement: list[int], ranks: int) -> np.ndarray:
+def weight_bytes(demand: Demand, placement: list[int], ranks: int) -> np.ndarray:
     """Bytes of weights on each rank, [R]."""
     kinds: list[list[str]] = [[] for _ in range(ranks)]
     for k, rank in enumerate(placement):
@@ -154,7 +154,7 @@ def a_round(
 
     Clients that keep nothing are dealt out anew each round, as runs do; others stay where they are.
     """
-    placement = np.array(placed(demand, groups, cluster) if demand.stateless else fixed)
+    placement = np.array(place_clients(demand, groups, cluster) if demand.stateless else fixed)
     cohort = [k for ks in groups for k in ks]
     judged = range(len(demand.kinds)) if demand.everybody else cohort
     train = loads(demand.train[cohort], placement[cohort], cluster)
@@ -173,7 +173,7 @@ def a_round(
     return means | {"wait": slowest(done, uneven * stretch) - float(done.mean())}
 
 
-def placed(demand: Demand, groups: list[list[int]], cluster: Cluster) -> list[int]:
+def place_clients(demand: Demand, groups: list[list[int]], cluster: Cluster) -> list[int]:
     """The rank of every client, [K], whole groups together: by the rule that runs use."""
     ranks = place([float(demand.train[ks].sum()) for ks in groups], cluster.ranks, cluster.fast)
     found = [k % cluster.ranks for k in range(len(demand.kinds))]  # who is in no group
@@ -188,7 +188,7 @@ def loads(seconds: np.ndarray, placement: np.ndarray, cluster: Cluster) -> np.nd
     return np.bincount(placement, seconds, cluster.ranks) / np.array(cluster.fast)
 
 
-def communicated(demand: Demand, cluster: Cluster, placement: list[int]) -> float:
+def communication_seconds(demand: Demand, cluster: Cluster, placement: list[int]) -> float:
     """Seconds of a round's collectives: two barriers, the exchange, the record; and the arithmetic
     of exact sums.
     """

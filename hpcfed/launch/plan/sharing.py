@@ -29,7 +29,7 @@ def finish(loads: Sequence[float], units: float) -> list[float]:
     return done
 
 
-def shared(loads: np.ndarray, of: np.ndarray, units: float) -> np.ndarray:
+def finish_by_group(loads: np.ndarray, of: np.ndarray, units: float) -> np.ndarray:
     """`finish` of the ranks of each node or GPU, [R]. of: [R], which one each rank is on."""
     if np.bincount(of).max() <= units:
         return loads

@@ -32,7 +32,7 @@ def batch_of(
         field: max(run[f"run.{field}"] for run in runs)
         for field in ("grace", "max_restarts", "threads")
     }
-    asked = counted(asked)
+    asked = fill_tasks(asked)
     if most["threads"] > 1 and asked["cpus_per_task"] is None:
         asked["cpus_per_task"] = most["threads"]
     asked["sbatch"] = tuple(asked["sbatch"] or ())
@@ -44,12 +44,12 @@ def batch_of(
         restarts=most["max_restarts"],
         notice=max(NOTICE, int(most["grace"]) + SPARE),
         threads=most["threads"],
-        made_by=made_by(),
+        made_by=command_line(),
         **asked,
     )
 
 
-def counted(asked: dict[str, Any]) -> dict[str, Any]:
+def fill_tasks(asked: dict[str, Any]) -> dict[str, Any]:
     """What is asked for, with a rank for each GPU of a node, or one. ConfigError for a number below
     1.
     """
@@ -75,6 +75,6 @@ def python_first(always: bool) -> list[str]:
     return [] if known else [f"export PATH={shlex.quote(str(here))}:$PATH"]
 
 
-def made_by() -> str:
+def command_line() -> str:
     """The command line of this process, so that a script tells where it comes from."""
     return shlex.join(["hpcfed", *sys.argv[1:]])

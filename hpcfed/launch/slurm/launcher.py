@@ -4,8 +4,8 @@ import shlex
 import shutil
 import sys
 
-from hpcfed.launch.doctor.known import known
-from hpcfed.launch.doctor.launchers import PLUGINS, listed, starters
+from hpcfed.launch.doctor.known import read_launcher
+from hpcfed.launch.doctor.launchers import PLUGINS, list_srun_plugins, starters
 from hpcfed.launch.doctor.limited import split
 
 AUTO = "auto"
@@ -18,7 +18,7 @@ def launcher(wanted: str = AUTO) -> tuple[str, ...]:
     auto: what `hpcfed doctor` has found to work on this cluster; a guess where nobody has asked it.
     ConfigError for words that no shell could split.
     """
-    words = split("launcher", (known() or likely()) if wanted == AUTO else wanted)
+    words = split("launcher", (read_launcher() or likely()) if wanted == AUTO else wanted)
     if words == ["srun"]:
         words += [f"--mpi={interface()}"]
     if words[0] == "srun" and wanted in (AUTO, "srun"):
@@ -38,5 +38,5 @@ def interface() -> str:
     """How srun and an MPI library find each other: the best that this Slurm has; pmix, Open MPI's,
     is not known.
     """
-    here = listed()
+    here = list_srun_plugins()
     return next((name for name in PLUGINS if name in here), PLUGINS[0])

@@ -87,15 +87,16 @@ class Batch:
 
 def run(batch: Batch, fields: Sequence[str], before: Sequence[str] = ()) -> str:
     """The script of one run.  before: ids of the jobs that work on the run before this one."""
-    return script(batch, watched(batch, quoted(fields), before))
+    return script(batch, supervise_command(batch, quote_words(fields), before))
 
 
 def array(batch: Batch, fields: Sequence[str], each: Sequence[Sequence[str]]) -> str:
     """The script of an array job: one run for each of these lists of more fields."""
-    cases = "".join(f'  {i}) set -- {quoted(more)} "$@" ;;\n' for i, more in enumerate(each))
+    cases = "".join(f'  {i}) set -- {quote_words(more)} "$@" ;;\n' for i, more in enumerate(each))
     return script(
         batch,
-        f"case $SLURM_ARRAY_TASK_ID in\n{cases}esac\n{watched(batch, quoted(fields))}",
+        f"case $SLURM_ARRAY_TASK_ID "
+        f"in\n{cases}esac\n{supervise_command(batch, quote_words(fields))}",
         len(each),
     )
 
@@ -105,11 +106,11 @@ def study(batch: Batch, fields: Sequence[str], folder: str, counts: Sequence[int
 
     Each number has a folder of its own, whatever fields are changed when the script is submitted.
     """
-    one = watched(
+    one = supervise_command(
         batch,
-        quoted(fields),
+        quote_words(fields),
         options="-n $ranks",
-        last=f" --out {quoted([folder])}-$ranks",
+        last=f" --out {quote_words([folder])}-$ranks",
         indent="  ",
     )
     numbers = " ".join(map(str, counts))
@@ -118,7 +119,7 @@ def study(batch: Batch, fields: Sequence[str], folder: str, counts: Sequence[int
     )
 
 
-def watched(
+def supervise_command(
     batch: Batch,
     fields: str,
     before: Sequence[str] = (),
@@ -133,7 +134,7 @@ def watched(
     """
     launcher, *others = batch.ranks()
     jobs = " ".join(f"--job {one}" for one in (*before, "$SLURM_JOB_ID"))
-    start = " ".join(filter(None, [quoted([launcher]), options, quoted(others), fields]))
+    start = " ".join(filter(None, [quote_words([launcher]), options, quote_words(others), fields]))
     return f'{indent}watch hpcfed supervise {jobs} -- \\\n{indent}  {start} "$@"{last}'
 
 
@@ -181,7 +182,8 @@ def directives(batch: Batch, tasks: int) -> list[str]:
         name: value for name, value in asked.items() if value is not None
     }
     return [
-        f"#SBATCH --{name}={one_line(name, quoted([str(value)]))}" for name, value in given.items()
+        f"#SBATCH --{name}={one_line(name, quote_words([str(value)]))}"
+        for name, value in given.items()
     ] + ["#SBATCH --requeue", *(f"#SBATCH {one_line('sbatch', option)}" for option in batch.sbatch)]
 
 
@@ -220,7 +222,7 @@ def queue_again(batch: Batch, tasks: int) -> list[str]:
     ]
 
 
-def quoted(words: Sequence[str]) -> str:
+def quote_words(words: Sequence[str]) -> str:
     """Words as the shell takes them, each as it is."""
     return shlex.join(words)
 

@@ -14,7 +14,7 @@ from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine import folder
-from hpcfed.launch.doctor.known import known
+from hpcfed.launch.doctor.known import read_launcher
 from hpcfed.launch.doctor.limited import split
 from hpcfed.launch.slurm import script
 from hpcfed.launch.slurm.asked import batch_of
@@ -48,19 +48,19 @@ def submit(
             f"submit: --chain {chain}, --each and --ranks: one of the three, and a chain of 1 or "
             f"more"
         )
-    jobs = checked(words, tasks)
+    jobs = load_jobs(words, tasks)
     own, runs = folder.of(jobs[0]), [flat(job.plain()) for job in jobs]
     batch = batch_of("hpcfed" if tasks else own.name, runs, launcher, chain > 1, **asked)
     numbers = counts(ranks, batch) if ranks else []
     if numbers:
-        jobs = checked(words, [["--out", f"{own}-{n}"] for n in numbers])
-    text = partial(written, batch, words, tasks, str(own), numbers)
+        jobs = load_jobs(words, [["--out", f"{own}-{n}"] for n in numbers])
+    text = partial(make_script, batch, words, tasks, str(own), numbers)
     if dry_run:
         return text([]).rstrip("\n")
     for job in jobs:
         free(job)
-    doubt = launcher == AUTO and not known()
-    return told(
+    doubt = launcher == AUTO and not read_launcher()
+    return submission_message(
         sbatch_all(text, chain),
         jobs,
         waiting=bool(chain > 1 or tasks),
@@ -68,7 +68,7 @@ def submit(
     )
 
 
-def written(
+def make_script(
     batch: Batch,
     words: Sequence[str],
     tasks: Sequence[Sequence[str]],
@@ -84,9 +84,9 @@ def written(
     return script.run(batch, words, before)
 
 
-def checked(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]:
+def load_jobs(words: Sequence[str], tasks: Sequence[Sequence[str]]) -> list[Job]:
     """The jobs of all tasks, or the one there is; ConfigError if two write to the same folder."""
-    jobs = [load([*words, *more], folder.stored) for more in tasks or [[]]]
+    jobs = [load([*words, *more], folder.read_job) for more in tasks or [[]]]
     folders = [folder.of(job) for job in jobs]
     for i, path in enumerate(folders):
         if path in folders[:i]:
@@ -117,7 +117,7 @@ def counts(ranks: str, batch: Batch) -> list[int]:
 def free(job: Job) -> None:
     """ConfigError where a run is in the way, rather than hours later in the queue."""
     run = folder.of(job)
-    if (holder := lock.held(run)) and not job.force:
+    if (holder := lock.find_holder(run)) and not job.force:
         raise ConfigError(
             f"out: another run has {run}: {holder}; wait for its end, end it, or give another --out"
         )
@@ -169,7 +169,9 @@ def sbatch(text: str, options: Sequence[str] = ()) -> str:
     return done.stdout.strip().partition(";")[0]  # JOB, or JOB;CLUSTER
 
 
-def told(ids: Sequence[str], jobs: Sequence[Job], waiting: bool, guess: Sequence[str]) -> str:
+def submission_message(
+    ids: Sequence[str], jobs: Sequence[Job], waiting: bool, guess: Sequence[str]
+) -> str:
     """What a user needs to know of what is in the queue now.
 
     waiting: some of it does while the rest runs.  guess: a launcher of which nobody knows whether

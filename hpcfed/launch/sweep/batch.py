@@ -16,7 +16,7 @@ from hpcfed.launch.slurm.submit import how_to_stop, sbatch
 from hpcfed.storage.sweep import Sweep, array_size
 
 
-def arranged(
+def plan_batch(
     found: Sweep, ranks: int | None, launcher: str | None, **asked: Any
 ) -> tuple[Sweep, str]:
     """The sweep with its ranks and launcher as the batch job has them, and the script of that job.

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.core.errors import ConfigError, printable
-from hpcfed.core.few import counted
+from hpcfed.core.few import count_noun
 from hpcfed.core.status import DONE, FAULT, RESUME_ME
 from hpcfed.core.tables import console, table
 from hpcfed.engine.folder import make
-from hpcfed.launch.sweep.define import agree, define, job_of, parted, unchanged
-from hpcfed.launch.sweep.launch import finished, launcher
+from hpcfed.launch.sweep.define import agree, check_same_job, define, job_of, split_files
+from hpcfed.launch.sweep.launch import is_finished, launcher
 from hpcfed.launch.sweep.pool import LEFT, Outcome, Pool, room
 from hpcfed.storage import sweep as store
 from hpcfed.storage.sweep import Sweep, exists, read, write
@@ -50,15 +50,17 @@ def sweep(
         if number is not None and number < 1:
             raise ConfigError(f"sweep: {name} {number}: give at least 1")
     found = (
-        known(words, overlays or (), out, ranks, launcher)
+        reopen_sweep(words, overlays or (), out, ranks, launcher)
         if goes_on(words)
-        else asked(words, overlays or (), out, ranks or 1, launcher or "")
+        else define_sweep(words, overlays or (), out, ranks or 1, launcher or "")
     )
-    tasks = chosen(found, task)
+    tasks = select_tasks(found, task)
     if goes_on(words):
-        as_defined(found, tasks)
+        check_same_jobs(found, tasks)
     if submit:
-        return submitted(found, dry_run, ranks=ranks, launcher=launcher, at_once=at_once, **batch)
+        return submit_sweep(
+            found, dry_run, ranks=ranks, launcher=launcher, at_once=at_once, **batch
+        )
     places = at_once or room(found)
     if dry_run:
         return preview(found, places)
@@ -71,7 +73,7 @@ def goes_on(words: Sequence[str]) -> bool:
     return len(words) == 1 and not words[0].startswith("-") and not words[0].endswith(".toml")
 
 
-def known(
+def reopen_sweep(
     words: Sequence[str],
     overlays: Sequence[Path],
     out: Path | None,
@@ -93,11 +95,11 @@ def known(
     return replace(found, **{name: value for name, value in changes.items() if value is not None})
 
 
-def asked(
+def define_sweep(
     words: Sequence[str], overlays: Sequence[Path], out: Path | None, ranks: int, launcher: str
 ) -> Sweep:
     """The sweep of a command line, which may add runs to one that its folder holds."""
-    files, _ = parted(words)
+    files, _ = split_files(words)
     name = (
         files[0].resolve().parent.name if len(files) > 1 else files[0].stem if files else "default"
     )
@@ -111,18 +113,18 @@ def asked(
 def preview(found: Sweep, places: int) -> int:
     """What would be done; nothing is started or written."""
     rows = [
-        (i, run.name, "finished" if finished(found, run) else "to run")
+        (i, run.name, "finished" if is_finished(found, run) else "to run")
         for i, run in enumerate(found.runs)
     ]
     console().print(table(">task,run,", rows))
-    print(printable(described(found, places)))
+    print(printable(describe_sweep(found, places)))
     return DONE
 
 
-def described(found: Sweep, places: int) -> str:
+def describe_sweep(found: Sweep, places: int) -> str:
     """What there is to do, in a line."""
-    runs = counted(len(found.runs), "run")
-    return f"{runs} in {found.folder}, {places} at a time, {counted(found.ranks, 'rank')} each"
+    runs = count_noun(len(found.runs), "run")
+    return f"{runs} in {found.folder}, {places} at a time, {count_noun(found.ranks, 'rank')} each"
 
 
 def start(found: Sweep) -> None:
@@ -137,11 +139,11 @@ def start(found: Sweep) -> None:
         write(found)
 
 
-def submitted(found: Sweep, dry_run: bool, **asked: Any) -> str:
+def submit_sweep(found: Sweep, dry_run: bool, **asked: Any) -> str:
     """Submit an array job, or with dry_run return its script."""
     from hpcfed.launch.sweep import batch
 
-    found, text = batch.arranged(found, **asked)
+    found, text = batch.plan_batch(found, **asked)
     if dry_run:
         return text.rstrip("\n")
     make(found.folder)
@@ -149,7 +151,7 @@ def submitted(found: Sweep, dry_run: bool, **asked: Any) -> str:
     return batch.submit(found, text)
 
 
-def chosen(found: Sweep, task: int | None) -> Sequence[int]:
+def select_tasks(found: Sweep, task: int | None) -> Sequence[int]:
     """The numbers of the runs to be done: all, or one."""
     n = store.array_size(found)
     if task is not None and not 0 <= task < n:
@@ -157,13 +159,13 @@ def chosen(found: Sweep, task: int | None) -> Sequence[int]:
     return range(n) if task is None else [task]
 
 
-def as_defined(found: Sweep, tasks: Sequence[int]) -> None:
+def check_same_jobs(found: Sweep, tasks: Sequence[int]) -> None:
     """ConfigError where the job file, or the environment, makes other jobs now of runs that are not
     finished.
     """
     for run in (found.runs[i] for i in tasks):
-        if not finished(found, run):
-            unchanged(run, job_of([*found.words, *run.words]), found.folder)
+        if not is_finished(found, run):
+            check_same_job(run, job_of([*found.words, *run.words]), found.folder)
 
 
 def one(found: Sweep, task: int) -> int:
@@ -174,16 +176,16 @@ def one(found: Sweep, task: int) -> int:
 
 def all_of(found: Sweep, places: int) -> int:
     """All runs, so many at a time; what is not done is said at the end."""
-    print(printable(described(found, places)), flush=True)
+    print(printable(describe_sweep(found, places)), flush=True)
     outcomes = Pool(found, places).run(range(len(found.runs)))
     failed = [outcome for outcome in outcomes if outcome.failed]
     open_ = [outcome for outcome in outcomes if not outcome.failed and outcome.status != DONE]
-    listed(failed, "failed; their output is in " + str(found.folder / "logs"))
-    listed(open_, f"not finished; go on with hpcfed sweep {found.folder}")
+    print_outcomes(failed, "failed; their output is in " + str(found.folder / "logs"))
+    print_outcomes(open_, f"not finished; go on with hpcfed sweep {found.folder}")
     return FAULT if failed else RESUME_ME if open_ else DONE
 
 
-def listed(outcomes: list[Outcome], what: str) -> None:
+def print_outcomes(outcomes: list[Outcome], what: str) -> None:
     if outcomes:
         print(printable(f"{len(outcomes)} {what}"))
         for outcome in outcomes:

@@ -57,7 +57,7 @@ def define(
     later ones over earlier ones. What all runs have in common are words of the sweep. Raises
     ConfigError for a wrong field or value of any run, for all runs in one message.
     """
-    files, given = parted(words)
+    files, given = split_files(words)
     refuse_overlays(files, overlays)
     found = [
         (*run, path)
@@ -74,13 +74,13 @@ def define(
         ]
         for fixed, values, _ in found
     ]
-    called = labels([titled(path, files) | values for _, values, path in found])
-    jobs = checked([[*common, *more] for more in own], called)
+    called = labels([file_label(path, files) | values for _, values, path in found])
+    jobs = load_fields([[*common, *more] for more in own], called)
     runs = (Member(*parts) for parts in zip(called, own, jobs, strict=True))
     return Sweep(folder, common, os.getcwd(), ranks, launcher, tuple(runs))
 
 
-def parted(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+def split_files(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """The job files, and the flags."""
     names = list(takewhile(lambda word: not word.startswith("-"), words))
     files = job_files(names)
@@ -119,7 +119,7 @@ def choices(
     return ((fixed, values) for values in combinations(flags))
 
 
-def titled(path: Path | None, files: list[Path]) -> Values:
+def file_label(path: Path | None, files: list[Path]) -> Values:
     """What a run's name tells of its job file, where there are several: its name, or where two have
     that, its path.
     """
@@ -244,7 +244,7 @@ def label(values: Values) -> str:
     return re.sub(r"[^\w.+=-]", "-", "_".join(parts), flags=re.ASCII).lstrip(".-")[:LONG] or "run"
 
 
-def checked(lines: list[list[str]], called: list[str]) -> list[Fields]:
+def load_fields(lines: list[list[str]], called: list[str]) -> list[Fields]:
     """The whole job of each run; ConfigError with all that is wrong in any of them."""
     jobs, wrong = [], {}
     for words, name in zip(lines, called, strict=True):
@@ -277,10 +277,10 @@ def agree(old: Sweep, new: Sweep) -> None:
                 f"out: {old.folder} holds a sweep that has a run {run.name} too; "
                 "name all its values, and more if you like, or give another --out"
             )
-        unchanged(run, runs[run.name].fields, old.folder)
+        check_same_job(run, runs[run.name].fields, old.folder)
 
 
-def unchanged(run: Member, fields: Fields, folder: Path) -> None:
+def check_same_job(run: Member, fields: Fields, folder: Path) -> None:
     """ConfigError where a run's job is no longer what it was when the sweep was defined."""
     for name in sorted(run.fields.keys() | fields.keys()):
         before, now = run.fields.get(name), fields.get(name)

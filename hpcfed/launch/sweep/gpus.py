@@ -22,7 +22,7 @@ def usable(sweep: Sweep) -> list[str]:
     """
     if not gpu_files() or all(run.fields["run.device"] == "cpu" for run in sweep.runs):
         return []
-    n, mask = counted(), os.environ.get(MASK)
+    n, mask = count_gpus(), os.environ.get(MASK)
     return (
         [str(i) for i in range(n)]
         if mask is None
@@ -30,7 +30,7 @@ def usable(sweep: Sweep) -> list[str]:
     )
 
 
-def counted() -> int:
+def count_gpus() -> int:
     """GPUs that torch sees; none is touched, so that this process takes nothing of their memory."""
     import torch  # takes seconds to load
 

@@ -16,10 +16,10 @@ from typing import BinaryIO
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.paths import tail
 from hpcfed.engine.survival.supervise import MAIN, onward
-from hpcfed.engine.survival.supervise import finished as all_done
+from hpcfed.engine.survival.supervise import is_finished as all_done
 from hpcfed.launch.doctor.limited import split
 from hpcfed.launch.sweep.gpus import MASK
-from hpcfed.storage.atomic import writing
+from hpcfed.storage.atomic import convert_write_errors
 from hpcfed.storage.sweep import Member, Sweep
 
 TAIL = 20_000  # bytes of a log in which the reason for an end is looked for
@@ -33,7 +33,7 @@ UNBOUND = {
 }
 
 
-def finished(sweep: Sweep, run: Member) -> bool:
+def is_finished(sweep: Sweep, run: Member) -> bool:
     """Whether all rounds of a run are done, and what follows the last."""
     return all_done(sweep.folder / run.name, run.fields["rounds"])
 
@@ -94,13 +94,13 @@ def start(
 
 
 @contextmanager
-def held(path: Path) -> Iterator[BinaryIO | None]:
+def lock_log(path: Path) -> Iterator[BinaryIO | None]:
     """A run's log, locked; None where another process holds it, which then runs that run.
 
     The run inherits the lock, so it lasts as long as the run does, even where this process is
     killed before.
     """
-    with writing(path):
+    with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         log = open(path, "ab")  # noqa: SIM115  closed below
     with log:

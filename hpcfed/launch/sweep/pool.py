@@ -20,9 +20,9 @@ from hpcfed.core.paths import tail
 from hpcfed.core.progress import display
 from hpcfed.core.status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.core.tables import duration
-from hpcfed.engine.survival.signals import heard
+from hpcfed.engine.survival.signals import handle_signals
 from hpcfed.launch.sweep.gpus import shares, usable
-from hpcfed.launch.sweep.launch import finished, held, reason, start
+from hpcfed.launch.sweep.launch import is_finished, lock_log, reason, start
 from hpcfed.results.summary import accuracy, share
 from hpcfed.storage import lock, names
 from hpcfed.storage import sweep as store
@@ -71,7 +71,11 @@ class Pool:
 
     def run(self, numbers: Iterable[int]) -> list[Outcome]:
         """These runs, in this order as places get free; what became of each."""
-        with heard(self.ask), Board() as board, ThreadPoolExecutor(self.at_once) as threads:
+        with (
+            handle_signals(self.ask),
+            Board() as board,
+            ThreadPoolExecutor(self.at_once) as threads,
+        ):
             tasks = [threads.submit(self.one, i) for i in numbers]
             while left := wait(tasks, LOOK).not_done:
                 board.show(len(tasks) - len(left), len(tasks), self.rounds())
@@ -103,14 +107,16 @@ class Pool:
     def with_gpus(self, i: int, gpus: str | None) -> Outcome:
         """One run, where there is anything to do."""
         run = self.sweep.runs[i]
-        with held(names.log_file(self.sweep.folder, run.name)) as log:
+        with lock_log(names.log_file(self.sweep.folder, run.name)) as log:
             if log is None:
-                return self.said(Outcome(run, BUSY, "left alone: another process runs it"), i)
-            if finished(self.sweep, run):
+                return self.print_outcome(
+                    Outcome(run, BUSY, "left alone: another process runs it"), i
+                )
+            if is_finished(self.sweep, run):
                 store.note(self.sweep, run.name, None)
-                return self.said(Outcome(run, DONE, "finished before"), i)
-            if holder := lock.held(self.sweep.folder / run.name):
-                return self.said(Outcome(run, BUSY, f"left alone: {holder} runs it"), i)
+                return self.print_outcome(Outcome(run, DONE, "finished before"), i)
+            if holder := lock.find_holder(self.sweep.folder / run.name):
+                return self.print_outcome(Outcome(run, BUSY, f"left alone: {holder} runs it"), i)
             if self.asked:
                 return Outcome(run, LEFT, "not begun")
             store.note(self.sweep, run.name, None)
@@ -121,7 +127,7 @@ class Pool:
             status = self.through(process)
         finally:
             self.active.remove(run)
-        return self.said(self.outcome(run, status, monotonic() - begun), i)
+        return self.print_outcome(self.outcome(run, status, monotonic() - begun), i)
 
     def through(self, process: subprocess.Popen[bytes]) -> int:
         """The exit status of a run, as shells count."""
@@ -134,7 +140,7 @@ class Pool:
 
     def outcome(self, run: Member, status: int, seconds: float) -> Outcome:
         """What an exit status means; all but success is noted beside the log."""
-        if status == DONE and finished(self.sweep, run):
+        if status == DONE and is_finished(self.sweep, run):
             mean = accuracy(load(self.sweep.folder / run.name))["mean"]
             return Outcome(run, DONE, f"done, accuracy {share(mean)}, {duration(seconds)}")
         why = reason(names.log_file(self.sweep.folder, run.name))
@@ -142,11 +148,11 @@ class Pool:
             self.asked and status != WRONG
         ):  # Open MPI's mpirun may lose a node, and return 0;
             status = RESUME_ME  # one that was only starting dies of the signal; nothing is lost
-        store.note(self.sweep, run.name, store.now_ended(status, why))
+        store.note(self.sweep, run.name, store.make_end(status, why))
         line = "stopped" if status == RESUME_ME else f"failed with status {status}: {why}"
         return Outcome(run, status, line)
 
-    def said(self, outcome: Outcome, i: int) -> Outcome:
+    def print_outcome(self, outcome: Outcome, i: int) -> Outcome:
         print(printable(f"{i}: {outcome.run.name}: {outcome.line}"), flush=True)
         return outcome
 

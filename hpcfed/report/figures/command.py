@@ -8,8 +8,8 @@ from pathlib import Path
 from hpcfed.core.errors import ConfigError, first_line
 from hpcfed.core.progress import track
 from hpcfed.report.figures import look
-from hpcfed.report.figures.registry import ALL, FIGURES, chosen
-from hpcfed.report.figures.runs import Drawn, drawn
+from hpcfed.report.figures.registry import ALL, FIGURES, select_figures
+from hpcfed.report.figures.runs import Drawn, load_runs
 from hpcfed.storage.record import Record
 
 USUAL = "curves", "labels"  # where none is asked for
@@ -28,9 +28,9 @@ def plot(
     of all. Raises CheckpointError for a run without results, ConfigError for a picture that cannot
     be drawn or written.
     """
-    seen, names = drawn(runs), chosen(figure) if figure else USUAL
+    seen, names = load_runs(runs), select_figures(figure) if figure else USUAL
     told = []
-    for name in drawn_one_by_one(names):
+    for name in track_drawing(names):
         whose = seen if figure or name == "curves" else seen[:1]
         try:
             drawing = FIGURES[name].load()(whose)
@@ -44,7 +44,7 @@ def plot(
     return "\n".join(told)
 
 
-def drawn_one_by_one(names: Sequence[str]) -> Iterator[str]:
+def track_drawing(names: Sequence[str]) -> Iterator[str]:
     """The figures, while it is shown how many are done."""
     return track(names, "drawing", named=True)
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import NullFormatter
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import look
 from hpcfed.report.figures.runs import Drawn, short
-from hpcfed.results.columns import column, evaluated, so_far
+from hpcfed.results.columns import column, rounds_with_values, so_far
 from hpcfed.results.summary import title
 from hpcfed.storage.record import Record
 
@@ -41,7 +41,7 @@ class Curve:
 
     @classmethod
     def of(cls, record: Record) -> Curve:
-        t = evaluated(record)
+        t = rounds_with_values(record)
         accuracy = column(record, "clients/accuracy")[t]  # [E, K]
         x = {name: values[t] for name, values in so_far(record).items()}
         seconds = x["virtual"] if np.isfinite(x["virtual"]).all() else np.zeros(len(t))
@@ -49,7 +49,7 @@ class Curve:
         return cls(t + 1, x["epochs"], x["bytes"], seconds, mean, std)
 
     @classmethod
-    def pooled(cls, curves: Sequence[Curve]) -> Curve:
+    def pool(cls, curves: Sequence[Curve]) -> Curve:
         """Runs with other seeds as one, over the rounds that all have; std is over the clients of
         all seeds.
         """
@@ -137,7 +137,7 @@ def lines(
     look.frame(ax, axis.text)
     for i, curve in zip(styles or range(len(found)), found, strict=True):
         line(ax, axis.of(curve), curve, look.style(i), band=len(found) <= FEW)
-    look.numbered(ax, integer=axis is ROUNDS)
+    look.set_x_axis(ax, integer=axis is ROUNDS)
     scale(ax, [axis.of(curve)[-1] for curve in found if axis.of(curve).any()], len(found), axis)
 
 

@@ -8,7 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hpcfed.report.cases import FIRST, SEED, Case, differing, needed, one_skew, order
+from hpcfed.report.cases import (
+    FIRST,
+    SEED,
+    Case,
+    conflicting_values,
+    drop_redundant,
+    one_skew,
+    order,
+)
 from hpcfed.report.figures.runs import Drawn, setting, short
 
 METHOD = "algorithm.name"
@@ -35,16 +43,16 @@ def groups(runs: Sequence[Drawn], ignore: Sequence[str] = ()) -> list[Group]:
     """The runs as lines and panels, in the order in which they come. ignore: fields that are drawn
     otherwise.
     """
-    cases = {run.name: Case(run.name, dropped(one_skew(run.fields), ignore)) for run in runs}
+    cases = {run.name: Case(run.name, drop_fields(one_skew(run.fields), ignore)) for run in runs}
     lines, panels = axes(list(cases.values()))
     found: dict[tuple, list[Drawn]] = {}
     for run in runs:
         found.setdefault((cases[run.name].at(panels), cases[run.name].at(lines)), []).append(run)
     made = []
     for first, *others in found.values():
-        title = ", ".join([setting(first, ignore), *told(cases[first.name], panels)])
-        label = ", ".join([first.method, *told(cases[first.name], lines)])
-        made += apart(title, label, [first, *others], ignore)
+        title = ", ".join([setting(first, ignore), *describe_fields(cases[first.name], panels)])
+        label = ", ".join([first.method, *describe_fields(cases[first.name], lines)])
+        made += split_runs(title, label, [first, *others], ignore)
     return distinct(made)
 
 
@@ -63,7 +71,7 @@ def distinct(found: list[Group]) -> list[Group]:
     ]
 
 
-def apart(title: str, label: str, alike: list[Drawn], ignore: Sequence[str]) -> list[Group]:
+def split_runs(title: str, label: str, alike: list[Drawn], ignore: Sequence[str]) -> list[Group]:
     """One group; or one for each run, by its name, where two have the same seed and are not told
     apart by `ignore`.
     """
@@ -80,17 +88,19 @@ def axes(cases: list[Case]) -> tuple[list[str], list[str]]:
     panels: list[str] = []
     known = {name for case in cases for name in case.fields} - {SEED}
     for name in sorted(known, key=lambda name: order(cases, name)):
-        if differing(cases, [*lines, *panels], name):
+        if conflicting_values(cases, [*lines, *panels], name):
             (panels if name.startswith(APART) else lines).append(name)
     given = {METHOD, *FIRST}
-    return needed(cases, lines, panels, given, known), needed(cases, panels, lines, given, known)
+    return drop_redundant(cases, lines, panels, given, known), drop_redundant(
+        cases, panels, lines, given, known
+    )
 
 
-def dropped(fields: dict, names: Sequence[str]) -> dict:
+def drop_fields(fields: dict, names: Sequence[str]) -> dict:
     return {name: value for name, value in fields.items() if name not in names}
 
 
-def told(case: Case, names: Sequence[str]) -> list[str]:
+def describe_fields(case: Case, names: Sequence[str]) -> list[str]:
     """What tells it apart, as `mu 0.1`, beside what is said anyway; a long value shortened."""
     pairs = ((name, *case.at([name])) for name in names if name not in TOLD)
     return [

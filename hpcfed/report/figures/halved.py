@@ -35,7 +35,7 @@ class Halved:
 
 def numbers(runs: Sequence[Drawn]) -> list[Halved]:
     """Each line. ConfigError where no line has two shares."""
-    found = [halved(group) for group in groups(runs, ignore=[FIELD])]
+    found = [accuracy_by_share(group) for group in groups(runs, ignore=[FIELD])]
     if all(len(one.share) < 2 for one in found):
         raise ConfigError(
             f"halved: these runs do not differ in {FIELD}, the share of clients that keep half "
@@ -45,7 +45,7 @@ def numbers(runs: Sequence[Drawn]) -> list[Halved]:
     return found
 
 
-def halved(group: Group) -> Halved:
+def accuracy_by_share(group: Group) -> Halved:
     """The runs of a line by share; one that was not evaluated yet has no say."""
     seen: dict[float, list[float]] = {}
     for run in group.runs:

@@ -21,8 +21,7 @@ from hpcfed.report.figures.runs import Drawn
 def numbers(runs: Sequence[Drawn]) -> list[tuple[Group, Curve]]:
     """Each line, by its panel and label."""
     return [
-        (group, Curve.pooled([Curve.of(run.record) for run in group.runs]))
-        for group in groups(runs)
+        (group, Curve.pool([Curve.of(run.record) for run in group.runs])) for group in groups(runs)
     ]
 
 
@@ -37,7 +36,9 @@ def traffic(runs: Sequence[Drawn]) -> Figure:
     """Over bytes. ConfigError where nothing was sent."""
     return over(
         TRAFFIC,
-        needed("bytes", TRAFFIC, numbers(runs), "no run sent anything; methods that do are needed"),
+        require_axis(
+            "bytes", TRAFFIC, numbers(runs), "no run sent anything; methods that do are needed"
+        ),
     )
 
 
@@ -47,10 +48,10 @@ def seconds(runs: Sequence[Drawn]) -> Figure:
         "no run recorded virtual time; give runs of this version (the job's [system] describes "
         "devices and network)"
     )
-    return over(SECONDS, needed("time", SECONDS, numbers(runs), why))
+    return over(SECONDS, require_axis("time", SECONDS, numbers(runs), why))
 
 
-def needed(
+def require_axis(
     name: str, axis: Axis, found: list[tuple[Group, Curve]], why: str
 ) -> list[tuple[Group, Curve]]:
     if not any(axis.of(curve).any() for _, curve in found):

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from hpcfed.core.errors import ConfigError, told
+from hpcfed.core.errors import ConfigError, format_error
 from hpcfed.core.paths import output
 from hpcfed.report.colours import DASHES
 from hpcfed.report.colours import LIGHT as COLOURS
@@ -116,7 +116,7 @@ def band(
     ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def numbered(ax: Axes, integer: bool = False) -> None:
+def set_x_axis(ax: Axes, integer: bool = False) -> None:
     """An x axis from 0 to a little beyond the last value, with few ticks; integer: of whole
     numbers.
     """
@@ -178,7 +178,7 @@ def legend(figure: Figure, texts: Sequence[str], **every: Any) -> None:
 def below(figure: Figure, handles: Sequence[Artist], texts: Sequence[str]) -> None:
     """A legend below the figure, in as many columns as its longest text lets it have."""
     width = figure.get_figwidth()
-    words = [plain(fitting(text, width)) for text in texts]
+    words = [plain(shorten_legend(text, width)) for text in texts]
     figure.legend(
         handles,
         words,
@@ -202,10 +202,10 @@ def columns(texts: Sequence[str], width: float) -> int:
 
 def lines(texts: Sequence[str], width: float) -> int:
     """Lines of such a legend."""
-    return -(-len(texts) // columns([fitting(text, width) for text in texts], width))
+    return -(-len(texts) // columns([shorten_legend(text, width) for text in texts], width))
 
 
-def fitting(text: str, width: float) -> str:
+def shorten_legend(text: str, width: float) -> str:
     """A text of a legend as long as a figure of this width lets it be, and no longer than 60
     letters.
     """
@@ -216,7 +216,7 @@ def plain(text: str) -> str:
     """A user's words as they are: dollar signs would begin a formula, and no font has control
     characters.
     """
-    return told(text).replace("$", r"\$")
+    return format_error(text).replace("$", r"\$")
 
 
 def step(n: int, most: int = 30) -> int:

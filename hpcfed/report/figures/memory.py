@@ -94,7 +94,7 @@ def finish(left: Axes, right: Axes, where: str, ranks: int) -> None:
     look.head(right, "line: highest rank; band: down to the lowest rank")
     left.set_xticks(look.places(ranks, 12))
     left.set_xlim(-0.5, ranks - 0.5)
-    look.numbered(right, integer=True)
+    look.set_x_axis(right, integer=True)
     for ax in (left, right):
         look.upwards(ax)
         look.unit(ax.yaxis, "B")

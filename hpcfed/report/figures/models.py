@@ -26,7 +26,7 @@ WIDE = 96  # letters above a figure as wide as a page
 DARK = 0.55  # of the colours: on darker ones letters are white
 
 
-def probed(run: Drawn, name: str) -> Probe:
+def load_probe(run: Drawn, name: str) -> Probe:
     """What the run's trained models answer, made anew where it is not there or older than the last
     checkpoint.
 
@@ -57,10 +57,10 @@ class Confusion:
 
 def confusions(runs: Sequence[Drawn]) -> list[Confusion]:
     """One for each run, over all its clients and the same test examples."""
-    return [confused(run.name, probed(run, "confusion")) for run in runs]
+    return [count_confusions(run.name, load_probe(run, "confusion")) for run in runs]
 
 
-def confused(name: str, found: Probe) -> Confusion:
+def count_confusions(name: str, found: Probe) -> Confusion:
     C, (K, N) = len(found.header["classes"]), found.predictions.shape
     counts = np.zeros((C, C), dtype=np.int64)
     np.add.at(counts, (np.broadcast_to(found.labels, (K, N)), found.predictions), 1)
@@ -84,13 +84,13 @@ def confusion(runs: Sequence[Drawn]) -> Figure:
         names = [look.plain(look.short(one.classes[c], 12)) for c in look.places(C)]
         ax.set_xticks(look.places(C), names, rotation=90 if max(map(len, names)) > 2 else 0)
         ax.set_yticks(look.places(C), names)
-        titled(ax, one.title, "predicted class", "class")
-        written(ax, one.shares, len(found))
+        set_titles(ax, one.title, "predicted class", "class")
+        write_shares(ax, one.shares, len(found))
     colours(drawing, seen, axes, "share of the answers to examples of the class (in cells: %)")
     return drawing
 
 
-def written(ax: Axes, shares: np.ndarray, panels: int) -> None:
+def write_shares(ax: Axes, shares: np.ndarray, panels: int) -> None:
     """The shares in per cent, where there is room for them."""
     if len(shares) > CELLS:
         return
@@ -124,10 +124,10 @@ class Alike:
 
 def alike(runs: Sequence[Drawn]) -> list[Alike]:
     """One for each run."""
-    return [compared(run.name, probed(run, "cka")) for run in runs]
+    return [compare_clients(run.name, load_probe(run, "cka")) for run in runs]
 
 
-def compared(name: str, found: Probe) -> Alike:
+def compare_clients(name: str, found: Probe) -> Alike:
     pairs = ~np.eye(len(found.clients), dtype=bool)
     means = np.array([table[pairs].mean() if pairs.any() else np.nan for table in found.cka])
     K = len(found.clients)
@@ -154,7 +154,7 @@ def cka(runs: Sequence[Drawn]) -> Figure:
         ax.set_xticks(at, one.clients[at])
         ax.set_yticks(at, one.clients[at])
         mean = f": mean {one.means[p]:.2f}" if np.isfinite(one.means[p]) else ""
-        titled(
+        set_titles(
             ax,
             "\n".join(filter(None, (one.name, one.some, f"round {one.rounds[p]}{mean}"))),
             "client" if i + across >= len(cells) else "",
@@ -186,7 +186,7 @@ def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -
     bar.ax.tick_params(labelsize=look.SMALL, length=2)
 
 
-def titled(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42) -> None:
+def set_titles(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42) -> None:
     """Words above a panel, the first line, a run's name, of so many letters at most; and words at
     its axes.
     """

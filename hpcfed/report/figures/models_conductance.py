@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.few import counted
+from hpcfed.core.few import count_noun
 from hpcfed.report.figures import look
-from hpcfed.report.figures.models import BAR, THIN, WIDE, probed, titled
+from hpcfed.report.figures.models import BAR, THIN, WIDE, load_probe, set_titles
 from hpcfed.report.figures.models_tsne import most_common_width
 from hpcfed.report.figures.runs import Drawn, short
 from hpcfed.storage.probe import Probe
@@ -62,9 +62,9 @@ class Ranks:
 
 def numbers(runs: Sequence[Drawn]) -> list[Ranks]:
     """One for each run. Raises ConfigError where the inputs are texts."""
-    found = [probed(run, "conductance") for run in runs]
+    found = [load_probe(run, "conductance") for run in runs]
     return [
-        ranked(run.name, one, shown([other for other in found if alike(one, other)]))
+        rank_units(run.name, one, choose_image([other for other in found if alike(one, other)]))
         for run, one in zip(runs, found, strict=True)
     ]
 
@@ -78,7 +78,7 @@ def alike(one: Probe, other: Probe) -> bool:
     )
 
 
-def shown(found: Sequence[Probe]) -> int:
+def choose_image(found: Sequence[Probe]) -> int:
     """The position of the image that most clients of these runs are right about, of equals the
     first; 0 where there is no image.
     """
@@ -86,7 +86,7 @@ def shown(found: Sequence[Probe]) -> int:
     return int(right.argmax()) if len(right) else 0
 
 
-def ranked(name: str, found: Probe, image: int) -> Ranks:
+def rank_units(name: str, found: Probe, image: int) -> Ranks:
     """The ranks of one run's clients. Raises ConfigError as `numbers`."""
     from scipy.stats import rankdata
 
@@ -132,7 +132,7 @@ def correlations(ranks: np.ndarray) -> np.ndarray:
     return np.divide(total, n, out=np.full(n.shape, np.nan), where=n > 0)
 
 
-def merged(shares: np.ndarray) -> np.ndarray:
+def downsample(shares: np.ndarray) -> np.ndarray:
     """At most ROWS rows of [d, n]: means of neighbours."""
     return np.stack([rows.mean(0) for rows in np.array_split(shares, min(ROWS, len(shares)))])
 
@@ -156,9 +156,14 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     letters, most = WIDE // max(2, across), strongest(found)
     for (above, below), one in zip(grid, found, strict=False):
         units = above.imshow(
-            merged(one.shares), cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="none"
+            downsample(one.shares),
+            cmap="viridis",
+            vmin=0,
+            vmax=1,
+            aspect="auto",
+            interpolation="none",
         )
-        titled(above, "\n".join([one.name, *about(one)]), "", rows(one), letters=letters)
+        set_titles(above, "\n".join([one.name, *about(one)]), "", rows(one), letters=letters)
         above.set_yticks([])
         pairs = below.imshow(
             off_diagonal(one.correlation),
@@ -168,8 +173,8 @@ def figure(runs: Sequence[Drawn]) -> Figure:
             interpolation="nearest",
         )
         below.set_facecolor("0.8")
-        titled(below, agreed(one), "client", letters=letters)
-        marked(above, below, one, side)
+        set_titles(below, agreement_title(one), "client", letters=letters)
+        label_clients(above, below, one, side)
     for row, seen, text in (
         (0, units, "rank of the conductance / units"),
         (1, pairs, "correlation of the ranks of two clients"),
@@ -199,9 +204,9 @@ def about(one: Ranks) -> list[str]:
     """What is shown of one run, in words."""
     n = len(one.clients)
     of = (
-        f"{n} of {counted(one.population, 'client')}"
+        f"{n} of {count_noun(one.population, 'client')}"
         if n < one.population
-        else counted(n, "client")
+        else count_noun(n, "client")
     )
     return [f"an image of class {short(one.label, 16)}: {of}, {one.right} right"]
 
@@ -213,7 +218,7 @@ def rows(one: Ranks) -> str:
     return f"{d:,} units, by mean rank,\nmean of about {d / ROWS:.0f} in a row"
 
 
-def agreed(one: Ranks) -> str:
+def agreement_title(one: Ranks) -> str:
     """The title of the correlations. + 0.0: -0.0 is no number for people."""
     parts = [
         f"{text} {round(mean, 2) + 0.0:.2f}"
@@ -224,10 +229,10 @@ def agreed(one: Ranks) -> str:
         if np.isfinite(mean)
     ]
     told = f"mean over pairs: {', '.join(parts)}" if parts else "one client: no pair"
-    return f"{counted(one.images, 'image')}, each of another class\n{told}"
+    return f"{count_noun(one.images, 'image')}, each of another class\n{told}"
 
 
-def marked(above: Axes, below: Axes, one: Ranks, side: float) -> None:
+def label_clients(above: Axes, below: Axes, one: Ranks, side: float) -> None:
     """Numbers of clients at both panels, each so many inches wide; lines between architectures, and
     their names.
     """

@@ -22,7 +22,7 @@ from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.few import evenly
 from hpcfed.report.figures import look
-from hpcfed.report.figures.models import BESIDE, THIN, WIDE, probed, titled
+from hpcfed.report.figures.models import BESIDE, THIN, WIDE, load_probe, set_titles
 from hpcfed.report.figures.runs import Drawn
 from hpcfed.storage.probe import Probe
 
@@ -60,7 +60,7 @@ def numbers(runs: Sequence[Drawn]) -> list[Plane]:
     """One for each run; the same for the same probe. Raises ConfigError where there are too few
     points.
     """
-    return [plane(run.name, probed(run, "tsne"), run.fields["seed"]) for run in runs]
+    return [plane(run.name, load_probe(run, "tsne"), run.fields["seed"]) for run in runs]
 
 
 def plane(name: str, found: Probe, seed: int) -> Plane:
@@ -77,7 +77,7 @@ def plane(name: str, found: Probe, seed: int) -> Plane:
         f"{name}\n{found.of(len(ks))} × {n} examples",
         found.header["classes"],
         found.clients[ks],
-        placed(z, seed),
+        fit_tsne(z, seed),
         labels,
         whose,
     )
@@ -92,7 +92,7 @@ def most_common_width(found: Probe) -> np.ndarray:
     return np.flatnonzero(np.array(widths) == width)
 
 
-def placed(z: np.ndarray, seed: int) -> np.ndarray:
+def fit_tsne(z: np.ndarray, seed: int) -> np.ndarray:
     """The t-SNE of rows [n, d]: [n, 2]. ConfigError for fewer than four."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -158,7 +158,7 @@ def draw(
     for column, one in zip(two.T, block, strict=True):
         scatter(column[0], one.xy, one.labels, *palette(len(classes)))
         scatter(column[1], one.xy, order(one), *palette(len(clients)))
-        titled(column[0], one.title, letters=letters)
+        set_titles(column[0], one.title, letters=letters)
     bar(drawing, two[0], height, "class", [look.plain(look.short(name, 12)) for name in classes])
     bar(drawing, two[1], height, "client", [str(k) for k in clients])
 

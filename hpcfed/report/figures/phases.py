@@ -45,7 +45,7 @@ class Phases:
     seconds: dict[str, np.ndarray]
 
     @property
-    def waiting(self) -> float:
+    def wait_share(self) -> float:
         """The share of all ranks' time in which they wait, 0..1."""
         return float(
             self.seconds["wait"].sum() / (sum(s.sum() for s in self.seconds.values()) or 1.0)
@@ -55,7 +55,7 @@ class Phases:
 def numbers(runs: Sequence[Drawn]) -> list[Phases]:
     """Those of each run that has any. ConfigError where none has."""
     found = [
-        Phases(run, spent(run.record))
+        Phases(run, seconds_by_phase(run.record))
         for run in runs
         if run.record.rounds and "ranks/train" in run.record.columns
     ]
@@ -67,7 +67,7 @@ def numbers(runs: Sequence[Drawn]) -> list[Phases]:
     return found
 
 
-def spent(record: Record) -> dict[str, np.ndarray]:
+def seconds_by_phase(record: Record) -> dict[str, np.ndarray]:
     known = phases(record)
     there = np.isfinite(known["train"])  # [T, R]
     rounds = there.sum(0).clip(min=1)
@@ -118,7 +118,7 @@ def bars(ax: Axes, one: Phases, shown: Sequence[str], first: bool) -> None:
         )
         base = base + one.seconds[name]
     look.frame(ax, "rank", "seconds of a round, mean" if first else "")
-    look.head(ax, f"{one.run.title}: {100 * one.waiting:.0f} % waiting, {duration(base.max())}")
+    look.head(ax, f"{one.run.title}: {100 * one.wait_share:.0f} % waiting, {duration(base.max())}")
     ax.set_xticks(look.places(len(ranks), 10 if len(ranks) <= WIDE else 20))
     ax.set_xlim(-0.6 if len(ranks) > 2 else -1, len(ranks) - (0.4 if len(ranks) > 2 else 0))
 
@@ -165,7 +165,7 @@ def seconds(runs: Sequence[Drawn]) -> Figure:
             ax.plot(one.rounds, one.seconds, color=style["color"], linewidth=0.4, alpha=0.4)
         look.line(ax, one.rounds, one.middle, style)
     look.frame(ax, "round", "wall time of a round")
-    look.numbered(ax, integer=True)
+    look.set_x_axis(ax, integer=True)
     every = np.concatenate([one.seconds for one in found])
     if (every > 0).all() and every.max() > 5 * np.median(
         every

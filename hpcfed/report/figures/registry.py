@@ -82,7 +82,7 @@ PAPERS = {  # a figure of a paper, by its number
 }
 
 
-def chosen(text: str) -> list[str]:
+def select_figures(text: str) -> list[str]:
     """The names in a list with commas, `all` for each there is. ConfigError for an unknown one."""
     if text == ALL:
         return list(FIGURES)

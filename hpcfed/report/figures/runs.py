@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.core.errors import CheckpointError
-from hpcfed.core.few import counted
-from hpcfed.core.paths import told_apart
+from hpcfed.core.few import count_noun
+from hpcfed.core.paths import unique_names
 from hpcfed.report.cases import data_names, one_skew
 from hpcfed.results.summary import data_name
 from hpcfed.storage import names as files
@@ -60,11 +60,12 @@ def setting(run: Drawn, ignore: Sequence[str] = ()) -> str:
     halved = 0.0 if "data.halve" in ignore else fields.get("data.halve") or 0.0
     kept = f", {100 * halved:g} % of them halved" if halved else ""
     return (
-        f"{run.dataset}, {fields['data.partition']}, {counted(fields['clients'], 'client')}{kept}"
+        f"{run.dataset}, {fields['data.partition']}, "
+        f"{count_noun(fields['clients'], 'client')}{kept}"
     )
 
 
-def drawn(paths: Sequence[Path]) -> list[Drawn]:
+def load_runs(paths: Sequence[Path]) -> list[Drawn]:
     """The runs at these paths, and those of the sweeps among them that have done a round; each
     once.
 
@@ -73,7 +74,7 @@ def drawn(paths: Sequence[Path]) -> list[Drawn]:
     found: dict[str, Record] = {}
     for record in chain.from_iterable(map(members, paths)):
         found.setdefault(os.path.realpath(record.path), record)
-    called = told_apart([files.place_of(record.path) for record in found.values()])
+    called = unique_names([files.place_of(record.path) for record in found.values()])
     data = data_names(flat(record.header["job"]) for record in found.values())
     return [
         Drawn(name, record.path.parent, record, data[record.header["job"]["data"]["name"]])

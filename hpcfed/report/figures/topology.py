@@ -56,14 +56,19 @@ def topology(run: Drawn) -> Topology:
     clients, kind = run.fields["clients"], run.fields.get("algorithm.topology", "")
     accuracy = last(run.record, "clients/accuracy")
     return Topology(
-        run, laid(kind, clients), run.record.arrays[LINKS], accuracy, known + 1, distance[known]
+        run,
+        circular_layout(kind, clients),
+        run.record.arrays[LINKS],
+        accuracy,
+        known + 1,
+        distance[known],
     )
 
 
-def laid(kind: str, clients: int) -> np.ndarray:
+def circular_layout(kind: str, clients: int) -> np.ndarray:
     """Places on a circle, clockwise from the top; a star has client 0 in the middle."""
     if kind == "star" and clients > 1:
-        return np.concatenate([np.zeros((1, 2)), laid("", clients - 1)])
+        return np.concatenate([np.zeros((1, 2)), circular_layout("", clients - 1)])
     angle = 2 * np.pi * np.arange(clients) / clients
     return np.stack([np.sin(angle), np.cos(angle)], 1)
 
@@ -90,7 +95,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
         for i, one in enumerate(found):
             look.line(axes[-1], one.rounds, one.distance, look.style(i))
         look.frame(axes[-1], "round", "distance to the mean model,\nroot mean square over clients")
-        look.numbered(axes[-1], integer=True)
+        look.set_x_axis(axes[-1], integer=True)
         look.upwards(axes[-1])
         look.legend(drawing, texts)
     return drawing

@@ -65,11 +65,16 @@ def staleness(run: Drawn) -> Staleness:
         for of, end in ((np.min, np.inf), (np.max, -np.inf))
     )
     return Staleness(
-        run, so_far(record)["virtual"], by_round(record, "staleness"), low, high, done(record)
+        run,
+        so_far(record)["virtual"],
+        by_round(record, "staleness"),
+        low,
+        high,
+        count_reports(record),
     )
 
 
-def done(record: Record) -> np.ndarray:
+def count_reports(record: Record) -> np.ndarray:
     """Reports so far: fewest, mean and most over the clients, [3, T]."""
     reports = np.nan_to_num(column(record, "clients/reports"))
     if "clients/id" in record.columns:  # each row has clients of its own
@@ -102,7 +107,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     look.head(axes[-1], "mean over clients; band: fewest to most")
     for ax in axes:
         look.upwards(ax)
-        look.numbered(ax)
+        look.set_x_axis(ax)
         look.unit(ax.xaxis, "s")
     look.legend(drawing, texts)
     return drawing

@@ -12,7 +12,7 @@ from hpcfed.core.paths import output
 from hpcfed.core.version import __version__
 from hpcfed.report import colours
 from hpcfed.report.page import curves, job, methods, notes, packed, tables, write
-from hpcfed.report.page.runs import Shown, shown
+from hpcfed.report.page.runs import Shown, load_runs
 from hpcfed.storage import names
 
 NAME = "report.html"
@@ -25,7 +25,7 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
     disk refuses.
     """
     write.check()
-    found, absent = shown(runs, time.time())
+    found, absent = load_runs(runs, time.time())
     if not found:
         raise CheckpointError(
             "report: none of these runs has results yet:\n  " + "\n  ".join(absent)
@@ -33,15 +33,15 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
     path = out or names.folder_of(runs[0]) / NAME
     if path.suffix != ".html":
         raise ConfigError(f"{path}: not the name of a page; end it in .html")
-    text = made(found, absent)
+    text = render_page(found, absent)
     with output(path, "the page"):
         path.write_text(text, encoding="utf-8")
     return str(path)
 
 
-def made(found: Sequence[Shown], absent: Sequence[str] = ()) -> str:
+def render_page(found: Sequence[Shown], absent: Sequence[str] = ()) -> str:
     """The page of these runs. absent: a sentence for each run that has no results."""
-    choices = [curves.chosen(run.record, len(found)) for run in found]
+    choices = [curves.choose_curves(run.record, len(found)) for run in found]
     said, groups = notes.notes(found, absent), methods.seeds(found)
     facts = [
         ("job", "Job", job.jobs(found)),

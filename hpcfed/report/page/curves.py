@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcfed.core.few import evenly
 from hpcfed.report.page import packed
-from hpcfed.results.columns import by_round, column, evaluated, so_far
+from hpcfed.results.columns import by_round, column, rounds_with_values, so_far
 from hpcfed.storage.record import Record
 
 MOST_ROUNDS = 1_000  # of a curve: more than a screen has columns for
@@ -42,14 +42,14 @@ class Chosen:
     clients: np.ndarray
 
 
-def chosen(record: Record, runs: int) -> Chosen:
+def choose_curves(record: Record, runs: int) -> Chosen:
     """Evenly chosen rounds, of those with an evaluation where not all have room, and then clients.
 
     A population has no curves of clients: its rounds have different ones.
     """
     t = np.arange(record.rounds)
     if len(t) > MOST_ROUNDS:
-        seen = evaluated(record)
+        seen = rounds_with_values(record)
         t = seen if len(seen) else t
         t = t[evenly(len(t), MOST_ROUNDS)]
     K = 0 if "clients/id" in record.columns else record.header["job"]["clients"]
@@ -85,12 +85,12 @@ def of_run(record: Record, clients: dict[str, np.ndarray]) -> dict[str, np.ndarr
     x = axes(record)
     bands = {}
     for name in ("accuracy", "train_loss"):
-        bands[name], bands[f"{name}_std"] = spread(clients[name])
+        bands[name], bands[f"{name}_std"] = mean_and_std(clients[name])
     drawn = {**bands, "traffic": x["bytes"], "seconds": by_round(record, "seconds")}
     return {f"x_{name}": values for name, values in x.items()} | drawn
 
 
-def spread(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and population standard deviation [T] over the clients that have a finite value; nan
     where none has.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcfed.report.cases import ASIDE, shown
+from hpcfed.report.cases import ASIDE, format_value
 from hpcfed.report.page.runs import Shown
 from hpcfed.storage.fields import covers, flat
 
@@ -46,7 +46,7 @@ class Parted:
         ]
 
 
-def parted(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:
+def split_facts(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:
     """The facts of each of these runs, parted."""
     names = list(dict.fromkeys(name for facts in found for name in facts))
     differs = [name for name in names if len({facts.get(name, "") for facts in found}) > 1]
@@ -60,8 +60,8 @@ def jobs(runs: Sequence[Shown]) -> Parted:
     written) come last.
     """
     fields = [flat(run.job) for run in runs]
-    return parted(
-        runs, [{name: shown(own[name]) for name in sorted(own, key=place)} for own in fields]
+    return split_facts(
+        runs, [{name: format_value(own[name]) for name in sorted(own, key=place)} for own in fields]
     )
 
 
@@ -72,11 +72,11 @@ def place(name: str) -> tuple[bool, bool]:
 
 def environments(runs: Sequence[Shown]) -> Parted:
     """Versions, commit, hardware and ranks of all runs, as each was last started."""
-    return parted(runs, [environment(run.record.header) for run in runs])
+    return split_facts(runs, [environment(run.record.header) for run in runs])
 
 
 def environment(header: dict[str, Any]) -> Facts:
     known: dict[str, Any] = {
         name: header[name] for name in ("commit", "versions", "hardware", "ranks") if name in header
     }
-    return {name: shown(value) for name, value in flat(known).items()}
+    return {name: format_value(value) for name, value in flat(known).items()}

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.few import counted
+from hpcfed.core.few import count_noun
 from hpcfed.report import compare
 from hpcfed.report.cases import SEED, Case, axes
-from hpcfed.report.formats import named
+from hpcfed.report.formats import label_value
 from hpcfed.report.measures import View, measure
 from hpcfed.report.page.runs import Shown
 from hpcfed.report.pairs import methods
@@ -72,7 +72,7 @@ def seeds(found: Sequence[Shown]) -> list[tuple[str, list[int]]]:
     made = []
     for values, places in groups.items():
         words = zip((*down, *across), values, strict=True)
-        label = ", ".join(named(name, value) for name, value in words if value)
+        label = ", ".join(label_value(name, value) for name, value in words if value)
         done = [i for i in places if not found[i].why]
         if len({cases[i].fields[SEED] for i in done}) < len(done):
             made += [(f"{label} ({found[i].name})", [i]) for i in done]
@@ -115,7 +115,7 @@ def over_seeds(means: Sequence[float]) -> str:
         return "-"
     mean = f"{np.mean(means):.4f}"
     return (
-        f"{mean} ± {np.std(means, ddof=1):.4f} ({counted(len(means), 'seed')})"
+        f"{mean} ± {np.std(means, ddof=1):.4f} ({count_noun(len(means), 'seed')})"
         if means[1:]
         else mean
     )

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.core.few import counted, listed
+from hpcfed.core.few import count_noun, join_few
 from hpcfed.report.page.job import environment, environments
 from hpcfed.report.page.runs import Shown
-from hpcfed.results.columns import evaluated, faults, last
+from hpcfed.results.columns import faults, last, rounds_with_values
 from hpcfed.storage.record import Record
 
 FEW = 8  # things of one kind that are named; the others are counted
@@ -25,7 +25,7 @@ def notes(runs: Sequence[Shown], absent: Sequence[str]) -> list[tuple[str, str]]
     for run in runs:
         for text in of_run(run):
             whose.setdefault(text, []).append(run.name)
-    found = [(listed(names, FEW), text) for text, names in whose.items()]
+    found = [(join_few(names, FEW), text) for text, names in whose.items()]
     return [*(("", text) for text in absent), *found, *(("", text) for text in between(runs))]
 
 
@@ -55,7 +55,7 @@ def starts(header: dict[str, Any]) -> Iterator[str]:
             if name in old and old[name] != new[name]
         ]
         yield f"resumed after round {before['rounds']}" + (
-            f"; {listed(other, FEW, '; ')}" if other else ""
+            f"; {join_few(other, FEW, '; ')}" if other else ""
         )
 
 
@@ -69,7 +69,7 @@ def ranks(record: Record) -> Iterator[str]:
     there = np.isfinite(column).sum(1)
     for t in np.flatnonzero(np.diff(there) < 0) + 1:
         yield (
-            f"from round {t + 1} on the run had {counted(int(there[t]), 'rank')}, before that "
+            f"from round {t + 1} on the run had {count_noun(int(there[t]), 'rank')}, before that "
             f"{there[t - 1]}"
         )
 
@@ -79,28 +79,28 @@ def clients(record: Record) -> Iterator[str]:
     lost = record.columns.get("clients/lost")
     if lost is not None and np.nansum(lost):
         yield (
-            f"clients lost: {counted(int(np.nansum(lost)), 'time')} in "
-            f"{counted(int((np.nansum(lost, 1) > 0).sum()), 'round')}"
+            f"clients lost: {count_noun(int(np.nansum(lost)), 'time')} in "
+            f"{count_noun(int((np.nansum(lost, 1) > 0).sum()), 'round')}"
         )
-    yield from failed(record)
-    if not len(evaluated(record)):
+    yield from failure_notes(record)
+    if not len(rounds_with_values(record)):
         yield "no accuracy was recorded"
     elif "clients/id" not in record.columns:
         without = np.flatnonzero(~np.isfinite(last(record, "clients/accuracy")))
         if len(without):
             yield (
                 f"no accuracy in the last evaluated round, so not in its mean: clients "
-                f"{listed(without.tolist(), FEW)}"
+                f"{join_few(without.tolist(), FEW)}"
             )
 
 
-def failed(record: Record) -> Iterator[str]:
+def failure_notes(record: Record) -> Iterator[str]:
     """Clients that failed and left a round, by how they failed."""
     places: dict[str, list[str]] = {}
     for t, k, how in faults(record):
         places.setdefault(how, []).append(f"client {k} in round {t}")
     for how, found in places.items():
-        yield f"clients that failed and left the round ({how}): {listed(found, FEW)}"
+        yield f"clients that failed and left the round ({how}): {join_few(found, FEW)}"
 
 
 def between(runs: Sequence[Shown]) -> Iterator[str]:
@@ -113,6 +113,6 @@ def between(runs: Sequence[Shown]) -> Iterator[str]:
     ]
     if other:
         yield (
-            f"runs differ in {listed(other, FEW)}; equal jobs may give other bits there, and "
+            f"runs differ in {join_few(other, FEW)}; equal jobs may give other bits there, and "
             f"times do not compare"
         )

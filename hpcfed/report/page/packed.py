@@ -28,7 +28,7 @@ def curves(values: np.ndarray) -> dict[str, Any]:
     What is stored are differences of step numbers from round to round, modulo 65,536: first all low
     bytes, then all high ones. So zlib has something to deflate.
     """
-    numbers, low, width = stepped(values.T)
+    numbers, low, width = quantise_rows(values.T)
     change = np.diff(numbers, axis=1, prepend=np.uint16(0)).astype("<u2")  # [n, T]; wraps around
     planes = change.reshape(-1).view(np.uint8).reshape(-1, 2).T
     return {
@@ -39,7 +39,7 @@ def curves(values: np.ndarray) -> dict[str, Any]:
     }
 
 
-def stepped(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def quantise_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows [n, T] as step numbers, uint16, with the least value and the width [n] of each; what is
     infinite is nan.
     """

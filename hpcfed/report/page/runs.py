@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.core.errors import CheckpointError
-from hpcfed.core.few import counted
-from hpcfed.core.paths import told_apart
+from hpcfed.core.few import count_noun
+from hpcfed.core.paths import unique_names
 from hpcfed.core.progress import track
 from hpcfed.report.status import member, words
-from hpcfed.results.state import FINISHED, NOT_BEGUN, State, going
+from hpcfed.results.state import FINISHED, NOT_BEGUN, State, current_state
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import Record, load
@@ -33,7 +33,7 @@ class Shown:
         return self.record.header["job"]
 
 
-def shown(paths: Sequence[Path], now: float) -> tuple[list[Shown], list[str]]:
+def load_runs(paths: Sequence[Path], now: float) -> tuple[list[Shown], list[str]]:
     """All runs of these folders, result files and sweeps, each once; and a sentence for each that
     has no results.
 
@@ -43,13 +43,13 @@ def shown(paths: Sequence[Path], now: float) -> tuple[list[Shown], list[str]]:
     found: dict[str, tuple[Record, str]] = {}
     absent: dict[str, str] = {}
     members = [member for path in paths for member in store.runs(path)]
-    for run, of in track(members, f"reading {counted(len(members), 'run')}"):
+    for run, of in track(members, f"reading {count_noun(len(members), 'run')}"):
         record, why = of_sweep(*of) if of else alone(run, now)
         if record is None:
             absent.setdefault(os.path.realpath(run), f"{run}: {why}")
         else:
             found.setdefault(os.path.realpath(record.path), (record, why))
-    called = told_apart([names.place_of(record.path) for record, _ in found.values()])
+    called = unique_names([names.place_of(record.path) for record, _ in found.values()])
     return [Shown(name, *one) for name, one in zip(called, found.values(), strict=True)], list(
         absent.values()
     )
@@ -58,8 +58,8 @@ def shown(paths: Sequence[Path], now: float) -> tuple[list[Shown], list[str]]:
 def alone(run: Path, now: float) -> tuple[Record, str]:
     """A run that is given by itself, with what `Shown.why` says."""
     record = load(run)
-    word, since = going(record, record.path.parent, now)
-    return record, told(State(word, since, record.rounds, record.header["job"]["rounds"]))
+    word, since = current_state(record, record.path.parent, now)
+    return record, describe_state(State(word, since, record.rounds, record.header["job"]["rounds"]))
 
 
 def of_sweep(sweep: store.Sweep, run: store.Member) -> tuple[Record | None, str]:
@@ -67,11 +67,11 @@ def of_sweep(sweep: store.Sweep, run: store.Member) -> tuple[Record | None, str]
     state = member(sweep, run)
     with suppress(CheckpointError):
         if state.word != NOT_BEGUN:
-            return load(sweep.folder / run.name), told(state)
-    return None, told(state)
+            return load(sweep.folder / run.name), describe_state(state)
+    return None, describe_state(state)
 
 
-def told(state: State) -> str:
+def describe_state(state: State) -> str:
     """A state as a sentence; nothing of a run that is finished."""
     if state.word == FINISHED:
         return ""

@@ -150,6 +150,6 @@ def phases(record: Record) -> dict[str, list[float | None]]:
     return {phase: numbers(np.nansum(seconds, 0)) for phase, seconds in spent(record).items()}
 
 
-def differing(found: Sequence[dict[str, Any]], name: str) -> bool:
+def varies(found: Sequence[dict[str, Any]], name: str) -> bool:
     """Whether a column of a table has several values."""
     return len({repr(row[name]) for row in found}) > 1

@@ -13,7 +13,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-from hpcfed.core.extras import needed
+from hpcfed.core.extras import import_extra
 
 SCRIPTS = ("data.js", "tables.js", "curves.js", "csv.js", "page.js")
 FILES = files("hpcfed.report.page") / "files"
@@ -62,4 +62,4 @@ def plain(data: Any) -> str:
 def check() -> None:
     """ConfigError where a library that only this needs is missing."""
     for name in ("bokeh", "jinja2"):
-        needed(name, "report", "report")
+        import_extra(name, "report", "report")

@@ -47,7 +47,7 @@ class Sink(ABC):
         """Keep what the log needs to go on, in the run's folder."""
         put(names.sink_file(self.run, name), json.dumps(known).encode())
 
-    def marked(self, name: str, done: int) -> dict[str, Any]:
+    def read_mark(self, name: str, done: int) -> dict[str, Any]:
         """What was kept; nothing where no round is done, for then the log is a new one."""
         try:
             return json.loads(read_text(names.sink_file(self.run, name))) if done else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.extras import needed
+from hpcfed.core.extras import import_extra
 from hpcfed.report.sinks import SINKS
 from hpcfed.report.sinks.base import Sink
 from hpcfed.report.sinks.numbers import Row, numbers
@@ -21,11 +21,11 @@ FAILED = "failed"
 
 def check(log: Log) -> None:
     """Import what the sinks that are asked for need; ConfigError where that is missing."""
-    for name in wanted(log):
-        needed(SINKS[name].load().package, name, f"log.{name}")
+    for name in sink_names(log):
+        import_extra(SINKS[name].load().package, name, f"log.{name}")
 
 
-def wanted(log: Log) -> list[str]:
+def sink_names(log: Log) -> list[str]:
     """The names of the sinks that are asked for."""
     return [name for name in SINKS if getattr(log, name)]
 
@@ -57,7 +57,7 @@ class Logs:
         ConfigError if there is nothing yet that would be lost by that, else a warning.
         """
         self.architectures = header["architectures"]
-        for name in wanted(self.log):
+        for name in sink_names(self.log):
             try:
                 self.sinks[name] = SINKS[name].load()(self.run)
                 self.complete[name] = self.sinks[name].begin(header, done)

@@ -34,7 +34,7 @@ class MLflow(Sink):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         here = names.sink_folder(self.run, NAME).resolve().as_uri()
         self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or here)
-        known = self.marked(NAME, done)
+        known = self.read_mark(NAME, done)
         self.id = known["id"] if known else self.create(header)
         self.client.update_run(self.id, status="RUNNING")
         self.mark(NAME, id=self.id)
@@ -58,13 +58,13 @@ class MLflow(Sink):
 
         now = int(time() * 1000)
         self.client.log_batch(
-            self.id, [Metric(allowed(name), value, now, t) for name, value in numbers.items()]
+            self.id, [Metric(clean_name(name), value, now, t) for name, value in numbers.items()]
         )
 
     def end(self, status: str) -> None:
         self.client.set_terminated(self.id, ENDS[status])
 
 
-def allowed(name: str) -> str:
+def clean_name(name: str) -> str:
     """A name without what MLflow takes in none, such as the @ of a sub-model's architecture."""
     return re.sub(r"[^\w\-./ ]", "_", name)

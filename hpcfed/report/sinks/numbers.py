@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.results.summary import spread
+from hpcfed.results.summary import summary_statistics
 from hpcfed.storage.columns import PHASES
 
 Row = dict[str, Any]  # a round's record, as engine/rounds.py makes it
@@ -30,7 +30,9 @@ def numbers(row: Row, architectures: list[str]) -> dict[str, float]:
     if "clients/architecture" in row:  # nan where another round had more clients
         kinds = kinds[np.nan_to_num(row["clients/architecture"]).astype(int)]
     found = {
-        f"accuracy/{name}": value for name, value in spread(accuracy).items() if name != "clients"
+        f"accuracy/{name}": value
+        for name, value in summary_statistics(accuracy).items()
+        if name != "clients"
     }
     found |= {
         f"accuracy_of/{kind}": mean(accuracy[kinds == kind]) for kind in np.unique(kinds).tolist()
@@ -57,4 +59,4 @@ def numbers(row: Row, architectures: list[str]) -> dict[str, float]:
 
 def mean(values: np.ndarray) -> float | None:
     """Over those that are not nan; None if there are none."""
-    return spread(np.asarray(values))["mean"]
+    return summary_statistics(np.asarray(values))["mean"]

@@ -21,7 +21,7 @@ class TensorBoard(Sink):
     def begin(self, header: Header, done: int) -> int:
         from torch.utils.tensorboard import SummaryWriter
 
-        complete = min(done, self.marked(NAME, done).get("rounds", 0))
+        complete = min(done, self.read_mark(NAME, done).get("rounds", 0))
         self.writer = SummaryWriter(str(names.sink_folder(self.run, NAME)), purge_step=complete + 1)
         self.writer.add_text("job", f"```\n{json.dumps(header['job'], indent=2)}\n```", complete)
         return complete

@@ -35,7 +35,7 @@ class WandB(Sink):
     def begin(self, header: Header, done: int) -> int:
         import wandb
 
-        mode, known = os.environ.get("WANDB_MODE", "offline"), self.marked(NAME, done)
+        mode, known = os.environ.get("WANDB_MODE", "offline"), self.read_mark(NAME, done)
         known = known if known.get("closed") or mode == "online" else {}
         self.log = wandb.init(
             dir=str(self.run),

@@ -17,7 +17,7 @@ def bars(
     low is an eighth of a block, high the full height.
     """
     span = (high - low) or 1.0
-    shares = np.clip((averaged(values, width) - low) / span, 0, 1)
+    shares = np.clip((downsample(values, width) - low) / span, 0, 1)
     full = (1 + np.rint(shares * (8 * height - 1))).astype(int)
     return [
         "".join(EIGHTHS[min(8, max(0, n - 8 * row))] for n in full)
@@ -25,7 +25,7 @@ def bars(
     ]
 
 
-def averaged(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
+def downsample(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
     """At most so many means of neighbours."""
     return np.array(
         [
@@ -40,7 +40,7 @@ def spark(values: Sequence[float], width: int) -> str:
     known = [v for v in values if np.isfinite(v)]
     if not known:
         return ""
-    shown = averaged(known, width)
+    shown = downsample(known, width)
     return bars(shown, width, 1, shown.min(), shown.max())[0]
 
 

@@ -18,7 +18,7 @@ from hpcfed.core.tables import console
 from hpcfed.report.tail import EVERY, INTERRUPTED
 from hpcfed.report.watch import web as page
 from hpcfed.report.watch.terminal import render
-from hpcfed.report.watch.view import Watched, watched
+from hpcfed.report.watch.view import Watched, open_runs
 
 PAUSE = 19  # times as long as a look took, so that watching takes at most 5 % of a core
 
@@ -31,7 +31,7 @@ def watch(runs: Sequence[Path], web: bool = False, port: int | None = None) -> i
         raise ConfigError(f"watch: --port {port}: give it with --web, from 1 to 65535")
     try:
         wait_for(runs)
-        found = watched(runs)
+        found = open_runs(runs)
         return page.serve(found, port or 0) if web else follow(found)
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -17,7 +17,7 @@ from hpcfed.report.status import ago, words
 from hpcfed.report.watch.blocks import bars, histogram, parts, spark
 from hpcfed.report.watch.view import View
 from hpcfed.results.state import State
-from hpcfed.results.summary import share, spread
+from hpcfed.results.summary import share, summary_statistics
 
 LEAST, MOST = 60, 120  # characters of a line
 SPARE = 17  # lines of a view beside those of curve, clients and ranks
@@ -48,7 +48,7 @@ def several(views: Sequence[View], width: int) -> RenderableType:
     rows = [
         (
             v.name,
-            counted(v),
+            format_rounds(v),
             share(v.mean[-1] if v.mean else None),
             spark(v.mean, width // 5),
             time_of(v.state.seconds),
@@ -100,7 +100,7 @@ def progress(view: View, width: int, now: float) -> Iterator[RenderableType]:
     state = view.state
     done, left = parts([state.rounds, max(0, (state.total or 1) - state.rounds)], width)
     yield Text.assemble(("━" * done, BLUE), ("─" * left, "dim"))
-    yield Text(", ".join([f"{view.name}: round {counted(view)}", *pace(state, now)]))
+    yield Text(", ".join([f"{view.name}: round {format_rounds(view)}", *pace(state, now)]))
 
 
 def pace(state: State, now: float) -> list[str]:
@@ -144,7 +144,7 @@ def clients(view: View, most: int, width: int) -> Iterator[RenderableType]:
     groups = [view.clients, *(view.clients[view.kinds == name] for name in names[1:])]
     rows = []
     for name, values in zip(names, groups, strict=True):
-        s = spread(values)
+        s = summary_statistics(values)
         middle = np.nanmedian(values) if s["clients"] else None
         numbers = map(share, (s["min"], middle, s["max"]))
         rows.append((name[: width // 5], s["clients"], *numbers, histogram(values, bins)))
@@ -168,7 +168,7 @@ def ranks(view: View, width: int, most: int) -> Iterator[RenderableType]:
         yield Text(f"      and {len(amounts) - most} more ranks", "dim")
 
 
-def counted(view: View) -> str:
+def format_rounds(view: View) -> str:
     return f"{view.state.rounds}/{'?' if view.state.total is None else view.state.total}"
 
 

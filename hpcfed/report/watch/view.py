@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import CheckpointError, printable
-from hpcfed.core.paths import told_apart
-from hpcfed.report.status import FAILED, existing, noted
+from hpcfed.core.paths import unique_names
+from hpcfed.report.status import FAILED, add_sweep_end, check_exists
 from hpcfed.report.watch.warnings import warnings
 from hpcfed.results import state
-from hpcfed.results.columns import architectures, column, evaluated, last
+from hpcfed.results.columns import architectures, column, last, rounds_with_values
 from hpcfed.results.columns import phases as spent
 from hpcfed.results.state import RECENT, State
-from hpcfed.results.summary import spread, title
+from hpcfed.results.summary import summary_statistics, title
 from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, Record, load, stamp
@@ -75,7 +75,7 @@ class Watched:
         except CheckpointError:  # not begun, or damaged: the state says which
             self.record, self.known = None, {}
         found = state.of(self.record, self.folder) if self.record else state.state(self.folder)
-        found = noted(*self.member, found) if self.member else found
+        found = add_sweep_end(*self.member, found) if self.member else found
         return View(self.name, replace(found, why=printable(found.why)), **self.known)
 
     def read(self) -> None:
@@ -90,14 +90,16 @@ class Watched:
 
 def numbers(record: Record) -> dict[str, Any]:
     """What a view has of a record."""
-    done = evaluated(record)
-    accuracy = [spread(row) for row in column(record, "clients/accuracy")[done]]
+    done = rounds_with_values(record)
+    accuracy = [summary_statistics(row) for row in column(record, "clients/accuracy")[done]]
     return {
         "title": title(record),
         "evaluated": (done + 1).tolist(),
         "mean": [s["mean"] for s in accuracy],
         "std": [s["std"] or 0.0 for s in accuracy],  # to draw: of one client no band
-        "loss": [nothing(spread(row)["mean"]) for row in column(record, "clients/train_loss")],
+        "loss": [
+            nothing(summary_statistics(row)["mean"]) for row in column(record, "clients/train_loss")
+        ],
         "seconds": record.columns.get("rounds/seconds", np.zeros(0)).tolist(),
         "phases": phases(record),
         "clients": last(record, "clients/accuracy"),
@@ -124,10 +126,10 @@ def nothing(number: float | None) -> float:
     return np.nan if number is None else number
 
 
-def watched(paths: Sequence[Path]) -> list[Watched]:
+def open_runs(paths: Sequence[Path]) -> list[Watched]:
     """These runs and those of these sweeps; CheckpointError where there is none."""
-    runs = [Watched(run, of) for path in paths for run, of in sweeps.runs(existing(path))]
+    runs = [Watched(run, of) for path in paths for run, of in sweeps.runs(check_exists(path))]
     folders = [Path(os.path.abspath(run.folder)) for run in runs]
-    for run, name in zip(runs, told_apart(folders), strict=True):
+    for run, name in zip(runs, unique_names(folders), strict=True):
         run.name = printable(name)
     return runs

@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from hpcfed.core.few import counted, listed
+from hpcfed.core.few import count_noun, join_few
 from hpcfed.core.paths import tail
 from hpcfed.results.columns import faults
 from hpcfed.storage import names
@@ -23,7 +23,7 @@ TAIL = 65536  # bytes of a log that are looked at
 def warnings(record: Record, folder: Path) -> list[str]:
     """In the order of rounds, and then what the log of a sweep's run says."""
     told = sorted([*restarts(record), *left(record)])
-    return [text for _, text in told] + logged(folder)
+    return [text for _, text in told] + last_log_warning(folder)
 
 
 def restarts(record: Record) -> Iterator[tuple[int, str]]:
@@ -31,7 +31,7 @@ def restarts(record: Record) -> Iterator[tuple[int, str]]:
     history = record.header.get("history", [])
     ranks = [past.get("ranks") for past in history] + [record.header.get("ranks")]
     for past, before, after in zip(history, ranks, ranks[1:], strict=False):
-        change = "" if before == after else f", on {counted(after, 'rank')} after {before}"
+        change = "" if before == after else f", on {count_noun(after, 'rank')} after {before}"
         yield past["rounds"], f"went on after round {past['rounds']} from a checkpoint{change}"
 
 
@@ -40,11 +40,11 @@ def left(record: Record) -> Iterator[tuple[int, str]]:
     for t, found in groupby(faults(record), itemgetter(0)):
         yield (
             t,
-            f"round {t}: left out: client {listed([f'{k} ({how})' for _, k, how in found], FEW)}",
+            f"round {t}: left out: client {join_few([f'{k} ({how})' for _, k, how in found], FEW)}",
         )
 
 
-def logged(folder: Path) -> list[str]:
+def last_log_warning(folder: Path) -> list[str]:
     """The last warning in the log that a sweep keeps of its run; nothing for another run."""
     path = names.log_file(folder.parent, folder.name)
     if not sweeps.exists(folder.parent) or not os.path.isfile(path):

@@ -27,7 +27,7 @@ from hpcfed.core.few import evenly
 from hpcfed.core.status import DONE
 from hpcfed.report import colours
 from hpcfed.report.status import words
-from hpcfed.report.watch.terminal import counted, pace
+from hpcfed.report.watch.terminal import format_rounds, pace
 from hpcfed.report.watch.view import View, Watched
 from hpcfed.results.summary import share
 
@@ -160,31 +160,31 @@ def plain(view: View) -> dict[str, Any]:
     return {
         "name": view.name,
         "title": view.title,
-        "told": told(view),
+        "told": describe_view(view),
         "share": view.state.rounds / (view.state.total or 1),
         **{
-            name: [rounded(getattr(view, name)[i]) for i in kept]
+            name: [round_number(getattr(view, name)[i]) for i in kept]
             for name in ("evaluated", "mean", "std")
         },
         "phases": {
-            name: list(map(rounded, seconds.tolist())) for name, seconds in view.phases.items()
+            name: list(map(round_number, seconds.tolist())) for name, seconds in view.phases.items()
         },
-        "clients": list(map(rounded, view.clients.tolist())),
+        "clients": list(map(round_number, view.clients.tolist())),
         "kinds": view.kinds.tolist(),
         "warnings": view.warnings,
     }
 
 
-def told(view: View) -> str:
+def describe_view(view: View) -> str:
     """A run in a line."""
     parts = [
         view.name,
-        f"round {counted(view)}",
+        f"round {format_rounds(view)}",
         f"accuracy {share(view.mean[-1] if view.mean else None)}",
     ]
     return ", ".join([*parts, *pace(view.state, time()), words(view.state)])
 
 
-def rounded(number: float) -> float | None:
+def round_number(number: float) -> float | None:
     """With as many digits as a picture shows; None for nan."""
     return round(number, 6) if np.isfinite(number) else None

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.core.extras import needed
+from hpcfed.core.extras import import_extra
 from hpcfed.core.few import evenly
 from hpcfed.models.trained import Trained
 
@@ -20,7 +20,7 @@ STEPS = 50  # of the path from the baseline to the image
 IMAGES = 4  # so many, each of another class
 
 
-def shared_images(labels: np.ndarray) -> np.ndarray:
+def choose_images(labels: np.ndarray) -> np.ndarray:
     """The first example of each of IMAGES classes, evenly chosen: positions [M], ascending by
     class. They depend on nothing but the labels [N], so that all runs on the same data are asked
     about the same ones.
@@ -33,7 +33,7 @@ def conductance(model: Trained, x: Tensor, labels: np.ndarray) -> np.ndarray:
     """The conductance of each unit of the representation, [M, d], for the scores of these labels;
     x: M inputs, as stored.
     """
-    library = needed("captum.attr", "models", "layer conductance")
+    library = import_extra("captum.attr", "models", "layer conductance")
     method = library.LayerConductance(model.scores, model.body)
     target = torch.as_tensor(labels, dtype=torch.int64)
     return method.attribute(model.prepare(x), target=target, n_steps=STEPS).detach().numpy()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.few import counted
+from hpcfed.core.few import count_noun
 from hpcfed.models import files
 from hpcfed.results.trained.saved import Saved, from_newest
 from hpcfed.storage import names
@@ -44,7 +44,7 @@ def write(saved: Saved, source: Reader, folder: Path) -> str:
         put(names.model_file(folder, model.about.client), files.encode(model))
     n = len(saved.clients)
     return (
-        f"{folder}: models of {counted(n, 'client')} after round {source.rounds}, "
+        f"{folder}: models of {count_noun(n, 'client')} after round {source.rounds}, "
         f"{WHAT[saved.keeps]}"
     )
 

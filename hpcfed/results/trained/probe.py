@@ -16,12 +16,12 @@ from torch import Tensor
 
 from hpcfed.core import rng
 from hpcfed.core.errors import CheckpointError, ConfigError
-from hpcfed.core.few import counted, evenly
+from hpcfed.core.few import count_noun, evenly
 from hpcfed.core.progress import say, track
 from hpcfed.models.trained import Trained
-from hpcfed.results.trained.conductance import conductance, shared_images
+from hpcfed.results.trained.conductance import choose_images, conductance
 from hpcfed.results.trained.export import numbers
-from hpcfed.results.trained.saved import Saved, from_newest, saved_in
+from hpcfed.results.trained.saved import Saved, checkpoints_of, from_newest
 from hpcfed.storage import checkpoint, names, probe
 from hpcfed.storage.probe import Probe
 from hpcfed.storage.reader import Reader
@@ -51,7 +51,7 @@ def command(
         len(made.clients),
         f"after round {made.rounds[-1]}, {len(made.labels):,} test examples",
     )
-    return f"{path}: {counted(n, 'client')} {about}"
+    return f"{path}: {count_noun(n, 'client')} {about}"
 
 
 def anew(run: Path) -> Probe:
@@ -62,7 +62,7 @@ def anew(run: Path) -> Probe:
     n, K = len(made.clients), made.header["of"]
     if n < K:
         say(
-            f"{run}: {n} of {counted(K, 'client')} were drawn for figures of models; "
+            f"{run}: {n} of {count_noun(K, 'client')} were drawn for figures of models; "
             f"`hpcfed probe {run}` takes up to {MOST}, `--clients 0,3,...` those named"
         )
     probe.write(run, made)
@@ -106,7 +106,7 @@ class Probing:
         self.rows = np.sort(draw.choice(len(test.y), min(examples, len(test.y)), replace=False))
         self.x, self.labels = torch.from_numpy(test.x[self.rows]), test.y[self.rows]
         text = bool(self.saved.about["vocabulary"])
-        self.images = shared_images(test.y[:0] if text else test.y)
+        self.images = choose_images(test.y[:0] if text else test.y)
         self.image_x, self.image_labels = (
             torch.from_numpy(test.x[self.images]),
             test.y[self.images],
@@ -114,7 +114,7 @@ class Probing:
 
     def probe(self) -> Probe:
         """All answers, client after client."""
-        models = track(self.ks, f"probing {counted(len(self.ks), 'model')}")
+        models = track(self.ks, f"probing {count_noun(len(self.ks), 'model')}")
         seen = [self.of_client(self.saved.model(k)) for k in models]
         representations, predictions, image_predictions, conductances = zip(*seen, strict=True)
         rounds, tables = self.alike(list(representations))
@@ -163,13 +163,15 @@ class Probing:
         """
         tables = {self.source.rounds: pairwise_cka(last)}
         older = [
-            path for path in saved_in(self.run) if checkpoint.rounds_of(path) < self.source.rounds
+            path
+            for path in checkpoints_of(self.run)
+            if checkpoint.rounds_of(path) < self.source.rounds
         ]
         for path in (older[i] for i in evenly(len(older), PANELS - 1)):
             try:
                 with Reader(path) as source:
                     before = Saved(self.run, source, self.ks, self.own)
-                    what = f"probing {counted(len(self.ks), 'model')} of round {source.rounds}"
+                    what = f"probing {count_noun(len(self.ks), 'model')} of round {source.rounds}"
                     seen = self.answers(before, what)
                     tables[source.rounds] = pairwise_cka([z for z, _ in seen])
             except CheckpointError:  # damaged, or deleted meanwhile by the run that goes on

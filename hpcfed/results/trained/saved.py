@@ -22,7 +22,7 @@ from hpcfed.core.params import Params
 from hpcfed.core.payload import from_tree, on_device
 from hpcfed.federation.federation import Federation
 from hpcfed.models.assign import assign
-from hpcfed.models.trained import About, Trained, assembled
+from hpcfed.models.trained import About, Trained, assemble_model
 from hpcfed.results.trained.scoring import OF_NOW, pieces
 from hpcfed.results.trained.sources import CPU, Owner, Sources
 from hpcfed.storage import checkpoint, names, record
@@ -52,7 +52,7 @@ class Saved:
         record.same_run(found.header, source.header, source.path)
         self.source, self.t = source, source.rounds - 1
         self.job = again(found.header["job"], str(run), own)
-        self.clients = chosen(clients, self.job.clients)
+        self.clients = select_clients(clients, self.job.clients)
         self.sources = Sources(self.job, run, found.header.get(record.RUN_ID, ""))
         self.about = inputs(found.header, self.sources) | {
             "job": self.job.plain(),
@@ -100,7 +100,7 @@ class Saved:
             "kind": found.kind,
             "more": found.more,
         }
-        return assembled(
+        return assemble_model(
             About(**self.about, architecture=found.architecture, **more), found.tensors
         )
 
@@ -112,7 +112,7 @@ def from_newest(run: Path, use: Callable[[Reader], T]) -> T:
     Raises CheckpointError where there is none.
     """
     damage: CheckpointError | None = None
-    for path in saved_in(run):
+    for path in checkpoints_of(run):
         try:
             with Reader(path) as source:
                 return use(source)
@@ -125,12 +125,12 @@ def from_newest(run: Path, use: Callable[[Reader], T]) -> T:
     )
 
 
-def saved_in(run: Path) -> list[Path]:
+def checkpoints_of(run: Path) -> list[Path]:
     """The checkpoints of a run, the newest first."""
     return checkpoint.candidates(run) if checkpoint.newest(run) else []
 
 
-def chosen(clients: Collection[int] | None, K: int) -> list[int]:
+def select_clients(clients: Collection[int] | None, K: int) -> list[int]:
     """These clients, in order; all where none are named. ConfigError for one that is not there."""
     for k in clients or ():
         if not 0 <= k < K:

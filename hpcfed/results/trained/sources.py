@@ -65,10 +65,10 @@ class Sources:
         """The test split."""
         return self.partition.common() if isinstance(self.partition, Synthetic) else self.data.test
 
-    def held(self, k: int, which: str) -> Shard:
+    def client_data(self, k: int, which: str) -> Shard:
         """Examples of client k. which: "train" or "test"."""
         if isinstance(self.partition, Synthetic):
-            split = self.partition.held(k)[which == "test"]
+            split = self.partition.client_data(k)[which == "test"]
             return Shard(split.x, split.y, np.arange(len(split.y)), CPU)
         split = getattr(self.data, which)
         return Shard(split.x, split.y, getattr(self.shares, which)[k], CPU)
@@ -82,8 +82,8 @@ class Owner(Client):
 
     @cached_property
     def train(self) -> Shard:
-        return self.sources.held(self.id, "train")
+        return self.sources.client_data(self.id, "train")
 
     @cached_property
     def test(self) -> Shard:
-        return self.sources.held(self.id, "test")
+        return self.sources.client_data(self.id, "test")
