@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from hpcfed.core import rng
@@ -42,9 +41,10 @@ def calibrate(facts: World, fed: Federation) -> None:
     found = fed.comm.bcast(measured(fed, kinds) if fed.comm.rank == 0 else None)
     if not found:
         return
-    fed.costs = np.array([found[kind] for kind in fed.architectures]) * fed.sizes
+    sizes = zip(fed.architectures, fed.sizes, strict=True)
+    fed.costs = [float(found[kind]) * n for kind, n in sizes]
     if not facts.many:  # of a population each round's clients are placed anew
-        places = place(fed.costs.tolist(), fed.comm.size, fed.speeds)
+        places = place(fed.costs, fed.comm.size, fed.speeds)
         balance.move(fed, dict(enumerate(places)))
 
 

@@ -79,7 +79,7 @@ def test_every_algorithm_has_a_page_and_every_field_its_place(site):
 
 def test_authors_of_hooks_are_shown_no_internals(site):
     shown = set(re.findall(r'<h3 id="([^"]+)"', (site / "extend/hooks.html").read_text()))
-    assert {"receive", "local", "mean", "turns", "borrowed", "params"} <= shown
+    assert {"receive", "local", "mean", "run", "stream", "borrowed", "params"} <= shown
     internal = {"parcel", "hand_over", "restore", "spread", "keeping", "joint", "skeleton", "usual"}
     assert shown & internal == set()
     text = (site / "extend/hooks.html").read_text()
