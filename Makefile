@@ -17,9 +17,12 @@ export OMP_NUM_THREADS := 1
 RUN := $(BIN)/mpirun -np 2 $(BIN)/python -m hpcfed.main
 ONE_LINE := 'import json, sys; print("{run}: {algorithm}, test accuracy {accuracy[mean]:.4f}".format(**json.load(sys.stdin)))'
 
+# Units of which each file takes a second or two.
+QUICK := $(foreach name,params exact rng config partition placement optimisers,tests/unit/test_$(name).py)
+
 BENCH := overhead faster augment startup sums placement ranks clients
 
-.PHONY: help setup demo test lint docs gallery bench clean
+.PHONY: help setup demo check test lint docs gallery bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' '$(strip $(MAKEFILE_LIST))' | expand -t 16
@@ -46,6 +49,9 @@ demo: setup ## 20 clients, four architectures, two ranks: each alone, then FedCl
 	$(RUN) --out runs/demo --overwrite
 	$(BIN)/hpcfed plot runs/demo-local runs/demo -o runs/demo/curves.png
 	@for run in runs/demo-local runs/demo; do $(BIN)/hpcfed summary $$run --json | $(BIN)/python -c $(ONE_LINE); done
+
+check: lint ## after each change, about a minute: style, types, house rules, golden values, quick units
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/house tests/golden $(QUICK)
 
 test: .venv/.tests ## install what the tests need, run all of them
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
