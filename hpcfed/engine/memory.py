@@ -84,15 +84,14 @@ def check(facts: World, fed: Federation) -> None:
 
 def settle(need: Need, fed: Federation) -> None:
     """Do without graphs where the engine is free and what they keep does not fit: the bits are the
-    same. Raises ConfigError where the rest does not fit either.
+    same, so each rank decides for itself. Raises ConfigError where the rest does not fit either.
     """
     spare = need.graphs and need.total > fed.share and fed.job.training.engine == "auto"
     if spare:
         need = replace(need, moments=None)
     refuse(need, fed.share, fed.job.local.batch)
     if spare:
-        traced = fed.job.training.model_copy(update={"engine": "traced"})
-        fed.job = fed.job.model_copy(update={"training": traced})
+        fed.graphs = False
         fed.say("graphs of local steps do not fit into the GPU's memory; steps are traced")
 
 

@@ -43,6 +43,7 @@ class Federation(Turns):
     public: Shard  # examples that no client holds; may be empty
     common: Shard  # this rank's part of the whole test split
     pool: Callable[[], Client] | None = None  # a client that holds all clients' data
+    graphs: bool = True  # whether steps may be captured, where the job leaves it open
     turnout: Turnout = field(default_factory=Turnout)  # who reports in this round, and who is lost
     partial: dict[int, int] = field(
         default_factory=dict

@@ -50,7 +50,7 @@ def engine(steps: LocalSteps, loss: Loss) -> Step:
         return partial(eager, steps, loss)
     return (
         Graphed(steps, loss)
-        if wanted == "graphed" or (wanted == "auto" and gpu)
+        if wanted == "graphed" or (wanted == "auto" and gpu and steps.fed.graphs)
         else Traced(steps, loss)
     )
 

@@ -25,6 +25,8 @@ from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import world
 from hpcfed.machine.faults import MemoryFault
 from hpcfed.models import MODELS
+from hpcfed.training import engines
+from hpcfed.training.local import LocalSteps
 from tests.contract import toy
 
 LARGE = Need(modules=2 * GIB, examples=GIB, resting=GIB, steps={"resnet18": 4 * GIB, "cnn": GIB})
@@ -49,17 +51,22 @@ def test_graphs_keep_their_moments_and_a_pool_beside_which_another_models_step_m
     assert "training.engine = 'traced' needs no memory for graphs" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("share", "engine"), [(LARGE.total + GIB, "auto"), (LARGE.total, "traced")]
-)
+@pytest.mark.parametrize(("share", "graphs"), [(LARGE.total + GIB, True), (LARGE.total, False)])
 def test_where_only_graphs_do_not_fit_a_free_choice_of_engine_does_without_them(
-    share, engine, capsys
+    share, graphs, capsys, monkeypatch
 ):
+    """The job stays as it is: whether clients train as one, with other bits, hangs on it."""
     fed = start().fed
     fed.share = share
     memory.settle(replace(LARGE, moments=GIB, steps={"resnet18": 4 * GIB}), fed)
-    assert fed.job.training.engine == engine
-    assert ("steps are traced" in capsys.readouterr().err) == (engine == "traced")
+    assert fed.job.training.engine == "auto"
+    assert ("steps are traced" in capsys.readouterr().err) != graphs
+    monkeypatch.setattr(engines, "worth", lambda steps, gpu: True)
+    with LocalSteps(fed, fed.clients[5], 0) as steps:
+        fed.device = torch.device("cuda", 0)
+        made = engines.engine(steps, fed.job.algorithm.loss)
+        fed.device = torch.device("cpu")
+    assert isinstance(made, engines.Traced) and isinstance(made, engines.Graphed) == graphs
 
 
 @pytest.mark.parametrize(
