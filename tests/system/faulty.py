@@ -25,7 +25,8 @@ class Signalled(RoundBased):
 
     def local(self, fed, client, state, t):
         mean = super().local(fed, client, state, t)
-        if client.id == 0 and not self.sign.exists():
+        real = fed.K > 2  # the trial before a run has two clients
+        if real and client.id == 0 and not self.sign.exists():
             self.sign.touch()
             os.kill(os.getpid(), signal.SIGTERM)
         return mean

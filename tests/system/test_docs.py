@@ -83,7 +83,7 @@ def test_authors_of_hooks_are_shown_no_internals(site):
     internal = {"parcel", "hand_over", "restore", "spread", "keeping", "joint", "skeleton", "usual"}
     assert shown & internal == set()
     text = (site / "extend/hooks.html").read_text()
-    assert "A context manager: <code>with client.borrowed():</code>" in text
+    assert "A context manager: <code>with ….borrowed() as client:</code>" in text
 
 
 def test_the_pages_fetch_nothing_from_anywhere(site):

@@ -40,7 +40,11 @@ def test_a_round_that_a_signal_ends_is_gone_on_with_by_client(tmp_path):
     with started(3, *words, "--out", str(run)) as job:
         job.ends(RESUME_ME)
     assert results.load(run).rounds == 0 and 0 in turns(run)
-    together(2, tmp_path, {"again": ["--resume", str(run)], "whole": [*words, "--out", str(whole)]})
+    together(
+        2,
+        tmp_path,
+        {"again": ["--resume", str(run), *SIGNALLED[-2:]], "whole": [*words, "--out", str(whole)]},
+    )
     assert digest(run) == digest(whole)
 
 
