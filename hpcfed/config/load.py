@@ -65,8 +65,9 @@ def resolve(
         else merge(*(values for _, values in read(EMBEDDED)))
     )
     name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
-    own, source = user_names(flags, environ, file), f"resume: the job stored in {resume}"
+    own, source = set[str](), f"resume: the job stored in {resume}"
     if resume:
+        own = user_names(flags, environ, file)
         refuse_import([name], own, source, "--algorithm.name")
         old = fill_former_defaults(old, name)
     file, old = (about(name, table) for table in (file, old))

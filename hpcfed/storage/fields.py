@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 Fields = dict[str, Any]
 
 
 def flat(tables: dict[str, Any]) -> Fields:
-    """All values by name."""
-    return dict(_flat(tables, ""))
-
-
-def _flat(table: dict[str, Any], above: str) -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{above}{name}.")
+    """All values by name, however deep the tables are nested."""
+    found: Fields = {}
+    left = [("", iter(tables.items()))]
+    while left:
+        above, items = left[-1]
+        for name, value in items:
+            if isinstance(value, dict) and value:
+                left.append((f"{above}{name}.", iter(value.items())))
+                break
+            found[f"{above}{name}"] = value
         else:
-            yield f"{above}{name}", value
+            left.pop()
+    return found
 
 
 def at(tables: Any, name: str) -> Any:

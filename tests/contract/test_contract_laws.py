@@ -1,7 +1,6 @@
 """Every method: what evaluation, odd clients and odd cohorts must not do, and what is counted."""
 
 import random
-import sys
 from itertools import pairwise
 
 import numpy as np
@@ -162,21 +161,6 @@ def test_traffic_is_what_the_method_announces_and_that_of_the_cohort_alone(metho
     assert ((reports > 0) == outcome.column("cohort")).all()
     assert outcome.column("down").tolist() == (reports * down).tolist()
     assert outcome.column("up").tolist() == (reports * up).tolist()
-
-
-@each_algorithm
-def test_the_class_is_frozen(method: str):
-    algorithm = load(method)()
-    with pytest.raises(ValueError, match="frozen"):
-        algorithm.weighting = "uniform"
-
-
-@each_algorithm
-def test_the_file_says_what_the_method_is_and_from_where(method: str):
-    text = sys.modules[load(method).__module__].__doc__
-    assert text and text.split("\n")[0].endswith((".", ":", ","))
-    if ALGORITHMS[method].cite:
-        assert "Deviations" in text and ("arXiv:" in text or "doi:" in text)
 
 
 @each_algorithm

@@ -69,6 +69,5 @@ def test_whoever_dies_in_whatever_verb_the_others_go_on():
 @pytest.mark.timeout(100)
 def test_ranks_do_not_wait_for_ever_for_one_that_died_before_mpi_began():
     done = mpirun(3, "-c", EARLY, timeout=60, options=ulfm(), check=False)
-    assert (
-        done.returncode == 1 and "Timeout (0:00:02)!" in done.stderr and "start.py" in done.stderr
-    )
+    assert done.returncode == 1
+    assert "MPI has not started within 2 s (run.watchdog): a rank is stopped or gone" in done.stderr

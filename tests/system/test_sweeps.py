@@ -45,7 +45,7 @@ def test_a_failed_run_ends_no_other_and_is_all_that_is_run_again(desk, capsys):
     assert "0: digits: done, accuracy 0." in out
     assert (
         "1 failed; their output is in s/logs\n  own.npz: failed with status 2: hpcfed: "
-        "data/own.npz: no" in out
+        "own.npz: no such file" in out
     )
     assert cli.main(["table", "s", "--columns", "data.name"]) == 0
     out = capsys.readouterr().out
