@@ -22,11 +22,12 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import FrameSummary, extract_tb
-from typing import Any
-
-from pydantic import PydanticUndefinedAnnotation, PydanticUserError, ValidationError
+from typing import TYPE_CHECKING, Any
 
 from hpcfed.core.errors import ConfigError, HpcfedError, first_line
+
+if TYPE_CHECKING:
+    from pydantic import PydanticUserError
 
 PACKAGE = Path(__file__).parents[1]
 SITE = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
@@ -194,6 +195,11 @@ def refusal(error: BaseException, file: str = "its file") -> str:
 
     file: how the place is named where the exception has none.
     """
+    from pydantic import (
+        PydanticUndefinedAnnotation,
+        PydanticUserError,
+    )  # here: a saved model is loaded without it
+
     if isinstance(error, SyntaxError):
         place = f"{display_path(error.filename)}, line {error.lineno}" if error.filename else file
         return f"{place}: {error.msg}"
@@ -254,6 +260,11 @@ def making(what: str, cls: type) -> Iterator[None]:
 
     what: how the message begins.
     """
+    from pydantic import (
+        PydanticUndefinedAnnotation,
+        PydanticUserError,
+    )  # here: a saved model is loaded without it
+
     try:
         yield
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
@@ -273,6 +284,8 @@ def explain_error(error: BaseException) -> str:
     own = frames(error)
     if not own:
         return ""
+    from pydantic import ValidationError  # here: a saved model is loaded without it
+
     last = own[-1]
     place = f"{display_path(last.filename)}, line {last.lineno}, in {last.name}"
     if isinstance(error, ValidationError) and error.errors()[0]["type"] == "frozen_instance":

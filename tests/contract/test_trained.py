@@ -89,20 +89,10 @@ def test_a_file_needs_models_alone_and_a_run_neither_mpi_nor_engine(tmp_path):
     run = saved_run(tmp_path / "run", "fedavg", "--models.mix", "cnn", rounds=1)
     models(run, out=tmp_path / "out")
     alone = loaded_by(names.model_file(tmp_path / "out", 3))
-    parts = {name.split(".")[1] for name in alone if name.startswith("hpcfed.")}
-    assert parts <= {
-        "content",
-        "models",
-        "trained",
-        "registry",
-        "errors",
-        "extras",
-        "inputs",
-        "paths",
-        "rng",
-        "params",
-        "compat",
-    }
+    rooms = {name.split(".")[1] for name in alone if name.startswith("hpcfed.")}
+    assert rooms <= {"config", "core", "models", "results"}
+    config = {name for name in alone if name.startswith("hpcfed.config.")}
+    assert config <= {"hpcfed.config.architectures"}
     assert not {"h5py", "mpi4py", "pydantic"} & set(alone)
     from_run = loaded_by(run)
     assert "mpi4py" not in from_run and not [

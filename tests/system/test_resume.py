@@ -187,8 +187,8 @@ def test_without_any_usable_results_a_run_goes_on_from_its_checkpoint_and_names_
     assert record.column("rounds/lost")[:DONE].tolist() == DONE * [1]
     assert "partition.h5: damaged or missing; it is written again" in said.err
     again, first = (
-        Partition.load(names.partition_file(desk / run), record.header["run_id"])
-        for run in ("blank", "longer")
+        Partition.load(names.partition_file(desk / run), results.header["run_id"])
+        for run, results in (("blank", record), ("longer", whole))
     )
     for ours, theirs in zip([*again.train, *again.test], [*first.train, *first.test], strict=True):
         np.testing.assert_array_equal(ours, theirs)
