@@ -330,8 +330,10 @@ def link_file(new: Path, path: Path) -> bool:
         os.link(new, path)
         return True
     except FileExistsError:
-        # some network file systems do it twice where an answer was lost
-        return os.path.samefile(new, path) if os.path.exists(path) else False
+        try:  # some network file systems do it twice where an answer was lost
+            return os.path.samefile(new, path)
+        except FileNotFoundError:  # another process has just removed it
+            return False
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise

@@ -373,6 +373,7 @@ def test_a_file_in_a_folder_that_is_not_on_the_path_is_told_apart_from_one_that_
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])  # as a command has it
     (tmp_path / "lying_here.py").write_text(CLASS)
     with pytest.raises(ConfigError, match=r"lying_here\.py is in .* start with `PYTHONPATH=\.`"):
         algorithm_model("lying_here:Mine")

@@ -241,10 +241,10 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 FULL = """
 import resource, sys, pathlib, numpy as np
 from hpcfed.core.errors import CheckpointError, DamagedError
-from hpcfed.storage.atomic import replacing
+from hpcfed.storage.atomic import replace_file
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 try:
-    with replacing(pathlib.Path(sys.argv[1]), "test") as file:
+    with replace_file(pathlib.Path(sys.argv[1]), "test") as file:
         for i in range(int(sys.argv[2])):
             file[f"part{i}"] = np.zeros(int(sys.argv[3]))
 except CheckpointError as error:

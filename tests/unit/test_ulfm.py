@@ -71,8 +71,10 @@ def test_ranks_that_wait_leave_their_core_to_others_where_cores_are_shared(env, 
 
 
 def test_a_start_of_mpi_that_does_not_end_ends_with_one_message_and_no_traceback():
-    code = "import ctypes; from hpcfed.comm.ulfm import starting\n"
-    wait = "with starting(0.2): ctypes.PyDLL(None).pause()  # holds the lock of the interpreter\n"
+    code = "import ctypes; from hpcfed.comm.ulfm import limit_start\n"
+    wait = (
+        "with limit_start(0.2): ctypes.PyDLL(None).pause()  # holds the lock of the interpreter\n"
+    )
     done = subprocess.run([sys.executable, "-c", code + wait], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "MPI has not started within 0.2 s" in done.stderr
