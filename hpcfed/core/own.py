@@ -195,10 +195,8 @@ def refusal(error: BaseException, file: str = "its file") -> str:
 
     file: how the place is named where the exception has none.
     """
-    from pydantic import (
-        PydanticUndefinedAnnotation,
-        PydanticUserError,
-    )  # here: a saved model is loaded without it
+    # here: a saved model is loaded without it
+    from pydantic import PydanticUndefinedAnnotation, PydanticUserError
 
     if isinstance(error, SyntaxError):
         place = f"{display_path(error.filename)}, line {error.lineno}" if error.filename else file
@@ -260,10 +258,8 @@ def making(what: str, cls: type) -> Iterator[None]:
 
     what: how the message begins.
     """
-    from pydantic import (
-        PydanticUndefinedAnnotation,
-        PydanticUserError,
-    )  # here: a saved model is loaded without it
+    # here: a saved model is loaded without it
+    from pydantic import PydanticUndefinedAnnotation, PydanticUserError
 
     try:
         yield

@@ -199,11 +199,6 @@ class Lock:
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.keep, daemon=True, name="lock")
 
-    @property
-    def locked(self) -> bool:
-        """Whether this process holds it."""
-        return self.me is not None
-
     def take(self, force: bool = False) -> None:
         """Take the lock, and keep it until `release`.
 
@@ -245,11 +240,7 @@ class Lock:
     def lose(self, other: Holder) -> None:
         """End: what this process would write from now on would spoil the other's run."""
         text = f"{self.run}: {other} has taken this run folder over; this run ends here"
-        print(
-            f"hpcfed: {format_error(text)}",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"hpcfed: {format_error(text)}", file=sys.stderr, flush=True)
         self.end(WRONG)
 
     def release(self) -> None:

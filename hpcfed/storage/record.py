@@ -13,11 +13,10 @@ import numpy as np
 from hpcfed.core.content import Table, convert_read_errors
 from hpcfed.core.errors import AbsentError, CheckpointError, DamagedError, unknown
 from hpcfed.core.paths import glob_folder
-from hpcfed.storage import names, tree
+from hpcfed.storage import journal, names, tree
 from hpcfed.storage.atomic import open_file
 from hpcfed.storage.columns import concat_columns, length
 from hpcfed.storage.header import check_columns, check_record
-from hpcfed.storage.journal import blocks
 from hpcfed.storage.untrusted import DEPTH, Budget, array, child, number, subgroup
 
 Header = dict[str, Any]
@@ -72,14 +71,6 @@ def load(run: Path) -> Record:
             return record
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """What tells a file from another of the same name."""
-    try:
-        return (found := os.stat(path)).st_ino, found.st_mtime_ns
-    except (OSError, ValueError):
-        return None
-
-
 def _read(path: Path, whole: bool = True) -> Record:
     """The results at that path. whole: DamagedError where the journal is damaged, otherwise what
     comes before the damage.
@@ -102,7 +93,7 @@ def _read(path: Path, whole: bool = True) -> Record:
     parts = [columns] if rounds else []
     try:
         with convert_read_errors(path):
-            for first, block in blocks(names.journal_file(path), path):
+            for first, block in journal.blocks(names.journal_file(path), path):
                 if first != rounds:  # the file has been made anew meanwhile
                     break
                 parts.append(block)
@@ -145,7 +136,7 @@ def _advice(folder: Path) -> str:
 def stamp(run: Path) -> tuple[Any, ...]:
     """What tells the results of a run from those of another moment, without reading them."""
     path = names.results_of(run)
-    return _stamp(path), _stamp(names.journal_file(path))
+    return journal.stamp(path), journal.stamp(names.journal_file(path))
 
 
 def recover(run: Path, rounds: int = 0) -> Record:
