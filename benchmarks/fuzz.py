@@ -42,7 +42,9 @@ from hpcfed.report.watch.terminal import render
 from hpcfed.report.watch.view import open_runs
 from hpcfed.storage.results import Results
 
-LONG = 150_000  # characters of a message at most
+sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run from anywhere
+
+from tests.attack.claims import LONG, toml
 
 
 def leaves(part: type[BaseModel], path: str = "") -> list[str]:
@@ -82,20 +84,6 @@ NAMES = (
     .map("".join)
     .filter(lambda name: name not in (".", "..") and "\0" not in name)
 )
-
-
-def toml(value: Any) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml(k)} = {toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, str):
-        plain = (c if c >= " " and c not in '"\\\x7f' else f"\\u{ord(c):04x}" for c in value)
-        return '"' + "".join(plain) + '"'
-    return json.dumps(value)
 
 
 class Fuzz:

@@ -5,6 +5,8 @@ without end.
 """
 
 import io
+import json
+import math
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -101,3 +103,17 @@ def damaged(whole: bytes, g: Random) -> bytes:
         else:
             del changed[i : i + g.randrange(1, 9)]
     return bytes(changed)
+
+
+def toml(value: object) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml(k)} = {toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, str):
+        plain = (c if c >= " " and c not in '"\\\x7f' else f"\\u{ord(c):04x}" for c in value)
+        return '"' + "".join(plain) + '"'
+    return json.dumps(value)

@@ -16,7 +16,7 @@ from hpcfed.config.files import MOST
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core.errors import HpcfedError, format_error
-from tests.attack.claims import TINY, damaged, refused, run
+from tests.attack.claims import TINY, damaged, refused, run, toml
 
 pytestmark = pytest.mark.timeout(120)
 ROOT = Path(__file__).parents[2]
@@ -70,20 +70,6 @@ VALUES = st.recursive(
     ONE, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3)
 )
 METHODS = st.sampled_from(sorted(ALGORITHMS))
-
-
-def toml(value: object) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml(k)} = {toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, str):
-        plain = (c if c >= " " and c not in '"\\\x7f' else f"\\u{ord(c):04x}" for c in value)
-        return '"' + "".join(plain) + '"'
-    return json.dumps(value)
 
 
 def loads(*words: str) -> None:
