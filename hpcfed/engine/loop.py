@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.core.errors import WriteError
 from hpcfed.core.status import DONE, RESUME_ME
 from hpcfed.engine import describe
+from hpcfed.engine.rounds import Rounds, stop_together
 from hpcfed.engine.survival import saving
 from hpcfed.engine.survival.saver import Saver
-from hpcfed.machine.pulse import Stopped
+from hpcfed.machine.heartbeat import Stopped
 from hpcfed.storage.record import FINISHED, STOPPED, Record
 from hpcfed.storage.results import FINAL, Results
 
 if TYPE_CHECKING:
-    from hpcfed.engine.rounds import Rounds
     from hpcfed.engine.survival.recover import Course
     from hpcfed.report.progress import Progress
     from hpcfed.report.sinks.logs import Logs
@@ -135,7 +135,8 @@ class Loop:
         """What the method does after the last round, recorded apart from the rounds: a run may be
         extended.
         """
-        final = self.rounds.together(self.rounds.finish)
+        with stop_together(self.comm):
+            final = self.rounds.finish()
         if self.results and final:
             self.results.arrays |= {f"{FINAL}/{name}": column for name, column in final.items()}
 
@@ -153,7 +154,7 @@ class Loop:
         minutes = self.job.checkpoint.minutes
         save = bool(minutes) and self.comm.rank == 0 and waited >= minutes
         return {
-            "stop": self.rounds.fed.pulse.stop_requested,
+            "stop": self.rounds.fed.clock.heartbeat.stop_requested,
             "save": save,
             "writing": self.saver.writing,
         }
@@ -214,9 +215,9 @@ class Loop:
         self.course.check()
         error = self.saver.finish() if self.saver.pending else ""
         if error and (needed or self.job.checkpoint.required):
-            raise saving.everywhere(f"{error}\n  {self.rounds.fed.last_checkpoint}")
+            raise saving.everywhere(f"{error}\n  {self.rounds.fed.warnings.last_checkpoint}")
         if error:
-            last = self.rounds.fed.last_checkpoint
+            last = self.rounds.fed.warnings.last_checkpoint
             self.warn(
                 f"no checkpoint of round {self.saver.about.rounds}: {error}\n"
                 f"  the run goes on, and tries again when the next is due; {last}"
@@ -225,7 +226,7 @@ class Loop:
 
     def warn(self, text: str) -> None:
         """Say it, also where the job is quiet."""
-        self.rounds.fed.say(f"warning: {text}")
+        self.rounds.fed.warnings.say(f"warning: {text}")
 
 
 def picture(record: Record, folder: Path) -> Path:

@@ -52,10 +52,13 @@ class SWIFT(Peers, EventBased):
         return self.links(fed)[k].nonzero()[0].tolist() if self.averages(number) else []
 
     def seconds(self, fed: Federation, k: int, examples: int) -> float:
-        return max(fed.profiles.compute(k, examples), fed.profiles.seconds(k, 0, *fed.announced(k)))
+        return max(
+            fed.participation.profiles.compute(k, examples),
+            fed.participation.profiles.seconds(k, 0, *fed.participation.announced(k)),
+        )
 
     def delay(self, fed: Federation, k: int) -> float:
-        return fed.profiles.seconds(k, 0, 0, fed.announced(k)[1])
+        return fed.participation.profiles.seconds(k, 0, 0, fed.participation.announced(k)[1])
 
     def start(self, client: Client, state: Params) -> None:
         client.memory["before"] = client.memory.pop("merged", None) or client.params()
@@ -71,7 +74,13 @@ class SWIFT(Peers, EventBased):
 
     def rates(self, fed: Federation) -> tuple[float, ...]:
         every = range(fed.K) if self.weights == "ccs-rates" else ()  # else they do not count
-        return tuple(1 / self.seconds(fed, k, fed.draws.examples(k, fed.draws.full)) for k in every)
+        return tuple(
+            1
+            / self.seconds(
+                fed, k, fed.participation.draws.examples(k, fed.participation.draws.full)
+            )
+            for k in every
+        )
 
     def merge(
         self, fed: Federation, job: Work, held: Params, up: Params, near: dict[int, Params]
