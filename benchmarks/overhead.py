@@ -122,7 +122,7 @@ def one_round(loop: Loop) -> None:
     """What `Loop.run` does in each round."""
     row, _ = loop.rounds.step(loop.flags)
     loop.write(row)
-    loop.save()
+    loop.checkpoints.save()
 
 
 def whole_raw(case: Case) -> Callable[[], object]:

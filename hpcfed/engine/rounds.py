@@ -179,12 +179,6 @@ class Rounds:
         self.state = state
         return self.evaluation.after_last_round(state, self.t)
 
-    def rebalance(self) -> int:
-        """Move clients to ranks by measured cost where that pays; collective. Returns how many
-        moved.
-        """
-        return self.balance.rebalance()
-
     def _open(self, t: int) -> Opened:
         """All that comes before the method's round; collective."""
         fed, evaluate, evaluation = self.fed, self.fed.job.evaluate, self.evaluation

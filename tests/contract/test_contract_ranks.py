@@ -62,7 +62,7 @@ def test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter(method: str):
         if rounds.t == 2:
             seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(toy.SIZES)
             rounds.balance.seconds = seconds  # as if the smallest clients had been the slowest
-            assert rounds.rebalance() > 0
+            assert rounds.balance.rebalance() > 0
 
     equal_on(3, job, toy.run(Serial(), job), between=shuffle)
 

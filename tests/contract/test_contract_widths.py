@@ -75,7 +75,7 @@ def test_clients_that_move_to_other_ranks_do_not_matter(variant: str):
             rounds.balance.seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(
                 toy.SIZES
             )  # as if small clients were slow
-            assert rounds.rebalance() > 0
+            assert rounds.balance.rebalance() > 0
 
     made = job(variant)
     want = toy.run(Serial(), made)

@@ -144,7 +144,7 @@ def test_clients_are_moved_only_where_it_pays():
     def moved(comm, seconds):
         rounds = started("local", comm=comm)
         rounds.balance.seconds = np.array(seconds) / np.array(toy.SIZES)
-        return rounds.rebalance(), rounds.fed.placement.ranks, sorted(rounds.fed.clients)
+        return rounds.balance.rebalance(), rounds.fed.placement.ranks, sorted(rounds.fed.clients)
 
     placed = spmd(2, lambda comm: moved(comm, toy.SIZES))
     assert [count for count, *_ in placed] == [0, 0]  # as estimated

@@ -113,7 +113,7 @@ def test_training_is_the_textbook_loop(flags: tuple[str, ...], make):
     losses = by_hand(theirs, client, make(client.model.parameters()), rows)
     for name, value in ours.clients[4].params().items():
         assert torch.allclose(value, client.params()[name], atol=1e-6), name
-    tally = ours.tally[4]
+    tally = ours.tallies[4]
     assert (tally.examples, tally.epochs) == (42, 2.0)
     assert tally.loss == pytest.approx(
         sum(loss * len(r) for loss, r in zip(losses, rows, strict=True)), rel=1e-5
