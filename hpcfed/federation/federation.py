@@ -67,7 +67,8 @@ class Federation:
     What an author of methods uses, in the order in which a method meets it:
 
     - the job: `job`, `seed`, `K`, `classes`, `d`, `device`;
-    - the clients: `architectures`, `sizes`, `label_counts`, and the examples of nobody, `public`;
+    - the clients: `architectures`, `sizes`, `largest`, `label_counts`; the examples of nobody,
+      `public`;
     - models to start from: `initial`, `shapes`, `module`, `start_alike`;
     - a round: `t`, `sample`, `cohort_size`, `draw_public`;
     - the clients' work: `run`, `stream`, `mine`, `clients`, `work`, `prepare`, `pooled`;

@@ -2,12 +2,14 @@
 holds.
 """
 
+import traceback
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
+from hpcfed.algorithms.base import Method
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.params import Params
@@ -103,6 +105,21 @@ def test_a_score_that_was_not_due_is_caught_up_later():
     first, second = (rounds.step()[0] for _ in range(2))
     assert np.isnan(first["clients/loss"]).all() and np.isfinite(second["clients/loss"][:5]).all()
     assert not rounds.evaluation.stale[:5].any()
+
+
+def test_from_the_step_of_a_round_to_the_loss_there_are_eight_frames_in_five_files(monkeypatch):
+    stacks, loss = [], Method.loss
+
+    def noted(self, *given):
+        stacks.append(traceback.extract_stack()[:-1])
+        return loss(self, *given)
+
+    monkeypatch.setattr(Method, "loss", noted)
+    started("fedavg", "--training.engine", "eager").step()
+    names = [frame.name for frame in stacks[0]]
+    frames = stacks[0][names.index("step") :]
+    assert len(frames) + 1 == 8  # the loss itself is one, in the file of the method's round
+    assert len({frame.filename for frame in frames}) == 5
 
 
 def test_the_last_round_is_always_evaluated():

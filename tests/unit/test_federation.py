@@ -2,6 +2,8 @@
 that move.
 """
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +54,16 @@ def test_clients_without_probability_are_never_drawn():
     fed = federation("--participation", "0.3")
     p = np.array([0, 0.5, 0, 0.5, 0, 0])
     assert all(fed.sample(t, p) == [1, 3] for t in range(5))
+
+
+def test_the_docstring_names_all_that_is_public_and_nothing_else():
+    fed = federation()
+    named = set(re.findall(r"`(\w+)`", Federation.__doc__)) - {
+        "Placement",
+        "Exchange",
+        "Participants",
+    }
+    assert named == {name for name in dir(fed) if not name.startswith("_")}
 
 
 def test_stragglers_are_a_share_of_the_cohort_and_do_at_least_one_epoch():
