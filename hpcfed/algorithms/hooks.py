@@ -253,7 +253,7 @@ def add_check(fn: Callable, check: Callable) -> Callable:
     @wraps(fn)
     def call(self: Any, *args: Any, **named: Any) -> Any:
         made = fn(self, *args, **named)
-        if wrong := check(self, made, *args, *named.values()):
+        if wrong := check(self, made, *args):
             raise own.OwnError(
                 f"{own.line_of(fn)}: {type(self).__name__}.{fn.__name__} returns {kind(made)}; "
                 f"{wrong}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -253,17 +253,17 @@ class Federation:
     def stream(
         self,
         cohort: Iterable[int],
-        work: Callable[[Client], T],
+        work: Callable[..., T],
         together: Callable[[Sequence[Client]], list[T] | None] | None = None,
         job: int = 0,
+        given: tuple[Any, ...] = (),
     ) -> Iterator[tuple[int, T]]:
         """The turns of this rank's clients of the cohort, in id order, as (id, what `work`
         returned), one result in memory at a time; for `mean`. Nothing is done before it is asked.
 
-        work: trains a client, and returns a value that can travel (`comm.codec`) and in which all
-        is that it leaves elsewhere: a turn that is done is not done again when the round is, its
-        value is used again. What a round does to clients outside of turns is undone then, and done
-        again.
+        work: (client, *given) -> a value that can travel (`comm.codec`), in which all is that it
+        leaves elsewhere: a turn that is done is not done again when the round is, its value is used
+        again. What a round does to clients outside of turns is undone then, and done again.
         together: the same work for several clients at once (`Turns.grouping`), or None where it
         cannot be done so and each works alone.  job: number of the client's, where it may have
         several in a round.
@@ -280,7 +280,7 @@ class Federation:
                 if turn.values is None:
                     turn.values = []
                     for client in clients:
-                        turn.values.append(work(client))
+                        turn.values.append(work(client, *given))
             yield from turn.uploads()
 
     def work(self, client: Client, epochs: int | None = None) -> int:

@@ -25,9 +25,8 @@ class Heartbeat:
         self.t, self.phase, self.client = 0, "start", ""  # round, phase, the last client in words
         self.exchange = ""  # the last one, in words
         self.done, self.total = 0, 0  # turns of this rank's clients in the round; its clients in it
-        self.look: Callable[[Heartbeat], None] = lambda heartbeat: (
-            None
-        )  # told when a client begins or ends
+        # told when a client begins or ends
+        self.look: Callable[[Heartbeat], None] = lambda heartbeat: None
         self.latest = inf  # monotonic seconds until which a client in hand may be trained on
 
     @property

@@ -107,9 +107,8 @@ def groups(fed: Federation, method: Trained, cohort: Sequence[int]) -> list[list
     alike = defaultdict(list)
     for k in cohort:
         kind = fed.architectures[k]
-        alike[
-            k if reasons[kind] else (kind, fed.sizes[k], fed.participation.partial.get(k))
-        ].append(k)
+        work = fed.participation.partial.get(k)
+        alike[k if reasons[kind] else (kind, fed.sizes[k], work)].append(k)
     return sorted(
         ks[i : i + settings.stack]
         for ks in alike.values()

@@ -28,9 +28,9 @@ def failing(rounds: Rounds, error: Exception, *victims: int) -> Rounds:
     """The turns of these clients end in the error, when their models have changed."""
     fed, stream = rounds.fed, rounds.fed.stream
 
-    def working(cohort, work, together=None, job=0):
+    def working(cohort, work, together=None, job=0, given=()):
         def broken(client):
-            value = work(client)
+            value = work(client, *given)
             if client.id in victims:
                 raise error
             return value
@@ -124,9 +124,9 @@ def test_an_upload_that_is_not_finite_is_a_failure_too():
     rounds = started(*DROP, method="fedavg")
     stream, nan = rounds.fed.stream, float("nan")
 
-    def broken(cohort, work, together=None, job=0):
+    def broken(cohort, work, together=None, job=0, given=()):
         def spoilt(client):
-            return Mean.of(work(client).parts[0].value * (nan if client.id == 4 else 1))
+            return Mean.of(work(client, *given).parts[0].value * (nan if client.id == 4 else 1))
 
         return stream(cohort, spoilt)
 
