@@ -62,7 +62,10 @@ class Synchronous:
     def __init__(self, fed: Federation, algorithm: RoundBased, balance: Balance) -> None:
         self.fed, self.algorithm, self.balance = fed, algorithm, balance
         self.now = 0.0
-        self.round = algorithm.round
+
+    @property
+    def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
+        return self.algorithm.round
 
     def begin(self, t: int) -> list[int]:
         fed, method = self.fed, self.algorithm
