@@ -209,7 +209,8 @@ class RoundBased(Method):
         """
         uploads = fed.stream(
             cohort,
-            lambda client: self.local(fed, client, state, t),
+            partial(self.local, fed),
+            given=(state, t),
             together=lambda clients: stacked.train(fed, self, clients, state, t),
         )
         return self.server(state, fed.mean(uploads, keep=state, last=True))

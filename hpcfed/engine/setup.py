@@ -24,7 +24,7 @@ from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split, Text, from_arrays, to_arrays
 from hpcfed.data.synthetic import Synthetic
 from hpcfed.engine import folder
-from hpcfed.federation.federation import Federation
+from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.federation.world import World
 from hpcfed.machine import speeds
 from hpcfed.machine.placement import place
@@ -201,6 +201,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
     fast = on_all_ranks(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []
     placement = dealt or place(world.costs.tolist(), comm.size, fast)
+    rows = np.arange(comm.rank, len(data.test.y), comm.size)  # of the test split, on this rank
     fed = Federation(
         job=job,
         comm=comm,
@@ -216,18 +217,18 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         speeds=fast,
         profiles=world.profiles,
         classes=len(data.classes),
-        mean_pixel=data.mean,
-        std_pixel=data.std,
-        device=device,
-        share=own.share,
-        public=Shard(world.open.x, world.open.y, world.public, device),
-        common=Shard(
-            data.test.x, data.test.y, np.arange(comm.rank, len(data.test.y), comm.size), device
+        data=SharedData(
+            public=Shard(world.open.x, world.open.y, world.public, device),
+            test=Shard(data.test.x, data.test.y, rows, device),
+            mean=data.mean,
+            std=data.std,
         ),
+        device=device,
+        gpu_memory=own.share,
         pool=cache(partial(make_pool_client, world, store, device, job)),
     )
     if own.warning:
-        fed.say(own.warning)
+        fed.warnings.say(own.warning)
     return fed
 
 

@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpcfed.training.batches import chunks
+
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
     from hpcfed.federation.federation import Federation
@@ -57,12 +59,12 @@ def common(fed: Federation, predict: Predict) -> float:
     with fed.clock("evaluate"):
         fed.pooled().model.eval()
         right = (
-            round(measure(fed, predict, fed.common).accuracy * len(fed.common))
-            if len(fed.common)
+            round(measure(fed, predict, fed.data.test).accuracy * len(fed.data.test))
+            if len(fed.data.test)
             else 0
         )
-    fed.wait("common accuracy")
-    counts = fed.comm.gather({fed.comm.rank: (right, len(fed.common))})
+    fed.exchange.wait("common accuracy")
+    counts = fed.comm.gather({fed.comm.rank: (right, len(fed.data.test))})
     return sum(c for c, _ in counts.values()) / sum(n for _, n in counts.values())
 
 
@@ -72,7 +74,7 @@ def measure(fed: Federation, predict: Predict, test: Shard) -> Score:
     if not len(test):
         return NONE
     sums = torch.zeros(2, dtype=torch.float64, device=fed.device)  # correct answers, loss
-    for rows in fed.chunks(len(test)):
+    for rows in chunks(fed, len(test)):
         x, y = test.batch(rows)
         logits = predict(fed.prepare(x))
         right, loss = (logits.argmax(1) == y).sum(), F.cross_entropy(logits, y, reduction="sum")

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from hpcfed.machine.pulse import Pulse
+from hpcfed.machine.heartbeat import Heartbeat
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # that ask to stop
 
@@ -55,8 +55,8 @@ class Signals:
     seconds: what clients in hand still have.
     """
 
-    def __init__(self, pulse: Pulse, seconds: float):
-        self.pulse, self.seconds = pulse, seconds
+    def __init__(self, heartbeat: Heartbeat, seconds: float):
+        self.heartbeat, self.seconds = heartbeat, seconds
         self.heeding: ExitStack | None = None
 
     def heed(self) -> None:
@@ -66,7 +66,7 @@ class Signals:
             self.heeding.enter_context(handle_signals(self.ask))
 
     def ask(self, *_: object) -> None:
-        self.pulse.ask(self.seconds)
+        self.heartbeat.ask(self.seconds)
 
     def close(self) -> None:
         """The handlers of before; to the program they mean nothing any more."""

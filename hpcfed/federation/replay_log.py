@@ -68,8 +68,10 @@ class Entry:
         )
 
 
-class Journal:
-    """The entries of one rank's clients, and the clients of all ranks that have left the round."""
+class ReplayLog:
+    """Turns that are done: an entry for each of a rank's clients, and the clients of all ranks that
+    have left the round.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
