@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from hpcfed.core.content import parse_json
-from hpcfed.core.errors import DataError
+from hpcfed.core.errors import DataError, unknown
 from hpcfed.core.rng import stream
 from hpcfed.data import check
 from hpcfed.data.moments import moments
@@ -22,6 +22,7 @@ from hpcfed.data.text import encode
 from hpcfed.storage.untrusted import attribute
 
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"
+LABELLED = ("classes", "binary", "next")  # tasks whose examples have a class as label
 HELD_OUT = 0.2  # share of the training examples that serves as test split where a file has none
 
 
@@ -45,6 +46,7 @@ class File:
     test: Raw | None
     classes: list[str] | None = None
     vocabulary: int = 0
+    task: str = "classes"
 
 
 def read(path: Path, text: Text = TEXT) -> DataSet:
@@ -53,7 +55,8 @@ def read(path: Path, text: Text = TEXT) -> DataSet:
     HDF5: groups `train` and `test`, each with `images` (or `x`; or `jpeg_offsets` and `jpeg_body`,
     beside a `jpeg_header` at the top; or `text`), `labels` (or `y`) and perhaps `users` (or
     `user_hash`); attribute `classes`: JSON list of names.  With an attribute `vocabulary` V, x is
-    tokens, [n, L], 0..V-1, 0 for padding.
+    tokens, [n, L], 0..V-1, 0 for padding; attribute `task`: "binary" where the second of two
+    classes is positive and rare, "next" where the label is the token that follows.
     NPZ: x_train (or text_train), y_train, x_test, y_test, perhaps users_train, users_test, and
     vocabulary. Without a test split, a fixed, stratified fifth of the training examples is held
     out.  Mean and deviation, and the vocabulary of texts, are those of the training split.  text:
@@ -98,11 +101,14 @@ def _read_hdf5(path: Path) -> File:
         vocabulary = check.vocabulary(
             attribute(opened, "vocabulary", 0), f"{path}: attribute vocabulary"
         )
+        task = str(attribute(opened, "task", "classes"))
+    if task not in LABELLED:
+        raise DataError(f"{path}: attribute task: {unknown('task', task, LABELLED)}")
     if names is not None and not (isinstance(names, list) and names):
         raise DataError(
             f"{path}: attribute 'classes' is {names!r}; store a JSON list of class names"
         )
-    return File(train, test, names, vocabulary)
+    return File(train, test, names, vocabulary, task)
 
 
 def _raw_group(path: Path, file: Nodes, part: str) -> Raw:
@@ -190,9 +196,12 @@ def _assemble(path: Path, file: File, text: Text) -> DataSet:
     if splits[0].x.dtype == object:
         with add_path_to_errors(path):
             splits, vocabulary = encode(splits, text)
-    return DataSet(
-        path.stem, *splits, classes, *(((), ()) if vocabulary else moments(splits[0].x)), vocabulary
-    )
+    if file.task == "binary" and len(classes) != 2:
+        raise DataError(
+            f"{path}: attribute task is 'binary', but labels are of {len(classes)} classes"
+        )
+    numbers = ((), ()) if vocabulary else moments(splits[0].x)
+    return DataSet(path.stem, *splits, classes, *numbers, vocabulary, file.task)
 
 
 def _split(path: Path, raw: Raw, vocabulary: int) -> Split:

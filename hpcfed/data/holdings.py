@@ -42,6 +42,11 @@ class Partition:
         return tuple(map(len, self.train))
 
     @property
+    def test_sizes(self) -> np.ndarray:
+        """Test examples of each client, [K], int64."""
+        return np.array([len(part) for part in self.test])
+
+    @property
     def everything(self) -> np.ndarray:
         """All clients' training examples."""
         return np.concatenate(self.train)

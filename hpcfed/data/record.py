@@ -44,7 +44,9 @@ class DataSet:
 
     classes: C names.  mean, std: one number a channel, on the 0..1 scale where x is uint8, else on
     the scale of x; over the training split; empty for tokens.  vocabulary: how many different
-    tokens there are, padding included; 0 for images.
+    tokens there are, padding included; 0 for images.  task: what the labels are, one of
+    `hpcfed.config.metrics.TASKS`: "classes"; "binary", two classes of which the second is positive
+    and rare; "next", the token that follows.
     """
 
     name: str
@@ -54,13 +56,15 @@ class DataSet:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     vocabulary: int = 0
+    task: str = "classes"
 
 
 def to_arrays(data: DataSet) -> Arrays:
     """The data set as arrays alone, to be shared between the ranks of a node; the facts are JSON
     bytes.
     """
-    facts = {name: getattr(data, name) for name in ("name", "classes", "mean", "std", "vocabulary")}
+    names = ("name", "classes", "mean", "std", "vocabulary", "task")
+    facts = {name: getattr(data, name) for name in names}
     arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
     for part, split in (("train", data.train), ("test", data.test)):
         fields = {"x": split.x, "y": split.y, "users": split.users}
@@ -76,4 +80,5 @@ def from_arrays(arrays: Arrays) -> DataSet:
         Split(arrays[f"{p}_x"], arrays[f"{p}_y"], arrays.get(f"{p}_users")) for p in parts
     )
     rows = {key: tuple(facts[key]) for key in ("classes", "mean", "std")}
-    return DataSet(facts["name"], train, test, **rows, vocabulary=facts["vocabulary"])
+    plain = {key: facts[key] for key in ("vocabulary", "task")}
+    return DataSet(facts["name"], train, test, **rows, **plain)

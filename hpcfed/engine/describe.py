@@ -42,6 +42,8 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "algorithm": job.algorithm.name,
         "data": facts.data.name,
         "classes": list(facts.data.classes),
+        "task": facts.data.task,
+        "metrics": list(rounds.fed.metrics),
         "inputs": inputs(facts),
         "architectures": list(facts.architectures if job.clients <= SMALL else rounds.kinds),
         "faults": list(WHY),  # what the numbers of clients/fault mean

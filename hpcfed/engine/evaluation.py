@@ -11,12 +11,14 @@ import numpy as np
 
 from hpcfed.algorithms.base import Method
 from hpcfed.core import rng
+from hpcfed.engine.metrics import pooled_accuracy
 from hpcfed.engine.record import SMALL, Row
 from hpcfed.training.evaluate import NONE, Score, common, score
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import RoundBased, State
     from hpcfed.clients.client import Client
+    from hpcfed.engine.metrics import Metrics, Scores
     from hpcfed.federation.federation import Federation
 
 
@@ -28,6 +30,7 @@ class Evaluation:
     state: State
     t: int
     stale: np.ndarray
+    metrics: Metrics
     cohort: set[int]
 
     def mine(self, ks: Iterable[int]) -> Iterator[Client]:
@@ -137,15 +140,24 @@ class Evaluation:
         if state is None:
             return {}
         self.state = state
-        judged = self.mine(self.clients_to_evaluate(self.fed.sample(self.t - 1)))
-        mine = {c.id: (*self.score(c), *self.score_received([c.id])[c.id]) for c in judged}
+        own: Scores = {}
+        received: Scores = {}
+        for client in self.mine(self.clients_to_evaluate(self.fed.sample(self.t - 1))):
+            own[client.id] = self.score(client)
+            received |= self.score_received([client.id])
         self.fed.wait("last scores")
-        table = np.array(
-            list(self.fed.comm.gather(mine).values()), dtype=float
-        )  # [K, 4], or fewer rows
-        return dict(
-            zip(("accuracy", "loss", "accuracy_received", "loss_received"), table.T, strict=True)
-        )
+        every = self.fed.comm.gather({k: [*own[k][:2], *received[k][:2]] for k in own})
+        table = np.array(list(every.values()), dtype=float)  # [K, 4], or fewer rows
+        names = ("accuracy", "loss", "accuracy_received", "loss_received")
+        last = dict(zip(names, table.T, strict=True))
+        ids = np.array([*every], dtype=np.int64)
+        measured = self.metrics.gather({"": own, "_received": received})
+        row = self.metrics.row(ids, measured)
+        for phase in measured:
+            row[f"rounds/accuracy{phase}_pooled"] = pooled_accuracy(
+                last[f"accuracy{phase}"], self.fed.test_sizes[ids]
+            )
+        return last | {name.partition("/")[2]: np.atleast_1d(v) for name, v in row.items()}
 
     def common(self) -> Row:
         """The server's model on the whole test split, and its sub-models; nan where the server has

@@ -17,6 +17,7 @@ from hpcfed.core.payload import Tally
 from hpcfed.engine import balance
 from hpcfed.engine.attempts import Attempts
 from hpcfed.engine.evaluation import Evaluation
+from hpcfed.engine.metrics import Metrics, Scores, pooled_accuracy
 from hpcfed.engine.record import COLUMNS, NOTHING, SMALL, Row, cells, peak_bytes, peak_device_bytes
 from hpcfed.federation.federation import Federation
 from hpcfed.federation.journal import WHY
@@ -55,6 +56,7 @@ class Rounds(Attempts, Evaluation):
         K = self.fed.K
         self.scores, self.stale = np.full((K, 2), np.nan), np.ones(K, dtype=bool)
         self.seconds = np.full(K, np.nan)
+        self.metrics = Metrics(self.fed)
         self.kinds = {name: i for i, name in enumerate(sorted(set(self.fed.architectures)))}
         self.fed.store.stateless = not self.algorithm.keeps(self.fed)
         self.fed.job = stacked.resolve_engine(self.fed, self.algorithm)
@@ -104,11 +106,8 @@ class Rounds(Attempts, Evaluation):
         self.forget(*fed.store)
         fed.clients.trim()
         self.t += 1
-        seen = {**before, **received, **after}
-        scores: dict[int, tuple[float, ...]] = {
-            k: (*before.get(k, NONE), *received.get(k, NONE), *after.get(k, NONE)) for k in seen
-        }
-        row, raised = self.record(start, cohort, scores, due, flags)
+        phases = {"_before": before, "_received": received, "": after}
+        row, raised = self.record(start, cohort, phases, due, flags)
         return row | whole, raised
 
     def begin(self, t: int) -> list[int]:
@@ -181,15 +180,19 @@ class Rounds(Attempts, Evaluation):
         self,
         start: float,
         cohort: list[int],
-        scores: dict[int, tuple[float, ...]],
+        phases: dict[str, Scores],
         evaluated: bool,
         flags: Callable,
     ) -> tuple[Row, dict[str, bool]]:
-        """Gather what all clients and ranks did; collective."""
+        """Gather what all clients and ranks did; collective. phases: this rank's scores, in the
+        order of their columns.
+        """
         fed = self.fed
+        seen = {k for of in phases.values() for k in of}
+        scores = {k: [x for of in phases.values() for x in of.get(k, NONE)[:2]] for k in seen}
         ours = {k for k in {**fed.tally, **scores} if k in fed.clients}
         mine: dict[int, Any] = {
-            k: (*cells(fed.tally.get(k, Tally())), *scores.get(k, 3 * NONE)) for k in ours
+            k: (*cells(fed.tally.get(k, Tally())), *scores.get(k, 6 * [float("nan")])) for k in ours
         }
         peaks = {"peak_bytes": peak_bytes(), "peak_device_bytes": peak_device_bytes(fed.device)}
         mine[fed.K + fed.comm.rank] = {
@@ -200,6 +203,7 @@ class Rounds(Attempts, Evaluation):
         every = fed.comm.gather(mine)
         ranks = [every[fed.K + r] for r in range(fed.comm.size)]
         fed.heard([r["unheard"] for r in ranks])
+        measured = self.metrics.gather(phases) if evaluated else {phase: {} for phase in phases}
         ids = (
             np.arange(fed.K)
             if fed.K <= SMALL
@@ -209,6 +213,14 @@ class Rounds(Attempts, Evaluation):
             [every.get(k, NOTHING) for k in ids.tolist()], dtype=float
         )  # [len(ids), columns]
         row = self.row(ids, table, cohort, evaluated)
+        self.metrics.update(measured[""], self.stale)
+        own = self.metrics.last if evaluated else {}
+        row |= self.metrics.row(ids, {**measured, "": own}) | {
+            f"rounds/accuracy{phase}_pooled": pooled_accuracy(
+                row[f"clients/accuracy{phase}"], fed.test_sizes[ids]
+            )
+            for phase in phases
+        }
         row |= {
             f"ranks/{p}": np.array([r["clock"].get(p, 0.0) for r in ranks])
             for p in (*PHASES, *peaks)

@@ -42,6 +42,8 @@ class Federation(Turns):
     std_pixel: tuple[float, ...]
     public: Shard  # examples that no client holds; may be empty
     common: Shard  # this rank's part of the whole test split
+    metrics: tuple[str, ...] = ("accuracy",)  # what evaluation measures (`config.metrics`)
+    test_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [K], by id
     pool: Callable[[], Client] | None = None  # a client that holds all clients' data
     graphs: bool = True  # whether steps may be captured, where the job leaves it open
     turnout: Turnout = field(default_factory=Turnout)  # who reports in this round, and who is lost

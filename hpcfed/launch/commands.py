@@ -35,8 +35,10 @@ RUNS = argument(
     "runs", type=Path, metavar="RUN", nargs="+", help="folder of a run, or its results.h5"
 )
 JSON = argument("--json", action="store_true", help="machine-readable output")
-NAME = argument("name", metavar="NAME", help="an algorithm, data set, partition, model or figure")
-KINDS = ("algorithms", "datasets", "partitions", "models", "figures")
+NAME = argument(
+    "name", metavar="NAME", help="an algorithm, data set, partition, model, metric or figure"
+)
+KINDS = ("algorithms", "datasets", "partitions", "models", "metrics", "figures")
 KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all")
 PAGE = argument(
     "-o", "--out", type=Path, metavar="FILE", help="page to write; default: report.html in RUN"

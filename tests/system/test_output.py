@@ -161,6 +161,9 @@ def test_results_hold_every_column_by_round_and_client_or_rank(record):
         "rounds/seconds": (ROUNDS,),
         "rounds/virtual_seconds": (ROUNDS,),
         "rounds/accuracy_common": (ROUNDS,),
+        "rounds/accuracy_pooled": (ROUNDS,),
+        "rounds/accuracy_before_pooled": (ROUNDS,),
+        "rounds/accuracy_received_pooled": (ROUNDS,),
     }
     assert {name: column.shape for name, column in record.columns.items()} == shapes
     assert set(record.column("clients/up").ravel().tolist()) == {4 * (16 * 10 + 10)}

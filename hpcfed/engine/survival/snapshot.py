@@ -73,7 +73,8 @@ def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
     fed = rounds.fed
     if fed.comm.rank == 0:
         yield "state", to_tree(rounds.state)
-        yield "scores", {"last": rounds.scores, "stale": rounds.stale, "seconds": rounds.seconds}
+        scores = {"last": rounds.scores, "stale": rounds.stale, "seconds": rounds.seconds}
+        yield "scores", scores | rounds.metrics.to_tree()
         yield "time", rounds.virtual()
     for k in sorted(fed.keeping()):
         if k in fed.clients or (k == fed.K and fed.comm.rank == 0):
@@ -134,6 +135,7 @@ def take_up(rounds: Rounds, source: Source) -> None:
     rounds.scores, rounds.stale, rounds.seconds = (
         np.array(scores[n]) for n in ("last", "stale", "seconds")
     )
+    rounds.metrics.from_tree(scores)
     rounds.go_on(source.get("time"))
     for k in [*fed.store]:  # what the method gave them at its start, and what a damaged source gave
         fed.store.forget(k)
