@@ -167,6 +167,7 @@ def plan(job: Job, facts: World, fed: Federation) -> None:
         traffic,
         balance,
         device,
+        fed.metrics,
     )
 
 

@@ -32,6 +32,8 @@ class Metrics:
     def __init__(self, fed: Federation):
         self.fed = fed
         self.names = tuple(name for name in fed.metrics if name != "accuracy")
+        if self.names:
+            metrics.import_library()
         self.last: Measured = {}  # of each client that was not trained since
 
     def gather(self, phases: Mapping[str, Scores]) -> dict[str, Measured]:
@@ -55,7 +57,7 @@ class Metrics:
         }
 
     def update(self, new: Measured, stale: np.ndarray) -> None:
-        """Keep what was measured of clients' own models until they are trained again. stale: [K]."""
+        """Keep what was measured of clients' own models until these train again. stale: [K]."""
         known = {k: one for k, one in (self.last | new).items() if not stale[k]}
         self.last = dict(sorted(known.items()))
 

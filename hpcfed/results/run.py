@@ -12,7 +12,7 @@ from hpcfed.core.errors import printable
 from hpcfed.core.extras import import_extra
 from hpcfed.core.tables import duration, size
 from hpcfed.results import state
-from hpcfed.results.columns import by_round, column, phases
+from hpcfed.results.columns import by_round, column, metrics, phases
 from hpcfed.results.summary import facts, share, title
 from hpcfed.results.tables import table
 from hpcfed.storage.record import Record, load, stamp
@@ -80,6 +80,19 @@ class Run:
     def accuracy_before(self) -> np.ndarray:
         """[T, K], test accuracy of the cohort's clients before local training, 0..1."""
         return column(self._record, "clients/accuracy_before")
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of what was measured: `run.metric("f1")` has one's values."""
+        return metrics(self._record)
+
+    def metric(self, name: str) -> np.ndarray:
+        """[T, K], a metric of each client after the round; [T], with `_pooled` at the end of its
+        name, over all clients' test examples together. CheckpointError for one that was not
+        measured.
+        """
+        place = "rounds" if name.endswith("_pooled") else "clients"
+        return self._record.column(f"{place}/{name}")
 
     @property
     def loss(self) -> np.ndarray:
