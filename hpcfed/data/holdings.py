@@ -52,7 +52,13 @@ class Partition:
         return np.concatenate(self.train)
 
     def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Training examples of each client and class, [K, C]; labels: [n] of the training split."""
+        """Training examples of each client and class, [K, C]; of survival times of each client,
+        [K, 1].
+
+        labels: y of the training split.
+        """
+        if labels.ndim > 1:
+            return np.array(self.sizes)[:, None]
         return np.stack([np.bincount(labels[part], minlength=classes) for part in self.train])
 
     def save(self, path: Path, run_id: str = "") -> None:

@@ -29,13 +29,21 @@ class Split:
 
     x: [n, channels, height, width], uint8 (0..255) or float32 (0..1); or tokens, [n, L], int32, 0
     is padding.
-    y: [n], int64, 0..C-1.
+    y: [n], int64, 0..C-1; or survival times, [n, 2], float32: time, and 1 where the event was seen
+    then, 0 where it had not come yet (censored).
     users: [n], int64, the natural client of each example, or None where the data name none.
     """
 
     x: np.ndarray
     y: np.ndarray
     users: np.ndarray | None = None
+
+    @property
+    def strata(self) -> np.ndarray:
+        """[n], int64, by what examples are drawn in proportion: labels; of survival times whether
+        the event was seen.
+        """
+        return self.y if self.y.ndim == 1 else self.y[:, 1].astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,8 @@ class DataSet:
     the scale of x; over the training split; empty for tokens.  vocabulary: how many different
     tokens there are, padding included; 0 for images.  task: what the labels are, one of
     `hpcfed.config.metrics.TASKS`: "classes"; "binary", two classes of which the second is positive
-    and rare; "next", the token that follows.
+    and rare; "next", the token that follows; "survival", times, and a model has one output, the
+    logarithm of the risk, which `classes` names.
     """
 
     name: str

@@ -231,7 +231,8 @@ class Rounds(Attempts, Evaluation):
     def row(self, ids: np.ndarray, table: np.ndarray, cohort: list[int], evaluated: bool) -> Row:
         """These clients' part of a round's record; keeps scores and measured costs up to date."""
         columns = dict(zip(COLUMNS, table.T, strict=True))
-        fresh = np.isfinite(columns["accuracy"])
+        # of survival times there is no accuracy
+        fresh = np.isfinite(columns["accuracy"]) | np.isfinite(columns["loss"])
         self.scores[ids[fresh]] = table[fresh, -2:]
         trained = columns["examples"] > 0
         self.stale[ids] = (self.stale[ids] | trained) & ~fresh

@@ -108,7 +108,15 @@ def servers(job: Job) -> list[str]:
 
 
 def measured(job: Job, data: DataSet) -> tuple[str, ...]:
-    """The metrics of the run. Raises ConfigError for one that the data do not have."""
+    """The metrics of the run. Raises ConfigError for one that the data do not have, and for a
+    method that cannot be trained on them.
+    """
+    method = job.algorithm
+    if data.task == "survival" and (not method.survival or method.views > 1):
+        raise ConfigError(
+            f"{method.name} needs classes, but {data.name} has survival times; use fedavg, "
+            "fedprox, scaffold, local or central, or another data set"
+        )
     return choose(job.evaluate.metrics, data.task, len(data.classes), data.name)
 
 

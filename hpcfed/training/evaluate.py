@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpcfed.training.losses import cox
 from hpcfed.training.metrics import Answers
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 
 class Score(NamedTuple):
-    """Share of correct answers, and mean cross-entropy; nan without test examples.
+    """Share of correct answers, and mean cross-entropy (`losses.cox` of survival times, which have
+    no accuracy); nan without test examples.
 
     answers: what other metrics than accuracy are computed of, where the run measures any.
     """
@@ -59,8 +61,10 @@ def score(fed: Federation, client: Client, predict: Predict) -> Score:
 
 def common(fed: Federation, predict: Predict) -> float:
     """Accuracy of the pooled client's model on the whole test split; collective, the same for any
-    ranks.
+    ranks. nan of survival times.
     """
+    if fed.common.labels.ndim > 1:
+        return float("nan")
     with fed.clock("evaluate"):
         fed.pooled().model.eval()
         right = (
@@ -78,6 +82,8 @@ def measure(fed: Federation, predict: Predict, test: Shard) -> Score:
     """A model on some examples, in batches of evaluate.batch."""
     if not len(test):
         return NONE
+    if test.labels.ndim > 1:
+        return measure_survival(fed, predict, test)
     sums = torch.zeros(2, dtype=torch.float64, device=fed.device)  # correct answers, loss
     wanted, parts = fed.metrics != ("accuracy",), []
     for rows in fed.chunks(len(test)):
@@ -89,6 +95,18 @@ def measure(fed: Federation, predict: Predict, test: Shard) -> Score:
             parts.append(answered(logits))
     correct, loss = (sums / len(test)).tolist()
     return Score(correct, loss, answers_to(test.labels, parts, fed.classes) if wanted else None)
+
+
+def measure_survival(fed: Federation, predict: Predict, test: Shard) -> Score:
+    """As `measure`, of survival times: no accuracy, the Cox loss of all examples together, and the
+    log risks.
+    """
+    batches = (test.batch(rows)[0] for rows in fed.chunks(len(test)))
+    risk = torch.cat([predict(fed.prepare(x))[:, 0].float() for x in batches])
+    loss = cox(risk.double(), test.targets(np.arange(len(test))).double())
+    time, event = test.labels.T
+    answers = {"time": time, "event": event.astype(np.uint8), "risk": risk.cpu().numpy()}
+    return Score(float("nan"), float(loss), answers)
 
 
 def answered(logits: Tensor) -> tuple[Tensor, ...]:

@@ -117,3 +117,57 @@ def test_an_unknown_metric_one_named_twice_and_one_that_does_not_fit_are_refused
 def test_a_file_with_an_unknown_task_is_refused():
     with pytest.raises(DataError, match="attribute task: no task 'binry'; did you mean 'binary'"):
         toy.start(Serial(), job(task="binry"))
+
+
+@cache
+def survival_file() -> Path:
+    """Blobs whose class says how soon the event comes; every fifth time is censored."""
+    path = toy.folder() / "survival.h5"
+    with h5py.File(path, "w") as made:
+        for part, n in (("train", 96), ("test", 32)):
+            x, y = toy.blobs(n, rng.stream(0, "toy", n))
+            seen = np.arange(n) % 5 > 0
+            made[f"{part}/images"] = x
+            made[f"{part}/labels"] = np.stack([1.0 + y + np.arange(n) / n, seen], 1)
+        made.attrs["task"] = "survival"
+    return path
+
+
+def survival(method: str, *flags: str) -> Job:
+    words = ["--data.name", str(survival_file()), "--algorithm.name", method]
+    return job(*words, "--local.lr", "0.2" if method == "scaffold" else "0.01", *flags)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold", "local", "central"])
+def test_survival_times_are_learnt_and_ranked_the_same_bits_on_any_ranks(method: str):
+    going = survival(method, "--evaluate.received", "--participation", "1", "--rounds", "4")
+    want = toy.run(Serial(), going)
+    for got in spmd(3, lambda comm: toy.run(comm, going)):
+        assert toy.differences(got, want) == []
+    row = want.rows[-1]
+    assert np.isnan(row["clients/accuracy"]).all() and np.isfinite(row["clients/loss"][:5]).all()
+    assert row["rounds/c_index_pooled"] > 0.6
+
+
+def test_a_stopped_run_on_survival_times_goes_on_to_the_same_bits(tmp_path: Path):
+    going = survival("local")
+    want = toy.run(Serial(), going)
+    spmd(2, lambda comm: toy.run(comm, going, rounds=2, save=tmp_path))
+    for got in spmd(3, lambda comm: toy.run(comm, going, resume=tmp_path)):
+        assert toy.differences([got.rows, got.weights], [want.rows[2:], want.weights]) == []
+
+
+def test_methods_that_need_classes_are_refused_survival_times():
+    for going in (survival("fedproto"), survival("local", "--algorithm.contrastive", "true")):
+        with pytest.raises(ConfigError, match="needs classes, but survival has survival times"):
+            toy.start(Serial(), going)
+
+
+def test_survival_times_that_are_none_are_refused(tmp_path: Path):
+    for value, message in ((-1.0, "a time is 0 or more"), (np.nan, "a time is 0 or more")):
+        path = tmp_path / "odd.h5"
+        path.write_bytes(survival_file().read_bytes())
+        with h5py.File(path, "r+") as made:
+            made["train/labels"][3, 0] = value
+        with pytest.raises(DataError, match=f"odd.h5: train/labels: value .* {message}"):
+            toy.start(Serial(), survival("fedavg", "--data.name", str(path)))
