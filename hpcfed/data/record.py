@@ -89,5 +89,6 @@ def from_arrays(arrays: Arrays) -> DataSet:
         Split(arrays[f"{p}_x"], arrays[f"{p}_y"], arrays.get(f"{p}_users")) for p in parts
     )
     rows = {key: tuple(facts[key]) for key in ("classes", "mean", "std")}
-    plain = {key: facts[key] for key in ("vocabulary", "task")}
-    return DataSet(facts["name"], train, test, **rows, **plain)
+    return DataSet(
+        facts["name"], train, test, **rows, vocabulary=facts["vocabulary"], task=facts["task"]
+    )

@@ -32,7 +32,7 @@ class Metrics:
     def __init__(self, fed: Federation):
         self.fed = fed
         self.names = tuple(name for name in fed.metrics if name != "accuracy")
-        if self.names:
+        if set(self.names) - {"c_index"}:
             metrics.import_library()
         self.last: Measured = {}  # of each client that was not trained since
 

@@ -117,5 +117,5 @@ def c_index(answers: Answers) -> float:
         later = (time > time[i]) | ((time == time[i]) & ~event)
         others = risk[later]
         pairs += len(others)
-        twice += 2 * np.count_nonzero(others < risk[i]) + np.count_nonzero(others == risk[i])
+        twice += 2 * int((others < risk[i]).sum()) + int((others == risk[i]).sum())
     return twice / (2 * pairs) if pairs else float("nan")
