@@ -262,7 +262,7 @@ def usual_metric(records: Iterable[Record | None]) -> str:
     else accuracy.
     """
     found = {main_metric(record) for record in records if record}
-    return found.pop() if len(found) == 1 else "accuracy"
+    return found.pop() if len(found) == 1 and found <= METRICS.keys() else "accuracy"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hpcfed.core.errors import printable
 from hpcfed.core.extras import import_extra
 from hpcfed.core.tables import duration, size
 from hpcfed.results import state
-from hpcfed.results.columns import by_round, column, metrics, phases
+from hpcfed.results.columns import by_round, column, main_metric, metrics, phases, title_metric
 from hpcfed.results.summary import facts, share, title
 from hpcfed.results.tables import table
 from hpcfed.storage.record import Record, load, stamp
@@ -186,12 +186,13 @@ class Run:
     def _brief(self) -> dict[str, str]:
         """The run in a few words, each under what it is."""
         now, found = self.state, self.summary()
-        accuracy, traffic = found["accuracy"], found["traffic"]
+        name, traffic = main_metric(self._record), found["traffic"]
+        main = found["metrics"][name]
         known = {
             "state": now.word,
             "rounds": f"{now.rounds} of {now.total}",
-            "accuracy": share(accuracy["mean"])
-            + (f" (std {share(accuracy['std'])} over clients)" if accuracy["clients"] > 1 else ""),
+            title_metric(name): share(main["mean"])
+            + (f" (std {share(main['std'])} over clients)" if main["clients"] > 1 else ""),
             "traffic": f"{size(traffic['down_total'])} down, {size(traffic['up_total'])} up",
             "time": duration(found["time"]["seconds"]),
         }

@@ -93,6 +93,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(desk, said):
         "weights",
         "fedhenn-1",
         "traffic per client and round",
+        "metrics: accuracy (task: classes)",
     ):
         assert word in out
     assert (

@@ -165,7 +165,7 @@ def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, Any], band: boo
             ax,
             x,
             curve.mean,
-            (curve.mean - curve.std).clip(min=0),
+            (curve.mean - curve.std).clip(min=-1 if (curve.mean < 0).any() else 0),  # kappa
             (curve.mean + curve.std).clip(max=1),
             style,
         )
