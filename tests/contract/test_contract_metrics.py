@@ -37,8 +37,9 @@ def job(*flags: str, task: str = "binary") -> Job:
     return load([*base, *held, *KEPT, *flags], environ={})
 
 
-def test_ranks_do_not_change_a_bit_of_any_metric():
-    going = job("--evaluate.received")
+@pytest.mark.parametrize("method", ["lgfedavg", "fedavg", "fedasync"])
+def test_ranks_do_not_change_a_bit_of_any_metric(method: str):
+    going = job("--evaluate.received", "--algorithm.name", method)
     want = toy.run(Serial(), going)
     names = {f"rounds/{name}{phase}_pooled" for name in BINARY for phase in ("", "_received")}
     assert names <= {name for name in want.rows[-1] if np.isfinite(want.rows[-1][name]).all()}
