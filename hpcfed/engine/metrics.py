@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Numbers = tuple[float, ...]  # one a metric of `Metrics.names`
 Scores = dict[int, "Score"]  # by client
 Measured = dict[int, tuple[Numbers, Answers]]  # by client, in the order of their ids
-PHASES = ("_before", "_received", "")  # endings of columns; the last: of clients' own models
 
 
 class Metrics:
@@ -26,7 +25,8 @@ class Metrics:
     the same bits for any ranks.
 
     A client that is not trained again keeps its score, and so its answers are kept: 2 bytes for
-    each test example of up to 256 classes, 6 of two classes.
+    each test example of up to 256 classes, 6 of two classes, 9 of survival times. Phases are the
+    endings of columns: "_before", "_received", and "" for clients' own models.
     """
 
     def __init__(self, fed: Federation):

@@ -115,9 +115,15 @@ def test_an_unknown_metric_one_named_twice_and_one_that_does_not_fit_are_refused
         toy.start(Serial(), job("--evaluate.metrics", "c_index"))
 
 
-def test_a_file_with_an_unknown_task_is_refused():
+def test_a_file_with_an_unknown_task_or_one_that_its_labels_do_not_fit_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match="attribute task: no task 'binry'; did you mean 'binary'"):
         toy.start(Serial(), job(task="binry"))
+    path = tmp_path / "three.h5"
+    path.write_bytes(file("binary").read_bytes())
+    with h5py.File(path, "r+") as made:
+        made["train/labels"][0] = 2
+    with pytest.raises(DataError, match="task is 'binary', which has 2 classes, but there are 3"):
+        toy.start(Serial(), job("--data.name", str(path)))
 
 
 @cache
