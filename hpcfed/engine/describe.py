@@ -42,6 +42,8 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "algorithm": job.algorithm.name,
         "data": facts.data.name,
         "classes": list(facts.data.classes),
+        "task": facts.data.task,
+        "metrics": list(rounds.fed.data.metrics),
         "inputs": inputs(facts),
         "architectures": list(
             facts.architectures if job.clients <= SMALL else rounds.recorder.kinds
@@ -171,6 +173,7 @@ def plan(job: Job, facts: World, fed: Federation) -> None:
         traffic,
         balance,
         device,
+        fed.data.metrics,
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcfed.algorithms.base import Method
 from hpcfed.core import rng
+from hpcfed.engine.metrics import Metrics, Scores, pooled_accuracy
 from hpcfed.engine.record import SMALL, Row
 from hpcfed.training.evaluate import NONE, Score, common, score
 
@@ -24,12 +25,13 @@ class Evaluation:
     """Scores of the clients of a run.
 
     scores: [K, 2], last accuracy and loss of each client.  stale: [K], trained since its last
-    score.  cohort: of this round, on this rank.
+    score.  cohort: of this round, on this rank.  metrics: beyond accuracy.
     """
 
     def __init__(self, fed: Federation, algorithm: Method) -> None:
         self.fed, self.algorithm = fed, algorithm
         self.scores, self.stale = np.full((fed.K, 2), np.nan), np.ones(fed.K, dtype=bool)
+        self.metrics = Metrics(fed)
         self.cohort: set[int] = set()
         self._t = 0
 
@@ -127,24 +129,29 @@ class Evaluation:
         t: rounds done.
         """
         self._t = t
-        judged = self._mine(self.clients_to_evaluate(self.fed.sample(t - 1)))
-        mine = {
-            client.id: (
-                *self._score(client, state),
-                *self.received([client.id], state)[client.id],
-            )
-            for client in judged
-        }
+        own: Scores = {}
+        received: Scores = {}
+        for client in self._mine(self.clients_to_evaluate(self.fed.sample(t - 1))):
+            own[client.id] = self._score(client, state)
+            received |= self.received([client.id], state)
         self.fed.exchange.wait("last scores")
-        # [K, 4], or fewer rows
-        table = np.array(list(self.fed.comm.gather(mine).values()), dtype=float)
-        return dict(
-            zip(("accuracy", "loss", "accuracy_received", "loss_received"), table.T, strict=True)
-        )
+        every = self.fed.comm.gather({k: [*own[k][:2], *received[k][:2]] for k in own})
+        table = np.array(list(every.values()), dtype=float)  # [K, 4], or fewer rows
+        names = ("accuracy", "loss", "accuracy_received", "loss_received")
+        last = dict(zip(names, table.T, strict=True))
+        ids = np.array([*every], dtype=np.int64)
+        measured = self.metrics.gather({"": own, "_received": received})
+        row = self.metrics.row(ids, measured)
+        for phase in measured:
+            row[f"rounds/accuracy{phase}_pooled"] = pooled_accuracy(
+                last[f"accuracy{phase}"], self.fed.data.test_sizes[ids]
+            )
+        return last | {name.partition("/")[2]: np.atleast_1d(v) for name, v in row.items()}
 
     def update(self, ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
         """Keep the new scores of a round's record."""
-        fresh = np.isfinite(columns["accuracy"])
+        # of survival times there is no accuracy
+        fresh = np.isfinite(columns["accuracy"]) | np.isfinite(columns["loss"])
         self.scores[ids[fresh], 0] = columns["accuracy"][fresh]
         self.scores[ids[fresh], 1] = columns["loss"][fresh]
         self.stale[ids] = (self.stale[ids] | (columns["examples"] > 0)) & ~fresh
@@ -154,6 +161,23 @@ class Evaluation:
         since.
         """
         columns["accuracy"], columns["loss"] = np.where(self.stale[ids], np.nan, self.scores[ids].T)
+
+    def measure(
+        self, ids: np.ndarray, columns: Row, phases: Mapping[str, Scores], due: bool
+    ) -> Row:
+        """The metrics of these clients, and those pooled over all; collective.
+
+        columns: of these clients, with the accuracies of each phase.  phases: this rank's scores.
+        due: whether the round is evaluated; else all metrics are nan.
+        """
+        measured = self.metrics.gather(phases) if due else {phase: {} for phase in phases}
+        self.metrics.update(measured[""], self.stale)
+        row = self.metrics.row(ids, {**measured, "": self.metrics.last if due else {}})
+        for phase in phases:
+            row[f"rounds/accuracy{phase}_pooled"] = pooled_accuracy(
+                columns[f"accuracy{phase}"], self.fed.data.test_sizes[ids]
+            )
+        return row
 
     def forget(self, *ks: int) -> None:
         """Where clients keep nothing between rounds, free what they hold."""
@@ -192,9 +216,9 @@ class Evaluation:
             return score(self.fed, client, predict)
 
 
-def merge_scores(
-    before: Mapping[int, Score], received: Mapping[int, Score], after: Mapping[int, Score]
-) -> dict[int, tuple[float, ...]]:
-    """The scores of each client that has any, as a round's record has them."""
-    seen = {**before, **received, **after}
-    return {k: (*before.get(k, NONE), *received.get(k, NONE), *after.get(k, NONE)) for k in seen}
+def merge_scores(phases: Mapping[str, Scores]) -> dict[int, tuple[float, ...]]:
+    """Accuracy and loss of each client that has any, of one phase after the other."""
+    seen = {k for scores in phases.values() for k in scores}
+    return {
+        k: tuple(x for scores in phases.values() for x in scores.get(k, NONE)[:2]) for k in seen
+    }

@@ -219,13 +219,14 @@ class Rounds:
         evaluation.forget(*fed.store)
         fed.clients.trim()
         self.t += 1
-        scores = merge_scores(opened.before, received, after)
-        record = self.recorder.gather(cohort, scores, flags)
+        phases = {"_before": opened.before, "_received": received, "": after}
+        record = self.recorder.gather(cohort, merge_scores(phases), flags)
         evaluation.update(record.ids, record.columns)
         self.balance.measure(record.ids, record.columns)
         if due:
             evaluation.fill_in(record.ids, record.columns)
         row = self.recorder.row(record, cohort, failures)
+        row |= evaluation.measure(record.ids, record.columns, phases, due)
         row |= self.schedule.elapse(record.ids, cohort, record.columns)
         row |= {"rounds/virtual_seconds": self.schedule.now}
         row |= record.of_ranks | {"rounds/seconds": perf_counter() - start}

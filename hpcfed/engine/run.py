@@ -134,7 +134,7 @@ def odd_labels(job: Job, facts: World) -> str:
     nothing.
     """
     y = facts.data.train.y
-    if facts.many or not len(y):
+    if facts.many or not len(y) or facts.data.task == "survival":
         return ""
     empty = np.flatnonzero(np.bincount(y, minlength=len(facts.data.classes)) == 0).tolist()
     if not empty:

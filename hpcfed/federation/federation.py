@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,13 +39,16 @@ class SharedData:
     """What a rank has of the data beside its clients' own.
 
     public: examples that no client holds; may be empty.  test: this rank's part of the whole test
-    split.  mean, std: of each channel of the training images.
+    split.  mean, std: of each channel of the training images.  test_sizes: examples in the test
+    part of each client, [K].  metrics: what evaluation measures (`config.metrics`).
     """
 
     public: Shard
     test: Shard
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    test_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    metrics: tuple[str, ...] = ("accuracy",)
 
 
 @dataclass

@@ -49,7 +49,7 @@ class Entry:
     """
 
     turns: list[Turn] = field(default_factory=list)
-    before: tuple[float, ...] | None = None
+    before: tuple[Any, ...] | None = None
     failures: dict[int, tuple[str, str]] = field(default_factory=dict)  # kind, of WHY, and message
 
     def encode(self) -> np.ndarray:

@@ -75,7 +75,8 @@ def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
         yield "state", to_tree(rounds.state)
         evaluation = rounds.evaluation
         last = {"last": evaluation.scores, "stale": evaluation.stale}
-        yield "scores", last | {"seconds": rounds.balance.seconds}
+        last |= {"seconds": rounds.balance.seconds}
+        yield "scores", last | evaluation.metrics.to_tree()
         yield "time", rounds.schedule.to_tree()
     for k in sorted(fed.placement.with_parcel()):
         if k in fed.clients or (k == fed.K and fed.comm.rank == 0):
@@ -136,6 +137,7 @@ def take_up(rounds: Rounds, source: Source) -> None:
     rounds.evaluation.scores, rounds.evaluation.stale, rounds.balance.seconds = (
         np.array(scores[n]) for n in ("last", "stale", "seconds")
     )
+    rounds.evaluation.metrics.from_tree(scores)
     rounds.schedule.from_tree(source.get("time"))
     for k in [*fed.store]:  # what the method gave them at its start, and what a damaged source gave
         fed.store.forget(k)
