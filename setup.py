@@ -23,7 +23,6 @@ setup(
             "report/references.bib",
             "config/presets/*.toml",
             "report/*.toml",
-            "report/watch/page/*",
             "report/page/files/*",
         ]
     },

@@ -46,7 +46,8 @@ from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
 from hpcfed.engine.survival import saving
 from hpcfed.report.watch.terminal import render
-from hpcfed.report.watch.view import open_runs
+from hpcfed.report.watch.view import look
+from hpcfed.results.run import find
 from hpcfed.storage import names, probe, results
 
 LIMIT = 60  # seconds of one answer
@@ -95,7 +96,7 @@ def looked(run: Path) -> None:
     """One look of `hpcfed watch`, printed."""
     from hpcfed.core.tables import console
 
-    views = [one.look() for one in open_runs([run])]
+    views = [look(one) for one in find([run], required=False)]
     where: Console = console()
     where.print(render(views, 100, 50))
 

@@ -39,7 +39,8 @@ from hpcfed.config.load import load
 from hpcfed.core.errors import HpcfedError, format_error
 from hpcfed.core.tables import console
 from hpcfed.report.watch.terminal import render
-from hpcfed.report.watch.view import open_runs
+from hpcfed.report.watch.view import look
+from hpcfed.results.run import find
 from hpcfed.storage.results import Results
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run from anywhere
@@ -152,7 +153,7 @@ class Fuzz:
 
 
 def look(folder: Path) -> None:
-    console().print(render([one.look() for one in open_runs([folder])], 100, 50))
+    console().print(render([look(one) for one in find([folder], required=False)], 100, 50))
 
 
 def run(folder: Path, name: str) -> Path:

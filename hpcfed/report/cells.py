@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.cases import SEED, Case
+from hpcfed.report.cases import SEED
 from hpcfed.report.formats import Shown
 from hpcfed.report.measures import View
+from hpcfed.results.run import Run
 
 PLUS_MINUS = {
     "seeds": "sample standard deviation (n - 1) over seeds",
@@ -15,17 +16,17 @@ PLUS_MINUS = {
 }
 
 
-def cell(group: list[Case], view: View, seeds: int) -> Shown:
+def cell(group: list[Run], view: View, seeds: int) -> Shown:
     """Mean and deviation over the runs of a cell; what is absent is said."""
-    twice = {seed: name for seed, name in ((case.at([SEED]), case.name) for case in group)}
+    twice = {seed: name for seed, name in ((run.at([SEED]), run.name) for run in group)}
     if len(twice) < len(group):
-        names = ", ".join(case.name for case in group)
+        names = ", ".join(run.name for run in group)
         raise ConfigError(
             f"table: two runs of one cell have the same seed: {names}; give one of them"
         )
-    found = [view.measure.of(case.record) for case in group if case.record]
+    found = [view.measure.of(run.record) for run in group if run.finished]
     known = [numbers for numbers in found if numbers[0] is not None]
-    absent = [case.short for case in group if not case.record] + ["not recorded"] * (
+    absent = [run.absence()[0] for run in group if not run.finished] + ["not recorded"] * (
         len(found) - len(known)
     )
     if not known:

@@ -20,11 +20,12 @@ import numpy as np
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.few import count_noun
 from hpcfed.report import differences
-from hpcfed.report.cases import also_differ, cases, rename_data
+from hpcfed.report.cases import also_differ, find_cases, rename_data
 from hpcfed.report.comparison import ENOUGH, Comparison, compare_all
 from hpcfed.report.formats import align_columns, booktabs, markdown_table, save_or_return, tex
 from hpcfed.report.measures import View, view_of
 from hpcfed.report.pairs import Method, explain_unpaired, methods
+from hpcfed.storage.names import results_of
 
 HEADS = (
     "method",
@@ -98,11 +99,11 @@ def compare(
 
     Returns the table, or the path of the file that it was written to.
     """
-    known = cases(runs)
-    view = view_of((case.record for case in known), value, metric, percent=percent)
+    known = find_cases(runs)
+    view = view_of((run.record for run in known if run.finished), value, metric, percent=percent)
     found = methods(rename_data(known))
     base = find_baseline(found, baseline) or also(
-        found := methods(rename_data(cases([*runs, Path(baseline)]))), Path(baseline)
+        found := methods(rename_data(find_cases([*runs, Path(baseline)]))), Path(baseline)
     )
     return save_or_return(FORMATS[format](result(found, base, view, anyway)), out)
 
@@ -137,8 +138,8 @@ def find_baseline(found: list[Method], baseline: str | None) -> Method | None:
 
 def also(found: list[Method], baseline: Path) -> Method:
     """The method of which the run at this path is one."""
-    places = {os.path.realpath(case.name) for case in cases([baseline])}
-    known = [one for one in found if places & {os.path.realpath(case.name) for case in one.all()}]
+    places = {results_of(run.path).resolve() for run in find_cases([baseline])}
+    known = [one for one in found if places & {results_of(run.path).resolve() for run in one.all()}]
     if len(known) > 1:
         raise ConfigError(
             f"compare: --baseline {baseline} holds runs of {len(known)} methods; give one of them"
@@ -156,7 +157,7 @@ def lines(result: Result) -> list[list[str]]:
 
 def alone(result: Result) -> str:
     """The baseline's own number: mean over all its runs."""
-    found = (result.view.measure.of(case.record)[0] for case in result.base.runs.values())
+    found = (result.view.measure.of(run.record)[0] for run in result.base.runs.values())
     return result.view.number(float(np.mean([mean for mean in found if mean is not None])))
 
 
@@ -188,9 +189,9 @@ def likely(p: float | None) -> str:
 def notes(result: Result) -> list[str]:
     """How the numbers are to be read, and what did not count."""
     absent = (
-        case for one in (result.base, *(one.method for one in result.done)) for case in one.absent
+        run for one in (result.base, *(one.method for one in result.done)) for run in one.absent
     )
-    said = [f"{case.name}: {case.why}" for case in absent]
+    said = [f"{run.name}: {run.absence()[1]}" for run in absent]
     for one in result.done:
         runs = [*one.method.runs.values(), *result.base.runs.values()]
         differ = also_differ([runs], [])

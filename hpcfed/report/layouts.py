@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.core.errors import ConfigError, unknown
-from hpcfed.report.cases import SEED, Case, conflicting_values, format_value
+from hpcfed.report.cases import SEED, conflicting_values
 from hpcfed.report.cells import caption, cell, mark_best
 from hpcfed.report.formats import Grid
 from hpcfed.report.measures import View, measure
+from hpcfed.results.run import Run, format_value
 from hpcfed.storage.fields import Fields, flat
 
 FILE = Path(__file__).with_name("papers.toml")
@@ -90,19 +91,19 @@ def slot(each: dict[str, Any], value: str) -> Slot:
     )
 
 
-def fill_layout(found: list[Case], made: Layout, paper: bool) -> Grid:
+def fill_layout(found: list[Run], made: Layout, paper: bool) -> Grid:
     """The table, with what the runs given come to; paper: and beside it the paper's own numbers.
 
     Raises ConfigError where no run has a cell, or runs of one cell differ in more than their seed.
     """
     groups = [
-        [[case for case in found if fits(case, row, column)] for column in made.columns]
+        [[run for run in found if fits(run, row, column)] for column in made.columns]
         for row in made.rows
     ]
     for i, row in enumerate(made.rows):
         for j, column in enumerate(made.columns):
             alike(groups[i][j], made, row, column)
-    placed = {case.name for line in groups for group in line for case in group}
+    placed = {run.name for line in groups for group in line for run in group}
     if not placed:
         raise ConfigError(
             f"table: --layout {made.name}: none of {len(found)} runs has a cell in this table; "
@@ -140,10 +141,10 @@ def fill_layout(found: list[Case], made: Layout, paper: bool) -> Grid:
     )
 
 
-def fits(case: Case, row: Slot, column: Slot) -> bool:
+def fits(run: Run, row: Slot, column: Slot) -> bool:
     """Whether a run belongs to this cell."""
-    several = len(set(case.fields.get("models.mix", ()))) > 1
-    known = case.fields | {"models.several": several}
+    several = len(set(run.fields.get("models.mix", ()))) > 1
+    known = run.fields | {"models.several": several}
     return all(
         name in known and agrees(known[name], want)
         for name, want in (row.where | column.where).items()
@@ -156,9 +157,9 @@ def agrees(value: Any, want: Any) -> bool:
     return format_value(value) in map(format_value, options)
 
 
-def alike(group: list[Case], made: Layout, row: Slot, column: Slot) -> None:
+def alike(group: list[Run], made: Layout, row: Slot, column: Slot) -> None:
     """ConfigError where the runs of a cell differ in more than their seed."""
-    for name in sorted({name for case in group for name in case.fields} - {SEED}):
+    for name in sorted({name for run in group for name in run.fields} - {SEED}):
         if values := conflicting_values(group, [], name):
             raise ConfigError(
                 f"table: --layout {made.name}: runs of the cell "
@@ -167,29 +168,31 @@ def alike(group: list[Case], made: Layout, row: Slot, column: Slot) -> None:
             )
 
 
-def absence_notes(found: list[Case], placed: set[str]) -> Iterator[str]:
+def absence_notes(found: list[Run], placed: set[str]) -> Iterator[str]:
     """What of the runs given is not in the table, and why."""
-    yield from (f"{case.name}: {case.why}" for case in found if case.why and case.name in placed)
-    outside = [case.name for case in found if case.name not in placed]
+    yield from (
+        f"{run.name}: {why}" for run in found if (why := run.absence()[1]) and run.name in placed
+    )
+    outside = [run.name for run in found if run.name not in placed]
     if outside:
         yield (
             f"{len(outside)} of {len(found)} runs have no cell in this table: {', '.join(outside)}"
         )
 
 
-def otherwise(groups: list[list[list[Case]]], made: Layout) -> Iterator[str]:
+def otherwise(groups: list[list[list[Run]]], made: Layout) -> Iterator[str]:
     """In what the runs that count are not as the jobs of this table."""
     runs: set[str] = set()
     odd: dict[tuple[str, str, str], set[str]] = {}
     for line, row in zip(groups, made.rows, strict=True):
         for group, column in zip(line, made.columns, strict=True):
-            for case in (case for case in group if case.record):
-                runs.add(case.name)
+            for run in (run for run in group if run.finished):
+                runs.add(run.name)
                 for name, want in (row.setting | column.setting).items():
-                    if not agrees(case.fields.get(name), want):
+                    if not agrees(run.fields.get(name), want):
                         odd.setdefault(
-                            (name, format_value(case.fields.get(name)), format_value(want)), set()
-                        ).add(case.name)
+                            (name, format_value(run.fields.get(name)), format_value(want)), set()
+                        ).add(run.name)
     told = [
         f"{name} = {value}, there {want}" + f" ({len(names)} of {len(runs)} runs)" * (names != runs)
         for (name, value, want), names in odd.items()

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.cases import ASIDE, SEED, Case, axes, format_value
+from hpcfed.report.cases import ASIDE, SEED, axes
 from hpcfed.report.differences import PLACES
 from hpcfed.report.formats import label_value
 from hpcfed.report.measures import View
+from hpcfed.results.run import Run, format_value
 from hpcfed.storage.record import Record
 
 WHO = ("clients", "data.name")  # fields that must agree beside the partition itself
@@ -32,10 +33,10 @@ class Method:
     """
 
     label: str
-    runs: dict[int, Case]
-    absent: tuple[Case, ...]
+    runs: dict[int, Run]
+    absent: tuple[Run, ...]
 
-    def all(self) -> tuple[Case, ...]:
+    def all(self) -> tuple[Run, ...]:
         return *self.runs.values(), *self.absent
 
 
@@ -55,31 +56,31 @@ class Pair:
     lone: int = 0
 
 
-def methods(found: list[Case]) -> list[Method]:
+def methods(found: list[Run]) -> list[Method]:
     """The runs by all fields of the job but the seed, in the order in which they were given."""
     down, across = axes(found, None, None)
-    groups: dict[str, list[Case]] = {}
-    for case in found:
-        words = zip((*down, *across), case.at([*down, *across]), strict=True)
+    groups: dict[str, list[Run]] = {}
+    for run in found:
+        words = zip((*down, *across), run.at([*down, *across]), strict=True)
         groups.setdefault(
             ", ".join(label_value(field, value) for field, value in words if value), []
-        ).append(case)
+        ).append(run)
     return [method(label, group) for label, group in groups.items()]
 
 
-def method(label: str, group: Sequence[Case]) -> Method:
+def method(label: str, group: Sequence[Run]) -> Method:
     """Runs of one method by their seeds; ConfigError where two have the same."""
-    runs: dict[int, Case] = {}
-    for case in (case for case in group if case.record):
-        seed = case.fields[SEED]
+    runs: dict[int, Run] = {}
+    for run in (run for run in group if run.finished):
+        seed = run.fields[SEED]
         if seed in runs:
             raise ConfigError(
-                f"compare: {runs[seed].name} and {case.name} are both {label} with seed {seed}; "
+                f"compare: {runs[seed].name} and {run.name} are both {label} with seed {seed}; "
                 f"give one"
             )
-        runs[seed] = case
+        runs[seed] = run
     return Method(
-        label, dict(sorted(runs.items())), tuple(case for case in group if not case.record)
+        label, dict(sorted(runs.items())), tuple(run for run in group if not run.finished)
     )
 
 
@@ -99,11 +100,11 @@ def pairs(ours: Method, theirs: Method, view: View, anyway: bool = False) -> lis
     return [pair(ours.runs[seed], theirs.runs[seed], view, anyway) for seed in shared]
 
 
-def pair(ours: Case, theirs: Case, view: View, anyway: bool = False) -> Pair:
+def pair(ours: Run, theirs: Run, view: View, anyway: bool = False) -> Pair:
     """Two runs of the same clients. anyway: of others too, whose means alone are compared."""
     same = comparable(ours, theirs, anyway)
     if view.measure.each is None or not same:
-        mean, base = (view.measure.of(case.record)[0] for case in (ours, theirs))
+        mean, base = (view.measure.of(run.record)[0] for run in (ours, theirs))
         if mean is None or base is None:
             absent = ours if mean is None else theirs
             raise ConfigError(f"compare: --value {view.value} is not recorded in {absent.name}")
@@ -120,7 +121,7 @@ def pair(ours: Case, theirs: Case, view: View, anyway: bool = False) -> Pair:
     )
 
 
-def comparable(ours: Case, theirs: Case, anyway: bool) -> bool:
+def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
     """Whether two runs have the same clients with the same examples.
 
     Raises ConfigError, unless anyway, where they have not, or where their rounds differ; it says

@@ -15,9 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from hpcfed.config.metrics import METRICS
 from hpcfed.core.errors import HpcfedError, format_error, printable
 from hpcfed.core.tables import console
 from hpcfed.results import summary
+from hpcfed.results.columns import title_metric
 from hpcfed.storage import names
 from hpcfed.storage.results import Record, load
 
@@ -62,7 +64,7 @@ class Progress:
         self.inside = self.bar.add_task("", total=None, line="", visible=False)
         self.begun: float | None = None
         self.spoken = monotonic()  # when the last line was said
-        self.accuracy = float("nan")
+        self.metric, self.value = "accuracy", float("nan")
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -88,11 +90,12 @@ class Progress:
 
     def round(self, t: int, row: dict[str, Any]) -> None:
         """One more round is done: t of them."""
-        accuracy, loss = mean(row["clients/accuracy"]), mean(row["clients/train_loss"])
-        self.accuracy = self.accuracy if np.isnan(accuracy) else accuracy  # of the last evaluation
-        text = line(self.accuracy, loss, row["rounds/seconds"])
+        self.metric, value = first_metric(row, self.metric)
+        loss = mean(row["clients/train_loss"])
+        self.value = self.value if np.isnan(value) else value  # of the last evaluation
+        text = line(self.value, loss, row["rounds/seconds"], self.metric)
         if self.live:
-            self.bar.update(self.task, completed=t, line=brief(self.accuracy, loss))
+            self.bar.update(self.task, completed=t, line=brief(self.value, loss, self.metric))
             self.bar.update(self.inside, visible=False)
         else:
             self.say(f"round {t}/{self.job.rounds}  {text}{self.left(t)}")
@@ -143,8 +146,8 @@ class Progress:
             k = row["clients/id"][i] if "clients/id" in row else i
             self.say(
                 f"  round {t}  client {k} ({self.facts.architectures[k]})  "
-                f"train loss {row['clients/train_loss'][i]:.3f}  accuracy "
-                f"{row['clients/accuracy'][i]:.4f}  "
+                f"train loss {row['clients/train_loss'][i]:.3f}  {title_metric(self.metric)} "
+                f"{row[f'clients/{self.metric}'][i]:.4f}  "
                 f"{row['clients/seconds'][i]:.2f} s"
             )
 
@@ -171,17 +174,27 @@ class Progress:
                 print(text, file=sys.stderr, flush=True)
 
 
-def brief(accuracy: float, loss: float) -> str:
+def first_metric(row: dict[str, Any], usual: str) -> tuple[str, float]:
+    """The first metric that clients of this round have, and its mean over them; nan where none was
+    evaluated. usual: the name where none has any.
+    """
+    for name in METRICS:
+        if f"clients/{name}" in row and np.isfinite(value := mean(row[f"clients/{name}"])):
+            return name, value
+    return usual, float("nan")
+
+
+def brief(value: float, loss: float, metric: str = "accuracy") -> str:
     """The same beside a bar, which shows how long a round takes."""
-    known = {f"accuracy {accuracy:.3f}": accuracy, f"train loss {loss:.3g}": loss}
+    known = {f"{title_metric(metric)} {value:.3f}": value, f"train loss {loss:.3g}": loss}
     return " ".join(text for text, value in known.items() if not np.isnan(value))
 
 
-def line(accuracy: float, loss: float, seconds: float) -> str:
-    """A round in a few words; nothing about what is nan: an accuracy before the first evaluation,
+def line(value: float, loss: float, seconds: float, metric: str = "accuracy") -> str:
+    """A round in a few words; nothing about what is nan: a metric before the first evaluation,
     say. loss: of training, the mean of the method's own objective.
     """
-    known = {f"accuracy {accuracy:.4f}  ": accuracy, f"train loss {loss:.3f}  ": loss}
+    known = {f"{title_metric(metric)} {value:.4f}  ": value, f"train loss {loss:.3f}  ": loss}
     return (
         "".join(text for text, value in known.items() if not np.isnan(value))
         + f"{seconds:.1f} s/round"

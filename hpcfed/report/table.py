@@ -9,10 +9,11 @@ from pathlib import Path
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report import layouts
-from hpcfed.report.cases import Case, also_differ, axes, cases, name_skew, rename_data
+from hpcfed.report.cases import also_differ, axes, find_cases, name_skew, rename_data
 from hpcfed.report.cells import caption, cell, mark_best
 from hpcfed.report.formats import FORMATS, Grid, save_or_return
 from hpcfed.report.measures import View, view_of
+from hpcfed.results.run import Run
 
 
 def table(
@@ -45,12 +46,18 @@ def table(
             percent=percent,
         )
         made = layouts.layout(layout)
-        return save_or_return(FORMATS[format](layouts.fill_layout(cases(runs), made, paper)), out)
+        return save_or_return(
+            FORMATS[format](layouts.fill_layout(find_cases(runs), made, paper)), out
+        )
     if paper:
         raise ConfigError("table: --paper, but no --layout tells of which table of a paper; add it")
     chosen = [names.split(",") if names else None for names in (rows, columns)]
-    found = name_skew(rename_data(cases(runs)), [name for names in chosen for name in names or []])
-    view = view_of((case.record for case in found), value, metric, deviation or "seeds", percent)
+    found = name_skew(
+        rename_data(find_cases(runs)), [name for names in chosen for name in names or []]
+    )
+    view = view_of(
+        (run.record for run in found if run.finished), value, metric, deviation or "seeds", percent
+    )
     return save_or_return(FORMATS[format](grid(found, *axes(found, *chosen), view)), out)
 
 
@@ -62,29 +69,29 @@ def refuse(layout: str, **given: object) -> None:
         )
 
 
-def grid(found: list[Case], down: list[str], across: list[str], view: View) -> Grid:
+def grid(found: list[Run], down: list[str], across: list[str], view: View) -> Grid:
     """The cells, row by row, and what is to be said about them."""
     lines, heads = order_values(found, down), order_values(found, across)
     cells = [
-        [[case for case in found if (case.at(down), case.at(across)) == (r, c)] for c in heads]
+        [[run for run in found if (run.at(down), run.at(across)) == (r, c)] for c in heads]
         for r in lines
     ]
     seeds = max(len(group) for row in cells for group in row)
     table = [[cell(group, view, seeds) for group in row] for row in cells]
-    columns = ([case for case in found if case.at(across) == head] for head in heads)
+    columns = ([run for run in found if run.at(across) == head] for head in heads)
     notes = [*filter(None, [also_differ(columns, [*down, *across])])]
-    notes += [f"{case.name}: {case.why}" for case in found if case.why]
+    notes += [f"{run.name}: {why}" for run in found if (why := run.absence()[1])]
     told = caption(view.what(), view.deviation, seeds)
     return Grid(
         told, view.value, down, across, lines, heads, mark_best(table, view.measure.high), notes
     )
 
 
-def order_values(found: list[Case], names: list[str]) -> list[tuple[str, ...]]:
+def order_values(found: list[Run], names: list[str]) -> list[tuple[str, ...]]:
     """The values of these fields: the first field's in the order of the runs, within each the next
     one's.
     """
-    known = list(dict.fromkeys(case.at(names) for case in found))
+    known = list(dict.fromkeys(run.at(names) for run in found))
     place = [list(dict.fromkeys(values)) for values in zip(*known, strict=True)]
     return sorted(
         known,

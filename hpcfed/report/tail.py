@@ -13,7 +13,7 @@ import numpy as np
 from hpcfed.core.errors import ConfigError, plain
 from hpcfed.core.status import DONE
 from hpcfed.report.progress import line, mean
-from hpcfed.results.columns import by_round, column
+from hpcfed.results.columns import by_round, column, main_metric
 from hpcfed.results.state import complete
 from hpcfed.storage.record import STOPPED, Record, load, stamp
 
@@ -65,14 +65,15 @@ def wait_for_change(run: Path, seen: object) -> object:
 
 
 def round_lines(record: Record, first: int) -> Iterator[str]:
-    """A line for each round from `first` on, counted from 0; its accuracy is that of the last
+    """A line for each round from `first` on, counted from 0; its metric is that of the last
     evaluation.
     """
     total, losses = record.header["job"]["rounds"], column(record, "clients/train_loss")
-    means = [mean(row) for row in column(record, "clients/accuracy")]
+    metric = main_metric(record)
+    means = [mean(row) for row in column(record, f"clients/{metric}")]
     seconds = by_round(record, "seconds")
     known = np.nan
     for t in range(record.rounds):
         known = known if np.isnan(means[t]) else means[t]
         if t >= first:
-            yield f"round {t + 1}/{total}  {line(known, mean(losses[t]), seconds[t])}"
+            yield f"round {t + 1}/{total}  {line(known, mean(losses[t]), seconds[t], metric)}"

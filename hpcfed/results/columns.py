@@ -108,6 +108,17 @@ def so_far(record: Record) -> dict[str, np.ndarray]:
     }
 
 
+def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and population standard deviation [T] over the clients that have a finite value; nan
+    where none has.
+    """
+    known = np.isfinite(values)
+    n, kept = known.sum(1), np.where(known, values, 0.0)
+    mean = np.divide(kept.sum(1), n, out=np.full(len(n), np.nan), where=n > 0)
+    away = np.where(known, values - mean[:, None], 0.0) ** 2
+    return mean, np.sqrt(np.divide(away.sum(1), n, out=np.full(len(n), np.nan), where=n > 0))
+
+
 def faults(record: Record) -> list[tuple[int, int, str]]:
     """Clients that failed and left a round, in order: the round, from 1, the client, and how it
     failed.

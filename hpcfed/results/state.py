@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from time import time
+from time import localtime, strftime, time
 from typing import Any
 
 import numpy as np
 
-from hpcfed.core.errors import CheckpointError, first_line
+from hpcfed.core.errors import CheckpointError, first_line, printable
 from hpcfed.core.paths import glob_folder
-from hpcfed.results.columns import by_round
-from hpcfed.results.summary import accuracy
+from hpcfed.core.status import RESUME_ME
+from hpcfed.results.columns import by_round, last, main_metric
+from hpcfed.results.summary import summary_statistics
 from hpcfed.storage import checkpoint, names
+from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, STOPPED, Record, load
 
 RECENT = 10  # rounds whose mean time is taken for the next ones'
@@ -22,12 +24,13 @@ RECENT = 10  # rounds whose mean time is taken for the next ones'
 # over
 SIGNS = 120.0
 PATIENCE = 300.0  # seconds, or ten rounds, in which a run without such signs may write nothing
-GOING_ON, STALE, EARLY, DAMAGED, NOT_BEGUN = (
+GOING_ON, STALE, EARLY, DAMAGED, NOT_BEGUN, FAILED = (
     "going on",
     "stale",
     "ended early",
     "damaged",
     "not begun",
+    "failed",
 )
 
 
@@ -38,6 +41,8 @@ class State:
     rounds of total are done; seconds: of a round, mean of the last ones; left: seconds, of a run
     that goes on.
     saved: rounds in the last checkpoint, which was written at saved_at.  None: not known.
+    metric, value: the run's first metric, and its mean over clients in the last evaluated round;
+    accuracy: the same where that is the accuracy.
     """
 
     word: str
@@ -50,6 +55,8 @@ class State:
     saved: int | None = None
     saved_at: float | None = None
     why: str = ""
+    metric: str = "accuracy"
+    value: float | None = None
 
 
 def state(run: Path) -> State:
@@ -113,13 +120,15 @@ def modified_at(path: Path) -> float | None:
 
 def progress(record: Record) -> dict[str, Any]:
     """What the rounds so far tell."""
-    mean = accuracy(record)["mean"]
-    total = record.header["job"]["rounds"]
+    metric = main_metric(record)
+    value = summary_statistics(last(record, f"clients/{metric}"))["mean"]
     return {
         "rounds": record.rounds,
-        "total": total,
-        "accuracy": mean,
+        "total": record.header["job"]["rounds"],
+        "accuracy": value if metric == "accuracy" else None,
         "seconds": seconds_of(record),
+        "metric": metric,
+        "value": value,
     }
 
 
@@ -133,4 +142,30 @@ def last_checkpoint(folder: Path) -> dict[str, Any]:
     newest = checkpoint.newest(folder)
     return (
         {"saved": checkpoint.rounds_of(newest), "saved_at": modified_at(newest)} if newest else {}
+    )
+
+
+def member(sweep: sweeps.Sweep, run: sweeps.Member) -> State:
+    """The state of a run of a sweep."""
+    return add_sweep_end(sweep, run, state(sweep.folder / run.name))
+
+
+def add_sweep_end(sweep: sweeps.Sweep, run: sweeps.Member, found: State) -> State:
+    """The state of a run of a sweep, whose end is noted there where it was no success."""
+    end = sweeps.last_end(sweep, run.name)
+    if found.word == NOT_BEGUN:
+        found = replace(found, total=run.fields["rounds"])
+    if end is None or found.word == FINISHED:
+        return found
+    word = STOPPED if end.status == RESUME_ME else FAILED
+    why = "" if word == STOPPED else f"status {end.status}: {end.line}"
+    return replace(found, word=word, since=end.when, why=why, left=None)
+
+
+def words(one: State) -> str:
+    """The state as people read it: `stopped since 2026-11-21 19:30`."""
+    when = "" if one.since is None else strftime("%Y-%m-%d %H:%M", localtime(one.since))
+    told = {FINISHED: f"{one.word} {when}", STALE: f"{one.word}, no sign since {when}"}
+    return told.get(one.word, f"{one.word} since {when}" if when else one.word) + (
+        f", {printable(one.why)}" if one.why else ""
     )

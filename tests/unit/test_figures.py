@@ -14,6 +14,7 @@ from hpcfed.report.figures.command import plot
 from hpcfed.report.figures.curves import Curve, figure
 from hpcfed.report.figures.registry import FIGURES, select_figures
 from hpcfed.storage import sweep
+from hpcfed.storage.fields import flat
 from hpcfed.storage.record import load
 from tests.unit.test_report import HEAD, NAN, row, run_of
 
@@ -128,6 +129,7 @@ def test_labels_of_other_numbers_of_examples_are_another_panel(tmp_path):
             "data": run.record.header["job"]["data"] | {"train_limit": limit},
             "participation": share,
         }
+    found = [run.with_fields(flat(run.job)) for run in found]
     titles = [one.title for one in labels.numbers(found)]
     assert titles == [
         f"digits, dirichlet(0.5), 4 clients, train limit {limit}" for limit in (100, 200)

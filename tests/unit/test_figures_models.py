@@ -12,7 +12,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.rng import stream
 from hpcfed.models.trained import About, Trained, assemble_model
 from hpcfed.report.figures import models, models_conductance, models_tsne
-from hpcfed.report.figures.runs import Drawn
+from hpcfed.results.run import Run
 from hpcfed.results.trained.conductance import choose_images, conductance
 from hpcfed.storage import names, probe, tree
 from hpcfed.storage.atomic import replace_file
@@ -276,8 +276,9 @@ def test_planes_share_scales_only_where_classes_and_clients_are_the_same():
     assert list(map(len, found)) == [2, 1, 1, 3, 1]
 
 
-def run_with(folder: Path, found: Probe) -> Drawn:
+def run_with(folder: Path, found: Probe) -> Run:
     probe.write(folder, found)
-    return Drawn(
-        folder.name, folder, Record({"job": {"seed": 0, "algorithm": {"name": "local"}}}, {}, {}, 0)
-    )
+    job = {"seed": 0, "algorithm": {"name": "local"}}
+    made = Run(folder, record=Record({"job": job}, {}, {}, 0))
+    made.name = folder.name
+    return made

@@ -1,6 +1,5 @@
 """The numbers behind each figure, by hand."""
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import clients, halved, learning, look, memory, phases, topology, virtual
 from hpcfed.report.figures.groups import groups
 from hpcfed.report.figures.registry import FIGURES
-from hpcfed.report.figures.runs import Drawn, load_runs, setting
+from hpcfed.report.figures.runs import load_runs, setting
+from hpcfed.results.run import Run
 from hpcfed.storage.record import Record
 from tests.unit.test_report import HEAD, NAN, header, row, run_of
 
@@ -33,7 +33,7 @@ OURS = (
 )
 
 
-def one(folder: Path, rows: list[dict[str, object]], **job: object) -> Drawn:
+def one(folder: Path, rows: list[dict[str, object]], **job: object) -> Run:
     """A run with these rows; fields of its job by name, `_` for the dot."""
     [run] = load_runs([run_of(folder, rows)])
     for name, value in job.items():
@@ -41,7 +41,9 @@ def one(folder: Path, rows: list[dict[str, object]], **job: object) -> Drawn:
         (run.record.header["job"].setdefault(part, {}) if part else run.record.header["job"])[
             field
         ] = value
-    return replace(run, data="")
+    made = Run(run.path, record=run.record)
+    made.name = run.name
+    return made
 
 
 def test_runs_that_differ_in_the_seed_are_one_line_and_data_make_panels(tmp_path):
@@ -187,7 +189,7 @@ def test_memory_is_the_most_of_each_rank_and_the_least_and_most_of_all(tmp_path)
     assert memory.numbers([run], "device") == []
 
 
-def timed(folder: Path, *staleness: list[float]) -> Drawn:
+def timed(folder: Path, *staleness: list[float]) -> Run:
     """A run in virtual time: a round is 1.5 s, the staleness of its clients as given."""
     same = {
         "clients/reports": np.array([2, 1, 0, 1]),

@@ -9,10 +9,10 @@ import pytest
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.sweep.define import define
-from hpcfed.report.cases import Case
 from hpcfed.report.layouts import Layout, fits, layout, otherwise, papers
 from hpcfed.report.table import table
-from hpcfed.storage.results import Results
+from hpcfed.results.run import Run
+from hpcfed.storage.results import Record, Results
 from tests.unit import test_jobs, test_jobs_fedhenn
 
 ROOT = Path(__file__).parents[2]
@@ -23,13 +23,13 @@ COMMANDS = LINE.findall((ROOT / "jobs/README.md").read_text())
 pytestmark = pytest.mark.timeout(60)
 
 
-def cells(case: Case, made: Layout) -> list[tuple[str, str, str]]:
+def cells(run: Run, made: Layout) -> list[tuple[str, str, str]]:
     """Row, column and the paper's number of the cells that a run has."""
     return [
         (", ".join(row.label), ", ".join(column.label), number.replace("±", "+-"))
         for row in made.rows
         for column, number in zip(made.columns, row.paper, strict=True)
-        if fits(case, row, column)
+        if fits(run, row, column)
     ]
 
 
@@ -49,7 +49,7 @@ def told(path: Path, table: str) -> set[tuple[str, str, str]]:
     }
 
 
-def defined(words: str) -> list[Case]:
+def defined(words: str) -> list[Run]:
     """Runs of a command line of jobs/README.md, whose patterns a shell expands; each under the name
     of its job file.
     """
@@ -58,7 +58,12 @@ def defined(words: str) -> list[Case]:
     ).stdout
     expanded = [f"{ROOT}/{word}" if word.startswith("jobs/") else word for word in said.split()]
     found = define(expanded[: expanded.index("--out")], Path("s"), 1, "").runs
-    return [Case(run.words[0], run.fields, record=object()) for run in found]
+    runs = []
+    for member in found:
+        record = Record({}, {}, {}, member.fields["rounds"])
+        run = Run(member.words[0], record=record).with_fields(member.fields)
+        runs.append(run)
+    return runs
 
 
 def test_each_table_has_its_commands():
@@ -74,16 +79,16 @@ def test_the_sweep_of_a_table_fills_each_of_its_cells_once_with_what_the_job_fil
 ):
     made, runs = layout(name), defined(words)
     groups = [
-        [[case for case in runs if fits(case, row, column)] for column in made.columns]
+        [[run for run in runs if fits(run, row, column)] for column in made.columns]
         for row in made.rows
     ]
     assert {len(group) for line in groups for group in line} == {1}
     if name == "fedclassavg-5":
         return  # no job file is of that table
     assert list(otherwise(groups, made)) == []
-    for case in runs:
-        if name != "fedhenn-3" or "rbf" in case.name:  # the linear ones name another table
-            assert set(cells(case, made)) == told(Path(case.name), name)
+    for run in runs:
+        if name != "fedhenn-3" or "rbf" in run.name:  # the linear ones name another table
+            assert set(cells(run, made)) == told(Path(run.name), name)
 
 
 def test_no_cell_depends_on_what_makes_a_job_small():

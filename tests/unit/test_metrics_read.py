@@ -16,9 +16,9 @@ from hpcfed.report.figures.command import plot
 from hpcfed.report.figures.curves import Curve, y
 from hpcfed.report.measures import measure
 from hpcfed.report.page import methods
-from hpcfed.report.page.runs import Shown
 from hpcfed.report.table import table
 from hpcfed.results import summary
+from hpcfed.results.run import Run
 from hpcfed.results.tables import of_rounds
 from hpcfed.storage.results import Results, load
 from tests.unit.test_table import job
@@ -91,7 +91,7 @@ def test_an_old_file_has_accuracy_alone(tmp_path: Path):
     found = summary.facts(load(path))
     assert [*found["metrics"]] == ["accuracy"] and found["metrics"]["accuracy"]["pooled"] is None
     assert hpcfed.load(path).metrics == ["accuracy"]
-    assert methods.by_metric([Shown("a", load(path))], [("a", [0])]) == []
+    assert methods.by_metric([Run("a", record=load(path))], [("a", [0])]) == []
     assert "not recorded" in table([path], metric="f1")
 
 
@@ -169,7 +169,7 @@ def test_a_metric_that_a_run_has_not_or_a_figure_does_not_show_is_refused(tmp_pa
 
 
 def test_the_page_has_two_lines_a_metric(tmp_path: Path):
-    runs = [Shown(name, load(run(tmp_path / name, s))) for s, name in enumerate("ab")]
+    runs = [Run(name, record=load(run(tmp_path / name, s))) for s, name in enumerate("ab")]
     lines = methods.by_metric(runs, [("fedavg", [0, 1])])
     assert lines[0] == ["metric", "fedavg"] and len(lines) == 1 + 2 * 3
     assert lines[3] == ["F1, mean over clients", "0.5000 ± 0.0000 (2 seeds), 2 clients"]

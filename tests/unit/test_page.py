@@ -15,8 +15,8 @@ import pytest
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.report.compare import compare
 from hpcfed.report.page import curves, job, methods, notes, packed, tables, write
-from hpcfed.report.page.command import render_page, report
-from hpcfed.report.page.runs import Shown, load_runs
+from hpcfed.report.page.command import render_page, report, split_runs
+from hpcfed.results.run import Run, find, name_runs
 from hpcfed.storage import sweep as store
 from hpcfed.storage.fields import flat
 from hpcfed.storage.results import Record, Results
@@ -51,6 +51,10 @@ def record(**more: object) -> Record:
         "rounds/seconds": np.array([3.0, 5.0]),
     }
     return Record(header, {"label_counts": np.arange(6).reshape(3, 2)}, columns, 2)
+
+
+def shown(name: str, one: Record) -> Run:
+    return Run(name, record=replace(one, path=Path("nowhere/results.h5")))
 
 
 def back(text: str, kind: str) -> np.ndarray:
@@ -135,7 +139,7 @@ def test_a_population_has_no_curves_of_clients():
 
 
 def test_a_line_of_the_runs_table():
-    row = tables.run(Shown("a", record()))
+    row = tables.run(shown("a", record()))
     assert row | {"accuracy": 0.7, "best": 0.7, "std": 0.2} == {
         "run": "a",
         "method": "fedavg",
@@ -173,8 +177,8 @@ def test_phases_are_summed_by_rank_whatever_ranks_a_round_had():
 
 
 def test_what_differs_between_jobs_is_told_apart():
-    runs = [Shown(name, record()) for name in "ab"]
-    runs[1] = Shown(
+    runs = [shown(name, record()) for name in "ab"]
+    runs[1] = shown(
         "b", record(job=runs[0].job | {"seed": 1, "algorithm": {"name": "fedprox", "mu": 0.1}})
     )
     found = job.jobs(runs)
@@ -201,7 +205,7 @@ def test_what_differs_fits_on_paper_however_many_runs_there_are():
         record().header["job"] | {"seed": i, **{f"field{n}": i for n in range(20)}}
         for i in range(11)
     ]
-    found = job.jobs([Shown(str(i), record(job=one)) for i, one in enumerate(jobs)]).tables
+    found = job.jobs([shown(str(i), record(job=one)) for i, one in enumerate(jobs)]).tables
     assert [len(lines[0]) for lines in found] == [9, 4] and found[1][0] == ("field", "8", "9", "10")
     assert all(line[0] == other[0] for line, other in zip(*found, strict=True))
 
@@ -212,8 +216,11 @@ def test_warnings_say_what_the_run_recorded():
         commit="def+", versions={"torch": "2.5"}, history=[before], faults=["", "diverged", "data"]
     )
     one.columns["clients/fault"] = np.array([[0, 0, 0], [1, 0, 0]])
-    assert list(notes.of_run(Shown("a", one, "stopped, 2 of 9 rounds are done"))) == [
-        "stopped, 2 of 9 rounds are done",
+    one.header["job"]["rounds"] = 9
+    found = list(notes.of_run(shown("a", one)))
+    assert found[0].startswith("stale, ") and found[0].endswith(", 2 of 9 rounds are done")
+    assert found[1:] == list(notes.of_run(shown("a", one), states=False))
+    assert found[1:] == [
         "hpcfed had changes that were not committed: the commit named below is not all of it",
         "resumed after round 1; commit abc, then def+; versions.torch 2.4, then 2.5; ranks "
         "3, then 2",
@@ -225,18 +232,18 @@ def test_warnings_say_what_the_run_recorded():
 
 
 def test_runs_on_different_machines_are_warned_of():
-    runs = [Shown(name, record(hardware={"cpu": name}, versions={"torch": "2"})) for name in "ab"]
+    runs = [shown(name, record(hardware={"cpu": name}, versions={"torch": "2"})) for name in "ab"]
     found = notes.notes(runs, ["c: not begun"])
     assert found[0] == ("", "c: not begun") and ("a, b", "clients lost: 1 time in 1 round") in found
     assert found[-1][1].startswith("runs differ in hardware.cpu;")
 
 
-def with_job(name: str, method: str, seed: int, more: float = 0.0, **job: object) -> Shown:
+def with_job(name: str, method: str, seed: int, more: float = 0.0, **job: object) -> Run:
     """A run of `record` whose accuracies are so much higher."""
     one = record()
     about = one.header["job"] | {"algorithm": {"name": method}, "seed": seed, **job}
     columns = one.columns | {"clients/accuracy": one.columns["clients/accuracy"] + more}
-    return Shown(name, Record(one.header | {"job": about}, one.arrays, columns, 2))
+    return shown(name, Record(one.header | {"job": about}, one.arrays, columns, 2))
 
 
 def test_methods_are_compared_as_the_command_compares_them(tmp_path):
@@ -277,8 +284,9 @@ def test_runs_with_one_seed_are_not_averaged():
 
 def test_a_run_that_is_not_finished_is_averaged_with_no_other():
     runs = [with_job(name, "fedavg", seed) for seed, name in enumerate("abc")]
-    runs[1] = replace(runs[1], why="stopped, 1 of 2 rounds are done")
-    assert methods.seeds(runs) == [("fedavg", [0, 2]), ("fedavg (b, not finished)", [1])]
+    runs[1] = shown("b", replace(runs[1].record, rounds=1))
+    want = [("fedavg", [0, 2]), ("fedavg (b, not finished)", [1])]
+    assert methods.seeds(runs) == want
 
 
 def stored(folder: Path, one: Record, rounds: int = 2) -> Path:
@@ -291,9 +299,10 @@ def stored(folder: Path, one: Record, rounds: int = 2) -> Path:
 
 def test_a_run_is_shown_once_and_an_unfinished_one_says_so(tmp_path):
     folder = stored(tmp_path / "a", record(), rounds=1)
-    found, absent = load_runs([folder, folder / "results.h5"], now=0.0)
+    found, absent = split_runs(find([folder, folder / "results.h5"]))
+    name_runs(found)
     assert [run.name for run in found] == ["a"] and absent == []
-    assert re.fullmatch(r"stopped since .*, 1 of 2 rounds are done", found[0].why)
+    assert re.fullmatch(r"stopped since .*, 1 of 2 rounds are done", next(notes.of_run(found[0])))
 
 
 def test_a_sweep_shows_its_runs_and_says_which_have_no_results(tmp_path):
@@ -302,16 +311,15 @@ def test_a_sweep_shows_its_runs_and_says_which_have_no_results(tmp_path):
     sweep = store.Sweep(tmp_path / "sweep", [], str(tmp_path), 1, "", runs)
     store.write(sweep)
     stored(sweep.folder / "done", record())
-    found, absent = load_runs(
-        [sweep.folder, sweep.folder], now=0.0
-    )  # as of a pattern that names it again
+    found, absent = split_runs(find([sweep.folder, sweep.folder]))  # as a pattern names it again
+    name_runs(found)
     assert [run.name for run in found] == ["done"]
     assert absent == [f"{sweep.folder / 'absent'}: not begun, 0 of 9 rounds are done"]
 
 
 def test_the_page_asks_no_host_and_runs_its_own_scripts_alone(tmp_path):
     nasty = "</script><script>alert(1)</script>"
-    page = render_page([Shown(nasty, record(architectures=[nasty] * 3))], [nasty])
+    page = render_page([shown(nasty, record(architectures=[nasty] * 3))], [nasty])
     assert nasty not in page and "<script>alert" not in page
     assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=\"(?!data:)", page)
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1].replace(
@@ -337,7 +345,7 @@ def test_the_page_lies_in_the_folder_of_the_first_run(tmp_path):
 def test_a_run_without_rounds_has_a_page(tmp_path):
     empty = record()
     empty = Record(empty.header, empty.arrays, {}, 0)
-    assert "no accuracy was recorded" in render_page([Shown("a", empty)])
+    assert "no accuracy was recorded" in render_page([shown("a", empty)])
 
 
 def test_a_missing_library_is_one_message(monkeypatch):

@@ -1,5 +1,6 @@
 """`hpcfed watch`: what is drawn from the files of runs that go on, and when it ends."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 from rich.console import Console
 
 from hpcfed import cli
-from hpcfed.report.watch import command, terminal, view
-from hpcfed.report.watch.blocks import bars, histogram, parts, spark
-from hpcfed.report.watch.view import open_runs
-from hpcfed.report.watch.warnings import warnings
+from hpcfed.report.watch import command, terminal
+from hpcfed.report.watch.terminal import bars, histogram, parts, spark
+from hpcfed.report.watch.view import View, look, warnings
+from hpcfed.results import run as reader
+from hpcfed.results.run import Run, find, name_runs
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import load
@@ -18,10 +20,20 @@ from hpcfed.storage.sweep import End, Member, Sweep
 from tests import records
 
 
+def open_runs(paths: Sequence[Path]) -> list[Run]:
+    runs = find(paths, required=False)
+    name_runs(runs)
+    return runs
+
+
+def views(paths: Sequence[Path]) -> list[View]:
+    return [look(run) for run in open_runs(paths)]
+
+
 def drawn(*paths: Path, width: int = 100, height: int = 50) -> str:
     """The terminal's view of these runs, as text."""
     console = Console(width=width, record=True, file=open("/dev/null", "w"), markup=False)  # noqa: SIM115
-    console.print(terminal.render([run.look() for run in open_runs(paths)], width, height))
+    console.print(terminal.render(views(paths), width, height))
     return console.export_text()
 
 
@@ -50,12 +62,12 @@ def test_a_view_has_the_evaluated_rounds_and_the_last_state_of_clients_and_ranks
     writer = records.run(tmp_path, 2, total=5)
     writer.append(records.row(3, 4, 2, clients__accuracy=np.full(4, np.nan)))
     writer.finish()
-    seen = open_runs([tmp_path])[0].look()
+    [seen] = views([tmp_path])
     want = load(tmp_path).columns["clients/accuracy"]
     assert (seen.evaluated, seen.mean) == ([1, 2], want[:2].mean(1).tolist())
     assert seen.std == want[:2].std(1).tolist() and seen.clients.tolist() == want[1].tolist()
     assert (seen.loss, seen.seconds) == ([1.0, 1 / 2, 1 / 3], [2.1] * 3)
-    assert {name: c.tolist() for name, c in seen.phases.items()} == {
+    assert seen.phases == {
         "train": [1, 2],
         "evaluate": [1, 2],
         "wait": [0.5, 0],
@@ -174,23 +186,25 @@ def test_watching_ends_when_all_runs_are_over(tmp_path, monkeypatch, capsys):
 
 def test_a_run_is_read_again_only_where_its_files_have_changed(tmp_path, monkeypatch):
     writer, reads = records.run(tmp_path, 1, total=3), []
-    monkeypatch.setattr(view, "load", lambda path: reads.append(path) or load(path))
+    monkeypatch.setattr(reader, "load", lambda path: reads.append(path) or load(path))
     run = open_runs([tmp_path])[0]
-    assert [run.look().state.rounds for _ in range(3)] == [1, 1, 1] and len(reads) == 1
+    seen = look(run)
+    assert [look(run, seen).state.rounds for _ in range(3)] == [1, 1, 1] and len(reads) == 1
+    assert look(run, seen).warnings is seen.warnings  # nor counted again
     writer.append(records.row(2, 4, 2))
     writer.finish()
-    assert run.look().state.rounds == 2 and len(reads) == 2
+    assert look(run).state.rounds == 2 and len(reads) == 2
 
 
 def test_a_file_that_is_damaged_meanwhile_is_a_state(tmp_path):
     writer = records.run(tmp_path, 1, total=3)
     run = open_runs([tmp_path])[0]
-    run.look()
+    look(run)
     whole = writer.path.read_bytes()
     writer.path.write_bytes(whole[:100])
-    assert run.look().state.word == "damaged"
+    assert look(run).state.word == "damaged"
     writer.path.write_bytes(whole)
-    assert run.look().state.rounds == 1
+    assert look(run).state.rounds == 1
 
 
 def test_ctrl_c_ends_watching_without_a_traceback(tmp_path, monkeypatch):
@@ -216,3 +230,18 @@ def test_wrong_paths_and_ports_are_one_message(tmp_path, words, capsys, monkeypa
     assert cli.main(["watch", *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and words[-1] in err and "Traceback" not in err
+
+
+def test_a_run_of_survival_times_shows_its_first_metric(tmp_path):
+    writer = records.run(tmp_path, 0, total=5, metrics=["c_index"])
+    for t in (1, 2):
+        index = np.array([0.5, 0.75, 0.625, 0.625]) + (t - 1) / 8
+        none = np.full(4, np.nan)
+        writer.append(records.row(t, 4, 2, clients__accuracy=none, clients__c_index=index))
+    writer.finish()
+    text = drawn(tmp_path)
+    assert "test C-index, mean over clients: 0.7500" in text and "accuracy" not in text
+    both = drawn(tmp_path, records.run(tmp_path / "other", 3, total=4).path.parent)
+    assert "C-index 0.7500" in both and "accuracy 0.5625" in both
+    [seen] = views([tmp_path])
+    assert seen.mean == [0.625, 0.75] and seen.clients.tolist() == [0.625, 0.875, 0.75, 0.75]

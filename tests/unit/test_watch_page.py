@@ -1,24 +1,26 @@
-"""The page of `hpcfed watch --web`: numbers for this machine alone, and nothing else."""
+"""The page of `hpcfed watch --web`: for this machine alone, what has changed, and nothing else.
+tests/browser opens it.
+"""
 
 import json
 import re
-import shutil
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hpcfed import cli
+from hpcfed.report.page import write
 from hpcfed.report.watch import web
-from hpcfed.report.watch.view import open_runs
-from hpcfed.report.watch.web import Server, plain
+from hpcfed.report.watch.web import Server
+from hpcfed.results.run import find, name_runs
 from tests import records
 
 LIMIT = 30  # seconds for an answer
@@ -26,7 +28,9 @@ LIMIT = 30  # seconds for an answer
 
 @contextmanager
 def serving(*paths: Path) -> Iterator[Server]:
-    with Server(open_runs(paths), 0) as server:
+    runs = find(paths, required=False)
+    name_runs(runs)
+    with Server(runs, 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -60,36 +64,68 @@ def test_it_listens_on_this_machine_alone(run):
         assert server.url == f"http://127.0.0.1:{server.server_address[1]}/{server.key}/"
 
 
-def test_the_page_and_its_parts_are_served_and_load_from_nowhere_else(run):
+def changes(server: Server, since: int = 0) -> dict[str, Any]:
+    status, headers, body = ask(server, f"changes/{since}")
+    assert (status, headers["Content-Type"]) == (200, "application/json; charset=utf-8")
+    return json.loads(body)
+
+
+def test_the_page_is_that_of_the_report_and_loads_from_nowhere_else(run):
     with serving(run) as server:
-        for name, kind in (
-            ("", "text/html"),
-            ("page.js", "text/javascript"),
-            ("page.css", "text/css"),
-        ):
-            status, headers, body = ask(server, name)
-            assert (status, headers["Content-Type"]) == (200, f"{kind}; charset=utf-8")
-            assert set(re.findall(rb"https?://[^\s\"']+", body)) <= {b"http://www.w3.org/2000/svg"}
-            assert "default-src 'none'" in headers["Content-Security-Policy"]
-            assert (headers["Cache-Control"], headers["X-Content-Type-Options"]) == (
-                "no-store",
-                "nosniff",
-            )
+        status, headers, body = ask(server, "")
+        page = body.decode()
+        assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+        assert page.count('id="runs"') == page.count('id="live-runs"') == 1
+        assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=\"(?!data:)", page)
+        for name in ("", "changes/0", "other"):
+            headers = ask(server, name)[1]
+            policy = headers["Content-Security-Policy"]
+            assert policy.startswith("default-src 'none'; script-src 'sha256-")
+            assert "unsafe-eval" not in policy and "connect-src 'self'" in policy
+            assert policy.endswith("frame-ancestors 'none'")
+            assert headers["Cache-Control"] == "no-store"
+            assert headers["X-Content-Type-Options"] == "nosniff"
+            assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
 
 
-def test_numbers_are_those_of_the_view_and_grow_with_the_run(tmp_path):
-    writer = records.run(tmp_path / "run", 2, total=5)
-    with serving(tmp_path / "run") as server:
-        for rounds in (2, 3):
-            status, _, body = ask(server, "numbers")
-            (found,), seen = json.loads(body)["runs"], server.runs[0].look()
-            assert (status, json.loads(body)["over"]) == (200, False)
-            assert found["evaluated"] == list(range(1, rounds + 1)) and found["share"] == rounds / 5
-            assert found["mean"] == [round(x, 6) for x in seen.mean]
-            assert found["phases"]["wait"] == [0.5, 0.0] and found["kinds"] == ["cnn", "mlp"] * 2
-            assert found["told"].startswith(f"run, round {rounds}/5, accuracy 0.")
-            writer.append(records.row(3, 4, 2))
-            writer.finish()
+def test_a_page_is_given_what_has_changed_since_its_version_and_how_the_runs_stand(tmp_path):
+    writers = [records.run(tmp_path / name, 2, total=5) for name in ("a", "b")]
+    (tmp_path / "c").mkdir()
+    with serving(*(tmp_path / name for name in "abc")) as server:
+        first = changes(server)
+        assert [run["name"] for run in first["data"]["runs"]] == ["a", "b"]
+        assert all("curves" in run for run in first["data"]["runs"])
+        live = first["live"]
+        assert (live["version"], live["over"], live["names"]) == (1, False, ["a", "b", "c"])
+        assert live["runs"][0]["line"].startswith("a, round 2/5, accuracy 0.5000, 2 ranks, ")
+        assert live["runs"][2]["line"] == "c, round 0/?, accuracy -, not begun"
+        assert changes(server, 1)["data"] is None
+        writers[1].append(records.row(3, 4, 2))
+        writers[1].finish()
+        second = changes(server, 1)
+        assert second["live"]["version"] == 2 and second["live"]["runs"][1]["share"] == 3 / 5
+        assert ["curves" in run for run in second["data"]["runs"]] == [False, True]
+        assert [row["rounds"] for row in second["data"]["rows"]] == [2, 3]
+        assert second["data"]["runs"][1]["recent"]["wait"] == [0.5, 0.0]
+        records.run(tmp_path / "c", 1, total=5)
+        third = changes(server, 2)["data"]["runs"]
+        assert [(run["name"], "curves" in run) for run in third] == [
+            ("a", False),
+            ("b", False),
+            ("c", True),
+        ]
+        # a page that is opened again, or of another version, has all of it
+        assert all(
+            "curves" in run for since in (0, 9) for run in changes(server, since)["data"]["runs"]
+        )
+
+
+def test_a_page_before_any_run_has_begun_says_so(tmp_path):
+    (tmp_path / "later").mkdir()
+    with serving(tmp_path / "later") as server:
+        page = ask(server, "")[2].decode()
+        assert 'id="live-runs"' in page and 'id="chart-' not in page
+        assert changes(server)["live"]["runs"][0]["line"].endswith("not begun")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +133,7 @@ def test_numbers_are_those_of_the_view_and_grow_with_the_run(tmp_path):
 )
 def test_another_host_name_that_points_here_is_refused(run, host):
     with serving(run) as server:
-        status, _, body = ask(server, "numbers", host=host)
+        status, _, body = ask(server, "changes/0", host=host)
         assert (status, body) == (404, b"no such page\n")
 
 
@@ -114,7 +150,7 @@ def test_localhost_and_the_end_of_a_tunnel_are_this_machine_too_but_two_hosts_ar
 
 def test_without_the_key_of_the_url_there_is_nothing(run):
     with serving(run) as server:
-        for path in ("/", "/numbers", "/wrong/numbers", f"/{server.key}", f"x/{server.key}/"):
+        for path in ("/", "/changes/0", "/wrong/changes/0", f"/{server.key}", f"x/{server.key}/"):
             assert ask(server, "", path=path)[0] == 404, path
 
 
@@ -127,8 +163,16 @@ def test_without_the_key_of_the_url_there_is_nothing(run):
         "page.html",
         "web.py",
         "/etc/passwd",
-        "numbers/",
-        "numbers?x",
+        "numbers",
+        "changes",
+        "changes/",
+        "changes/0/",
+        "changes/0?x",
+        "changes/-1",
+        "changes/01",
+        "changes/1e3",
+        "changes/../x",
+        "changes/" + "9" * 5000,
         "./",
         "%2e%2e/",
         "\\..\\x",
@@ -143,7 +187,7 @@ def test_no_path_of_the_disk_is_served(run, name):
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE"])
 def test_only_get_is_answered(run, method):
     with serving(run) as server:
-        assert ask(server, "numbers", method=method)[0] == 501
+        assert ask(server, "changes/0", method=method)[0] == 501
 
 
 def test_the_server_ends_when_the_page_has_the_end_of_the_runs(tmp_path, monkeypatch, capsys):
@@ -157,10 +201,10 @@ def test_the_server_ends_when_the_page_has_the_end_of_the_runs(tmp_path, monkeyp
     thread.start()
     while not urls:
         thread.join(0.01)
-    assert json.loads(ask(urls[0], "numbers")[2])["over"] is False and thread.is_alive()
+    assert json.loads(ask(urls[0], "changes/0")[2])["live"]["over"] is False and thread.is_alive()
     writer.append(records.row(3, 4, 2))
     writer.finish()
-    assert json.loads(ask(urls[0], "numbers")[2])["over"] is True
+    assert json.loads(ask(urls[0], "changes/0")[2])["live"]["over"] is True
     thread.join(LIMIT)
     assert statuses == [0] and urls[0].url in capsys.readouterr().out
 
@@ -172,65 +216,37 @@ def test_a_port_that_is_taken_is_one_message(run, capsys):
 
 
 def test_names_are_never_html_and_nan_is_null(tmp_path):
-    writer = records.run(tmp_path, 1, total=2)
+    nasty = "<img src=x onerror=alert(1)>"
+    writer = records.run(tmp_path / nasty, 1, total=2, history=[{"rounds": 1, "commit": nasty}])
     writer.append(records.row(2, 4, 2, clients__accuracy=np.array([np.nan, 1, 1, 1])))
     writer.finish()
-    found = plain(open_runs([tmp_path])[0].look())
-    assert found["clients"] == [None, 1.0, 1.0, 1.0]
-    script = (files("hpcfed.report.watch") / "page" / "page.js").read_text()
+    with serving(tmp_path / nasty) as server:
+        found = changes(server)["data"]
+        assert found["runs"][0]["table"]["accuracy"] == [None, 1, 1, 1]
+        assert "<img" not in found["above"] + found["below"] + ask(server, "")[2].decode()
+    script = "".join(map(write.part, write.SCRIPTS))
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
 
 
-def drawn(*paths: Path, browser: Path) -> subprocess.CompletedProcess:
-    """The page of these runs as Chromium draws it. browser: a folder for it."""
-    program = shutil.which("chromium") or pytest.skip("no chromium on this machine")
-    with serving(*paths) as server:
-        flags = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--virtual-time-budget=3000",
-            "--enable-logging=stderr",
-            f"--user-data-dir={browser}",
-            "--dump-dom",
-            server.url,
-        ]
-        return subprocess.run([program, *flags], capture_output=True, text=True, timeout=LIMIT)
+def test_the_runs_end_is_told_by_an_answer_and_not_by_a_page_that_does_not_exist(tmp_path):
+    records.run(tmp_path, 3)
+    with serving(tmp_path) as server:
+        for name in ("", "other"):
+            ask(server, name)
+            assert not server.told.is_set()  # a page that has not asked may not be drawn yet
+        changes(server)
+        assert server.told.wait(LIMIT)
 
 
-def test_bands_are_whole_and_equal_curves_take_turns(tmp_path):
-    for name, level in (("a", 0.55), ("b", 0.55), ("c", 0.5)):
-        writer = records.run(tmp_path / name, 0, total=3)
-        for t in (1, 2, 3):
-            accuracy = np.array([0.4, 0.4, level, level]) + t / 10
-            writer.append(records.row(t, 4, 2, clients__accuracy=accuracy))
-        writer.finish()
-    done = drawn(*sorted(tmp_path.iterdir()), browser=tmp_path / "browser")
-    points = re.findall(r'<polygon points="([^"]*)"', done.stdout)
-    ys = [round(float(y), 6) for one in points for y in re.split("[ ,]", one)[1::2]]
-    assert len(points) == 3 and 10 <= min(ys) and max(ys) <= 220 - 36  # TOP, HEIGHT - BOTTOM
-    assert re.findall(r'stroke-dasharray="12 12" stroke-dashoffset="-?(\d+)"', done.stdout) == [
-        "0",
-        "12",
-    ]
-
-
-def test_a_browser_draws_runs_whatever_they_have(tmp_path):
-    nobody = {"clients__accuracy": np.array([np.nan, 1, np.nan, 1])}
-    for name, rounds in (("once", 1), ("never", 0), ("<img src=x>", 3)):
-        writer = records.run(tmp_path / name, rounds, total=9)
-        writer.append(records.row(rounds + 1, 4, 2, **nobody))
-        writer.finish()
-    (tmp_path / "not begun").mkdir()
-    done = drawn(*tmp_path.iterdir(), browser=tmp_path / "browser")
-    assert "CONSOLE" not in done.stderr  # no script failed, nothing was refused
-    assert done.stdout.count('class="card"') == 5  # all curves in one picture, and four runs
-    assert done.stdout.count("<svg") == 1 + 3 * 3 and "NaN" not in done.stdout
-    assert (
-        "<img" not in done.stdout
-        and "&lt;img src=x&gt;" in done.stdout
-        and "not begun, round 0/?" in done.stdout
+def test_many_pages_at_once_are_answered_from_one_look(run, monkeypatch):
+    made = []
+    whole = web.command.render_page
+    monkeypatch.setattr(
+        web.command, "render_page", lambda *a, **k: made.append(1) or whole(*a, **k)
     )
+    with serving(run) as server, ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda i: ask(server, ("", "changes/0")[i % 2])[0], range(200)))
+        assert answers == [200] * 200 and len(made) == 1
 
 
 def test_however_many_ask_while_one_looks_one_more_look_answers_them_all(run, monkeypatch):
@@ -238,11 +254,10 @@ def test_however_many_ask_while_one_looks_one_more_look_answers_them_all(run, mo
         asked, going, go_on = threading.Semaphore(0), threading.Event(), threading.Event()
         looks, look, clock = [], server.look, web.monotonic
 
-        def slow() -> bytes:
+        def slow() -> None:
             looks.append(look())
             going.set()
             assert go_on.wait(LIMIT)
-            return looks[-1]
 
         def counted() -> float:
             asked.release()
@@ -251,7 +266,10 @@ def test_however_many_ask_while_one_looks_one_more_look_answers_them_all(run, mo
         server.look = slow
         answers: list[bytes] = []
         threads = [
-            threading.Thread(target=lambda: answers.append(server.numbers()[1])) for _ in range(50)
+            threading.Thread(
+                target=lambda: answers.append(server.answer(f"/{server.key}/changes/0")[1])
+            )
+            for _ in range(50)
         ]
         threads[0].start()
         assert going.wait(LIMIT)
@@ -264,5 +282,5 @@ def test_however_many_ask_while_one_looks_one_more_look_answers_them_all(run, mo
         for thread in threads:
             thread.join(LIMIT)
         assert (len(answers), len(looks)) == (50, 2)
-        server.numbers()
+        server.answer(f"/{server.key}/changes/0")
         assert len(looks) == 3  # who asks later sees what is new

@@ -23,7 +23,8 @@ from hpcfed.core.tables import duration
 from hpcfed.engine.survival.signals import handle_signals
 from hpcfed.launch.sweep.gpus import shares, usable
 from hpcfed.launch.sweep.launch import is_finished, lock_log, reason, start
-from hpcfed.results.summary import accuracy, share
+from hpcfed.results.columns import main_metric, title_metric
+from hpcfed.results.summary import metric, share
 from hpcfed.storage import lock, names
 from hpcfed.storage import sweep as store
 from hpcfed.storage.record import load
@@ -141,8 +142,10 @@ class Pool:
     def outcome(self, run: Member, status: int, seconds: float) -> Outcome:
         """What an exit status means; all but success is noted beside the log."""
         if status == DONE and is_finished(self.sweep, run):
-            mean = accuracy(load(self.sweep.folder / run.name))["mean"]
-            return Outcome(run, DONE, f"done, accuracy {share(mean)}, {duration(seconds)}")
+            record = load(self.sweep.folder / run.name)
+            name = main_metric(record)
+            value = f"{title_metric(name)} {share(metric(record, name)['mean'])}"
+            return Outcome(run, DONE, f"done, {value}, {duration(seconds)}")
         why = reason(names.log_file(self.sweep.folder, run.name))
         if status == DONE or (
             self.asked and status != WRONG

@@ -14,8 +14,9 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import look
 from hpcfed.report.figures.curves import in_words
 from hpcfed.report.figures.groups import Group, by_panel, groups, labels
-from hpcfed.report.figures.runs import Drawn, short
+from hpcfed.report.figures.runs import short
 from hpcfed.results.columns import architectures, last
+from hpcfed.results.run import Run
 
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly however many there are
 
@@ -35,15 +36,15 @@ class Strip:
         return float(self.accuracy.mean()) if len(self.accuracy) else float("nan")
 
 
-def numbers(runs: Sequence[Drawn]) -> list[Strip]:
+def numbers(runs: Sequence[Run]) -> list[Strip]:
     """The strips, architecture by architecture within each line. ConfigError where no client was
     evaluated.
     """
     found = [strip for group in groups(runs) for strip in strips(group)]
-    if runs[0].shown.endswith("_pooled"):
+    if runs[0].drawn_metric.endswith("_pooled"):
         raise ConfigError(
-            f"clients: {runs[0].shown} is of all clients together; "
-            f"give --metric {runs[0].shown.removesuffix('_pooled')}"
+            f"clients: {runs[0].drawn_metric} is of all clients together; "
+            f"give --metric {runs[0].drawn_metric.removesuffix('_pooled')}"
         )
     if not any(len(strip.accuracy) for strip in found):
         raise ConfigError(
@@ -55,7 +56,7 @@ def numbers(runs: Sequence[Drawn]) -> list[Strip]:
 
 def strips(group: Group) -> list[Strip]:
     kinds = np.concatenate([architectures(run.record) for run in group.runs])
-    values = np.concatenate([last(run.record, f"clients/{run.shown}") for run in group.runs])
+    values = np.concatenate([last(run.record, f"clients/{run.drawn_metric}") for run in group.runs])
     known = np.isfinite(values)
     return [
         Strip(group, kind, values[known & (kinds == kind)])
@@ -63,11 +64,11 @@ def strips(group: Group) -> list[Strip]:
     ]
 
 
-def figure(runs: Sequence[Drawn]) -> Figure:
+def figure(runs: Sequence[Run]) -> Figure:
     """A dot for each client, a bar for their mean; lines side by side within an architecture, a
     panel for data.
     """
-    found, what = numbers(runs), in_words(runs[0].shown)
+    found, what = numbers(runs), in_words(runs[0].drawn_metric)
     panels, texts = (
         by_panel(list(dict.fromkeys(strip.group for strip in found))),
         labels([s.group for s in found]),

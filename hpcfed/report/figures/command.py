@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from hpcfed.core.errors import ConfigError, first_line, unknown
 from hpcfed.core.progress import track
 from hpcfed.report.figures import look
 from hpcfed.report.figures.registry import ALL, FIGURES, select_figures
-from hpcfed.report.figures.runs import Drawn, load_runs
+from hpcfed.report.figures.runs import load_runs
 from hpcfed.results.columns import metrics
+from hpcfed.results.run import Run
 from hpcfed.storage.record import Record
 
 OF_METRICS = "curves", "learning", "bytes", "time", "accuracies"  # figures of any metric
@@ -35,7 +35,8 @@ def plot(
     """
     seen, names = load_runs(runs), select_figures(figure) if figure else USUAL
     if metric:
-        seen = [replace(run, metric=check_metric(run, metric)) for run in seen]
+        for run in seen:
+            run.figure_metric = check_metric(run, metric)
         if not set(names) & set(OF_METRICS):
             raise ConfigError(
                 f"plot: --metric {metric}, but {', '.join(names)} shows none; it is for "
@@ -56,7 +57,7 @@ def plot(
     return "\n".join(told)
 
 
-def check_metric(run: Drawn, name: str) -> str:
+def check_metric(run: Run, name: str) -> str:
     """The metric, as columns have it. ConfigError where the run has no such column."""
     there = {
         c.partition("/")[2] for c in run.record.columns if c.startswith(("clients/", "rounds/"))
@@ -75,9 +76,7 @@ def track_drawing(names: Sequence[str]) -> Iterator[str]:
     return track(names, "drawing", named=True)
 
 
-def place(
-    name: str, runs: Sequence[Drawn], out: Path | None, format: str | None, bare: bool
-) -> Path:
+def place(name: str, runs: Sequence[Run], out: Path | None, format: str | None, bare: bool) -> Path:
     """Where a figure goes. bare: out names this one alone; other figures have their names added."""
     usual = "comparison" if name == "curves" and len(runs) > 1 else name
     path = out or runs[0].folder / f"{usual}.png"
@@ -91,6 +90,6 @@ def place(
 
 def at_end(record: Record, folder: Path) -> Path:
     """The learning curves of a run that has ended, in its folder."""
-    return look.save(
-        FIGURES["curves"].load()([Drawn(folder.name, folder, record)]), folder / "curves.png"
-    )
+    run = Run(folder, record=record)
+    run.name = folder.name
+    return look.save(FIGURES["curves"].load()([run]), folder / "curves.png")

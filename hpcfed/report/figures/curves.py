@@ -14,8 +14,9 @@ from matplotlib.ticker import NullFormatter
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import look
-from hpcfed.report.figures.runs import Drawn, short
+from hpcfed.report.figures.runs import short
 from hpcfed.results.columns import main_metric, metric_by_client, so_far, title_metric
+from hpcfed.results.run import Run
 from hpcfed.results.summary import title
 from hpcfed.storage.record import Record
 
@@ -86,12 +87,12 @@ TRAFFIC = Axis("traffic", "traffic per client, down + up", "B")
 SECONDS = Axis("seconds", "virtual time", "s")
 
 
-def numbers(runs: Sequence[Drawn]) -> list[Curve]:
+def numbers(runs: Sequence[Run]) -> list[Curve]:
     """The curve of each run."""
-    return [Curve.of(run.record, run.shown) for run in runs]
+    return [Curve.of(run.record, run.drawn_metric) for run in runs]
 
 
-def figure(runs: Sequence[Drawn]) -> Figure:
+def figure(runs: Sequence[Run]) -> Figure:
     """Mean accuracy, or other metric, with a band of one standard deviation over clients, in a
     panel an axis, a line for each run.
 
@@ -114,7 +115,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     for ax, axis in zip(axes, across, strict=True):
         lines(ax, axis, found)
     for ax in axes[::2]:
-        ax.set_ylabel(y(len(found), runs[0].shown), fontsize=look.LETTERS)
+        ax.set_ylabel(y(len(found), runs[0].drawn_metric), fontsize=look.LETTERS)
     if len(runs) > 1:
         look.legend(drawing, texts)
     else:

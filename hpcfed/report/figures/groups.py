@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from hpcfed.report.cases import (
     FIRST,
     SEED,
-    Case,
     conflicting_values,
     drop_redundant,
     one_skew,
     order,
 )
-from hpcfed.report.figures.runs import Drawn, setting, short
+from hpcfed.report.figures.runs import setting, short
+from hpcfed.results.run import Run
 
 METHOD = "algorithm.name"
 APART = ("data.", "clients", "participation")  # how fields begin whose values make panels
@@ -36,16 +36,16 @@ class Group:
 
     panel: str
     label: str
-    runs: tuple[Drawn, ...]
+    runs: tuple[Run, ...]
 
 
-def groups(runs: Sequence[Drawn], ignore: Sequence[str] = ()) -> list[Group]:
+def groups(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[Group]:
     """The runs as lines and panels, in the order in which they come. ignore: fields that are drawn
     otherwise.
     """
-    cases = {run.name: Case(run.name, drop_fields(one_skew(run.fields), ignore)) for run in runs}
+    cases = {run.name: run.with_fields(drop_fields(one_skew(run.fields), ignore)) for run in runs}
     lines, panels = axes(list(cases.values()))
-    found: dict[tuple, list[Drawn]] = {}
+    found: dict[tuple, list[Run]] = {}
     for run in runs:
         found.setdefault((cases[run.name].at(panels), cases[run.name].at(lines)), []).append(run)
     made = []
@@ -71,7 +71,7 @@ def distinct(found: list[Group]) -> list[Group]:
     ]
 
 
-def split_runs(title: str, label: str, alike: list[Drawn], ignore: Sequence[str]) -> list[Group]:
+def split_runs(title: str, label: str, alike: list[Run], ignore: Sequence[str]) -> list[Group]:
     """One group; or one for each run, by its name, where two have the same seed and are not told
     apart by `ignore`.
     """
@@ -82,7 +82,7 @@ def split_runs(title: str, label: str, alike: list[Drawn], ignore: Sequence[str]
     return [Group(title, f"{label} ({run.name})", (run,)) for run in alike]
 
 
-def axes(cases: list[Case]) -> tuple[list[str], list[str]]:
+def axes(cases: list[Run]) -> tuple[list[str], list[str]]:
     """The fields that tell lines apart, and those that tell panels apart; no more than needed."""
     lines = [METHOD]
     panels: list[str] = []
@@ -100,9 +100,9 @@ def drop_fields(fields: dict, names: Sequence[str]) -> dict:
     return {name: value for name, value in fields.items() if name not in names}
 
 
-def describe_fields(case: Case, names: Sequence[str]) -> list[str]:
+def describe_fields(run: Run, names: Sequence[str]) -> list[str]:
     """What tells it apart, as `mu 0.1`, beside what is said anyway; a long value shortened."""
-    pairs = ((name, *case.at([name])) for name in names if name not in TOLD)
+    pairs = ((name, *run.at([name])) for name in names if name not in TOLD)
     return [
         f"{name.split('.')[-1].replace('_', ' ')} {short(value, 24)}"
         for name, value in pairs

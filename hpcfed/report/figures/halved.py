@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import look
 from hpcfed.report.figures.groups import Group, by_panel, groups, labels
-from hpcfed.report.figures.runs import Drawn
+from hpcfed.results.run import Run
 from hpcfed.results.summary import accuracy
 
 FIELD = "data.halve"
@@ -33,7 +33,7 @@ class Halved:
     std: np.ndarray
 
 
-def numbers(runs: Sequence[Drawn]) -> list[Halved]:
+def numbers(runs: Sequence[Run]) -> list[Halved]:
     """Each line. ConfigError where no line has two shares."""
     found = [accuracy_by_share(group) for group in groups(runs, ignore=[FIELD])]
     if all(len(one.share) < 2 for one in found):
@@ -59,7 +59,7 @@ def accuracy_by_share(group: Group) -> Halved:
     )
 
 
-def figure(runs: Sequence[Drawn]) -> Figure:
+def figure(runs: Sequence[Run]) -> Figure:
     """A line for each method, a panel for each data set."""
     found = numbers(runs)
     panels, texts = by_panel([one.group for one in found]), labels([one.group for one in found])

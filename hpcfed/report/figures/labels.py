@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures.groups import by_panel, groups
 from hpcfed.report.figures.look import COLOURS, COLUMN, LETTERS, PAGE, SMALL, places, plain
-from hpcfed.report.figures.runs import Drawn, short
+from hpcfed.report.figures.runs import short
+from hpcfed.results.run import Run
 
 KEY = 20  # points between a panel and its title, for dots of up to a quarter of an inch
 
@@ -26,7 +27,7 @@ class Labels:
     counts: np.ndarray
 
 
-def numbers(runs: Sequence[Drawn]) -> list[Labels]:
+def numbers(runs: Sequence[Run]) -> list[Labels]:
     """One for each way in which data were shared out among these runs; of runs that differ in the
     seed, the first's.
 
@@ -47,7 +48,7 @@ def numbers(runs: Sequence[Drawn]) -> list[Labels]:
     ]
 
 
-def figure(runs: Sequence[Drawn]) -> Figure:
+def figure(runs: Sequence[Run]) -> Figure:
     """The number of examples as the area of a dot: clients to the right, classes downwards."""
     found = numbers(runs)
     widest = max(one.counts.shape[0] for one in found)

@@ -15,25 +15,25 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import curves, look
 from hpcfed.report.figures.curves import EPOCHS, SECONDS, TRAFFIC, Axis, Curve
 from hpcfed.report.figures.groups import Group, by_panel, groups, labels
-from hpcfed.report.figures.runs import Drawn
+from hpcfed.results.run import Run
 
 
-def numbers(runs: Sequence[Drawn]) -> list[tuple[Group, Curve]]:
+def numbers(runs: Sequence[Run]) -> list[tuple[Group, Curve]]:
     """Each line, by its panel and label."""
     return [
-        (group, Curve.pool([Curve.of(run.record, run.shown) for run in group.runs]))
+        (group, Curve.pool([Curve.of(run.record, run.drawn_metric) for run in group.runs]))
         for group in groups(runs)
     ]
 
 
-def epochs(runs: Sequence[Drawn]) -> Figure:
+def epochs(runs: Sequence[Run]) -> Figure:
     """Over local epochs of a client, so that methods with other work in a round are compared by
     it.
     """
     return over(EPOCHS, numbers(runs))
 
 
-def traffic(runs: Sequence[Drawn]) -> Figure:
+def traffic(runs: Sequence[Run]) -> Figure:
     """Over bytes. ConfigError where nothing was sent."""
     return over(
         TRAFFIC,
@@ -43,7 +43,7 @@ def traffic(runs: Sequence[Drawn]) -> Figure:
     )
 
 
-def seconds(runs: Sequence[Drawn]) -> Figure:
+def seconds(runs: Sequence[Run]) -> Figure:
     """Over virtual time. ConfigError where none passed."""
     why = (
         "no run recorded virtual time; give runs of this version (the job's [system] describes "
@@ -76,6 +76,6 @@ def over(axis: Axis, found: list[tuple[Group, Curve]]) -> Figure:
         )
         look.head(ax, title)
         if not i % min(3, len(panels)):
-            ax.set_ylabel(curves.y(most, found[0][0].runs[0].shown), fontsize=look.LETTERS)
+            ax.set_ylabel(curves.y(most, found[0][0].runs[0].drawn_metric), fontsize=look.LETTERS)
     look.legend(drawing, texts)
     return drawing

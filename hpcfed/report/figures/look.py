@@ -1,6 +1,6 @@
 """How all figures look: colours, sizes, axes, files.
 
-Drawn through matplotlib's objects, without pyplot: no display is needed and nothing global changes.
+Run through matplotlib's objects, without pyplot: no display is needed and nothing global changes.
 Sizes are those of
 a paper: a panel is as wide as a column or a part of it, and its letters are read without enlarging.
 """

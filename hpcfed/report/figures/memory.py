@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import look
-from hpcfed.report.figures.runs import Drawn
+from hpcfed.results.run import Run
 
 COLUMNS = {"host": "ranks/peak_bytes", "device": "ranks/peak_device_bytes"}
 WORDS = {"host": "peak memory of a rank", "device": "peak GPU memory of a rank"}
@@ -24,7 +24,7 @@ class Peaks:
     not there.
     """
 
-    run: Drawn
+    run: Run
     bytes: np.ndarray
 
     @property
@@ -38,7 +38,7 @@ class Peaks:
         return np.nanmin(self.bytes, 1), np.nanmax(self.bytes, 1)
 
 
-def numbers(runs: Sequence[Drawn], where: str) -> list[Peaks]:
+def numbers(runs: Sequence[Run], where: str) -> list[Peaks]:
     """Of the runs that recorded any. where: host or device."""
     known = [(run, run.record.columns.get(COLUMNS[where])) for run in runs]
     return [
@@ -48,7 +48,7 @@ def numbers(runs: Sequence[Drawn], where: str) -> list[Peaks]:
     ]
 
 
-def figure(runs: Sequence[Drawn]) -> Figure:
+def figure(runs: Sequence[Run]) -> Figure:
     """By rank, and over rounds with a band from the rank that took least to the one that took
     most.
     """

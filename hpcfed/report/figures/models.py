@@ -14,7 +14,7 @@ from matplotlib.image import AxesImage
 
 from hpcfed.core.errors import CheckpointError, ConfigError, DataError
 from hpcfed.report.figures import look
-from hpcfed.report.figures.runs import Drawn
+from hpcfed.results.run import Run
 from hpcfed.storage import probe
 from hpcfed.storage.probe import Probe
 
@@ -26,7 +26,7 @@ WIDE = 96  # letters above a figure as wide as a page
 DARK = 0.55  # of the colours: on darker ones letters are white
 
 
-def load_probe(run: Drawn, name: str) -> Probe:
+def load_probe(run: Run, name: str) -> Probe:
     """What the run's trained models answer, made anew where it is not there or older than the last
     checkpoint.
 
@@ -55,7 +55,7 @@ class Confusion:
     shares: np.ndarray
 
 
-def confusions(runs: Sequence[Drawn]) -> list[Confusion]:
+def confusions(runs: Sequence[Run]) -> list[Confusion]:
     """One for each run, over all its clients and the same test examples."""
     return [count_confusions(run.name, load_probe(run, "confusion")) for run in runs]
 
@@ -74,7 +74,7 @@ def count_confusions(name: str, found: Probe) -> Confusion:
     )
 
 
-def confusion(runs: Sequence[Drawn]) -> Figure:
+def confusion(runs: Sequence[Run]) -> Figure:
     """Labels downwards, predictions to the right, a panel for each run; each row sums to 1."""
     found = confusions(runs)
     drawing, axes = squares(len(found), min(len(found), 2), 2.9)
@@ -122,7 +122,7 @@ class Alike:
     some: str = ""
 
 
-def alike(runs: Sequence[Drawn]) -> list[Alike]:
+def alike(runs: Sequence[Run]) -> list[Alike]:
     """One for each run."""
     return [compare_clients(run.name, load_probe(run, "cka")) for run in runs]
 
@@ -135,7 +135,7 @@ def compare_clients(name: str, found: Probe) -> Alike:
     return Alike(name, found.clients, found.rounds, found.cka, means, some)
 
 
-def cka(runs: Sequence[Drawn]) -> Figure:
+def cka(runs: Sequence[Run]) -> Figure:
     """A panel for each round of which there is a checkpoint, a row of them for each run; of one
     round each, runs side by side."""
     found = alike(runs)

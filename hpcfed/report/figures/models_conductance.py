@@ -21,7 +21,8 @@ from hpcfed.core.few import count_noun
 from hpcfed.report.figures import look
 from hpcfed.report.figures.models import BAR, THIN, WIDE, load_probe, set_titles
 from hpcfed.report.figures.models_tsne import most_common_width
-from hpcfed.report.figures.runs import Drawn, short
+from hpcfed.report.figures.runs import short
+from hpcfed.results.run import Run
 from hpcfed.storage.probe import Probe
 
 ROWS = 32  # of units: more cannot be told from one another
@@ -60,7 +61,7 @@ class Ranks:
         return float(known.mean()) if len(known) else float("nan")
 
 
-def numbers(runs: Sequence[Drawn]) -> list[Ranks]:
+def numbers(runs: Sequence[Run]) -> list[Ranks]:
     """One for each run. Raises ConfigError where the inputs are texts."""
     found = [load_probe(run, "conductance") for run in runs]
     return [
@@ -137,7 +138,7 @@ def downsample(shares: np.ndarray) -> np.ndarray:
     return np.stack([rows.mean(0) for rows in np.array_split(shares, min(ROWS, len(shares)))])
 
 
-def figure(runs: Sequence[Drawn]) -> Figure:
+def figure(runs: Sequence[Run]) -> Figure:
     """A column for each run: above the ranks for one image, units downwards and clients to the
     right; below the correlation of each two clients over all images.
     """

@@ -23,7 +23,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.few import evenly
 from hpcfed.report.figures import look
 from hpcfed.report.figures.models import BESIDE, THIN, WIDE, load_probe, set_titles
-from hpcfed.report.figures.runs import Drawn
+from hpcfed.results.run import Run
 from hpcfed.storage.probe import Probe
 
 LINE = 0.14  # inches from one tick's letters to the next
@@ -56,7 +56,7 @@ class Plane:
     whose: np.ndarray
 
 
-def numbers(runs: Sequence[Drawn]) -> list[Plane]:
+def numbers(runs: Sequence[Run]) -> list[Plane]:
     """One for each run; the same for the same probe. Raises ConfigError where there are too few
     points.
     """
@@ -108,7 +108,7 @@ def fit_tsne(z: np.ndarray, seed: int) -> np.ndarray:
     return TSNE(init="pca", perplexity=perplexity, random_state=state).fit_transform(z - z.mean(0))
 
 
-def figure(runs: Sequence[Drawn]) -> Figure:
+def figure(runs: Sequence[Run]) -> Figure:
     """Runs side by side; above the points have the colours of their labels, below those of their
     clients.
     """

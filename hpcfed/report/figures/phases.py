@@ -14,8 +14,8 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.core.tables import duration
 from hpcfed.report.colours import phase
 from hpcfed.report.figures import look
-from hpcfed.report.figures.runs import Drawn
 from hpcfed.results.columns import phases
+from hpcfed.results.run import Run
 from hpcfed.storage.record import Record
 
 OTHER = "other"
@@ -41,7 +41,7 @@ class Phases:
     other: what no phase counts, of the rounds' own seconds.
     """
 
-    run: Drawn
+    run: Run
     seconds: dict[str, np.ndarray]
 
     @property
@@ -52,7 +52,7 @@ class Phases:
         )
 
 
-def numbers(runs: Sequence[Drawn]) -> list[Phases]:
+def numbers(runs: Sequence[Run]) -> list[Phases]:
     """Those of each run that has any. ConfigError where none has."""
     found = [
         Phases(run, seconds_by_phase(run.record))
@@ -78,7 +78,7 @@ def seconds_by_phase(record: Record) -> dict[str, np.ndarray]:
     return {name: means.get(name, none) for name in LOOKS}
 
 
-def figure(runs: Sequence[Drawn]) -> Figure:
+def figure(runs: Sequence[Run]) -> Figure:
     """Stacked bars of the ranks, a panel for each run, all on one scale of seconds."""
     found = numbers(runs)
     most = max(len(one.seconds[OTHER]) for one in found)
@@ -137,7 +137,7 @@ class Pace:
 WINDOW = 50  # a run is smoothed over the 50th part of its rounds on either side
 
 
-def pace(runs: Sequence[Drawn]) -> list[Pace]:
+def pace(runs: Sequence[Run]) -> list[Pace]:
     """Each run's rounds."""
     columns = [run.record.columns.get("rounds/seconds", np.zeros(0)) for run in runs]
     if not any(map(len, columns)):
@@ -155,7 +155,7 @@ def smooth(values: np.ndarray, reach: int) -> np.ndarray:
     )
 
 
-def seconds(runs: Sequence[Drawn]) -> Figure:
+def seconds(runs: Sequence[Run]) -> Figure:
     """Wall time of each round; of long runs the median of near ones in front of it."""
     found, texts = pace(runs), [run.title for run in runs]
     drawing, [ax] = look.panels(1, below=look.lines(texts, look.COLUMN))

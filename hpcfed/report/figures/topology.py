@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import look
-from hpcfed.report.figures.runs import Drawn
 from hpcfed.results.columns import by_round, last
+from hpcfed.results.run import Run
 
 LINKS = "links"
 NUMBERED = 40  # clients whose numbers have room
@@ -30,7 +30,7 @@ class Topology:
     distance: root of the mean squared distance of a client's model to the mean model.
     """
 
-    run: Drawn
+    run: Run
     at: np.ndarray
     links: np.ndarray
     accuracy: np.ndarray
@@ -38,7 +38,7 @@ class Topology:
     distance: np.ndarray
 
 
-def numbers(runs: Sequence[Drawn]) -> list[Topology]:
+def numbers(runs: Sequence[Run]) -> list[Topology]:
     """Of the runs that recorded a graph. ConfigError where none did."""
     found = [topology(run) for run in runs if LINKS in run.record.arrays]
     if not found:
@@ -50,7 +50,7 @@ def numbers(runs: Sequence[Drawn]) -> list[Topology]:
     return found
 
 
-def topology(run: Drawn) -> Topology:
+def topology(run: Run) -> Topology:
     distance = by_round(run.record, "consensus_distance")
     known = np.flatnonzero(np.isfinite(distance))
     clients, kind = run.fields["clients"], run.fields.get("algorithm.topology", "")
@@ -73,7 +73,7 @@ def circular_layout(kind: str, clients: int) -> np.ndarray:
     return np.stack([np.sin(angle), np.cos(angle)], 1)
 
 
-def figure(runs: Sequence[Drawn]) -> Figure:
+def figure(runs: Sequence[Run]) -> Figure:
     """The graph of each run, clients coloured by accuracy, and below all the distance over
     rounds.
     """

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import look
-from hpcfed.report.figures.runs import Drawn
 from hpcfed.results.columns import by_round, column, so_far
+from hpcfed.results.run import Run
 from hpcfed.storage.record import Record
 
 PER_CLIENT = "clients/staleness"
@@ -31,7 +31,7 @@ class Staleness:
     mean, the one with most, [3, T]; of a population of those that took part.
     """
 
-    run: Drawn
+    run: Run
     seconds: np.ndarray
     mean: np.ndarray
     least: np.ndarray
@@ -39,7 +39,7 @@ class Staleness:
     done: np.ndarray
 
 
-def numbers(runs: Sequence[Drawn]) -> list[Staleness]:
+def numbers(runs: Sequence[Run]) -> list[Staleness]:
     """Of the runs without rounds. ConfigError where all have rounds."""
     found = [staleness(run) for run in runs if eventful(run.record)]
     if not found:
@@ -56,7 +56,7 @@ def eventful(record: Record) -> bool:
     return record.rounds > 0 and "merges" in record.header["job"]["algorithm"]
 
 
-def staleness(run: Drawn) -> Staleness:
+def staleness(run: Run) -> Staleness:
     record = run.record
     each = record.columns.get(PER_CLIENT, np.full((record.rounds, 1), np.nan))
     none = ~np.isfinite(each).any(1)
@@ -87,7 +87,7 @@ def count_reports(record: Record) -> np.ndarray:
     return np.array([total.min(1), total.mean(1), total.max(1)])
 
 
-def figure(runs: Sequence[Drawn]) -> Figure:
+def figure(runs: Sequence[Run]) -> Figure:
     """Staleness over virtual time, where a server merges; beside it how many reports clients have
     made.
     """

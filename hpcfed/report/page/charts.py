@@ -7,6 +7,7 @@ Names of models are how the script finds them: `x`, and for each thing that is d
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from bokeh.core.properties import field
@@ -15,7 +16,6 @@ from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, NumeralTickFo
 from bokeh.plotting import figure
 
 from hpcfed.report.colours import LIGHT
-from hpcfed.report.page.curves import Y
 
 HEIGHT = 300
 REACH = 14  # pixels: how wide a line is for the pointer
@@ -23,11 +23,14 @@ TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 NUMBER = {"$snap_x": "printf", "$snap_y": "printf"}
 
 
-def charts() -> dict[str, Any]:
-    """The document as JSON, and which of its roots goes into which element of the page."""
+@cache
+def charts(names: tuple[str, ...]) -> dict[str, Any]:
+    """The document as JSON, and which of its roots goes into which element of the page. names: of
+    what is drawn over x.
+    """
     document = Document()
     x = Range1d(start=0, end=1, name="x")
-    figures = {f"chart-{name}": curve(name, x) for name in Y} | {
+    figures = {f"chart-{name}": curve(name, x) for name in names} | {
         "chart-labels": labels(),
         "chart-phases": phases(),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from hpcfed.core.paths import output
 from hpcfed.core.version import __version__
 from hpcfed.report import colours
 from hpcfed.report.page import curves, job, methods, notes, packed, tables, write
-from hpcfed.report.page.runs import Shown, load_runs
+from hpcfed.results.columns import title_metric
+from hpcfed.results.run import Run, find, name_runs
+from hpcfed.results.state import RECENT
 from hpcfed.storage import names
 
 NAME = "report.html"
@@ -25,11 +27,12 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
     disk refuses.
     """
     write.check()
-    found, absent = load_runs(runs, time.time())
+    found, absent = split_runs(find(runs))
     if not found:
         raise CheckpointError(
             "report: none of these runs has results yet:\n  " + "\n  ".join(absent)
         )
+    name_runs(found)
     path = out or names.folder_of(runs[0]) / NAME
     if path.suffix != ".html":
         raise ConfigError(f"{path}: not the name of a page; end it in .html")
@@ -39,67 +42,114 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
     return str(path)
 
 
-def render_page(found: Sequence[Shown], absent: Sequence[str] = ()) -> str:
-    """The page of these runs. absent: a sentence for each run that has no results."""
-    choices = [curves.choose_curves(run.record, len(found)) for run in found]
-    said, groups = notes.notes(found, absent), methods.seeds(found)
-    facts = [
-        ("job", "Job", job.jobs(found)),
-        ("environment", "Environment", job.environments(found)),
-    ]
+def split_runs(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """The runs that have results, and a sentence for each of the others."""
+    absent = [f"{run.path}: {notes.describe_state(run.state)}" for run in runs if not run.begun]
+    return [run for run in runs if run.begun], absent
+
+
+def render_page(
+    found: Sequence[Run], absent: Sequence[str] = (), live: dict[str, Any] | None = None
+) -> str:
+    """The page of these runs. absent: a sentence for each run that has no results.  live: what a
+    page that is served knows beside (`report/watch/web.py`); None: it is a file.
+    """
+    metric = tables.page_metric(found)
+    axes = curves.y_axes(metric) if found else {}
+    known = changes(found, absent, [run.name for run in found], states=live is None)
+    above, below = known.pop("above"), known.pop("below")
     return write.page(
-        read(found, choices, groups),
-        title=title(found),
+        known | constants(metric, axes) | ({"live": live} if live else {}),
+        above,
+        below,
+        live=live is not None,
+        title=title(live["names"] if live else [run.name for run in found]),
         made=time.strftime("%Y-%m-%d %H:%M %Z"),
-        notes=said,
         version=__version__,
-        y=curves.Y,
-        single=len(found) == 1,
-        parts=parts(bool(said)),
-        comparison=methods.comparison(found),
-        architectures=methods.by_architecture(found, groups),
-        metrics=methods.by_metric(found, groups),
-        facts=facts,
-        resolution=resolution(found, choices),
+        y=axes,
+        parts=parts(bool(found), "<li>" in above),
+        metric=metric_words(metric),
+        resolution=known["resolution"],
+        recent=RECENT,
     )
 
 
-def read(
-    found: Sequence[Shown],
-    choices: Sequence[curves.Chosen],
-    groups: Sequence[tuple[str, list[int]]],
-) -> dict[str, Any]:
-    """What the page's scripts read. groups: the runs that are seeds of one method."""
+def constants(metric: str, axes: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    """What the page's scripts read that stays the same while runs go on."""
     from hpcfed.report.page import charts
 
     return {
         "x": curves.X,
-        "y": curves.Y,
+        "y": axes,
         "steps": packed.STEPS,
         **colours.for_scripts(),
-        "heads": {"runs": tables.RUNS, "clients": tables.CLIENTS},
-        "methods": [{"name": name, "runs": places} for name, places in groups],
-        "rows": [tables.run(run) for run in found],
-        "runs": [content(run, choice) for run, choice in zip(found, choices, strict=True)],
-        "charts": charts.charts(),
+        "heads": {
+            "runs": tables.heads(tables.RUNS, metric),
+            "clients": tables.heads(tables.CLIENTS, metric),
+        },
+        "charts": charts.charts(tuple(axes)),
     }
 
 
-def content(run: Shown, choice: curves.Chosen) -> dict[str, Any]:
+def changes(
+    found: Sequence[Run], absent: Sequence[str], changed: Collection[str], states: bool = True
+) -> dict[str, Any]:
+    """What the page's scripts read that changes while runs go on. changed: the names of the runs
+    whose curves and tables are among it.  states: whether warnings say how runs stand, which a page
+    that is served says elsewhere.
+
+    above, below: sections as HTML, whose words are escaped.
+    """
+    metric, groups = tables.page_metric(found), methods.seeds(found)
+    choices = [curves.choose_curves(run.record, len(found)) for run in found]
+    facts = [
+        ("job", "Job", job.jobs(found)),
+        ("environment", "Environment", job.environments(found)),
+    ]
+    return {
+        "metric": metric,
+        "resolution": resolution(found, choices),
+        "methods": [{"name": name, "runs": places} for name, places in groups],
+        "rows": [tables.run(run, metric) for run in found],
+        "runs": [
+            content(run, choice, metric) if run.name in changed else {"name": run.name}
+            for run, choice in zip(found, choices, strict=True)
+        ],
+        "above": write.section(
+            "above.html",
+            begun=bool(found),
+            notes=notes.notes(found, absent, states),
+            comparison=methods.comparison(found),
+            architectures=methods.by_architecture(found, groups),
+            metrics=methods.by_metric(found, groups),
+            metric=metric_words(metric),
+        ),
+        "below": write.section("below.html", facts=facts if found else [], single=len(found) == 1),
+    }
+
+
+def metric_words(metric: str) -> dict[str, str]:
+    """A metric in running text, and at the start of a sentence."""
+    title = title_metric(metric)
+    return {"title": title, "capital": title[0].upper() + title[1:]}
+
+
+def content(run: Run, choice: curves.Chosen, metric: str) -> dict[str, Any]:
     """One run of it."""
     record, ids = run.record, choice.clients
     return {
         "name": run.name,
         "ids": ids.tolist(),
         "some": some(run, len(ids)),
-        "curves": curves.content(record, choice),
-        "table": tables.clients(record, ids),
+        "curves": curves.content(record, choice, metric),
+        "table": tables.clients(record, ids, metric),
         "labels": tables.labels(record, ids),
         "phases": tables.phases(record),
+        "recent": tables.recent_phases(record),
     }
 
 
-def some(run: Shown, n: int) -> str:
+def some(run: Run, n: int) -> str:
     """Which clients the page has, where not all."""
     K = run.job["clients"]
     if n == K:
@@ -111,7 +161,7 @@ def some(run: Shown, n: int) -> str:
     )
 
 
-def resolution(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> str:
+def resolution(found: Sequence[Run], choices: Sequence[curves.Chosen]) -> str:
     """How exact the curves are."""
     text = (
         f"Curves of runs are exact; each curve of a client is rounded to {packed.STEPS:,} steps "
@@ -126,13 +176,15 @@ def resolution(found: Sequence[Shown], choices: Sequence[curves.Chosen]) -> str:
     )
 
 
-def title(found: Sequence[Shown]) -> str:
-    return found[0].name if len(found) == 1 else f"{len(found)} runs"
+def title(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} runs"
 
 
-def parts(warned: bool) -> list[tuple[str, str]]:
+def parts(begun: bool, warned: bool) -> list[tuple[str, str]]:
     """The page's parts, as its head lists them."""
     known = [("warnings", "Warnings")] * warned
+    if not begun:
+        return known
     return [
         *known,
         ("methods", "Methods"),

@@ -11,7 +11,15 @@ import numpy as np
 
 from hpcfed.core.few import evenly
 from hpcfed.report.page import packed
-from hpcfed.results.columns import by_round, column, rounds_with_values, so_far
+from hpcfed.results.columns import (
+    by_round,
+    column,
+    main_metric,
+    mean_and_std,
+    rounds_with_values,
+    so_far,
+    title_metric,
+)
 from hpcfed.storage.record import Record
 
 MOST_ROUNDS = 1_000  # of a curve: more than a screen has columns for
@@ -30,6 +38,13 @@ Y = {  # and what is drawn
     "traffic": ("traffic of a client so far, down + up", "B"),
     "seconds": ("time of a round (of a client: of its training)", "s"),
 }
+
+
+def y_axes(metric: str) -> dict[str, tuple[str, str]]:
+    """What is drawn, with this metric in the place of accuracy."""
+    return {metric: (f"test {title_metric(metric)}", "")} | {
+        name: words for name, words in Y.items() if name != "accuracy"
+    }
 
 
 @dataclass(frozen=True)
@@ -57,19 +72,19 @@ def choose_curves(record: Record, runs: int) -> Chosen:
     return Chosen(t, evenly(K, max(1, room)))
 
 
-def by_client(record: Record) -> dict[str, np.ndarray]:
-    """What is drawn of clients, each [T, K]; nan where a client has no value in a round."""
-    names = ("accuracy", "train_loss", "seconds", "examples", "down", "up")
-    accuracy, loss, seconds, examples, down, up = (
-        column(record, f"clients/{name}") for name in names
-    )
+def by_client(record: Record, metric: str = "accuracy") -> dict[str, np.ndarray]:
+    """What is drawn of clients, each [T, K]; nan where a client has no value in a round. metric:
+    what the run's first one is called on the page.
+    """
+    names = (main_metric(record), "train_loss", "seconds", "examples", "down", "up")
+    main, loss, seconds, examples, down, up = (column(record, f"clients/{name}") for name in names)
     traffic = np.nancumsum(down + up, 0)
     worked = (
         np.where(np.nan_to_num(examples) > 0, seconds, np.nan)
         if "clients/examples" in record.columns
         else seconds
     )
-    return {"accuracy": accuracy, "train_loss": loss, "traffic": traffic, "seconds": worked}
+    return {metric: main, "train_loss": loss, "traffic": traffic, "seconds": worked}
 
 
 def axes(record: Record) -> dict[str, np.ndarray]:
@@ -78,33 +93,24 @@ def axes(record: Record) -> dict[str, np.ndarray]:
     return {"round": np.arange(1, record.rounds + 1), **so_far(record), "wall": wall}
 
 
-def of_run(record: Record, clients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def of_run(
+    record: Record, clients: dict[str, np.ndarray], metric: str = "accuracy"
+) -> dict[str, np.ndarray]:
     """All that is drawn of the run itself, each [T]: x's, means over clients and standard
     deviations.
     """
     x = axes(record)
     bands = {}
-    for name in ("accuracy", "train_loss"):
+    for name in (metric, "train_loss"):
         bands[name], bands[f"{name}_std"] = mean_and_std(clients[name])
     drawn = {**bands, "traffic": x["bytes"], "seconds": by_round(record, "seconds")}
     return {f"x_{name}": values for name, values in x.items()} | drawn
 
 
-def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and population standard deviation [T] over the clients that have a finite value; nan
-    where none has.
-    """
-    known = np.isfinite(values)
-    n, kept = known.sum(1), np.where(known, values, 0.0)
-    mean = np.divide(kept.sum(1), n, out=np.full(len(n), np.nan), where=n > 0)
-    away = np.where(known, values - mean[:, None], 0.0) ** 2
-    return mean, np.sqrt(np.divide(away.sum(1), n, out=np.full(len(n), np.nan), where=n > 0))
-
-
-def content(record: Record, choice: Chosen) -> dict[str, Any]:
+def content(record: Record, choice: Chosen, metric: str = "accuracy") -> dict[str, Any]:
     """The curves as the page has them."""
-    values = by_client(record)
-    run = of_run(record, values)
+    values = by_client(record, metric)
+    run = of_run(record, values, metric)
     t, k = choice.rounds, choice.clients
     table = np.array([column[t] for column in run.values()], dtype=float).reshape(len(run), len(t))
     of_clients = (

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcfed.report.cases import ASIDE, format_value
-from hpcfed.report.page.runs import Shown
+from hpcfed.report.cases import ASIDE
+from hpcfed.results.run import Run, format_value
 from hpcfed.storage.fields import covers, flat
 
 Facts = dict[str, str]  # by dotted name, as text
@@ -46,7 +46,7 @@ class Parted:
         ]
 
 
-def split_facts(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:
+def split_facts(runs: Sequence[Run], found: Sequence[Facts]) -> Parted:
     """The facts of each of these runs, parted."""
     names = list(dict.fromkeys(name for facts in found for name in facts))
     differs = [name for name in names if len({facts.get(name, "") for facts in found}) > 1]
@@ -55,7 +55,7 @@ def split_facts(runs: Sequence[Shown], found: Sequence[Facts]) -> Parted:
     return Parted([run.name for run in runs], differs, values, same)
 
 
-def jobs(runs: Sequence[Shown]) -> Parted:
+def jobs(runs: Sequence[Run]) -> Parted:
     """The fields of all jobs, the method first; those on which no number depends (where a run is
     written) come last.
     """
@@ -70,7 +70,7 @@ def place(name: str) -> tuple[bool, bool]:
     return covers(ASIDE, name), name != "algorithm.name"
 
 
-def environments(runs: Sequence[Shown]) -> Parted:
+def environments(runs: Sequence[Run]) -> Parted:
     """Versions, commit, hardware and ranks of all runs, as each was last started."""
     return split_facts(runs, [environment(run.record.header) for run in runs])
 

@@ -13,14 +13,13 @@ import numpy as np
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.few import count_noun
 from hpcfed.report import compare
-from hpcfed.report.cases import SEED, Case, axes
+from hpcfed.report.cases import SEED, axes
 from hpcfed.report.formats import label_value
 from hpcfed.report.measures import view_of
-from hpcfed.report.page.runs import Shown
 from hpcfed.report.pairs import methods
-from hpcfed.results.columns import architectures, last, metrics, title_metric
+from hpcfed.results.columns import architectures, last, main_metric, metrics, title_metric
+from hpcfed.results.run import Run
 from hpcfed.results.summary import metric
-from hpcfed.storage.fields import flat
 from hpcfed.storage.record import Record
 
 Lines = list[list[str]]  # a table as words, its head first
@@ -39,10 +38,12 @@ class Compared:
     why: str = ""
 
 
-def comparison(found: Sequence[Shown]) -> Compared:
+def comparison(found: Sequence[Run]) -> Compared:
     """The finished runs of all methods against those of the first run's method."""
+    if not found:
+        return Compared()
     try:
-        known = methods(list(map(case, found)))
+        known = methods(list(found))
         if len(known) < 2:
             return Compared()
         view = view_of(run.record for run in found)
@@ -52,32 +53,23 @@ def comparison(found: Sequence[Shown]) -> Compared:
     return Compared(result.caption, compare.lines(result), compare.notes(result))
 
 
-def case(run: Shown) -> Case:
-    """A run as tables have it; one that is not finished does not count."""
-    fields = flat(run.job)
-    if run.why:
-        return Case(run.name, fields, None, "unfinished", run.why)
-    return Case(run.name, fields, run.record)
-
-
-def seeds(found: Sequence[Shown]) -> list[tuple[str, list[int]]]:
+def seeds(found: Sequence[Run]) -> list[tuple[str, list[int]]]:
     """Runs that differ in their seed alone, by method: a name that is unique, and positions. Two
     runs with the same seed are not averaged, nor is a run that is not finished with others.
     """
-    cases = [Case(run.name, flat(run.job)) for run in found]
     try:
-        down, across = axes(cases, None, None)
+        down, across = axes(list(found), None, None)
     except ConfigError:  # fields differ that no axis may take: each run is a line of its own
         return [(run.name, [i]) for i, run in enumerate(found)]
     groups: dict[tuple[str, ...], list[int]] = {}
-    for i, one in enumerate(cases):
+    for i, one in enumerate(found):
         groups.setdefault(one.at([*down, *across]), []).append(i)
     made = []
     for values, places in groups.items():
         words = zip((*down, *across), values, strict=True)
         label = ", ".join(label_value(name, value) for name, value in words if value)
-        done = [i for i in places if not found[i].why]
-        if len({cases[i].fields[SEED] for i in done}) < len(done):
+        done = [i for i in places if found[i].finished]
+        if len({found[i].fields[SEED] for i in done}) < len(done):
             made += [(f"{label} ({found[i].name})", [i]) for i in done]
         elif done:
             made.append((label, done))
@@ -86,9 +78,9 @@ def seeds(found: Sequence[Shown]) -> list[tuple[str, list[int]]]:
     return made
 
 
-def by_architecture(found: Sequence[Shown], groups: Sequence[tuple[str, list[int]]]) -> Lines:
-    """Accuracy in the last evaluated round: a line for each architecture, a column for each method;
-    mean over clients, then mean over seeds ± sample standard deviation over seeds.
+def by_architecture(found: Sequence[Run], groups: Sequence[tuple[str, list[int]]]) -> Lines:
+    """The first metric in the last evaluated round: a line for each architecture, a column for each
+    method; mean over clients, then mean over seeds ± sample standard deviation over seeds.
     """
     means = [[architecture_means(found[i].record) for i in places] for _, places in groups]
     kinds = list(dict.fromkeys(kind for runs in means for run in runs for kind in run))
@@ -103,8 +95,10 @@ def by_architecture(found: Sequence[Shown], groups: Sequence[tuple[str, list[int
 
 
 def architecture_means(record: Record) -> dict[str, float]:
-    """Mean accuracy of a run's clients in the last evaluated round: of all, and by architecture."""
-    kinds, values = architectures(record), last(record, "clients/accuracy")
+    """Mean first metric of a run's clients in the last evaluated round: of all, and by
+    architecture.
+    """
+    kinds, values = architectures(record), last(record, f"clients/{main_metric(record)}")
     known = np.isfinite(values)
     found = {ALL: values[known]}
     for kind in dict.fromkeys(kinds.tolist()):
@@ -112,7 +106,7 @@ def architecture_means(record: Record) -> dict[str, float]:
     return {kind: float(rows.mean()) for kind, rows in found.items() if len(rows)}
 
 
-def by_metric(found: Sequence[Shown], groups: Sequence[tuple[str, list[int]]]) -> Lines:
+def by_metric(found: Sequence[Run], groups: Sequence[tuple[str, list[int]]]) -> Lines:
     """Metrics in the last evaluated round: two lines for each, its mean over clients and what it is
     over all test examples together; a column for each method, mean over seeds as in
     `by_architecture`. Nothing where accuracy alone was measured.

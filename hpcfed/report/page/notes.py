@@ -10,33 +10,49 @@ import numpy as np
 
 from hpcfed.core.few import count_noun, join_few
 from hpcfed.report.page.job import environment, environments
-from hpcfed.report.page.runs import Shown
-from hpcfed.results.columns import faults, last, rounds_with_values
+from hpcfed.results.columns import (
+    faults,
+    last,
+    main_metric,
+    rounds_with_values,
+    title_metric,
+)
+from hpcfed.results.run import Run
+from hpcfed.results.state import FINISHED, State, words
 from hpcfed.storage.record import Record
 
 FEW = 8  # things of one kind that are named; the others are counted
 
 
-def notes(runs: Sequence[Shown], absent: Sequence[str]) -> list[tuple[str, str]]:
+def notes(runs: Sequence[Run], absent: Sequence[str], states: bool = True) -> list[tuple[str, str]]:
     """Warnings: of which runs ("" for none in particular), and the sentence, which several may
-    share.
+    share. absent: a sentence for each run without results.  states: whether it is said, too, how
+    runs stand that are not finished.
     """
     whose: dict[str, list[str]] = {}
     for run in runs:
-        for text in of_run(run):
+        for text in of_run(run, states):
             whose.setdefault(text, []).append(run.name)
     found = [(join_few(names, FEW), text) for text, names in whose.items()]
     return [*(("", text) for text in absent), *found, *(("", text) for text in between(runs))]
 
 
-def of_run(run: Shown) -> Iterator[str]:
+def of_run(run: Run, states: bool = True) -> Iterator[str]:
     """In the order of a run's life, but first how it ended."""
-    if run.why:
-        yield run.why
+    if states and (unfinished := describe_state(run.state)):
+        yield unfinished
     yield from commit(run.record.header)
     yield from starts(run.record.header)
     yield from ranks(run.record)
     yield from clients(run.record)
+
+
+def describe_state(state: State) -> str:
+    """A state as a sentence; nothing of a run that is finished."""
+    if state.word == FINISHED:
+        return ""
+    total = "" if state.total is None else f", {state.rounds} of {state.total} rounds are done"
+    return words(state) + total
 
 
 def commit(header: dict[str, Any]) -> Iterator[str]:
@@ -84,12 +100,13 @@ def clients(record: Record) -> Iterator[str]:
         )
     yield from failure_notes(record)
     if not len(rounds_with_values(record)):
-        yield "no accuracy was recorded"
+        yield f"no {title_metric(main_metric(record))} was recorded"
     elif "clients/id" not in record.columns:
-        without = np.flatnonzero(~np.isfinite(last(record, "clients/accuracy")))
+        main = main_metric(record)
+        without = np.flatnonzero(~np.isfinite(last(record, f"clients/{main}")))
         if len(without):
             yield (
-                f"no accuracy in the last evaluated round, so not in its mean: clients "
+                f"no {title_metric(main)} in the last evaluated round, so not in its mean: clients "
                 f"{join_few(without.tolist(), FEW)}"
             )
 
@@ -103,7 +120,7 @@ def failure_notes(record: Record) -> Iterator[str]:
         yield f"clients that failed and left the round ({how}): {join_few(found, FEW)}"
 
 
-def between(runs: Sequence[Shown]) -> Iterator[str]:
+def between(runs: Sequence[Run]) -> Iterator[str]:
     """In what of the environment runs differ on which numbers may depend."""
     found = environments(runs)
     other = [

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from hpcfed.report.page import packed
-from hpcfed.report.page.runs import Shown
-from hpcfed.results.columns import column, last
+from hpcfed.results.columns import column, last, main_metric, title_metric
 from hpcfed.results.columns import phases as spent
+from hpcfed.results.run import Run
+from hpcfed.results.state import RECENT
 from hpcfed.results.summary import data, facts
 from hpcfed.storage.record import Record
 
@@ -47,20 +48,38 @@ CLIENTS = {  # and of the clients'
 }
 
 
-def run(one: Shown) -> dict[str, Any]:
-    """A line of the runs' table; None for what was not recorded."""
+MIXED = "metric"  # the column of runs whose first metrics differ
+
+
+def page_metric(found: Sequence[Run]) -> str:
+    """The metric that a page shows: the first one of all runs, or `metric`, of each its own."""
+    known = {run.main_metric for run in found}
+    return known.pop() if len(known) == 1 else MIXED
+
+
+def heads(columns: dict[str, tuple[str, str]], metric: str) -> dict[str, tuple[str, str]]:
+    """Columns of a table with this metric in the place of accuracy."""
+    return {
+        metric if name == "accuracy" else name: (title_metric(metric), kind)
+        if name == "accuracy"
+        else (text, kind)
+        for name, (text, kind) in columns.items()
+    }
+
+
+def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
+    """A line of the runs' table; None for what was not recorded. metric: as `page_metric`."""
     found, job = facts(one.record), one.job
-    accuracy, best, traffic, time = (
-        found[part] for part in ("accuracy", "best", "traffic", "time")
-    )
+    main = found["metrics"][one.main_metric]
+    best, traffic, time = main["best"], found["traffic"], found["time"]
     return {
         "run": one.name,
         "method": job["algorithm"]["name"],
         "data": data(job["data"]),
         "clients": job["clients"],
         "rounds": found["rounds"],
-        "accuracy": accuracy["mean"],
-        "std": accuracy["std"],
+        metric: main["mean"],
+        "std": main["std"],
         "best": best["mean"],
         "best_round": best["round"],
         "down": traffic["down_per_client_round"],
@@ -71,11 +90,13 @@ def run(one: Shown) -> dict[str, Any]:
     }
 
 
-def clients(record: Record, ids: np.ndarray) -> dict[str, list[Any]]:
-    """Columns of the clients' table, for these clients; None where a client has no value."""
+def clients(record: Record, ids: np.ndarray, metric: str = "accuracy") -> dict[str, list[Any]]:
+    """Columns of the clients' table, for these clients; None where a client has no value. metric:
+    as `page_metric`.
+    """
     if not len(ids):
         return {}
-    header, K = record.header, record.header["job"]["clients"]
+    header, K, main = record.header, record.header["job"]["clients"], main_metric(record)
     cohort, lost, seconds = (
         column(record, f"clients/{name}") for name in ("cohort", "lost", "seconds")
     )
@@ -85,9 +106,9 @@ def clients(record: Record, ids: np.ndarray) -> dict[str, list[Any]]:
         "client": np.arange(K),
         "rank": placement,
         **sizes(record, K),
-        "accuracy": last(record, "clients/accuracy"),
-        "best": greatest(column(record, "clients/accuracy")),
-        "before": last(record, "clients/accuracy_before"),
+        metric: last(record, f"clients/{main}"),
+        "best": greatest(column(record, f"clients/{main}")),
+        "before": last(record, f"clients/{main}_before"),
         "train_loss": latest(column(record, "clients/train_loss")),
         "rounds": np.nansum(cohort, 0),
         "lost": np.nansum(lost, 0),
@@ -98,7 +119,7 @@ def clients(record: Record, ids: np.ndarray) -> dict[str, list[Any]]:
     kinds = header["architectures"]
     return {
         name: [kinds[k] for k in ids] if name == "architecture" else listed[name]
-        for name in CLIENTS
+        for name in heads(CLIENTS, metric)
     }
 
 
@@ -150,6 +171,18 @@ def phases(record: Record) -> dict[str, list[float | None]]:
     return {phase: numbers(np.nansum(seconds, 0)) for phase, seconds in spent(record).items()}
 
 
-def varies(found: Sequence[dict[str, Any]], name: str) -> bool:
-    """Whether a column of a table has several values."""
-    return len({repr(row[name]) for row in found}) > 1
+def recent_phases(record: Record) -> dict[str, list[float]]:
+    """Seconds of each phase a round by rank, mean of the last rounds, of the ranks that the last of
+    them had.
+    """
+    recent = {phase: seconds[-RECENT:] for phase, seconds in spent(record).items()}
+    recent = {phase: seconds for phase, seconds in recent.items() if len(seconds)}
+    if not recent:
+        return {}
+    there = np.any([np.isfinite(seconds[-1]) for seconds in recent.values()], axis=0)
+    known = {phase: np.isfinite(seconds) for phase, seconds in recent.items()}
+    means = {
+        phase: np.where(known[phase], seconds, 0.0).sum(0) / known[phase].sum(0).clip(min=1)
+        for phase, seconds in recent.items()
+    }
+    return {phase: mean[there].tolist() for phase, mean in means.items()}

@@ -15,10 +15,12 @@ from rich.live import Live
 from hpcfed.core.errors import ConfigError, printable
 from hpcfed.core.status import DONE
 from hpcfed.core.tables import console
+from hpcfed.report.page import write
 from hpcfed.report.tail import EVERY, INTERRUPTED
 from hpcfed.report.watch import web as page
 from hpcfed.report.watch.terminal import render
-from hpcfed.report.watch.view import Watched, open_runs
+from hpcfed.report.watch.view import View, look
+from hpcfed.results.run import Run, find, name_runs
 
 PAUSE = 19  # times as long as a look took, so that watching takes at most 5 % of a core
 
@@ -29,9 +31,12 @@ def watch(runs: Sequence[Path], web: bool = False, port: int | None = None) -> i
     """
     if port is not None and not (web and 0 < port < 65536):
         raise ConfigError(f"watch: --port {port}: give it with --web, from 1 to 65535")
+    if web:
+        write.check("watch --web")
     try:
         wait_for(runs)
-        found = open_runs(runs)
+        found = find(runs, required=False)
+        name_runs(found)
         return page.serve(found, port or 0) if web else follow(found)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -48,18 +53,20 @@ def wait_for(runs: Sequence[Path]) -> None:
         sleep(EVERY)
 
 
-def follow(runs: Sequence[Watched]) -> int:
+def follow(runs: Sequence[Run]) -> int:
     """Show runs in the terminal until nothing more will come; where stdout is none, the last view
     alone.
     """
     where = console()
+    views: list[View | None] = [None] * len(runs)
     with Live(console=where, auto_refresh=False) as live:
         while True:
             begin = monotonic()
-            views = [run.look() for run in runs]
-            live.update(render(views, where.width, where.height), refresh=True)
-            if all(view.over for view in views):
+            shown = [look(run, before) for run, before in zip(runs, views, strict=True)]
+            live.update(render(shown, where.width, where.height), refresh=True)
+            if all(view.over for view in shown):
                 break
+            views = [*shown]
             sleep(max(EVERY, PAUSE * (monotonic() - begin)))
     if not where.is_terminal:
         where.print()  # Live ends the last line on a terminal alone

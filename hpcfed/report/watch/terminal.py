@@ -13,10 +13,10 @@ from rich.text import Text
 
 from hpcfed.core.tables import duration, table
 from hpcfed.report.colours import LIGHT, phase
-from hpcfed.report.status import ago, words
-from hpcfed.report.watch.blocks import bars, histogram, parts, spark
+from hpcfed.report.status import ago, metric_cell, metric_head
 from hpcfed.report.watch.view import View
-from hpcfed.results.state import State
+from hpcfed.results.columns import title_metric
+from hpcfed.results.state import State, words
 from hpcfed.results.summary import share, summary_statistics
 
 LEAST, MOST = 60, 120  # characters of a line
@@ -32,7 +32,8 @@ MARKS = {
     "wait": "·",
     "checkpoint": "x",
 }  # of phases
-HEADS = "run,>round,>accuracy,over rounds,>a round,>left,state"
+HEADS = "run,>round,>{},over rounds,>a round,>left,state"
+EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def render(views: Sequence[View], width: int, height: int) -> RenderableType:
@@ -45,11 +46,12 @@ def render(views: Sequence[View], width: int, height: int) -> RenderableType:
 
 def several(views: Sequence[View], width: int) -> RenderableType:
     """A line for each run, why one failed, and the last warning of each that has one."""
+    head = metric_head([v.state for v in views])
     rows = [
         (
             v.name,
             format_rounds(v),
-            share(v.mean[-1] if v.mean else None),
+            metric_cell(v.state, head),
             spark(v.mean, width // 5),
             time_of(v.state.seconds),
             time_of(v.state.left),
@@ -61,7 +63,7 @@ def several(views: Sequence[View], width: int) -> RenderableType:
         Text(f"{v.name}: {v.state.word}: {v.state.why}", "yellow") for v in views if v.state.why
     ]
     warned = [Text(f"{v.name}: warning: {v.warnings[-1]}", "yellow") for v in views if v.warnings]
-    return Group(table(HEADS, rows), *ended, *warned)
+    return Group(table(HEADS.format(head), rows), *ended, *warned)
 
 
 def single(view: View, width: int, height: int, now: float) -> RenderableType:
@@ -116,7 +118,7 @@ def pace(state: State, now: float) -> list[str]:
 
 
 def curve(view: View, width: int, height: int) -> Iterator[Text]:
-    """Mean accuracy over the evaluated rounds, as columns from just below its least value to its
+    """Mean metric over the evaluated rounds, as columns from just below its least value to its
     greatest.
     """
     low, high = min(view.mean), max(view.mean)
@@ -125,7 +127,8 @@ def curve(view: View, width: int, height: int) -> Iterator[Text]:
     several = np.isfinite(view.clients).sum() > 1
     std = f", std {view.std[-1]:.4f}" if several else ""
     yield Text(
-        f"test accuracy, mean over clients: {view.mean[-1]:.4f}{std}{loss}",
+        f"test {title_metric(view.state.metric)}, mean over clients: "
+        f"{view.mean[-1]:.4f}{std}{loss}",
         "bold",
     )
     wide = np.repeat(view.mean, max(1, min(WIDEST, width // len(view.mean))))
@@ -138,8 +141,9 @@ def curve(view: View, width: int, height: int) -> Iterator[Text]:
 
 
 def clients(view: View, most: int, width: int) -> Iterator[RenderableType]:
-    """How the clients' accuracies spread, all and by architecture; at most so many lines."""
+    """How the clients' metrics spread, all and by architecture; at most so many lines."""
     bins = max(12, min(40, width - 48))
+    scale = f"0{title_metric(view.state.metric):^{bins - 2}}1"
     names = ["all", *dict.fromkeys(view.kinds.tolist())][:most]
     groups = [view.clients, *(view.clients[view.kinds == name] for name in names[1:])]
     rows = []
@@ -148,7 +152,7 @@ def clients(view: View, most: int, width: int) -> Iterator[RenderableType]:
         middle = np.nanmedian(values) if s["clients"] else None
         numbers = map(share, (s["min"], middle, s["max"]))
         rows.append((name[: width // 5], s["clients"], *numbers, histogram(values, bins)))
-    yield table(f"clients,>n,>min,>median,>max,0{'accuracy':^{bins - 2}}1", rows)
+    yield table(f"clients,>n,>min,>median,>max,{scale}", rows)
 
 
 def ranks(view: View, width: int, most: int) -> Iterator[RenderableType]:
@@ -174,3 +178,56 @@ def format_rounds(view: View) -> str:
 
 def time_of(seconds: float | None) -> str:
     return "-" if seconds is None else duration(seconds)
+
+
+def bars(
+    values: Sequence[float] | np.ndarray, width: int, height: int, low: float, high: float
+) -> list[str]:
+    """Columns of blocks, `height` lines from top to bottom, at most `width` wide.
+
+    low is an eighth of a block, high the full height.
+    """
+    span = (high - low) or 1.0
+    shares = np.clip((downsample(values, width) - low) / span, 0, 1)
+    full = (1 + np.rint(shares * (8 * height - 1))).astype(int)
+    return [
+        "".join(EIGHTHS[min(8, max(0, n - 8 * row))] for n in full)
+        for row in reversed(range(height))
+    ]
+
+
+def downsample(values: Sequence[float] | np.ndarray, width: int) -> np.ndarray:
+    """At most so many means of neighbours."""
+    return np.array(
+        [
+            np.mean(part)
+            for part in np.array_split(np.asarray(values, float), min(width, len(values)) or 1)
+        ]
+    )
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """A curve in one line, from its least value to its greatest."""
+    known = [v for v in values if np.isfinite(v)]
+    if not known:
+        return ""
+    shown = downsample(known, width)
+    return bars(shown, width, 1, shown.min(), shown.max())[0]
+
+
+def histogram(values: np.ndarray, bins: int) -> str:
+    """How many of the values, shares from 0 to 1, are in each of so many equal parts of that
+    range.
+    """
+    counts, _ = np.histogram(values[np.isfinite(values)], bins, (0.0, 1.0))
+    top = max(1, counts.max())
+    return "".join(EIGHTHS[int(np.ceil(8 * n / top))] for n in counts)
+
+
+def parts(amounts: Sequence[float], width: int) -> list[int]:
+    """Widths in characters for parts of a bar, together `width`: each its share, rounded so that
+    the sum is right.
+    """
+    total = sum(amounts) or 1.0
+    ends = np.rint(np.cumsum(amounts) / total * width).astype(int)
+    return np.diff(ends, prepend=0).tolist()

@@ -1,9 +1,9 @@
-"""`hpcfed watch --web`: one page on this machine alone that asks for the runs' numbers and draws
-them.
+"""`hpcfed watch --web`: the page of `hpcfed report`, on this machine alone, which asks for what has
+changed and shows it.
 
-It answers GET for four names, and nothing else: no name is ever taken for a path of the disk. A web
-site that has its own name point here (DNS rebinding) is refused by the Host header, another user of
-this machine by the key in the URL.
+It answers GET for the page and for changes since a version, and nothing else: no name is ever taken
+for a path of the disk. A web site that has its own name point here (DNS rebinding) is refused by
+the Host header, another user of this machine by the key in the URL.
 """
 
 from __future__ import annotations
@@ -14,46 +14,37 @@ import secrets
 import sys
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
-from importlib.resources import files
 from socketserver import ThreadingTCPServer
 from threading import Event, Lock, Thread
 from time import monotonic, sleep, time
 from typing import Any
 
-import numpy as np
-
 from hpcfed.core.errors import ConfigError, printable
-from hpcfed.core.few import evenly
+from hpcfed.core.few import count_noun
 from hpcfed.core.status import DONE
-from hpcfed.report import colours
-from hpcfed.report.status import words
+from hpcfed.report.page import command, write
+from hpcfed.report.status import metric_cell
 from hpcfed.report.watch.terminal import format_rounds, pace
-from hpcfed.report.watch.view import View, Watched
-from hpcfed.results.summary import share
+from hpcfed.report.watch.view import View, look
+from hpcfed.results.columns import title_metric
+from hpcfed.results.run import Run
+from hpcfed.results.state import words
 
 HOST = "127.0.0.1"
 OURS = re.compile(
     r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE
 )  # any port: ssh -L may have made it another
-PAGE = {
-    "": ("page.html", "text/html"),
-    "page.js": ("page.js", "text/javascript"),
-    "page.css": ("page.css", "text/css"),
-}
-SAFE = {  # of every answer: what the page may load, and that nobody else may show, keep or guess it
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+CHANGES = re.compile(r"changes/(0|[1-9]\d{0,8})")  # since the version of which the page has all
+SAFE = {  # of every answer: that nobody else may show, keep or guess it
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
 }
-POINTS = 400  # of a curve, at most
 LAST = 2.0  # seconds: the page may still be loading when it has the last numbers
 
 
-def serve(runs: Sequence[Watched], port: int) -> int:
+def serve(runs: Sequence[Run], port: int) -> int:
     """Answer until the page has been given the last numbers of runs that are all over. Returns the
     exit status.
     """
@@ -72,13 +63,14 @@ def serve(runs: Sequence[Watched], port: int) -> int:
 class Server(ThreadingTCPServer):
     """Serves on HOST alone. url: of the page, with a key that only who reads this terminal knows.
 
-    Raises ConfigError where the port is not to be had. port 0: one that is free.
+    A page has a version; it grows when a run has written something, or stands otherwise than
+    before. Raises ConfigError where the port is not to be had. port 0: one that is free.
     """
 
     daemon_threads = allow_reuse_address = True
     request_queue_size = 128  # pages that ask at the same moment; of more the system lets some wait
 
-    def __init__(self, runs: Sequence[Watched], port: int):
+    def __init__(self, runs: Sequence[Run], port: int):
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
@@ -86,11 +78,16 @@ class Server(ThreadingTCPServer):
                 f"watch: --port {port}: {error.strerror}; give another, or none"
             ) from error
         self.runs, self.looking = runs, Lock()
-        self.seen, self.last = -1.0, b""  # when the last look began, and what it found
+        self.seen = -1.0  # when the last look began
+        self.views: list[View | None] = [None] * len(runs)
+        self.version, self.versions = 0, [0] * len(runs)  # of the page, and of what each run has
+        self.live: dict[str, Any] = {}  # how the runs stand, which every answer has
+        self.answers: dict[int, str] = {}  # changes as JSON, by the version since which they are
+        self.page: tuple[int, bytes] = -1, b""  # the page, and its version
+        self.policy = f"{write.policy(live=True)}; frame-ancestors 'none'"
         self.key = secrets.token_urlsafe(12)
         self.url = f"http://{HOST}:{self.server_address[1]}/{self.key}/"
         self.over, self.told = False, Event()  # the runs' end is known; the page knows it too
-        self.answers = {name: (kind, page(file)) for name, (file, kind) in PAGE.items()}
 
     def handle_error(self, *about: Any) -> None:
         """A page that is closed while it is answered is no error."""
@@ -102,24 +99,68 @@ class Server(ThreadingTCPServer):
         key, slash, name = path.removeprefix("/").partition("/")
         if not (slash and secrets.compare_digest(key.encode(), self.key.encode())):
             return None
-        return self.numbers() if name == "numbers" else self.answers.get(name)
+        since = CHANGES.fullmatch(name)
+        if name and not since:
+            return None
+        asked = monotonic()
+        with self.looking:
+            if self.seen < asked:  # else one who asked later has waited for a look, which is as new
+                self.seen = monotonic()
+                self.look()
+            return self.changes(int(since[1])) if since else self.whole()
 
-    def numbers(self) -> tuple[str, bytes]:
+    def look(self) -> None:
         """All runs as they are now. Who asks while others wait has the answer to the first look
         that began after the question: however many ask, two looks are enough.
         """
-        asked = monotonic()
-        with self.looking:
-            if self.seen < asked:
-                self.seen, self.last = monotonic(), self.look()
-            return "application/json", self.last
-
-    def look(self) -> bytes:
-        """The numbers of all runs."""
-        views = [run.look() for run in self.runs]
+        views = [look(run, before) for run, before in zip(self.runs, self.views, strict=True)]
+        if any(differ(new, old) for new, old in zip(views, self.views, strict=True)):
+            self.version += 1
+            self.answers = {}
+            for i, (new, old) in enumerate(zip(views, self.views, strict=True)):
+                if old is None or new.record is not old.record:
+                    self.versions[i] = self.version
+        self.views = [*views]
         self.over = all(view.over for view in views)
-        answer = {"over": self.over, "runs": list(map(plain, views)), **colours.for_scripts()}
-        return json.dumps(answer, allow_nan=False).encode()
+        self.live = {
+            "version": self.version,
+            "over": self.over,
+            "names": [run.name for run in self.runs],
+            "runs": [describe_run(view) for view in views],
+        }
+
+    def whole(self) -> tuple[str, bytes]:
+        """The page, which is made anew only where something has changed."""
+        if self.page[0] != self.version:
+            text = command.render_page(*self.split(), live=self.live)
+            self.page = self.version, text.encode()
+        return "text/html", self.page[1]
+
+    def changes(self, since: int) -> tuple[str, bytes]:
+        """How the runs stand, and all else that a page of this version does not have."""
+        if since == self.version:
+            data = "null"
+        elif since in self.answers:
+            data = self.answers[since]
+        else:
+            new = {
+                run.name
+                for run, version in zip(self.runs, self.versions, strict=True)
+                if version > since or since > self.version
+            }
+            data = json.dumps(command.changes(*self.split(), new, states=False), allow_nan=False)
+            self.answers[since] = data
+        live = json.dumps(self.live, allow_nan=False)
+        return "application/json", f'{{"live":{live},"data":{data}}}'.encode()
+
+    def split(self) -> tuple[list[Run], list[str]]:
+        """The runs that have results; how the others stand is in `live`."""
+        return [run for run in self.runs if run.begun], []
+
+
+def differ(new: View, old: View | None) -> bool:
+    """Whether a run has another record, or another state."""
+    return old is None or new.record is not old.record or new.state.word != old.state.word
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -133,58 +174,40 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host", [])
-        found = (
-            self.server.answer(self.path) if len(hosts) == 1 and OURS.fullmatch(hosts[0]) else None
-        )
+        ours = len(hosts) == 1 and OURS.fullmatch(hosts[0])
+        found = self.server.answer(self.path) if ours else None
         kind, content = found or ("text/plain", b"no such page\n")
         self.send_response(200 if found else 404)
-        about = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
+        about = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(content)),
+            "Content-Security-Policy": self.server.policy,
+        }
         for name, value in (about | SAFE).items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
-        if self.server.over:
+        if kind == "application/json" and self.server.over:
             self.server.told.set()
 
     def log_message(self, *_: Any) -> None:
         """Says nothing of requests."""
 
 
-def page(file: str) -> bytes:
-    return (files("hpcfed.report.watch") / "page" / file).read_bytes()
-
-
-def plain(view: View) -> dict[str, Any]:
-    """A view as JSON types; of long curves every so many rounds, the last included."""
-    kept = evenly(len(view.mean), POINTS)
-    return {
-        "name": view.name,
-        "title": view.title,
-        "told": describe_view(view),
-        "share": view.state.rounds / (view.state.total or 1),
-        **{
-            name: [round_number(getattr(view, name)[i]) for i in kept]
-            for name in ("evaluated", "mean", "std")
-        },
-        "phases": {
-            name: list(map(round_number, seconds.tolist())) for name, seconds in view.phases.items()
-        },
-        "clients": list(map(round_number, view.clients.tolist())),
-        "kinds": view.kinds.tolist(),
-        "warnings": view.warnings,
-    }
-
-
-def describe_view(view: View) -> str:
-    """A run in a line."""
+def describe_run(view: View) -> dict[str, Any]:
+    """How a run stands, as JSON types: what it is, a line about it, the part of its rounds that is
+    done, and its warnings.
+    """
+    name = title_metric(view.state.metric)
     parts = [
         view.name,
         f"round {format_rounds(view)}",
-        f"accuracy {share(view.mean[-1] if view.mean else None)}",
+        f"{name} {metric_cell(view.state, name)}",
+        *([count_noun(view.record.header["ranks"], "rank")] if view.record else []),
     ]
-    return ", ".join([*parts, *pace(view.state, time()), words(view.state)])
-
-
-def round_number(number: float) -> float | None:
-    """With as many digits as a picture shows; None for nan."""
-    return round(number, 6) if np.isfinite(number) else None
+    return {
+        "title": view.title,
+        "line": ", ".join([*parts, *pace(view.state, time()), words(view.state)]),
+        "share": view.state.rounds / (view.state.total or 1),
+        "warnings": view.warnings,
+    }

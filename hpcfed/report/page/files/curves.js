@@ -1,4 +1,4 @@
-// The charts: what is chosen, put into the sources of the Bokeh document that hpcfed/page/charts.py made.
+// The charts: what is chosen, put into the sources of the Bokeh document that charts.py made.
 
 const FEW = 30; // points of a curve that has dots
 const BANDS = 4; // most runs that have a band
@@ -198,7 +198,8 @@ function mark(axis, names, pixels = Infinity) {
 
 // The clients and ranks of the chosen run, in a window as wide as it is now.
 function markAcross() {
-  const {ids, phases} = PAGE.runs[state.run];
+  const {ids} = PAGE.runs[state.run];
+  const phases = phasesShown();
   const room = document.getElementById("curves").clientWidth - 120;
   mark(model("labels").below[0], ids, room);
   mark(model("phases").below[0], Object.keys(Object.values(phases)[0] ?? []), room);
@@ -208,8 +209,13 @@ function short(text) {
   return text.length > 14 ? `${text.slice(0, 13)}…` : text;
 }
 
+// Seconds by phase and rank: of all rounds, or on a page that is served of the last ones.
+function phasesShown() {
+  return PAGE.runs[state.run][$("of-rounds")?.value ?? "phases"];
+}
+
 function drawPhases() {
-  const {phases} = PAGE.runs[state.run];
+  const phases = phasesShown();
   const names = Object.keys(phases);
   document.getElementById("phases").hidden = !names.length;
   if (!names.length) return;

@@ -1,5 +1,5 @@
 "use strict";
-// Numbers of the page: unpacked (the inverse of hpcfed/page/packed.py), and as people read them.
+// Numbers of the page: unpacked (the inverse of packed.py), and as people read them.
 
 async function inflate(text) {
   const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0));

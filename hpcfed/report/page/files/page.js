@@ -2,7 +2,7 @@
 
 const PAGE = JSON.parse(document.getElementById("data").textContent);
 const state = {x: "round", runs: new Set(PAGE.runs.keys()), run: 0, clients: new Set(), thick: [],
-  seeds: PAGE.methods.some(one => one.runs.length > 1)}; // whether seeds of a method are averaged
+  seeds: false, averaged: null}; // whether seeds of a method are averaged, and whether that was asked for
 const $ = id => document.getElementById(id);
 
 function dark() {
@@ -22,6 +22,7 @@ function swatchOf(i) {
 
 function repaint() {
   document.documentElement.classList.toggle("dark", dark());
+  if (!PAGE.runs.length) return;
   runsTable.lines.forEach((tr, i) => tr.querySelector(".swatch").replaceWith(swatchOf(i)));
   paint();
   drawAll();
@@ -30,7 +31,7 @@ function repaint() {
 }
 
 function legend() {
-  const names = Object.keys(PAGE.runs[state.run].phases);
+  const names = Object.keys(phasesShown());
   $("phases-legend").replaceChildren(...names.map(name => {
     const item = document.createElement("li");
     const box = item.appendChild(document.createElement("span"));
@@ -66,9 +67,19 @@ async function chooseRun(i) {
   state.run = i;
   state.clients.clear();
   const run = PAGE.runs[i];
-  const rows = run.ids.map((_, k) => Object.fromEntries(Object.keys(run.table).map(name => [name, run.table[name][k]])));
   $("clients").replaceChildren();
-  clientsTable = new Table($("clients"), PAGE.heads.clients, rows, state.clients, drawClients);
+  clientsTable = new Table($("clients"), PAGE.heads.clients, rowsOf(run), state.clients, drawClients);
+  await showRun();
+}
+
+// The rows of a run's clients.
+function rowsOf(run) {
+  return run.ids.map((_, k) => Object.fromEntries(Object.keys(run.table).map(name => [name, run.table[name][k]])));
+}
+
+// What the chosen run has beside its table of clients and its curves.
+async function showRun() {
+  const run = PAGE.runs[state.run];
   const kinds = [...new Set(run.table.architecture ?? [])].sort();
   fill($("architecture"), [["", "all"], ...kinds.map(kind => [kind, kind])]);
   $("some").textContent = run.some;
@@ -99,17 +110,27 @@ function openControls() {
     $("from").value = +range.start.toPrecision(6);
     $("to").value = +(range.end === whole.end ? whole.last : range.end).toPrecision(6);
   };
-  $("seeds-label").hidden = !state.seeds;
-  $("seeds").checked = state.seeds;
-  $("seeds").addEventListener("change", event => { state.seeds = event.target.checked; repaint(); });
+  $("seeds").addEventListener("change", event => { state.seeds = state.averaged = event.target.checked; repaint(); });
   range.properties.start.change.connect(told);
   range.properties.end.change.connect(told);
   $("filter-clients").addEventListener("input", filterClients);
   $("architecture").addEventListener("change", filterClients);
   for (const make of [csvOfRuns, csvOfRounds, csvOfClients, csvOfCurves]) $(make.name).addEventListener("click", make);
+  $("of-rounds")?.addEventListener("change", () => { legend(); drawPhases(); markAcross(); });
+  addEventListener("resize", markAcross);
+}
+
+function openGround() {
   $("ground").addEventListener("click", () => { document.documentElement.classList.toggle("other"); repaint(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-  addEventListener("resize", markAcross);
+}
+
+// Seeds of a method are averaged, where it has several that are finished, unless that was unticked.
+function showSeeds() {
+  const several = PAGE.methods.some(one => one.runs.length > 1);
+  $("seeds-label").hidden = !several;
+  state.seeds = several && (state.averaged ?? true);
+  $("seeds").checked = state.seeds;
 }
 
 // Whether any run has such an x that is not 0 all the time.
@@ -136,16 +157,23 @@ function openPrint() {
 }
 
 async function start() {
+  document.documentElement.classList.toggle("dark", dark());
+  openGround();
+  if (PAGE.runs.length) await openAll(); // none on a page that is served before a run has begun
+  if (PAGE.live) follow();
+  document.documentElement.dataset.ready = "yes";
+}
+
+async function openAll() {
   await Promise.all(PAGE.runs.map(unpackRun));
   await openCharts();
-  document.documentElement.classList.toggle("dark", dark());
+  showSeeds();
   openRuns();
   openControls();
   paint();
   await chooseRun(0);
   chooseX("round");
   openPrint();
-  document.documentElement.dataset.ready = "yes";
 }
 
 start().catch(error => {

@@ -29,6 +29,17 @@ class Table {
     this.show();
   }
 
+  // Other rows in the same order and filter, where they can be: ticked is a set of their positions.
+  replace(rows, ticked) {
+    const focus = this.body.contains(document.activeElement)
+      ? this.lines.findIndex(tr => tr.contains(document.activeElement)) : -1;
+    Object.assign(this, {rows, ticked});
+    this.lines = rows.map((row, i) => this.line(row, i));
+    this.order = rows.map((_, i) => i);
+    this.arrange();
+    if (focus >= 0) this.lines[focus]?.querySelector("input").focus();
+  }
+
   line(row, i) {
     const tr = document.createElement("tr");
     const box = tick_box(`show ${Object.values(row)[0]}`, event => {
@@ -50,14 +61,23 @@ class Table {
   sort(name) {
     this.up = this.by === name ? !this.up : this.heads[name][1] === "text";
     this.by = name;
+    this.arrange();
+    for (const th of this.element.tHead.querySelectorAll("th[data-name]"))
+      th.ariaSort = th.dataset.name === name ? (this.up ? "ascending" : "descending") : "none";
+  }
+
+  // The rows in the order of the column that was clicked.
+  arrange() {
+    if (this.by !== null) this.order.sort(this.comparison(this.by));
+    this.show();
+  }
+
+  comparison(name) {
     const value = i => this.rows[i][name];
     const sign = this.up ? 1 : -1;
     const absent = i => value(i) === null; // these come last, either way
     const compare = (a, b) => typeof value(a) === "string" ? value(a).localeCompare(value(b)) : value(a) - value(b);
-    this.order.sort((a, b) => absent(a) - absent(b) || (absent(a) ? 0 : sign * compare(a, b)) || a - b);
-    for (const th of this.element.tHead.querySelectorAll("th[data-name]"))
-      th.ariaSort = th.dataset.name === name ? (this.up ? "ascending" : "descending") : "none";
-    this.show();
+    return (a, b) => absent(a) - absent(b) || (absent(a) ? 0 : sign * compare(a, b)) || a - b;
   }
 
   filter(keep) {
