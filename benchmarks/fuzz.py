@@ -38,8 +38,8 @@ from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core.errors import HpcfedError, format_error
 from hpcfed.core.tables import console
+from hpcfed.report.watch import view
 from hpcfed.report.watch.terminal import render
-from hpcfed.report.watch.view import look
 from hpcfed.results.run import find
 from hpcfed.storage.results import Results
 
@@ -153,7 +153,7 @@ class Fuzz:
 
 
 def look(folder: Path) -> None:
-    console().print(render([look(one) for one in find([folder], required=False)], 100, 50))
+    console().print(render([view.look(one) for one in find([folder], required=False)], 100, 50))
 
 
 def run(folder: Path, name: str) -> Path:

@@ -41,10 +41,10 @@ class Browser:
             "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)}
         )
 
-    def open(self, page: Path) -> None:
-        """Open a page, and wait until it has drawn itself."""
+    def open(self, page: Path | str) -> None:
+        """Open a page, by its file or its address, and wait until it has drawn itself."""
         self.requests(), self.complaints()
-        self.driver.get(page.resolve().as_uri())
+        self.driver.get(page if isinstance(page, str) else page.resolve().as_uri())
         self.until(
             lambda: self.do("return document.documentElement.dataset.ready") == "yes",
             "the page is not drawn",
@@ -59,6 +59,13 @@ class Browser:
 
     def texts(self, selector: str) -> list[str]:
         return [found.text for found in self.driver.find_elements("css selector", selector)]
+
+    def texts_now(self, selector: str) -> list[str]:
+        """The same in one step, of a page whose elements may be replaced meanwhile."""
+        return self.do(
+            "return [...document.querySelectorAll(arguments[0])].map(one => one.innerText.trim())",
+            selector,
+        )
 
     def until(self, true: Callable[[], Any], complaint: str) -> Any:
         return WebDriverWait(self.driver, LIMIT, poll_frequency=0.05).until(

@@ -13,6 +13,7 @@ import pytest
 from hpcfed.report.colours import phase
 from hpcfed.report.page.command import report
 from hpcfed.storage.results import Results
+from tests import records
 from tests.browser.chromium import Browser
 
 NASTY = '<script>window.harmed = 1</script><img src=x onerror="window.harmed=1">'
@@ -241,6 +242,31 @@ def test_on_paper_all_parts_are_open_and_charts_are_pictures(page):
     page.do("dispatchEvent(new Event('afterprint'))")
     assert page.do(count) == [0, 0]
     assert page.driver.execute_cdp_cmd("Page.printToPDF", {})["data"]
+
+
+@pytest.fixture
+def survival(tmp_path: Path) -> list[Path]:
+    """Runs of survival times, which have no accuracy."""
+    for name in "ab":
+        writer = records.run(tmp_path / name, 0, total=2, metrics=["c_index"])
+        for t in (1, 2):
+            index = {"clients__c_index": np.full(4, 0.5 + t / 10)}
+            writer.append(records.row(t, 4, 2, clients__accuracy=np.full(4, np.nan), **index))
+        writer.finish()
+    return [tmp_path / "a", tmp_path / "b"]
+
+
+def test_runs_without_accuracy_show_their_first_metric(browser, survival):
+    browser.open(Path(report(survival, survival[0] / "report.html")))
+    assert lines(browser, "lines-c_index")["ys"][0] == [0.6, 0.7]
+    heads = browser.texts("#runs thead th")
+    assert "C-index" in heads and "accuracy" not in heads
+    assert browser.texts("#methods h3") == ["C-index by architecture", "Metrics"]
+    assert "accuracy" not in browser.do("return document.body.innerText.toLowerCase()")
+    browser.click("#csvOfClients")
+    assert "c_index" in browser.downloaded("clients.csv").splitlines()[0]
+    browser.folder.joinpath("clients.csv").unlink()
+    assert browser.complaints() == []
 
 
 def test_light_becomes_dark_and_narrow_windows_scroll_only_tables(page):

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcfed.core.extras import import_extra
 
-SCRIPTS = ("data.js", "tables.js", "curves.js", "csv.js", "page.js", "live.js")
+SCRIPTS = ("data.js", "tables.js", "curves.js", "csv.js", "live.js", "page.js")
 FILES = files("hpcfed.report.page") / "files"
 
 
