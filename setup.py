@@ -53,7 +53,7 @@ setup(
         "report": [
             "bokeh>=3.4",
             "jinja2>=3.1",
-        ],  # hpcfed report: curves whose JavaScript goes into the page
+        ],  # hpcfed report and watch --web: curves whose JavaScript goes into the page
         "docs": ["mkdocs-material>=9.6"],
         "test": [
             "pytest>=8",

@@ -76,7 +76,7 @@ TABLES = (
     ),
 )
 WEB = (
-    argument("--web", action="store_true", help="as a page, on 127.0.0.1 only"),
+    argument("--web", action="store_true", help="as the page of report, on 127.0.0.1 only"),
     argument("--port", type=int, metavar="N", help="of the page; default: any that is free"),
 )
 CLIENTS = argument("--clients", metavar="0,3", help="only these; default: all")

@@ -21,10 +21,16 @@ from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.few import count_noun
 from hpcfed.report import differences
 from hpcfed.report.cases import also_differ, find_cases, rename_data
-from hpcfed.report.comparison import ENOUGH, Comparison, compare_all
 from hpcfed.report.formats import align_columns, booktabs, markdown_table, save_or_return, tex
 from hpcfed.report.measures import View, view_of
-from hpcfed.report.pairs import Method, explain_unpaired, methods
+from hpcfed.report.pairs import (
+    ENOUGH,
+    Comparison,
+    Method,
+    compare_all,
+    explain_unpaired,
+    methods,
+)
 from hpcfed.storage.names import results_of
 
 HEADS = (

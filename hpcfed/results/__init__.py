@@ -1,3 +1,4 @@
-"""Results for others: an object for notebooks (`run`), tidy tables (`tables`), and files of them
-(`export`).
+"""A run for whoever reads it: one class (`run`), and what it is made of: numbers by round
+(`columns`), what came out (`summary`), how it stands (`state`), tables and files of them (`tables`,
+`export`).
 """

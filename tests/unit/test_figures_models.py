@@ -13,7 +13,7 @@ from hpcfed.core.rng import stream
 from hpcfed.models.trained import About, Trained, assemble_model
 from hpcfed.report.figures import models, models_conductance, models_tsne
 from hpcfed.results.run import Run
-from hpcfed.results.trained.conductance import choose_images, conductance
+from hpcfed.results.trained.probe import choose_images, conductance
 from hpcfed.storage import names, probe, tree
 from hpcfed.storage.atomic import replace_file
 from hpcfed.storage.probe import Probe

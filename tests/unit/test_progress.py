@@ -57,6 +57,22 @@ def test_a_long_round_says_in_a_log_which_client_it_is_at(shown, capsys, monkeyp
     assert capsys.readouterr().out == "in round 2/3: 1 of 4 clients of rank 0, train 7 (cnn)\n"
 
 
+def test_a_round_says_the_first_metric_that_its_run_has(shown, capsys):
+    shown.job.verbose, nobody = False, np.full(2, np.nan)
+    rows = [(nobody, nobody), (np.array([0.5, 0.75]), np.array([0.25, 0.25])), (nobody, nobody)]
+    for c_index, kappa in rows:
+        scores = {"accuracy": nobody, "c_index": c_index, "kappa": nobody * kappa}
+        columns = {f"clients/{name}": values for name, values in scores.items()}
+        row = {**columns, "clients/train_loss": np.array([1.0, 2.0]), "rounds/seconds": 2.0}
+        shown.round(1, row)
+    told = [line.split("  ")[1:3] for line in capsys.readouterr().out.splitlines()]
+    assert told == [
+        ["train loss 1.500", "2.0 s/round"],
+        ["C-index 0.6250", "train loss 1.500"],
+        ["C-index 0.6250", "train loss 1.500"],  # of the last evaluation
+    ]
+
+
 def test_a_second_pass_over_the_clients_of_a_round_begins_at_one_again(shown, monkeypatch, capsys):
     monkeypatch.setattr(rounds, "OFTEN", -1.0)
     heartbeat = Heartbeat()
@@ -89,7 +105,9 @@ def test_a_sweep_knows_how_far_its_runs_are_from_what_they_last_said(tmp_path):
 )
 def test_labels_with_gaps_are_warned_of(labels, classes, said):
     data = SimpleNamespace(
-        train=SimpleNamespace(y=np.array(labels)), classes=tuple(map(str, range(classes)))
+        train=SimpleNamespace(y=np.array(labels)),
+        classes=tuple(map(str, range(classes))),
+        task="classes",
     )
     about = {"name": str(Path("folder") / "mine.npz")}
     job = SimpleNamespace(data=SimpleNamespace(model_dump=lambda: about))

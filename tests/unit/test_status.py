@@ -203,3 +203,30 @@ def test_wrong_paths_and_numbers_are_one_message(tmp_path, capsys):
         assert cli.main(words) == 2
         out, err = capsys.readouterr()
         assert out == "" and message in err
+
+
+def of_survival(run: Results, values: list[float]) -> Path:
+    """A run of survival times whose C-indices are these, one a round."""
+    none = np.full(2, np.nan)
+    for value in values:
+        index = np.array([value - 0.125, value + 0.125])
+        run.append({**row(0.5), "clients/accuracy": none, "clients/c_index": index})
+    run.finish()
+    return run.path.parent
+
+
+def test_a_run_without_accuracy_shows_its_first_metric(tmp_path, capsys):
+    run = of_survival(results(tmp_path / "a", 3, metrics=["c_index"]), [0.5, 0.625])
+    other = written(results(tmp_path / "b", 3), 1)
+    assert cli.main(["status", str(run)]) == 0
+    head, line = capsys.readouterr().out.splitlines()[:2]
+    assert "C-index" in head and "accuracy" not in head and " 0.6250 " in line
+    assert cli.main(["status", str(run), str(other)]) == 0
+    out = capsys.readouterr().out
+    assert "metric" in out.splitlines()[0] and "C-index 0.6250" in out and "accuracy 0.5000" in out
+    [found, same] = status([run, other], json=True)
+    assert (found["metric"], found["value"], found["accuracy"]) == ("c_index", 0.625, None)
+    assert (same["metric"], same["value"], same["accuracy"]) == ("accuracy", 0.5, 0.5)
+    assert (
+        tail.tail(run).splitlines()[1] == "round 2/3  C-index 0.6250  train loss 1.500  2.0 s/round"
+    )

@@ -1,3 +1,3 @@
-"""`hpcfed watch`: runs as they go on, from their files alone, in the terminal (`terminal`) or as a
-page (`web`).
+"""`hpcfed watch`: runs as they go on, from their files alone, in the terminal (`terminal`) or on
+the page of `hpcfed report` (`web`).
 """

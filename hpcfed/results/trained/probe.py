@@ -16,10 +16,10 @@ from torch import Tensor
 
 from hpcfed.core import rng
 from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.core.extras import import_extra
 from hpcfed.core.few import count_noun, evenly
 from hpcfed.core.progress import say, track
 from hpcfed.models.trained import Trained
-from hpcfed.results.trained.conductance import choose_images, conductance
 from hpcfed.results.trained.export import numbers
 from hpcfed.results.trained.saved import Saved, checkpoints_of, from_newest
 from hpcfed.storage import checkpoint, names, probe
@@ -28,6 +28,8 @@ from hpcfed.storage.reader import Reader
 from hpcfed.storage.seal import identity
 from hpcfed.training.similarity import pairwise_cka
 
+STEPS = 50  # of conductance: of the path from the baseline to the image
+IMAGES = 4  # whose conductance is taken, each of another class
 EXAMPLES = 1000  # of the test split, as in the paper
 MOST = 100  # clients, of more so many are drawn
 FIGURES = 20  # clients, of more so many are drawn for figures, which nobody should wait long for
@@ -195,3 +197,26 @@ def answers(model: Trained, x: Tensor) -> tuple[Tensor, np.ndarray]:
     """Representations [N, d] of inputs, and the classes that are predicted, [N]."""
     z = torch.cat([model.represent(part) for part in x.split(BATCH)])
     return z, model.classify(z).argmax(1).numpy()
+
+
+def choose_images(labels: np.ndarray) -> np.ndarray:
+    """The first example of each of IMAGES classes, evenly chosen: positions [M], ascending by
+    class. They depend on nothing but the labels [N], so that all runs on the same data are asked
+    about the same ones.
+    """
+    _, first = np.unique(labels, return_index=True)
+    return first[evenly(len(first), IMAGES)]
+
+
+def conductance(model: Trained, x: Tensor, labels: np.ndarray) -> np.ndarray:
+    """The conductance of each unit of the representation, [M, d], for the scores of these labels:
+    how much of a prediction rests on it. x: M inputs, as stored.
+
+    Layer conductance at the classifier: Dhamdhere et al., ICLR 2019, arXiv:1805.12233; figure 9 of
+    Jang et al. (FedClassAvg), ICPP 2022. Open there, and chosen here: the baseline is the mean
+    image (0 after normalisation), the score is that of the image's label.
+    """
+    library = import_extra("captum.attr", "models", "layer conductance")
+    method = library.LayerConductance(model.scores, model.body)
+    target = torch.as_tensor(labels, dtype=torch.int64)
+    return method.attribute(model.prepare(x), target=target, n_steps=STEPS).detach().numpy()
