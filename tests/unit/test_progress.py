@@ -60,12 +60,12 @@ def test_a_long_round_says_in_a_log_which_client_it_is_at(shown, capsys, monkeyp
 def test_a_round_says_the_first_metric_that_its_run_has(shown, capsys):
     shown.job.verbose, nobody = False, np.full(2, np.nan)
     rows = [(nobody, nobody), (np.array([0.5, 0.75]), np.array([0.25, 0.25])), (nobody, nobody)]
-    for c_index, kappa in rows:
+    for t, (c_index, kappa) in enumerate(rows, 1):
         scores = {"accuracy": nobody, "c_index": c_index, "kappa": nobody * kappa}
         columns = {f"clients/{name}": values for name, values in scores.items()}
         row = {**columns, "clients/train_loss": np.array([1.0, 2.0]), "rounds/seconds": 2.0}
-        shown.round(1, row)
-    told = [line.split("  ")[1:3] for line in capsys.readouterr().out.splitlines()]
+        shown.round(t, row)
+    told = [said.split("  ")[1:3] for said in capsys.readouterr().out.splitlines()]
     assert told == [
         ["train loss 1.500", "2.0 s/round"],
         ["C-index 0.6250", "train loss 1.500"],
