@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfed.algorithms.base import Method
+from hpcfed.algorithms.base import Method, architecture
 from hpcfed.core import rng
 from hpcfed.engine.record import SMALL, Row
-from hpcfed.training.evaluate import NONE, Score, common, score
+from hpcfed.training.evaluate import NONE, Score, score
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import RoundBased, State
@@ -35,7 +34,7 @@ class Evaluation:
         round.
         """
         for client in (self.fed.clients[k] for k in ks if k in self.fed.clients):
-            client.architecture = self.algorithm.architecture(self.fed, client.id, self.t)
+            client.architecture = architecture(self.algorithm, self.fed, client.id, self.t)
             self.fed.pulse.visit(str(client.id))
             yield client
             self.fed.clients.trim(keep=self.cohort)
@@ -93,8 +92,7 @@ class Evaluation:
         """Whether a client's own score depends on its model alone, not on what the server makes of
         the round.
         """
-        method = type(self.algorithm)
-        return method.predict is Method.predict and method.adapted is Method.adapted
+        return type(self.algorithm).predictor is Method.predictor
 
     def own(self, ks: Iterable[int]) -> dict[int, Score]:
         """The scores of those of these that are in the cohort, after their training."""
@@ -117,11 +115,14 @@ class Evaluation:
         self.algorithm.receive(client, self.algorithm.offer(self.fed, client, self.state))
 
     def score(self, client: Client) -> Score:
-        """The client's model as it is, on its test set; what adapting to it changes is undone."""
-        with self.algorithm.adapted(self.fed, client, self.state, self.t):
-            return score(
-                self.fed, client, partial(self.algorithm.predict, self.fed, client, self.state)
-            )
+        """The client's model as it is, on its test set; what predicting needs of changes to it is
+        undone.
+        """
+        if self.independent:
+            return score(self.fed, client, client.model)
+        with client.borrowed():
+            predict = self.algorithm.predictor(self.fed, client, self.state)
+            return score(self.fed, client, predict)
 
     def forget(self, *ks: int) -> None:
         """Where clients keep nothing between rounds, free what they hold."""
@@ -146,17 +147,3 @@ class Evaluation:
         return dict(
             zip(("accuracy", "loss", "accuracy_received", "loss_received"), table.T, strict=True)
         )
-
-    def common(self) -> Row:
-        """The server's model on the whole test split, and its sub-models; nan where the server has
-        no whole model.
-        """
-        pooled, row = self.fed.pooled(), {"rounds/accuracy_common": float("nan")}
-        whole = pooled.architecture
-        for architecture in (*self.algorithm.levels(self.fed), whole):
-            pooled.architecture = architecture
-            if not self.algorithm.common(self.fed, pooled, self.state):
-                break
-            right = common(self.fed, partial(self.algorithm.predict, self.fed, pooled, self.state))
-            row[f"rounds/accuracy_common{architecture.removeprefix(whole)}"] = right
-        return row

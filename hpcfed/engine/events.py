@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcfed.algorithms.events import SERVER, EventBased, Work
+from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.engine.agenda import Agenda, Ended
 from hpcfed.engine.record import Row
 from hpcfed.engine.rounds import Rounds
@@ -49,16 +49,15 @@ class Events(Rounds):
     def __post_init__(self) -> None:
         super().__post_init__()
         seconds = partial(self.algorithm.seconds, self.fed)
-        self.agenda = Agenda(self.fed.draws, self.algorithm.at_once(self.fed), seconds)
+        at_once = self.fed.cohort_size if self.algorithm.to_server else self.fed.K
+        self.agenda = Agenda(self.fed.draws, at_once, seconds)
         self.hand_out(self.waits(self.agenda.fill(), self.agenda.now))
 
     def waits(self, jobs: Iterable[Work], now: float) -> list[Work]:
         """Of jobs begun now, those that start now; the others wait for their start, as their
         downloads do.
         """
-        later = [
-            job for job in jobs if job.start > now and self.algorithm.target(job.client) == SERVER
-        ]
+        later = [job for job in jobs if job.start > now and self.algorithm.to_server]
         self.waiting += later
         return [job for job in jobs if job not in later]
 
@@ -73,11 +72,16 @@ class Events(Rounds):
         return late
 
     def hand_out(self, jobs: Iterable[Work]) -> None:
-        """Give the clients of jobs that start what they need of the present state."""
+        """Give the clients of jobs that start the server's state; without a server keep the model
+        that they had before, which others have until the new one arrives.
+        """
         for job in jobs:
             self.since[job.client] = self.version
             for client in self.fed.mine([job.client]):
-                self.algorithm.start(client, self.state)
+                if self.algorithm.to_server:
+                    client.memory["download"] = self.state
+                else:
+                    client.memory["before"] = client.memory.pop("merged", None) or client.params()
 
     def begin(self, t: int) -> list[int]:
         self.fed.open(t)
@@ -127,38 +131,40 @@ class Events(Rounds):
 
     def merge(self, job: Work) -> None:
         """A job's result into what its target holds; collective."""
-        k, target = job.client, self.algorithm.target(job.client)
+        k = job.client
         self.worked.discard(k)
-        if target == SERVER:
+        if self.algorithm.to_server:
             self.staleness.append((k, job.staleness))
             up = self.fed.from_client(k, self.results.pop(k, None))
             merged = self.algorithm.merge(self.fed, job, self.state, up, {})
             self.version += merged is not None
             self.state = self.state if merged is None else merged
             return
-        up, near = self.at_target(job, target)
-        for client in self.fed.mine([target]):
-            merged = self.algorithm.merge(
-                self.fed, job, client.params(self.algorithm.shared), up, near
-            )
+        near = self.arrived(job)
+        for client in self.fed.mine([k]):
+            held = client.params(self.algorithm.shared)
+            client.memory["merged"] = held
+            merged = self.algorithm.merge(self.fed, job, held, self.results.pop(k), near)
             if merged is not None:
                 client.load(merged)
 
-    def at_target(self, job: Work, target: int) -> tuple[Any, dict[int, Any]]:
-        """The job's result, and the latest models of those that are near, at the target's rank;
+    def arrived(self, job: Work) -> dict[int, Any]:
+        """The latest models of the clients near the job's, as they have arrived there; at its rank;
         collective.
         """
-        k, fed, given = job.client, self.fed, self.algorithm.near(self.fed, job.client, job.number)
-        up = {k: self.results.pop(k)} if k in self.results else {}
+        given = self.algorithm.near(self.fed, job.client, job.number)
         models = {
-            c.id: self.algorithm.sent(c, self.has_arrived(c.id, job.finish))
-            for c in fed.mine(given)
+            c.id: c.params(self.algorithm.shared)
+            if self.has_arrived(c.id, job.finish)
+            else c.memory["before"]
+            for c in self.fed.mine(given)
         }
-        return fed.to_client(target, up, [k]).get(k), fed.to_client(target, models, given)
+        return self.fed.to_client(job.client, models, given)
 
     def has_arrived(self, k: int, now: float) -> bool:
         """Whether what client k sent when its open job started has reached the others."""
-        return now >= self.opened[k].start + self.algorithm.delay(self.fed, k)
+        delay = self.fed.profiles.seconds(k, 0, 0, self.fed.announced(k)[1])
+        return now >= self.opened[k].start + delay
 
     def next_clients(self) -> list[int]:
         return [*self.agenda.going]

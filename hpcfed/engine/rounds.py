@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcfed.algorithms.base import keeps_weights
 from hpcfed.core.payload import Tally
 from hpcfed.engine import balance
 from hpcfed.engine.attempts import Attempts
@@ -56,7 +57,7 @@ class Rounds(Attempts, Evaluation):
         self.scores, self.stale = np.full((K, 2), np.nan), np.ones(K, dtype=bool)
         self.seconds = np.full(K, np.nan)
         self.kinds = {name: i for i, name in enumerate(sorted(set(self.fed.architectures)))}
-        self.fed.store.stateless = not self.algorithm.keeps(self.fed)
+        self.fed.store.stateless = not keeps_weights(self.algorithm, self.fed)
         self.fed.job = stacked.resolve_engine(self.fed, self.algorithm)
         self.fed.grouping = partial(stacked.groups, self.fed, self.algorithm)
 
@@ -88,15 +89,8 @@ class Rounds(Attempts, Evaluation):
         self.stale[slice(None) if cohort and fed.store.stateless else changed] = True
         after = early | self.after(k for k in judged if k not in early)
         received = self.score_received(judged) if fed.job.evaluate.received else {}
-        whole = (
-            self.common()
-            if due and fed.job.evaluate.common
-            else {"rounds/accuracy_common": float("nan")}
-        )
-        whole |= {
-            f"rounds/{n}": x
-            for n, x in (self.algorithm.columns(fed, self.state) if due else {}).items()
-        }
+        found = self.algorithm.columns(fed, self.state) if due else {}
+        whole = {f"rounds/{n}": x for n, x in ({"accuracy_common": float("nan")} | found).items()}
         fed.wait("record", over=True)
         self.left = fed.journal.left
         fed.journal.clear()

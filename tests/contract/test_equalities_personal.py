@@ -150,7 +150,8 @@ def test_a_class_that_nobody_shows_has_no_prototype_and_is_never_chosen():
     state = method.round(fed, rounds.state, [1], 0)
     assert state["proto"].isnan().all(1).tolist() == [True, True, False, True]
     x = fed.prepare(fed.clients[4].train.batch(np.arange(9))[0])
-    assert method.predict(fed, fed.clients[4], state, x).argmax(1).tolist() == [2] * 9
+    answer = method.predictor(fed, fed.clients[4], state)
+    assert answer(x).argmax(1).tolist() == [2] * 9
 
 
 def test_perfedavgs_gradient_is_taken_after_a_personal_step():

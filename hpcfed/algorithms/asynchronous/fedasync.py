@@ -52,8 +52,8 @@ class FedAsync(EventBased):
     800 merges.
     """
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         why = f"staleness = {self.staleness!r} does not have it"
         if self.staleness != "hinge":
             found["algorithm.b"] = why

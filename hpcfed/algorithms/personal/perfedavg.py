@@ -8,8 +8,7 @@ paper's clients do; running statistics of batch normalisation follow all of a st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,8 +43,8 @@ class PerFedAvg(RoundBased):
     adapt_steps: PositiveInt = 1
     """Personal steps before a model is evaluated."""
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         if self.variant == "fo":
             found["algorithm.delta"] = "variant = 'fo' takes no difference of gradients"
         if not self.alpha:
@@ -111,18 +110,10 @@ class PerFedAvg(RoundBased):
             ends.append(steps.skeleton.grad.clone())
         return (ends[0] - ends[1]) / (2 * self.delta)
 
-    @contextmanager
-    def adapted(self, fed: Federation, client: Client, state: Params, t: int) -> Iterator[None]:
-        skeleton = client.skeleton
-        with client.borrowed():
-            for i in range(self.adapt_steps if self.alpha else 0):
-                gradient(
-                    fed,
-                    client,
-                    t,
-                    partial(self.loss, client, state),
-                    phase=f"adapt {i}",
-                    counted=False,
-                )
-                skeleton.flat[: len(skeleton.grad)] -= self.alpha * skeleton.grad
-            yield
+    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
+        """The model after personal steps."""
+        skeleton, loss = client.skeleton, partial(self.loss, client, state)
+        for i in range(self.adapt_steps if self.alpha else 0):
+            gradient(fed, client, fed.t, loss, phase=f"adapt {i}", counted=False)
+            skeleton.flat[: len(skeleton.grad)] -= self.alpha * skeleton.grad
+        return client.model

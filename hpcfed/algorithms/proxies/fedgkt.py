@@ -12,6 +12,7 @@ those that its last epoch computes in train mode, while the model still changes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -56,16 +57,13 @@ class FedGKT(RoundBased):
     classifier.
     """
 
-    def refuses(self, job: Job) -> str | None:
-        return split.refusal(job)
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         found["algorithm.weighting"] = "nothing is averaged over clients"
         if not self.server_epochs:
             names = ("server_lr", "server_batch", "server_optimiser")
             found |= {f"algorithm.{name}": "server_epochs = 0: it is not trained" for name in names}
-        return found
+        return found | split.refusal(job)
 
     def shared(self, name: str) -> bool:
         return False
@@ -88,12 +86,12 @@ class FedGKT(RoundBased):
             soften(server, self.tau), logits, self.tau
         )
 
-    def predict(self, fed: Federation, client: Client, state: Params, x: Any) -> Tensor:
-        return (
-            split.predict(fed, client, state, x) if self.evaluate == "server" else client.model(x)
-        )
+    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
+        if self.evaluate == "client":
+            return client.model
+        return partial(split.predict, fed, client, state)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:  # type: ignore[override]
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:
         sgd(
             fed,
             client,

@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 Parcel = Mapping[str, Tensor]  # of one client: features [n, *H], logits [n, C], labels [n], int32
 
 
-def refusal(job: Job) -> str | None:
-    """Why the job's clients cannot send features, or None."""
+def refusal(job: Job) -> dict[str, str]:
+    """Why the job's clients cannot send features, as `refuses` has it."""
     able = [name for name, entry in MODELS.items() if entry.stem]
     if unable := sorted(set(job.models.mix) - set(able)):
-        return (
+        why = (
             f"needs clients whose first layers run apart, but models.mix has {', '.join(unable)}; "
             f"set models.mix to one of {', '.join(able)}"
         )
-    return None
+        return {"job": why}
+    return {}
 
 
 @torch.no_grad()

@@ -53,19 +53,8 @@ class FedDF(RoundBased):
     0: nobody.
     """
 
-    def refuses(self, job: Job) -> str | None:
-        if self.drop_worst and (
-            job.data.public_source or not int(self.validation * job.data.public)
-        ):
-            return (
-                "needs held-out public data with the clients' labels to leave clients out, but "
-                "has none; "
-                "set algorithm.drop_worst = 0"
-            )
-        return None
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         if not self.validation:
             found["algorithm.patience"] = "validation = 0: nothing is held out"
         if not self.steps:
@@ -79,6 +68,12 @@ class FedDF(RoundBased):
             )
             names += () if self.drop_worst else ("validation",)
             found |= {f"algorithm.{name}": "steps = 0: nothing is distilled" for name in names}
+        held = 0 if job.data.public_source else int(self.validation * job.data.public)
+        if self.drop_worst and not held:
+            found["job"] = (
+                "needs held-out public data with the clients' labels to leave clients out, but "
+                "has none; set algorithm.drop_worst = 0"
+            )
         return found
 
     def init(self, fed: Federation) -> Params:
@@ -89,7 +84,8 @@ class FedDF(RoundBased):
         return state.under(f"{client.architecture}/")
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
-        return fusion.accuracies(fed, state) if fed.job.evaluate.common else {}
+        more = fusion.accuracies(fed, state) if fed.job.evaluate.common else {}
+        return super().columns(fed, state) | more
 
     def uploads(self, fed: Federation, client: Client, state: Params, t: int) -> tuple[Mean, Mean]:
         """The client's model, and its answers to the public data, which the server works out."""

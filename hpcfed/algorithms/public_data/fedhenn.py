@@ -38,6 +38,8 @@ class FedHeNN(RoundBased):
     """eta0 = 0 is FedAvg (homogeneous) or local training (heterogeneous), bit for bit."""
 
     needs: ClassVar[tuple[str, ...]] = ("public",)
+    keeps_weights: ClassVar[bool | None] = True
+
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"
     """Any models and a mean of kernels, or one architecture and a mean of models."""
     eta0: NonNegativeFloat = 0.001
@@ -72,19 +74,11 @@ class FedHeNN(RoundBased):
     """
 
     @property
-    def accepts(self) -> str:  # type: ignore[override]
+    def accepts(self) -> str:
         return "one architecture" if self.setting == "homogeneous" else "any models"
 
-    def refuses(self, job: Job) -> str | None:
-        wrong = self.distance == "procrustes" and self.setting == "heterogeneous"
-        return (
-            "needs one width for Procrustes, but is heterogeneous; set algorithm.distance = 'cka'"
-            if wrong
-            else None
-        )
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         if self.setting == "homogeneous":
             names: tuple[str, ...] = ("mean_over", "client_weights", "kernel_norm", "upload")
             found |= {f"algorithm.{name}": "setting = 'homogeneous' has no mean" for name in names}
@@ -99,13 +93,15 @@ class FedHeNN(RoundBased):
             names = ("schedule", "align_every", "distance", "kernel", "bandwidth", "mean_over")
             names += ("client_weights", "kernel_norm")
             found |= {f"algorithm.{name}": "eta0 = 0: there is no distance" for name in names}
+        if self.distance == "procrustes" and self.setting == "heterogeneous":
+            found["job"] = (
+                "needs one width for Procrustes, but is heterogeneous; set "
+                "algorithm.distance = 'cka'"
+            )
         return found
 
     def shared(self, name: str) -> bool:
         return self.setting == "homogeneous"
-
-    def keeps(self, fed: Federation) -> bool:
-        return True
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return (

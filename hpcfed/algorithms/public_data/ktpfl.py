@@ -70,15 +70,15 @@ class KTpFL(RoundBased):
     """Local epochs are 1 in the first round, 2 in the next, up to so many; 0: local.epochs."""
 
     @property
-    def accepts(self) -> str:  # type: ignore[override]
+    def accepts(self) -> str:
         return "any models" if self.share == "predictions" else "one architecture"
 
     @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+    def needs(self) -> tuple[str, ...]:
         return ("public",) if self.share == "predictions" else ()
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         found["algorithm.weighting"] = "the coefficients are the weights"
         if self.share == "weights":
             names: tuple[str, ...] = ("public", "tau", "distance", "coeff_distance", "distil_batch")

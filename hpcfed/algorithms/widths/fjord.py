@@ -46,8 +46,8 @@ class FjORD(RoundBased):
     predictions.
     """
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         if len(set(job.models.widths)) == 1:
             found["algorithm.kd"] = "there is one width"
         return found
@@ -60,18 +60,17 @@ class FjORD(RoundBased):
         bytes_ = fed.shapes(k=k).nbytes + sum(statistics.nbytes for statistics in inside)
         return bytes_, bytes_
 
-    def levels(self, fed: Federation) -> list[str]:
-        return submodels.levels(fed)[1:]
-
     def inside(self, fed: Federation, architecture: str) -> list[str]:
         """The narrower architectures that a client with this one trains too."""
         return [a for a in submodels.levels(fed) if parse(a).width < parse(architecture).width]
 
     def init(self, fed: Federation) -> submodels.Wide:
-        return submodels.start(fed, self.levels(fed))
+        return submodels.start(fed, submodels.levels(fed)[1:])
 
-    def whole(self, fed: Federation) -> bool:
-        return True
+    def columns(self, fed: Federation, state: submodels.Wide) -> dict[str, float]:
+        if not fed.job.evaluate.common:
+            return {}
+        return submodels.accuracies(self, fed, state, submodels.levels(fed)[1:])
 
     def offer(self, fed: Federation, client: Client, state: submodels.Wide) -> Params:
         own = submodels.piece(client, state, submodels.window(fed, client.architecture))
@@ -96,7 +95,7 @@ class FjORD(RoundBased):
         """The objective of one step: at the width drawn for it, with kd at the widest too."""
         net = nets[int(draws.integers(len(nets)))]
         if net is model or not self.kd:
-            return self.loss(client, state, net, x, y)  # type: ignore[arg-type]
+            return self.loss(client, state, net, x, y)
         whole = model(x)
         return F.cross_entropy(whole, y) + distil(soften(whole), net(x))
 
