@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.algorithms.asynchronous.fedasync import FedAsync
-from hpcfed.algorithms.asynchronous.staleness import damping
+from hpcfed.algorithms.asynchronous.fedasync import FedAsync, damping
 from hpcfed.algorithms.events import EventBased
 from hpcfed.clients.profiles import Profiles
 from hpcfed.clients.turnout import Draws

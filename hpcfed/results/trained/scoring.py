@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from hpcfed.algorithms.base import Method, State
-from hpcfed.algorithms.proxies import split
+from hpcfed.algorithms.proxies import fedgkt
 from hpcfed.core.errors import ConfigError
 from hpcfed.models.model import Pair
 
@@ -92,8 +92,8 @@ def with_server(fed: Federation, client: Client, method: Any, state: State) -> P
     own = alone(client)
     if method.evaluate == "client":
         return own
-    server = copies("server", split.server(fed).model, dict(state))
-    more = {"server": fed.job.models.server, "shape": list(split.shape(fed))}
+    server = copies("server", fedgkt.server_module(fed).model, dict(state))
+    more = {"server": fed.job.models.server, "shape": list(fedgkt.feature_shape(fed))}
     return own._replace(tensors={**own.tensors, **server}, kind="served", more=more)
 
 
