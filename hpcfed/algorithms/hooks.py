@@ -240,10 +240,12 @@ def hook(
         )
 
 
-def is_former(name: str, fn: Callable) -> bool:
+def is_former(name: str, fn: Any) -> bool:
     """Whether a method is one that hpcfed called once: by its name and what it takes."""
+    if name not in FORMER or not isinstance(fn, FunctionType):
+        return False
     taken = [p for p in inspect.signature(fn).parameters if p != "self"]
-    return name in FORMER and taken == FORMER[name][0].split()
+    return taken == FORMER[name][0].split()
 
 
 def misspelt(cls: type, name: str, base: type) -> str:

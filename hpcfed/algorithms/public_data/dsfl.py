@@ -81,7 +81,7 @@ class DSFL(RoundBased):
         answer = predictor(fed, fed.job.models.server, state)
         return {"accuracy_common": evaluate.common(fed, answer)}
 
-    def predict(
+    def predictions(
         self, fed: Federation, client: Client, state: Params, t: int, public: Shard
     ) -> Mean:
         """The client's soft predictions of the public examples, after training on its own."""
@@ -100,7 +100,7 @@ class DSFL(RoundBased):
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         public = fed.public.pick(fed.draw_public(t, self.subset))
-        soft = fed.stream(cohort, lambda client: self.predict(fed, client, state, t, public))
+        soft = fed.stream(cohort, lambda client: self.predictions(fed, client, state, t, public))
         mean = fed.mean(
             soft, keep=Params(soft=torch.zeros(len(public), fed.classes, device=fed.device))
         )["soft"]
