@@ -44,7 +44,9 @@ ELSEWHERE = {  # what other frameworks call the same
     "select": "cohort",
     "end": "finish",
 }
-FORMER = {  # hooks that were: what they took, and what stands in their place
+# hooks that were, by the base class: what they took, and what stands in their place
+FORMER: dict[type, dict[str, tuple[str, str]]] = {}
+FORMER[Method] = {
     "without_effect": ("job", "its reasons are part of what `refuses(self, job)` returns"),
     "predict": (
         "fed client state x",
@@ -62,6 +64,8 @@ FORMER = {  # hooks that were: what they took, and what stands in their place
     ),
     "levels": ("fed", "return the accuracies of sub-models from `columns(self, fed, state)`"),
     "architecture": ("fed k t", "write `draws_widths: ClassVar = True` for widths drawn anew"),
+}
+FORMER[EventBased] = {
     "train": ("fed client given job", "write `work(self, fed, client, job)`"),
     "at_once": ("fed", "all clients work at the same time with `to_server: ClassVar = False`"),
     "target": ("k", "clients merge their own results with `to_server: ClassVar = False`"),
@@ -211,7 +215,9 @@ def hook(
         return
     place = own.line_of(fn)
     if not hasattr(base, name):
-        if is_former(name, fn) or (used is not None and name not in used):
+        if words := replacement(name, fn, base):
+            yield f"{place}: {cls.__name__}.{name} is called no more; {words}"
+        elif used is not None and name not in used:
             yield f"{place}: {misspelt(cls, name, base)}"
         return
     theirs = inspect.getattr_static(base, name)
@@ -240,18 +246,19 @@ def hook(
         )
 
 
-def is_former(name: str, fn: Any) -> bool:
-    """Whether a method is one that hpcfed called once: by its name and what it takes."""
-    if name not in FORMER or not isinstance(fn, FunctionType):
-        return False
-    taken = [p for p in inspect.signature(fn).parameters if p != "self"]
-    return taken == FORMER[name][0].split()
+def replacement(name: str, fn: Any, base: type) -> str:
+    """What stands in the place of a method that hpcfed called once, by its name and what it takes;
+    "": it called none like this.
+    """
+    if not isinstance(fn, FunctionType):
+        return ""
+    taken = " ".join(p for p in inspect.signature(fn).parameters if p != "self")
+    known = [FORMER[kind].get(name, ("", "")) for kind in FORMER if issubclass(base, kind)]
+    return next((words for takes, words in known if words and takes == taken), "")
 
 
 def misspelt(cls: type, name: str, base: type) -> str:
     """The sentence for a method that nobody calls."""
-    if name in FORMER:
-        return f"{cls.__name__}.{name} is called no more; {FORMER[name][1]}"
     hooks = [
         n
         for kind in base.__mro__

@@ -18,7 +18,9 @@ from torch import Tensor
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
+from hpcfed.training import evaluate
 from hpcfed.training.local import LocalSteps, gradient
+from hpcfed.training.server import predictor
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -117,3 +119,10 @@ class PerFedAvg(RoundBased):
             gradient(fed, client, fed.t, loss, phase=f"adapt {i}", counted=False)
             skeleton.flat[: len(skeleton.grad)] -= self.alpha * skeleton.grad
         return client.model
+
+    def columns(self, fed: Federation, state: Params) -> dict[str, float]:
+        """The common model as it is: the whole test split is nobody's, whose step it could take."""
+        if not fed.job.evaluate.common:
+            return {}
+        answer = predictor(fed, fed.architectures[0], state)
+        return {"accuracy_common": evaluate.common(fed, answer)}
