@@ -20,7 +20,6 @@ from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.training import evaluate
 from hpcfed.training.local import LocalSteps, gradient
-from hpcfed.training.server import predictor
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -124,5 +123,6 @@ class PerFedAvg(RoundBased):
         """The common model as it is: the whole test split is nobody's, whose step it could take."""
         if not fed.job.evaluate.common:
             return {}
-        answer = predictor(fed, fed.architectures[0], state)
-        return {"accuracy_common": evaluate.common(fed, answer)}
+        pooled = fed.pooled()
+        pooled.load(state)
+        return {"accuracy_common": evaluate.common(fed, pooled.model)}

@@ -22,7 +22,7 @@ from hpcfed.training import evaluate
 from hpcfed.training.infer import logits
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import soften
-from hpcfed.training.server import fit_targets, predictor
+from hpcfed.training.server import fit_targets
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
@@ -78,8 +78,10 @@ class DSFL(RoundBased):
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
         if not (state and fed.job.evaluate.common):
             return {}
-        answer = predictor(fed, fed.job.models.server, state)
-        return {"accuracy_common": evaluate.common(fed, answer)}
+        pooled = fed.pooled()
+        pooled.architecture = fed.job.models.server
+        pooled.load(state)
+        return {"accuracy_common": evaluate.common(fed, pooled.model)}
 
     def predictions(
         self, fed: Federation, client: Client, state: Params, t: int, public: Shard
