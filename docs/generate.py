@@ -19,6 +19,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from hpcfed.algorithms import ALGORITHMS
+from hpcfed.config.methods import by_kind
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -38,7 +39,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the methods' pages into the navigation."""
     pages = [
         {"All methods": "algorithms/index.md"},
-        *({methods.title(n): f"algorithms/{n}.md"} for n in ALGORITHMS),
+        *(
+            {title: [{methods.title(n): f"algorithms/{n}.md"} for n in entries]}
+            for title, entries in by_kind().items()
+        ),
     ]
     config.nav = [
         {t: pages if part == "ALGORITHMS" else part for t, part in entry.items()}

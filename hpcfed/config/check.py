@@ -31,7 +31,7 @@ class Method(Protocol):
     def accepts(self) -> str: ...
     @property
     def needs(self) -> tuple[str, ...]: ...
-    def refuses(self, job: Job) -> str | None: ...
+    def refuses(self, job: Job) -> dict[str, str]: ...
 
 
 def check(job: Job, stored: bool = False) -> None:
@@ -123,7 +123,7 @@ def check_method(job: Job) -> None:
 
 def effective(job: Job) -> None:
     """ConfigError for fields that are set, though they change nothing in this job."""
-    idle = job.algorithm.without_effect(job)
+    idle = {name: why for name, why in job.algorithm.refuses(job).items() if name != "job"}
     fields, usual = flat(job.plain()), defaults(job)
     kept = job.sources()  # a preset's values, and those that come with a method, are nobody's wish
     wrong = [name for name in idle if name not in kept and fields[name] != usual[name]]
@@ -156,7 +156,8 @@ def format_value(value: Any) -> str:
 def refusal(algorithm: Method, job: Job) -> str | None:
     """ "needs ...; what to set", or None where the method can run the job."""
     tests = (models, one_width, needs)
-    return next(filter(None, (test(algorithm, job) for test in tests)), algorithm.refuses(job))
+    found = next(filter(None, (test(algorithm, job) for test in tests)), None)
+    return found or algorithm.refuses(job).get("job")
 
 
 def models(algorithm: Method, job: Job) -> str | None:

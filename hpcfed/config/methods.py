@@ -1,4 +1,5 @@
-"""The registry of algorithms: one line each; the file of that name holds the method.
+"""The registry of algorithms: one line each; the file of that name, in the folder of its kind,
+holds the method.
 
 A method of your own needs no line here: `algorithm.name = "mine:Mine"` is class Mine of mine.py, in
 the folder where you start or anywhere on Python's path.
@@ -9,6 +10,18 @@ from hpcfed.core import own
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.registry import Entry, find
 
+KINDS = {  # folders of hpcfed/algorithms, in the order in which methods are listed
+    "references": "references",
+    "global_model": "one global model",
+    "common_head": "different models, a common head",
+    "public_data": "different models, public data",
+    "proxies": "different models, a small common one or a server's",
+    "widths": "one model in several widths",
+    "personal": "personal models, one architecture",
+    "clusters": "clusters of clients",
+    "asynchronous": "asynchronous, in virtual time",
+    "decentralised": "decentralised, without a server",
+}
 ALGORITHMS = {
     "local": Entry(
         "hpcfed.algorithms.references.local:Local", "each client trains alone; nothing is exchanged"
@@ -147,6 +160,19 @@ ALGORITHMS = {
         "long2023",
     ),
 }
+
+
+def kind_of(entry: Entry) -> str:
+    """The kind of a registered method, a key of KINDS: the folder that holds its file."""
+    return entry.target.split(".")[2]
+
+
+def by_kind() -> dict[str, dict[str, Entry]]:
+    """The registered methods by the title of their kind, as they are listed."""
+    groups: dict[str, dict[str, Entry]] = {title: {} for title in KINDS.values()}
+    for name, entry in ALGORITHMS.items():
+        groups[KINDS[kind_of(entry)]][name] = entry
+    return {title: entries for title, entries in groups.items() if entries}
 
 
 def load(name: str) -> type:

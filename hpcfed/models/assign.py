@@ -6,7 +6,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from hpcfed.core import rng
-from hpcfed.models.widths import architecture_name
+from hpcfed.models.widths import architecture_name, parse
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
@@ -27,3 +27,9 @@ def assign(job: Job) -> tuple[str, ...]:
     return tuple(
         kinds[pair] for pair in islice(zip(cycle(mix), cycle(widths), strict=False), job.clients)
     )
+
+
+def draw_width(job: Job, architecture: str, k: int, t: int) -> str:
+    """The architecture of client k in round t, with one of models.widths, drawn anew."""
+    width = float(rng.stream(job.seed, "level", t, k).choice(job.models.widths))
+    return architecture_name(parse(architecture).base, width)

@@ -5,7 +5,7 @@ registries.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from rich.constrain import Constrain
 from rich.padding import Padding
 from rich.text import Text
 
+from hpcfed.config.methods import ALGORITHMS, KINDS, by_kind, kind_of
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.registry import Entry
 from hpcfed.core.tables import table, terminal
@@ -53,15 +54,31 @@ def listing(kind: str | None = None, json: bool = False) -> Any:
     }
     if json:
         return rows[kind] if kind else rows
-    tables = [
-        table(f"{k},", [(f"  {fact['name']}", fact["line"]) for fact in rows[k]]) for k in rows
-    ]
-    return Group(*(part for grid in tables for part in (grid, Text())))
+    parts: list[RenderableType] = []
+    for k, facts in rows.items():
+        if k == "algorithms":
+            parts += [Text(k, "bold"), *list_algorithms(), Text()]
+        else:
+            named = [(f"  {fact['name']}", fact["line"]) for fact in facts]
+            parts += [table(f"{k},", named), Text()]
+    return Group(*parts)
+
+
+def list_algorithms() -> Iterator[RenderableType]:
+    """The algorithms, each kind under its title."""
+    width = max(map(len, ALGORITHMS)) + INDENT
+    for title, entries in by_kind().items():
+        named = [(f"{'':{INDENT}}{name}".ljust(width), e.line) for name, e in entries.items()]
+        yield Text(f"  {title}")
+        grid = table(",", named)
+        grid.show_header = False
+        yield grid
 
 
 def fact(name: str, entry: Entry) -> dict[str, Any]:
-    """One name as JSON."""
-    return {"name": name, "line": entry.line, "cite": keys(entry)}
+    """One name as JSON; of an algorithm its kind too."""
+    kind = {"group": KINDS[kind_of(entry)]} if ALGORITHMS.get(name) is entry else {}
+    return {"name": name, "line": entry.line, "cite": keys(entry), **kind}
 
 
 def keys(entry: Entry) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from hpcfed.algorithms.clusters import clusters
-from hpcfed.algorithms.proxies import split
+from hpcfed.algorithms.proxies import fedgkt
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
@@ -323,13 +323,13 @@ def test_fedgkts_answers_are_for_the_examples_as_they_stand():
     rounds = toy.start(Serial(), toy.job("fedgkt", *ALL))
     rounds.step()
     client, size = rounds.fed.clients[5], 8
-    alone = split.stem(client.model.eval().body)[0](
+    alone = fedgkt.stem(client.model.eval().body)[0](
         rounds.fed.prepare(client.train.batch(np.arange(size))[0])
     )
-    answers = split.answers(rounds.fed, rounds.state, {"features": alone.detach()})
+    answers = fedgkt.answer(rounds.fed, rounds.state, {"features": alone.detach()})
     assert client.memory["server"].shape == (client.n, toy.CLASSES)
     assert torch.allclose(client.memory["server"][:size], answers, rtol=0, atol=1e-5)
-    seen = split.distillation_data(client, "server").batch(np.array([3, 1]))[1]
+    seen = fedgkt.distillation_data(client, "server").batch(np.array([3, 1]))[1]
     assert seen[0].tolist() == client.train.labels[[3, 1]].tolist()
     assert seen[1].equal(client.memory["server"][[3, 1]])
 

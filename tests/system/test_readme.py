@@ -13,6 +13,7 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
+from hpcfed.config.methods import by_kind
 from tests.mpirun import ROOT, environment
 
 TEXT = (ROOT / "README.md").read_text()
@@ -92,6 +93,14 @@ def test_the_job_file_of_the_readme_is_a_valid_job(desk):
 
 def test_the_readme_counts_the_methods():
     assert f"**{len(ALGORITHMS)} methods**" in TEXT
+
+
+def test_the_readmes_table_of_methods_is_that_of_the_registry():
+    rows = re.findall(r"^\| ([^|]+) \| (`.+) \|$", TEXT, re.MULTILINE)
+    named = {title: set(re.findall(r"`([a-z0-9]+)`", names)) for title, names in rows}
+    assert {title: named.get(title) for title in by_kind()} == {
+        title: set(entries) for title, entries in by_kind().items()
+    }
 
 
 def test_the_first_table_is_that_of_the_committed_runs(capsys):

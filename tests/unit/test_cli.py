@@ -14,6 +14,7 @@ import pytest
 import hpcfed
 from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
+from hpcfed.config.methods import KINDS
 from hpcfed.core.errors import HpcfedError
 from hpcfed.launch import commands
 from hpcfed.models import MODELS
@@ -46,7 +47,25 @@ def test_list_as_json_names_every_algorithm_with_line_and_citation(capsys):
     assert cli.main(["list", "algorithms", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == list(ALGORITHMS)
-    assert all(set(row) == {"name", "line", "cite"} and row["line"] for row in rows)
+    assert all(set(row) == {"name", "line", "cite", "group"} and row["line"] for row in rows)
+
+
+def test_algorithms_are_listed_by_the_folders_of_their_kinds(capsys):
+    assert cli.main(["list", "algorithms"]) == 0
+    lines, title = capsys.readouterr().out.splitlines(), ""
+    groups: dict[str, list[str]] = {}
+    for line in lines[1:]:
+        if line.startswith("    "):
+            groups[title].append(line.split()[0])
+        elif line.strip():
+            title = line.strip()
+            groups[title] = []
+    folders = {
+        KINDS[path.parent.name]: {p.stem for p in path.parent.glob("*.py")} & {*ALGORITHMS}
+        for path in (REPOSITORY / "hpcfed/algorithms").glob("*/__init__.py")
+    }
+    assert {title: set(names) for title, names in groups.items()} == folders
+    assert [title for title in KINDS.values() if title in groups] == list(groups)
 
 
 def test_list_names_all_four_kinds_and_each_of_their_names(capsys):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed.algorithms import ALGORITHMS
-from hpcfed.algorithms.public_data.align import add_alignment
+from hpcfed.algorithms.public_data.alignment import add_alignment
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params

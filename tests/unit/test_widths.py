@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hpcfed.algorithms.widths.nested import within
+from hpcfed.algorithms.widths.fjord import within
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
@@ -41,6 +41,8 @@ class State:
 class FeSEM(RoundBased):
     """With one cluster and all clients in each round it is FedAvg of equal weights, bit for bit."""
 
+    keeps_weights: ClassVar[bool | None] = True
+
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in its centre: its number of training examples, or 1."""
     clusters: PositiveInt = 3
@@ -56,15 +58,15 @@ class FeSEM(RoundBased):
     lam: NonNegativeFloat = 0.0
     """Weight of the squared distance to the centre in the local objective."""
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         if self.clusters == 1:
             why = "there is one centre"
             found |= {f"algorithm.{name}": why for name in ("scope", "start", "empty")}
         return found
 
-    def whole(self, fed: Federation) -> bool:
-        return False
+    def columns(self, fed: Federation, state: State) -> dict[str, float]:
+        return {}  # there are several models, none of which is for everybody
 
     def init(self, fed: Federation) -> State:
         centres = clusters.stack([fed.initial()] * self.clusters)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hpcfed.algorithms.base import architecture, keeps_weights
 from hpcfed.clients.client import Clients
 from hpcfed.clients.store import ClientStore
 from hpcfed.comm import Serial
@@ -60,8 +61,9 @@ class Saved:
         }
         self.fed = federation(self.job, self.about, found, self.sources, self.clients)
         self.method = self.job.algorithm
-        self.keeps = self.method.keeps(self.fed)
+        self.keeps = keeps_weights(self.method, self.fed)
         self.fed.store.stateless = not self.keeps
+        self.fed.participation.open(self.t)
         self.state = self.state_of(source.get("state"))
 
     def state_of(self, tree: Any) -> Any:
@@ -83,14 +85,14 @@ class Saved:
         no such model.
         """
         fed, client = self.fed, self.fed.clients[k]
-        client.architecture = self.method.architecture(fed, k, self.t)
+        client.architecture = architecture(self.method, fed, k, self.t)
         if not self.keeps:
             self.method.receive(client, self.method.offer(fed, client, self.state))
         elif f"clients/{k}" in self.source.names(f"clients/{k}"):
             kept = self.source.get(f"clients/{k}")
             fed.store.put(k, kept["weights"], kept["memory"])
         client.model.eval()
-        with self.method.adapted(fed, client, self.state, self.t):
+        with client.borrowed():
             found = pieces(fed, client, self.method, self.state)
         fed.store.forget(k)
         counted = OWN if self.keeps and found.kind not in OF_NOW else RECEIVED
