@@ -33,6 +33,7 @@ from hpcfed.algorithms import load
 from hpcfed.algorithms.events import EventBased
 from hpcfed.clients.turnout import Draws
 from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.config.job import Job
 from hpcfed.config.parts import Training
 from hpcfed.core.errors import DivergedError
 from hpcfed.engine import events
@@ -79,14 +80,24 @@ class Watch:
 
 
 class Examination:
-    """The runs of one method over the same toy job. folder: where their files go."""
+    """The runs of one method over the same small job.
 
-    def __init__(self, method: str, folder: Path):
-        self.method, self.folder = method, folder
+    folder: where their files go. flags: what is set beside `FLAGS`; default: what makes clients as
+    different as the method accepts. make: the job of a method and flags.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        folder: Path,
+        flags: tuple[str, ...] | None = None,
+        make: Callable[..., Job] = toy.job,
+    ):
+        self.method, self.folder, self.make = method, folder, make
         self.event_based = issubclass(load(method), EventBased)
-        self.different = toy.different(method)
+        self.flags = toy.different(method) if flags is None else flags
         out = ("--out", str(folder / "whole"))
-        self.job = toy.job(method, *FLAGS, *self.different, *DROP, *out)
+        self.job = make(method, *FLAGS, *self.flags, *DROP, *out)
 
     @cached_property
     def trains(self) -> bool:
@@ -153,7 +164,7 @@ class Examination:
                 if t == SAVED:
                     saving.save(rounds, self.folder / "saved")
                 if t == MOVED:  # as if the smallest clients had been the slowest
-                    rounds.seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(toy.SIZES)
+                    rounds.seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(rounds.fed.sizes)
                     moved = rounds.rebalance()
             if comm.rank == 0:
                 watch.moved = moved
@@ -201,8 +212,8 @@ class Examination:
     def plain(self) -> Watch:
         """The run without an engine's help, evaluation and undo log; a loss of nan ends it."""
         never = ("--evaluate.every", "1000", "--evaluate.before", "false")
-        flags = (*FLAGS[:4], *never, *self.different, "--training.engine", "eager")
-        watch, rounds = Watch(), toy.start(Serial(), toy.job(self.method, *flags))
+        flags = (*FLAGS[:4], *never, *self.flags, "--training.engine", "eager")
+        watch, rounds = Watch(), toy.start(Serial(), self.make(self.method, *flags))
         for _ in range(ROUNDS - 1):
             watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
         with nan_losses(load(self.method)):
@@ -215,8 +226,8 @@ class Examination:
     @cached_property
     def graphed(self) -> Watch:
         """The run with replayed steps."""
-        flags = (*FLAGS, *self.different, *DROP, "--training.engine", "graphed")
-        watch, rounds = Watch(), toy.start(Serial(), toy.job(self.method, *flags))
+        flags = (*FLAGS, *self.flags, *DROP, "--training.engine", "graphed")
+        watch, rounds = Watch(), toy.start(Serial(), self.make(self.method, *flags))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(graphs, "capture", toy.capture_on_cpu([]))
             for _ in range(2):

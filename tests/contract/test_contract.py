@@ -181,7 +181,7 @@ def test_the_loss_falls(method: str):
     trained = outcome.column("train_loss")
     nobody = np.isnan(trained).all()  # central: no client trains
     loss = np.nanmean(outcome.column("loss") if nobody else trained, axis=1)
-    assert loss[-1] < 0.9 * loss[0]
+    assert 0 <= loss[-1] < 0.9 * loss[0]  # a sum that went down for ever would be no loss
 
 
 # --- results

@@ -14,6 +14,7 @@ from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.results.trained.export import models
 from hpcfed.results.trained.saved import Saved, from_newest
 from hpcfed.storage import checkpoint, names
+from tests import limits
 from tests.contract import toy
 from tests.contract.models import counted, load, saved_run, with_tests
 
@@ -68,7 +69,9 @@ print(sorted(name for name in sys.modules if name in loaded or name.startswith("
 def loaded_by(path: Path) -> list[str]:
     """The modules that a process has after it took a model from there."""
     words = [sys.executable, "-c", ALONE, str(path)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=limits.COMMAND
+    )
     shape, modules = done.stdout.splitlines()
     assert shape == "torch.Size([2, 4])"
     return json.loads(modules.replace("'", '"'))
