@@ -98,6 +98,8 @@ class Examination:
         self.flags = toy.different(method) if flags is None else flags
         out = ("--out", str(folder / "whole"))
         self.job = make(method, *FLAGS, *self.flags, *DROP, *out)
+        # where no client may leave a round, turns after an exchange are written down too
+        self.stopping = make(method, *FLAGS, *self.flags)
 
     @cached_property
     def trains(self) -> bool:
@@ -179,7 +181,7 @@ class Examination:
     def stopped(self) -> Watch:
         """The run that goes on from the checkpoint of three ranks, and is stopped in a round."""
         assert self.spread
-        watch, rounds = Watch(), toy.start(Serial(), self.job)
+        watch, rounds = Watch(), toy.start(Serial(), self.stopping)
         saving.restore(rounds, self.folder / "saved")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Evaluation, "independent", False)  # scored when the round is over
@@ -198,7 +200,7 @@ class Examination:
         watch = Watch()
 
         def on_rank(comm: Comm) -> list[toy.Outcome]:
-            rounds = toy.start(comm, self.job)
+            rounds = toy.start(comm, self.stopping)
             saving.restore(rounds, self.folder / "stopped")
             outcomes = [toy.outcome(rounds, [rounds.step()[0]])]
             if comm.rank == 0:
