@@ -20,6 +20,7 @@ from hpcfed.config.metrics import METRICS
 from hpcfed.main import main
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
+from tests import limits
 from tests.mpirun import ROOT
 
 DOCS = ROOT / "docs"
@@ -62,7 +63,7 @@ def site(tmp_path_factory) -> Path:
         folder,
     ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limits.COMMAND)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -95,7 +96,6 @@ def test_the_pages_fetch_nothing_from_anywhere(site):
     } == {}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", OWN, ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

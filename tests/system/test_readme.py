@@ -14,6 +14,7 @@ import pytest
 from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.methods import by_kind
+from tests import limits
 from tests.mpirun import ROOT, environment
 
 TEXT = (ROOT / "README.md").read_text()
@@ -51,11 +52,16 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = environment({**SMALL_MACHINE, "PATH": path})
     return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=100
+        ["bash", "-c", command],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=limits.COMMAND,
     )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.alone  # one of them starts 15 ranks
 def test_every_command_of_the_readme_works(desk):
     for command in commands():
         if command.startswith("make "):  # this test is part of one of them
@@ -72,7 +78,6 @@ def test_every_command_of_the_readme_works(desk):
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.timeout(120)
 def test_the_batch_script_runs(desk):
     script = blocks("slurm")[0].replace(
         "mpirun ", "mpirun -np 2 "

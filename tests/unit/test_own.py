@@ -21,6 +21,7 @@ from hpcfed.engine import run as engine
 from hpcfed.main import main
 from hpcfed.models import build, represents
 from hpcfed.storage.digest import digest
+from tests import limits
 
 NUMBER = count()
 HEAD = """
@@ -394,7 +395,11 @@ def test_a_users_file_may_import_torchvision_first(tmp_path):
         "print(own.load('models.mix', 'seeing:net', 'module:function'))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=limits.COMMAND,
     )
     assert done.stdout.startswith("<function net"), done.stderr
 

@@ -15,6 +15,8 @@ from hpcfed.data.holdings import check_seal
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split
 
+pytestmark = pytest.mark.quick
+
 G = stream(0, "test_partition")
 LABELS = G.permutation(np.repeat(np.arange(10), 300))  # 3000 examples, 10 equal classes
 UNEVEN = G.permutation(np.repeat(np.arange(5), [1000, 500, 200, 50, 7]))

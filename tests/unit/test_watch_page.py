@@ -19,9 +19,9 @@ from hpcfed import cli
 from hpcfed.report.watch import web
 from hpcfed.report.watch.view import open_runs
 from hpcfed.report.watch.web import Server, plain
-from tests import records
+from tests import limits, records
 
-LIMIT = 30  # seconds for an answer
+LIMIT = limits.COMMAND  # seconds for an answer
 
 
 @contextmanager
