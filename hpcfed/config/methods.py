@@ -85,6 +85,9 @@ ALGORITHMS = {
     "fedproto": Entry(
         "hpcfed.algorithms.common_head.fedproto:FedProto", "only class means travel", "tan2022"
     ),
+    "fd": Entry(
+        "hpcfed.algorithms.common_head.fd:FD", "only mean outputs by class travel", "jeong2018"
+    ),
     "fml": Entry(
         "hpcfed.algorithms.proxies.fml:FML",
         "own and common model learn from each other",

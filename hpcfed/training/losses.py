@@ -125,3 +125,19 @@ def to_prototypes(z: Tensor, proto: Tensor, reduction: Literal["mean", "sum"] = 
     known = ~proto.isnan().any(1)
     total = torch.where(known[:, None], z - proto.nan_to_num(), 0.0).square().sum()
     return total / (z.numel() if reduction == "mean" else len(z))
+
+
+def to_soft_targets(
+    logits: Tensor, target: Tensor, distance: Literal["kl", "mse"] = "kl"
+) -> Tensor:
+    """Mean over examples of the distance of soft predictions to their targets.
+
+    logits: [n, C].  target: [n, C], probabilities; a row of nan is no target and contributes 0.
+    distance: KL(target || softmax(logits)), or the squared difference of both, summed over classes.
+    Jeong et al. (FD), 2018, arXiv:1811.11479, algorithm 1.
+    """
+    if distance == "kl":
+        return distil(target.nan_to_num(), logits)  # a row of zeros has divergence 0
+    known = ~target.isnan().any(1, keepdim=True)
+    apart = F.softmax(logits, dim=1) - target.nan_to_num()
+    return torch.where(known, apart, 0.0).square().sum(1).mean()

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from hpcfed.training.losses import distil, inner_product, nearest, soften, to_prototypes
+from hpcfed.training.losses import (
+    distil,
+    inner_product,
+    nearest,
+    soften,
+    to_prototypes,
+    to_soft_targets,
+)
 
 NAN = float("nan")
 
@@ -76,3 +83,14 @@ def test_the_distance_to_prototypes_is_the_authors_mean_squared_error_whatever_t
 def test_the_nearest_prototype_scores_highest_and_a_missing_one_lowest():
     scores = nearest(tensor([[1.0, 0.0]]), tensor([[0.0, 0.0], [NAN, NAN], [3.0, 0.0]]))
     assert scores.tolist() == [[-1.0, -5.0, -4.0]]
+
+
+def test_soft_targets_are_approached_and_a_row_without_one_counts_nothing():
+    logits = torch.zeros(2, 2, requires_grad=True)
+    target = tensor([[1.0, 0.0], [NAN, NAN]])
+    kl, mse = (to_soft_targets(logits, target, distance) for distance in ("kl", "mse"))
+    assert kl.item() == pytest.approx(math.log(2) / 2)  # over both examples
+    assert mse.item() == pytest.approx((0.25 + 0.25) / 2)
+    for value in (kl, mse):
+        (grad,) = torch.autograd.grad(value, logits)
+        assert grad[0, 0] < 0 < grad[0, 1] and grad[1].tolist() == [0, 0]

@@ -1,0 +1,97 @@
+"""FD: what it becomes in neutral settings, and what must hold of the outputs that travel."""
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.comm import Serial, spmd
+from hpcfed.core.params import Params
+from hpcfed.engine.rounds import Rounds
+from tests.contract import toy
+from tests.contract.test_equalities import run
+
+ALL = ("--participation", "1")
+LOCAL = {  # claim: (method, flags), those of local training
+    "fd without its term": (("fd", "--algorithm.gamma", "0"), ()),
+    "fd of one client": (
+        ("fd", "--clients", "1", "--data.train_limit", "30", "--models.mix", "small"),
+        ("--clients", "1", "--data.train_limit", "30", "--models.mix", "small"),
+    ),
+}
+VARIANTS = {
+    "fd by squares": ("fd", "--algorithm.distance", "mse", "--algorithm.weighting", "samples"),
+    "fd after training": ("fd", "--algorithm.outputs", "after"),
+}
+
+
+def begun(method: str, *flags: str) -> Rounds:
+    return toy.start(Serial(), toy.job(method, *flags))
+
+
+@pytest.mark.parametrize("claim", LOCAL)
+def test_equal_to_local_training_to_the_bit(claim: str):
+    words, flags = LOCAL[claim]
+    ours, theirs = run(*words), run("local", *flags)
+    for part in ("weights", "scores"):
+        assert toy.differences(getattr(ours, part), getattr(theirs, part)) == [], part
+    for column in ("train_loss", "accuracy", "loss", "examples"):
+        assert toy.differences(ours.column(column), theirs.column(column)) == [], column
+
+
+@pytest.mark.parametrize("claim", VARIANTS)
+def test_ranks_do_not_matter_for_the_variants(claim: str):
+    job = toy.job(*VARIANTS[claim])
+    want = toy.run(Serial(), job)
+    for got in spmd(3, lambda comm: toy.run(comm, job)):
+        assert toy.differences(got, want) == []
+
+
+@pytest.mark.parametrize("claim", VARIANTS)
+def test_traffic_of_the_variants_is_what_they_announce(claim: str):
+    rounds = toy.start(Serial(), toy.job(*VARIANTS[claim]))
+    down, up = np.array([rounds.algorithm.traffic(rounds.fed, k) for k in range(6)]).T
+    outcome = toy.outcome(rounds, [rounds.step()[0]])
+    member = outcome.column("cohort")[0].astype(int)
+    assert outcome.column("down")[0].tolist() == (member * down).tolist()
+    assert outcome.column("up")[0].tolist() == (member * up).tolist()
+
+
+def shown(rounds: Rounds, mean: float, members: float, of_round: int) -> Params:
+    """A state of FD in which all rows have one value, of so many clients, in that round."""
+    C = toy.CLASSES
+    return Params(
+        mean=torch.full((C, C), mean),
+        weight=torch.full((C,), members, dtype=torch.float64),
+        round=torch.full((C,), float(of_round), dtype=torch.float64),
+    )
+
+
+def test_what_an_fd_client_receives_is_the_mean_without_its_own_part():
+    rounds = begun("fd")
+    client, C = rounds.fed.clients[4], toy.CLASSES  # it has examples of all classes
+    client.memory = {"sent": torch.full((C, C), 0.5), "round": 7}
+    target = rounds.algorithm.offer(rounds.fed, client, shown(rounds, 0.25, 5, 7))["target"]
+    assert target.eq((5 * 0.25 - 0.5) / 4).all()  # (M F - F_k) / (M - 1)
+    later = rounds.algorithm.offer(rounds.fed, client, shown(rounds, 0.25, 5, 8))["target"]
+    assert later.eq(0.25).all()  # it had no part in these
+
+
+def test_an_fd_class_that_no_other_client_has_shown_is_no_target():
+    rounds = begun("fd")
+    fed, C = rounds.fed, toy.CLASSES
+    alone = fed.clients[1]  # has class 2 alone
+    alone.memory = {"sent": torch.full((C, C), 0.5), "round": 0}
+    target = rounds.algorithm.offer(fed, alone, shown(rounds, 0.5, 1, 0))["target"]
+    assert target[2].isnan().all() and target[[0, 1, 3]].eq(0.5).all()
+
+
+def test_fds_state_is_the_mean_of_what_the_clients_of_a_class_sent():
+    rounds = begun("fd", *ALL)
+    rounds.step()
+    fed, mean = rounds.fed, rounds.state["mean"]
+    assert torch.allclose(mean.sum(1), torch.ones(toy.CLASSES))  # of probabilities
+    for c in range(toy.CLASSES):
+        holders = [k for k in range(fed.K) if fed.label_counts[k][c]]
+        sent = torch.stack([fed.clients[k].memory["sent"][c] for k in holders])
+        assert torch.allclose(mean[c], sent.mean(0), atol=1e-6)
+        assert rounds.state["weight"][c] == len(holders)
