@@ -93,6 +93,11 @@ ALGORITHMS = {
         "own and common model learn from each other",
         "shen2020,hinton2015",
     ),
+    "fedkd": Entry(
+        "hpcfed.algorithms.proxies.fedkd:FedKD",
+        "own and common model learn from each other; the common one travels in small factors",
+        "wu2022",
+    ),
     "scaffold": Entry(
         "hpcfed.algorithms.global_model.scaffold:Scaffold",
         "control variates against drift",

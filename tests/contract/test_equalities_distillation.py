@@ -1,4 +1,4 @@
-"""FD: what it becomes in neutral settings, and what must hold of the outputs that travel."""
+"""FD and FedKD: what they become in neutral settings, and what must hold of what travels."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hpcfed.comm import Serial, spmd
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
-from tests.contract.test_equalities import run
+from tests.contract.test_equalities import near, run
 
 ALL = ("--participation", "1")
 LOCAL = {  # claim: (method, flags), those of local training
@@ -21,6 +21,12 @@ LOCAL = {  # claim: (method, flags), those of local training
 VARIANTS = {
     "fd by squares": ("fd", "--algorithm.distance", "mse", "--algorithm.weighting", "samples"),
     "fd after training": ("fd", "--algorithm.outputs", "after"),
+}
+COMPRESSED = {
+    "fedkd of weights": (
+        *("fedkd", "--algorithm.exchange", "weights", "--algorithm.hidden", "plain"),
+        *("--algorithm.energy_start", "0.5", "--algorithm.energy_end", "0.6"),
+    ),
 }
 
 
@@ -38,9 +44,9 @@ def test_equal_to_local_training_to_the_bit(claim: str):
         assert toy.differences(ours.column(column), theirs.column(column)) == [], column
 
 
-@pytest.mark.parametrize("claim", VARIANTS)
+@pytest.mark.parametrize("claim", [*VARIANTS, *COMPRESSED])
 def test_ranks_do_not_matter_for_the_variants(claim: str):
-    job = toy.job(*VARIANTS[claim])
+    job = toy.job(*(VARIANTS | COMPRESSED)[claim])
     want = toy.run(Serial(), job)
     for got in spmd(3, lambda comm: toy.run(comm, job)):
         assert toy.differences(got, want) == []
@@ -95,3 +101,53 @@ def test_fds_state_is_the_mean_of_what_the_clients_of_a_class_sent():
         sent = torch.stack([fed.clients[k].memory["sent"][c] for k in holders])
         assert torch.allclose(mean[c], sent.mean(0), atol=1e-6)
         assert rounds.state["weight"][c] == len(holders)
+
+
+def test_fedkd_with_all_of_the_energy_is_fedkd_without_compression(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    flags = ("fedkd", "--algorithm.energy_start", "1", "--algorithm.energy_end", "1")
+    ours = run(*flags).state["x"]
+    kept = lambda values, energy: Params(values)  # noqa: E731
+    monkeypatch.setattr("hpcfed.algorithms.proxies.fedkd.pack", kept)
+    theirs = run(*flags).state["x"]
+    assert near(ours, theirs, 1e-5)
+
+
+RANK_ONE = ("--algorithm.energy_start", "1e-6", "--algorithm.energy_end", "1e-6")
+
+
+@pytest.mark.parametrize("exchange", ["updates", "weights"])
+def test_fedkds_bytes_are_those_of_the_factors(exchange: str):
+    rounds = begun("fedkd", *RANK_ONE, *ALL, "--algorithm.exchange", exchange)
+    outcome = toy.outcome(rounds, [rounds.step()[0] for _ in range(2)])
+    shapes = [tuple(v.shape) for v in rounds.state.x.values()]
+    of_rank_one = 4 * sum(sum(s) + 1 if len(s) == 2 else s[0] for s in shapes)  # an MLP's
+    assert all(len(s) in (1, 2) for s in shapes)
+    whole = rounds.state.x.nbytes
+    assert outcome.column("up").tolist() == [[of_rank_one] * 6] * 2
+    assert outcome.column("down").tolist() == [[whole] * 6, [of_rank_one] * 6]
+
+
+def test_a_fedkd_client_that_missed_a_round_receives_the_whole_common_model():
+    rounds = begun("fedkd", *RANK_ONE)
+    whole = rounds.state.x.nbytes
+    first, second = (toy.outcome(rounds, [rounds.step()[0]]) for _ in range(2))
+    before, now = (set(np.flatnonzero(o.column("cohort")[0])) for o in (first, second))
+    assert before & now and now - before
+    for k in now:
+        assert (second.column("down")[0][k] < whole) == (k in before)
+
+
+def test_fedkds_threshold_rises_to_its_end_in_the_last_round():
+    rounds = begun("fedkd", "--rounds", "3")
+    found = [rounds.algorithm.energy(rounds.fed, t) for t in range(3)]
+    assert found == [pytest.approx(0.96), pytest.approx(0.97), pytest.approx(0.98)]
+
+
+def test_fedkds_common_model_and_projection_are_all_that_clients_have_in_common():
+    rounds = begun("fedkd", *ALL)
+    rounds.step()
+    assert all(name.startswith("proxy.") for name in rounds.state.x)
+    maps = [c.memory["projection"] for c in rounds.fed.clients.values()]
+    assert len({m.numpy().tobytes() for m in maps}) == len(maps)  # each learns its own

@@ -24,6 +24,7 @@ FLAGS = {  # what makes a method predict with more than one model, or with a pie
     "fedrolex": ("--models.widths", "1.0,0.5"),
     "fjord": ("--models.widths", "1.0,0.5"),
     "fml": ("--algorithm.inference", "proxy"),
+    "fedkd": ("--algorithm.inference", "proxy"),
     "feddf": ("--algorithm.steps", "2"),
 }
 OF_NOW = (

@@ -81,11 +81,11 @@ class FD(RoundBased):
         return 4 * C * C, 4 * own * (C + (self.weighting == "samples"))
 
     def init(self, fed: Federation) -> Params:
-        C, kind = fed.classes, {"dtype": torch.float64, "device": fed.device}
+        C, device = fed.classes, fed.device
         return Params(
-            mean=torch.full((C, C), torch.nan, device=fed.device),
-            weight=torch.zeros(C, **kind),
-            round=torch.full((C,), float(NEVER), **kind),
+            mean=torch.full((C, C), torch.nan, device=device),
+            weight=torch.zeros(C, dtype=torch.float64, device=device),
+            round=torch.full((C,), NEVER, dtype=torch.float64, device=device),
         )
 
     def weights(self, fed: Federation, k: int) -> Tensor:
