@@ -47,6 +47,12 @@ ALGORITHMS = {
         "FedAvg by architecture, then ensemble distillation",
         "lin2020",
     ),
+    "fccl": Entry(
+        "hpcfed.algorithms.public_data.fccl:FCCL",
+        "clients correlate their scores of public examples, and forget neither others nor "
+        "themselves",
+        "huang2022",
+    ),
     "fedasync": Entry(
         "hpcfed.algorithms.asynchronous.fedasync:FedAsync",
         "asynchronous: models are merged as they come",

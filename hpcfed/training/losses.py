@@ -141,3 +141,26 @@ def to_soft_targets(
     known = ~target.isnan().any(1, keepdim=True)
     apart = F.softmax(logits, dim=1) - target.nan_to_num()
     return torch.where(known, apart, 0.0).square().sum(1).mean()
+
+
+def cross_correlation(z: Tensor, target: Tensor, lam: float) -> Tensor:
+    """sum_u (1 - M_uu)^2 + lam sum_{u != v} (1 + M_uv)^2, with the cross-correlation M over a
+    batch.
+
+    z, target: logits [B, C]; no gradient flows back through the target.  M_uv = 1/B sum_b zhat_bu
+    that_bv, with each column standardised over the batch by its mean and its standard deviation
+    (divisor B). A constant column is 0, and so are its entries of M. Raises ValueError for a batch
+    of one. Huang et al. (FCCL), CVPR 2022, doi:10.1109/CVPR52688.2022.00985, eqs. 2 and 3.
+    """
+    if len(z) < 2:
+        raise ValueError(f"a correlation needs two examples at least, not {len(z)}")
+    m = standardise(z).T @ standardise(target.detach()) / len(z)  # [C, C]
+    diagonal = m.diagonal()
+    off = (1 + m).square().sum() - (1 + diagonal).square().sum()
+    return (1 - diagonal).square().sum() + lam * off
+
+
+def standardise(z: Tensor) -> Tensor:
+    """Columns of mean 0 and variance 1, divisor n; a constant column becomes 0. z: [n, d]."""
+    centred = z - z.mean(0)
+    return centred / (centred.square().mean(0) + 1e-10).sqrt()

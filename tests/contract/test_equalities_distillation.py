@@ -1,10 +1,11 @@
-"""FD and FedKD: what they become in neutral settings, and what must hold of what travels."""
+"""FD, FedKD and FCCL: what they become in neutral settings, and what must hold of what travels."""
 
 import numpy as np
 import pytest
 import torch
 
 from hpcfed.comm import Serial, spmd
+from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
@@ -17,8 +18,19 @@ LOCAL = {  # claim: (method, flags), those of local training
         ("fd", "--clients", "1", "--data.train_limit", "30", "--models.mix", "small"),
         ("--clients", "1", "--data.train_limit", "30", "--models.mix", "small"),
     ),
+    "fccl without public data and teachers": (
+        (
+            *("fccl", "--algorithm.public_epochs", "0", "--algorithm.inter", "0"),
+            *("--algorithm.pretrain_epochs", "0"),
+        ),
+        (),
+    ),
 }
 VARIANTS = {
+    "fccl of logits of now": ("fccl", "--algorithm.own_entry", "current"),
+    "fccl of the others": (
+        *("fccl", "--algorithm.own_entry", "excluded", "--algorithm.weighting", "samples"),
+    ),
     "fd by squares": ("fd", "--algorithm.distance", "mse", "--algorithm.weighting", "samples"),
     "fd after training": ("fd", "--algorithm.outputs", "after"),
 }
@@ -151,3 +163,66 @@ def test_fedkds_common_model_and_projection_are_all_that_clients_have_in_common(
     assert all(name.startswith("proxy.") for name in rounds.state.x)
     maps = [c.memory["projection"] for c in rounds.fed.clients.values()]
     assert len({m.numpy().tobytes() for m in maps}) == len(maps)  # each learns its own
+
+
+def fccl_targets(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[dict, list]:
+    """The logits that clients 0 to 5 send, which are 0 to 5, and the targets that they learn."""
+    targets = []
+
+    def noted(self, share, model, x, others):
+        targets.append((float(share), others))
+        return model(x).sum() * 0
+
+    monkeypatch.setattr(
+        "hpcfed.algorithms.public_data.fccl.logits",
+        lambda fed, client, data: torch.full((len(data), fed.classes), float(client.id)),
+    )
+    rounds = begun("fccl", *ALL, "--algorithm.pretrain_epochs", "0", *flags)
+    monkeypatch.setattr(type(rounds.algorithm).__mro__[1], "correlate", noted)
+    rounds.step()
+    return {k: n for k, n in enumerate(rounds.fed.sizes)}, targets
+
+
+def test_fccls_target_is_the_mean_of_all_logits_with_or_without_the_own_ones(monkeypatch):
+    for entry, wanted in (
+        ("previous", [(0.0, 2.5)] * 6),
+        ("current", [(1 / 6, 2.5 - k / 6) for k in range(6)]),
+        ("excluded", [(0.0, (15 - k) / 5) for k in range(6)]),
+    ):
+        _, targets = fccl_targets(monkeypatch, "--algorithm.own_entry", entry)
+        assert len(targets) == 6
+        for (share, others), (now, value) in zip(targets, wanted, strict=True):
+            assert share == pytest.approx(now)
+            assert torch.allclose(others, torch.full_like(others, value), atol=1e-6)
+
+
+def test_fccls_target_by_samples(monkeypatch):
+    sizes, targets = fccl_targets(monkeypatch, "--algorithm.weighting", "samples")
+    mean = sum(k * n for k, n in sizes.items()) / sum(sizes.values())
+    assert all(torch.allclose(t, torch.full_like(t, mean)) for _, t in targets)
+
+
+def test_fccls_first_model_is_that_of_local_training_and_stays():
+    flags = ("fccl", *ALL, "--algorithm.pretrain_epochs", "3")
+    rounds = begun(*flags)
+    rounds.step()
+    first = {k: c.memory["intra"].clone() for k, c in rounds.fed.clients.items()}
+    rounds.step()
+    for k, client in rounds.fed.clients.items():
+        assert torch.equal(client.memory["intra"], first[k])
+        assert first[k].shape == (client.n, toy.CLASSES)
+        assert torch.allclose(first[k].sum(1), torch.ones(client.n))
+
+
+def test_fccl_refuses_public_batches_of_one():
+    for flags in (("--algorithm.public_batch", "1"), ("--algorithm.subset", "11")):
+        with pytest.raises(ConfigError, match="fccl needs batches of two public examples"):
+            toy.job("fccl", "--algorithm.public_batch", "5", *flags)
+
+
+def test_fccl_of_one_client_without_its_own_entry_has_no_public_phase():
+    one = ("--clients", "1", "--data.train_limit", "30", "--models.mix", "mlp")
+    words = ("fccl", *one, "--algorithm.pretrain_epochs", "0")
+    without = run(*words, "--algorithm.own_entry", "excluded")
+    off = run(*words, "--algorithm.public_epochs", "0")
+    assert toy.differences(without.weights, off.weights) == []

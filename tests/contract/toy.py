@@ -37,6 +37,7 @@ MIX = "small,mlp,fedhenn-3,small,cnn,fedhenn-1"
 SETTINGS = {  # what a method needs beside its defaults, the last for a fraction of a second
     "dsgd": ("--algorithm.topology", "complete"),
     "feddf": ("--algorithm.steps", "12"),
+    "fccl": ("--algorithm.pretrain_epochs", "1"),
 }
 MEASURED = ("clients/seconds", "rounds/seconds", "ranks/")  # columns that differ from run to run
 KEPT: list[TemporaryDirectory] = []  # for as long as the tests run

@@ -7,6 +7,7 @@ import torch
 from torch import nn, tensor
 
 from hpcfed.training.losses import (
+    cross_correlation,
     distil,
     inner_product,
     nearest,
@@ -94,3 +95,25 @@ def test_soft_targets_are_approached_and_a_row_without_one_counts_nothing():
     for value in (kl, mse):
         (grad,) = torch.autograd.grad(value, logits)
         assert grad[0, 0] < 0 < grad[0, 1] and grad[1].tolist() == [0, 0]
+
+
+def test_a_cross_correlation_wants_one_on_the_diagonal_and_minus_one_elsewhere():
+    z = tensor([[1.0, -1.0], [3.0, -3.0], [8.0, -8.0]])
+    assert cross_correlation(z, z, lam=1.0).item() == pytest.approx(0.0, abs=1e-6)
+    alike = z.abs()  # both columns the same: M is 1 everywhere
+    assert cross_correlation(alike, alike, lam=0.5).item() == pytest.approx(0.5 * 2 * 4, abs=1e-5)
+    assert cross_correlation(z, -z, lam=0.0).item() == pytest.approx(2 * 4, abs=1e-5)
+
+
+def test_a_cross_correlation_moves_the_own_logits_alone_and_bears_constant_ones():
+    g = torch.Generator().manual_seed(0)
+    z, target = (torch.randn(6, 3, generator=g).requires_grad_() for _ in range(2))
+    value = cross_correlation(z, target, lam=0.0051)
+    slopes = torch.autograd.grad(value, (z, target), allow_unused=True)
+    assert slopes[0].abs().sum() > 0 and slopes[1] is None
+    flat = torch.zeros(6, 3, requires_grad=True)
+    value = cross_correlation(flat, target, lam=0.5)
+    assert value.item() == 3 + 0.5 * 6  # M is 0
+    assert torch.autograd.grad(value, flat)[0].isfinite().all()
+    with pytest.raises(ValueError, match="two examples at least, not 1"):
+        cross_correlation(z[:1], target[:1], 0.0051)
