@@ -104,6 +104,11 @@ ALGORITHMS = {
         "own and common model learn from each other; the common one travels in small factors",
         "wu2022",
     ),
+    "fedkemf": Entry(
+        "hpcfed.algorithms.proxies.fedkemf:FedKEMF",
+        "own models and small knowledge networks, which the server fuses on public data",
+        "yu2022",
+    ),
     "scaffold": Entry(
         "hpcfed.algorithms.global_model.scaffold:Scaffold",
         "control variates against drift",

@@ -1,4 +1,4 @@
-"""FD, FedKD and FCCL: what they become in neutral settings, and what must hold of what travels."""
+"""Methods that distil: what they become in neutral settings, and what must hold of what travels."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,10 @@ from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
+from hpcfed.training.evaluate import common
+from hpcfed.training.infer import outputs
+from hpcfed.training.losses import distil
+from hpcfed.training.server import predictor
 from tests.contract import toy
 from tests.contract.test_equalities import near, run
 
@@ -26,7 +30,13 @@ LOCAL = {  # claim: (method, flags), those of local training
         (),
     ),
 }
+SERVER = ("--algorithm.server_epochs", "2")
 VARIANTS = {
+    "fedkemf by means": ("fedkemf", *SERVER, "--algorithm.ensemble", "mean"),
+    "fedkemf as its authors": (
+        *("fedkemf", *SERVER, "--preset", "authors", "--data.public_source", ""),
+        *("--clients", "6", "--data.public", "24", "--data.partition", "iid"),
+    ),
     "fccl of logits of now": ("fccl", "--algorithm.own_entry", "current"),
     "fccl of the others": (
         *("fccl", "--algorithm.own_entry", "excluded", "--algorithm.weighting", "samples"),
@@ -163,6 +173,87 @@ def test_fedkds_common_model_and_projection_are_all_that_clients_have_in_common(
     assert all(name.startswith("proxy.") for name in rounds.state.x)
     maps = [c.memory["projection"] for c in rounds.fed.clients.values()]
     assert len({m.numpy().tobytes() for m in maps}) == len(maps)  # each learns its own
+
+
+SGD = ("--local.optimiser", "sgd", "--local.lr")
+
+
+def test_fedkemf_without_fusion_is_fml_with_twice_its_losses():
+    ours = run("fedkemf", "--algorithm.server_epochs", "0", *SGD, "0.05")
+    theirs = run("fml", *SGD, "0.1")  # alpha = beta = 0.5
+    assert toy.differences([ours.state, ours.weights], [theirs.state, theirs.weights]) == []
+    assert toy.differences(ours.scores, theirs.scores) == []
+    losses = [outcome.column("train_loss") for outcome in (ours, theirs)]
+    assert np.allclose(losses[0], 2 * losses[1], equal_nan=True)
+
+
+def test_fedkemfs_authors_server_stays_as_it_is_without_fusion():
+    rounds = begun("fedkemf", "--algorithm.server_epochs", "0", "--algorithm.start", "previous")
+    before = rounds.state
+    rounds.step()
+    assert toy.differences(before, rounds.state) == []
+
+
+@pytest.mark.parametrize("ensemble", ["max", "mean", "soft"])
+def test_an_ensemble_of_equal_networks_says_what_each_of_them_says(ensemble: str):
+    rounds = begun("fedkemf", "--algorithm.ensemble", ensemble, "--algorithm.tau", "1")
+    fed, z = rounds.fed, torch.randn(32, toy.CLASSES, generator=torch.Generator().manual_seed(0))
+    teacher = rounds.algorithm.teacher(fed, {k: z for k in range(3)}, fed.public)
+    assert torch.allclose(teacher, z.softmax(1), atol=1e-6)
+
+
+def test_fedkemfs_ensembles_are_the_largest_logits_or_means_by_weight():
+    logits = {0: torch.tensor([[4.0, 0.0]]), 2: torch.tensor([[0.0, 2.0]])}  # sizes 1 and 8
+    want = {
+        "max": torch.tensor([[4.0, 2.0]]).softmax(1),
+        "mean": torch.tensor([[4 / 9, 16 / 9]]).softmax(1),
+        "soft": (logits[0].softmax(1) + 8 * logits[2].softmax(1)) / 9,
+    }
+    for ensemble, soft in want.items():
+        rounds = begun("fedkemf", "--algorithm.ensemble", ensemble)
+        rounds.fed.classes = 2
+        found = rounds.algorithm.teacher(rounds.fed, logits, rounds.fed.public.pick(np.arange(1)))
+        assert torch.allclose(found, soft, atol=1e-6), ensemble
+
+
+def test_fedkemfs_server_loss_by_hand():
+    z, given = torch.zeros(1, 2), (torch.tensor([0]), torch.tensor([[1.0, 0.0]]))
+    method = begun("fedkemf").algorithm
+    authors = method.model_copy(update={"distance": "mse", "tau": 20.0, "label_share": 0.5})
+    assert method.student_loss(z, given).item() == pytest.approx(np.log(2))
+    assert authors.student_loss(z, given).item() == pytest.approx(
+        0.5 * np.log(2) + 0.5 * 400 * 0.25
+    )
+
+
+def test_fedkemfs_own_models_are_never_sent_and_its_server_learns_the_ensemble():
+    rounds = begun("fedkemf", *ALL, "--algorithm.server_lr", "0.5")
+    fed = rounds.fed
+    proxy = fed.shapes(lambda name: name.startswith("proxy.")).nbytes
+    outcome = toy.outcome(rounds, [rounds.step()[0]])
+    assert outcome.column("up")[0].tolist() == outcome.column("down")[0].tolist() == [proxy] * 6
+    logits = {
+        k: outputs(fed, client.model.eval().proxy, fed.public) for k, client in fed.clients.items()
+    }
+    teacher = rounds.algorithm.teacher(fed, logits, fed.public)
+    plain = run("fedkemf", *ALL, "--rounds", "1", "--algorithm.server_epochs", "0").state
+    apart = [
+        distil(teacher, outputs(fed, predictor(fed, "mlp", Params(s).under("proxy.")), fed.public))
+        for s in (rounds.state, plain)
+    ]
+    assert apart[0] < 0.5 * apart[1]
+
+
+def test_fedkemfs_knowledge_network_is_the_model_that_is_evaluated_as_common():
+    rounds = begun("fedkemf", "--evaluate.common", "true", "--algorithm.inference", "proxy")
+    row = rounds.step()[0]
+    answer = predictor(rounds.fed, "mlp", Params(rounds.state).under("proxy."))
+    assert row["rounds/accuracy_common"] == common(rounds.fed, answer)
+
+
+def test_fedkemf_refuses_labels_of_another_data_set():
+    with pytest.raises(ConfigError, match="fedkemf needs public data with the clients' labels"):
+        toy.job("fedkemf", "--algorithm.label_share", "0.5")
 
 
 def fccl_targets(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[dict, list]:

@@ -25,6 +25,7 @@ FLAGS = {  # what makes a method predict with more than one model, or with a pie
     "fjord": ("--models.widths", "1.0,0.5"),
     "fml": ("--algorithm.inference", "proxy"),
     "fedkd": ("--algorithm.inference", "proxy"),
+    "fedkemf": ("--algorithm.inference", "proxy"),
     "feddf": ("--algorithm.steps", "2"),
 }
 OF_NOW = (
