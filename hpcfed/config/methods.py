@@ -53,6 +53,11 @@ ALGORITHMS = {
         "themselves",
         "huang2022",
     ),
+    "fedet": Entry(
+        "hpcfed.algorithms.public_data.fedet:FedET",
+        "FedAvg by architecture; the small models teach a large one on the server",
+        "cho2022",
+    ),
     "fedasync": Entry(
         "hpcfed.algorithms.asynchronous.fedasync:FedAsync",
         "asynchronous: models are merged as they come",

@@ -256,6 +256,90 @@ def test_fedkemf_refuses_labels_of_another_data_set():
         toy.job("fedkemf", "--algorithm.label_share", "0.5")
 
 
+def test_fedet_without_distillation_is_fedavg_of_one_architecture():
+    ours = run("fedet", "--algorithm.server_epochs", "0", "--models.mix", "small")
+    theirs = run("fedavg", "--models.mix", "small")
+    models = Params(ours.state["models"]).under("small/")
+    assert toy.differences(models, theirs.state) == []
+    assert toy.differences(ours.scores, theirs.scores) == []
+    for column in ("train_loss", "accuracy", "loss", "examples", "down", "up"):
+        assert toy.differences(ours.column(column), theirs.column(column)) == [], column
+
+
+def test_fedets_small_models_are_fedavgs_where_no_layer_goes_over():
+    rounds = begun("fedet", "--models.mix", "small", "--rounds", "1")
+    rounds.step()
+    theirs = run("fedavg", "--models.mix", "small", "--rounds", "1").state
+    own = rounds.algorithm.carry_over  # of a method that names no layer
+    plain = begun("fedet", "--models.mix", "small", "--rounds", "1", "--algorithm.transfer", "[]")
+    plain.step()
+    assert toy.differences(plain.state.models.under("small/"), theirs) == []
+    moved = own(plain.state.server, plain.state.models)
+    assert toy.differences(moved, rounds.state.models) == []
+    changed = {n for n in moved if not torch.equal(moved[n], plain.state.models[n])}
+    assert changed == {"small/head.weight", "small/head.bias"}
+
+
+def fedet_targets(*logits: tuple[float, ...]) -> torch.Tensor:
+    """What Fed-ET's student learns of one example on which its clients have these logits."""
+    rounds = begun("fedet")
+    rounds.fed.classes, rounds.fed.public = len(logits[0]), rounds.fed.public.pick(np.arange(1))
+    answers = {k: torch.tensor([z]) for k, z in enumerate(logits)}
+    return rounds.algorithm.targets(rounds.fed, answers)[0]
+
+
+def test_fedets_confident_models_weigh_more(monkeypatch: pytest.MonkeyPatch):
+    weights = []
+    mean = type(begun("fedet").fed).mean
+
+    def noted(self, parts, **how):
+        given = list(parts)
+        weights.append([float(part.parts[0].weight["z"]) for _, part in given])
+        return mean(self, iter(given), **how)
+
+    monkeypatch.setattr("hpcfed.federation.federation.Federation.mean", noted)
+    target = fedet_targets((2.0, 0.0, -2.0), (1.0, 0.0, -1.0))
+    assert weights[0][0] / sum(weights[0]) == pytest.approx(0.8)
+    assert weights[1] == [0, 0]  # all agree
+    assert target.tolist() == [[1, 0, 0], [0, 0, 0]]
+
+
+def test_fedets_diversity_is_what_those_say_who_disagree():
+    one = fedet_targets((2.0, 0.0, -2.0), (-1.0, 0.0, 1.0))  # 0.8 and 0.2: class 0
+    assert one[0].tolist() == [1, 0, 0]
+    assert torch.allclose(one[1], torch.tensor([-1.0, 0.0, 1.0]).softmax(0))
+    three = fedet_targets((9.0, 0.0, 0.0), (0.0, 2.0, 0.0), (0.0, 0.0, 1.0))
+    assert three[0].tolist() == [1, 0, 0]
+    want = torch.tensor([0.0, 0.8 * 2, 0.2 * 1]).softmax(0)  # variances are as 4 to 1
+    assert torch.allclose(three[1], want)
+
+
+def test_fedets_student_loss_by_hand():
+    method, z = begun("fedet").algorithm, torch.zeros(2, 2)
+    target = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.0, 0.0]]])
+    want = np.log(2) + 0.05 * np.log(2) / 2  # one of two examples has a q
+    assert method.student_loss(z, target).item() == pytest.approx(want)
+
+
+def test_fedets_models_that_say_nothing_leave_numbers():
+    assert fedet_targets((1.0, 1.0), (0.0, 0.0)).isfinite().all()
+
+
+def test_fedets_server_is_the_model_that_is_evaluated_as_common():
+    rounds = begun("fedet", "--models.mix", "mlp,logistic", "--evaluate.common", "true")
+    row = rounds.step()[0]
+    answer = predictor(rounds.fed, "mlp", rounds.state.server)
+    assert row["rounds/accuracy_common"] == common(rounds.fed, answer)
+    assert 0 <= row["rounds/accuracy_ensemble"] <= 1
+    logistic = rounds.state.models["logistic/head.weight"]  # as wide as its inputs: it stays
+    assert logistic.shape != rounds.state.server["head.weight"].shape
+
+
+def test_fedet_refuses_layers_that_its_server_does_not_have():
+    with pytest.raises(ConfigError, match=r"algorithm.transfer has 'neck.', with which no tensor"):
+        begun("fedet", "--algorithm.transfer", '["neck."]')
+
+
 def fccl_targets(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[dict, list]:
     """The logits that clients 0 to 5 send, which are 0 to 5, and the targets that they learn."""
     targets = []
