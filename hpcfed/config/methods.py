@@ -32,6 +32,21 @@ ALGORITHMS = {
         "FedAvg with a proximal term; stragglers count",
         "li2020",
     ),
+    "fednova": Entry(
+        "hpcfed.algorithms.global_model.fednova:FedNova",
+        "updates divided by their numbers of steps; stragglers count",
+        "wang2020",
+    ),
+    "feddyn": Entry(
+        "hpcfed.algorithms.global_model.feddyn:FedDyn",
+        "dynamic regularisation makes the clients' optima the common one",
+        "acar2021",
+    ),
+    "moon": Entry(
+        "hpcfed.algorithms.global_model.moon:MOON",
+        "representations drawn to the global model's and away from the own one's of before",
+        "li2021moon",
+    ),
     "fedmd": Entry(
         "hpcfed.algorithms.public_data.fedmd:FedMD",
         "clients agree on their scores of public examples",
@@ -126,6 +141,11 @@ ALGORITHMS = {
     ),
     "pfedme": Entry(
         "hpcfed.algorithms.personal.pfedme:PFedMe", "personal models near a common one", "dinh2020"
+    ),
+    "ditto": Entry(
+        "hpcfed.algorithms.personal.ditto:Ditto",
+        "FedAvg, and personal models that stay near its model",
+        "li2021ditto",
     ),
     "heterofl": Entry(
         "hpcfed.algorithms.widths.heterofl:HeteroFL",

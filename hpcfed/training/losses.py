@@ -164,3 +164,16 @@ def standardise(z: Tensor) -> Tensor:
     """Columns of mean 0 and variance 1, divisor n; a constant column becomes 0. z: [n, d]."""
     centred = z - z.mean(0)
     return centred / (centred.square().mean(0) + 1e-10).sqrt()
+
+
+def model_contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+    """-log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) / tau))), mean over
+    examples.
+
+    z, near, far: representations [n, d].  Computed in float32, whatever run.precision is. Li et al.
+    (MOON), CVPR 2021, arXiv:2103.16257, eq. 3.
+    """
+    z, near, far = raised(z), raised(near), raised(far)
+    with full(z.device):
+        apart = F.cosine_similarity(z, far) - F.cosine_similarity(z, near)
+        return F.softplus(apart / tau).mean()

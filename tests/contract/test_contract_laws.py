@@ -17,6 +17,7 @@ each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
 FASTER = {  # neutral settings where those of toy.toml do not serve
     "fedsgd": ["--local.lr", "0.2"],
     "scaffold": ["--local.lr", "0.1"],
+    "fednova": ["--local.lr", "0.1"],
     "pfedme": ["--algorithm.lam", "1", "--algorithm.eta", "0.5"],
     "fedproto": [
         "--algorithm.lam",

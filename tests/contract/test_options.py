@@ -40,6 +40,7 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.digest_batch": 5,
     "algorithm.distil_batch": 5,
     "algorithm.public_batch": 5,
+    "algorithm.personal_epochs": 2,
     "algorithm.server_batch": 5,
     "algorithm.steps": 3,
     "algorithm.patience": 1,

@@ -78,7 +78,7 @@ class Outcome:
         return np.stack([row[f"clients/{name}"] for row in self.rows])
 
 
-PLAIN_SGD = ("fedsgd", "scaffold")  # these have no moments to keep
+PLAIN_SGD = ("fedsgd", "scaffold", "fednova")  # these have no moments to keep
 OWN_EPOCHS = ("fedsgd", "fedrep")  # these do not count in local.epochs
 
 

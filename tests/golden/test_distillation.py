@@ -10,6 +10,7 @@ from hpcfed.training.losses import (
     cross_correlation,
     distil,
     inner_product,
+    model_contrast,
     nearest,
     soften,
     to_prototypes,
@@ -117,3 +118,10 @@ def test_a_cross_correlation_moves_the_own_logits_alone_and_bears_constant_ones(
     assert torch.autograd.grad(value, flat)[0].isfinite().all()
     with pytest.raises(ValueError, match="two examples at least, not 1"):
         cross_correlation(z[:1], target[:1], 0.0051)
+
+
+def test_the_model_contrast_is_log_two_between_equals_and_falls_towards_the_near_one():
+    z, other = tensor([[1.0, 0.0]], requires_grad=True), tensor([[-2.0, 0.0]])
+    assert model_contrast(z, z.detach(), z.detach(), 0.5).item() == pytest.approx(math.log(2))
+    want = math.log(1 + math.exp((-1 - 1) / 0.5))  # cosines 1 and -1
+    assert model_contrast(z, z.detach(), other, 0.5).item() == pytest.approx(want)
