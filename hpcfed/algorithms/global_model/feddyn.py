@@ -59,7 +59,7 @@ class FedDyn(RoundBased):
         value = self.loss(client, anchor, model, x, y)
         return value + proximal(model, anchor, self.alpha) - inner_product(model, dual)
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:  # type: ignore[override]
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
         client.load(fed.down(client, state.x))
         dual = Params(client.memory.get("dual", state.h * 0))
         sgd(fed, client, t, partial(self.objective, client, state.x, dual))

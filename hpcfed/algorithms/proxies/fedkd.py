@@ -101,6 +101,11 @@ class FedKD(RoundBased):
     def shared(self, name: str) -> bool:
         return name.startswith("proxy.")
 
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        """The most that it can be: factors are sent only where they are shorter."""
+        bytes_ = fed.shapes(self.shared, k).nbytes
+        return bytes_, bytes_
+
     def init(self, fed: Federation) -> State:
         x = fed.initial(self.shared)
         return State(x, x, torch.full((), -1, device=fed.device))
@@ -147,7 +152,7 @@ class FedKD(RoundBased):
                     w -= steps.lr * slope
         client.memory["projection"] = w.detach()
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:  # type: ignore[override]
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
         known = client.memory.get("round") == int(state.round)  # it has the common model before
         fed.down(client, state.packed if known or self.exchange == "weights" else state.x)
         self.receive(client, state)
