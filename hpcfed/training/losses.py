@@ -149,12 +149,15 @@ def cross_correlation(z: Tensor, target: Tensor, lam: float) -> Tensor:
 
     z, target: logits [B, C]; no gradient flows back through the target.  M_uv = 1/B sum_b zhat_bu
     that_bv, with each column standardised over the batch by its mean and its standard deviation
-    (divisor B). A constant column is 0, and so are its entries of M. Raises ValueError for a batch
-    of one. Huang et al. (FCCL), CVPR 2022, doi:10.1109/CVPR52688.2022.00985, eqs. 2 and 3.
+    (divisor B). A constant column is 0, and so are its entries of M. Computed in float32, whatever
+    run.precision is. Raises ValueError for a batch of one. Huang et al. (FCCL), CVPR 2022,
+    doi:10.1109/CVPR52688.2022.00985.
     """
     if len(z) < 2:
         raise ValueError(f"a correlation needs two examples at least, not {len(z)}")
-    m = standardise(z).T @ standardise(target.detach()) / len(z)  # [C, C]
+    z, target = raised(z), raised(target.detach())
+    with full(z.device):
+        m = standardise(z).T @ standardise(target) / len(z)  # [C, C]
     diagonal = m.diagonal()
     off = (1 + m).square().sum() - (1 + diagonal).square().sum()
     return (1 - diagonal).square().sum() + lam * off

@@ -163,9 +163,8 @@ def fit_targets(
     `Federation.on_root`.
 
     loss: (logits, targets) -> scalar, with the targets of a batch as `data` has them.  held: share
-    of the data held out; with it the parameters
-    that are best there are returned, and training ends after `patience` steps without better ones.
-    how: as `fit` takes it.
+    of the data held out; with it the parameters that are best there are returned, and training ends
+    after `patience` steps without better ones.  how: as `fit` takes it.
     """
     module, (rows, apart) = fed.module(architecture), split_holdout(fed, len(data), held)
 

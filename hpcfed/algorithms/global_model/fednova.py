@@ -2,7 +2,7 @@
 clients which step more often do not pull the optimum towards their own.
 
 Wang et al. (Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization),
-NeurIPS 2020, arXiv:2007.07481, eqs. 6-8. With a_k = how often each of a client's tau_k gradients
+NeurIPS 2020, arXiv:2007.07481. With a_k = how often each of a client's tau_k gradients
 enters its update, the server's step is w - tau_eff sum_k p_k (w - w_k) / ||a_k||_1, with tau_eff =
 sum_k p_k ||a_k||_1. ||a_k||_1 is tau_k for plain SGD; momentum and the proximal term change it
 (`count_gradients`). Deviations: float buffers of batch normalisation are averaged like FedAvg's;
@@ -38,7 +38,7 @@ def count_gradients(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> f
     """||a||_1 of so many steps of SGD: how often gradients enter the update, in all.
 
     momentum: rho, sum_j c_j with c_j = rho c_(j-1) + 1.  shrink: learning rate times the weight of
-    a proximal term, by which each step shortens the update so far. Wang et al., section 3.
+    a proximal term, by which each step shortens the update so far. Wang et al., NeurIPS 2020.
     """
     current, total = 0.0, 0.0
     for _ in range(steps):

@@ -1,7 +1,7 @@
 """FedKD: a large own model and a small common one teach each other; only the small one travels, as
 products of small factors.
 
-Wu et al., Nature Communications 2022, arXiv:2108.13323, eqs. 1-4 and algorithm 1. The own model is
+Wu et al., Nature Communications 2022, arXiv:2108.13323. The own model is
 the paper's mentor, models.proxy its mentee. With L = CE_own + CE_common, both descend their own
 cross-entropy + (KL to the other's soft predictions + MSE of representations) / L: the better both
 are, the more they trust each other. The common model's update after local training is sent as

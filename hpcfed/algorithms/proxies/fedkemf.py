@@ -2,7 +2,7 @@
 networks by what they say together of public data.
 
 Yu et al. (Resource-aware Federated Learning using Knowledge Extraction and Multi-model Fusion),
-2022, arXiv:2208.07978, algorithms 1 and 2. models.proxy is the knowledge network. A client descends
+2022, arXiv:2208.07978. models.proxy is the knowledge network. A client descends
 CE(own) + KL(knowledge -> own) + CE(knowledge) + KL(own -> knowledge) and uploads its knowledge
 network alone. The server starts from the mean of these networks and learns the largest logits that
 they have of unlabelled examples. Deviations: teachers are constants in the mutual learning; both

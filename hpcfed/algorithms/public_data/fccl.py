@@ -2,7 +2,7 @@
 what they and their first model knew.
 
 Huang et al. (Learn from Others and Be Yourself in Heterogeneous Federated Learning), CVPR 2022,
-doi:10.1109/CVPR52688.2022.00985, eqs. 2-8; the authors' code has it beside FCCL+, arXiv:2309.16286.
+doi:10.1109/CVPR52688.2022.00985; the authors' code has it beside FCCL+, arXiv:2309.16286.
 A round: the cohort sends its logits of some public examples and receives their mean; each client
 makes the cross-correlation M of both over a batch, [C, C], approach 1 on the diagonal and -1
 elsewhere; then it trains on its own data by cross-entropy + KL to its model at the end of its last

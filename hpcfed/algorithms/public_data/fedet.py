@@ -8,11 +8,11 @@ a_k(x) = Var z_k / sum_l Var z_l, for a confident model's logits vary more; the 
 learns the label of their sum, CE(student, argmax sum_k a_k z_k) + lam KL(q || student), where q is
 the softmax of the same sum over the models that disagree with that label (their a_k scaled to sum
 1); an example on which all agree has no such term. Then layers of the server's model go into the
-small ones. Deviations: there is no public code of the authors, and variance, q and lam = 0.05 are
-as their paper is remembered; optimiser and length of the server's training are not the paper's. The
-layers that go over, there a representation layer that all models have, are the tensors that
-`transfer` names and that have one shape in both models: by default the head, the one layer that all
-models of hpcfed have in common.
+small ones. Deviations: the authors have published no code; the three steps are the paper's, while
+the formulas of a_k and q and lam = 0.05 rest on descriptions of it, and optimiser and length of the
+server's training are our choice. The layers that go over, there a representation layer that all
+models have, are the tensors that `transfer` names and that have one shape in both models: by
+default the head, the one layer that all models of hpcfed have in common.
 """
 
 from __future__ import annotations
