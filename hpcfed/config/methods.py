@@ -45,6 +45,21 @@ ALGORITHMS = {
         "FedAvg with a proximal term; stragglers count",
         "li2020",
     ),
+    "fednova": Entry(
+        "hpcfed.algorithms.global_model.fednova:FedNova",
+        "updates divided by their numbers of steps; stragglers count",
+        "wang2020",
+    ),
+    "feddyn": Entry(
+        "hpcfed.algorithms.global_model.feddyn:FedDyn",
+        "dynamic regularisation makes the clients' optima the common one",
+        "acar2021",
+    ),
+    "moon": Entry(
+        "hpcfed.algorithms.global_model.moon:MOON",
+        "representations drawn to the global model's and away from the own one's of before",
+        "li2021moon",
+    ),
     "fedmd": Entry(
         "hpcfed.algorithms.public_data.fedmd:FedMD",
         "clients agree on their scores of public examples",
@@ -59,6 +74,17 @@ ALGORITHMS = {
         "hpcfed.algorithms.public_data.feddf:FedDF",
         "FedAvg by architecture, then ensemble distillation",
         "lin2020",
+    ),
+    "fccl": Entry(
+        "hpcfed.algorithms.public_data.fccl:FCCL",
+        "clients correlate their scores of public examples, and forget neither others nor "
+        "themselves",
+        "huang2022",
+    ),
+    "fedet": Entry(
+        "hpcfed.algorithms.public_data.fedet:FedET",
+        "FedAvg by architecture; the small models teach a large one on the server",
+        "cho2022",
     ),
     "fedasync": Entry(
         "hpcfed.algorithms.asynchronous.fedasync:FedAsync",
@@ -98,10 +124,23 @@ ALGORITHMS = {
     "fedproto": Entry(
         "hpcfed.algorithms.common_head.fedproto:FedProto", "only class means travel", "tan2022"
     ),
+    "fd": Entry(
+        "hpcfed.algorithms.common_head.fd:FD", "only mean outputs by class travel", "jeong2018"
+    ),
     "fml": Entry(
         "hpcfed.algorithms.proxies.fml:FML",
         "own and common model learn from each other",
         "shen2020,hinton2015",
+    ),
+    "fedkd": Entry(
+        "hpcfed.algorithms.proxies.fedkd:FedKD",
+        "own and common model learn from each other; the common one travels in small factors",
+        "wu2022",
+    ),
+    "fedkemf": Entry(
+        "hpcfed.algorithms.proxies.fedkemf:FedKEMF",
+        "own models and small knowledge networks, which the server fuses on public data",
+        "yu2022",
     ),
     "scaffold": Entry(
         "hpcfed.algorithms.global_model.scaffold:Scaffold",
@@ -115,6 +154,11 @@ ALGORITHMS = {
     ),
     "pfedme": Entry(
         "hpcfed.algorithms.personal.pfedme:PFedMe", "personal models near a common one", "dinh2020"
+    ),
+    "ditto": Entry(
+        "hpcfed.algorithms.personal.ditto:Ditto",
+        "FedAvg, and personal models that stay near its model",
+        "li2021ditto",
     ),
     "heterofl": Entry(
         "hpcfed.algorithms.widths.heterofl:HeteroFL",

@@ -153,7 +153,7 @@ def fit_targets(
     architecture: str,
     params: Params,
     data: Paired,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: Callable[[Tensor, Any], Tensor],
     *key: str | int,
     held: float = 0.0,
     patience: int = 0,
@@ -162,9 +162,9 @@ def fit_targets(
     """The parameters of a server's model after it has learnt the targets of `data`; inside
     `Federation.on_root`.
 
-    loss: (logits, targets) -> scalar.  held: share of the data held out; with it the parameters
-    that are best there are returned, and training ends after `patience` steps without better ones.
-    how: as `fit` takes it.
+    loss: (logits, targets) -> scalar, with the targets of a batch as `data` has them.  held: share
+    of the data held out; with it the parameters that are best there are returned, and training ends
+    after `patience` steps without better ones.  how: as `fit` takes it.
     """
     module, (rows, apart) = fed.module(architecture), split_holdout(fed, len(data), held)
 

@@ -21,7 +21,9 @@ from tests.contract.models import counted, load, saved_run, with_tests
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("method, flags", [("fml", ("--algorithm.inference", "proxy"))])
+@pytest.mark.parametrize(
+    "method, flags", [(m, ("--algorithm.inference", "proxy")) for m in ("fml", "fedkd", "fedkemf")]
+)
 def test_a_loaded_model_is_as_accurate_as_the_run_recorded(method, flags, tmp_path):
     """Where a method predicts with more than one model; the contract does it for every method."""
     run = saved_run(tmp_path / "run", method, *flags, rounds=1)

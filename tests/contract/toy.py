@@ -41,6 +41,7 @@ DIFFERENT = {"widths": ("--models.widths", "1,0.5,0.25")}  # in which clients ma
 SETTINGS = {  # what a method needs beside its defaults, the last for a fraction of a second
     "dsgd": ("--algorithm.topology", "complete"),
     "feddf": ("--algorithm.steps", "12"),
+    "fccl": ("--algorithm.pretrain_epochs", "1"),
 }
 FOR_MOST = ("--local.keep_optimiser", "--local.epochs")  # flags that some methods refuse
 MEASURED = ("clients/seconds", "rounds/seconds", "ranks/")  # columns that differ from run to run

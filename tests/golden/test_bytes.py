@@ -21,6 +21,11 @@ BYTES = {  # claim: (method, flags), (values received, values sent) by client 4 
         ("fedgh",),
         (HEAD, CLASSES_OF_4 * (toy.D + 1)),
     ),
+    "fd: a distribution a class": (("fd",), (toy.CLASSES**2, CLASSES_OF_4 * toy.CLASSES)),
+    "fd by samples: and its number of examples": (
+        ("fd", "--algorithm.weighting", "samples"),
+        (toy.CLASSES**2, CLASSES_OF_4 * (toy.CLASSES + 1)),
+    ),
     "ifca: all models, and one with its number": (("ifca",), (3 * MLP, MLP + 1)),
     "ifca: one body and all heads": (
         ("ifca", "--algorithm.share_body", "true"),

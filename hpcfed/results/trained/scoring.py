@@ -65,7 +65,7 @@ def copies(prefix: str, module: nn.Module, other: Tensors | None = None) -> Tens
 
 
 def one_of_two(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
-    """FML: the client's own model, or the common one."""
+    """FML, FedKD, FedKEMF: the client's own model, or the common one."""
     if method.inference == "own":
         return alone(client)
     return Pieces(client.architecture.partition("+")[2], copies("model", client.model.proxy))  # type: ignore[arg-type]
@@ -99,6 +99,8 @@ def with_server(fed: Federation, client: Client, method: Any, state: State) -> P
 
 OWN: dict[str, Callable[..., Pieces]] = {
     "fml": one_of_two,
+    "fedkd": one_of_two,
+    "fedkemf": one_of_two,
     "heterofl": of_known_classes,
     "fedproto": by_prototypes,
     "fedgkt": with_server,
