@@ -146,6 +146,31 @@ ALGORITHMS = {
         "clients train on from the nearest centre",
         "long2023",
     ),
+    "feddane": Entry(
+        "hpcfed.algorithms.global_model.feddane:FedDANE",
+        "local training corrected by the mean gradient of a first exchange",
+        "li2019feddane",
+    ),
+    "feddist": Entry(
+        "hpcfed.algorithms.global_model.feddist:FedDist",
+        "FedAvg that goes part of the way; +WS by examples",
+        "long2023",
+    ),
+    "fedopt": Entry(
+        "hpcfed.algorithms.global_model.fedopt:FedOpt",
+        "the server steps by Adam, Yogi or Adagrad",
+        "reddi2021",
+    ),
+    "fedrs": Entry(
+        "hpcfed.algorithms.global_model.fedrs:FedRS",
+        "logits of classes that a client lacks are scaled down",
+        "li2021fedrs",
+    ),
+    "cyclic": Entry(
+        "hpcfed.algorithms.global_model.cyclic:Cyclic",
+        "one model goes from client to client",
+        "chang2018,terrail2022",
+    ),
 }
 
 
