@@ -171,6 +171,16 @@ ALGORITHMS = {
         "one model goes from client to client",
         "chang2018,terrail2022",
     ),
+    "tkm": Entry(
+        "hpcfed.algorithms.clusters.tkm:TKM",
+        "clusters by trimmed K-means, with robust centres",
+        "ghosh2019,long2023",
+    ),
+    "cfl": Entry(
+        "hpcfed.algorithms.clusters.cfl:CFL",
+        "a cluster is cut in two where updates pull apart",
+        "sattler2021,long2023",
+    ),
 }
 
 

@@ -56,6 +56,13 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.empty",  # a centre without clients
     "algorithm.scope",  # who is nearest to which centre
     "algorithm.start",
+    "algorithm.linkage",  # who is joined to whom
+    "algorithm.trim",  # of few clients nobody
+    "algorithm.iterations",  # these few are settled at once
+    "algorithm.later",
+    "algorithm.eps1",
+    "algorithm.eps2",
+    "algorithm.gamma",
     "algorithm.drop_worst",  # a client that only guesses
     "algorithm.max_staleness",
     "algorithm.patience",
@@ -73,12 +80,15 @@ STAR = (
     *("--clients", "5", "--rounds", "3"),
     *("--algorithm.topology", "star", "--system.distribution", "lognormal"),
 )
+TWO_OF_FIVE = ("--clients", "5", "--algorithm.clusters", "2", *MLP)
+AT_ONCE = ("--clients", "6", "--algorithm.after", "0")
+CUTS = (*AT_ONCE, "--algorithm.eps1", "1e9", "--algorithm.eps2", "1e-9")
 CASES = {  # claim: flags; what other options depend on is on in one case and off in another
     **{method: MLP for method in ALGORITHMS if method != "fedgkt"},
     "fedgkt": (),
     **{method: SMALL for method in ("heterofl", "fedrolex", "feddropout", "fjord")},
     **{method: (*STAR, *MLP) for method in ("dsgd", "swift")},
-    "fesem": ("--clients", "5", "--algorithm.clusters", "2", *MLP),
+    "fesem": TWO_OF_FIVE,
     **{f"{method} of widths": WIDTHS for method in ("heterofl", "fedrolex", "feddropout", "fjord")},
     "local with contrast": ("--algorithm.contrastive", "true", *MLP),
     "fedclassavg without averaging": ("--algorithm.averaging", "false", *MLP),
@@ -93,6 +103,10 @@ CASES = {  # claim: flags; what other options depend on is on in one case and of
     "dsgd of single steps": ("--local.steps", "1", *STAR, *MLP),
     "fedavg of single steps": ("--local.steps", "1", *MLP),
     "fedavg by momentum": ("--local.optimiser", "sgd", "--local.momentum", "0.5", *MLP),
+    "tkm": TWO_OF_FIVE,
+    "tkm by medians": (*TWO_OF_FIVE, "--algorithm.estimator", "median", "--algorithm.later", "1"),
+    "cfl by norms": (*CUTS, *MLP),
+    "cfl by gaps": (*AT_ONCE, "--algorithm.rule", "gap", "--algorithm.gamma", "0.01", *MLP),
     "dsfl with a server's model": ("--models.server", "mlp", *MLP),
 }
 

@@ -9,15 +9,15 @@ before it; a client that has not trained yet starts from centre k mod M. The aut
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.base import single_step
 from hpcfed.algorithms.clusters import clusters
+from hpcfed.algorithms.clusters.centred import Centred, State
 from hpcfed.core.params import Params
 from hpcfed.training.losses import proximal
 
@@ -28,17 +28,7 @@ if TYPE_CHECKING:
     from hpcfed.models.model import Model
 
 
-@dataclass(frozen=True)
-class State:
-    """The centres, each tensor [M, *shape], and the cluster of each client, [K]; -1: it has not
-    trained yet.
-    """
-
-    centres: Params
-    cluster: Tensor
-
-
-class FeSEM(RoundBased):
+class FeSEM(Centred):
     """With one cluster and all clients in each round it is FedAvg of equal weights, bit for bit."""
 
     weighting: Literal["samples", "uniform"] = "uniform"
@@ -63,9 +53,6 @@ class FeSEM(RoundBased):
             found |= {f"algorithm.{name}": why for name in ("scope", "start", "empty")}
         return found
 
-    def whole(self, fed: Federation) -> bool:
-        return False
-
     def init(self, fed: Federation) -> State:
         centres = clusters.stack([fed.initial()] * self.clusters)
         return State(centres, torch.full((fed.K,), -1, device=fed.device))
@@ -79,18 +66,9 @@ class FeSEM(RoundBased):
         )
         return set(names).__contains__
 
-    def offer(self, fed: Federation, client: Client, state: State) -> Params:
-        m = int(state.cluster[client.id])
-        return clusters.row(state.centres, client.id % self.clusters if m < 0 else m)
-
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
         value = super().loss(client, state, model, x, y)
         return value + proximal(model, anchor=state, mu=2 * self.lam) if self.lam else value
-
-    def send(self, fed: Federation, client: Client, state: State, t: int) -> None:
-        fed.up(
-            client, self.local(fed, client, state, t).parts[0].value
-        )  # what its model then holds: not kept twice
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         fed.run(cohort, lambda client: self.send(fed, client, state, t))
