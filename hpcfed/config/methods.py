@@ -181,6 +181,11 @@ ALGORITHMS = {
         "a cluster is cut in two where updates pull apart",
         "sattler2021,long2023",
     ),
+    "fedbe": Entry(
+        "hpcfed.algorithms.bayesian.fedbe:FedBE",
+        "the mean model learns from models drawn around the clients'",
+        "chen2021",
+    ),
 }
 
 

@@ -105,6 +105,10 @@ CASES = {  # claim: flags; what other options depend on is on in one case and of
     "fedavg by momentum": ("--local.optimiser", "sgd", "--local.momentum", "0.5", *MLP),
     "tkm": TWO_OF_FIVE,
     "tkm by medians": (*TWO_OF_FIVE, "--algorithm.estimator", "median", "--algorithm.later", "1"),
+    "fedbe that averages": (
+        *("--algorithm.server_batch", "8", "--algorithm.swa_start", "2"),
+        *("--algorithm.swa_every", "3", "--algorithm.posterior", "dirichlet", *MLP),
+    ),
     "cfl by norms": (*CUTS, *MLP),
     "cfl by gaps": (*AT_ONCE, "--algorithm.rule", "gap", "--algorithm.gamma", "0.01", *MLP),
     "dsfl with a server's model": ("--models.server", "mlp", *MLP),
