@@ -186,6 +186,11 @@ ALGORITHMS = {
         "the mean model learns from models drawn around the clients'",
         "chen2021",
     ),
+    "pfedbayes": Entry(
+        "hpcfed.algorithms.bayesian.pfedbayes:PFedBayes",
+        "personal Gaussians over weights, near a common one",
+        "zhang2022",
+    ),
 }
 
 

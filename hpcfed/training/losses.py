@@ -125,3 +125,11 @@ def to_prototypes(z: Tensor, proto: Tensor, reduction: Literal["mean", "sum"] = 
     known = ~proto.isnan().any(1)
     total = torch.where(known[:, None], z - proto.nan_to_num(), 0.0).square().sum()
     return total / (z.numel() if reduction == "mean" else len(z))
+
+
+def gaussian_divergence(m1: Tensor, s1: Tensor, m2: Tensor, s2: Tensor) -> Tensor:
+    """KL(N(m1, s1^2) || N(m2, s2^2)), value by value; the deviations are > 0.
+
+    log(s2 / s1) + (s1^2 + (m1 - m2)^2) / (2 s2^2) - 1/2.
+    """
+    return (s2 / s1).log() + (s1.square() + (m1 - m2).square()) / (2 * s2.square()) - 0.5

@@ -18,6 +18,7 @@ FASTER = {  # neutral settings where those of toy.toml do not serve
     "fedsgd": ["--local.lr", "0.2"],
     "scaffold": ["--local.lr", "0.1"],
     "pfedme": ["--algorithm.lam", "1", "--algorithm.eta", "0.5"],
+    "pfedbayes": ["--algorithm.zeta", "0.01"],  # of few examples it weighs as 1 / n
     "fedproto": [
         "--algorithm.lam",
         "0.1",

@@ -1,10 +1,11 @@
-"""FedBE: what it becomes in neutral settings, and what must hold of what it draws."""
+"""FedBE and pFedBayes: what they become in neutral settings, and what must hold of their draws."""
 
 import numpy as np
 import pytest
 import torch
 
 from hpcfed.comm import Serial, spmd
+from hpcfed.core.params import Params
 from hpcfed.training.server import recalibrate
 from tests.contract import toy
 from tests.contract.test_equalities import run
@@ -13,13 +14,15 @@ SMALL, MLP = ("--models.mix", "small"), ("--models.mix", "mlp")
 SWA = ("--algorithm.server_batch", "8", "--algorithm.swa_start", "2", "--algorithm.swa_every", "3")
 VARIANTS = {
     "fedbe by mixtures": ("fedbe", "--algorithm.posterior", "dirichlet", *SWA, *SMALL),
+    "pfedbayes of the authors": ("pfedbayes", "--preset", "authors", "--algorithm.beta", "0.5"),
     "fedbe of the authors": ("fedbe", "--preset", "authors", "--local.epochs", "1", *SMALL),
 }
 
 
 @pytest.mark.parametrize("claim", VARIANTS)
 def test_ranks_do_not_matter_for_the_variants(claim: str):
-    job = toy.job(*VARIANTS[claim], "--rounds", "2", "--algorithm.server_epochs", "2")
+    few = ("--algorithm.server_epochs", "2") if "fedbe" in claim else ("--local.steps", "3")
+    job = toy.job(*VARIANTS[claim], "--rounds", "2", *few)
     want = toy.run(Serial(), job)
     assert np.isfinite(want.column("train_loss")[want.column("cohort").astype(bool)]).all()
     for got in spmd(3, lambda comm: toy.run(comm, job)):
@@ -53,3 +56,59 @@ def test_fedbes_teachers_are_probabilities():
     rounds = toy.start(Serial(), toy.job("fedbe", *MLP))
     p = rounds.algorithm.answer(rounds.fed, rounds.state)
     assert torch.allclose(p.sum(1), torch.ones(len(p)), atol=1e-6) and (p >= 0).all()
+
+
+POINT = ("--algorithm.eps_std", "0", "--algorithm.inner_steps", "1")  # no distribution
+
+
+def test_pfedbayes_without_noise_and_divergence_trains_as_fedavgs_clients_do():
+    flags = ("--rounds", "1", *SMALL)
+    ours = run("pfedbayes", *POINT, "--algorithm.zeta", "0", *flags)
+    assert (
+        toy.differences(ours.column("train_loss"), run("fedavg", *flags).column("train_loss")) == []
+    )
+    start = toy.start(Serial(), toy.job("pfedbayes", *SMALL)).state
+    fixed = [name for name in start if "running" not in name]
+    assert all(torch.equal(ours.state[name], start[name]) for name in fixed)  # nothing pulls it
+
+
+def personal_after(zeta: str, shift: float) -> Params:
+    """Client 4's means after two rounds, before the second of which the common ones move so far."""
+    flags = ("--algorithm.zeta", zeta, "--participation", "1", *MLP)
+    rounds = toy.start(Serial(), toy.job("pfedbayes", *flags))
+    rounds.step()
+    rounds.state = rounds.state.map(lambda v: v + shift)
+    rounds.step()
+    return rounds.fed.clients[4].params()
+
+
+def test_pfedbayes_personal_part_heeds_the_common_one_by_its_divergence_alone():
+    assert toy.differences(personal_after("0", 0.0), personal_after("0", 0.5)) == []
+    assert toy.differences(personal_after("1", 0.0), personal_after("1", 0.5)) != []
+
+
+def test_pfedbayes_divergence_pulls_both_distributions_towards_each_other():
+    method = toy.job("pfedbayes", *MLP, "--algorithm.zeta", "6").algorithm
+    q, p = ((torch.tensor([m]), torch.tensor([-3.0])) for m in (1.0, 0.0))
+    value, (of_mu, of_rho, of_common, of_deviation) = method.pull(3, q, p)
+    s = torch.nn.functional.softplus(torch.tensor(-3.0))
+    assert value.item() == pytest.approx(float(1 / s**2), rel=1e-5)  # 6 / 3 * 1 / (2 s^2)
+    assert of_mu.item() == -of_common.item() == pytest.approx(float(2 / s**2), rel=1e-5)
+    assert of_rho.abs().item() < 1e-3 and of_deviation.item() < 0  # p widens to reach q
+
+
+def test_pfedbayes_server_averages_rho_and_goes_beta_of_the_way():
+    """Not sigma: of rho 1 and 3 the mean is 2."""
+    method = toy.job("pfedbayes", *MLP, "--algorithm.beta", "0.5").algorithm
+    old, mean = (Params({"rho/w": torch.tensor(v), "w": torch.tensor(v)}) for v in (4.0, 2.0))
+    assert {name: float(v) for name, v in method.server(old, mean).items()} == {"rho/w": 3, "w": 3}
+
+
+def test_pfedbayes_sends_two_values_for_each_parameter_and_keeps_deviations_positive():
+    rounds = toy.start(Serial(), toy.job("pfedbayes", *SMALL, "--participation", "1"))
+    outcome = toy.outcome(rounds, [rounds.step()[0] for _ in range(2)])
+    layout = rounds.fed.store.layout("small")
+    want = 4 * (layout.size + layout.n_params)
+    assert (outcome.column("down") == want).all() and (outcome.column("up") == want).all()
+    for memory in outcome.memory.values():
+        assert (torch.nn.functional.softplus(memory["rho"]) > 0).all()

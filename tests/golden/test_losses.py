@@ -10,6 +10,7 @@ from hpcfed.machine.devices import autocast
 from hpcfed.training.losses import (
     contrastive_cross_entropy,
     distance,
+    gaussian_divergence,
     half_mean_squares,
     proximal,
     supcon,
@@ -140,3 +141,13 @@ def test_tensors_that_the_anchor_does_not_name_do_not_count():
     net = model(3.0)
     net.v = nn.Parameter(torch.tensor([9.0], dtype=torch.float64))
     assert distance(net, anchor(1.0)).item() == 2.0
+
+
+def test_the_divergence_of_two_gaussians_is_torchs_and_0_of_one_with_itself():
+    m1, s1, m2, s2 = torch.rand(4, 5, generator=torch.Generator().manual_seed(0)).double() + 0.1
+    kinds = torch.distributions
+    want = kinds.kl_divergence(kinds.Normal(m1, s1), kinds.Normal(m2, s2))
+    assert torch.allclose(gaussian_divergence(m1, s1, m2, s2), want, atol=1e-12)
+    assert gaussian_divergence(m1, s1, m1, s1).abs().max() < 1e-12
+    by_hand = gaussian_divergence(*torch.tensor([[1.0], [1.0], [3.0], [2.0]]))
+    assert by_hand.item() == pytest.approx(math.log(2) + 5 / 8 - 0.5)
