@@ -191,6 +191,11 @@ ALGORITHMS = {
         "personal Gaussians over weights, near a common one",
         "zhang2022",
     ),
+    "fesemma": Entry(
+        "hpcfed.algorithms.clusters.fesemma:FeSEMMA",
+        "FeSEM with units matched before they are averaged",
+        "long2023,wang2020fedma",
+    ),
 }
 
 

@@ -1,5 +1,5 @@
-"""KT-pFL, FeSEM, IFCA, TKM, CFL, FedGH and FedGKT: what they become in neutral settings, and what
-must hold of each.
+"""KT-pFL, FeSEM, FeSEM-MA, IFCA, TKM, CFL, FedGH and FedGKT: what they become in neutral settings,
+and what must hold of each.
 """
 
 from itertools import pairwise
@@ -17,6 +17,7 @@ from hpcfed.config.job import Job
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
+from hpcfed.models import matching
 from tests.contract import toy
 from tests.contract.test_equalities import near, run
 
@@ -35,6 +36,10 @@ LIKE_FEDAVG = {  # claim: (method, flags), fedavg's flags; exactly
     "fesem by samples": (
         ("fesem", "--algorithm.clusters", "1", "--algorithm.weighting", "samples", *ALL),
         ALL,
+    ),
+    "fesem-ma of one centre whose clients agree": (
+        ("fesemma", "--algorithm.clusters", "1", *ALL),
+        (*ALL, *UNIFORM),
     ),
     "cfl that cuts nothing": (("cfl",), ()),
 }
@@ -99,6 +104,7 @@ VARIANTS = {
         "2",
         *ALL,
     ),
+    "fesem-ma by classes": ("fesemma", "--preset", "authors", "--algorithm.clusters", "2"),
     "tkm by medians, anew in each round": ("tkm", "--preset", "authors"),
     "cfl that cuts": ("cfl", *CUTS, "--algorithm.linkage", "average"),
     "cfl that cuts by gaps": (
@@ -269,6 +275,50 @@ def test_ifca_leaves_a_cluster_that_nobody_chose_as_it_is(monkeypatch: pytest.Mo
         0,
         1,
     ]
+
+
+@pytest.mark.parametrize("flags", [SMALL, MLP])
+def test_fesem_mas_clients_that_are_permutations_of_one_network_average_to_it_exactly(
+    flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    rounds = toy.start(Serial(), toy.job("fesemma", *flags, *ALL, "--algorithm.clusters", "1"))
+    units, network = rounds.algorithm.units(rounds.fed), rounds.fed.initial(k=3)
+
+    def train(fed, client, *_: object, **__: object) -> None:
+        g = np.random.default_rng(client.id)
+        order = {group: g.permutation(size) for group, size in units.sizes.items()}
+        client.load(matching.permute(network, units, order))
+
+    monkeypatch.setattr("hpcfed.algorithms.base.sgd", train)
+    rounds.step()
+    centre = clusters.row(rounds.state.centres, 0)
+    models = [client.params() for client in rounds.fed.clients.values()]
+    assert [toy.differences(centre, model) == [] for model in models].count(True) == 1
+    plain = (1 / 6) * sum(models[1:], models[0])
+    assert not near(centre, plain, 1e-2)
+
+
+def test_fesem_ma_weighs_the_rows_of_the_head_by_the_clients_examples_of_that_class(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def train(fed, client, *_: object, **__: object) -> None:
+        client.skeleton.flat.fill_(float(client.id))
+
+    monkeypatch.setattr("hpcfed.algorithms.base.sgd", train)
+    flags = ("--algorithm.clusters", "1", "--algorithm.head", "classes")
+    rounds = toy.start(Serial(), toy.job("fesemma", *MLP, *ALL, *flags))
+    rounds.step()
+    counts = np.stack(rounds.fed.label_counts)
+    want = (np.arange(6)[:, None] * counts).sum(0) / counts.sum(0)
+    centre = clusters.row(rounds.state.centres, 0)
+    assert centre["head.bias"].tolist() == pytest.approx(want.tolist())
+    assert centre["head.weight"][:, 3].tolist() == pytest.approx(want.tolist())
+    assert (centre["body.1.bias"] == 2.5).all()
+
+
+def test_fesem_ma_refuses_models_whose_units_it_cannot_follow():
+    with pytest.raises(ConfigError, match="which units of shufflenetv2 belong together"):
+        toy.start(Serial(), toy.job("fesemma", "--models.mix", "shufflenetv2"))
 
 
 def test_tkm_of_one_cluster_that_trims_nothing_is_fedavg_of_equal_weights():

@@ -60,6 +60,7 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.trim",  # of few clients nobody
     "algorithm.iterations",  # these few are settled at once
     "algorithm.later",
+    "algorithm.matchings",  # these few agree at once
     "algorithm.eps1",
     "algorithm.eps2",
     "algorithm.gamma",
@@ -89,6 +90,7 @@ CASES = {  # claim: flags; what other options depend on is on in one case and of
     **{method: SMALL for method in ("heterofl", "fedrolex", "feddropout", "fjord")},
     **{method: (*STAR, *MLP) for method in ("dsgd", "swift")},
     "fesem": TWO_OF_FIVE,
+    "fesemma": TWO_OF_FIVE,
     **{f"{method} of widths": WIDTHS for method in ("heterofl", "fedrolex", "feddropout", "fjord")},
     "local with contrast": ("--algorithm.contrastive", "true", *MLP),
     "fedclassavg without averaging": ("--algorithm.averaging", "false", *MLP),

@@ -88,6 +88,12 @@ class FeSEM(Centred):
             {c.id: clusters.nearest(c.params(), centres, self.counts(fed)) for c in mine}
         )
         at = clusters.reseed(found, self.clusters if self.empty == "farthest" else 0)
-        parts = ((c.id, clusters.part(c.params(), self.weight(c), at[c.id], centres)) for c in mine)
         cluster = torch.tensor([at.get(k, -1) for k in range(fed.K)], device=fed.device)
-        return State(fed.mean(parts, keep=centres, per="row", counted=False), cluster)
+        return State(self.merge(fed, mine, at, centres), cluster)
+
+    def merge(
+        self, fed: Federation, mine: list[Client], at: dict[int, int], centres: Params
+    ) -> Params:
+        """Each centre from its clients' models; collective.  at: the cluster of each client."""
+        parts = ((c.id, clusters.part(c.params(), self.weight(c), at[c.id], centres)) for c in mine)
+        return fed.mean(parts, keep=centres, per="row", counted=False)
