@@ -45,7 +45,7 @@ def directions(fed: Federation, sent: Mapping[int, Mean], keep: Params) -> tuple
         keep=zero.map(lambda v: v.double().sum()),
         counted=False,
     )
-    scale = length.map(float)  # type: ignore[arg-type, return-value]  # numbers by name
+    scale = {name: float(v) for name, v in length.items()}
     centre = Params({n: v + scale[n] * mean[n] for n, v in keep.items()})
     return centre, Params({n: v.clamp(min=FLOOR) * scale[n] ** 2 for n, v in variance.items()})
 

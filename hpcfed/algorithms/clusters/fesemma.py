@@ -18,7 +18,8 @@ import torch
 from pydantic import PositiveInt
 
 from hpcfed.algorithms.clusters import clusters
-from hpcfed.algorithms.clusters.fesem import FeSEM, State
+from hpcfed.algorithms.clusters.centred import State
+from hpcfed.algorithms.clusters.em import EM
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
 from hpcfed.models import matching
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 HEAD = ("head.weight", "head.bias")
 
 
-class FeSEMMA(FeSEM):
+class FeSEMMA(EM):
     """Where no other order of units is nearer it is FeSEM, bit for bit."""
 
     matchings: PositiveInt = 8

@@ -55,10 +55,6 @@ class Cyclic(RoundBased):
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         for k in self.visits(fed, t):
             if k in cohort:
-                done = fed.run([k], partial(self.visit, fed, state, t))
+                done = fed.run([k], partial(self.local, fed, state=state, t=t))
                 state = fed.from_client(k, done.get(k))  # type: ignore[assignment]  # one rank has it
         return state
-
-    def visit(self, fed: Federation, state: Params, t: int, client: Client) -> Params:
-        """One client's turn."""
-        return self.local(fed, client, state, t)
