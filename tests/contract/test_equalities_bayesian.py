@@ -8,7 +8,7 @@ from hpcfed.comm import Serial, spmd
 from hpcfed.core.params import Params
 from hpcfed.training.server import recalibrate
 from tests.contract import toy
-from tests.contract.test_equalities import run
+from tests.contract.test_equalities import near, run
 
 SMALL, MLP = ("--models.mix", "small"), ("--models.mix", "mlp")
 SWA = ("--algorithm.server_batch", "8", "--algorithm.swa_start", "2", "--algorithm.swa_every", "3")
@@ -50,6 +50,16 @@ def test_fedbes_samples_without_variance_are_one_model_with_the_public_datas_sta
     assert (one["body.1.running_var"] > 0).all()
     moved = {n for n in mean if not torch.equal(one[n], mean[n])}
     assert moved and all("running" in name for name in moved)
+
+
+def test_fedbe_of_one_client_teaches_the_mean_what_it_says_itself():
+    """The only teachers are one model: unsharpened, there is nothing to learn."""
+    flags = ("--clients", "1", "--data.train_limit", "30", *MLP)
+    alone = ("--algorithm.samples", "0", "--algorithm.sharpen", "1")
+    ours, theirs = run("fedbe", *alone, *flags).state, run("fedavg", *flags).state
+    assert near(Params(ours), Params(theirs), 1e-5)
+    sharp = run("fedbe", "--algorithm.samples", "0", "--algorithm.server_lr", "0.1", *flags).state
+    assert not near(Params(sharp), Params(theirs), 1e-5)
 
 
 def test_fedbes_teachers_are_probabilities():

@@ -20,7 +20,7 @@ SMALL = 1e-12  # a shorter change has no direction
 def gaussian(fed: Federation, sent: Mapping[int, Mean], keep: Params) -> tuple[Params, Params]:
     """Mean and variance of each value over the clients' models, by their weights; collective.
 
-    sent: this rank's.  Chen and Chao, ICLR 2021, section 3.
+    sent: this rank's.  Chen and Chao, ICLR 2021.
     """
     mean = fed.mean(sent.items(), keep=keep, counted=False)
     return mean, fed.mean(deviations(sent, mean), keep=keep * 0, counted=False)
@@ -73,7 +73,7 @@ def mixtures(
     """Means of the clients' models with weights drawn from a Dirichlet distribution, times their
     own; collective.
 
-    sent: this rank's.  Chen and Chao, ICLR 2021, section 3.
+    sent: this rank's.  Chen and Chao, ICLR 2021.
     """
     ids = sorted(fed.gather(dict.fromkeys(sent, 1)))
     made = []

@@ -19,7 +19,7 @@ def trimmed_mean(values: Tensor, share: float) -> Tensor:
     n values is left out: [n, ...] -> [...].
 
     At least one value is left, or two of an even number: with share 0.5 it is the median.  Yin et
-    al., ICML 2018, arXiv:1803.01498, definition 1.
+    al., ICML 2018, arXiv:1803.01498, definitions 1 and 2.
     """
     n = len(values)
     cut = min(int(share * n + 1e-9), (n - 1) // 2)

@@ -1,7 +1,7 @@
 """Robust(TKM): clusters by K-means on the clients' models, with centres that outliers do not move;
 each cluster trains on from its centre.
 
-Ghosh et al., 2019, arXiv:1906.06629, section 3: every client trains to its own optimum, the server
+Ghosh et al., 2019, arXiv:1906.06629: every client trains to its own optimum, the server
 clusters the models by trimmed K-means, and each cluster goes on robustly. A baseline of Long et
 al., World Wide Web 26, 2023, arXiv:2108.08647, whose code clusters anew in each round and has the
 coordinate-wise median (preset `authors`). Deviations: the first stage is the job's local training,
