@@ -67,3 +67,9 @@ def test_fedrs_scales_logits_of_missing_classes_or_all_by_their_number():
     assert scale(counts, 0.25, "binary").tolist() == [0.25, 1, 1]
     assert scale(counts, 0.5, "graded").tolist() == [0.5, 0.625, 1]
     assert math.isfinite(scale(np.zeros(2, dtype=int), 0.5, "graded").sum())
+
+
+@pytest.mark.parametrize("field", ["b1", "b2"])
+def test_a_decay_of_1_is_refused_for_nothing_would_ever_enter(field: str):
+    with pytest.raises(ValueError, match="less than 1"):
+        FedOpt(**{field: 1.0})

@@ -86,7 +86,7 @@ class PFedBayes(RoundBased):
         if own is None:
             self.receive(client, given)
         layout, settings = client.skeleton.layout, fed.job.local
-        mu, deviation = flat(layout, given), flat(layout, given.under(RHO))
+        mu, deviation = flatten(layout, given), flatten(layout, given.under(RHO))
         rho = (deviation if own is None else own).clone()
         with LocalSteps(fed, client, t) as steps:
             spread = follower(fed, client, steps.lr, "rho", rho)
@@ -156,7 +156,7 @@ def means(state: Params) -> Params:
     return state.pick(lambda name: not name.startswith(RHO))
 
 
-def flat(layout: Layout, values: Params) -> Tensor:
+def flatten(layout: Layout, values: Params) -> Tensor:
     """The parameters of a model as one new vector, [values], in its memory layout."""
     vector = next(iter(values.values())).new_empty(layout.n_params)
     for name, view in layout.views(vector).items():

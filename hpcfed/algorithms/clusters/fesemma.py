@@ -74,14 +74,14 @@ class FeSEMMA(EM):
         units, counts = self.units(fed), parameters(fed.module(fed.architectures[0]))
         for _ in range(self.matchings):
             before = centres
-            parts = ((c.id, self.matched(fed, c, at[c.id], before, units, counts)) for c in mine)
+            parts = ((c.id, self.align_part(fed, c, at[c.id], before, units, counts)) for c in mine)
             per: Literal["row", "value"] = "row" if self.head == "clients" else "value"
             centres = fed.mean(parts, keep=before, per=per, counted=False)
             if all(torch.equal(v, before[name]) for name, v in centres.items()):
                 break
         return centres
 
-    def matched(
+    def align_part(
         self,
         fed: Federation,
         client: Client,

@@ -56,5 +56,5 @@ class Cyclic(RoundBased):
         for k in self.visits(fed, t):
             if k in cohort:
                 done = fed.run([k], partial(self.local, fed, state=state, t=t))
-                state = fed.from_client(k, done.get(k))  # type: ignore[assignment]  # one rank has it
+                state = fed.from_client(k, done.get(k))
         return state

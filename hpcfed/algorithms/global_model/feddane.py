@@ -1,12 +1,13 @@
 """FedDANE: clients first send their gradients at the common model, then train with the difference
 of the mean gradient to their own.
 
-Li et al., Asilomar 2019, arXiv:2001.01920. Deviations: the paper draws
-clients anew for the second half of a round (sets = "independent"); the authors' code starts its
-generator again, so that both are the same clients, who then need the model only once (the default).
-A client that is in the second set alone works its gradient out there. Clients are weighted by
-examples, as in that code, and drawn without replacement. With batch normalisation the gradient is
-that of batches of local.batch examples, each with its own statistics, which leave no trace.
+Li et al., Asilomar 2019, arXiv:2001.01920. Deviations: the paper draws clients anew for the second
+half of a round (sets = "independent"); the authors' code starts its generator again, so that both
+are the same clients, who then need the model only once (the default). A client that is in the
+second set alone works its gradient out there. Where no gradient arrives the round changes nothing.
+Clients are weighted by examples, as in that code, and drawn without replacement. With batch
+normalisation the gradient is that of batches of local.batch examples, each with its own statistics,
+which leave no trace.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ averaged, not adapted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.core.params import Params
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 Rule = Literal["adam", "yogi", "adagrad"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class FedOpt(RoundBased):
     """How the second moment follows the squared changes."""
     eta: PositiveFloat = 0.01
     """The server's step."""
-    b1: Share = 0.9
+    b1: Decay = 0.9
     """Decay of the first moment; 0: the change of this round alone."""
-    b2: Share = 0.99
+    b2: Decay = 0.99
     """Adam and Yogi: decay of the second moment."""
     tau: NonNegativeFloat = 1e-3
     """Added to the root of the second moment: the smaller, the more adaptive."""
@@ -87,11 +88,11 @@ class FedOpt(RoundBased):
         v = Params(
             {n: second_moment(v, change[n], self.optimiser, self.b2) for n, v in state.v.items()}
         )
-        rate = self.eta * (self.corrected(int(steps)) if self.bias_correction else 1.0)
+        rate = self.eta * (self.bias_factor(int(steps)) if self.bias_correction else 1.0)
         x = {n: state.x[n] + rate * direction(m[n], v[n], self.tau) for n in m}
         return State(Params({**mean, **x}), m, v, steps)
 
-    def corrected(self, steps: int) -> float:
+    def bias_factor(self, steps: int) -> float:
         """Keras' factor of the learning rate after so many steps."""
         if self.optimiser == "adagrad":
             return 1.0

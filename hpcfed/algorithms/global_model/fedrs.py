@@ -1,10 +1,10 @@
 """FedRS: restricted softmax; a client scales down its logits of the classes that it does not have.
 
-Li and Zhan, KDD 2021, doi:10.1145/3447548.3467254. The server is FedAvg's. Deviations:
-the paper's classifier has no bias; here the whole logit is scaled, bias included, so that with
-alpha = 0 neither weights nor bias of a missing class move. The authors' code, the preset `authors`,
-scales by how many examples a class has (form = "graded"); its clipping of gradients and its at
-least 5 local batches are not followed.
+Li and Zhan, KDD 2021, doi:10.1145/3447548.3467254. The server is FedAvg's. Deviations: the paper's
+classifier has no bias; here the whole logit is scaled, bias included, so that with alpha = 0
+neither weights nor bias of a missing class move. The authors' code, the preset `authors`, scales by
+how many examples a class has (form = "graded"); its clipping of gradients and its at least 5 local
+batches are not followed.
 """
 
 from __future__ import annotations
