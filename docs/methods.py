@@ -42,8 +42,10 @@ def title(name: str) -> str:
 
 
 def lines(name: str) -> list[str]:
-    """The docstring of the method's file."""
-    return import_module(ALGORITHMS[name].load().__module__).__doc__.strip().splitlines()
+    """The docstring of the method's file: what it is, in one line, and the lines after that."""
+    text = import_module(ALGORITHMS[name].load().__module__).__doc__.strip()
+    first, _, rest = text.partition("\n\n")
+    return [" ".join(first.split()), *rest.splitlines()]
 
 
 def index() -> str:

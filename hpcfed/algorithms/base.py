@@ -252,6 +252,16 @@ def score_common(method: Method, fed: Federation, state: State, architecture: st
     return evaluate.common(fed, method.predictor(fed, pooled, state))
 
 
+def score_server(fed: Federation, architecture: str, params: Params) -> dict[str, float]:
+    """With evaluate.common, `accuracy_common` of a model of the server's own; collective."""
+    if not fed.job.evaluate.common:
+        return {}
+    pooled = fed.pooled()
+    pooled.architecture = architecture
+    pooled.load(params)
+    return {"accuracy_common": evaluate.common(fed, pooled.model)}
+
+
 def single_step(job: Job) -> dict[str, str]:
     """What has no effect where each round is a single step of a new optimiser, by field, and
     why.

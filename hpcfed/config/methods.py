@@ -19,6 +19,7 @@ KINDS = {  # folders of hpcfed/algorithms, in the order in which methods are lis
     "widths": "one model in several widths",
     "personal": "personal models, one architecture",
     "clusters": "clusters of clients",
+    "bayesian": "distributions over models",
     "asynchronous": "asynchronous, in virtual time",
     "decentralised": "decentralised, without a server",
 }
@@ -202,6 +203,56 @@ ALGORITHMS = {
         "hpcfed.algorithms.clusters.fesem:FeSEM",
         "clients train on from the nearest centre",
         "long2023",
+    ),
+    "feddane": Entry(
+        "hpcfed.algorithms.global_model.feddane:FedDANE",
+        "local training corrected by the mean gradient of a first exchange",
+        "li2019feddane",
+    ),
+    "feddist": Entry(
+        "hpcfed.algorithms.global_model.feddist:FedDist",
+        "FedAvg that goes part of the way; +WS by examples",
+        "long2023",
+    ),
+    "fedopt": Entry(
+        "hpcfed.algorithms.global_model.fedopt:FedOpt",
+        "the server steps by Adam, Yogi or Adagrad",
+        "reddi2021",
+    ),
+    "fedrs": Entry(
+        "hpcfed.algorithms.global_model.fedrs:FedRS",
+        "logits of classes that a client lacks are scaled down",
+        "li2021fedrs",
+    ),
+    "cyclic": Entry(
+        "hpcfed.algorithms.global_model.cyclic:Cyclic",
+        "one model goes from client to client",
+        "chang2018,terrail2022",
+    ),
+    "tkm": Entry(
+        "hpcfed.algorithms.clusters.tkm:TKM",
+        "clusters by trimmed K-means, with robust centres",
+        "ghosh2019,long2023",
+    ),
+    "cfl": Entry(
+        "hpcfed.algorithms.clusters.cfl:CFL",
+        "a cluster is cut in two where updates pull apart",
+        "sattler2021,long2023",
+    ),
+    "fedbe": Entry(
+        "hpcfed.algorithms.bayesian.fedbe:FedBE",
+        "the mean model learns from models drawn around the clients'",
+        "chen2021",
+    ),
+    "pfedbayes": Entry(
+        "hpcfed.algorithms.bayesian.pfedbayes:PFedBayes",
+        "personal Gaussians over weights, near a common one",
+        "zhang2022",
+    ),
+    "fesemma": Entry(
+        "hpcfed.algorithms.clusters.fesemma:FeSEMMA",
+        "FeSEM with units matched before they are averaged",
+        "long2023,wang2020fedma",
     ),
 }
 

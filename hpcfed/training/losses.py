@@ -201,3 +201,11 @@ def model_contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
     with full(z.device):
         apart = F.cosine_similarity(z, far) - F.cosine_similarity(z, near)
         return F.softplus(apart / tau).mean()
+
+
+def gaussian_divergence(m1: Tensor, s1: Tensor, m2: Tensor, s2: Tensor) -> Tensor:
+    """KL(N(m1, s1^2) || N(m2, s2^2)), value by value; the deviations are > 0.
+
+    log(s2 / s1) + (s1^2 + (m1 - m2)^2) / (2 s2^2) - 1/2.
+    """
+    return (s2 / s1).log() + (s1.square() + (m1 - m2).square()) / (2 * s2.square()) - 0.5

@@ -62,6 +62,14 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.empty",  # a centre without clients
     "algorithm.scope",  # who is nearest to which centre
     "algorithm.start",
+    "algorithm.linkage",  # who is joined to whom
+    "algorithm.trim",  # of few clients nobody
+    "algorithm.iterations",  # these few are settled at once
+    "algorithm.later",
+    "algorithm.matchings",  # these few agree at once
+    "algorithm.eps1",
+    "algorithm.eps2",
+    "algorithm.gamma",
     "algorithm.drop_worst",  # a client that only guesses
     "algorithm.max_staleness",
     "algorithm.patience",
@@ -79,10 +87,15 @@ STAR = (
     *("--clients", "5", "--rounds", "3"),
     *("--algorithm.topology", "star", "--system.distribution", "lognormal"),
 )
+TWO_OF_FIVE = ("--clients", "5", "--algorithm.clusters", "2")
+AT_ONCE = ("--clients", "6", "--algorithm.after", "0")
+CUTS = (*AT_ONCE, "--algorithm.eps1", "1e9", "--algorithm.eps2", "1e-9")
 BY_METHOD = {  # what a method needs beside it so that its options can have an effect
     "dsgd": STAR,
     "swift": STAR,
-    "fesem": ("--clients", "5", "--algorithm.clusters", "2"),
+    "fesem": TWO_OF_FIVE,
+    "fesemma": TWO_OF_FIVE,
+    "tkm": TWO_OF_FIVE,
 }
 SAME = (  # what makes of [local] what a method's clients do
     *("receive", "local", "round", "refuses"),
@@ -107,6 +120,20 @@ CASES = {  # claim: flags; what other options depend on is on in one case and of
     "dsgd of single steps": ("--local.steps", "1", *STAR, *MLP),
     "fedavg of single steps": ("--local.steps", "1", *MLP),
     "fedavg by momentum": ("--local.optimiser", "sgd", "--local.momentum", "0.5", *MLP),
+    "tkm by medians": (
+        *TWO_OF_FIVE,
+        *MLP,
+        "--algorithm.estimator",
+        "median",
+        "--algorithm.later",
+        "1",
+    ),
+    "fedbe that averages": (
+        *("--algorithm.server_batch", "8", "--algorithm.swa_start", "2"),
+        *("--algorithm.swa_every", "3", "--algorithm.posterior", "dirichlet", *MLP),
+    ),
+    "cfl by norms": (*CUTS, *MLP),
+    "cfl by gaps": (*AT_ONCE, "--algorithm.rule", "gap", "--algorithm.gamma", "0.01", *MLP),
     "dsfl with a server's model": ("--models.server", "mlp", *MLP),
 }
 

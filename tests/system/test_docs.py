@@ -79,6 +79,12 @@ def test_every_algorithm_has_a_page_and_every_field_its_place(site):
     assert [name for name in (*fields, "rounds", "seed") if f'id="{name}"' not in text] == []
 
 
+def test_a_methods_page_begins_with_a_whole_sentence(site):
+    """Also where that takes two lines of the docstring."""
+    text = (site / "algorithms/fedprox.html").read_text()
+    assert "the partial work of stragglers counts." in text and "<p>counts." not in text
+
+
 def test_authors_of_hooks_are_shown_no_internals(site):
     shown = set(re.findall(r'<h3 id="([^"]+)"', (site / "extend/hooks.html").read_text()))
     assert {"receive", "local", "mean", "run", "stream", "borrowed", "params"} <= shown

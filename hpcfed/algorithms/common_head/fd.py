@@ -57,17 +57,13 @@ class FD(RoundBased):
     them.
     """
 
-    def refuses(self, job: Job) -> str | None:
-        steps = self.outputs == "during" and job.local.steps
-        return (
-            "needs whole epochs to see all classes of a client; set local.epochs instead of steps, "
-            "or algorithm.outputs = 'after'"
-            if steps
-            else None
-        )
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if self.outputs == "during" and job.local.steps:
+            found["job"] = (
+                "needs whole epochs to see all classes of a client; set local.epochs instead of "
+                "steps, or algorithm.outputs = 'after'"
+            )
         if not self.gamma:
             names = ("distance", "outputs", "weighting")
             found |= {f"algorithm.{name}": "gamma = 0: nothing is learnt" for name in names}

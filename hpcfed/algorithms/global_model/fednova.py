@@ -56,21 +56,19 @@ class FedNova(RoundBased):
     mu: NonNegativeFloat = 0.0
     """Weight of a proximal term in the local objective; 0: none."""
 
-    def refuses(self, job: Job) -> str | None:
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         if job.local.optimiser != "sgd":
-            return (
+            found["job"] = (
                 "needs SGD, of whose steps it knows how gradients enter an update; set "
                 "local.optimiser = 'sgd'"
             )
-        if job.local.keep_optimiser and job.local.momentum:
-            return (
+        elif job.local.keep_optimiser and job.local.momentum:
+            found["job"] = (
                 "needs updates of a round's own gradients, but momentum is kept from the round "
                 "before; set local.keep_optimiser = false"
             )
-        return None
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        return super().without_effect(job) | single_step(job)
+        return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         bytes_ = fed.shapes(k=k).nbytes

@@ -42,8 +42,8 @@ class MOON(RoundBased):
     tau: PositiveFloat = 0.5
     """Its temperature."""
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         if not self.mu:
             found["algorithm.tau"] = "mu = 0: there is no contrastive loss"
         return found

@@ -10,7 +10,7 @@ steps in turn on the same batches. A client's personal model starts as the serve
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
@@ -30,16 +30,15 @@ if TYPE_CHECKING:
 class Ditto(RoundBased):
     """The global model is FedAvg's, bit for bit; lam = 0 trains the personal ones alone."""
 
+    keeps_weights: ClassVar[bool | None] = True
+
     lam: NonNegativeFloat = 1.0
     """How strongly personal models are held near the global one; the paper picks from 0.1, 1, 2."""
     personal_epochs: PositiveInt | None = None
     """Epochs of the personal model; none: as many as the job's local training has."""
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        return super().without_effect(job) | single_step(job)
-
-    def keeps(self, fed: Federation) -> bool:
-        return True
+    def refuses(self, job: Job) -> dict[str, str]:
+        return super().refuses(job) | single_step(job)
 
     def personal_loss(
         self, client: Client, state: Params, model: Model, x: Any, y: Tensor

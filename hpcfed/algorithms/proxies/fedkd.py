@@ -19,6 +19,7 @@ bytes depend on what is learnt: what `traffic` announces is the most that they c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -86,17 +87,14 @@ class FedKD(RoundBased):
             )
         return self
 
-    def refuses(self, job: Job) -> str | None:
-        kinds = {*job.models.mix, job.models.proxy}
+    def refuses(self, job: Job) -> dict[str, str]:
+        found, kinds = super().refuses(job) | single_step(job), {*job.models.mix, job.models.proxy}
         if self.hidden == "plain" and "logistic" in kinds and len(kinds) > 1:
-            return (
+            found["job"] = (
                 "needs representations of one width, but that of logistic is as wide as its "
                 "input; set algorithm.hidden = 'projected'"
             )
-        return None
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        return super().without_effect(job) | single_step(job)
+        return found
 
     def shared(self, name: str) -> bool:
         return name.startswith("proxy.")
@@ -118,7 +116,7 @@ class FedKD(RoundBased):
     def receive(self, client: Client, state: State) -> None:
         client.load(state.x)
 
-    def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:  # type: ignore[override]
+    def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
         """state: W_h [d_own, d_common] as "projection", where there is one."""
         z_own, z_proxy = model.own.body(x), model.proxy.body(x)
         own, proxy = model.own.head(z_own), model.proxy.head(z_proxy)
@@ -130,9 +128,9 @@ class FedKD(RoundBased):
             agree = agree + F.mse_loss(z_proxy, z_own)
         return supervised + agree / supervised.detach().clamp(min=LEAST)
 
-    def predict(self, fed: Federation, client: Client, state: State, x: Any) -> Tensor:
+    def predictor(self, fed: Federation, client: Client, state: State) -> Callable[[Any], Tensor]:
         model: Any = client.model  # a pair, as `needs` has it
-        return model.proxy(x) if self.inference == "proxy" else model(x)
+        return model.proxy if self.inference == "proxy" else model
 
     def train(self, fed: Federation, client: Client, t: int) -> None:
         """Local training of both models, and of W_h, which is in the client's memory."""

@@ -16,6 +16,7 @@ followed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.algorithms.base import RoundBased, Share, score_server
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import outputs
@@ -78,16 +79,13 @@ class FedKEMF(RoundBased):
     inference: Literal["own", "proxy"] = "own"
     """Which of a client's two models is evaluated."""
 
-    def refuses(self, job: Job) -> str | None:
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         if self.label_share and job.data.public_source:
-            return (
+            found["job"] = (
                 "needs public data with the clients' labels to learn them, but data.public_source "
                 "is another data set; set algorithm.label_share = 0"
             )
-        return None
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
         taught = ("ensemble", "distance", "tau")
         if not self.server_epochs:
             names = (*taught, "subset", "server_lr", "server_batch", "label_share")
@@ -102,7 +100,7 @@ class FedKEMF(RoundBased):
     def shared(self, name: str) -> bool:
         return name.startswith("proxy.")
 
-    def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:  # type: ignore[override]
+    def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
         own, proxy = model.own(x), model.proxy(x)
         if self.mutual == "kl":
             mutual = distil(soften(proxy), own) + distil(soften(own), proxy)
@@ -110,15 +108,12 @@ class FedKEMF(RoundBased):
             mutual = F.mse_loss(own, proxy.detach()) + F.mse_loss(proxy, own.detach())
         return F.cross_entropy(own, y) + F.cross_entropy(proxy, y) + mutual
 
-    def predict(self, fed: Federation, client: Client, state: Params, x: Any) -> Tensor:
-        model: Any = client.model  # a pair, but where the common model is evaluated
-        paired = client.architecture != fed.job.models.proxy
-        return model.proxy(x) if self.inference == "proxy" and paired else model(x)
+    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
+        model: Any = client.model  # a pair, as `needs` has it
+        return model.proxy if self.inference == "proxy" else model
 
-    def common(self, fed: Federation, client: Client, state: Params) -> bool:
-        client.architecture = fed.job.models.proxy
-        client.load(state.under("proxy."))
-        return True
+    def columns(self, fed: Federation, state: Params) -> dict[str, float]:
+        return score_server(fed, fed.job.models.proxy, state.under("proxy."))
 
     def uploads(
         self, fed: Federation, client: Client, state: Params, t: int, public: Shard

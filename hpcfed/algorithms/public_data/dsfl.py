@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, score_server
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
-from hpcfed.training import evaluate
 from hpcfed.training.infer import logits
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import soften
@@ -76,12 +75,7 @@ class DSFL(RoundBased):
         pass
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
-        if not (state and fed.job.evaluate.common):
-            return {}
-        pooled = fed.pooled()
-        pooled.architecture = fed.job.models.server
-        pooled.load(state)
-        return {"accuracy_common": evaluate.common(fed, pooled.model)}
+        return score_server(fed, fed.job.models.server, state) if state else {}
 
     def predictions(
         self, fed: Federation, client: Client, state: Params, t: int, public: Shard

@@ -69,17 +69,13 @@ class FCCL(RoundBased):
     intra: NonNegativeFloat = 1.0
     """Weight of the KL to the client's first model."""
 
-    def refuses(self, job: Job) -> str | None:
-        n = min(self.subset, job.data.public)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found, n = super().refuses(job), min(self.subset, job.data.public)
         if self.public_epochs and (self.public_batch == 1 or n % self.public_batch == 1):
-            return (
+            found["job"] = (
                 f"needs batches of two public examples at least, but of {n} in batches of "
                 f"{self.public_batch} one is left; set algorithm.public_batch to another number"
             )
-        return None
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
         if not self.public_epochs:
             names = ("weighting", "public_batch", "public_lr", "lam", "own_entry")
             found |= {f"algorithm.{name}": "public_epochs = 0: nothing is learnt" for name in names}

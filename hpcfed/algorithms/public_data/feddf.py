@@ -11,7 +11,7 @@ mean. Students' batch statistics end as those of public data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
@@ -19,12 +19,12 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.public_data.by_architecture import join_models, score_groups
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
-from hpcfed.training import evaluate
 from hpcfed.training.infer import outputs
 from hpcfed.training.losses import distil, soften
-from hpcfed.training.server import fit_targets, predictor, split_holdout
+from hpcfed.training.server import fit_targets, split_holdout
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -122,17 +122,6 @@ class FedDF(RoundBased):
         return fed.on_root(lambda: train_students(fed, new, cohort, teacher, self.tau, t, **how))
 
 
-def join_models(models: Mapping[str, Params]) -> Params:
-    """Models by architecture as one state."""
-    return Params(
-        {
-            name: v
-            for kind, model in models.items()
-            for name, v in model.prefixed(f"{kind}/").items()
-        }
-    )
-
-
 def answer_public(fed: Federation, client: Client, held: float, least: float) -> tuple[Mean, float]:
     """A client's logits of all public data as its part of a mean, and its weight there, 0 or 1.
 
@@ -176,23 +165,3 @@ def train_students(
             fed, kind, start, data, loss, "students", kind, t, optimiser="adam", **how
         )
     return Params({**state, **join_models(new)})
-
-
-def score_groups(fed: Federation, state: Params) -> dict[str, float]:
-    """Accuracy on the whole test split of each architecture's model and of the mean of their
-    logits; collective.
-
-    Nothing where there is one architecture.
-    """
-    kinds = sorted(set(fed.architectures))
-    if len(kinds) == 1:
-        return {}
-    members = {
-        f"accuracy_common_{kind}": predictor(fed, kind, state.under(f"{kind}/")) for kind in kinds
-    }
-    together = {
-        "accuracy_ensemble": lambda x: torch.stack([answer(x) for answer in members.values()]).mean(
-            0
-        )
-    }
-    return {name: evaluate.common(fed, answer) for name, answer in (members | together).items()}

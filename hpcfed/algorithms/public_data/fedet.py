@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
-from hpcfed.algorithms.public_data import fusion
+from hpcfed.algorithms.base import RoundBased, score_server
+from hpcfed.algorithms.public_data.by_architecture import join_models, score_groups
 from hpcfed.clients.client import Paired
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
@@ -68,8 +68,8 @@ class FedET(RoundBased):
     shape agree; none: nothing does.
     """
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         if not self.server_epochs:
             names = ("lam", "server_lr", "server_batch", "transfer")
             found |= {f"algorithm.{name}": "server_epochs = 0: nothing is learnt" for name in names}
@@ -84,19 +84,15 @@ class FedET(RoundBased):
                     f"{fed.job.models.server} begins; it has {', '.join(large)}"
                 )
         firsts = {kind: fed.architectures.index(kind) for kind in fed.architectures}
-        small = fusion.join_models({kind: fed.initial(k=k) for kind, k in firsts.items()})
+        small = join_models({kind: fed.initial(k=k) for kind, k in firsts.items()})
         return State(large, small)
 
     def offer(self, fed: Federation, client: Client, state: State) -> Params:
         return state.models.under(f"{client.architecture}/")
 
-    def common(self, fed: Federation, client: Client, state: State) -> bool:
-        client.architecture = fed.job.models.server
-        client.load(state.server)
-        return True
-
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
-        return fusion.accuracies(fed, state.models) if fed.job.evaluate.common else {}
+        found = score_server(fed, fed.job.models.server, state.server)
+        return found | (score_groups(fed, state.models) if found else {})
 
     def uploads(
         self, fed: Federation, client: Client, state: State, t: int
