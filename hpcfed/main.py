@@ -32,11 +32,8 @@ from hpcfed.engine.folder import read_job
 from hpcfed.engine.run import run
 from hpcfed.engine.survival import signals
 from hpcfed.engine.survival.watchdog import Guard
-from hpcfed.machine.faults import out_of_memory
+from hpcfed.machine.faults import ADVICE, out_of_memory
 
-ADVICE = (
-    "make models or data smaller, or give each rank more memory (fewer ranks a node, larger nodes)"
-)
 EARLY = "hpcfed: a rank died before the run began; start it again"
 # seconds; launchers pass on what ranks print a little later, and drop the rest when a rank aborts
 GRACE = 1.0
