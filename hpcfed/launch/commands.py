@@ -319,11 +319,21 @@ DOCTOR = (
 )
 
 
+COMPLETION = (
+    argument("shell", choices=("bash", "zsh", "tcsh"), help="for which the script is"),
+)
+
+
 def command(target: str, line: str, *arguments: Argument, fields: bool = False) -> Command:
     return Command(target, line, arguments=arguments, fields=fields)
 
 
 COMMANDS = {
+    "run": command(
+        "hpcfed.cli:run",
+        "one run, as python -m hpcfed.main; without anything a first one",
+        fields=True,
+    ),
     "list": command(
         "hpcfed.report.catalogue:listing",
         "what a job can name, and figures, a line each",
@@ -413,6 +423,9 @@ COMMANDS = {
         *PLAN,
         JSON,
         fields=True,
+    ),
+    "completion": command(
+        "hpcfed.cli:completion", "a script that lets a shell complete commands", *COMPLETION
     ),
     "digest": command(
         "hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN

@@ -193,7 +193,7 @@ def test_natural_clients_come_with_arrays_by_name_or_in_an_object():
     assert sorted(run.label_counts.tolist()) == sorted(map(list, each))
 
 
-STEPS = {"done": 0, "until": 0}  # of client 1, and at which Ctrl-C comes
+STEPS = {"done": 0, "until": -1}  # of client 1, and at which Ctrl-C comes
 
 
 class Interrupted(hpcfed.RoundBased):
