@@ -20,11 +20,10 @@ from hpcfed.core.errors import HpcfedError, escape_unprintable, format_error, pl
 from hpcfed.core.version import __version__
 from hpcfed.launch.commands import COMMANDS
 
-
 FIRST = """\
-hpcfed run: no job is given, so the embedded one runs. 20 clients hold scanned digits of scikit-learn,
-about 72 each and some digits more than others; they have four different small models. With
-FedClassAvg they share nothing but the classifier, for 80 rounds: a minute or two of one core.
+hpcfed run: no job is given, so the embedded one runs. 20 clients hold scanned digits of
+scikit-learn, about 72 each, and some digits more than others; they have four different small
+models. With FedClassAvg they share nothing but the classifier, for 80 rounds.
 """
 NEXT = """
 Next:
@@ -148,7 +147,7 @@ def completion(shell: str) -> str:
     fields = [f"--{name.replace('_', '-')}" for name in flat(load([]).plain())]
     parser = _parser()
     [commands] = [action for action in parser._actions if action.dest == "command"]
-    for name, sub in commands.choices.items():  # type: ignore[union-attr]  # it has parsers
+    for name, sub in commands.choices.items():
         own = {option for action in sub._actions for option in action.option_strings}
         for option in fields if COMMANDS[name].fields else ():
             if option not in own:

@@ -235,8 +235,8 @@ def algorithm_model(name: str) -> type[Part]:
 
 @cache
 def named_model(name: str, cls: type[Part]) -> type[Part]:
-    """What `algorithm_model` returns. Of one name there may be several classes, one after the other:
-    a notebook's cell is run again, a module reloaded.
+    """What `algorithm_model` returns. Of one name there may be several classes, one after the
+    other: a notebook's cell is run again, a module reloaded.
     """
     doc = "Name of the method (`hpcfed list algorithms`)."
     field: Any = (Literal[name], Field(name, description=doc))

@@ -6,6 +6,14 @@ from typing import Any
 
 import tomli_w
 
+# fields of one call of a run, which another call of the same job has not
+OF_ONE_CALL = ("out", "resume", "overwrite", "force", "dry_run", "quiet", "verbose")
+
+
+def without_call(job: dict[str, Any]) -> dict[str, Any]:
+    """The job without what concerns one call of it alone."""
+    return {name: value for name, value in job.items() if name not in OF_ONE_CALL}
+
 
 def to_toml(job: dict[str, Any]) -> str:
     """The TOML text of a job's fields, nested; those that are None have no line, for TOML has no

@@ -103,8 +103,8 @@ def lend(things: Mapping[str, Any]) -> Iterator[None]:
 
 
 def file_of(thing: Any) -> str:
-    """The file in which a function or class is defined; a cell of a notebook has a name too. OSError
-    or TypeError where it has none.
+    """The file in which a function or class is defined; a cell of a notebook has a name too.
+    OSError or TypeError where it has none.
     """
     thing = inspect.unwrap(thing)
     if not isinstance(thing, type):

@@ -319,9 +319,7 @@ DOCTOR = (
 )
 
 
-COMPLETION = (
-    argument("shell", choices=("bash", "zsh", "tcsh"), help="for which the script is"),
-)
+COMPLETION = (argument("shell", choices=("bash", "zsh", "tcsh"), help="for which the script is"),)
 
 
 def command(target: str, line: str, *arguments: Argument, fields: bool = False) -> Command:
@@ -381,7 +379,10 @@ COMMANDS = {
         PAGE,
     ),
     "export": command(
-        "hpcfed.results.export:export", "a run's numbers as CSV or Parquet", RUN, *TABLES
+        "hpcfed.results.export:export",
+        "a run's numbers as CSV or Parquet, and its job",
+        RUN,
+        *TABLES,
     ),
     "models": command(
         "hpcfed.results.trained.export:models",

@@ -1,4 +1,4 @@
-"""What a call in Python gives for a job: tables, classes, functions and arrays, as a job has them."""
+"""What a call in Python gives for a job, as a job has it: tables, classes, functions, arrays."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def put(data: Any, root: Path) -> str:
         with convert_write_errors(root / file):
             root.mkdir(parents=True, exist_ok=True)
             with instead(root / file) as new, open(new, "wb") as raw:
-                np.savez(raw, **arrays)
+                np.savez(raw, **arrays)  # type: ignore[arg-type]  # none is allow_pickle
     return file
 
 

@@ -187,7 +187,7 @@ class Child:
         return self
 
     def start(self, words: Sequence[str], log: Any, env: Mapping[str, str]) -> None:
-        """In a process group of its own, so that Ctrl-C in a terminal reaches this process alone."""
+        """In a process group of its own, so that Ctrl-C in a terminal does not reach it."""
         try:
             self.process = subprocess.Popen(
                 words,

@@ -84,7 +84,9 @@ class Rounds:
     def __init__(self, job: Job):
         self.job, self.seen, self.console = job, 0, console()
         self.live = not job.quiet and self.console.is_terminal
-        self.cell = Cell(job.algorithm.name, job.rounds) if in_notebook() and not job.quiet else None
+        self.cell = (
+            Cell(job.algorithm.name, job.rounds) if in_notebook() and not job.quiet else None
+        )
         self.bar = TwoLines(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),

@@ -137,9 +137,9 @@ def test_a_command_takes_the_arguments_of_its_line(name):
 
 def test_run_is_the_command_of_a_run_with_all_its_arguments(tmp_path):
     (tmp_path / "mine.py").write_text("from hpcfed import RoundBased as Mine\n")
-    words = ["--algorithm.name", "mine:Mine", "--models.mix", "mlp", "--rounds", "3", "--dry-run"]
+    own = ["--algorithm.name", "mine:Mine", "--models.mix", "mlp", "--rounds", "3", "--dry-run"]
     command = [sys.executable, "-m", "hpcfed.cli", "run"]
-    for words in (words, ["--rounds", "0"], ["--help", "fedprox"]):
+    for words in (own, ["--rounds", "0"], ["--help", "fedprox"]):
         ways = [
             subprocess.run([*way, *words], cwd=tmp_path, capture_output=True, text=True)
             for way in (command, [sys.executable, "-m", "hpcfed.main"])

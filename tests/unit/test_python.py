@@ -24,9 +24,9 @@ from hpcfed.launch import python
 from hpcfed.machine.settings import VARIABLES
 from hpcfed.main import main
 from hpcfed.report import progress
+from hpcfed.results.export import export
 from hpcfed.storage import digest as digests
 from tests.mpirun import environment, launcher
-
 
 
 def digest(run):
@@ -56,14 +56,19 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def by_command(tmp_path_factory):
-    """The digest of a run of FedProx by the command."""
+def of_command(tmp_path_factory):
+    """A run of FedProx by the command."""
     out = tmp_path_factory.mktemp("command") / "run"
     job = out.with_name("job.toml")
     job.write_text(to_toml(TINY))
     words = [str(job), "--algorithm.name", "fedprox", "--algorithm.mu", "0.5", "--out", str(out)]
     assert main(words) == DONE
-    return digest(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def by_command(of_command):
+    return digest(of_command)
 
 
 def arrays(n=60):
@@ -116,7 +121,9 @@ def test_a_call_has_the_bits_of_the_command_whatever_torch_is_set_to_and_leaves_
 def test_job_files_and_fields_of_a_call_lie_over_one_another_as_files_and_flags(
     tmp_path, monkeypatch
 ):
-    (tmp_path / "a.toml").write_text("rounds = 5\nclients = 4\n[data]\nalpha = 0.2\n[models]\nmix = ['cnn']\n")
+    (tmp_path / "a.toml").write_text(
+        "rounds = 5\nclients = 4\n[data]\nalpha = 0.2\n[models]\nmix = ['cnn']\n"
+    )
     (tmp_path / "b.toml").write_text("[algorithm]\nname = 'fedprox'\nmu = 0.3\n")
     monkeypatch.setenv("HPCFED_CLIENTS", "5")
     monkeypatch.setenv("HPCFED_ROUNDS", "6")
@@ -140,7 +147,14 @@ def test_classes_functions_and_arrays_have_the_bits_of_a_file_of_ones_own(tmp_pa
     x, y = arrays()
     np.savez("d.npz", x_train=x, y_train=y)
     (tmp_path / "job.toml").write_text(to_toml(TINY))
-    words = ["job.toml", "--algorithm.name", "minefile:Mine", "--algorithm.scale", "0.5", "--models.mix"]
+    words = [
+        "job.toml",
+        "--algorithm.name",
+        "minefile:Mine",
+        "--algorithm.scale",
+        "0.5",
+        "--models.mix",
+    ]
     monkeypatch.syspath_prepend(tmp_path)
     words += ["minefile:build", "--data.name", "d.npz", "--out", "command"]
     assert main(words) == DONE
@@ -350,6 +364,12 @@ def test_the_text_of_a_job_is_a_job_file_of_the_same_job(tmp_path):
     job = load(["--models.mix", "mlp,cnn", "--evaluate.every", "3", "--system.dropout", "0.2"])
     (tmp_path / "job.toml").write_text(to_toml(job.plain()))
     assert load(["job.toml"], folder.read_job).plain() == job.plain()
+
+
+def test_the_job_that_export_writes_runs_again_with_the_same_bits(of_command, by_command, tmp_path):
+    export(of_command, out=tmp_path / "export")
+    hpcfed.run("export/job.toml", out="again", quiet=True)
+    assert digest("again") == by_command
 
 
 def test_a_notebook_shows_a_bar_that_is_drawn_in_one_place(monkeypatch, capsys):
