@@ -147,7 +147,8 @@ def completion(shell: str) -> str:
     fields = [f"--{name.replace('_', '-')}" for name in flat(load([]).plain())]
     parser = _parser()
     [commands] = [action for action in parser._actions if action.dest == "command"]
-    for name, sub in commands.choices.items():
+    parsers: Any = commands.choices
+    for name, sub in parsers.items():
         own = {option for action in sub._actions for option in action.option_strings}
         for option in fields if COMMANDS[name].fields else ():
             if option not in own:
@@ -156,7 +157,7 @@ def completion(shell: str) -> str:
             sub.add_argument("words", nargs="*", type=Path)
         for action in sub._actions:
             if action.type is Path:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]  # what shtab looks for
+                action.complete = shtab.FILE
     return shtab.complete(parser, shell=shell)
 
 
