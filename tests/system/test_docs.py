@@ -103,7 +103,10 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
         if title:
             (tmp_path / title).write_text(text)
     for command in lines(page, "sh"):
-        digits = "hpcfed.main" in command and not {"--data.name", "--resume"} & set(command.split())
+        digits = re.search(r"hpcfed(\.main| run)\b", command) and not {
+            "--data.name",
+            "--resume",
+        } & set(command.split())
         call(shlex.split(command) + (FEW if digits else []))
     named = (DOCS / "pages/results.md").read_text()
     columns = {name for run in tmp_path.glob("runs/*") for name in results.load(run).columns}
@@ -130,7 +133,7 @@ def call(words: list[str]) -> None:
     rank, as bits are.
     """
     match words[3:] if words[0] == "mpirun" else words:
-        case ["python", "-m", "hpcfed.main", *flags]:
+        case ["python", "-m", "hpcfed.main", *flags] | ["hpcfed", "run", *flags]:
             assert main(flags) == 0
         case ["python", script]:
             runpy.run_path(script)
