@@ -124,6 +124,8 @@ def run(
     (`data.root`), as arrays-HASH.npz, so that the command can go on with the run. What a script or
     notebook defines, other processes cannot import: with ranks > 1 it must come from a file.
 
+    `quiet=True` prints nothing but warnings.
+
     Ctrl-C raises KeyboardInterrupt when the run is saved; `resume=True` goes on. Torch's settings,
     random generators and signal handlers are as before when the call returns. Raises HpcfedError:
     ConfigError, DataError, DivergedError, CheckpointError, or StoppedError where the run was

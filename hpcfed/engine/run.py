@@ -105,9 +105,10 @@ def attempt(course: Course, comm: Comm) -> int:
             ),
         )
         course.results, course.record = results, None
+        shown = comm.rank == 0 and (course.owns_process or not job.quiet)
         with (
             Logs(job.log, folder, fed.say) as log,
-            Progress(job, folder, facts, active=comm.rank == 0) as progress,
+            Progress(job, folder, facts, active=shown) as progress,
         ):
             begin(log, rounds, results, course)
             course.begun = True

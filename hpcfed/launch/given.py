@@ -90,7 +90,9 @@ class Call:
         if isinstance(thing, type) and (known := registered(thing)):
             return known
         found = getattr(thing, "func", thing)  # of a functools.partial, its function
-        module = getattr(found, "__module__", None) or "__main__"
+        module = getattr(found, "__module__", None) or ""
+        if not all(part.isidentifier() for part in module.split(".")):  # as runpy's <run_path>
+            module = "__main__"
         last = getattr(found, "__qualname__", type(found).__name__).rpartition(".")[2]
         own = last if last.isidentifier() else "given"
         name = f"{module}:{own}"

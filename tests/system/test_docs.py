@@ -2,6 +2,7 @@
 examples run.
 """
 
+import json
 import os
 import re
 import runpy
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import hpcfed
 from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.job import Job
@@ -20,7 +22,9 @@ from hpcfed.main import main
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
 from tests.mpirun import ROOT
+from tests.system.test_readme import SMALL_MACHINE
 
+pytestmark = pytest.mark.timeout(300)
 DOCS = ROOT / "docs"
 WRITTEN = sorted((DOCS / "pages").rglob("*.md"))
 OWN = sorted((DOCS / "pages/extend").glob("*.md"))
@@ -61,9 +65,18 @@ def site(tmp_path_factory) -> Path:
         folder,
     ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def test_notebooks_are_pages_with_what_their_cells_show(site):
+    first, own = ((site / f"notebooks/{name}.html").read_text() for name in ("first", "own"))
+    assert "data:image/png;base64," in first and "10 of 10" not in first and "8 of 8" in first
+    assert "lgfedavg" in own and "95 % confidence intervals" in own
+    for name in ("first", "own"):
+        cells = json.loads((site / f"notebooks/{name}.ipynb").read_text())["cells"]
+        assert [cell for cell in cells if cell.get("outputs")] == []  # made by the build alone
 
 
 def test_every_algorithm_has_a_page_and_every_field_its_place(site):
@@ -126,6 +139,25 @@ def test_the_method_of_the_tutorial_is_lg_fedavg_where_nothing_is_kept(tmp_path,
         assert main([*method, *short, *FEW, "--quiet"]) == 0
     lg, zero, half = (digest(Path(folder)) for folder in methods)
     assert lg == zero != half
+
+
+def test_the_examples_of_the_page_from_python_run_and_it_has_every_public_name(
+    tmp_path, monkeypatch
+):
+    text = (DOCS / "pages/python.md").read_text()
+    public = set(re.findall(r"`(\w+)`", text.partition("## All public names")[2]))
+    assert public - {"dir"} == set(hpcfed.__all__)
+    monkeypatch.chdir(tmp_path)
+    for name, value in SMALL_MACHINE.items():
+        monkeypatch.setenv(name, value)
+    blocks = BLOCK.findall(text)
+    [(name, job)] = [(title, body) for _, title, body in blocks if title]
+    (tmp_path / name).write_text(job)
+    script = "\n".join(body for language, title, body in blocks if language == "python")
+    (tmp_path / "script.py").write_text(script)
+    found = runpy.run_path("script.py")
+    assert (len(found["run"]), len(found["own"]), found["two"].header["ranks"]) == (4, 2, 2)
+    assert found["natural"].label_counts.sum() == 480
 
 
 def call(words: list[str]) -> None:
