@@ -124,7 +124,7 @@ def run(words: Sequence[str]) -> int:
     print(FIRST, flush=True)
     status = program([])
     if not status:
-        print(NEXT.format(ours=first_folder("fedclassavg"), other=first_folder("local")))
+        print(plain(NEXT.format(ours=first_folder("fedclassavg"), other=first_folder("local"))))
     return status
 
 

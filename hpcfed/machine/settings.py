@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpcfed.core import rng
+
 VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUDNN_CONV_WSCAP_DBG")  # that `devices.prepare` may set
 FRESH = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}  # of numpy
 CUDNN = ("enabled", "benchmark", "deterministic", "allow_tf32")
@@ -24,7 +26,7 @@ def usual_settings() -> Iterator[None]:
     """
     before = settings()
     variables = {name: os.environ.get(name) for name in VARIABLES}
-    threads, states = torch.get_num_threads(), generator_states()
+    threads = torch.get_num_threads()
     try:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
@@ -32,6 +34,7 @@ def usual_settings() -> Iterator[None]:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.enabled = True
         with (
+            rng.keep_states(),
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast("cpu", enabled=False),
@@ -42,9 +45,6 @@ def usual_settings() -> Iterator[None]:
     finally:
         restore(before)
         torch.set_num_threads(threads)
-        torch.set_rng_state(states[0])
-        if states[1]:
-            torch.cuda.set_rng_state_all(states[1])
         for name, value in variables.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -82,9 +82,3 @@ def restore(before: dict[str, Any]) -> None:
         setattr(torch.backends.cudnn, name, value)
     if before["gpu"] is not None:
         torch.cuda.set_device(before["gpu"])
-
-
-def generator_states() -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Of the CPU, and of each GPU where torch has begun to use them."""
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return torch.get_rng_state(), gpus
