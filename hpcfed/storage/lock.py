@@ -244,8 +244,8 @@ class Lock:
     def lose(self, other: Holder) -> None:
         """End: what this process would write from now on would spoil the other's run."""
         text = f"{self.run}: {other} has taken this run folder over; this run ends here"
-        self.lost = text
         if self.end is None:
+            self.lost = text
             return
         print(f"hpcfed: {format_error(text)}", file=sys.stderr, flush=True)
         self.end(WRONG)
