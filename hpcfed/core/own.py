@@ -90,7 +90,7 @@ def lend(things: Mapping[str, Any]) -> Iterator[None]:
     """Inside, these names of a job stand for these classes and functions, whatever their modules
     hold; for what a script or notebook defines.
     """
-    before = dict(LENT)
+    before = {name: LENT[name] for name in things if name in LENT}
     LENT.update(things)
     for thing in things.values():
         with suppress(OSError, TypeError):  # of what has no source its messages name no line
@@ -98,7 +98,8 @@ def lend(things: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        LENT.clear()
+        for name in things:
+            LENT.pop(name, None)
         LENT.update(before)
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -38,6 +39,7 @@ from hpcfed.report.progress import Rounds
 from hpcfed.results.run import Run
 from hpcfed.storage.record import load as load_results
 
+ONE = threading.Lock()  # held by the run of this process
 LOOK = 0.2  # seconds between two looks at a run on ranks of its own
 LINES = 30  # of what they wrote last, where it is no message of hpcfed
 SAYS = "hpcfed: "  # how its messages begin
@@ -73,7 +75,7 @@ def run(
             check_importable(call.lent, ranks)
             status, number = beside(found, ranks, launcher)
         place = folder.of(found)
-    if status == RESUME_ME:
+    if status == RESUME_ME or number is not None:  # a signal may come when all is done
         stopped(number, place)
     return Run(place)
 
@@ -126,17 +128,24 @@ def where_it_is(words: Sequence[str], given: Given) -> str | None:
 
 def here(job: Any) -> tuple[int, int | None]:
     """Run it in this process; the exit status, and the signal that stopped it."""
-    with usual_settings(), own_folder():
-        try:
+    if not ONE.acquire(blocking=False):
+        raise ConfigError(
+            "hpcfed.run: another run goes on in this process, and torch's settings are "
+            "those of one; wait for its end, or give ranks = 2, which starts processes of its own"
+        )
+    try:
+        with usual_settings(), own_folder():
             return run_here(job, Serial())
-        except HpcfedError:
-            raise
-        except Exception as error:
-            if out_of_memory(error):
-                raise HpcfedError(f"out of memory: {error}; {ADVICE}") from error
-            if theirs := own.explain_error(error):
-                raise own.OwnError(theirs) from error
-            raise
+    except HpcfedError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise HpcfedError(f"out of memory: {error}; {ADVICE}") from error
+        if theirs := own.explain_error(error):
+            raise own.OwnError(theirs) from error
+        raise
+    finally:
+        ONE.release()
 
 
 def beside(job: Any, ranks: int, launcher: str) -> tuple[int, int | None]:

@@ -334,9 +334,38 @@ def mpi(monkeypatch):
     return " ".join([launcher()[0], *launcher()[1:]])
 
 
-def test_ranks_of_its_own_have_the_same_bits(by_command, mpi):
-    run = hpcfed.run(TINY, ranks=2, launcher=mpi, algorithm=FedProx(mu=0.5), out="two")
-    assert run.header["ranks"] == 2 and digest("two") == by_command
+def test_ranks_of_its_own_have_the_same_bits_also_of_classes_of_a_file_and_of_arrays(
+    mpi, tmp_path, monkeypatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "minealone.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    import minealone
+
+    given = {"algorithm": minealone.Mine(scale=0.3), "model": minealone.build, "data": arrays()}
+    hpcfed.run(TINY, **given, out="one")
+    run = hpcfed.run(TINY, ranks=2, launcher=mpi, **given, out="two")
+    assert run.header["ranks"] == 2 and digest("two") == digest("one")
+
+
+def test_a_signal_that_comes_when_all_is_done_is_passed_on_too(monkeypatch):
+    hpcfed.run(TINY, algorithm="local", out="run")
+    monkeypatch.setattr(python, "here", lambda job: (DONE, signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        hpcfed.run(TINY, algorithm="local", out="run")
+
+
+class Nested(hpcfed.RoundBased):
+    """Begins a run inside a run."""
+
+    def loss(self, client, state, model, x, y):
+        hpcfed.run(TINY, algorithm="local", out="inner")
+
+
+def test_one_run_at_a_time_computes_in_a_process():
+    with pytest.raises(hpcfed.ConfigError, match="another run goes on in this process"):
+        hpcfed.run(TINY, algorithm=Nested, out="run")
+    assert len(hpcfed.run(TINY, algorithm="local", out="run")) == 2
 
 
 def test_ctrl_c_stops_ranks_and_resume_goes_on_and_a_mistake_is_one_message(mpi, monkeypatch):
