@@ -102,6 +102,11 @@ def checked(call: Call, resume: bool | str | Path) -> Any:
             "hpcfed.run: dry_run: a call returns the results of a run, and a dry run has none; "
             "`hpcfed run JOB.toml --dry-run` prints what a job would do"
         )
+    if not (job.resume or job.overwrite) and folder.holds(job.folder):
+        raise ConfigError(
+            f"hpcfed.run: out: {job.folder} holds a run already; resume=True goes on with it, "
+            "overwrite=True replaces it; or give another out"
+        )
     return job
 
 

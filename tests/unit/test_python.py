@@ -352,7 +352,7 @@ def test_a_signal_that_comes_when_all_is_done_is_passed_on_too(monkeypatch):
     hpcfed.run(TINY, algorithm="local", out="run")
     monkeypatch.setattr(python, "here", lambda job: (DONE, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        hpcfed.run(TINY, algorithm="local", out="run")
+        hpcfed.run(TINY, algorithm="local", out="run", resume=True)
 
 
 class Nested(hpcfed.RoundBased):
@@ -366,6 +366,8 @@ def test_one_run_at_a_time_computes_in_a_process():
     with pytest.raises(hpcfed.ConfigError, match="another run goes on in this process"):
         hpcfed.run(TINY, algorithm=Nested, out="run")
     assert len(hpcfed.run(TINY, algorithm="local", out="run")) == 2
+    with pytest.raises(hpcfed.ConfigError, match="run holds a run already; resume=True goes on"):
+        hpcfed.run(TINY, algorithm="local", out="run")
 
 
 def test_ctrl_c_stops_ranks_and_resume_goes_on_and_a_mistake_is_one_message(mpi, monkeypatch):
