@@ -54,7 +54,7 @@ setup(
         "isal>=1.6",  # checksums of checkpoints at six times the speed of zlib's
         "rich>=13",
         "matplotlib>=3.8",
-        "scikit-learn>=1.4",  # the digits data set
+        "scikit-learn>=1.4",  # the digits data set, metrics
         "scipy>=1.11",  # tests of differences; scikit-learn needs it too
         "mpi4py>=4",
         "tomli-w>=1",  # job files that hpcfed writes

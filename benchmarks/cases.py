@@ -19,7 +19,6 @@ from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core.compat import import_torchvision
 from hpcfed.core.rng import stream
-from hpcfed.engine import events
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
 
@@ -80,7 +79,7 @@ class Case:
     def rounds(self, *more: str) -> Rounds:
         """hpcfed before its first round, one rank in this process, no evaluation, no files."""
         job, comm = self.job(*QUIET, *more), Serial()
-        return events.start(federation(job, comm, world(job, comm)))
+        return Rounds(federation(job, comm, world(job, comm)))
 
     def tensors(self, split: str = "train") -> list[tuple[Tensor, Tensor]]:
         """Each client's normalised images and labels, in memory."""

@@ -25,7 +25,6 @@ from launch import on_ranks
 from paired import Ratio, Row, ratio, save, table
 
 from hpcfed.comm import Comm, connect
-from hpcfed.engine import events
 from hpcfed.engine.record import peak_bytes
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
@@ -129,7 +128,7 @@ def inside(options: argparse.Namespace) -> None:
 
 def started(case: cases.Case, comm: Comm, steps: int) -> Rounds:
     job = case.job(*cases.QUIET, "--local.steps", str(steps), "--run.resident", "100")
-    return events.start(federation(job, comm, world(job, comm)))
+    return Rounds(federation(job, comm, world(job, comm)))
 
 
 def timed(rounds: Rounds) -> float:

@@ -123,12 +123,12 @@ def child(flags: list[str], fill: bool) -> None:
     """The run: says when it can begin, then makes a round for each line that it reads."""
     from hpcfed.comm import Serial
     from hpcfed.config.load import load
-    from hpcfed.engine import events
     from hpcfed.engine.record import peak_bytes
+    from hpcfed.engine.rounds import Rounds
     from hpcfed.engine.setup import federation, world
 
     job = load(flags)
-    rounds = events.start(federation(job, Serial(), world(job, Serial())))
+    rounds = Rounds(federation(job, Serial(), world(job, Serial())))
     if fill:
         grown(rounds)
     kept = rounds.fed.store.kept

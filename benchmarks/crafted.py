@@ -41,7 +41,8 @@ from hpcfed.config.load import load
 from hpcfed.core.errors import HpcfedError
 from hpcfed.core.rng import stream
 from hpcfed.data.holdings import Partition
-from hpcfed.engine import events, folder
+from hpcfed.engine import folder
+from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
 from hpcfed.engine.survival import saving
 from hpcfed.report.watch.terminal import render
@@ -112,7 +113,7 @@ def facts(run: Path) -> Any:
 def resumed(run: Path) -> None:
     """What `--resume` reads."""
     job = load(["--resume", str(run)], folder.read_job, environ={})
-    rounds = events.start(federation(job, Serial(), facts(clean_of(run))))
+    rounds = Rounds(federation(job, Serial(), facts(clean_of(run))))
     saving.restore(rounds, run)
     results.Results.resume(run, rounds.t, {"job": job.plain()})
 

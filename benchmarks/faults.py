@@ -462,7 +462,7 @@ FAULTS |= {
     "stop-starting": Fault(
         "SIGSTOP of a rank before the first round, watchdog of 10 s, --resume",
         partial(ranks, STOP, 1),
-        (HUNG,),
+        (HUNG, FAULT),  # FAULT: before MPI is up, where no Python runs (comm/ulfm.py)
         WATCHDOG,
         rounds=(0, 0),
     ),

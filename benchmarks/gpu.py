@@ -29,7 +29,6 @@ from torch import nn
 
 from hpcfed.comm.serial import Serial
 from hpcfed.config.load import load
-from hpcfed.engine import events
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
 from hpcfed.machine import devices
@@ -144,7 +143,7 @@ def accuracies(kind: str, rounds: int) -> Iterator[Row]:
 
 
 def started(job: Any) -> Rounds:
-    return events.start(federation(job, Serial(), world(job, Serial())))
+    return Rounds(federation(job, Serial(), world(job, Serial())))
 
 
 def shared(

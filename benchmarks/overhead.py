@@ -22,9 +22,9 @@ from paired import Row, interleaved, ratio, save
 from rawloop import RawLoop
 
 from hpcfed.comm.serial import Serial
-from hpcfed.engine import events
 from hpcfed.engine.folder import of as folder_of
 from hpcfed.engine.folder import prepare
+from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import Loop, open_results
 from hpcfed.engine.setup import federation, world
 from hpcfed.engine.survival.recover import Course
@@ -105,7 +105,7 @@ def whole(case: Case) -> Callable[[], object]:
     out = Path(mkdtemp(dir=folder().name))
     job, comm = case.job(*EVERYTHING, *engine("eager"), "--out", str(out)), Serial()
     facts = world(job, comm)
-    rounds = events.start(federation(job, comm, facts))
+    rounds = Rounds(federation(job, comm, facts))
     place = folder_of(job)
     prepare(job, comm, place)
     loop = Loop(
@@ -122,7 +122,7 @@ def one_round(loop: Loop) -> None:
     """What `Loop.run` does in each round."""
     row, _ = loop.rounds.step(loop.flags)
     loop.write(row)
-    loop.save()
+    loop.checkpoints.save()
 
 
 def whole_raw(case: Case) -> Callable[[], object]:

@@ -23,14 +23,6 @@ virtual time those of [EventBased](#eventbased) and [Method](#method). Both call
 [Federation](#federation), [Client](#client) and [the training loop](#localsteps).
 """
 Function = ast.FunctionDef
-EXCHANGE = (
-    "mean",
-    "gather",
-    "each",
-    "from_client",
-    "to_client",
-    "on_root",
-)
 PARTS = (  # file, and what of it is shown: a class with these members, with all, or a function
     (
         "algorithms/base.py",
@@ -61,24 +53,30 @@ PARTS = (  # file, and what of it is shown: a class with these members, with all
         "federation/federation.py",
         {
             "Federation": (
-                "K",
-                "seed",
-                "d",
-                "cohort_size",
-                "sample",
-                "prepare",
                 "initial",
                 "shapes",
-                "start_alike",
-                "pooled",
-                "draw_public",
                 "module",
+                "start_alike",
+                "cohort_size",
+                "sample",
+                "draw_public",
+                "run",
+                "stream",
+                "mine",
                 "work",
+                "prepare",
+                "pooled",
+                "down",
+                "up",
+                "mean",
+                "gather",
+                "each",
+                "at_root",
+                "from_root",
+                "on_root",
             )
         },
     ),
-    ("federation/turns.py", {"Turns": ("run", "stream", "mine")}),
-    ("federation/exchange.py", {"Exchange": ("down", "up", *EXCHANGE)}),
     (
         "clients/client.py",
         {"Client": ("memory", "n", "model", "params", "load", "borrowed"), "Shard": ("pick",)},
@@ -93,14 +91,27 @@ PARTS = (  # file, and what of it is shown: a class with these members, with all
 )
 ATTRIBUTES = {  # that are no ClassVar: name, meaning
     "Federation": (
+        ("job", "the job: `fed.job.local.lr` and so on"),
+        ("seed", "the job's seed"),
+        ("K", "number of clients"),
+        ("classes", "number of classes"),
+        ("d", "units of the representation (`models.d`)"),
+        ("device", "where this rank's tensors are"),
         ("architectures", "of all clients, by number"),
         ("sizes", "training examples of all clients, by number"),
         ("label_counts", "[K, C]: training examples of each class that each client has"),
-        ("classes", "number of classes"),
         ("public", "`Shard` of examples that no client holds (`data.public`); may be empty"),
-        ("job", "the job: `fed.job.local.lr` and so on"),
-        ("device", "where this rank's tensors are"),
         ("t", "the round, from 0"),
+        ("clients", "this rank's clients, by number"),
+        (
+            "tallies",
+            "what each client did: a method adds forward passes beside training to "
+            "`fed.tallies[client.id].work`, in examples trained on",
+        ),
+        (
+            "participation.profiles, .announced",
+            "for virtual time: a client's device and network, and its bytes of a round",
+        ),
     ),
     "Client": (
         ("id", "number of the client, from 0"),
@@ -110,11 +121,10 @@ ATTRIBUTES = {  # that are no ClassVar: name, meaning
     ),
 }
 ABOUT = {  # in the place of a docstring that speaks of more than is shown
-    "Turns": "Which clients this rank has, and how they work.",
-    "Exchange": "What goes between clients and server. `down`, `up`, `mean` and `gather` count "
-    "bytes; the others move what is counted so.",
+    "Federation": "All clients and the server, as one rank sees them, in the order in which a "
+    "method meets them. `down`, `up`, `mean` and `gather` count bytes; `each`, `at_root`, "
+    "`from_root` and `on_root` move what is counted so.",
 }
-HEADS = {"Turns": "Federation: turns of clients", "Exchange": "Federation: sending and means"}
 DECLARED = re.compile(r"((?:^    # .+\n)+)    (\w+): ClassVar\[.+\] = (.+)$", re.MULTILINE)
 
 
@@ -152,7 +162,7 @@ def klass(node: ast.ClassDef, text: str, members: tuple[str, ...]) -> str:
     every = {child.name: child for child in node.body if isinstance(child, Function)}
     shown = known.values() if members == ALL else (every[name] for name in members)
     return joined(
-        f"## {HEADS.get(node.name, node.name)}",
+        f"## {node.name}",
         prose(ABOUT.get(node.name) or ast.get_docstring(node)),
         declared,
         table(("attribute", "meaning"), own) if own else "",

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from hpcfed.config.parts import Part, Share  # noqa: F401, methods take Share from here
 from hpcfed.core.params import Mean, Params
 from hpcfed.training import stacked
 from hpcfed.training.local import sgd
+from hpcfed.training.losses import objective
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -37,6 +37,8 @@ class Method(Part):
     # what it cannot do without: "public" data, a "proxy" model beside each client's own, a "server"
     # model
     needs: ClassVar[tuple[str, ...]] = ()
+    # whether it can be trained on survival times: all that it makes of labels is the default `loss`
+    survival: ClassVar[bool] = False
     # augmented copies of a batch that the loss gets
     views: ClassVar[int] = 1
     # whether partial work counts; else stragglers are left out of the round
@@ -124,7 +126,7 @@ class Method(Part):
 
     def loss(self, client: Client, state: State, model: Model, x: Any, y: Tensor) -> Tensor:
         """The local objective on one batch, a scalar."""
-        return F.cross_entropy(model(x), y)
+        return objective(model(x), y)
 
     def adapted(
         self, fed: Federation, client: Client, state: State, t: int
@@ -209,7 +211,8 @@ class RoundBased(Method):
         """
         uploads = fed.stream(
             cohort,
-            lambda client: self.local(fed, client, state, t),
+            partial(self.local, fed),
+            given=(state, t),
             together=lambda clients: stacked.train(fed, self, clients, state, t),
         )
         return self.server(state, fed.mean(uploads, keep=state, last=True))

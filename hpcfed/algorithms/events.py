@@ -94,7 +94,7 @@ class EventBased(Method):
 
     def seconds(self, fed: Federation, k: int, examples: int) -> float:
         """Virtual seconds of one job of client k with so many examples."""
-        return fed.profiles.seconds(k, examples, *fed.announced(k))
+        return fed.participation.profiles.seconds(k, examples, *fed.participation.announced(k))
 
     def delay(self, fed: Federation, k: int) -> float:
         """Virtual seconds after its job's start in which client k's model reaches those that are

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,7 +12,8 @@ from pydantic_core import to_jsonable_python
 from hpcfed.config.architectures import find as find_model
 from hpcfed.config.datasets import DATASETS
 from hpcfed.config.methods import ALGORITHMS
-from hpcfed.core.errors import ConfigError
+from hpcfed.config.metrics import METRICS
+from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.registry import find
 from hpcfed.storage.fields import flat
 
@@ -43,11 +45,23 @@ def check(job: Job, stored: bool = False) -> None:
     for name in filter(None, (job.data.name, job.data.public_source)):
         if not Path(name).suffix:
             find("data set", name, DATASETS)
+    check_metrics(job.evaluate.metrics)
     check_listed(job)
     population(job)
     check_method(job)
     if not stored:
         effective(job)
+
+
+def check_metrics(names: Sequence[str]) -> None:
+    """ConfigError for a metric that does not exist, or is named twice. Whether it fits the data is
+    known when these are loaded (`metrics.choose`).
+    """
+    for i, name in enumerate(names):
+        if name not in METRICS:
+            raise ConfigError(f"evaluate.metrics: {unknown('metric', name, METRICS)}")
+        if name in names[:i]:
+            raise ConfigError(f"evaluate.metrics names {name} twice; leave one of them away")
 
 
 def check_listed(job: Job) -> None:

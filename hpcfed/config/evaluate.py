@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from hpcfed.config.limits import PositiveInt
+from hpcfed.config.limits import Names, PositiveInt
 from hpcfed.config.parts import Part
 
 
@@ -22,6 +22,10 @@ class Evaluate(Part):
     clients: Literal["auto", "all", "cohort"] | PositiveInt = "auto"
     """Whom to evaluate after a round: all, the cohort, or so many drawn once; auto: all of up to
     10,000.
+    """
+    metrics: Names = ()
+    """What to measure beside accuracy (`hpcfed list metrics`), separated by commas; none: accuracy
+    for classes, what is usual for the task of other data.
     """
     batch: PositiveInt = 256
     """Examples in one forward pass."""

@@ -116,6 +116,20 @@ def labels(y: np.ndarray, n: int, where: str) -> np.ndarray:
     return y.astype(np.int64)
 
 
+def survival(y: np.ndarray, n: int, where: str) -> np.ndarray:
+    """Survival times as [n, 2], float32: time, >= 0, and whether the event was seen, 0 or 1.
+    Raises DataError.
+    """
+    if y.shape != (n, 2) or y.dtype.kind not in "iuf":
+        raise DataError(
+            f"{where}: {y.dtype} {list(y.shape)} holds no survival times of {n} examples; store "
+            "floats [n, 2]: time, and 1 where the event was seen, else 0"
+        )
+    first_bad(y[:, 0], ~np.isfinite(y[:, 0]) | (y[:, 0] < 0), where, "a time is 0 or more")
+    first_bad(y[:, 1], (y[:, 1] != 0) & (y[:, 1] != 1), where, "an event is 1 (seen) or 0")
+    return y.astype(np.float32)
+
+
 def classes(given: list[str] | None, y: np.ndarray, where: str) -> tuple[str, ...]:
     """The class names: those given, else "0".."C-1" with C from the largest label.
 

@@ -10,8 +10,9 @@ import h5py
 import numpy as np
 from PIL import Image
 
+from hpcfed.config.metrics import TASKS
 from hpcfed.core.content import parse_json
-from hpcfed.core.errors import DataError
+from hpcfed.core.errors import DataError, unknown
 from hpcfed.core.rng import stream
 from hpcfed.data import check
 from hpcfed.data.moments import moments
@@ -22,6 +23,8 @@ from hpcfed.data.text import encode
 from hpcfed.storage.untrusted import attribute
 
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"
+OUTPUTS = {"binary": 2, "survival": 1}  # of models, where a task says how many
+RISK = ("log risk",)  # what a model of survival times gives
 HELD_OUT = 0.2  # share of the training examples that serves as test split where a file has none
 
 
@@ -45,6 +48,7 @@ class File:
     test: Raw | None
     classes: list[str] | None = None
     vocabulary: int = 0
+    task: str = "classes"
 
 
 def read(path: Path, text: Text = TEXT) -> DataSet:
@@ -53,7 +57,9 @@ def read(path: Path, text: Text = TEXT) -> DataSet:
     HDF5: groups `train` and `test`, each with `images` (or `x`; or `jpeg_offsets` and `jpeg_body`,
     beside a `jpeg_header` at the top; or `text`), `labels` (or `y`) and perhaps `users` (or
     `user_hash`); attribute `classes`: JSON list of names.  With an attribute `vocabulary` V, x is
-    tokens, [n, L], 0..V-1, 0 for padding.
+    tokens, [n, L], 0..V-1, 0 for padding; attribute `task`: "binary" where the second of two
+    classes is positive and rare, "next" where the label is the token that follows, "survival" where
+    labels are [n, 2], time and whether the event was seen.
     NPZ: x_train (or text_train), y_train, x_test, y_test, perhaps users_train, users_test, and
     vocabulary. Without a test split, a fixed, stratified fifth of the training examples is held
     out.  Mean and deviation, and the vocabulary of texts, are those of the training split.  text:
@@ -98,11 +104,14 @@ def _read_hdf5(path: Path) -> File:
         vocabulary = check.vocabulary(
             attribute(opened, "vocabulary", 0), f"{path}: attribute vocabulary"
         )
+        task = str(attribute(opened, "task", "classes"))
+    if task not in TASKS:
+        raise DataError(f"{path}: attribute task: {unknown('task', task, TASKS)}")
     if names is not None and not (isinstance(names, list) and names):
         raise DataError(
             f"{path}: attribute 'classes' is {names!r}; store a JSON list of class names"
         )
-    return File(train, test, names, vocabulary)
+    return File(train, test, names, vocabulary, task)
 
 
 def _raw_group(path: Path, file: Nodes, part: str) -> Raw:
@@ -173,10 +182,16 @@ def _decode_jpegs(path: Path, file: Nodes, part: str) -> np.ndarray:
 
 def _assemble(path: Path, file: File, text: Text) -> DataSet:
     train, raws = file.train, [file.train, *filter(None, [file.test])]
-    splits = number_users([_split(path, raw, file.vocabulary) for raw in raws])
-    classes = check.classes(file.classes, splits[0].y, f"{path}: {train.names[1]}")
+    splits = number_users([_split(path, raw, file) for raw in raws])
+    survival = file.task == "survival"
+    classes = (
+        tuple(file.classes or RISK)
+        if survival
+        else check.classes(file.classes, splits[0].y, f"{path}: {train.names[1]}")
+    )
     for raw, split in zip(raws, splits, strict=True):
-        check.below(split.y, len(classes), f"{path}: {raw.names[1]}")
+        if not survival:
+            check.below(split.y, len(classes), f"{path}: {raw.names[1]}")
         if split.x.shape[1:] != splits[0].x.shape[1:] or split.x.dtype != splits[0].x.dtype:
             raise DataError(
                 f"{path}: {raw.names[0]} is {split.x.dtype} {list(split.x.shape[1:])} an "
@@ -190,18 +205,27 @@ def _assemble(path: Path, file: File, text: Text) -> DataSet:
     if splits[0].x.dtype == object:
         with add_path_to_errors(path):
             splits, vocabulary = encode(splits, text)
-    return DataSet(
-        path.stem, *splits, classes, *(((), ()) if vocabulary else moments(splits[0].x)), vocabulary
-    )
+    if file.task in OUTPUTS and len(classes) != OUTPUTS[file.task]:
+        raise DataError(
+            f"{path}: attribute task is {file.task!r}, which has {OUTPUTS[file.task]} classes, but "
+            f"there are {len(classes)}; store another task, or other classes"
+        )
+    numbers = ((), ()) if vocabulary else moments(splits[0].x)
+    return DataSet(path.stem, *splits, classes, *numbers, vocabulary, file.task)
 
 
-def _split(path: Path, raw: Raw, vocabulary: int) -> Split:
+def _split(path: Path, raw: Raw, file: File) -> Split:
     where = f"{path}: {raw.names[0]}"
     if raw.x.dtype.kind in "OSU":
         x = check.texts(raw.x, where)
     else:
-        x = check.tokens(raw.x, vocabulary, where) if vocabulary else check.images(raw.x, where)
-    y = check.labels(raw.y, len(x), f"{path}: {raw.names[1]}")
+        x = (
+            check.tokens(raw.x, file.vocabulary, where)
+            if file.vocabulary
+            else check.images(raw.x, where)
+        )
+    as_task = check.survival if file.task == "survival" else check.labels
+    y = as_task(raw.y, len(x), f"{path}: {raw.names[1]}")
     users = None if raw.users is None else check.users(raw.users, len(x), f"{path}: {raw.names[2]}")
     return Split(x, y, users)
 
@@ -224,7 +248,8 @@ def _hold_out(split: Split, path: Path) -> list[Split]:
         raise DataError(
             f"{path}: {len(split.y)} examples are too few to hold out a test split; store one"
         )
-    test = take(split.y, apportion(size, np.bincount(split.y)), stream(0, "hold-out"))
+    strata = split.strata
+    test = take(strata, apportion(size, np.bincount(strata)), stream(0, "hold-out"))
     train = np.setdiff1d(np.arange(len(split.y)), test)
     users = split.users
     return [

@@ -42,12 +42,23 @@ class Partition:
         return tuple(map(len, self.train))
 
     @property
+    def test_sizes(self) -> np.ndarray:
+        """Test examples of each client, [K], int64."""
+        return np.array([len(part) for part in self.test])
+
+    @property
     def everything(self) -> np.ndarray:
         """All clients' training examples."""
         return np.concatenate(self.train)
 
     def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Training examples of each client and class, [K, C]; labels: [n] of the training split."""
+        """Training examples of each client and class, [K, C]; of survival times of each client,
+        [K, 1].
+
+        labels: y of the training split.
+        """
+        if labels.ndim > 1:
+            return np.array(self.sizes)[:, None]
         return np.stack([np.bincount(labels[part], minlength=classes) for part in self.train])
 
     def save(self, path: Path, run_id: str = "") -> None:

@@ -80,12 +80,13 @@ def split(data: DataSet, settings: Settings, clients: int, seed: int) -> Partiti
     """
     if settings.partition_file is not None:
         return _from_file(settings.partition_file, data, clients, settings.public)
-    apart = public(data.train.y, settings.public, stream(seed, "public"))
+    apart = public(data.train.strata, settings.public, stream(seed, "public"))
     pool = np.setdiff1d(np.arange(len(data.train.y)), apart)
-    pool = pool[limit(data.train.y[pool], settings.train_limit, stream(seed, "limit"))]
+    pool = pool[limit(data.train.strata[pool], settings.train_limit, stream(seed, "limit"))]
     train = tuple(np.sort(pool[part]) for part in _draw(data.train, pool, settings, clients, seed))
+    labels, tests = data.train.strata, data.test.strata
     test = tuple(
-        mirror(data.train.y, part, data.test.y, settings.test_share, stream(seed, "test", k))
+        mirror(labels, part, tests, settings.test_share, stream(seed, "test", k))
         for k, part in enumerate(train)
     )
     return Partition(train, test, apart)
@@ -100,7 +101,9 @@ def _draw(
         raise DataError(
             f"{clients} clients cannot share {len(pool)} examples; take 1 to {len(pool)} clients"
         )
-    mine = Split(train.x[:0], train.y[pool], None if train.users is None else train.users[pool])
+    mine = Split(
+        train.x[:0], train.strata[pool], None if train.users is None else train.users[pool]
+    )
     parts = draw(mine, settings, clients, stream(seed, "partition"))
     for k, part in enumerate(parts):
         if not len(part):

@@ -29,13 +29,21 @@ class Split:
 
     x: [n, channels, height, width], uint8 (0..255) or float32 (0..1); or tokens, [n, L], int32, 0
     is padding.
-    y: [n], int64, 0..C-1.
+    y: [n], int64, 0..C-1; or survival times, [n, 2], float32: time, and 1 where the event was seen
+    then, 0 where it had not come yet (censored).
     users: [n], int64, the natural client of each example, or None where the data name none.
     """
 
     x: np.ndarray
     y: np.ndarray
     users: np.ndarray | None = None
+
+    @property
+    def strata(self) -> np.ndarray:
+        """[n], int64, by what examples are drawn in proportion: labels; of survival times whether
+        the event was seen.
+        """
+        return self.y if self.y.ndim == 1 else self.y[:, 1].astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,10 @@ class DataSet:
 
     classes: C names.  mean, std: one number a channel, on the 0..1 scale where x is uint8, else on
     the scale of x; over the training split; empty for tokens.  vocabulary: how many different
-    tokens there are, padding included; 0 for images.
+    tokens there are, padding included; 0 for images.  task: what the labels are, one of
+    `hpcfed.config.metrics.TASKS`: "classes"; "binary", two classes of which the second is positive
+    and rare; "next", the token that follows; "survival", times, and a model has one output, the
+    logarithm of the risk, which `classes` names.
     """
 
     name: str
@@ -54,13 +65,15 @@ class DataSet:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     vocabulary: int = 0
+    task: str = "classes"
 
 
 def to_arrays(data: DataSet) -> Arrays:
     """The data set as arrays alone, to be shared between the ranks of a node; the facts are JSON
     bytes.
     """
-    facts = {name: getattr(data, name) for name in ("name", "classes", "mean", "std", "vocabulary")}
+    names = ("name", "classes", "mean", "std", "vocabulary", "task")
+    facts = {name: getattr(data, name) for name in names}
     arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
     for part, split in (("train", data.train), ("test", data.test)):
         fields = {"x": split.x, "y": split.y, "users": split.users}
@@ -76,4 +89,6 @@ def from_arrays(arrays: Arrays) -> DataSet:
         Split(arrays[f"{p}_x"], arrays[f"{p}_y"], arrays.get(f"{p}_users")) for p in parts
     )
     rows = {key: tuple(facts[key]) for key in ("classes", "mean", "std")}
-    return DataSet(facts["name"], train, test, **rows, vocabulary=facts["vocabulary"])
+    return DataSet(
+        facts["name"], train, test, **rows, vocabulary=facts["vocabulary"], task=facts["task"]
+    )

@@ -54,12 +54,17 @@ class Synthetic:
             + 50
         )
 
+    @cached_property
+    def test_sizes(self) -> np.ndarray:
+        """Test examples of each client, [K], int64."""
+        return np.maximum(1, (self.sizes * self.test_share).astype(np.int64))
+
     def client_data(self, k: int) -> tuple[Split, Split]:
         """Training and test examples of client k: the same wherever and whenever they are made."""
         g, n = stream(self.seed, "synthetic", k), int(self.sizes[k])
         u, v = g.normal(0, self.alpha), g.normal(g.normal(0, self.beta), 1, len(SPREAD))
         weight, bias = g.normal(u, 1, (len(SPREAD), CLASSES)), g.normal(u, 1, CLASSES)
-        total = n + max(1, int(n * self.test_share))
+        total = n + int(self.test_sizes[k])
         x = v + SPREAD * g.standard_normal((total, len(SPREAD)))
         y = (x @ weight + bias).argmax(1)
         images = x.astype(np.float32).reshape(total, *SHAPE)

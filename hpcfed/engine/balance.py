@@ -1,11 +1,17 @@
-"""Whether clients should move to other ranks, and how they do."""
+"""Measured costs of clients, whether they should move to other ranks, and how they do."""
 
+from __future__ import annotations
+
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfed.federation.federation import Federation
 from hpcfed.machine.placement import makespan, place
+
+if TYPE_CHECKING:
+    from hpcfed.federation.federation import Federation
 
 # clients are moved only where that shortens a round by more than this factor: of two ranks one
 WORTH = 1.02
@@ -52,11 +58,65 @@ def move(fed: Federation, to: Mapping[int, int]) -> None:
     """Give these clients their ranks; collective. Those that keep nothing move without a
     message.
     """
-    moves = {k: rank for k, rank in to.items() if rank != fed.placement[k]}
-    keeping = (
-        fed.comm.gather({k: 1 for k in moves if k in fed.clients and fed.keeps(k)}) if moves else {}
-    )
+    placement = fed.placement
+    moves = {k: rank for k, rank in to.items() if rank != placement.ranks[k]}
+    if not moves:
+        return
+    full = fed.comm.gather({k: 1 for k in moves if k in fed.clients and placement.has_parcel(k)})
     for k, rank in moves.items():
-        if k in keeping:
-            fed.hand_over(k, fed.placement[k], rank)
-        fed.placement[k] = rank
+        if k in full:
+            placement.move(k, placement.ranks[k], rank)
+        placement.ranks[k] = rank
+
+
+class Balance:
+    """What clients were measured to take, and moves of them that make rounds shorter.
+
+    seconds: [K], training seconds per example on a rank of speed 1; nan: not yet.
+    """
+
+    def __init__(self, fed: Federation) -> None:
+        self.fed = fed
+        self.seconds = np.full(fed.K, np.nan)
+        self._rates: dict[str, float] = {}  # architecture -> seconds an example, the last
+
+    def measure(self, ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
+        """Keep what clients took in a round, of its record."""
+        trained, placement = columns["examples"] > 0, self.fed.placement
+        fast = np.array([placement.speeds[placement.ranks[k]] for k in ids[trained].tolist()])
+        took = fast * columns["seconds"][trained] / columns["examples"][trained]
+        self.seconds[ids[trained]] = took
+        by_kind = defaultdict(list)
+        for k in ids[trained].tolist():
+            by_kind[self.fed.architectures[k]].append(self.seconds[k])
+        self._rates |= {kind: float(np.median(seconds)) for kind, seconds in by_kind.items()}
+
+    def deal(self, cohort: list[int]) -> None:
+        """Give each rank as much of the cohort as the others have, in whole groups; collective."""
+        groups, placement = self.fed.turns.grouping(cohort), self.fed.placement
+        costs = [sum(self._estimate(ks)) for ks in groups]
+        held = [placement.ranks[ks[0]] for ks in groups]
+        new = level(costs, held, placement.speeds)
+        move(self.fed, {k: rank for ks, rank in zip(groups, new, strict=True) for k in ks})
+
+    def rebalance(self) -> int:
+        """Move clients to ranks by measured cost where that pays; collective. Returns how many
+        moved.
+        """
+        if not np.isfinite(self.seconds).all():  # until each has trained
+            return 0
+        ranks = self.fed.placement.ranks
+        costs = (self.seconds * self.fed.sizes).tolist()  # of one epoch
+        new = better(costs, ranks, self.fed.placement.speeds)
+        moved = {k: new[k] for k in range(self.fed.K) if new[k] != ranks[k]}
+        move(self.fed, moved)
+        return len(moved)
+
+    def _estimate(self, ks: list[int]) -> list[float]:
+        """Cost of these clients' next round: seconds as their architectures took last; before that,
+        estimates.
+        """
+        kinds, sizes = [self.fed.architectures[k] for k in ks], [self.fed.sizes[k] for k in ks]
+        if self._rates.keys() >= set(kinds):
+            return [self._rates[kind] * n for kind, n in zip(kinds, sizes, strict=True)]
+        return [self.fed.placement.costs[k] for k in ks]

@@ -42,9 +42,9 @@ def calibrate(facts: World, fed: Federation) -> None:
     if not found:
         return
     sizes = zip(fed.architectures, fed.sizes, strict=True)
-    fed.costs = [float(found[kind]) * n for kind, n in sizes]
+    fed.placement.costs = [float(found[kind]) * n for kind, n in sizes]
     if not facts.many:  # of a population each round's clients are placed anew
-        places = place(fed.costs, fed.comm.size, fed.speeds)
+        places = place(fed.placement.costs, fed.comm.size, fed.placement.speeds)
         balance.move(fed, dict(enumerate(places)))
 
 

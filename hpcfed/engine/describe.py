@@ -17,7 +17,7 @@ from hpcfed.core.tables import size
 from hpcfed.core.version import __version__
 from hpcfed.engine.memory import need
 from hpcfed.engine.record import SMALL
-from hpcfed.federation.journal import WHY
+from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices
 from hpcfed.machine.placement import makespan
 from hpcfed.machine.room import weights
@@ -42,8 +42,12 @@ def header(job: Job, facts: World, rounds: Rounds) -> dict[str, Any]:
         "algorithm": job.algorithm.name,
         "data": facts.data.name,
         "classes": list(facts.data.classes),
+        "task": facts.data.task,
+        "metrics": list(rounds.fed.data.metrics),
         "inputs": inputs(facts),
-        "architectures": list(facts.architectures if job.clients <= SMALL else rounds.kinds),
+        "architectures": list(
+            facts.architectures if job.clients <= SMALL else rounds.recorder.kinds
+        ),
         "faults": list(WHY),  # what the numbers of clients/fault mean
         "ranks": rounds.fed.comm.size,
         "placement": placement_of(rounds),
@@ -67,7 +71,7 @@ def inputs(facts: World) -> dict[str, Any]:
 
 def placement_of(rounds: Rounds) -> list[int]:
     """The rank of each client; of very many clients nothing."""
-    return list(rounds.fed.placement) if rounds.fed.K <= SMALL else []
+    return list(rounds.fed.placement.ranks) if rounds.fed.K <= SMALL else []
 
 
 def arrays(facts: World, rounds: Rounds) -> dict[str, np.ndarray]:
@@ -144,7 +148,7 @@ def memory(facts: World, fed: Federation) -> dict[int, float]:
     """Bytes of weights by rank."""
     size = {name: fed.store.layout(name).size * 4 for name in set(facts.architectures)}
     held: dict[int, list[str]] = {rank: [] for rank in range(fed.comm.size)}
-    for k, rank in enumerate(fed.placement):
+    for k, rank in enumerate(fed.placement.ranks):
         held[rank].append(facts.architectures[k])
     return {rank: float(weights(kinds, size, fed.store.stateless)) for rank, kinds in held.items()}
 
@@ -153,24 +157,29 @@ def plan(job: Job, facts: World, fed: Federation) -> None:
     """Print what would be run: job, placement, memory, traffic."""
     from hpcfed.engine.dryrun import show
 
-    balance = sum(facts.costs) / sum(fed.speeds) / makespan(facts.costs, fed.placement, fed.speeds)
+    balance = (
+        sum(facts.costs)
+        / sum(fed.placement.speeds)
+        / makespan(facts.costs, fed.placement.ranks, fed.placement.speeds)
+    )
     traffic = [job.algorithm.traffic(fed, k) for k in range(min(fed.K, SMALL))]
     device = f"{fed.device}; {on_gpu(facts, fed)}"
     show(
         job.plain(),
         job.origins(),
         facts,
-        fed.placement,
+        fed.placement.ranks,
         memory(facts, fed),
         traffic,
         balance,
         device,
+        fed.data.metrics,
     )
 
 
 def on_gpu(facts: World, fed: Federation) -> str:
     """What rank 0 takes of a GPU, in words."""
     takes = size(need(facts, fed).total)
-    if fed.share:
-        return f"it takes at least {takes} of its {size(fed.share)} of the GPU's memory"
+    if fed.gpu.memory:
+        return f"it takes at least {takes} of its {size(fed.gpu.memory)} of the GPU's memory"
     return f"on a GPU it would take about {takes} (an estimate)"

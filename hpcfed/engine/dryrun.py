@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -26,10 +27,11 @@ def show(
     traffic: list[tuple[int, int]],
     balance: float,
     device: str,
+    metrics: Sequence[str],
 ) -> None:
     """Print the plan. origins: where fields have their values from that are not the job's own
     defaults.  memory: bytes of weights by rank.  traffic: bytes down and up per round of
-    each client.
+    each client.  metrics: what evaluation measures.
     """
     out = console()
     fields = [(name, json.dumps(v), origins.get(name, "")) for name, v in flat(job).items()]
@@ -44,6 +46,7 @@ def show(
         f"load: {balance:.1%} of the heaviest rank's work on average, as estimated before measuring"
     )
     down, up = (volume(list(column)) for column in zip(*traffic, strict=True))
+    out.print(f"metrics: {', '.join(metrics)} (task: {facts.data.task})")
     out.print(f"traffic per client and round: {down} down, {up} up")
     idle = [r for r, ks in held.items() if not ks]
     if idle:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,34 +11,34 @@ import numpy as np
 
 from hpcfed.algorithms.base import Method
 from hpcfed.core import rng
+from hpcfed.engine.metrics import Metrics, Scores, pooled_accuracy
 from hpcfed.engine.record import SMALL, Row
 from hpcfed.training.evaluate import NONE, Score, common, score
 
 if TYPE_CHECKING:
-    from hpcfed.algorithms.base import RoundBased, State
+    from hpcfed.algorithms.base import State
     from hpcfed.clients.client import Client
     from hpcfed.federation.federation import Federation
 
 
 class Evaluation:
-    """The part of a run's rounds that evaluates."""
+    """Scores of the clients of a run.
 
-    fed: Federation
-    algorithm: RoundBased
-    state: State
-    t: int
-    stale: np.ndarray
-    cohort: set[int]
+    scores: [K, 2], last accuracy and loss of each client.  stale: [K], trained since its last
+    score.  cohort: of this round, on this rank.  metrics: beyond accuracy.
+    """
 
-    def mine(self, ks: Iterable[int]) -> Iterator[Client]:
-        """This rank's clients among these, one after the other, with the architectures of this
-        round.
-        """
-        for client in (self.fed.clients[k] for k in ks if k in self.fed.clients):
-            client.architecture = self.algorithm.architecture(self.fed, client.id, self.t)
-            self.fed.pulse.visit(str(client.id))
-            yield client
-            self.fed.clients.trim(keep=self.cohort)
+    def __init__(self, fed: Federation, algorithm: Method) -> None:
+        self.fed, self.algorithm = fed, algorithm
+        self.scores, self.stale = np.full((fed.K, 2), np.nan), np.ones(fed.K, dtype=bool)
+        self.metrics = Metrics(fed)
+        self.cohort: set[int] = set()
+        self._t = 0
+
+    def begin(self, cohort: Iterable[int], t: int) -> None:
+        """Round t begins, also again, with this cohort."""
+        self._t = t
+        self.cohort = {client.id for client in self._mine(cohort)}
 
     def clients_to_evaluate(self, cohort: list[int]) -> Iterable[int]:
         """The clients that are evaluated after a round."""
@@ -53,39 +53,27 @@ class Evaluation:
             )
         return cohort
 
-    def score_received(self, ks: Iterable[int]) -> dict[int, Score]:
-        """These clients' models as they would start into a round with the state of now; leaves them
-        as they are.
-        """
-        scores = {}
-        for client in self.mine(ks):
-            with self.visit(client.id), client.borrowed():
-                self.receive(client)
-                scores[client.id] = self.score(client)
-        return scores
-
-    def before(self, cohort: Iterable[int]) -> dict[int, Score]:
+    def before(self, cohort: Iterable[int], state: State) -> dict[int, Score]:
         """What `received` gives for a cohort that has not been trained; of a client that has, what
         it gave then.
         """
-        journal = self.fed.journal
-        new = self.score_received(
-            k for k in cohort if not journal.turns(k) and journal.of(k).before is None
+        replay = self.fed.replay
+        new = self.received(
+            (k for k in cohort if not replay.turns(k) and replay.of(k).before is None), state
         )
         for k, found in new.items():
-            journal.of(k).before = found
-        return {k: Score(*journal.of(k).before or NONE) for k in sorted(self.cohort)}
+            replay.of(k).before = found
+        return {k: Score(*replay.of(k).before or NONE) for k in sorted(self.cohort)}
 
-    def after(self, ks: Iterable[int]) -> dict[int, Score]:
-        """Those of these whose model changed: the cohort's own, or where clients keep nothing the
-        global model.
+    def received(self, ks: Iterable[int], state: State) -> dict[int, Score]:
+        """These clients' models as they would start into a round with this state; leaves them as
+        they are.
         """
-        scores, stateless = {}, self.fed.store.stateless
-        for client in self.mine(k for k in ks if stateless or self.stale[k]):
-            with self.visit(client.id):
-                if stateless and client.id not in self.cohort:
-                    self.receive(client)
-                scores[client.id] = self.score(client)
+        scores = {}
+        for client in self._mine(ks):
+            with self._visit(client.id), client.borrowed():
+                self._receive(client, state)
+                scores[client.id] = self._score(client, state)
         return scores
 
     @property
@@ -96,67 +84,141 @@ class Evaluation:
         method = type(self.algorithm)
         return method.predict is Method.predict and method.adapted is Method.adapted
 
-    def own(self, ks: Iterable[int]) -> dict[int, Score]:
+    def own(self, ks: Iterable[int], state: State) -> dict[int, Score]:
         """The scores of those of these that are in the cohort, after their training."""
         with self.fed.store.past.set_recording(False):
-            return {c.id: self.score(c) for c in self.mine(sorted(self.cohort.intersection(ks)))}
+            ours = sorted(self.cohort.intersection(ks))
+            return {client.id: self._score(client, state) for client in self._mine(ours)}
 
-    @contextmanager
-    def visit(self, k: int) -> Iterator[None]:
-        """Evaluation leaves no weights behind where there were none."""
-        store = self.fed.store
-        new = k not in store.weighted and k not in self.cohort
-        yield
-        if new or (
-            store.stateless and not self.fed.journal.turns(k)
-        ):  # a round begun again needs those of a turn
-            store.drop(k)
+    def note_changes(self, cohort: list[int]) -> None:
+        """After the method's round: whose last score does not hold any more."""
+        fed = self.fed
+        trained = (k for k, did in fed.tallies.items() if did.examples and k in fed.clients)
+        changed = [*cohort, *trained]
+        self.stale[slice(None) if cohort and fed.store.stateless else changed] = True
 
-    def receive(self, client: Client) -> None:
-        """Make the client's model the one that it would start into a round with now."""
-        self.algorithm.receive(client, self.algorithm.offer(self.fed, client, self.state))
+    def after(self, ks: Iterable[int], state: State) -> dict[int, Score]:
+        """Those of these whose model changed: the cohort's own, or where clients keep nothing the
+        global model.
+        """
+        scores, stateless = {}, self.fed.store.stateless
+        for client in self._mine(k for k in ks if stateless or self.stale[k]):
+            with self._visit(client.id):
+                if stateless and client.id not in self.cohort:
+                    self._receive(client, state)
+                scores[client.id] = self._score(client, state)
+        return scores
 
-    def score(self, client: Client) -> Score:
-        """The client's model as it is, on its test set; what adapting to it changes is undone."""
-        with self.algorithm.adapted(self.fed, client, self.state, self.t):
-            return score(
-                self.fed, client, partial(self.algorithm.predict, self.fed, client, self.state)
+    def common(self, state: State) -> Row:
+        """The server's model on the whole test split, and its sub-models; nan where the server has
+        no whole model.
+        """
+        fed, method, pooled = self.fed, self.algorithm, self.fed.pooled()
+        row, whole = {"rounds/accuracy_common": float("nan")}, pooled.architecture
+        for architecture in (*method.levels(fed), whole):
+            pooled.architecture = architecture
+            if not method.common(fed, pooled, state):
+                break
+            right = common(fed, partial(method.predict, fed, pooled, state))
+            row[f"rounds/accuracy_common{architecture.removeprefix(whole)}"] = right
+        return row
+
+    def after_last_round(self, state: State, t: int) -> Row:
+        """All clients' scores, own and received, when the method has finished; collective.
+
+        t: rounds done.
+        """
+        self._t = t
+        own: Scores = {}
+        received: Scores = {}
+        for client in self._mine(self.clients_to_evaluate(self.fed.sample(t - 1))):
+            own[client.id] = self._score(client, state)
+            received |= self.received([client.id], state)
+        self.fed.exchange.wait("last scores")
+        every = self.fed.comm.gather({k: [*own[k][:2], *received[k][:2]] for k in own})
+        table = np.array(list(every.values()), dtype=float)  # [K, 4], or fewer rows
+        names = ("accuracy", "loss", "accuracy_received", "loss_received")
+        last = dict(zip(names, table.T, strict=True))
+        ids = np.array([*every], dtype=np.int64)
+        measured = self.metrics.gather({"": own, "_received": received})
+        row = self.metrics.row(ids, measured)
+        for phase in measured:
+            row[f"rounds/accuracy{phase}_pooled"] = pooled_accuracy(
+                last[f"accuracy{phase}"], self.fed.data.test_sizes[ids]
             )
+        return last | {name.partition("/")[2]: np.atleast_1d(v) for name, v in row.items()}
+
+    def update(self, ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
+        """Keep the new scores of a round's record."""
+        # of survival times there is no accuracy
+        fresh = np.isfinite(columns["accuracy"]) | np.isfinite(columns["loss"])
+        self.scores[ids[fresh], 0] = columns["accuracy"][fresh]
+        self.scores[ids[fresh], 1] = columns["loss"][fresh]
+        self.stale[ids] = (self.stale[ids] | (columns["examples"] > 0)) & ~fresh
+
+    def fill_in(self, ids: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+        """Let a record have the last scores of all clients; nan for those that have trained
+        since.
+        """
+        columns["accuracy"], columns["loss"] = np.where(self.stale[ids], np.nan, self.scores[ids].T)
+
+    def measure(
+        self, ids: np.ndarray, columns: Row, phases: Mapping[str, Scores], due: bool
+    ) -> Row:
+        """The metrics of these clients, and those pooled over all; collective.
+
+        columns: of these clients, with the accuracies of each phase.  phases: this rank's scores.
+        due: whether the round is evaluated; else all metrics are nan.
+        """
+        measured = self.metrics.gather(phases) if due else {phase: {} for phase in phases}
+        self.metrics.update(measured[""], self.stale)
+        row = self.metrics.row(ids, {**measured, "": self.metrics.last if due else {}})
+        for phase in phases:
+            row[f"rounds/accuracy{phase}_pooled"] = pooled_accuracy(
+                columns[f"accuracy{phase}"], self.fed.data.test_sizes[ids]
+            )
+        return row
 
     def forget(self, *ks: int) -> None:
         """Where clients keep nothing between rounds, free what they hold."""
         if self.fed.store.stateless:
             self.fed.store.drop(*ks)
 
-    def finish(self) -> Row:
-        """What the method does after the last round, and all clients' scores then; nothing if it
-        does nothing.
+    def _mine(self, ks: Iterable[int]) -> Iterator[Client]:
+        """This rank's clients among these, one after the other, with the architectures of this
+        round.
         """
-        self.fed.open(self.t - 1)  # a run that is resumed at its end has had no round
-        state = self.algorithm.finish(self.fed, self.state, self.t - 1)
-        if state is None:
-            return {}
-        self.state = state
-        judged = self.mine(self.clients_to_evaluate(self.fed.sample(self.t - 1)))
-        mine = {c.id: (*self.score(c), *self.score_received([c.id])[c.id]) for c in judged}
-        self.fed.wait("last scores")
-        table = np.array(
-            list(self.fed.comm.gather(mine).values()), dtype=float
-        )  # [K, 4], or fewer rows
-        return dict(
-            zip(("accuracy", "loss", "accuracy_received", "loss_received"), table.T, strict=True)
-        )
+        for client in (self.fed.clients[k] for k in ks if k in self.fed.clients):
+            client.architecture = self.algorithm.architecture(self.fed, client.id, self._t)
+            self.fed.clock.heartbeat.visit(str(client.id))
+            yield client
+            self.fed.clients.trim(keep=self.cohort)
 
-    def common(self) -> Row:
-        """The server's model on the whole test split, and its sub-models; nan where the server has
-        no whole model.
-        """
-        pooled, row = self.fed.pooled(), {"rounds/accuracy_common": float("nan")}
-        whole = pooled.architecture
-        for architecture in (*self.algorithm.levels(self.fed), whole):
-            pooled.architecture = architecture
-            if not self.algorithm.common(self.fed, pooled, self.state):
-                break
-            right = common(self.fed, partial(self.algorithm.predict, self.fed, pooled, self.state))
-            row[f"rounds/accuracy_common{architecture.removeprefix(whole)}"] = right
-        return row
+    @contextmanager
+    def _visit(self, k: int) -> Iterator[None]:
+        """Evaluation leaves no weights behind where there were none."""
+        store = self.fed.store
+        new = k not in store.weighted and k not in self.cohort
+        yield
+        if new or (
+            store.stateless and not self.fed.replay.turns(k)
+        ):  # a round begun again needs those of a turn
+            store.drop(k)
+
+    def _receive(self, client: Client, state: State) -> None:
+        """Make the client's model the one that it would start into a round with now."""
+        self.algorithm.receive(client, self.algorithm.offer(self.fed, client, state))
+
+    def _score(self, client: Client, state: State) -> Score:
+        """The client's model as it is, on its test set; what adapting to it changes is undone."""
+        with self.algorithm.adapted(self.fed, client, state, self._t):
+            predict = partial(self.algorithm.predict, self.fed, client, state)
+            return score(self.fed, client, predict)
+
+
+def merge_scores(phases: Mapping[str, Scores]) -> dict[int, tuple[float, ...]]:
+    """Accuracy and loss of each client that has any, of one phase after the other."""
+    seen = {k for scores in phases.values() for k in scores}
+    return {
+        k: tuple(x for scores in phases.values() for x in scores.get(k, NONE)[:2]) for k in seen
+    }

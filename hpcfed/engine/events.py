@@ -10,192 +10,192 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcfed.algorithms.events import SERVER, EventBased, Work
-from hpcfed.engine.agenda import Agenda, Ended
+from hpcfed.engine.event_queue import Ended, EventQueue
 from hpcfed.engine.record import Row
-from hpcfed.engine.rounds import Rounds
 
 if TYPE_CHECKING:
+    from hpcfed.algorithms.base import State
     from hpcfed.federation.federation import Federation
 
 
-def start(fed: Federation) -> Rounds:
-    """The job's run before its first round; collective."""
-    algorithm = fed.job.algorithm
-    kind = Events if isinstance(algorithm, EventBased) else Rounds
-    return kind(fed, algorithm, algorithm.init(fed))
+class Events:
+    """The schedule of an event-based method: its jobs and its clock, between rounds and in them.
 
+    version: merges of the server so far.  queue: the jobs that are open, and virtual time.
+    state: what the server starts with, of which the first jobs get their part.
+    """
 
-@dataclass(eq=False)
-class Events(Rounds):
-    """The run of an event-based method between rounds."""
+    def __init__(self, fed: Federation, algorithm: EventBased, state: State) -> None:
+        self.fed, self.algorithm = fed, algorithm
+        self.version = 0
+        self._since: dict[int, int] = {}  # version at the start of each client's open job
+        self._ended: list[Ended] = []  # of this round
+        self._waiting: list[Work] = []  # jobs of clients that the server cannot reach yet
+        self._opened: dict[int, Work] = {}  # the jobs that are open, by client, in the round
+        # of this rank's clients that have worked but not yet reported
+        self._results: dict[int, Any] = {}
+        self._worked: set[int] = set()  # clients, of all ranks, whose open job is computed
+        # client, and merges of the server since its download
+        self._staleness: list[tuple[int, int]] = []
+        seconds = partial(algorithm.seconds, fed)
+        self.queue = EventQueue(fed.participation.draws, algorithm.at_once(fed), seconds)
+        self._hand_out(self._waits(self.queue.fill(), self.queue.now), state)
 
-    algorithm: EventBased  # type: ignore[assignment]
-    version: int = 0  # merges of the server so far
-    since: dict[int, int] = field(
-        default_factory=dict
-    )  # version at the start of each client's open job
-    ended: list[Ended] = field(default_factory=list)  # of this round
-    waiting: list[Work] = field(
-        default_factory=list
-    )  # jobs of clients that the server cannot reach yet
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self.queue.now
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        seconds = partial(self.algorithm.seconds, self.fed)
-        self.agenda = Agenda(self.fed.draws, self.algorithm.at_once(self.fed), seconds)
-        self.hand_out(self.waits(self.agenda.fill(), self.agenda.now))
+    def begin(self, t: int) -> list[int]:
+        """Open round t, also again. Returns the clients that will report."""
+        self.fed.participation.open(t)
+        self._opened = {job.client: job for job in self.queue.going.values()}
+        failed = {(k, number) for k, jobs in self.fed.replay.left.items() for number in jobs}
+        self._ended = self.queue.advance(self.algorithm.merges or self.fed.cohort_size, failed)
+        return sorted({ended.job.client for ended in self._ended if ended.job.reports})
 
-    def waits(self, jobs: Iterable[Work], now: float) -> list[Work]:
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        """The round's jobs as they end, each merged into what its target holds; collective."""
+        self._results, self._worked, self._staleness = {}, set(), []
+        for i, (job, started) in enumerate((e.job, e.started) for e in self._ended):
+            self._hand_out(self._due(job), state)
+            if job.reports:
+                if job.client not in self._worked:
+                    self._compute([e.job for e in self._ended[i:]])
+                state = self.merge(
+                    replace(job, staleness=self.version - self._since[job.client]), state
+                )
+            else:
+                examples = fed.participation.draws.examples(job.client, job.amount)
+                fed.participation.count_lost(job.client, job.share * examples)
+            self._opened.pop(job.client)
+            self._opened |= {new.client: new for new in started}
+            self._hand_out(self._waits(started, job.finish), state)
+        return state
+
+    def merge(self, job: Work, state: State) -> State:
+        """A job's result into what its target holds; collective. Returns the server's state."""
+        fed, k, target = self.fed, job.client, self.algorithm.target(job.client)
+        self._worked.discard(k)
+        if target == SERVER:
+            self._staleness.append((k, job.staleness))
+            up = fed.exchange.from_client(k, self._results.pop(k, None))
+            merged = self.algorithm.merge(fed, job, state, up, {})
+            self.version += merged is not None
+            return state if merged is None else merged
+        up, near = self._at_target(job, target)
+        for client in fed.mine([target]):
+            held = client.params(self.algorithm.shared)
+            merged = self.algorithm.merge(fed, job, held, up, near)
+            if merged is not None:
+                client.load(merged)
+        return state
+
+    def next_clients(self, t: int) -> list[int]:
+        """The clients of the round after t, as far as they are known."""
+        return [*self.queue.going]
+
+    def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
+        """What the record says of the round's jobs; their time has passed with `begin`."""
+        counts = Counter(e.job.client for e in self._ended if e.job.reports)
+        lost = {e.job.client for e in self._ended if not e.job.reports}
+        return {
+            "clients/reports": np.array([counts[k] for k in ids.tolist()]),
+            "clients/lost": np.isin(ids, list(lost)),
+            **self._stale_reports(ids),
+        }
+
+    def to_tree(self) -> Row:
+        """What a checkpoint keeps of virtual time."""
+        since = [self._since.get(k, 0) for k in range(self.fed.K)]
+        waiting = np.array([job.client for job in self._waiting], dtype=np.int64)
+        return {
+            "agenda": self.queue.to_tree(),  # the queue's name in files
+            "version": self.version,
+            "since": np.array(since),
+            "waiting": waiting,
+        }
+
+    def from_tree(self, kept: Row) -> None:
+        """Continue from what `to_tree` gave."""
+        self.queue.from_tree(kept["agenda"])
+        self.version = kept["version"]
+        self._since = {k: int(v) for k, v in enumerate(kept["since"])}
+        self._waiting = [self.queue.going[int(k)] for k in kept["waiting"]]
+
+    def _waits(self, jobs: Iterable[Work], now: float) -> list[Work]:
         """Of jobs begun now, those that start now; the others wait for their start, as their
         downloads do.
         """
         later = [
             job for job in jobs if job.start > now and self.algorithm.target(job.client) == SERVER
         ]
-        self.waiting += later
+        self._waiting += later
         return [job for job in jobs if job not in later]
 
-    def due(self, ending: Work) -> list[Work]:
+    def _due(self, ending: Work) -> list[Work]:
         """The jobs that waited and started before this one ends, itself if it did; they wait no
         longer.
         """
         late = [
-            job for job in self.waiting if job.start < ending.finish or job.client == ending.client
+            job for job in self._waiting if job.start < ending.finish or job.client == ending.client
         ]
-        self.waiting = [job for job in self.waiting if job not in late]
+        self._waiting = [job for job in self._waiting if job not in late]
         return late
 
-    def hand_out(self, jobs: Iterable[Work]) -> None:
+    def _hand_out(self, jobs: Iterable[Work], state: State) -> None:
         """Give the clients of jobs that start what they need of the present state."""
         for job in jobs:
-            self.since[job.client] = self.version
+            self._since[job.client] = self.version
             for client in self.fed.mine([job.client]):
-                self.algorithm.start(client, self.state)
+                self.algorithm.start(client, state)
 
-    def begin(self, t: int) -> list[int]:
-        self.fed.open(t)
-        self.fed.journal.begin()
-        self.opened = {job.client: job for job in self.agenda.going.values()}
-        failed = {(k, number) for k, jobs in self.fed.journal.left.items() for number in jobs}
-        self.ended = self.agenda.advance(self.algorithm.merges or self.fed.cohort_size, failed)
-        return sorted({job.client for job, _ in self.pairs() if job.reports})
-
-    def pairs(self) -> list[tuple[Work, tuple[Work, ...]]]:
-        """The round's jobs as they end, each with those that then start."""
-        return [(e.job, e.started) for e in self.ended]
-
-    def advance(self, cohort: list[int], t: int) -> None:
-        self.results: dict[
-            int, Any
-        ] = {}  # of this rank's clients that have worked but not yet reported
-        self.worked: set[int] = set()  # clients, of all ranks, whose open job is computed
-        self.staleness: list[
-            tuple[int, int]
-        ] = []  # client, and merges of the server since its download
-        for i, (job, started) in enumerate(self.pairs()):
-            self.hand_out(self.due(job))
-            if job.reports:
-                if job.client not in self.worked:
-                    self.compute([e.job for e in self.ended[i:]])
-                self.merge(replace(job, staleness=self.version - self.since[job.client]))
-            else:
-                self.fed.lose(
-                    job.client, job.share * self.fed.draws.examples(job.client, job.amount)
-                )
-            self.opened.pop(job.client)
-            self.opened |= {new.client: new for new in started}
-            self.hand_out(self.waits(started, job.finish))
-
-    def compute(self, jobs: list[Work]) -> None:
+    def _compute(self, jobs: list[Work]) -> None:
         """All of these jobs that have started and are not yet computed, each at its client's
         rank.
         """
-        ready = [job for job in jobs if job.reports and self.opened.get(job.client) == job]
-        ready = [job for job in ready if job.client not in self.worked and job not in self.waiting]
-        self.worked |= {job.client for job in ready}
+        ready = [job for job in jobs if job.reports and self._opened.get(job.client) == job]
+        ready = [
+            job for job in ready if job.client not in self._worked and job not in self._waiting
+        ]
+        self._worked |= {job.client for job in ready}
         for job in sorted(ready, key=lambda job: job.client):
-            self.fed.partial[job.client] = job.amount
+            self.fed.participation.partial[job.client] = job.amount
             work = lambda client, job=job: self.algorithm.work(self.fed, client, job)  # noqa: E731
-            self.results |= self.fed.run([job.client], work, job=job.number)
+            self._results |= self.fed.run([job.client], work, job=job.number)
 
-    def merge(self, job: Work) -> None:
-        """A job's result into what its target holds; collective."""
-        k, target = job.client, self.algorithm.target(job.client)
-        self.worked.discard(k)
-        if target == SERVER:
-            self.staleness.append((k, job.staleness))
-            up = self.fed.from_client(k, self.results.pop(k, None))
-            merged = self.algorithm.merge(self.fed, job, self.state, up, {})
-            self.version += merged is not None
-            self.state = self.state if merged is None else merged
-            return
-        up, near = self.at_target(job, target)
-        for client in self.fed.mine([target]):
-            merged = self.algorithm.merge(
-                self.fed, job, client.params(self.algorithm.shared), up, near
-            )
-            if merged is not None:
-                client.load(merged)
-
-    def at_target(self, job: Work, target: int) -> tuple[Any, dict[int, Any]]:
+    def _at_target(self, job: Work, target: int) -> tuple[Any, dict[int, Any]]:
         """The job's result, and the latest models of those that are near, at the target's rank;
         collective.
         """
         k, fed, given = job.client, self.fed, self.algorithm.near(self.fed, job.client, job.number)
-        up = {k: self.results.pop(k)} if k in self.results else {}
+        up = {k: self._results.pop(k)} if k in self._results else {}
         models = {
-            c.id: self.algorithm.sent(c, self.has_arrived(c.id, job.finish))
+            c.id: self.algorithm.sent(c, self._has_arrived(c.id, job.finish))
             for c in fed.mine(given)
         }
-        return fed.to_client(target, up, [k]).get(k), fed.to_client(target, models, given)
+        return fed.exchange.to_client(target, up, [k]).get(k), fed.exchange.to_client(
+            target, models, given
+        )
 
-    def has_arrived(self, k: int, now: float) -> bool:
+    def _has_arrived(self, k: int, now: float) -> bool:
         """Whether what client k sent when its open job started has reached the others."""
-        return now >= self.opened[k].start + self.algorithm.delay(self.fed, k)
+        return now >= self._opened[k].start + self.algorithm.delay(self.fed, k)
 
-    def next_clients(self) -> list[int]:
-        return [*self.agenda.going]
-
-    def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
-        self.now = self.agenda.now
-        counts = Counter(e.job.client for e in self.ended if e.job.reports)
-        lost = {e.job.client for e in self.ended if not e.job.reports}
-        return {
-            "clients/reports": np.array([counts[k] for k in ids.tolist()]),
-            "clients/lost": np.isin(ids, list(lost)),
-            **self.stale_reports(ids),
-        }
-
-    def stale_reports(self, ids: np.ndarray) -> Row:
+    def _stale_reports(self, ids: np.ndarray) -> Row:
         """Mean staleness of what these clients reported to the server, and of all that was; nothing
         without one.
         """
-        if not self.staleness:
+        if not self._staleness:
             return {}
-        ks, merges = np.array(self.staleness).T
+        ks, merges = np.array(self._staleness).T
         reports, total = np.bincount(ks, minlength=self.fed.K), np.bincount(ks, merges, self.fed.K)
         each = np.where(reports > 0, total / reports.clip(min=1), np.nan)
         return {"rounds/staleness": float(merges.mean()), "clients/staleness": each[ids]}
-
-    def virtual(self) -> Row:
-        since = [self.since.get(k, 0) for k in range(self.fed.K)]
-        waiting = np.array([job.client for job in self.waiting], dtype=np.int64)
-        return {
-            "agenda": self.agenda.to_tree(),
-            "version": self.version,
-            "since": np.array(since),
-            "waiting": waiting,
-        }
-
-    def go_on(self, kept: Row) -> None:
-        self.agenda.from_tree(kept["agenda"])
-        self.now, self.version = self.agenda.now, kept["version"]
-        self.since = {k: int(v) for k, v in enumerate(kept["since"])}
-        self.waiting = [self.agenda.going[int(k)] for k in kept["waiting"]]

@@ -79,20 +79,20 @@ def check(facts: World, fed: Federation) -> None:
 
     Raises ConfigError on all ranks alike, which names the first rank whose share is too small.
     """
-    on_all_ranks(fed.comm, lambda: settle(need(facts, fed), fed) if fed.share else None)
+    on_all_ranks(fed.comm, lambda: settle(need(facts, fed), fed) if fed.gpu.memory else None)
 
 
 def settle(need: Need, fed: Federation) -> None:
     """Do without graphs where the engine is free and what they keep does not fit: the bits are the
     same, so each rank decides for itself. Raises ConfigError where the rest does not fit either.
     """
-    spare = need.graphs and need.total > fed.share and fed.job.training.engine == "auto"
+    spare = need.graphs and need.total > fed.gpu.memory and fed.job.training.engine == "auto"
     if spare:
         need = replace(need, moments=None)
-    refuse(need, fed.share, fed.job.local.batch)
+    refuse(need, fed.gpu.memory, fed.job.local.batch)
     if spare:
-        fed.graphs = False
-        fed.say("graphs of local steps do not fit into the GPU's memory; steps are traced")
+        fed.gpu.graphs = False
+        fed.warnings.say("graphs of local steps do not fit into the GPU's memory; steps are traced")
 
 
 def need(facts: World, fed: Federation) -> Need:
@@ -110,7 +110,7 @@ def need(facts: World, fed: Federation) -> Need:
         # clients train one after the other: the largest one's moments are the most
         modules=sum(flat.values()) + n * max(flat.values(), default=0),
         examples=value * math.prod(facts.shape) * sum(int(fed.sizes[k]) for k in mine),
-        resting=min(weights, int(fed.share / 2)) if fed.share else weights,
+        resting=min(weights, int(fed.gpu.memory / 2)) if fed.gpu.memory else weights,
         steps={name: peak(fed, name) for name in kinds},
         moments=n * sum(flat.values()) if captured else None,
     )

@@ -22,7 +22,7 @@ from hpcfed.config.parts import Run
 from hpcfed.config.system import System
 from hpcfed.core import own, rng
 from hpcfed.data.partition import Partition
-from hpcfed.engine import events
+from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def certain(error: Exception) -> bool:
 
 def perform(job: Job, facts: World) -> None:
     fed = federation(job, Serial(), facts)
-    fed.say = lambda message: None  # type: ignore[method-assign]
+    fed.warnings.quiet = True
     try:
-        rounds = events.start(fed)
+        rounds = Rounds(fed)
         for _ in range(job.rounds):
             rounds.step()
         rounds.finish()

@@ -1,164 +1,85 @@
-"""Synchronous rounds: cohort, evaluation before, the algorithm's round, evaluation after, one
-record.
+"""Rounds: cohort, evaluation before, the algorithm's round, evaluation after, one record; begun
+again without the clients that failed, undone where a signal ends it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hpcfed.core.payload import Tally
-from hpcfed.engine import balance
-from hpcfed.engine.attempts import Attempts
-from hpcfed.engine.evaluation import Evaluation
-from hpcfed.engine.record import COLUMNS, NOTHING, SMALL, Row, cells, peak_bytes, peak_device_bytes
-from hpcfed.federation.federation import Federation
-from hpcfed.federation.journal import WHY
-from hpcfed.storage.columns import PHASES
+from hpcfed.algorithms.events import EventBased
+from hpcfed.engine.balance import Balance
+from hpcfed.engine.evaluation import Evaluation, merge_scores
+from hpcfed.engine.events import Events
+from hpcfed.engine.record import Flags, Recorder, Row
+from hpcfed.federation.replay_log import STOP, Again
+from hpcfed.machine.heartbeat import Stopped
 from hpcfed.training import stacked
-from hpcfed.training.evaluate import NONE
+from hpcfed.training.evaluate import Score
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import RoundBased, State
+    from hpcfed.comm import Comm
+    from hpcfed.federation.federation import Federation
 
 
-@dataclass(eq=False)
-class Rounds(Attempts, Evaluation):
-    """The state of a run between rounds, the same on all ranks, and the step from one round to the
-    next.
-    """
-
-    fed: Federation
-    algorithm: RoundBased
-    state: State
-    t: int = 0  # rounds done
-    now: float = 0.0  # virtual seconds
-    run_id: str = ""  # what names the run in its files; no result depends on it
-    scores: np.ndarray = field(init=False)  # [K, 2], last accuracy and loss of each client
-    stale: np.ndarray = field(init=False)  # [K], trained since its last score
-    seconds: np.ndarray = field(
-        init=False
-    )  # [K], training seconds per example on a rank of speed 1; nan: not yet
-    cohort: set[int] = field(default_factory=set, init=False)  # of this round, on this rank
-    left: dict[int, dict] = field(default_factory=dict, init=False)  # the clients that failed in it
-    rates: dict[str, float] = field(
-        default_factory=dict, init=False
-    )  # architecture -> seconds an example, the last
-
-    def __post_init__(self) -> None:
-        K = self.fed.K
-        self.scores, self.stale = np.full((K, 2), np.nan), np.ones(K, dtype=bool)
-        self.seconds = np.full(K, np.nan)
-        self.kinds = {name: i for i, name in enumerate(sorted(set(self.fed.architectures)))}
-        self.fed.store.stateless = not self.algorithm.keeps(self.fed)
-        self.fed.job = stacked.resolve_engine(self.fed, self.algorithm)
-        self.fed.grouping = partial(stacked.groups, self.fed, self.algorithm)
+class Schedule(Protocol):
+    """Who works when, in virtual time: what differs between methods with rounds and without."""
 
     @property
-    def placement(self) -> list[int]:
-        return self.fed.placement
+    def now(self) -> float:
+        """Virtual seconds."""
 
-    def attempt(self, start: float, flags: Callable) -> tuple[Row, dict[str, bool]]:
-        """One round, to its end or to an exception; collective."""
-        fed, t = self.fed, self.t
-        cohort = self.begin(t)
-        self.cohort = {c.id for c in self.mine(cohort)}
-        fed.pulse.expect(len(self.cohort))
-        if fed.store.kept.away:
-            fed.store.prefetch(k for k in self.next_clients() if k in fed.clients)
-        due = (t + 1) % fed.job.evaluate.every == 0 or t + 1 == fed.job.rounds
-        before = self.before(cohort) if due and fed.job.evaluate.before else {}
-        judged, early = self.clients_to_evaluate(cohort) if due else [], {}
-        if due and self.independent:
-            fed.meanwhile = lambda: early.update(self.own(judged))
-        if cohort:
-            with fed.store.past.set_recording():
-                self.advance(cohort, t)
-        fed.meanwhile = lambda: None
-        changed = [
-            *cohort,
-            *(k for k, did in fed.tally.items() if did.examples and k in fed.clients),
-        ]
-        self.stale[slice(None) if cohort and fed.store.stateless else changed] = True
-        after = early | self.after(k for k in judged if k not in early)
-        received = self.score_received(judged) if fed.job.evaluate.received else {}
-        whole = (
-            self.common()
-            if due and fed.job.evaluate.common
-            else {"rounds/accuracy_common": float("nan")}
-        )
-        whole |= {
-            f"rounds/{n}": x
-            for n, x in (self.algorithm.columns(fed, self.state) if due else {}).items()
-        }
-        fed.wait("record", over=True)
-        self.left = fed.journal.left
-        fed.journal.clear()
-        fed.store.past.clear()
-        self.forget(*fed.store)
-        fed.clients.trim()
-        self.t += 1
-        seen = {**before, **received, **after}
-        scores: dict[int, tuple[float, ...]] = {
-            k: (*before.get(k, NONE), *received.get(k, NONE), *after.get(k, NONE)) for k in seen
-        }
-        row, raised = self.record(start, cohort, scores, due, flags)
-        return row | whole, raised
+    @property
+    def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
+        """What the method does in a round: (fed, state, cohort, t) -> the new state."""
 
     def begin(self, t: int) -> list[int]:
-        """Open the round, also again. Returns the clients that will report."""
-        self.fed.journal.begin()
-        cohort = self.fed.begin(
-            t, self.algorithm.cohort(self.fed, t), self.algorithm.keeps_stragglers
-        )
-        if self.fed.store.stateless and self.fed.comm.size > 1:
-            self.deal(cohort)
-        return cohort
+        """Open round t, also again. Returns the clients that will report."""
 
-    def deal(self, cohort: list[int]) -> None:
-        """Give each rank as much of the cohort as the others have, in whole groups; collective."""
-        groups = self.fed.groups(cohort)
-        costs, held = (
-            [sum(self.estimate_costs(ks)) for ks in groups],
-            [self.placement[ks[0]] for ks in groups],
-        )
-        new = balance.level(costs, held, self.fed.speeds)
-        balance.move(self.fed, {k: rank for ks, rank in zip(groups, new, strict=True) for k in ks})
-
-    def estimate_costs(self, ks: list[int]) -> list[float]:
-        """Cost of these clients' next round: seconds as their architectures took last; before that,
-        estimates.
-        """
-        kinds, sizes = [self.fed.architectures[k] for k in ks], [self.fed.sizes[k] for k in ks]
-        if self.rates.keys() >= set(kinds):
-            return [self.rates[kind] * n for kind, n in zip(kinds, sizes, strict=True)]
-        return [self.fed.costs[k] for k in ks]
-
-    def next_clients(self) -> list[int]:
-        """The clients of the next round, as far as they are known."""
-        return (
-            self.algorithm.cohort(self.fed, self.t + 1) if self.t + 1 < self.fed.job.rounds else []
-        )
-
-    def advance(self, cohort: list[int], t: int) -> None:
-        """What the method does in the round."""
-        self.state = self.algorithm.round(self.fed, self.state, cohort, t)
+    def next_clients(self, t: int) -> list[int]:
+        """The clients of the round after t, as far as they are known."""
 
     def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
-        """Let virtual time pass: until the slowest has reported, or the deadline for which a lost
-        one is waited.
-        """
-        lost, profiles, deadline = (
-            self.fed.turnout.lost,
-            self.fed.profiles,
-            self.fed.job.system.deadline,
-        )
+        """Let the round's virtual time pass; what the record says of it for these clients."""
+
+    def to_tree(self) -> Row:
+        """What a checkpoint keeps of virtual time."""
+
+    def from_tree(self, kept: Row) -> None:
+        """Continue from what `to_tree` gave."""
+
+
+class Synchronous:
+    """The schedule of a method that works in rounds, each as long as its slowest client."""
+
+    def __init__(self, fed: Federation, algorithm: RoundBased, balance: Balance) -> None:
+        self.fed, self.algorithm, self.balance = fed, algorithm, balance
+        self.now = 0.0
+
+    @property
+    def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
+        return self.algorithm.round
+
+    def begin(self, t: int) -> list[int]:
+        fed, method = self.fed, self.algorithm
+        cohort = fed.participation.begin(t, method.cohort(fed, t), method.keeps_stragglers)
+        if fed.store.stateless and fed.comm.size > 1:
+            self.balance.deal(cohort)
+        return cohort
+
+    def next_clients(self, t: int) -> list[int]:
+        return self.algorithm.cohort(self.fed, t + 1) if t + 1 < self.fed.job.rounds else []
+
+    def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
+        """Until the slowest has reported, or the deadline for which a lost one is waited."""
+        lost, profiles = self.fed.participation.lost, self.fed.participation.profiles
         there = np.isin(ids, [*cohort, *lost])
         done = zip(
             ids[there].tolist(),
@@ -166,107 +87,169 @@ class Rounds(Attempts, Evaluation):
             strict=True,
         )
         took = [profiles.seconds(*cells) for cells in done]
-        self.now += max([*took, deadline or 0.0] if lost else took, default=0.0)
+        deadline = self.fed.job.system.deadline or 0.0
+        self.now += max([*took, deadline] if lost else took, default=0.0)
         return {"clients/reports": np.isin(ids, cohort).astype(np.int64)}
 
-    def virtual(self) -> Row:
-        """What a checkpoint keeps of virtual time."""
+    def to_tree(self) -> Row:
         return {"now": self.now}
 
-    def go_on(self, kept: Row) -> None:
-        """Continue from what `virtual` gave."""
+    def from_tree(self, kept: Row) -> None:
         self.now = kept["now"]
 
-    def record(
-        self,
-        start: float,
-        cohort: list[int],
-        scores: dict[int, tuple[float, ...]],
-        evaluated: bool,
-        flags: Callable,
-    ) -> tuple[Row, dict[str, bool]]:
-        """Gather what all clients and ranks did; collective."""
-        fed = self.fed
-        ours = {k for k in {**fed.tally, **scores} if k in fed.clients}
-        mine: dict[int, Any] = {
-            k: (*cells(fed.tally.get(k, Tally())), *scores.get(k, 3 * NONE)) for k in ours
-        }
-        peaks = {"peak_bytes": peak_bytes(), "peak_device_bytes": peak_device_bytes(fed.device)}
-        mine[fed.K + fed.comm.rank] = {
-            "clock": fed.clock.reset() | peaks,
-            "flags": flags(),
-            "unheard": fed.unheard,
-        }
-        every = fed.comm.gather(mine)
-        ranks = [every[fed.K + r] for r in range(fed.comm.size)]
-        fed.heard([r["unheard"] for r in ranks])
-        ids = (
-            np.arange(fed.K)
-            if fed.K <= SMALL
-            else np.array(sorted({*cohort, *(k for k in every if k < fed.K)}))
+
+@dataclass(frozen=True)
+class Opened:
+    """A round that is going on.
+
+    due: whether it is evaluated.  before: scores of the cohort as it came.  judged: the clients
+    that are evaluated after it.  early: scores of those that were evaluated while this rank waited.
+    """
+
+    cohort: list[int]
+    due: bool
+    before: dict[int, Score]
+    judged: Iterable[int]
+    early: dict[int, Score]
+
+
+class Rounds:
+    """A run between rounds, the same on all ranks, and the step from one round to the next.
+
+    It has a `schedule` (who works when, in virtual time), an `evaluation` (scores), a `balance`
+    (measured costs, and moves of clients between ranks) and a `recorder` (a round's record).
+    t: rounds done.  run_id: what names the run in its files; no result depends on it.
+    """
+
+    def __init__(self, fed: Federation) -> None:
+        """The job's run before its first round; collective."""
+        algorithm = fed.job.algorithm
+        state: State = algorithm.init(fed)
+        self.fed, self.algorithm, self.state = fed, algorithm, state
+        self.t, self.run_id = 0, ""
+        fed.store.stateless = not algorithm.keeps(fed)
+        fed.job = stacked.resolve_engine(fed, algorithm)
+        fed.turns.grouping = partial(stacked.groups, fed, algorithm)
+        self.evaluation = Evaluation(fed, algorithm)
+        self.balance = Balance(fed)
+        self.recorder = Recorder(fed)
+        self.schedule: Schedule = (
+            Events(fed, algorithm, state)
+            if isinstance(algorithm, EventBased)
+            else Synchronous(fed, algorithm, self.balance)
         )
-        table = np.array(
-            [every.get(k, NOTHING) for k in ids.tolist()], dtype=float
-        )  # [len(ids), columns]
-        row = self.row(ids, table, cohort, evaluated)
-        row |= {
-            f"ranks/{p}": np.array([r["clock"].get(p, 0.0) for r in ranks])
-            for p in (*PHASES, *peaks)
-        }
-        row |= {"rounds/seconds": perf_counter() - start}
-        return row, {name: any(r["flags"].get(name, False) for r in ranks) for name in flags()}
 
-    def row(self, ids: np.ndarray, table: np.ndarray, cohort: list[int], evaluated: bool) -> Row:
-        """These clients' part of a round's record; keeps scores and measured costs up to date."""
-        columns = dict(zip(COLUMNS, table.T, strict=True))
-        fresh = np.isfinite(columns["accuracy"])
-        self.scores[ids[fresh]] = table[fresh, -2:]
-        trained = columns["examples"] > 0
-        self.stale[ids] = (self.stale[ids] | trained) & ~fresh
-        fast = np.array([self.fed.speeds[self.placement[k]] for k in ids[trained].tolist()])
-        self.seconds[ids[trained]] = (
-            fast * columns["seconds"][trained] / columns["examples"][trained]
-        )
-        by_kind = defaultdict(list)
-        for k in ids[trained].tolist():
-            by_kind[self.fed.architectures[k]].append(self.seconds[k])
-        self.rates |= {kind: float(np.median(seconds)) for kind, seconds in by_kind.items()}
-        if evaluated:
-            columns["accuracy"], columns["loss"] = np.where(
-                self.stale[ids], np.nan, self.scores[ids].T
-            )
-        for name in ("examples", "down", "up"):
-            columns[name] = columns[name].astype(np.int64)
-        member, lost = (np.isin(ids, list(ks)) for ks in (cohort, self.fed.turnout.lost))
-        row = {f"clients/{n}": c for n, c in columns.items()} | {
-            "clients/cohort": member,
-            "clients/lost": lost,
-        }
-        if self.fed.job.run.on_client_fault == "drop":
-            row |= {"clients/fault": np.array([self.why(k) for k in ids.tolist()])}
-        if len(ids) < self.fed.K:
-            kinds = np.array(
-                [self.kinds[self.fed.architectures[k]] for k in ids.tolist()], dtype=np.int64
-            )
-            row |= {"clients/id": ids, "clients/architecture": kinds}
-        return row | self.elapse(ids, cohort, columns) | {"rounds/virtual_seconds": self.now}
+    def step(self, flags: Flags = dict) -> tuple[Row, dict[str, bool]]:
+        """One round; collective. Returns its record and the flags that any rank raised, the same on
+        all ranks.
 
-    def why(self, k: int) -> int:
-        """Why client k failed in this round, as the position in WHY; 0: it did not."""
-        return max((WHY.index(kind) for kind, _ in self.left.get(k, {}).values()), default=0)
-
-    def costs(self) -> list[float] | None:
-        """Measured seconds of one epoch of each client; None until each has trained."""
-        return (self.seconds * self.fed.sizes).tolist() if np.isfinite(self.seconds).all() else None
-
-    def rebalance(self) -> int:
-        """Move clients to ranks by measured cost where that pays; collective. Returns how many
-        moved.
+        Raises Stopped on all ranks where a signal ends it; all is then as before the round, but for
+        the turns that are done, which the replay log has: in another process too the round is gone
+        on with.
         """
-        costs, fed = self.costs(), self.fed
-        if costs is None:
-            return 0
-        better = balance.better(costs, self.placement, fed.speeds)
-        moved = [k for k in range(fed.K) if better[k] != self.placement[k]]
-        balance.move(fed, {k: better[k] for k in moved})
-        return len(moved)
+        fed, t, start = self.fed, self.t, perf_counter()
+        fed.clock.heartbeat.t = t
+        before = self.state, self.schedule.to_tree(), self.evaluation.stale.copy()
+        while True:
+            try:
+                with stop_together(fed.comm):
+                    opened = self._open(t)
+                    if opened.cohort:
+                        with fed.store.past.set_recording():
+                            self.state = self.schedule.round(fed, self.state, opened.cohort, t)
+                    return self._close(opened, start, flags)
+            except Again:
+                self._undo(*before)
+                fed.turns.share_failures()
+            except Stopped:
+                self._undo(*before)
+                raise
+
+    def begin(self, t: int) -> list[int]:
+        """Open round t, also again. Returns the clients that will report."""
+        self.fed.replay.begin()
+        return self.schedule.begin(t)
+
+    def finish(self) -> Row:
+        """What the method does after the last round, and all clients' scores then; nothing if it
+        does nothing.
+        """
+        t = self.t - 1
+        self.fed.participation.open(t)  # a run that is resumed at its end has had no round
+        state = self.algorithm.finish(self.fed, self.state, t)
+        if state is None:
+            return {}
+        self.state = state
+        return self.evaluation.after_last_round(state, self.t)
+
+    def _open(self, t: int) -> Opened:
+        """All that comes before the method's round; collective."""
+        fed, evaluate, evaluation = self.fed, self.fed.job.evaluate, self.evaluation
+        cohort = self.begin(t)
+        evaluation.begin(cohort, t)
+        fed.clock.heartbeat.expect(len(evaluation.cohort))
+        if fed.store.kept.away:
+            fed.store.prefetch(k for k in self.schedule.next_clients(t) if k in fed.clients)
+        due = (t + 1) % evaluate.every == 0 or t + 1 == fed.job.rounds
+        before = evaluation.before(cohort, self.state) if due and evaluate.before else {}
+        judged = evaluation.clients_to_evaluate(cohort) if due else []
+        early: dict[int, Score] = {}
+        if due and evaluation.independent:
+            state = self.state
+            fed.exchange.meanwhile = lambda: early.update(evaluation.own(judged, state))
+        return Opened(cohort, due, before, judged, early)
+
+    def _close(self, opened: Opened, start: float, flags: Flags) -> tuple[Row, dict[str, bool]]:
+        """All that comes after the method's round; collective."""
+        fed, evaluate, evaluation = self.fed, self.fed.job.evaluate, self.evaluation
+        cohort, due, early, state = opened.cohort, opened.due, opened.early, self.state
+        fed.exchange.meanwhile = lambda: None
+        evaluation.note_changes(cohort)
+        after = early | evaluation.after((k for k in opened.judged if k not in early), state)
+        received = evaluation.received(opened.judged, state) if evaluate.received else {}
+        whole: Row = {"rounds/accuracy_common": float("nan")}
+        if due:
+            whole = evaluation.common(state) if evaluate.common else whole
+            columns = self.algorithm.columns(fed, state)
+            whole |= {f"rounds/{name}": value for name, value in columns.items()}
+        fed.exchange.wait("record", over=True)
+        failures = fed.replay.left
+        fed.replay.clear()
+        fed.store.past.clear()
+        evaluation.forget(*fed.store)
+        fed.clients.trim()
+        self.t += 1
+        phases = {"_before": opened.before, "_received": received, "": after}
+        record = self.recorder.gather(cohort, merge_scores(phases), flags)
+        evaluation.update(record.ids, record.columns)
+        self.balance.measure(record.ids, record.columns)
+        if due:
+            evaluation.fill_in(record.ids, record.columns)
+        row = self.recorder.row(record, cohort, failures)
+        row |= evaluation.measure(record.ids, record.columns, phases, due)
+        row |= self.schedule.elapse(record.ids, cohort, record.columns)
+        row |= {"rounds/virtual_seconds": self.schedule.now}
+        row |= record.of_ranks | {"rounds/seconds": perf_counter() - start}
+        return row | whole, record.flags
+
+    def _undo(self, state: State, time: Row, stale: np.ndarray) -> None:
+        """Make this rank's part of the run what it was before the round, turns that are done
+        excepted.
+        """
+        self.fed.exchange.meanwhile = lambda: None
+        self.fed.store.past.undo()
+        self.state, self.evaluation.stale = state, stale.copy()
+        self.schedule.from_tree(time)
+
+
+@contextmanager
+def stop_together(comm: Comm) -> Iterator[None]:
+    """Where the block raises Stopped on one rank, all ranks raise it, as soon as they would wait
+    for this one.
+    """
+    try:
+        yield
+    except Stopped as stop:
+        if not stop.everywhere:
+            comm.barrier(STOP)
+        raise

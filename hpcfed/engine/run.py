@@ -12,7 +12,7 @@ from hpcfed.core.errors import DataError, WriteError
 from hpcfed.core.few import join_few
 from hpcfed.core.status import DONE
 from hpcfed.data.holdings import Partition, check_seal
-from hpcfed.engine import describe, events, memory
+from hpcfed.engine import describe, memory
 from hpcfed.engine.calibration import calibrate
 from hpcfed.engine.folder import prepare, run_id
 from hpcfed.engine.loop import Loop
@@ -68,9 +68,9 @@ def attempt(course: Course, comm: Comm) -> int:
     if not course.begun:
         rehearse(job, comm, facts)
     fed = federation(job, comm, facts)
-    fed.clock.pulse = course.pulse
+    fed.clock.heartbeat = course.heartbeat
     if odd := odd_labels(job, facts):
-        fed.say(f"warning: {odd}")
+        fed.warnings.say(f"warning: {odd}")
     if folder is None:
         if comm.rank == 0:
             describe.plan(job, facts, fed)
@@ -80,7 +80,7 @@ def attempt(course: Course, comm: Comm) -> int:
         calibrate(facts, fed)
         memory.check(facts, fed)
     prepare(job, comm, folder, ours=course.begun)
-    rounds = events.start(fed)
+    rounds = Rounds(fed)
     try:
         rounds.run_id = run_id(job, comm, folder, course.claim.world, ours=course.begun)
         course.restore(rounds, folder)
@@ -107,12 +107,12 @@ def attempt(course: Course, comm: Comm) -> int:
         course.results, course.record = results, None
         shown = comm.rank == 0 and (course.owns_process or not job.quiet)
         with (
-            Logs(job.log, folder, fed.say) as log,
+            Logs(job.log, folder, fed.warnings.say) as log,
             Progress(job, folder, facts, active=shown) as progress,
         ):
             begin(log, rounds, results, course)
             course.begun = True
-            course.pulse.look = progress.look
+            course.heartbeat.look = progress.look
             status = Loop(rounds, folder, results, progress, course, log).run()
             if comm.rank == 0:
                 keep_partition(facts, folder, rounds)
@@ -133,9 +133,9 @@ def warn(fed: Federation) -> None:
     """Say, also where the job is quiet, that ranks are left over: they compute nothing, and wait in
     each round.
     """
-    idle = fed.comm.size - len(set(fed.placement))
+    idle = fed.comm.size - len(set(fed.placement.ranks))
     if idle:
-        fed.say(f"warning: {idle} of {fed.comm.size} ranks have no client and stay idle")
+        fed.warnings.say(f"warning: {idle} of {fed.comm.size} ranks have no client and stay idle")
 
 
 def odd_labels(job: Job, facts: World) -> str:
@@ -143,7 +143,7 @@ def odd_labels(job: Job, facts: World) -> str:
     nothing.
     """
     y = facts.data.train.y
-    if facts.many or not len(y):
+    if facts.many or not len(y) or facts.data.task == "survival":
         return ""
     empty = np.flatnonzero(np.bincount(y, minlength=len(facts.data.classes)) == 0).tolist()
     if not empty:
@@ -164,11 +164,13 @@ def keep_partition(facts: World, folder: Path, rounds: Rounds) -> None:
     try:
         check_seal(path)
     except (DataError, OSError):
-        rounds.fed.say(f"warning: {path}: damaged or missing; it is written again from memory")
+        rounds.fed.warnings.say(
+            f"warning: {path}: damaged or missing; it is written again from memory"
+        )
         try:
             facts.partition.save(path, rounds.run_id)
         except WriteError as error:
-            rounds.fed.say(f"warning: {error}")
+            rounds.fed.warnings.say(f"warning: {error}")
 
 
 def open_results(
@@ -185,7 +187,7 @@ def open_results(
     death.
     """
     header, known = describe.header(job, facts, rounds), known or {}
-    arrays, say = describe.arrays(facts, rounds), rounds.fed.say
+    arrays, say = describe.arrays(facts, rounds), rounds.fed.warnings.say
 
     def warn(text: str) -> None:
         say(f"warning: {text}")

@@ -17,6 +17,7 @@ from hpcfed.clients.client import Client, Clients, Shard
 from hpcfed.clients.profiles import Profiles
 from hpcfed.clients.store import ClientStore
 from hpcfed.comm.agree import on_all_ranks
+from hpcfed.config.metrics import choose
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data import datasets
@@ -24,7 +25,7 @@ from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split, Text, from_arrays, to_arrays
 from hpcfed.data.synthetic import Synthetic
 from hpcfed.engine import folder
-from hpcfed.federation.federation import Federation
+from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.federation.world import World
 from hpcfed.machine import speeds
 from hpcfed.machine.placement import place
@@ -43,6 +44,7 @@ def world(job: Job, comm: Comm) -> World:
     """Load, partition, assign; collective. Raises ConfigError or DataError on all ranks alike."""
     data, other = load(job, comm, job.data.name), load(job, comm, job.data.public_source)
     on_all_ranks(comm, lambda: views(job, data))
+    on_all_ranks(comm, lambda: measured(job, data))
     partition = share_out(job, comm, data)
     data = replace(data, test=partition.common()) if isinstance(partition, Synthetic) else data
     source, rows = on_all_ranks(comm, lambda: public(job, data, other, partition))
@@ -103,6 +105,19 @@ def one_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) 
 def servers(job: Job) -> list[str]:
     """The architecture of the server's own model, where the job has one."""
     return [job.models.server] if job.models.server else []
+
+
+def measured(job: Job, data: DataSet) -> tuple[str, ...]:
+    """The metrics of the run. Raises ConfigError for one that the data do not have, and for a
+    method that cannot be trained on them.
+    """
+    method = job.algorithm
+    if data.task == "survival" and (not method.survival or method.views > 1):
+        raise ConfigError(
+            f"{method.name} needs classes, but {data.name} has survival times; use fedavg, "
+            "fedprox, scaffold, local or central, or another data set"
+        )
+    return choose(job.evaluate.metrics, data.task, len(data.classes), data.name)
 
 
 def views(job: Job, data: DataSet) -> None:
@@ -201,6 +216,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
     fast = on_all_ranks(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []
     placement = dealt or place(world.costs.tolist(), comm.size, fast)
+    rows = np.arange(comm.rank, len(data.test.y), comm.size)  # of the test split, on this rank
     fed = Federation(
         job=job,
         comm=comm,
@@ -216,18 +232,20 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         speeds=fast,
         profiles=world.profiles,
         classes=len(data.classes),
-        mean_pixel=data.mean,
-        std_pixel=data.std,
-        device=device,
-        share=own.share,
-        public=Shard(world.open.x, world.open.y, world.public, device),
-        common=Shard(
-            data.test.x, data.test.y, np.arange(comm.rank, len(data.test.y), comm.size), device
+        data=SharedData(
+            public=Shard(world.open.x, world.open.y, world.public, device),
+            test=Shard(data.test.x, data.test.y, rows, device),
+            test_sizes=world.partition.test_sizes,
+            metrics=measured(job, data),
+            mean=data.mean,
+            std=data.std,
         ),
+        device=device,
+        gpu_memory=own.share,
         pool=cache(partial(make_pool_client, world, store, device, job)),
     )
     if own.warning:
-        fed.say(own.warning)
+        fed.warnings.say(own.warning)
     return fed
 
 

@@ -3,68 +3,143 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.turnout import Draws, Turnout
-from hpcfed.core import rng
+from hpcfed.core import own, rng
 from hpcfed.core.inputs import prepare
-from hpcfed.core.params import Params
-from hpcfed.core.payload import Tally
+from hpcfed.core.params import Mean, Params, Part, Per
+from hpcfed.federation.exchange import Exchange
+from hpcfed.federation.participants import Participants
+from hpcfed.federation.placement import Placement
+from hpcfed.federation.replay_log import ReplayLog
+from hpcfed.federation.tallies import Tallies
 from hpcfed.federation.turns import Turns
+from hpcfed.federation.warnings import Warnings
+from hpcfed.machine.clock import Clock
 
 if TYPE_CHECKING:
-    from hpcfed.clients.client import Client, Shard
+    from hpcfed.clients.client import Client, Clients, ClientStore, Shard
     from hpcfed.clients.profiles import Profiles
+    from hpcfed.comm import Comm
+    from hpcfed.config.job import Job
     from hpcfed.models.flat import Skeleton
 
+T = TypeVar("T")
 
-@dataclass(eq=False, kw_only=True)
-class Federation(Turns):
-    """One per rank, the same on all but for `clients`, which are this rank's own."""
 
-    architectures: tuple[str, ...]  # of all clients, by id
-    sizes: Sequence[int]  # training examples of all clients, by id
-    costs: Sequence[float]  # estimated work of one epoch of each client, by id
-    label_counts: Sequence[
-        np.ndarray
-    ]  # [K, C], training examples of each class that each client has
-    classes: int
-    profiles: Profiles  # the clients' devices and network, in virtual time
-    mean_pixel: tuple[float, ...]
-    std_pixel: tuple[float, ...]
-    public: Shard  # examples that no client holds; may be empty
-    common: Shard  # this rank's part of the whole test split
-    pool: Callable[[], Client] | None = None  # a client that holds all clients' data
-    graphs: bool = True  # whether steps may be captured, where the job leaves it open
-    turnout: Turnout = field(default_factory=Turnout)  # who reports in this round, and who is lost
-    partial: dict[int, int] = field(
-        default_factory=dict
-    )  # of this round: epochs or steps of those who do not do all
+@dataclass(frozen=True)
+class SharedData:
+    """What a rank has of the data beside its clients' own.
 
-    _announced: dict[int, tuple[int, int]] = field(default_factory=dict, init=False)
+    public: examples that no client holds; may be empty.  test: this rank's part of the whole test
+    split.  mean, std: of each channel of the training images.  test_sizes: examples in the test
+    part of each client, [K].  metrics: what evaluation measures (`config.metrics`).
+    """
 
-    @property
-    def draws(self) -> Draws:
-        """What becomes of clients in virtual time."""
-        return Draws(self.seed, self.job.system, self.job.local, self.profiles, self.sizes)
+    public: Shard
+    test: Shard
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    test_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    metrics: tuple[str, ...] = ("accuracy",)
 
-    @cached_property
-    def largest(self) -> int:
-        """Training examples of the client that has most."""
-        return int(max(self.sizes))
 
-    @property
-    def K(self) -> int:
-        """Number of clients."""
-        return self.job.clients
+@dataclass
+class Gpu:
+    """What a rank has of a GPU.
+
+    memory: bytes for this rank; 0 on a CPU.  graphs: whether steps may be captured, where the job
+    leaves it open.
+    """
+
+    memory: float = 0.0
+    graphs: bool = True
+
+
+class Federation:
+    """All clients and the server, as one rank sees them: the same on all ranks but for the clients,
+    which are this rank's own.
+
+    What an author of methods uses, in the order in which a method meets it:
+
+    - the job: `job`, `seed`, `K`, `classes`, `d`, `device`;
+    - the clients: `architectures`, `sizes`, `largest`, `label_counts`; the examples of nobody,
+      `public`;
+    - models to start from: `initial`, `shapes`, `module`, `start_alike`;
+    - a round: `t`, `sample`, `cohort_size`, `draw_public`;
+    - the clients' work: `run`, `stream`, `mine`, `clients`, `work`, `prepare`, `pooled`;
+    - what is sent, and counted: `down`, `up`, `mean`, `gather`;
+    - what is counted so, moved between ranks: `each`, `at_root`, `from_root`, `on_root`.
+
+    The engine uses its parts: `comm`, `exchange` (moves values, counts bytes), `turns` (the
+    clients' work, and failures), `replay` (turns that are done), `participation` (who takes part
+    in this round), `placement` (which rank has which client), `tallies` (what each client did),
+    `warnings`, `clock`, `store` (weights and memories), `data`, `gpu`.
+
+    For the parameters see `Placement`, `Exchange`, `Participants`; pool: makes a client that holds
+    all clients' data.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        comm: Comm,
+        clients: Clients,
+        store: ClientStore,
+        device: torch.device,
+        architectures: tuple[str, ...],
+        sizes: Sequence[int],
+        costs: Sequence[float],
+        label_counts: Sequence[np.ndarray],
+        classes: int,
+        placement: list[int],
+        speeds: list[float],
+        profiles: Profiles,
+        data: SharedData,
+        gpu_memory: float = 0.0,
+        pool: Callable[[], Client] | None = None,
+    ) -> None:
+        self.job = job
+        self.device = device
+        self.architectures = architectures  # of all clients, by id
+        self.sizes = sizes  # training examples of all clients, by id
+        self.label_counts = label_counts  # [K, C], examples of each class that each client has
+        self.classes = classes
+        self.clients = clients  # this rank's, by id
+        self._pool = pool
+
+        self.comm = comm
+        self.store = store
+        self.data = data
+        self.gpu = Gpu(gpu_memory)
+        self.clock = Clock()
+        self.warnings = Warnings(comm)
+        self.replay = ReplayLog()
+        self.tallies = Tallies()
+        self.exchange = Exchange(
+            comm, clients, placement, device, self.clock, self.replay, self.tallies, self.warnings
+        )
+        self.turns = Turns(
+            job, comm, store, device, self.clock, self.replay, self.tallies, self.warnings
+        )
+        self.participation = Participants(
+            job,
+            profiles,
+            sizes,
+            clients,
+            self.tallies,
+            self.replay,
+            lambda k: self.job.algorithm.traffic(self, k),
+        )
+        self.placement = Placement(placement, speeds, costs, comm, clients, store, self.replay)
 
     @property
     def seed(self) -> int:
@@ -72,67 +147,26 @@ class Federation(Turns):
         return self.job.seed
 
     @property
+    def K(self) -> int:
+        """Number of clients."""
+        return self.job.clients
+
+    @property
     def d(self) -> int:
         """Units of the representation (`models.d`)."""
         return self.job.models.d
 
-    def begin(self, t: int, cohort: list[int], keep_stragglers: bool) -> list[int]:
-        """Open round t: new tallies; absent clients, stragglers and drop-outs drawn. Returns who
-        will report.
-
-        Who is lost received what the method announces, and worked, but sends nothing: that is
-        counted. So is who has failed in the round (`journal`).
-        """
-        self.open(t)
-        there = [k for k in cohort if self.draws.reachable(t, k)]
-        slow = self.draws.stragglers(t, there)
-        turnout = self.draws.turnout(t, there, slow, keep_stragglers, self.announced)
-        self.turnout = turnout.without(self.journal.left, self.draws)
-        self.partial = self.turnout.partial
-        for k, examples in self.turnout.lost.items():
-            self.lose(k, examples)
-        return self.turnout.reports
-
-    def open(self, t: int) -> None:
-        """Round t begins: nothing has been done or sent."""
-        self.t, self.tally, self.turnout, self.partial = t, defaultdict(Tally), Turnout(), {}
-
-    def lose(self, k: int, examples: float) -> None:
-        """Count what a client that never reports received, and the examples that it worked
-        through.
-        """
-        if k in self.clients:
-            self.tally[k].down += self.announced(k)[0]
-            self.tally[k].work += examples
-
-    def announced(self, k: int) -> tuple[int, int]:
-        """Bytes that the method says client k receives and sends in one round; asked once."""
-        if k not in self._announced:
-            self._announced[k] = self.job.algorithm.traffic(self, k)
-        return self._announced[k]
-
     @property
-    def cohort_size(self) -> int:
-        """Clients of a round's cohort: max(1, ceil(participation K))."""
-        return max(1, math.ceil(self.job.participation * self.K - 1e-9))
+    def public(self) -> Shard:
+        """Examples that no client holds (`data.public`); may be empty."""
+        return self.data.public
 
-    def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
-        """A cohort of max(1, ceil(participation K)) clients without replacement, in id order; the
-        same on all ranks.
+    @cached_property
+    def largest(self) -> int:
+        """Training examples of the client that has most."""
+        return int(max(self.sizes))
 
-        p: probability of each client, [K]; uniform by default.
-        """
-        chosen = rng.stream(self.seed, "cohort", t).choice(
-            self.K, self.cohort_size, replace=False, p=p
-        )
-        return sorted(chosen.tolist())
-
-    def prepare(self, x: Tensor) -> Tensor:
-        """A batch as it is stored, [n, *shape], to what models take: images normalised, tokens as
-        they are.
-        """
-        self.pulse.beats += 1
-        return prepare(x, self.mean_pixel, self.std_pixel)
+    # Models to start from
 
     def initial(
         self,
@@ -162,31 +196,6 @@ class Federation(Turns):
             {name: torch.empty(shape, device="meta") for name, shape in named if wanted(name)}
         )
 
-    def start_alike(self) -> None:
-        """Give all clients the initial weights of client 0."""
-        first = self.initial()
-        for client in self.clients.values():
-            client.load(first)
-
-    def chunks(self, n: int) -> list[np.ndarray]:
-        """Positions 0..n-1 in parts of at most evaluate.batch, as many as pass a model at a
-        time.
-        """
-        rows, parts = np.arange(n), -(-n // self.job.evaluate.batch)
-        return np.array_split(rows, parts) if parts > 1 else [rows]
-
-    def pooled(self) -> Client:
-        """A client that holds all clients' data, for training without a federation; its id is K."""
-        assert self.pool is not None
-        return self.pool()
-
-    def draw_public(self, t: int, n: int) -> np.ndarray:
-        """n of the public examples, drawn anew for round t, the same on all ranks; all of them
-        where n is larger.
-        """
-        N = len(self.public)
-        return np.sort(rng.stream(self.seed, "public", t).choice(N, min(n, N), replace=False))
-
     def module(self, architecture: str, shape: tuple[int, ...] | None = None) -> Skeleton:
         """A module of this architecture for the server's own work; no client's weights are ever in
         it.
@@ -195,37 +204,177 @@ class Federation(Turns):
         """
         return self.store.skeleton(architecture, f"server {shape}" if shape else "server", shape)
 
+    def start_alike(self) -> None:
+        """Give all clients the initial weights of client 0."""
+        first = self.initial()
+        for client in self.clients.values():
+            client.load(first)
+
+    # A round
+
+    @property
+    def t(self) -> int:
+        """The round that is going on, from 0."""
+        return self.tallies.t
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients of a round's cohort: max(1, ceil(participation K))."""
+        return max(1, math.ceil(self.job.participation * self.K - 1e-9))
+
+    def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
+        """A cohort of max(1, ceil(participation K)) clients without replacement, in id order; the
+        same on all ranks.
+
+        p: probability of each client, [K]; uniform by default.
+        """
+        chosen = rng.stream(self.seed, "cohort", t).choice(
+            self.K, self.cohort_size, replace=False, p=p
+        )
+        return sorted(chosen.tolist())
+
+    def draw_public(self, t: int, n: int) -> np.ndarray:
+        """n of the public examples, drawn anew for round t, the same on all ranks; all of them
+        where n is larger.
+        """
+        N = len(self.public)
+        return np.sort(rng.stream(self.seed, "public", t).choice(N, min(n, N), replace=False))
+
+    # The clients' work
+
+    def mine(self, cohort: Iterable[int]) -> list[Client]:
+        """This rank's clients of the cohort, in id order."""
+        return [self.clients[k] for k in cohort if k in self.clients]
+
+    def run(self, cohort: Iterable[int], work: Callable[[Client], T], job: int = 0) -> dict[int, T]:
+        """Every client's turn, in id order: what `work` returned for each of this rank's clients.
+
+        As `stream`, but all of it is done when this returns.
+        """
+        return dict(self.stream(cohort, work, job=job))
+
+    def stream(
+        self,
+        cohort: Iterable[int],
+        work: Callable[..., T],
+        together: Callable[[Sequence[Client]], list[T] | None] | None = None,
+        job: int = 0,
+        given: tuple[Any, ...] = (),
+    ) -> Iterator[tuple[int, T]]:
+        """The turns of this rank's clients of the cohort, in id order, as (id, what `work`
+        returned), one result in memory at a time; for `mean`. Nothing is done before it is asked.
+
+        work: (client, *given) -> a value that can travel (`comm.codec`), in which all is that it
+        leaves elsewhere: a turn that is done is not done again when the round is, its value is used
+        again. What a round does to clients outside of turns is undone then, and done again.
+        together: the same work for several clients at once (`Turns.grouping`), or None where it
+        cannot be done so and each works alone.  job: number of the client's, where it may have
+        several in a round.
+        With run.on_client_fault = "drop" a client that fails is left out here; all ranks learn of
+        it when they meet.
+        """
+        for group in self.turns.grouping(list(cohort)) if together else [[k] for k in cohort]:
+            clients = self.mine(group)
+            if not clients:
+                continue
+            with self.turns.take(clients, job) as turn:
+                if turn.values is None and together and len(clients) > 1:
+                    turn.values = together(clients)
+                if turn.values is None:
+                    turn.values = []
+                    for client in clients:
+                        turn.values.append(work(client, *given))
+            yield from turn.uploads()
+
     def work(self, client: Client, epochs: int | None = None) -> int:
         """Epochs (or steps, where the job counts in steps) that the client completes in this
         round.
         """
-        full = self.job.local.steps or self.job.local.epochs
-        return epochs or self.partial.get(client.id, full)
+        return self.participation.work(client, epochs)
 
-    def note(
-        self,
-        client: Client,
-        losses: np.ndarray,
-        examples: list[int],
-        seconds: float,
-        own: bool = True,
-        views: int = 1,
-        once: float = 0.0,
-    ) -> None:
-        """Add a stretch of local training to the client's tally: mean losses and sizes of its
-        batches.
-
-        own: on its own examples; training on others' (public data) is work, but no epoch and no
-        training loss.
-        views: copies of each example that went through the model.
-        once: of the seconds, those of recordings. They are the rank's, not the client's, which is
-        placed by what it takes each time: it was only the first of its architecture.
+    def prepare(self, x: Tensor) -> Tensor:
+        """A batch as it is stored, [n, *shape], to what models take: images normalised, tokens as
+        they are.
         """
-        tally = self.tally[client.id]
-        tally.work += views * sum(examples)
-        tally.seconds += seconds - once
-        if own:
-            tally.loss += float(losses @ np.array(examples, dtype=float))
-            tally.examples += sum(examples)
-            tally.epochs += sum(examples) / client.n
-        self.clock.add("train", seconds)
+        self.clock.heartbeat.beats += 1
+        return prepare(x, self.data.mean, self.data.std)
+
+    def pooled(self) -> Client:
+        """A client that holds all clients' data, for training without a federation; its id is K."""
+        assert self._pool is not None
+        return self._pool()
+
+    # What is sent: bytes are counted here, and values checked
+
+    def down(self, client: Client, value: T, times: int = 1) -> T:
+        """Send a value to a client, or so many of that size: its bytes are counted."""
+        return self.exchange.down(client, value, times)
+
+    def up(self, client: Client, value: T, times: int = 1) -> T:
+        """Send a client's value to the server, or to so many others: its bytes are counted.
+
+        Not for what `mean` or `gather` count.
+
+        Raises DivergedError for a value that is nan or infinite.
+        """
+        return self.exchange.up(client, value, times)
+
+    def mean(
+        self,
+        uploads: Iterable[tuple[int, Mean]],
+        keep: Params,
+        per: Per = "mean",
+        counted: bool = True,
+        last: bool = False,
+    ) -> Params:
+        """The exact weighted mean over all clients of all ranks; collective, the same bits for any
+        ranks.
+
+        uploads: (client id, its part), one after the other.  keep: values where the weights sum to
+        0, and the shapes.  per: what has a weight of its own (a whole part, a tensor, a row of it,
+        a value).  counted: false for what the server computes itself from earlier uploads.  last:
+        no client's own model changes any more in this round, so that it can be evaluated before the
+        ranks wait for one another. Raises DivergedError for a value that is nan or infinite, naming
+        client and tensor.
+        """
+        parts: list[Part] = []
+        for k, part in uploads:
+            if not isinstance(part, Mean):
+                raise own.OwnError(
+                    f"{own.caller()}fed.mean gets a {type(part).__name__} from client {k}; give "
+                    f"(client id, Mean.of(Params, weight)) for each client"
+                )
+            self.exchange.upload(k, [p.value for p in part.parts], part.nbytes if counted else 0)
+            parts.extend(part.parts)
+        if last:
+            self.exchange.meanwhile()
+        return self.exchange.mean(parts, keep, per) if keep else keep
+
+    def gather(self, by_client: Mapping[int, T]) -> dict[int, T]:
+        """All clients' values, by id, on all ranks; collective; bytes are counted as uploads."""
+        return self.exchange.gather(by_client)
+
+    # What is counted so, moved between ranks
+
+    def each(self, by_client: Mapping[int, T]) -> Iterator[tuple[int, T]]:
+        """All clients' values in id order, on all ranks, one in memory at a time; collective,
+        nothing is counted.
+
+        For what concerns pairs of clients. by_client: this rank's; a client that nobody gives is
+        left out.
+        """
+        return self.exchange.each(by_client)
+
+    def at_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
+        """All clients' values on rank 0, which does the server's work, none elsewhere; collective,
+        not counted.
+        """
+        return self.exchange.at_root(by_client)
+
+    def from_root(self, by_client: Mapping[int, T]) -> dict[int, T]:
+        """Values for clients from rank 0 to the ranks that hold them; collective, not counted."""
+        return self.exchange.from_root(by_client)
+
+    def on_root(self, fn: Callable[[], T]) -> T:
+        """The result of server-side work: done on rank 0, then sent to all ranks; collective."""
+        return self.exchange.on_root(fn)

@@ -35,8 +35,10 @@ RUNS = argument(
     "runs", type=Path, metavar="RUN", nargs="+", help="folder of a run, or its results.h5"
 )
 JSON = argument("--json", action="store_true", help="machine-readable output")
-NAME = argument("name", metavar="NAME", help="an algorithm, data set, partition, model or figure")
-KINDS = ("algorithms", "datasets", "partitions", "models", "figures")
+NAME = argument(
+    "name", metavar="NAME", help="an algorithm, data set, partition, model, metric or figure"
+)
+KINDS = ("algorithms", "datasets", "partitions", "models", "metrics", "figures")
 KIND = argument("kind", nargs="?", choices=KINDS, help="only these; default: all")
 PAGE = argument(
     "-o", "--out", type=Path, metavar="FILE", help="page to write; default: report.html in RUN"
@@ -57,9 +59,15 @@ FOLLOW = argument(
     help="print those that come too, until the run is finished",
 )
 VALUES = (
-    "accuracy (last round; default), last:10, best, before (local training), received (the "
-    "server's next model), final and final_received (the same after the method's last step), up, "
-    "down, or seconds"
+    "last (round; default), last:10, best, before (local training), received (the server's next "
+    "model), final and final_received (the same after the method's last step), pooled (over all "
+    "clients' test examples together), pooled:10, received_pooled, final_pooled, "
+    "final_received_pooled, accuracy, up, down, or seconds"
+)
+METRIC = argument(
+    "--metric",
+    metavar="NAME",
+    help="which metric (`hpcfed list metrics`); default: accuracy, or the first that runs have",
 )
 TABLES = (
     argument("--format", choices=("csv", "parquet"), default="csv", help="default: csv"),
@@ -104,6 +112,12 @@ PLOT = (
         help="with commas, or all (`hpcfed list figures`); default: curves,labels",
     ),
     argument(
+        "--metric",
+        metavar="NAME",
+        help="of curves, learning, bytes, time and accuracies: one of `hpcfed list metrics`, also "
+        "NAME_received (the server's next model), NAME_pooled, NAME_received_pooled",
+    ),
+    argument(
         "-o",
         "--out",
         type=Path,
@@ -124,6 +138,7 @@ TABLE = (
         help="default: all other fields in which runs differ, but the seed",
     ),
     argument("--value", metavar="NAME", help=VALUES),
+    METRIC,
     argument("--deviation", choices=("seeds", "clients", "none"), help="over what; default: seeds"),
     argument("--percent", action="store_true", help="accuracies in percent"),
     argument(
@@ -151,7 +166,11 @@ COMPARE = (
         action="store_true",
         help="also runs of other rounds, data, partitions or clients",
     ),
-    *(option for option in TABLE if option[0][0] in ("--value", "--percent", "--format", "-o")),
+    *(
+        option
+        for option in TABLE
+        if option[0][0] in ("--value", "--metric", "--percent", "--format", "-o")
+    ),
 )
 BATCH = (
     argument("--nodes", type=int, default=1, metavar="N"),

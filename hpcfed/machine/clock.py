@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from hpcfed.machine.pulse import Pulse
+from hpcfed.machine.heartbeat import Heartbeat
 
 
 class Clock:
@@ -13,17 +13,17 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.pulse = Pulse()
+        self.heartbeat = Heartbeat()
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        start, before = perf_counter(), self.pulse.phase
-        self.pulse.enter(phase)
+        start, before = perf_counter(), self.heartbeat.phase
+        self.heartbeat.enter(phase)
         try:
             yield
         finally:
             self.seconds[phase] += perf_counter() - start
-            self.pulse.enter(before)
+            self.heartbeat.enter(before)
 
     @contextmanager
     def rest(self, phase: str) -> Iterator[None]:

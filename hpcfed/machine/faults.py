@@ -34,7 +34,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def kind(error: BaseException) -> str:
-    """The failure's kind, of `journal.WHY`; "": none of a client, but a bug."""
+    """The failure's kind, of `replay_log.WHY`; "": none of a client, but a bug."""
     kinds = {
         "memory": out_of_memory(error),
         "diverged": isinstance(error, DivergedError),

@@ -27,6 +27,7 @@ REGISTRIES = {
     "datasets": "hpcfed.data:DATASETS",
     "partitions": "hpcfed.data:PARTITIONS",
     "models": "hpcfed.models:MODELS",
+    "metrics": "hpcfed.config.metrics:METRICS",
     "figures": "hpcfed.report.figures.registry:FIGURES",
 }
 IMAGES = {

@@ -23,7 +23,7 @@ from hpcfed.report import differences
 from hpcfed.report.cases import also_differ, cases, rename_data
 from hpcfed.report.comparison import ENOUGH, Comparison, compare_all
 from hpcfed.report.formats import align_columns, booktabs, markdown_table, save_or_return, tex
-from hpcfed.report.measures import View, measure
+from hpcfed.report.measures import View, view_of
 from hpcfed.report.pairs import Method, explain_unpaired, methods
 
 HEADS = (
@@ -91,14 +91,16 @@ def compare(
     percent: bool = False,
     format: str = "text",
     out: Path | None = None,
+    metric: str | None = None,
 ) -> str:
     """The command. baseline: a method as the table names it, or one of its runs; default: that of
     the first run. anyway: also runs of other rounds, data, partitions or clients.
 
     Returns the table, or the path of the file that it was written to.
     """
-    view = View(value or "accuracy", measure(value or "accuracy"), percent=percent)
-    found = methods(rename_data(cases(runs)))
+    known = cases(runs)
+    view = view_of((case.record for case in known), value, metric, percent=percent)
+    found = methods(rename_data(known))
     base = find_baseline(found, baseline) or also(
         found := methods(rename_data(cases([*runs, Path(baseline)]))), Path(baseline)
     )

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from hpcfed.config.metrics import METRICS
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.tables import size
 from hpcfed.report.progress import mean
-from hpcfed.results.columns import column, rounds_with_values
+from hpcfed.results.columns import (
+    by_round,
+    column,
+    main_metric,
+    rounds_with_values,
+    title_metric,
+)
+from hpcfed.results.summary import best as best_round
 from hpcfed.results.summary import facts, summary_statistics
+from hpcfed.results.summary import metric as metric_facts
 from hpcfed.storage.record import Record
 
 Numbers = tuple[
@@ -36,40 +45,66 @@ class Measure:
     each: Callable[[Record], dict[int, float]] | None = None
 
 
-def last(name: str | None = None) -> Callable[[Record], Numbers]:
-    """Of the last evaluated round: the clients' accuracy, or another that the summary has."""
+def last(metric: str, phase: str = "") -> Callable[[Record], Numbers]:
+    """Of the last evaluated round, mean over clients: of their own models, or of another phase that
+    the summary has.
+    """
 
     def numbers(record: Record) -> Numbers:
-        found = facts(record)["accuracy"]
-        found = found[name] if name else found
+        found = metric_facts(record, metric)
+        found = found[phase] if phase else found
         return found["mean"], found["std"]
 
     return numbers
 
 
-def best(record: Record) -> Numbers:
+def pooled(metric: str, phase: str = "") -> Callable[[Record], Numbers]:
+    """The same over all clients' test examples together."""
+
+    def numbers(record: Record) -> Numbers:
+        found = metric_facts(record, metric)
+        return (found[phase] if phase else found)["pooled"], None
+
+    return numbers
+
+
+def best(metric: str) -> Callable[[Record], Numbers]:
     """Of the round with the highest mean."""
-    means = [summary_statistics(row) for row in column(record, "clients/accuracy")]
-    top = max(
-        (s for s in means if s["mean"] is not None),
-        key=lambda s: s["mean"],
-        default={"mean": None, "std": None},
-    )
-    return top["mean"], top["std"]
+
+    def numbers(record: Record) -> Numbers:
+        means = [summary_statistics(row) for row in column(record, f"clients/{metric}")]
+        top = max(
+            (s for s in means if s["mean"] is not None),
+            key=lambda s: s["mean"],
+            default={"mean": None, "std": None},
+        )
+        return top["mean"], top["std"]
+
+    return numbers
 
 
-def lately(n: int) -> Callable[[Record], Numbers]:
+def lately(metric: str, n: int) -> Callable[[Record], Numbers]:
     """Mean over the last n evaluated rounds, and of their deviations."""
 
     def numbers(record: Record) -> Numbers:
-        found = [
-            summary_statistics(row)
-            for row in column(record, "clients/accuracy")[rounds_with_values(record)][-n:]
-        ]
+        name = f"clients/{metric}"
+        rounds = rounds_with_values(record, name)[-n:]
+        found = [summary_statistics(row) for row in column(record, name)[rounds]]
         if len(found) < n:
             return None, None
         stds = [s["std"] for s in found if s["std"] is not None]
         return mean_of([s["mean"] for s in found]), mean_of(stds) if stds else None
+
+    return numbers
+
+
+def lately_pooled(metric: str, n: int) -> Callable[[Record], Numbers]:
+    """Mean over the last n evaluated rounds of what `pooled` tells of the last."""
+
+    def numbers(record: Record) -> Numbers:
+        values = by_round(record, f"{metric}_pooled")[rounds_with_values(record)[-n:]]
+        there = len(values) == n and np.isfinite(values).all()
+        return (mean_of(values.tolist()) if there else None), None
 
     return numbers
 
@@ -92,7 +127,7 @@ def each_of(record: Record, name: str, rounds: Sequence[int] | np.ndarray) -> di
     return {k: mean_of(values) for k, values in found.items()}
 
 
-def each_last(name: str = "clients/accuracy", n: int = 1) -> Callable[[Record], dict[int, float]]:
+def each_last(name: str, n: int = 1) -> Callable[[Record], dict[int, float]]:
     """Over the last n evaluated rounds; none where there are fewer."""
 
     def clients(record: Record) -> dict[int, float]:
@@ -102,9 +137,12 @@ def each_last(name: str = "clients/accuracy", n: int = 1) -> Callable[[Record], 
     return clients
 
 
-def each_best(record: Record) -> dict[int, float]:
-    top = facts(record)["best"]["round"]
-    return each_of(record, "clients/accuracy", [] if top is None else [top - 1])
+def each_best(metric: str) -> Callable[[Record], dict[int, float]]:
+    def clients(record: Record) -> dict[int, float]:
+        top = best_round(record, metric)["round"]
+        return each_of(record, f"clients/{metric}", [] if top is None else [top - 1])
+
+    return clients
 
 
 def each_final(name: str) -> Callable[[Record], dict[int, float]]:
@@ -126,33 +164,8 @@ def seconds(record: Record) -> Numbers:
 
 
 OVER = "mean over clients"
-MEASURES = {
-    "accuracy": Measure(f"Test accuracy after the last round, {OVER}", last(), each=each_last()),
-    "best": Measure(
-        f"Test accuracy, {OVER}, of each run's best round, chosen by it (so it flatters)",
-        best,
-        each=each_best,
-    ),
-    "before": Measure(
-        f"Test accuracy in the last round before local training, {OVER}",
-        last("before"),
-        each=each_last("clients/accuracy_before"),
-    ),
-    "received": Measure(
-        f"Test accuracy of models received after the last round, {OVER}",
-        last("received"),
-        each=each_last("clients/accuracy_received"),
-    ),
-    "final": Measure(
-        f"Test accuracy of own models after the end, {OVER}",
-        last("final"),
-        each=each_final("accuracy"),
-    ),
-    "final_received": Measure(
-        f"Test accuracy of models received after the end, {OVER}",
-        last("final_received"),
-        each=each_final("accuracy_received"),
-    ),
+POOLED = "over the test examples of all clients together"
+FLOWS = {  # what no metric is part of
     "down": Measure(
         "Bytes that a client receives in a round", traffic("down"), False, high=False, unit="B"
     ),
@@ -163,17 +176,93 @@ MEASURES = {
 }
 
 
-def measure(name: str) -> Measure:
-    """The measure of this name; `last:10` is the mean over the last 10 evaluated rounds.
-    ConfigError for others.
+def measures_of(metric: str) -> dict[str, Measure]:
+    """The values that a table may show of one metric."""
+    title = f"Test {title_metric(metric)}"
+    return {
+        "last": Measure(
+            f"{title} after the last round, {OVER}",
+            last(metric),
+            each=each_last(f"clients/{metric}"),
+        ),
+        "best": Measure(
+            f"{title}, {OVER}, of each run's best round, chosen by it (so it flatters)",
+            best(metric),
+            each=each_best(metric),
+        ),
+        "before": Measure(
+            f"{title} in the last round before local training, {OVER}",
+            last(metric, "before"),
+            each=each_last(f"clients/{metric}_before"),
+        ),
+        "received": Measure(
+            f"{title} of models received after the last round, {OVER}",
+            last(metric, "received"),
+            each=each_last(f"clients/{metric}_received"),
+        ),
+        "final": Measure(
+            f"{title} of own models after the end, {OVER}",
+            last(metric, "final"),
+            each=each_final(metric),
+        ),
+        "final_received": Measure(
+            f"{title} of models received after the end, {OVER}",
+            last(metric, "final_received"),
+            each=each_final(f"{metric}_received"),
+        ),
+        "pooled": Measure(f"{title} after the last round, {POOLED}", pooled(metric)),
+        "received_pooled": Measure(
+            f"{title} of models received after the last round, {POOLED}",
+            pooled(metric, "received"),
+        ),
+        "final_pooled": Measure(
+            f"{title} of own models after the end, {POOLED}", pooled(metric, "final")
+        ),
+        "final_received_pooled": Measure(
+            f"{title} of models received after the end, {POOLED}",
+            pooled(metric, "final_received"),
+        ),
+    }
+
+
+def measure(name: str = "last", metric: str | None = None) -> Measure:
+    """The measure of this name; `last:10` is the mean over the last 10 evaluated rounds,
+    `pooled:10` that of the pooled metric. ConfigError for others.
+
+    metric: of which it is; default: accuracy.
     """
+    if metric is not None and metric not in METRICS:
+        raise ConfigError(f"--metric: {unknown('metric', metric, METRICS)}")
+    if metric and name in (*FLOWS, "accuracy") and name != metric:
+        raise ConfigError(
+            f"--metric {metric}, but --value {name} is not of a metric, or of another; "
+            "leave one of them away"
+        )
+    if name in FLOWS:
+        return FLOWS[name]
+    metric, name = metric or "accuracy", "last" if name == "accuracy" else name
     start, _, n = name.partition(":")
-    if start == "last" and n.isdecimal() and 0 < int(n) < 10**9:
-        what = f"Test accuracy, {OVER} and over the last {int(n)} evaluated rounds"
-        return Measure(what, lately(int(n)), each=each_last(n=int(n)))
-    if name not in MEASURES:
-        raise ConfigError(f"--value: {unknown('value', name, [*MEASURES, 'last:10'])}")
-    return MEASURES[name]
+    if start in ("last", "pooled") and n.isdecimal() and 0 < int(n) < 10**9:
+        title = f"Test {title_metric(metric)}"
+        if start == "pooled":
+            what = f"{title}, {POOLED}, mean over the last {int(n)} evaluated rounds"
+            return Measure(what, lately_pooled(metric, int(n)))
+        what = f"{title}, {OVER} and over the last {int(n)} evaluated rounds"
+        each = each_last(f"clients/{metric}", int(n))
+        return Measure(what, lately(metric, int(n)), each=each)
+    known = measures_of(metric)
+    if name not in known:
+        names = ["accuracy", *known, *FLOWS, "last:10", "pooled:10"]
+        raise ConfigError(f"--value: {unknown('value', name, names)}")
+    return known[name]
+
+
+def usual_metric(records: Iterable[Record | None]) -> str:
+    """The metric that a table of these runs shows where none is asked for: that of all of them,
+    else accuracy.
+    """
+    found = {main_metric(record) for record in records if record}
+    return found.pop() if len(found) == 1 and found <= METRICS.keys() else "accuracy"
 
 
 @dataclass(frozen=True)
@@ -198,3 +287,20 @@ class View:
                 f"{exact} ({size(value)})" if self.measure.unit == "B" and value >= 1000 else exact
             )
         return f"{100 * value:.2f}" if self.percent else f"{value:.4f}"
+
+
+def view_of(
+    records: Iterable[Record | None],
+    value: str | None = None,
+    metric: str | None = None,
+    deviation: str = "seeds",
+    percent: bool = False,
+) -> View:
+    """What a table of these runs shows. value, metric: as asked for; None: what is usual."""
+    if metric is None and value not in (*FLOWS, "accuracy"):
+        metric = usual_metric(records)
+    if metric in (None, "accuracy"):
+        name = value or "accuracy"
+    else:
+        name = f"{metric} {value}" if value else metric
+    return View(name, measure(value or "last", metric), deviation, percent)

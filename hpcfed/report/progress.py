@@ -25,7 +25,7 @@ from hpcfed.storage.results import Record, load
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
     from hpcfed.federation.world import World
-    from hpcfed.machine.pulse import Pulse
+    from hpcfed.machine.heartbeat import Heartbeat
     from hpcfed.storage.results import Results
 
 
@@ -186,26 +186,31 @@ class Progress:
         if self.job.verbose:
             self.clients(t, row)
 
-    def look(self, pulse: Pulse) -> None:
+    def look(self, heartbeat: Heartbeat) -> None:
         """A client of this rank begins or ends inside a round: a bar over them, or where there is
         no terminal a line now and then.
         """
         if not self.active or self.job.quiet or self.cell:
             return
-        several = pulse.total and pulse.done  # some methods have several turns of each client
-        n = (pulse.done - 1) % pulse.total + 1 if several else 0
+        several = (
+            heartbeat.total and heartbeat.done
+        )  # some methods have several turns of each client
+        n = (heartbeat.done - 1) % heartbeat.total + 1 if several else 0
         if self.live:
             self.bar.update(
                 self.inside,
-                description=f"round {pulse.t + 1}",
-                total=pulse.total or None,
+                description=f"round {heartbeat.t + 1}",
+                total=heartbeat.total or None,
                 completed=n,
-                line=f"{pulse.phase} {pulse.client}"[:LINE],
+                line=f"{heartbeat.phase} {heartbeat.client}"[:LINE],
                 visible=True,
             )
         elif monotonic() - self.spoken > OFTEN:
-            of = f"{n} of {pulse.total} clients of rank 0, " if pulse.total else ""
-            self.say(f"in round {pulse.t + 1}/{self.job.rounds}: {of}{pulse.phase} {pulse.client}")
+            of = f"{n} of {heartbeat.total} clients of rank 0, " if heartbeat.total else ""
+            self.say(
+                f"in round {heartbeat.t + 1}/{self.job.rounds}: {of}{heartbeat.phase} "
+                f"{heartbeat.client}"
+            )
             self.spoken = monotonic()
 
     def left(self, t: int) -> str:

@@ -12,7 +12,7 @@ from hpcfed.report import layouts
 from hpcfed.report.cases import Case, also_differ, axes, cases, name_skew, rename_data
 from hpcfed.report.cells import caption, cell, mark_best
 from hpcfed.report.formats import FORMATS, Grid, save_or_return
-from hpcfed.report.measures import View, measure
+from hpcfed.report.measures import View, view_of
 
 
 def table(
@@ -26,24 +26,31 @@ def table(
     paper: bool = False,
     format: str = "text",
     out: Path | None = None,
+    metric: str | None = None,
 ) -> str:
     """The command. rows, columns: fields of the job, separated by commas; what is not given is
-    chosen.
+    chosen. value: which number of a run; metric: of which metric it is.
 
     layout: rows, columns and all else as a table of a paper has them; paper: with that one's
     numbers. Returns the table, or the path of the file that it was written to.
     """
     if layout:
         refuse(
-            layout, rows=rows, columns=columns, value=value, deviation=deviation, percent=percent
+            layout,
+            rows=rows,
+            columns=columns,
+            value=value,
+            metric=metric,
+            deviation=deviation,
+            percent=percent,
         )
         made = layouts.layout(layout)
         return save_or_return(FORMATS[format](layouts.fill_layout(cases(runs), made, paper)), out)
     if paper:
         raise ConfigError("table: --paper, but no --layout tells of which table of a paper; add it")
-    view = View(value or "accuracy", measure(value or "accuracy"), deviation or "seeds", percent)
     chosen = [names.split(",") if names else None for names in (rows, columns)]
     found = name_skew(rename_data(cases(runs)), [name for names in chosen for name in names or []])
+    view = view_of((case.record for case in found), value, metric, deviation or "seeds", percent)
     return save_or_return(FORMATS[format](grid(found, *axes(found, *chosen), view)), out)
 
 

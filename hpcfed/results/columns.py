@@ -4,10 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 
+from hpcfed.config.metrics import METRICS
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.record import Record
 
 FAR = 1e30  # virtual seconds; more cannot be drawn, and mean nothing
+
+
+def metrics(record: Record) -> list[str]:
+    """The names of the metrics that a run has measured; of older files accuracy."""
+    return record.header.get("metrics") or ["accuracy"]
+
+
+def main_metric(record: Record) -> str:
+    """The metric that stands for a run where none is asked for: accuracy, where it has one."""
+    return metrics(record)[0]
+
+
+def title_metric(name: str) -> str:
+    """What a metric is called in text and on axes."""
+    return METRICS[name].title if name in METRICS else name
+
+
+def metric_by_client(record: Record, name: str) -> np.ndarray:
+    """A metric of clients, [T, K], or with `_pooled` at its end of all of them together, [T, 1].
+
+    name: of a metric, perhaps with `_before` or `_received`, as columns have it.
+    """
+    if name.endswith("_pooled"):
+        return by_round(record, name)[:, None]
+    return column(record, f"clients/{name}")
 
 
 def last(record: Record, name: str) -> np.ndarray:
@@ -35,9 +61,12 @@ def architectures(record: Record) -> np.ndarray:
     return kinds[np.nan_to_num(record.columns["clients/architecture"][t[-1]]).astype(int)]
 
 
-def rounds_with_values(record: Record, name: str = "clients/accuracy") -> np.ndarray:
-    """The rounds, from 0, in which some client has a value in a column [T, K]."""
-    return np.flatnonzero(np.isfinite(column(record, name)).any(1))
+def rounds_with_values(record: Record, name: str = "") -> np.ndarray:
+    """The rounds, from 0, in which some client has a value in a column [T, K]; by default in that
+    of the main metric.
+    """
+    found = column(record, name or f"clients/{main_metric(record)}")
+    return np.flatnonzero(np.isfinite(found).any(1))
 
 
 def column(record: Record, name: str) -> np.ndarray:

@@ -12,7 +12,7 @@ from hpcfed.core.errors import printable
 from hpcfed.core.extras import import_extra
 from hpcfed.core.tables import duration, size
 from hpcfed.results import state
-from hpcfed.results.columns import by_round, column, phases
+from hpcfed.results.columns import by_round, column, main_metric, metrics, phases, title_metric
 from hpcfed.results.summary import facts, share, title
 from hpcfed.results.tables import table
 from hpcfed.storage.record import Record, load, stamp
@@ -80,6 +80,19 @@ class Run:
     def accuracy_before(self) -> np.ndarray:
         """[T, K], test accuracy of the cohort's clients before local training, 0..1."""
         return column(self._record, "clients/accuracy_before")
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of what was measured: `run.metric("f1")` has one's values."""
+        return metrics(self._record)
+
+    def metric(self, name: str) -> np.ndarray:
+        """[T, K], a metric of each client after the round; [T], with `_pooled` at the end of its
+        name, over all clients' test examples together. CheckpointError for one that was not
+        measured.
+        """
+        place = "rounds" if name.endswith("_pooled") else "clients"
+        return self._record.column(f"{place}/{name}")
 
     @property
     def loss(self) -> np.ndarray:
@@ -173,12 +186,13 @@ class Run:
     def _brief(self) -> dict[str, str]:
         """The run in a few words, each under what it is."""
         now, found = self.state, self.summary()
-        accuracy, traffic = found["accuracy"], found["traffic"]
+        name, traffic = main_metric(self._record), found["traffic"]
+        main = found["metrics"][name]
         known = {
             "state": now.word,
             "rounds": f"{now.rounds} of {now.total}",
-            "accuracy": share(accuracy["mean"])
-            + (f" (std {share(accuracy['std'])} over clients)" if accuracy["clients"] > 1 else ""),
+            title_metric(name): share(main["mean"])
+            + (f" (std {share(main['std'])} over clients)" if main["clients"] > 1 else ""),
             "traffic": f"{size(traffic['down_total'])} down, {size(traffic['up_total'])} up",
             "time": duration(found["time"]["seconds"]),
         }

@@ -13,7 +13,16 @@ from rich.text import Text
 from hpcfed.core.errors import printable
 from hpcfed.core.few import count_noun
 from hpcfed.core.tables import duration, size, table
-from hpcfed.results.columns import architectures, by_round, column, last
+from hpcfed.results.columns import (
+    architectures,
+    by_round,
+    column,
+    last,
+    main_metric,
+    metrics,
+    rounds_with_values,
+    title_metric,
+)
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Record, load
 
@@ -42,7 +51,9 @@ def facts(record: Record) -> dict[str, Any]:
     clients that have test data (as the papers' tables). before: the same before local training.
     received: all clients with what they would receive next. final, final_received: own models and
     what would be received, after what the method does at its end. best: the round with the
-    highest mean; as it is chosen by its test accuracy, it flatters. traffic: bytes. time: seconds;
+    highest mean; as it is chosen by its test accuracy, it flatters. metrics: the same of each that
+    the run measured, accuracy included, and pooled: over the test examples of all these clients
+    together. traffic: bytes. time: seconds;
     a phase's seconds are the mean over ranks, its share is of all phases together; virtual: what
     the clients' devices and network would have taken.
     """
@@ -51,6 +62,7 @@ def facts(record: Record) -> dict[str, Any]:
         "rounds": record.rounds,
         "accuracy": accuracy(record),
         "best": best(record),
+        "metrics": {name: metric(record, name) for name in metrics(record)},
         "traffic": traffic(record),
         "time": time(record),
     }
@@ -75,6 +87,32 @@ def accuracy(record: Record) -> dict[str, Any]:
     return {**summary_statistics(values), "by_architecture": by, **brief}
 
 
+def metric(record: Record, name: str) -> dict[str, Any]:
+    """What `facts` says of one metric."""
+    values = last(record, f"clients/{name}")
+    found = {**summary_statistics(values), "pooled": last_pooled(record, name)}
+    found["best"] = best(record, name)
+    for phase in ("before", "received"):
+        row = summary_statistics(last(record, f"clients/{name}_{phase}"))
+        pooled = last_pooled(record, f"{name}_{phase}")
+        found[phase] = {"mean": row["mean"], "std": row["std"], "pooled": pooled}
+    for phase, end in (("final", ""), ("final_received", "_received")):
+        row = summary_statistics(record.arrays.get(f"final/{name}{end}", np.empty(0)))
+        pooled = number(record.arrays.get(f"final/{name}{end}_pooled", np.empty(0)))
+        found[phase] = {"mean": row["mean"], "std": row["std"], "pooled": pooled}
+    return found
+
+
+def last_pooled(record: Record, name: str) -> float | None:
+    """A metric over all test examples in the last evaluated round; None where there is none."""
+    return number(by_round(record, f"{name}_pooled")[rounds_with_values(record)])
+
+
+def number(values: np.ndarray) -> float | None:
+    """The last of these, as JSON has it; None where there is none, or it is nan."""
+    return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
+
+
 def summary_statistics(values: np.ndarray) -> dict[str, Any]:
     """Mean, population standard deviation, least and most over the clients that are not nan; of one
     client there is no deviation.
@@ -92,11 +130,11 @@ def summary_statistics(values: np.ndarray) -> dict[str, Any]:
     return {**found, "clients": len(known)}
 
 
-def best(record: Record) -> dict[str, Any]:
-    """The round, counted from 1, with the highest mean accuracy; the first of several equal
-    ones.
+def best(record: Record, name: str = "accuracy") -> dict[str, Any]:
+    """The round, counted from 1, with the highest mean accuracy, or other metric; the first of
+    several equal ones.
     """
-    means = [summary_statistics(row)["mean"] for row in column(record, "clients/accuracy")]
+    means = [summary_statistics(row)["mean"] for row in column(record, f"clients/{name}")]
     known = [(mean, -t) for t, mean in enumerate(means, start=1) if mean is not None]
     mean, t = max(known, default=(None, None))
     return {"round": None if t is None else -t, "mean": mean, "selected_on": "test data"}
@@ -145,8 +183,10 @@ def render(record: Record) -> Group:
     """The facts as a table for people, for `rich.print`."""
     found = facts(record)
     whose = "evaluated" if "clients/id" in record.columns else "all"
+    measured = (metric_table(found, whose),) if metrics(record) != ["accuracy"] else ()
     tables = (
-        accuracy_table(found, whose),
+        *((accuracy_table(found, whose),) if main_metric(record) == "accuracy" else ()),
+        *measured,
         traffic_table(found["traffic"]),
         time_table(found["time"]),
     )
@@ -200,8 +240,27 @@ def accuracy_table(found: dict[str, Any], whose: str) -> Table:
     rows.append(("before local training", total["before"]))
     rows += [(line, total[name]) for name, line in LATER.items() if total[name]["mean"] is not None]
     cells = [(name, share(s["mean"]), share(s["std"]), s.get("clients", "")) for name, s in rows]
+    pooled = found["metrics"]["accuracy"]["pooled"]
+    if pooled is not None:
+        cells.insert(1, ("  pooled over all test examples", share(pooled), "", ""))
     cells.append((f"best round: {top['round']}, selected on test data", share(top["mean"]), "", ""))
     return table("test accuracy,>mean,>std,>clients", cells)
+
+
+def metric_table(found: dict[str, Any], whose: str) -> Table:
+    """A row a metric, and rows of what not every run has; how many clients have none is told."""
+    most = max(s["clients"] for s in found["metrics"].values())
+    cells = []
+    for name, s in found["metrics"].items():
+        missing = f", {most - s['clients']} have none" if s["clients"] < most else ""
+        row = (share(s["mean"]), share(s["std"]), f"{s['clients']}{missing}", share(s["pooled"]))
+        cells.append((title_metric(name), *row))
+        for phase, line in LATER.items():
+            more = s[phase]
+            if more["mean"] is not None or more["pooled"] is not None:
+                row = (share(more["mean"]), share(more["std"]), "", share(more["pooled"]))
+                cells.append((f"  {line}", *row))
+    return table(f"metrics of {whose} clients in the last round,>mean,>std,>clients,>pooled", cells)
 
 
 def share(number: float | None) -> str:

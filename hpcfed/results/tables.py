@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hpcfed.core.errors import ConfigError, unknown
-from hpcfed.results.columns import column
+from hpcfed.results.columns import column, metrics
 from hpcfed.results.summary import summary_statistics
 from hpcfed.storage.record import Record
 
@@ -21,15 +21,14 @@ Table = dict[str, np.ndarray]
 
 
 def of_rounds(record: Record) -> Table:
-    """A row a round: accuracy (mean and population standard deviation over clients), losses
-    (means), bytes (sums).
+    """A row a round: accuracy and other metrics (mean and population standard deviation over
+    clients), losses (means), bytes (sums).
     """
-    accuracy = [summary_statistics(row) for row in column(record, "clients/accuracy")]
-    table = {
-        "round": np.arange(1, record.rounds + 1),
-        "accuracy": numbers([s["mean"] for s in accuracy]),
-        "accuracy_std": numbers([s["std"] for s in accuracy]),
-    }
+    table = {"round": np.arange(1, record.rounds + 1)}
+    for name in metrics(record):
+        found = [summary_statistics(row) for row in column(record, f"clients/{name}")]
+        table[name] = numbers([s["mean"] for s in found])
+        table[f"{name}_std"] = numbers([s["std"] for s in found])
     for name in ("train_loss", "loss"):
         table[name] = numbers(
             [summary_statistics(row)["mean"] for row in column(record, f"clients/{name}")]

@@ -82,6 +82,8 @@ class Header(Past):
     algorithm: Text = ""
     data: Text = ""
     classes: list[Text] = []
+    task: Text = "classes"
+    metrics: list[Text] = []
     inputs: Inputs = Inputs()
     architectures: list[Text] = []
     faults: list[Text] = []

@@ -25,6 +25,12 @@ AHEAD = 1 << 18  # values that are gathered and normalised at once: 1 MiB stays 
 Batch = tuple[np.ndarray, Any, Any]  # rows of the shard, inputs, targets
 
 
+def chunks(fed: Federation, n: int) -> list[np.ndarray]:
+    """Positions 0..n-1 in parts of at most evaluate.batch, as many as pass a model at a time."""
+    rows, parts = np.arange(n), -(-n // fed.job.evaluate.batch)
+    return np.array_split(rows, parts) if parts > 1 else [rows]
+
+
 def batches(
     n: int, size: int, amount: int, in_steps: bool, g: np.random.Generator
 ) -> Iterator[np.ndarray]:
@@ -71,7 +77,7 @@ def inputs(fed: Federation, x: Tensor, views: int, draws: torch.Generator) -> Te
     how = policy(fed, views)
     if how == "none" and views == 1:
         return fed.prepare(x)
-    copies = augmented(x, views, how, fed.mean_pixel, fed.std_pixel, draws)
+    copies = augmented(x, views, how, fed.data.mean, fed.data.std, draws)
     return copies if views > 1 else copies[0]
 
 

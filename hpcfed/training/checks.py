@@ -44,7 +44,7 @@ def check_finite(
             f"the loss is {values[bad[0]]} in round {t + 1}, epoch {epoch + 1}, batch {batch + 1}"
         )
     error = DivergedError(
-        f"{fed.where(client)}: {what} (lr {lr:g}); {fed.last_checkpoint}\n"
+        f"{fed.warnings.where(client)}: {what} (lr {lr:g}); {fed.warnings.last_checkpoint}\n"
         "  a smaller local.lr, or other data, may help"
     )
     error.client = client.id

@@ -50,14 +50,15 @@ def engine(steps: LocalSteps, loss: Loss) -> Step:
         return partial(eager, steps, loss)
     return (
         Graphed(steps, loss)
-        if wanted == "graphed" or (wanted == "auto" and gpu and steps.fed.graphs)
+        if wanted == "graphed" or (wanted == "auto" and gpu and steps.fed.gpu.graphs)
         else Traced(steps, loss)
     )
 
 
 def eager(steps: LocalSteps, loss: Loss, x: Any, y: Any) -> None:
     """One step by autograd."""
-    value = steps.value(loss, x, y)
+    with autocast(steps.fed.job.run.precision, steps.fed.device):
+        value = loss(steps.model, x, y)
     sound(loss, value, steps.leaves)
     steps.descend(value)
 
@@ -173,7 +174,7 @@ class Traced:
     def give_up(self, why: Exception, what: str = "recorded", other: str = "eager") -> None:
         """Say that another engine takes over."""
         told = f"{title(self.loss)} cannot be {what} ({first_line(why)})"
-        self.steps.fed.say(f"{told}; it trains with the {other} engine")
+        self.steps.fed.warnings.say(f"{told}; it trains with the {other} engine")
 
 
 class Graphed(Traced):

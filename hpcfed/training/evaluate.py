@@ -19,9 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from hpcfed.training.batches import chunks
+from hpcfed.training.losses import cox
+from hpcfed.training.metrics import Answers
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
@@ -29,10 +34,15 @@ if TYPE_CHECKING:
 
 
 class Score(NamedTuple):
-    """Share of correct answers, and mean cross-entropy; nan without test examples."""
+    """Share of correct answers, and mean cross-entropy (`losses.cox` of survival times, which have
+    no accuracy); nan without test examples.
+
+    answers: what other metrics than accuracy are computed of, where the run measures any.
+    """
 
     accuracy: float
     loss: float
+    answers: Answers | None = None
 
 
 NONE = Score(float("nan"), float("nan"))
@@ -52,17 +62,19 @@ def score(fed: Federation, client: Client, predict: Predict) -> Score:
 
 def common(fed: Federation, predict: Predict) -> float:
     """Accuracy of the pooled client's model on the whole test split; collective, the same for any
-    ranks.
+    ranks. nan of survival times.
     """
+    if fed.data.test.labels.ndim > 1:
+        return float("nan")
     with fed.clock("evaluate"):
         fed.pooled().model.eval()
         right = (
-            round(measure(fed, predict, fed.common).accuracy * len(fed.common))
-            if len(fed.common)
+            round(measure(fed, predict, fed.data.test).accuracy * len(fed.data.test))
+            if len(fed.data.test)
             else 0
         )
-    fed.wait("common accuracy")
-    counts = fed.comm.gather({fed.comm.rank: (right, len(fed.common))})
+    fed.exchange.wait("common accuracy")
+    counts = fed.comm.gather({fed.comm.rank: (right, len(fed.data.test))})
     return sum(c for c, _ in counts.values()) / sum(n for _, n in counts.values())
 
 
@@ -71,11 +83,44 @@ def measure(fed: Federation, predict: Predict, test: Shard) -> Score:
     """A model on some examples, in batches of evaluate.batch."""
     if not len(test):
         return NONE
+    if test.labels.ndim > 1:
+        return measure_survival(fed, predict, test)
     sums = torch.zeros(2, dtype=torch.float64, device=fed.device)  # correct answers, loss
-    for rows in fed.chunks(len(test)):
+    wanted, parts = fed.data.metrics != ("accuracy",), []
+    for rows in chunks(fed, len(test)):
         x, y = test.batch(rows)
         logits = predict(fed.prepare(x))
         right, loss = (logits.argmax(1) == y).sum(), F.cross_entropy(logits, y, reduction="sum")
         sums += torch.stack([right.double(), loss.double()])
+        if wanted:
+            parts.append(answered(logits))
     correct, loss = (sums / len(test)).tolist()
-    return Score(correct, loss)
+    return Score(correct, loss, answers_to(test.labels, parts, fed.classes) if wanted else None)
+
+
+def measure_survival(fed: Federation, predict: Predict, test: Shard) -> Score:
+    """As `measure`, of survival times: no accuracy, the Cox loss of all examples together, and the
+    log risks.
+    """
+    batches = (test.batch(rows)[0] for rows in chunks(fed, len(test)))
+    risk = torch.cat([predict(fed.prepare(x))[:, 0].float() for x in batches])
+    loss = cox(risk.double(), test.targets(np.arange(len(test))).double())
+    time, event = test.labels.T
+    answers = {"time": time, "event": event.astype(np.uint8), "risk": risk.cpu().numpy()}
+    return Score(float("nan"), float(loss), answers)
+
+
+def answered(logits: Tensor) -> tuple[Tensor, ...]:
+    """The classes predicted, [b], and of two classes the margins, [b]."""
+    predicted = logits.argmax(1)
+    if logits.shape[1] != 2:
+        return (predicted,)
+    return predicted, (logits[:, 1] - logits[:, 0]).float()
+
+
+def answers_to(labels: np.ndarray, parts: list[tuple[Tensor, ...]], classes: int) -> Answers:
+    """The answers to examples with these labels [n]. parts: of `answered`, batch after batch."""
+    whole = [torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True)]
+    small = np.min_scalar_type(classes - 1)  # a byte an example, of up to 256 classes
+    answers = {"y": labels.astype(small), "predicted": whole[0].astype(small)}
+    return answers | ({"margin": whole[1]} if len(whole) > 1 else {})

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpcfed.training.batches import chunks
+
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
     from hpcfed.federation.federation import Federation
@@ -23,18 +25,18 @@ def outputs(fed: Federation, of: Callable[[Tensor], Tensor], data: Shard) -> Ten
 
     of: takes prepared inputs [b, *shape]. Whoever calls puts the model into eval or train mode.
     """
-    return torch.cat([of(fed.prepare(data.batch(rows)[0])) for rows in fed.chunks(len(data))])
+    return torch.cat([of(fed.prepare(data.batch(rows)[0])) for rows in chunks(fed, len(data))])
 
 
 def represent(fed: Federation, client: Client, data: Shard) -> Tensor:
     """The client's representations of these examples, [n, d], in eval mode; counted as its work."""
-    fed.tally[client.id].work += FORWARD * len(data)
+    fed.tallies[client.id].work += FORWARD * len(data)
     return outputs(fed, client.model.eval().body, data)
 
 
 def logits(fed: Federation, client: Client, data: Shard) -> Tensor:
     """The client's logits of these examples, [n, C], in eval mode; counted as its work."""
-    fed.tally[client.id].work += FORWARD * len(data)
+    fed.tallies[client.id].work += FORWARD * len(data)
     return outputs(fed, client.model.eval(), data)
 
 

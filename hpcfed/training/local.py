@@ -42,7 +42,7 @@ class LocalSteps:
     only: names of the parameters that are trained; the others stay exactly as they are.  phase:
     names the random streams; another phase of the same round needs another name.  lr, size:
     learning rate and examples in a step, instead of the job's.  clip: largest norm of the gradient
-    of a step that `run` or `descend` makes; 0: any.
+    of a step that `sgd` or `descend` makes; 0: any.
     """
 
     def __init__(
@@ -113,7 +113,12 @@ class LocalSteps:
         )
         own = self.data.rows is self.client.train.rows
         seconds = perf_counter() - self.start
-        self.fed.note(self.client, values, self.examples, seconds, own, self.views, once=self.once)
+        # recordings are the rank's time, not the client's, which is placed by what it takes each
+        # time: it was only the first of its architecture
+        self.fed.tallies.add_training(
+            self.client, values, self.examples, seconds - self.once, own, self.views
+        )
+        self.fed.clock.add("train", seconds)
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -147,12 +152,6 @@ class LocalSteps:
         self.skeleton.zero_grad()
         value.backward()
 
-    def run(self, loss: Loss) -> None:
-        """All steps down this loss, by the job's engine."""
-        step = engines.engine(self, loss)
-        for x, y in self:
-            step(x, y)
-
     def descend(self, value: Tensor) -> None:
         """One step of the optimiser down this loss, which is recorded."""
         self.step(value, engines.gradient(value, self.leaves))
@@ -169,7 +168,7 @@ class LocalSteps:
         """Record the loss of a step that was made; here a signal may end the client's turn."""
         self.losses.append(value.detach())
         self.examples.append(len(self.rows))
-        self.fed.pulse.step()
+        self.fed.clock.heartbeat.step()
 
 
 def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **how: Any) -> int:
@@ -179,7 +178,9 @@ def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **h
     Raises DivergedError if a loss is nan or infinite, naming round, epoch and batch.
     """
     with LocalSteps(fed, client, t, views, **how) as steps:
-        steps.run(loss)
+        step = engines.engine(steps, loss)  # of the job's engine
+        for x, y in steps:
+            step(x, y)
     return len(steps)
 
 
@@ -204,7 +205,7 @@ def gradient(
                 value = loss(skeleton.model, given, y)
             (value * (len(rows) / client.n)).backward()
             losses.append(value.detach())
-            fed.pulse.step()
+            fed.clock.heartbeat.step()
     examples = [len(rows) for rows in plan]
     values = on_host(losses)
     if (
@@ -214,4 +215,6 @@ def gradient(
             fed, client, t, values, skeleton.flat, examples, learning_rate(fed, t), client.n
         )
     if counted:
-        fed.note(client, values, examples, perf_counter() - start)
+        seconds = perf_counter() - start
+        fed.tallies.add_training(client, values, examples, seconds)
+        fed.clock.add("train", seconds)

@@ -16,6 +16,27 @@ if TYPE_CHECKING:
     from hpcfed.models.model import Model
 
 
+def objective(output: Tensor, y: Tensor) -> Tensor:
+    """What a model is trained on unless a method says otherwise: cross-entropy of logits [n, C] and
+    labels [n]; of log risks [n, 1] and survival times [n, 2], which are floats, `cox`.
+    """
+    return cox(output[:, 0], y) if y.is_floating_point() else F.cross_entropy(output, y)
+
+
+def cox(risk: Tensor, y: Tensor) -> Tensor:
+    """Negative logarithm of the partial likelihood of survival times, over n; a scalar.
+
+    -1/n sum over seen events i of (risk_i - log sum_{j: time_j >= time_i} exp(risk_j)).
+    risk: [n], logarithms of risks.  y: [n, 2], time, and 1 where the event was seen, else 0.
+    Cox, J. R. Stat. Soc. B 34(2), 1972; equal times as Breslow, Biometrics 30(1), 1974. Over n, not
+    the number of events, as FLamby does: a batch without events contributes 0.
+    """
+    order = y[:, 0].argsort(descending=True, stable=True)
+    time, event, risk = y[order, 0], y[order, 1], risk[order]
+    last = torch.searchsorted(-time, -time, right=True) - 1  # of those with the same time
+    return (event * (risk.logcumsumexp(0)[last] - risk)).mean()
+
+
 def supcon(
     z: Tensor, y: Tensor, tau: float = 0.07, base: float | None = None, normalise: bool = True
 ) -> Tensor:

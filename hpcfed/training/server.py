@@ -98,15 +98,15 @@ def fit(
             if clip:
                 torch.nn.utils.clip_grad_norm_(leaves, clip)
             descent.step()
-            fed.pulse.step()
+            fed.clock.heartbeat.step()
             if watch and watch.ends(new, done + 1, done + 1 == total):
                 break
     result = watch.best if watch else new.clone()
     if name := not_finite(result):
         raise DivergedError(
-            f"{fed.where(None)}: its {name} is nan or infinite after its training in round "
-            f"{fed.t + 1} (lr {lr:g}); "
-            f"{fed.last_checkpoint}\n  a smaller learning rate of the server may help"
+            f"{fed.warnings.where(None)}: its {name} is nan or infinite after its training in "
+            f"round {fed.t + 1} (lr {lr:g}); "
+            f"{fed.warnings.last_checkpoint}\n  a smaller learning rate of the server may help"
         )
     return result
 

@@ -103,11 +103,12 @@ def groups(fed: Federation, method: Trained, cohort: Sequence[int]) -> list[list
         kind: against(fed, method, kind) for kind in sorted({fed.architectures[k] for k in cohort})
     }
     for reason in filter(None, reasons.values()):
-        fed.say(f"clients cannot be stacked ({reason}); they train with the traced engine")
+        fed.warnings.say(f"clients cannot be stacked ({reason}); they train with the traced engine")
     alike = defaultdict(list)
     for k in cohort:
         kind = fed.architectures[k]
-        alike[k if reasons[kind] else (kind, fed.sizes[k], fed.partial.get(k))].append(k)
+        work = fed.participation.partial.get(k)
+        alike[k if reasons[kind] else (kind, fed.sizes[k], work)].append(k)
     return sorted(
         ks[i : i + settings.stack]
         for ks in alike.values()
@@ -125,7 +126,7 @@ def train(
         group = Group(fed, method, clients, state, t)
         group.train()
     except Untraceable as why:
-        fed.say(
+        fed.warnings.say(
             f"{title(method.loss)} cannot be stacked ({why}); its clients train with the traced "
             f"engine"
         )
@@ -186,7 +187,7 @@ class Group:
             values, gradient = self.tape(x, y)([*self.own, x, y])
             optimiser.step(gradient)
             self.losses.append(values)
-            self.fed.pulse.step()
+            self.fed.clock.heartbeat.step()
 
     def tape(self, x: Tensor, y: Tensor) -> Tape:
         """The recording for batches like this."""
@@ -219,7 +220,8 @@ class Group:
         seconds = (perf_counter() - self.start) / G
         for client, given, row, values in zip(self.clients, self.given, rows, losses, strict=True):
             fed.down(client, given)
-            fed.note(client, values, examples, seconds, once=self.once / G)
+            fed.tallies.add_training(client, values, examples, seconds - self.once / G)
+            fed.clock.add("train", seconds)
             fed.store.put(client.id, row)
             sent = Params(self.stack.layout.views(row)).pick(self.method.shared)
             yield Mean.of(sent, self.method.weight(client))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hpcfed.comm import Serial
-from hpcfed.engine import events
+from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import open_results
 from hpcfed.engine.setup import federation, world
 from hpcfed.engine.survival import saving
@@ -27,7 +27,7 @@ def saved_run(
     folder.mkdir(parents=True)
     job = toy.job(method, "--out", str(folder), "--evaluate.received", *flags)
     facts = world(job, Serial())
-    going = events.start(federation(job, Serial(), facts))
+    going = Rounds(federation(job, Serial(), facts))
     results = open_results(job, folder, facts, going)
     facts.partition.save(names.partition_file(folder))
     while going.t < rounds:

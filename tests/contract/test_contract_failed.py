@@ -7,7 +7,7 @@ import pytest
 
 from hpcfed.algorithms import ALGORITHMS, load
 from hpcfed.algorithms.events import EventBased
-from hpcfed.clients.turnout import Draws
+from hpcfed.clients.participation import Draws
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import DivergedError
 from hpcfed.training import local, stacked
@@ -26,7 +26,7 @@ def failing(monkeypatch) -> pytest.MonkeyPatch:
 
     def checked(fed, client, t, *rest):
         if (client.id, t) == (VICTIM, ROUND):
-            error = DivergedError(f"{fed.where(client)}: the loss is nan")
+            error = DivergedError(f"{fed.warnings.where(client)}: the loss is nan")
             error.client = client.id
             raise error
         return whole(fed, client, t, *rest)

@@ -61,8 +61,8 @@ def test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter(method: str):
     def shuffle(rounds: Rounds) -> None:
         if rounds.t == 2:
             seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(toy.SIZES)
-            rounds.seconds = seconds  # as if the smallest clients had been the slowest
-            assert rounds.rebalance() > 0
+            rounds.balance.seconds = seconds  # as if the smallest clients had been the slowest
+            assert rounds.balance.rebalance() > 0
 
     equal_on(3, job, toy.run(Serial(), job), between=shuffle)
 
@@ -73,7 +73,7 @@ def test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter(method: str):
 def test_the_speeds_of_ranks_place_clients_and_change_no_bit(method: str):
     job, slow = toy.job(method), toy.job(method, "--run.speeds", "1,0.1,0.01")
     held = spmd(
-        3, lambda comm: np.bincount(toy.start(comm, slow).fed.placement, minlength=3).tolist()
+        3, lambda comm: np.bincount(toy.start(comm, slow).fed.placement.ranks, minlength=3).tolist()
     )[0]
     assert held[0] > held[1] >= held[2]
     equal_on(3, slow, toy.run(Serial(), job))

@@ -10,7 +10,7 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.config.job import Job
 from hpcfed.engine.survival import saving
-from hpcfed.machine.pulse import Pulse, Stopped
+from hpcfed.machine.heartbeat import Heartbeat, Stopped
 from tests.contract import toy
 from tests.contract.test_contract_ranks import STACKED
 
@@ -19,7 +19,7 @@ FLAGS = ("--rounds", "2", "--participation", "1", "--local.epochs", "2")
 REPEATED = ("central",)  # one training on the server, which is begun anew
 
 
-class Impatient(Pulse):
+class Impatient(Heartbeat):
     """A rank that is asked to stop, and has no time left, after so many steps of training."""
 
     def __init__(self, steps: int):
@@ -45,7 +45,7 @@ def unbroken(method: str) -> tuple[toy.Outcome, int]:
     """The run, and how many steps its second round has."""
     going = toy.start(Serial(), job(method))
     rows = [going.step()[0]]
-    going.fed.clock.pulse = counting = Impatient(-1)
+    going.fed.clock.heartbeat = counting = Impatient(-1)
     rows.append(going.step()[0])
     return toy.outcome(going, rows), -1 - counting.left
 
@@ -57,11 +57,11 @@ def stopped(comm: Comm, method: str, steps: int, folder: Path) -> int:
     going = toy.start(comm, job(method))
     going.step()
     if comm.rank == 0:
-        going.fed.clock.pulse = Impatient(steps)
+        going.fed.clock.heartbeat = Impatient(steps)
     with pytest.raises(Stopped):
         going.step()
     saving.save(going, folder)
-    return sum(len(going.fed.journal.turns(k)) for k in going.fed.journal)
+    return sum(len(going.fed.replay.turns(k)) for k in going.fed.replay)
 
 
 def resumed(comm: Comm, method: str, folder: Path) -> toy.Outcome:

@@ -72,10 +72,10 @@ def test_a_stopped_run_goes_on_to_the_same_bits(variant: str, tmp_path: Path):
 def test_clients_that_move_to_other_ranks_do_not_matter(variant: str):
     def shuffle(rounds: Rounds) -> None:
         if rounds.t == 1:
-            rounds.seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(
+            rounds.balance.seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(
                 toy.SIZES
             )  # as if small clients were slow
-            assert rounds.rebalance() > 0
+            assert rounds.balance.rebalance() > 0
 
     made = job(variant)
     want = toy.run(Serial(), made)

@@ -81,7 +81,7 @@ def begun(method: str, *flags: str) -> Rounds:
 
 def opened(rounds: Rounds) -> None:
     """Open round 0 for all clients."""
-    rounds.fed.begin(0, list(range(rounds.fed.K)), False)
+    rounds.fed.participation.begin(0, list(range(rounds.fed.K)), False)
 
 
 def members(rounds: Rounds, kind: str) -> list[int]:

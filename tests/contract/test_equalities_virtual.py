@@ -124,7 +124,7 @@ def test_averaging_keeps_the_mean_and_brings_models_together(
     monkeypatch.setattr("hpcfed.algorithms.decentralised.dsgd.sgd", lambda *_, **__: None)
     monkeypatch.setattr("hpcfed.algorithms.decentralised.swift.SWIFT.train", lambda *_: None)
     rounds = toy.start(Serial(), toy.job(method, *ALL, *IN_STEP, "--algorithm.topology", "ring"))
-    rounds.fed.open(0)
+    rounds.fed.participation.open(0)
     for client in rounds.fed.clients.values():
         client.load({"head.bias": torch.full((toy.CLASSES,), float(client.id**2))})
         client.memory["before"] = client.params()
@@ -172,7 +172,7 @@ def test_the_common_score_is_that_of_the_mean_model():
     row = [rounds.step()[0] for _ in range(2)][-1]
     pooled, fed = rounds.fed.pooled(), rounds.fed
     pooled.load(consensus(fed))
-    x, y = fed.common.batch(np.arange(len(fed.common)))
+    x, y = fed.data.test.batch(np.arange(len(fed.data.test)))
     right = (pooled.model.eval()(fed.prepare(x)).argmax(1) == y).double().mean().item()
     assert row["rounds/accuracy_common"] == pytest.approx(right) and right > 0.25
 

@@ -24,8 +24,8 @@ from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core import rng
 from hpcfed.data.holdings import Partition
-from hpcfed.engine import events
-from hpcfed.engine.rounds import Rounds, Row
+from hpcfed.engine.record import Row
+from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
 from hpcfed.engine.survival import saving, snapshot
 from hpcfed.models.layers import BatchNorm2d
@@ -132,7 +132,7 @@ def needs(method: str, flags: tuple[str, ...]) -> list[str]:
 
 def start(comm: Comm, job: Job) -> Rounds:
     """A run before its first round; collective."""
-    return events.start(federation(job, comm, world(job, comm)))
+    return Rounds(federation(job, comm, world(job, comm)))
 
 
 def run(
@@ -174,7 +174,8 @@ def outcome(going: Rounds, rows: list[Row]) -> Outcome:
     computed = [
         {name: c for name, c in row.items() if not name.startswith(MEASURED)} for row in rows
     ]
-    return Outcome(snapshot.to_tree(going.state), weights, memory, going.scores.copy(), computed)
+    scores = going.evaluation.scores.copy()
+    return Outcome(snapshot.to_tree(going.state), weights, memory, scores, computed)
 
 
 def differences(a: Any, b: Any) -> list[str]:

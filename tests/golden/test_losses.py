@@ -4,13 +4,16 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from hpcfed.machine.devices import autocast
 from hpcfed.training.losses import (
     contrastive_cross_entropy,
+    cox,
     distance,
     half_mean_squares,
+    objective,
     proximal,
     supcon,
 )
@@ -140,3 +143,29 @@ def test_tensors_that_the_anchor_does_not_name_do_not_count():
     net = model(3.0)
     net.v = nn.Parameter(torch.tensor([9.0], dtype=torch.float64))
     assert distance(net, anchor(1.0)).item() == 2.0
+
+
+def test_cox_loss_is_the_mean_over_examples_of_log_risk_sets_minus_log_risks_of_events():
+    risk = torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64).log()
+    y = torch.tensor([[3.0, 1], [1.0, 1], [2.0, 1]])
+    want = (math.log(3 / 3) + math.log(6 / 1) + math.log(5 / 2)) / 3
+    assert cox(risk, y).item() == pytest.approx(want, abs=1e-15)
+
+
+def test_those_with_the_time_of_an_event_are_at_risk_and_censored_ones_have_no_term():
+    risk = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).log()
+    y = torch.tensor([[1.0, 1], [1.0, 0], [2.0, 1]])
+    assert cox(risk, y).item() == pytest.approx(math.log(6 / 1) / 3, abs=1e-15)
+    assert cox(risk.flip(0), y.flip(0)).item() == pytest.approx(math.log(6 / 1) / 3, abs=1e-15)
+
+
+def test_cox_loss_without_events_is_0_and_large_risks_do_not_overflow():
+    assert cox(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0], [2.0, 0]])).item() == 0
+    assert cox(torch.tensor([2000.0, 0.0]), torch.tensor([[1.0, 1], [2.0, 1]])).item() == 0
+
+
+def test_the_objective_follows_from_the_targets():
+    logits, y = torch.tensor([[0.5, 0.25], [2.0, -1.0]]), torch.tensor([0, 1])
+    assert torch.equal(objective(logits, y), F.cross_entropy(logits, y))
+    times = torch.tensor([[1.0, 1], [2.0, 0]])
+    assert torch.equal(objective(logits[:, :1], times), cox(logits[:, 0], times))

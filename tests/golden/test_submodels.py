@@ -101,7 +101,7 @@ def test_the_scaler_multiplies_hidden_layers_by_one_over_the_width_and_goes_away
 def test_static_statistics_are_those_of_a_pass_over_the_clients_data():
     rounds = toy.start(Serial(), toy.job("heterofl", "--models.widths", "1,0.5"))
     fed, client = rounds.fed, rounds.fed.clients[4]
-    fed.begin(0, [4], keep_stragglers=False)
+    fed.participation.begin(0, [4], keep_stragglers=False)
     weights = rounds.state.weights
     found = statistics(submodels.measure(fed, client, weights, ["small@0.5"]))
     x = fed.prepare(client.train.batch(np.arange(client.n))[0])

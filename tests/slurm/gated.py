@@ -15,7 +15,7 @@ class Gated(RoundBased):
 
     def local(self, fed, client, state, t):
         real = fed.K > 2  # the trial before a run has two clients
-        while real and t == 1 and not OPEN.exists() and not fed.pulse.stop_requested:
+        while real and t == 1 and not OPEN.exists() and not fed.clock.heartbeat.stop_requested:
             WAITING.touch()
             sleep(0.02)
         return super().local(fed, client, state, t)

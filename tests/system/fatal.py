@@ -14,11 +14,13 @@ from typing import Any
 
 from hpcfed.comm.mpi import Mpi
 from hpcfed.engine import loop, run
+from hpcfed.engine.evaluation import Evaluation
+from hpcfed.engine.record import Recorder
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.survival import recover
 from hpcfed.engine.survival.mirror import Mirror
 from hpcfed.engine.survival.saver import Saver
-from hpcfed.federation.federation import Federation
+from hpcfed.federation.tallies import Tallies
 from hpcfed.main import main
 from hpcfed.storage import parts
 from hpcfed.storage.results import Results
@@ -28,12 +30,12 @@ BY = signal.Signals[os.environ.get("FATAL_BY", "SIGKILL")]
 WHERE: dict[str, tuple[Any, str]] = {
     "enter": (recover.Course, "enter"),
     "setup": (run, "world"),
-    "train": (Federation, "note"),
+    "train": (Tallies, "add_training"),
     "collective": (Mpi, "sum"),
     "merge": (Mpi, "bcast"),
     "send": (Mpi, "move"),
-    "evaluate": (Rounds, "score"),
-    "record": (Rounds, "record"),
+    "evaluate": (Evaluation, "_score"),
+    "record": (Recorder, "gather"),
     "results": (Results, "write"),
     "copy": (Mirror, "make_copy"),
     "save": (Saver, "start"),

@@ -11,7 +11,7 @@ from hpcfed.config.help import flag, value
 from hpcfed.config.limits import limits
 from hpcfed.config.load import load
 from hpcfed.config.parts import Part
-from hpcfed.engine.rounds import COLUMNS
+from hpcfed.engine.record import COLUMNS
 from hpcfed.storage import names, results
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.results import Record
@@ -93,6 +93,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(desk, said):
         "weights",
         "fedhenn-1",
         "traffic per client and round",
+        "metrics: accuracy (task: classes)",
     ):
         assert word in out
     assert (
@@ -161,6 +162,9 @@ def test_results_hold_every_column_by_round_and_client_or_rank(record):
         "rounds/seconds": (ROUNDS,),
         "rounds/virtual_seconds": (ROUNDS,),
         "rounds/accuracy_common": (ROUNDS,),
+        "rounds/accuracy_pooled": (ROUNDS,),
+        "rounds/accuracy_before_pooled": (ROUNDS,),
+        "rounds/accuracy_received_pooled": (ROUNDS,),
     }
     assert {name: column.shape for name, column in record.columns.items()} == shapes
     assert set(record.column("clients/up").ravel().tolist()) == {4 * (16 * 10 + 10)}

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpcfed import cli
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
 from tests.mpirun import environment, mpirun
@@ -86,3 +87,21 @@ def test_fifteen_ranks_with_four_clients_give_the_same_bits_and_a_warning_about_
     assert digest(tmp_path / "15") == digest(tmp_path / "1")
     assert many.stderr.count("warning: 11 of 15 ranks have no client") == 1
     assert "warning" not in alone.stdout + alone.stderr
+
+
+def test_metrics_are_the_same_bits_on_1_and_3_ranks_and_a_table_shows_them(tmp_path, capsys):
+    flags = shlex.split(
+        "--algorithm.name lgfedavg --clients 5 --participation 0.6 --models.mix mlp --models.d 8 "
+        "--data.name digits --data.train_limit 100 --rounds 2 --evaluate.metrics macro_f1,kappa"
+    )
+    for ranks in (1, 3):
+        run(ranks, tmp_path / str(ranks), *flags)
+    one, three = (results.load(tmp_path / str(ranks)) for ranks in (1, 3))
+    assert one.header["metrics"] == three.header["metrics"] == ["accuracy", "macro_f1", "kappa"]
+    names = [n for n in one.columns if "macro_f1" in n or "kappa" in n or "pooled" in n]
+    assert len(names) == 2 * 2 * 3 + 3
+    for name in names:
+        np.testing.assert_array_equal(one.column(name), three.column(name))
+    pooled = one.column("rounds/kappa_pooled")[-1]
+    assert cli.main(["table", str(tmp_path / "1"), "--metric", "kappa", "--value", "pooled"]) == 0
+    assert f"{pooled:.4f}" in capsys.readouterr().out

@@ -61,7 +61,16 @@ def test_list_names_all_four_kinds_and_each_of_their_names(capsys):
 def test_summary_as_json_is_complete(run, capsys):
     assert cli.main(["summary", str(run), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"run", "algorithm", "rounds", "accuracy", "best", "traffic", "time"}
+    assert set(found) == {
+        "run",
+        "algorithm",
+        "rounds",
+        "accuracy",
+        "best",
+        "metrics",
+        "traffic",
+        "time",
+    }
     assert (found["run"], found["algorithm"], found["rounds"]) == (str(run), "local", 1)
     accuracy = found["accuracy"]
     later = {"before", "received", "final", "final_received"}

@@ -2,17 +2,20 @@
 holds.
 """
 
+import traceback
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
+from hpcfed.algorithms.base import Method
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import Tally
-from hpcfed.engine.rounds import Rounds, cells
+from hpcfed.engine.record import cells
+from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import assign, world
 from hpcfed.engine.survival import saving, snapshot
 from hpcfed.storage import checkpoint
@@ -74,7 +77,7 @@ def test_a_rank_scores_its_cohort_before_it_waits_for_the_sum(monkeypatch):
     )
     monkeypatch.setattr("hpcfed.core.averaging.Quotients.mean", lambda self: self.keep)
     rounds.step()
-    before = len(rounds.cohort)  # the models that they received
+    before = len(rounds.evaluation.cohort)  # the models that they received
     assert order[before : 2 * before + 1] == ["score"] * before + ["sum"]
 
 
@@ -101,7 +104,22 @@ def test_a_score_that_was_not_due_is_caught_up_later():
     rounds = started("local", "--evaluate.every", "2", "--participation", "0.3")
     first, second = (rounds.step()[0] for _ in range(2))
     assert np.isnan(first["clients/loss"]).all() and np.isfinite(second["clients/loss"][:5]).all()
-    assert not rounds.stale[:5].any()
+    assert not rounds.evaluation.stale[:5].any()
+
+
+def test_from_the_step_of_a_round_to_the_loss_there_are_eight_frames_in_five_files(monkeypatch):
+    stacks, loss = [], Method.loss
+
+    def noted(self, *given):
+        stacks.append(traceback.extract_stack()[:-1])
+        return loss(self, *given)
+
+    monkeypatch.setattr(Method, "loss", noted)
+    started("fedavg", "--training.engine", "eager").step()
+    names = [frame.name for frame in stacks[0]]
+    frames = stacks[0][names.index("step") :]
+    assert len(frames) + 1 == 8  # the loss itself is one, in the file of the method's round
+    assert len({frame.filename for frame in frames}) == 5
 
 
 def test_the_last_round_is_always_evaluated():
@@ -142,8 +160,8 @@ def test_clients_that_receive_everything_hold_no_weights_between_rounds():
 def test_clients_are_moved_only_where_it_pays():
     def moved(comm, seconds):
         rounds = started("local", comm=comm)
-        rounds.seconds = np.array(seconds) / np.array(toy.SIZES)
-        return rounds.rebalance(), rounds.placement, sorted(rounds.fed.clients)
+        rounds.balance.seconds = np.array(seconds) / np.array(toy.SIZES)
+        return rounds.balance.rebalance(), rounds.fed.placement.ranks, sorted(rounds.fed.clients)
 
     placed = spmd(2, lambda comm: moved(comm, toy.SIZES))
     assert [count for count, *_ in placed] == [0, 0]  # as estimated
@@ -171,7 +189,7 @@ def test_a_cohort_that_holds_no_weights_is_dealt_out_evenly(method: str, even: b
 
     def loads(comm):
         rounds = started(method, *flags, comm=comm)
-        return [len(rounds.cohort) for _ in range(6) if rounds.step()]
+        return [len(rounds.evaluation.cohort) for _ in range(6) if rounds.step()]
 
     found = np.array(spmd(2, loads))  # [ranks, rounds]
     assert (found.sum(0) == 6).all() and (found == 3).all() == even
@@ -234,23 +252,28 @@ def test_a_checkpoint_holds_state_scores_and_every_client_and_the_older_ones_go(
             *(f"clients/{k}" for k in rounds.fed.store),
         ]
         assert [*rounds.fed.store] == np.flatnonzero(
-            ~np.isnan(rounds.seconds)
+            ~np.isnan(rounds.balance.seconds)
         ).tolist()  # who was in a cohort
         assert torch.equal(file.get("clients/4")["weights"], rounds.fed.store.flat(4))
     kept = sorted((tmp_path / "checkpoints").glob("*.h5"))
     assert [path.name for path in kept] == ["round-000002.h5", "round-000003.h5"]
-    assert "round-000003.h5" in rounds.fed.last_checkpoint
+    assert "round-000003.h5" in rounds.fed.warnings.last_checkpoint
 
 
 def test_a_restored_run_knows_scores_costs_and_who_is_to_be_scored(tmp_path):
     rounds, again = (started("local", "--evaluate.every", "2") for _ in range(2))
     for _ in range(3):
         rounds.step()
-    rounds.scores[0], rounds.stale[0] = (0.25, 1.5), True
+    rounds.evaluation.scores[0], rounds.evaluation.stale[0] = (0.25, 1.5), True
     saving.save(rounds, tmp_path)
     saving.restore(again, tmp_path)
-    for name in ("t", "scores", "stale", "seconds"):
-        assert toy.differences(getattr(again, name), getattr(rounds, name)) == [], name
+    assert again.t == rounds.t
+    for kept in (
+        lambda run: run.evaluation.scores,
+        lambda run: run.evaluation.stale,
+        lambda run: run.balance.seconds,
+    ):
+        assert toy.differences(kept(again), kept(rounds)) == []
 
 
 @dataclass(frozen=True)

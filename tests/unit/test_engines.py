@@ -52,7 +52,7 @@ def skeleton(name: str) -> Skeleton:
 
 def federation(*flags: str) -> Federation:
     fed = toy.start(Serial(), toy.job("local", "--models.mix", "mlp", *flags)).fed
-    fed.begin(0, list(range(fed.K)), True)
+    fed.participation.begin(0, list(range(fed.K)), True)
     return fed
 
 

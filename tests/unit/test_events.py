@@ -13,30 +13,31 @@ from hpcfed.algorithms.asynchronous.fedasync import FedAsync
 from hpcfed.algorithms.asynchronous.staleness import damping
 from hpcfed.algorithms.decentralised.swift import SWIFT
 from hpcfed.algorithms.events import EventBased
+from hpcfed.clients.participation import Draws
 from hpcfed.clients.profiles import Profiles
-from hpcfed.clients.turnout import Draws
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.parts import Local
 from hpcfed.config.system import System
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine import events
-from hpcfed.engine.agenda import Agenda
+from hpcfed.engine.event_queue import EventQueue
 from hpcfed.engine.events import Events
+from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
 
 SPEEDS = (1.0, 2.0, 5.0)  # examples a second; each client has ten
 
 
-def agenda(at_once: int = 3, local: Local | None = None, **system: float) -> Agenda:
+def agenda(at_once: int = 3, local: Local | None = None, **system: float) -> EventQueue:
     profiles = Profiles(
         *map(np.array, (SPEEDS, [1.0] * 3, [0.0] * 3, [system.pop("reach", 1.0)] * 3, [1.0] * 3))
     )
     draws = Draws(0, System(**system), local or Local(), profiles, (10, 10, 10))
-    return Agenda(draws, at_once, profiles.compute)
+    return EventQueue(draws, at_once, profiles.compute)
 
 
-def trace(going: Agenda, reports: int) -> list[tuple[float, int, int]]:
+def trace(going: EventQueue, reports: int) -> list[tuple[float, int, int]]:
     """Time, client and number of each job that ends."""
     going.fill()
     return [(e.job.finish, e.job.client, e.job.number) for e in going.advance(reports)]
@@ -113,7 +114,7 @@ def test_stragglers_do_a_part_of_their_epochs_in_a_part_of_the_time():
     )
 
 
-def started(method: str, *flags: str, comm=None) -> Events:
+def started(method: str, *flags: str, comm=None) -> Rounds:
     return toy.start(
         comm or Serial(), toy.job(method, "--models.mix", "mlp", "--participation", "1", *flags)
     )
@@ -156,11 +157,11 @@ def test_a_fixed_trace_reproduces_three_merges_by_hand(monkeypatch: pytest.Monke
     monkeypatch.setattr(FedAsync, "merge", noted)
     rounds.algorithm = rounds.fed.job.algorithm
     rounds.begin(0)
-    rounds.advance([0, 1], 0)
+    after = rounds.schedule.round(rounds.fed, rounds.state, [0, 1], 0)
     # x_1 = 0.5 * 0 + 0.5 * 1, x_2 = 0.5 * x_1 + 0.5 * 1; client 0 comes before 1 at time 3: s = 2,
     # alpha = 0.5 / 3
     assert seen == [(1.0, 1, 0, 0.0), (2.0, 1, 0, 0.5), (3.0, 0, 2, 0.75)]
-    assert rounds.state["x"].item() == pytest.approx(5 / 6 * 0.75 + 10 / 6)
+    assert after["x"].item() == pytest.approx(5 / 6 * 0.75 + 10 / 6)
 
 
 def test_a_far_faster_client_reports_several_times_in_a_round_and_is_computed_once_each_time(
@@ -199,12 +200,12 @@ def test_a_client_that_is_reached_late_gets_the_model_of_that_time(
     )
     merges, seen, merge = [], [], Events.merge
 
-    def noted(self, work):
+    def noted(self, work, state):
         seen.append(
             (work.staleness, sum(work.start < time for time in merges))
         )  # those after it had started
         merges.append(work.finish)
-        merge(self, work)
+        return merge(self, work, state)
 
     with monkeypatch.context() as patch:
         patch.setattr(Events, "merge", noted)
@@ -227,7 +228,7 @@ def test_updates_that_are_too_stale_are_rejected_but_count_as_traffic():
     rounds = started("fedasync", "--algorithm.max_staleness", "0", "--rounds", "2")
     row = rounds.step()[0]
     assert (
-        rounds.version == 1 and row["clients/reports"].sum() == 6
+        rounds.schedule.version == 1 and row["clients/reports"].sum() == 6
     )  # the first merge makes all others stale
     assert (row["clients/up"] == rounds.fed.initial().nbytes).all() and row[
         "rounds/staleness"
@@ -251,7 +252,7 @@ def test_alpha_falls_at_its_rounds():
     fed = started("fedasync").fed
     job = events.Work(client=0, number=0, start=0.0, finish=1.0, amount=1)
     weights = []
-    for fed.t in (0, 1, 2, 3):
+    for fed.tallies.t in (0, 1, 2, 3):
         weights.append(method.merge(fed, job, held, up, {})["x"].item())
     assert weights == [0.5, 0.5, 0.25, 0.25]
     assert (

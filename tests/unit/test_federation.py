@@ -2,6 +2,8 @@
 that move.
 """
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -54,32 +56,45 @@ def test_clients_without_probability_are_never_drawn():
     assert all(fed.sample(t, p) == [1, 3] for t in range(5))
 
 
+def test_the_docstring_names_all_that_is_public_and_nothing_else():
+    fed = federation()
+    named = set(re.findall(r"`(\w+)`", Federation.__doc__)) - {
+        "Placement",
+        "Exchange",
+        "Participants",
+    }
+    assert named == {name for name in dir(fed) if not name.startswith("_")}
+
+
 def test_stragglers_are_a_share_of_the_cohort_and_do_at_least_one_epoch():
-    draws, amounts = federation("--local.stragglers", "0.5", "--local.epochs", "3").draws, set()
+    fed, amounts = federation("--local.stragglers", "0.5", "--local.epochs", "3"), set()
     for t in range(30):
-        slow = draws.stragglers(t, [0, 2, 3, 5])
+        slow = fed.participation.draws.stragglers(t, [0, 2, 3, 5])
         assert len(slow) == 2 and set(slow) <= {0, 2, 3, 5}
         amounts |= set(slow.values())
     assert amounts == {1, 2, 3}
 
 
 def test_with_one_epoch_a_straggler_does_it():
-    assert set(federation("--local.stragglers", "1").draws.stragglers(0, [1, 2]).values()) == {1}
+    draws = federation("--local.stragglers", "1").participation.draws
+    assert set(draws.stragglers(0, [1, 2]).values()) == {1}
 
 
 def test_stragglers_are_left_out_unless_the_method_keeps_them():
     fed = federation("--local.stragglers", "0.5")
-    kept, left = fed.begin(0, [0, 1, 2, 3], True), fed.begin(0, [0, 1, 2, 3], False)
-    assert kept == [0, 1, 2, 3] and len(left) == 2 and not set(left) & set(fed.partial)
+    kept = fed.participation.begin(0, [0, 1, 2, 3], True)
+    left = fed.participation.begin(0, [0, 1, 2, 3], False)
+    assert kept == [0, 1, 2, 3] and len(left) == 2
+    assert not set(left) & set(fed.participation.partial)
 
 
 def test_bytes_are_counted_by_client_and_direction():
     fed = federation()
-    fed.begin(0, [0, 1], False)
+    fed.participation.begin(0, [0, 1], False)
     fed.down(fed.clients[1], Params(a=torch.zeros(5)))
     fed.gather({0: torch.zeros(3, dtype=torch.float64), 1: [np.zeros(2, np.int64), "text", 7]})
     fed.mean([(1, Mean.of(Params(a=torch.zeros(2)), 3.0))], keep=Params(a=torch.zeros(2)))
-    assert [(fed.tally[k].down, fed.tally[k].up) for k in (0, 1, 2)] == [
+    assert [(fed.tallies[k].down, fed.tallies[k].up) for k in (0, 1, 2)] == [
         (0, 24),
         (20, 16 + 8),
         (0, 0),
@@ -99,7 +114,7 @@ def test_tensors_in_nested_dicts_go_to_the_device_and_types_stay():
 def test_the_mean_is_that_of_all_ranks_and_keeps_the_old_value_where_nobody_reports(ranks: int):
     def mean(comm, cohort):
         fed = federation(comm=comm)
-        fed.begin(0, cohort, False)
+        fed.participation.begin(0, cohort, False)
         parts = (
             (c.id, Mean.of(Params(a=torch.full((2,), float(c.id))), float(c.id)))
             for c in fed.mine(cohort)
@@ -113,7 +128,7 @@ def test_the_mean_is_that_of_all_ranks_and_keeps_the_old_value_where_nobody_repo
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_upload_that_is_not_finite_is_refused_with_its_client_and_tensor(bad: float):
     fed = federation()
-    fed.begin(4, [1], False)
+    fed.participation.begin(4, [1], False)
     with pytest.raises(
         DivergedError, match=r"client 1 \(fedhenn-1\): its a is nan or infinite after round 5"
     ):
@@ -135,11 +150,11 @@ def test_a_client_that_moves_takes_weights_and_memory_along():
     def move(comm):
         rounds = toy.start(comm, toy.job("local", "--models.mix", "mlp"))
         fed, k = rounds.fed, 5
-        src = rounds.placement[k]
+        src = rounds.fed.placement.ranks[k]
         if comm.rank == src:
             fed.clients[k].load({"head.bias": torch.arange(4.0)})
             fed.clients[k].memory = {"optimiser": {"step": torch.tensor(3.0)}}
-        fed.hand_over(k, src, 1 - src)
+        fed.placement.move(k, src, 1 - src)
         if comm.rank == src:
             return k in fed.clients, fed.store.flat(k), list(fed.clients) == sorted(fed.clients)
         client = fed.clients[k]
@@ -163,11 +178,11 @@ def test_clients_that_keep_nothing_move_without_a_message_and_the_others_with_al
         fed = toy.start(comm, toy.job("local", "--models.mix", "mlp")).fed
         if 5 in fed.clients:
             fed.clients[5].load({"head.bias": torch.arange(4.0)})
-        hand_over = fed.hand_over
+        full = fed.placement.move
         monkeypatch.setattr(
-            fed, "hand_over", lambda k, *ranks: moved.append(k) or hand_over(k, *ranks)
+            fed.placement, "move", lambda k, *ranks: moved.append(k) or full(k, *ranks)
         )
-        balance.move(fed, {k: 1 - fed.placement[k] for k in (2, 4, 5)})
+        balance.move(fed, {k: 1 - fed.placement.ranks[k] for k in (2, 4, 5)})
         return [k for k in (2, 4, 5) if k in fed.clients], 5 in fed.store and fed.store.flat(5)[
             -4:
         ].tolist()

@@ -57,7 +57,7 @@ def test_where_only_graphs_do_not_fit_a_free_choice_of_engine_does_without_them(
 ):
     """The job stays as it is: whether clients train as one, with other bits, hangs on it."""
     fed = start().fed
-    fed.share = share
+    fed.gpu.memory = share
     memory.settle(replace(LARGE, moments=GIB, steps={"resnet18": 4 * GIB}), fed)
     assert fed.job.training.engine == "auto"
     assert ("steps are traced" in capsys.readouterr().err) != graphs

@@ -58,7 +58,7 @@ def federation(*flags: str) -> Federation:
     fed = toy.start(
         Serial(), toy.job("local", "--models.mix", "mlp", "--local.batch", "8", *flags)
     ).fed
-    fed.begin(0, list(range(fed.K)), True)
+    fed.participation.begin(0, list(range(fed.K)), True)
     return fed
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hpcfed.core.errors import DamagedError
-from hpcfed.engine.run import Loop
+from hpcfed.engine.survival.checkpoints import Checkpoints
 from hpcfed.main import main
 from hpcfed.storage import names, results
 from hpcfed.storage.journal import HEAD, START, SUM, seal
@@ -36,15 +36,15 @@ TINY = [
 def test_open_files_and_objects_do_not_grow_with_rounds(tmp_path, monkeypatch):
     seen = {}
 
-    def look(loop: Loop) -> bool:
+    def look(loop: Checkpoints) -> bool:
         if loop.rounds.t in (60, 110):
             gc.collect()
             seen[loop.rounds.t] = len(os.listdir("/proc/self/fd")), len(gc.get_objects())
         return False
 
-    due = Loop.due
+    due = Checkpoints.due
     monkeypatch.setattr(results, "BUDGET", 1e9)  # no rounds wait in memory
-    monkeypatch.setattr(Loop, "due", lambda loop, flags: look(loop) or due(loop, flags))
+    monkeypatch.setattr(Checkpoints, "due", lambda own, flags: look(own) or due(own, flags))
     assert main([*TINY, "--rounds", "110", "--out", str(tmp_path / "run")]) == 0
     (files, objects), (files_later, objects_later) = seen[60], seen[110]
     assert files_later == files

@@ -128,5 +128,5 @@ def test_a_client_that_was_never_in_a_cohort_costs_nothing():
     rounds = toy.start(Serial(), toy.job("local", "--participation", "0.2", "--models.mix", "mlp"))
     rounds.step()
     assert (
-        len(list(rounds.fed.store)) == 2 and np.isfinite(rounds.scores[:5, 0]).all()
+        len(list(rounds.fed.store)) == 2 and np.isfinite(rounds.evaluation.scores[:5, 0]).all()
     )  # though all are evaluated

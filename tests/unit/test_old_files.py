@@ -10,7 +10,8 @@ import pytest
 import hpcfed
 from hpcfed.comm import Serial
 from hpcfed.config.load import again, load
-from hpcfed.engine import events, folder, run
+from hpcfed.engine import folder, run
+from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
 from hpcfed.engine.survival import saving
 from hpcfed.storage import names, results
@@ -54,7 +55,7 @@ def test_a_file_of_every_version_opens_with_the_bits_that_were_written(old):
 def test_what_a_run_takes_up_from_an_old_checkpoint_is_all_that_it_holds(old, tmp_path):
     """Taken up and saved again, in today's format, it has the same digest."""
     given, comm = job(old), Serial()
-    rounds = events.start(federation(given, comm, world(given, comm)))
+    rounds = Rounds(federation(given, comm, world(given, comm)))
     saving.restore(rounds, old)
     saving.save(rounds, tmp_path)
     shutil.copy(names.results_file(old), tmp_path)

@@ -251,6 +251,13 @@ def test_the_rehearsal_changes_no_bit(module, monkeypatch):
     assert digest(Path("with")) == digest(Path("without"))
 
 
+def test_a_hook_may_call_its_parameters_as_it_likes(module):
+    call = "return super().local(world, holder, given, r)"
+    name = module(method(f"def local(self, world, holder, given, r):\n    {call}"))
+    words = [*SMALL, "--algorithm.name", f"{name}:Mine", "--models.mix", "mlp"]
+    assert main([*words, "--out", "renamed"]) == 0
+
+
 NET = """
 import torch
 from torch import nn

@@ -11,7 +11,7 @@ import torch
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
-from hpcfed.engine import calibration, events
+from hpcfed.engine import calibration
 from hpcfed.engine.balance import level
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
@@ -98,7 +98,7 @@ def calibrated(comm: Comm, monkeypatch: pytest.MonkeyPatch, found: dict[str, flo
     monkeypatch.setattr(calibration, "on_gpus", lambda fed: True)
     monkeypatch.setattr(calibration, "measured", lambda fed, kinds: found)
     calibration.calibrate(facts, fed)
-    return events.start(fed)
+    return Rounds(fed)
 
 
 def test_on_gpus_clients_are_placed_by_measured_seconds_and_no_result_depends_on_them(monkeypatch):
@@ -107,7 +107,7 @@ def test_on_gpus_clients_are_placed_by_measured_seconds_and_no_result_depends_on
 
         def run(comm: Comm, found=found) -> tuple[list[int], toy.Outcome]:
             going = calibrated(comm, monkeypatch, found)
-            placement = list(going.fed.placement)
+            placement = list(going.fed.placement.ranks)
             return placement, toy.outcome(going, [going.step()[0] for _ in range(2)])
 
         placement, outcome = spmd(2, run)[0]
@@ -122,12 +122,12 @@ def test_without_a_measurement_and_on_cpus_the_estimates_stay(monkeypatch):
     def placements(comm: Comm) -> tuple[list[int], list[int]]:
         facts = world(job, comm)
         fed = federation(job, comm, facts)
-        before = list(fed.placement)
+        before = list(fed.placement.ranks)
         calibration.calibrate(facts, fed)  # on a CPU
-        return before, fed.placement
+        return before, fed.placement.ranks
 
     before, after = spmd(2, placements)[0]
-    unmeasured = spmd(2, lambda comm: calibrated(comm, monkeypatch, {}).fed.placement)[0]
+    unmeasured = spmd(2, lambda comm: calibrated(comm, monkeypatch, {}).fed.placement.ranks)[0]
     assert before == after == unmeasured
 
 

@@ -11,7 +11,7 @@ from hpcfed.core import progress
 from hpcfed.core.progress import track
 from hpcfed.engine.run import odd_labels
 from hpcfed.launch.sweep.pool import Pool
-from hpcfed.machine.pulse import Pulse
+from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.report import progress as rounds
 from hpcfed.storage import names
 from hpcfed.storage.sweep import Member, Sweep
@@ -46,24 +46,24 @@ def shown(tmp_path) -> rounds.Progress:
 
 
 def test_a_long_round_says_in_a_log_which_client_it_is_at(shown, capsys, monkeypatch):
-    pulse = Pulse()
-    pulse.look, pulse.t = shown.look, 1
-    pulse.expect(4)
-    pulse.enter("train")
-    pulse.visit("7 (cnn)")
+    heartbeat = Heartbeat()
+    heartbeat.look, heartbeat.t = shown.look, 1
+    heartbeat.expect(4)
+    heartbeat.enter("train")
+    heartbeat.visit("7 (cnn)")
     assert capsys.readouterr().out == ""  # within a minute
     monkeypatch.setattr(rounds, "OFTEN", -1.0)
-    pulse.finish(1)
+    heartbeat.finish(1)
     assert capsys.readouterr().out == "in round 2/3: 1 of 4 clients of rank 0, train 7 (cnn)\n"
 
 
 def test_a_second_pass_over_the_clients_of_a_round_begins_at_one_again(shown, monkeypatch, capsys):
     monkeypatch.setattr(rounds, "OFTEN", -1.0)
-    pulse = Pulse()
-    pulse.look = shown.look
-    pulse.expect(2)
+    heartbeat = Heartbeat()
+    heartbeat.look = shown.look
+    heartbeat.expect(2)
     for _ in range(3):
-        pulse.finish(1)
+        heartbeat.finish(1)
     counts = [line.split()[3] for line in capsys.readouterr().out.splitlines()]
     assert counts == ["0", "1", "2", "1"]
 

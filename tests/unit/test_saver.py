@@ -95,7 +95,7 @@ def test_a_part_that_one_rank_cannot_write_leaves_the_checkpoint_before_and_the_
                 rounds.step()
                 saver.start()
                 said.append(saver.finish())
-                said.append(rounds.fed.last_checkpoint[-5:])
+                said.append(rounds.fed.warnings.last_checkpoint[-5:])
         return said
 
     monkeypatch.setattr(parts, "write_part", refusing)
@@ -268,9 +268,9 @@ def test_a_slow_disk_is_a_sign_of_life(tmp_path):
     rounds = started(Serial())
     with Saver(rounds, tmp_path) as saver:
         saver.start()
-        beats = rounds.fed.pulse.beats
+        beats = rounds.fed.clock.heartbeat.beats
         assert [*saver.with_heartbeat(lambda: [("a", 1), ("b", 2)])] == [("a", 1), ("b", 2)]
-        assert rounds.fed.pulse.beats >= beats + 2
+        assert rounds.fed.clock.heartbeat.beats >= beats + 2
         assert saver.finish() == ""
 
 

@@ -84,7 +84,13 @@ def run(folder: Path, *flags: str) -> int:
 
 def test_a_round_is_told_as_means_over_clients_sums_of_bytes_and_seconds_of_phases():
     row = records.row(
-        3, 4, 2, clients__accuracy=np.array([0.5, 0.25, np.nan, 0.75]), rounds__staleness=np.nan
+        3,
+        4,
+        2,
+        clients__accuracy=np.array([0.5, 0.25, np.nan, 0.75]),
+        clients__kappa=np.array([0.5, 0.25, np.nan, np.nan]),
+        rounds__kappa_pooled=0.125,
+        rounds__staleness=np.nan,
     )
     found = numbers.numbers(row, HEADER["architectures"])
     assert found == {
@@ -94,6 +100,8 @@ def test_a_round_is_told_as_means_over_clients_sums_of_bytes_and_seconds_of_phas
         "accuracy/max": 0.75,
         "accuracy_of/cnn": 0.5,
         "accuracy_of/mlp": 0.5,
+        "metrics/kappa": 0.375,
+        "rounds/kappa_pooled": 0.125,
         "loss/train": pytest.approx(1 / 3),
         "loss/test": pytest.approx(2 / 3),
         "traffic/down": 120.0,

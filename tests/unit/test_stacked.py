@@ -137,7 +137,7 @@ def test_groups_are_of_clients_with_equal_batches_in_id_order_and_never_larger_t
 def test_clients_of_different_sizes_or_work_are_never_in_one_group():
     rounds = start("--training.stack", "3")
     rounds.fed.sizes = [16, 9, 16, 9, 16, 16]
-    rounds.fed.partial = {4: 1}
+    rounds.fed.participation.partial = {4: 1}
     assert groups(rounds.fed, rounds.algorithm, [0, 1, 2, 3, 4, 5]) == [[0, 2, 5], [1, 3], [4]]
 
 
@@ -161,9 +161,8 @@ def test_a_cohort_is_dealt_out_in_whole_groups():
     def ranks(comm) -> list[set[int]]:
         rounds = toy.start(comm, toy.job("fedavg", *PLAIN, *STACKED, "--training.stack", "2"))
         cohort = rounds.begin(0)
-        return [
-            {rounds.placement[k] for k in ks} for ks in groups(rounds.fed, rounds.algorithm, cohort)
-        ]
+        ranks = rounds.fed.placement.ranks
+        return [{ranks[k] for k in ks} for ks in groups(rounds.fed, rounds.algorithm, cohort)]
 
     assert all(
         sorted(map(len, found)) == [1, 1, 1] and len(set.union(*found)) == 3

@@ -26,7 +26,7 @@ def plan(n: int, amount: int, **settings: int) -> list[list[int]]:
 
 def federation(*flags: str) -> Federation:
     fed = toy.start(Serial(), toy.job("local", "--models.mix", "mlp", *flags)).fed
-    fed.begin(0, list(range(fed.K)), True)
+    fed.participation.begin(0, list(range(fed.K)), True)
     return fed
 
 
@@ -113,7 +113,7 @@ def test_training_is_the_textbook_loop(flags: tuple[str, ...], make):
     losses = by_hand(theirs, client, make(client.model.parameters()), rows)
     for name, value in ours.clients[4].params().items():
         assert torch.allclose(value, client.params()[name], atol=1e-6), name
-    tally = ours.tally[4]
+    tally = ours.tallies[4]
     assert (tally.examples, tally.epochs) == (42, 2.0)
     assert tally.loss == pytest.approx(
         sum(loss * len(r) for loss, r in zip(losses, rows, strict=True)), rel=1e-5
@@ -124,7 +124,7 @@ def test_epochs_of_the_call_replace_those_of_the_job_and_its_steps():
     for flags in (("--local.epochs", "3"), ("--local.steps", "5")):
         fed = federation(*flags)
         sgd(fed, fed.clients[4], 0, cross_entropy, epochs=2)
-        assert fed.tally[4].examples == 42
+        assert fed.tallies[4].examples == 42
 
 
 def test_another_phase_draws_other_batches():
@@ -198,4 +198,4 @@ def test_the_gradient_of_all_data_is_left_in_the_model_and_nothing_moves():
     cross_entropy(client.model, fed.prepare(x), y).backward()
     assert torch.allclose(got, client.skeleton.grad, atol=1e-6) and got.abs().max() > 0
     assert toy.differences(before, client.params()) == []
-    assert (fed.tally[4].examples, fed.tally[4].epochs) == (21, 1.0)
+    assert (fed.tallies[4].examples, fed.tallies[4].epochs) == (21, 1.0)

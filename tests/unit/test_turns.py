@@ -11,7 +11,7 @@ from hpcfed.core.errors import DataError, DivergedError
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import Tally
 from hpcfed.engine.rounds import Rounds
-from hpcfed.federation.journal import WHY, Entry, Turn
+from hpcfed.federation.replay_log import WHY, Entry, Turn
 from hpcfed.machine import faults
 from tests.contract import toy
 
@@ -26,18 +26,18 @@ def started(*flags: str, comm=None, method: str = "local") -> Rounds:
 
 def failing(rounds: Rounds, error: Exception, *victims: int) -> Rounds:
     """The turns of these clients end in the error, when their models have changed."""
-    fed, joint = rounds.fed, rounds.fed.joint
+    fed, stream = rounds.fed, rounds.fed.stream
 
-    def working(clients, work, job=0):
-        def broken(clients):
-            values = work(clients)
-            if clients[0].id in victims:
+    def working(cohort, work, together=None, job=0, given=()):
+        def broken(client):
+            value = work(client, *given)
+            if client.id in victims:
                 raise error
-            return values
+            return value
 
-        return joint(clients, broken, job)
+        return stream(cohort, broken, None, job)
 
-    fed.joint = working
+    fed.stream = working
     return rounds
 
 
@@ -59,7 +59,7 @@ def test_a_turn_that_is_done_hands_on_what_it_did_and_is_not_done_again():
     fed, done = started().fed, []
     with fed.store.past.set_recording():
         for _ in range(2):
-            fed.journal.begin()
+            fed.replay.begin()
             given = fed.run([0, 2], lambda client: done.append(client.id) or client.n)
     assert (given, done) == ({0: toy.SIZES[0], 2: toy.SIZES[2]}, [0, 2])
 
@@ -68,7 +68,7 @@ def test_what_is_done_outside_of_turns_makes_the_next_turn_one_that_is_repeated(
     fed, done = started().fed, []
     with fed.store.past.set_recording():
         for _ in range(2):
-            fed.journal.begin()
+            fed.replay.begin()
             fed.clients[0].params()
             fed.run([0, 2], lambda client: done.append(client.id))
     assert done == [0, 2, 0]
@@ -77,14 +77,14 @@ def test_what_is_done_outside_of_turns_makes_the_next_turn_one_that_is_repeated(
 def test_an_entry_travels_with_its_client():
     def moved(comm):
         fed = started(comm=comm).fed
-        k, src = 4, fed.placement[4]
+        k, src = 4, fed.placement.ranks[4]
         with fed.store.past.set_recording():
             fed.run(
                 [k],
                 lambda client: Mean.of(Params(a=torch.ones(2)), 3.0, {"a": (np.arange(2),)}),
             )
-        fed.hand_over(k, src, 1 - src)
-        (part,) = fed.journal.turns(k)[0].value.parts if k in fed.clients else [None]
+        fed.placement.move(k, src, 1 - src)
+        (part,) = fed.replay.turns(k)[0].value.parts if k in fed.clients else [None]
         return part and (part.value["a"].tolist(), part.weight, part.at["a"][0].tolist())
 
     assert [1.0, 1.0] in [found and found[0] for found in spmd(2, moved)]
@@ -122,15 +122,15 @@ def test_a_client_that_fails_keeps_its_model_and_the_row_says_why(
 
 def test_an_upload_that_is_not_finite_is_a_failure_too():
     rounds = started(*DROP, method="fedavg")
-    joint, nan = rounds.fed.joint, float("nan")
+    stream, nan = rounds.fed.stream, float("nan")
 
-    def broken(clients, work, job=0):
-        return joint(
-            clients,
-            lambda c: [Mean.of(m.parts[0].value * (nan if c[0].id == 4 else 1)) for m in work(c)],
-        )
+    def broken(cohort, work, together=None, job=0, given=()):
+        def spoilt(client):
+            return Mean.of(work(client, *given).parts[0].value * (nan if client.id == 4 else 1))
 
-    rounds.fed.joint = broken
+        return stream(cohort, spoilt)
+
+    rounds.fed.stream = broken
     assert rounds.step()[0]["clients/fault"].tolist() == [0, 0, 0, 0, 1, 0]
 
 

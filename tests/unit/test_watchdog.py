@@ -8,7 +8,7 @@ import pytest
 
 from hpcfed.engine.survival import watchdog
 from hpcfed.engine.survival.watchdog import HUNG, Watchdog
-from hpcfed.machine.pulse import Pulse, Stopped
+from hpcfed.machine.heartbeat import Heartbeat, Stopped
 from hpcfed.storage import names
 
 START = 1000.0
@@ -25,7 +25,9 @@ def clock(monkeypatch) -> list[float]:
 
 def dogs(folder: Path, ranks: int, ended: list[int]) -> list[Watchdog]:
     """The watchdogs of ranks whose rounds have begun."""
-    these = [Watchdog(Pulse(), rank, ranks, folder, 400.0, ended.append) for rank in range(ranks)]
+    these = [
+        Watchdog(Heartbeat(), rank, ranks, folder, 400.0, ended.append) for rank in range(ranks)
+    ]
     for dog in these:
         dog.starting = False
     return these
@@ -35,7 +37,7 @@ def look(these: list[Watchdog], times: int, beating: tuple[int, ...] = ()) -> li
     """So many looks, 10 s apart; whether each found the run stuck at the last."""
     for _ in range(times):
         for dog in these:
-            dog.pulse.beats += dog.rank in beating
+            dog.heartbeat.beats += dog.rank in beating
         now = dog_time(these) + 10
         stuck = [dog.is_stuck(now) for dog in these]
     return stuck
@@ -81,7 +83,11 @@ def test_a_process_that_was_stopped_itself_begins_anew(clock, tmp_path):
 def test_all_say_where_they_are_and_the_silent_one_is_named(clock, tmp_path, capfd, monkeypatch):
     ended, killed = [], []
     three = dogs(tmp_path, 3, ended)
-    three[1].pulse.t, three[1].pulse.phase, three[1].pulse.client = 4, "train", "7 (mlp)"
+    three[1].heartbeat.t, three[1].heartbeat.phase, three[1].heartbeat.client = (
+        4,
+        "train",
+        "7 (mlp)",
+    )
     look(three, 1)
     assert look(three[::2], 41) == [True] * 2
     clock[0] = dog_time(three)
@@ -104,23 +110,23 @@ def test_all_say_where_they_are_and_the_silent_one_is_named(clock, tmp_path, cap
 
 
 def test_its_files_go_when_the_run_is_over(tmp_path):
-    with Watchdog(Pulse(), 0, 1, tmp_path, 100.0) as dog:
+    with Watchdog(Heartbeat(), 0, 1, tmp_path, 100.0) as dog:
         dog.leave(START)
         assert names.watch_file(tmp_path, 0).exists()
     assert not names.watch_folder(tmp_path).exists()
 
 
 def test_a_folder_that_is_gone_stops_nobody(tmp_path):
-    dog = Watchdog(Pulse(), 0, 1, tmp_path / "gone", 100.0)
+    dog = Watchdog(Heartbeat(), 0, 1, tmp_path / "gone", 100.0)
     assert not dog.is_stuck(START + 1)
 
 
 def test_a_rank_that_is_asked_to_stop_ends_the_client_in_hand_if_there_is_time():
-    pulse = Pulse()
-    pulse.ask(1000.0)
-    pulse.step()
+    heartbeat = Heartbeat()
+    heartbeat.ask(1000.0)
+    heartbeat.step()
     with pytest.raises(Stopped):
-        pulse.visit("0")
-    pulse.ask(-1.0)
+        heartbeat.visit("0")
+    heartbeat.ask(-1.0)
     with pytest.raises(Stopped):
-        pulse.step()
+        heartbeat.step()

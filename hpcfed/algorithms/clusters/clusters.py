@@ -64,7 +64,7 @@ def choose(fed: Federation, client: Client, state: Params, M: int) -> int:
     the server.
     """
     m = fittest(fed, client, state)
-    fed.tally[client.id].work += FORWARD * client.n * M
+    fed.tallies[client.id].work += FORWARD * client.n * M
     client.memory["cluster"] = m
     fed.up(client, torch.tensor(m, dtype=torch.int32))
     return m

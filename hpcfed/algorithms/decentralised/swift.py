@@ -52,10 +52,12 @@ class SWIFT(Peers, EventBased):
         return self.links(fed)[k].nonzero()[0].tolist() if self.averages(number) else []
 
     def seconds(self, fed: Federation, k: int, examples: int) -> float:
-        return max(fed.profiles.compute(k, examples), fed.profiles.seconds(k, 0, *fed.announced(k)))
+        who = fed.participation
+        exchange = who.profiles.seconds(k, 0, *who.announced(k))
+        return max(who.profiles.compute(k, examples), exchange)
 
     def delay(self, fed: Federation, k: int) -> float:
-        return fed.profiles.seconds(k, 0, 0, fed.announced(k)[1])
+        return fed.participation.profiles.seconds(k, 0, 0, fed.participation.announced(k)[1])
 
     def start(self, client: Client, state: Params) -> None:
         client.memory["before"] = client.memory.pop("merged", None) or client.params()
@@ -71,7 +73,8 @@ class SWIFT(Peers, EventBased):
 
     def rates(self, fed: Federation) -> tuple[float, ...]:
         every = range(fed.K) if self.weights == "ccs-rates" else ()  # else they do not count
-        return tuple(1 / self.seconds(fed, k, fed.draws.examples(k, fed.draws.full)) for k in every)
+        draws = fed.participation.draws
+        return tuple(1 / self.seconds(fed, k, draws.examples(k, draws.full)) for k in every)
 
     def merge(
         self, fed: Federation, job: Work, held: Params, up: Params, near: dict[int, Params]

@@ -4,8 +4,12 @@ McMahan et al., AISTATS 2017, arXiv:1602.05629, algorithm 1. Float buffers of ba
 are averaged like parameters. Deviations: weights are renormalised over the clients that report.
 """
 
+from typing import ClassVar
+
 from hpcfed.algorithms.base import RoundBased
 
 
 class FedAvg(RoundBased):
     """The defaults of RoundBased."""
+
+    survival: ClassVar[bool] = True

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class FedProx(RoundBased):
     """mu = 0 without stragglers is FedAvg, bit for bit."""
 
+    survival: ClassVar[bool] = True
     keeps_stragglers: ClassVar[bool] = True
 
     mu: NonNegativeFloat = 0.1

@@ -43,6 +43,7 @@ class Scaffold(RoundBased):
     (option I).
     """
 
+    survival: ClassVar[bool] = True
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 
     def refuses(self, job: Job) -> str | None:

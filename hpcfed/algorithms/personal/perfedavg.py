@@ -69,7 +69,7 @@ class PerFedAvg(RoundBased):
                 steps.step(value)
         # gradients of a step, beside that of its batch
         further = {"fo": 1, "hf": 3}[self.variant] if self.alpha else 0
-        fed.tally[client.id].work += further * sum(steps.examples)
+        fed.tallies[client.id].work += further * sum(steps.examples)
         return Mean.of(client.params(), self.weight(client))
 
     def outer(

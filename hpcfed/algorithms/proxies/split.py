@@ -17,6 +17,7 @@ from hpcfed.clients.client import Paired
 from hpcfed.core.params import Params
 from hpcfed.models import MODELS
 from hpcfed.models.model import stem
+from hpcfed.training.batches import chunks
 from hpcfed.training.infer import FORWARD, logits, outputs
 from hpcfed.training.server import call, fit, parameters
 
@@ -57,7 +58,7 @@ def features(fed: Federation, client: Client) -> dict[str, Tensor]:
     as its work.
     """
     own = logits(fed, client, client.train)
-    fed.tally[client.id].work += FORWARD * client.n
+    fed.tallies[client.id].work += FORWARD * client.n
     made = outputs(fed, stem(client.model.eval().body)[0], client.train)
     return {
         "features": made,
@@ -113,7 +114,7 @@ def answers(fed: Federation, state: Params, parcel: Parcel) -> Tensor:
     """The server's logits of one client's examples, [n, C], in eval mode."""
     skeleton = server(fed)
     skeleton.model.eval()
-    parts: list[np.ndarray] = fed.chunks(len(parcel["features"]))
+    parts: list[np.ndarray] = chunks(fed, len(parcel["features"]))
     return torch.cat(
         [call(skeleton, state, parcel["features"][torch.from_numpy(rows)]) for rows in parts]
     )

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hpcfed.machine.devices import full, raised
 from hpcfed.training import similarity
+from hpcfed.training.batches import chunks
 from hpcfed.training.infer import represent
 from hpcfed.training.local import sgd
 
@@ -114,9 +115,9 @@ def compute_representations(fed: Federation, client: Client, data: Shard) -> Ten
         with eval_mode(model):
             return model.body(fed.prepare(data.batch(rows)[0]))
 
-    fed.tally[client.id].work += len(data)
+    fed.tallies[client.id].work += len(data)
     again = partial(checkpoint, chunk, use_reentrant=False, preserve_rng_state=False)
-    return torch.cat([again(rows) for rows in fed.chunks(len(data))])
+    return torch.cat([again(rows) for rows in chunks(fed, len(data))])
 
 
 @contextmanager

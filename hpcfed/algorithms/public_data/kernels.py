@@ -108,9 +108,9 @@ def mean_of_clients(
 
     for k, (z, own, size) in fed.stream(members, represented):
         kernels[k], weights[k] = Kernel.of(z, how), own
-        fed.upload(k, {"representation": z}, 0 if at_server else size)
+        fed.exchange.upload(k, {"representation": z}, 0 if at_server else size)
     for client in fed.mine(cohort) if at_server else ():
-        fed.upload(client.id, {}, upload_bytes(fed.shapes(k=client.id), len(rad), how))
+        fed.exchange.upload(client.id, {}, upload_bytes(fed.shapes(k=client.id), len(rad), how))
     return similarity.normalise_kernel(mean(fed, kernels, weights, len(rad))) if members else None
 
 

@@ -9,7 +9,7 @@ a round of FedAvg in which all clients take part.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.core.params import Params
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 class Central(RoundBased):
     """One model for all clients, trained where the data are pooled."""
+
+    survival: ClassVar[bool] = True
 
     def refuses(self, job: Job) -> str | None:
         if job.data.name == "synthetic":

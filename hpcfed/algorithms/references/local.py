@@ -26,6 +26,7 @@ class Local(RoundBased):
     """Nothing is shared, so all clients may differ."""
 
     accepts: ClassVar[str] = "any models"
+    survival: ClassVar[bool] = True
     keeps_stragglers: ClassVar[bool] = True
 
     contrastive: bool = False

@@ -222,7 +222,7 @@ def measure(fed: Federation, client: Client, weights: Params, architectures: lis
                 norm.train()
                 stack.enter_context(norm.register_forward_hook(sums[path]))
             outputs(fed, module.model, client.train)
-        fed.tally[client.id].work += FORWARD * client.n
+        fed.tallies[client.id].work += FORWARD * client.n
         for path, found in sums.items():
             if found.count:
                 for suffix, total in ((MEANS, found.total), (SQUARES, found.squares)):

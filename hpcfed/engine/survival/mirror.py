@@ -147,7 +147,7 @@ def distribute(fed: Federation, held: Items) -> dict[str, Any]:
     for rank, names in comm.gather({comm.rank: [*held]}).items():
         for name in names:
             k = int(name.removeprefix("clients/")) if name.startswith("clients/") else None
-            to = 0 if k == fed.K else k if k is None else fed.placement[k]
+            to = 0 if k == fed.K else k if k is None else fed.placement.ranks[k]
             item = (
                 comm.bcast(held.get(name), rank)
                 if to is None

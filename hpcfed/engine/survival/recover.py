@@ -25,7 +25,7 @@ from hpcfed.engine.survival import saving, snapshot
 from hpcfed.engine.survival.mirror import Mirror
 from hpcfed.engine.survival.signals import Signals
 from hpcfed.engine.survival.watchdog import Guard, Watchdog
-from hpcfed.machine.pulse import Pulse
+from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.storage import names
 from hpcfed.storage.lock import LONGEST
 from hpcfed.storage.record import recover
@@ -59,8 +59,8 @@ class Course:
     claim: Claim = field(default_factory=Claim)
 
     def __post_init__(self) -> None:
-        self.pulse = Pulse()
-        self.signals = Signals(self.pulse, self.job.run.grace / 2)
+        self.heartbeat = Heartbeat()
+        self.signals = Signals(self.heartbeat, self.job.run.grace / 2)
         self.watchdog: Watchdog | None = None
 
     def enter(self, comm: Comm) -> Path | None:
@@ -86,7 +86,7 @@ class Course:
         """
         if self.watchdog:
             self.watchdog.stop()
-        self.watchdog = Watchdog(self.pulse, comm.rank, comm.size, run, self.job.run.watchdog)
+        self.watchdog = Watchdog(self.heartbeat, comm.rank, comm.size, run, self.job.run.watchdog)
         self.watchdog.start()
 
     def under_way(self) -> None:
@@ -155,14 +155,14 @@ class Course:
             self.mirror.restore(rounds.fed) if self.mirror and self.begun else None,
         )
         if copy and not self.has_records(comm, run, copy):
-            rounds.fed.say(
+            rounds.fed.warnings.say(
                 f"warning: {names.results_file(run)}: damaged or missing; rounds are repeated, so "
                 "that none is without a record"
             )
             self.mirror.kept, copy = [], None
         if copy:
             on_all_ranks(comm, lambda: snapshot.take_up(rounds, copy))
-            rounds.fed.spread()
+            rounds.fed.turns.share_failures()
             self.rows = copy.get("rows")
         elif self.begun and saving.exists(rounds.fed, run):
             saving.restore(rounds, run)
@@ -184,7 +184,7 @@ class Course:
             )
             source += " (no copy in memory is whole)" if self.mirror and not copied else ""
             fed, again = rounds.fed, max(0, self.reached - rounds.t)
-            fed.say(
+            fed.warnings.say(
                 f"{'; '.join(self.deaths)}, {fed.comm.size} left; the run goes on from {source}, "
                 f"after "
                 f"round {rounds.t}; finished rounds to repeat: {again}"

@@ -93,7 +93,7 @@ class Saver:
     def with_heartbeat(self, held: parts.Items) -> Iterator[tuple[str, Any]]:
         """The items; each one is a sign of life, for all ranks may wait for a disk that is slow."""
         for item in held():
-            self.rounds.fed.pulse.beats += 1
+            self.rounds.fed.clock.heartbeat.beats += 1
             yield item
 
     def finish(self) -> str:
@@ -110,7 +110,9 @@ class Saver:
         self.part = None
         if not error:
             self.exists = True
-            self.rounds.fed.last_checkpoint = f"last checkpoint: {names.index_of(self.folder)}"
+            self.rounds.fed.warnings.last_checkpoint = (
+                f"last checkpoint: {names.index_of(self.folder)}"
+            )
         return error
 
     def place(self) -> Path:

@@ -46,13 +46,13 @@ def restore(rounds: Rounds, path: Path) -> None:
     fed, damage = rounds.fed, ""
     for file in checkpoints_to_try(fed, path):
         if damage:
-            fed.say(
+            fed.warnings.say(
                 f"warning: {damage}\n  so the run goes on from the checkpoint before it, {file}"
             )
         damage = try_checkpoint(rounds, file)
         if not damage:
-            fed.last_checkpoint = f"last checkpoint: {file}"
-            return fed.spread()
+            fed.warnings.last_checkpoint = f"last checkpoint: {file}"
+            return fed.turns.share_failures()
     on_all_ranks(fed.comm, lambda: refuse(damage, file) if fed.comm.rank == 0 else None)
 
 
@@ -79,7 +79,7 @@ def candidates(fed: Federation, path: Path) -> list[Path]:
     run ended.
     """
     for index in adopt_all(path):
-        fed.say(f"warning: {index}: was missing or damaged, and is made anew of its parts")
+        fed.warnings.say(f"warning: {index}: was missing or damaged, and is made anew of its parts")
     return checkpoint.candidates(path)
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from hpcfed.machine.pulse import Pulse
+from hpcfed.machine.heartbeat import Heartbeat
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # that ask to stop
 
@@ -62,8 +62,8 @@ class Signals:
     got: the first signal that came.
     """
 
-    def __init__(self, pulse: Pulse, seconds: float):
-        self.pulse, self.seconds = pulse, seconds
+    def __init__(self, heartbeat: Heartbeat, seconds: float):
+        self.heartbeat, self.seconds = heartbeat, seconds
         self.got: int | None = None
         self.heeding: ExitStack | None = None
 
@@ -75,7 +75,7 @@ class Signals:
 
     def ask(self, number: int, _: object) -> None:
         self.got = self.got or number
-        self.pulse.ask(self.seconds)
+        self.heartbeat.ask(self.seconds)
 
     def close(self) -> None:
         """The handlers of before; to the program they mean nothing any more."""

@@ -73,11 +73,14 @@ def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
     fed = rounds.fed
     if fed.comm.rank == 0:
         yield "state", to_tree(rounds.state)
-        yield "scores", {"last": rounds.scores, "stale": rounds.stale, "seconds": rounds.seconds}
-        yield "time", rounds.virtual()
-    for k in sorted(fed.keeping()):
+        evaluation = rounds.evaluation
+        last = {"last": evaluation.scores, "stale": evaluation.stale}
+        last |= {"seconds": rounds.balance.seconds}
+        yield "scores", last | evaluation.metrics.to_tree()
+        yield "time", rounds.schedule.to_tree()
+    for k in sorted(fed.placement.with_parcel()):
         if k in fed.clients or (k == fed.K and fed.comm.rank == 0):
-            yield f"clients/{k}", fed.parcel(k)
+            yield f"clients/{k}", fed.placement.parcel(k)
 
 
 def take_snapshot(rounds: Rounds) -> Snapshot:
@@ -131,16 +134,17 @@ def take_up(rounds: Rounds, source: Source) -> None:
     rounds.t = source.rounds
     rounds.state = from_tree(rounds.state, source.get("state"), fed.device)
     scores = source.get("scores")
-    rounds.scores, rounds.stale, rounds.seconds = (
+    rounds.evaluation.scores, rounds.evaluation.stale, rounds.balance.seconds = (
         np.array(scores[n]) for n in ("last", "stale", "seconds")
     )
-    rounds.go_on(source.get("time"))
+    rounds.evaluation.metrics.from_tree(scores)
+    rounds.schedule.from_tree(source.get("time"))
     for k in [*fed.store]:  # what the method gave them at its start, and what a damaged source gave
         fed.store.forget(k)
-    fed.journal.clear()
+    fed.replay.clear()
     for name in source.names("clients/"):
         k = int(name.removeprefix("clients/"))
         if k in fed.clients:
-            fed.restore(k, source.get(name))
+            fed.placement.restore(k, source.get(name))
         elif k == fed.K and fed.comm.rank == 0:
             fed.pooled().memory = on_device(source.get(name)["memory"], fed.device)

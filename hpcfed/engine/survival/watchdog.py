@@ -29,7 +29,7 @@ from hpcfed.comm import ulfm
 from hpcfed.core.errors import plain, printable
 from hpcfed.core.paths import read_text
 from hpcfed.core.status import HUNG
-from hpcfed.machine.pulse import Pulse
+from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.storage import names
 from hpcfed.storage.atomic import instead
 
@@ -69,15 +69,15 @@ class Watchdog:
 
     def __init__(
         self,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         rank: int,
         size: int,
         run: Path,
         seconds: float,
         end: Callable[[int], object] = os._exit,
     ):
-        self.pulse, self.rank, self.size, self.run, self.seconds, self.end = (
-            pulse,
+        self.heartbeat, self.rank, self.size, self.run, self.seconds, self.end = (
+            heartbeat,
             rank,
             size,
             run,
@@ -124,8 +124,8 @@ class Watchdog:
         """Leave this rank's sign; whether no rank has got on for too long."""
         # this process itself was stopped, or the machine
         paused = now - self.seen > SILENT * self.every + LAST
-        if paused or self.starting or self.beats != self.pulse.beats:
-            self.beats, self.since = self.pulse.beats, now
+        if paused or self.starting or self.beats != self.heartbeat.beats:
+            self.beats, self.since = self.heartbeat.beats, now
         self.seen = now
         told, signs = self.leave(now), self.signs()
         # the disk is full or gone: who is silent now may only be unheard
@@ -152,7 +152,9 @@ class Watchdog:
         here.
         """
         path = names.watch_file(self.run, self.rank)
-        sign = Sign(self.rank, os.getpid(), socket.gethostname(), now, self.since, str(self.pulse))
+        sign = Sign(
+            self.rank, os.getpid(), socket.gethostname(), now, self.since, str(self.heartbeat)
+        )
         with suppress(OSError):
             path.parent.mkdir(exist_ok=True)
             with instead(path) as new:
@@ -174,7 +176,7 @@ class Watchdog:
             print(
                 printable(
                     f"hpcfed: rank {self.rank} of {self.size}: no progress for {self.seconds:g} s, "
-                    f"at {self.pulse}"
+                    f"at {self.heartbeat}"
                 ),
                 file=sys.stderr,
                 flush=True,

@@ -97,7 +97,7 @@ def costs_and_demand(job: Job, run: Path | None, words: Sequence[str]) -> tuple[
     """
     from hpcfed.algorithms.base import RoundBased
     from hpcfed.comm import Serial
-    from hpcfed.engine.events import start
+    from hpcfed.engine.rounds import Rounds
     from hpcfed.engine.setup import federation, world
     from hpcfed.launch.plan.costs import costs
     from hpcfed.launch.plan.demand import demand, everybody
@@ -119,7 +119,7 @@ def costs_and_demand(job: Job, run: Path | None, words: Sequence[str]) -> tuple[
     own = job.run.model_copy(update={"device": "cpu", "precision": "float32", "speeds": ()})
     local = job.model_copy(update={"run": own})
     facts = world(local, Serial())
-    fed = start(federation(local, Serial(), facts)).fed
+    fed = Rounds(federation(local, Serial(), facts)).fed
     known = costs(run, everybody(fed))
     return known, demand(fed, tests(job, facts), known)
 

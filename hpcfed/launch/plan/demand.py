@@ -88,7 +88,7 @@ def demand(fed: Federation, tests: np.ndarray, costs: Costs) -> Demand:
         evaluate=costs.evaluate * rates * tests,
         rest=costs.rest,
         server=costs.server,
-        cohorts=[fed.groups(cohort) for cohort in cohorts],
+        cohorts=[fed.turns.grouping(cohort) for cohort in cohorts],
         everybody=everybody(fed),
         values=values,
         arrays=max(1, len(fed.shapes(method.shared))) if values else 0,

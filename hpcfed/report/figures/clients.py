@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import look
+from hpcfed.report.figures.curves import in_words
 from hpcfed.report.figures.groups import Group, by_panel, groups, labels
 from hpcfed.report.figures.runs import Drawn, short
 from hpcfed.results.columns import architectures, last
@@ -39,6 +40,11 @@ def numbers(runs: Sequence[Drawn]) -> list[Strip]:
     evaluated.
     """
     found = [strip for group in groups(runs) for strip in strips(group)]
+    if runs[0].shown.endswith("_pooled"):
+        raise ConfigError(
+            f"clients: {runs[0].shown} is of all clients together; "
+            f"give --metric {runs[0].shown.removesuffix('_pooled')}"
+        )
     if not any(len(strip.accuracy) for strip in found):
         raise ConfigError(
             "clients: no client of these runs was evaluated yet; evaluate.every says after which "
@@ -49,7 +55,7 @@ def numbers(runs: Sequence[Drawn]) -> list[Strip]:
 
 def strips(group: Group) -> list[Strip]:
     kinds = np.concatenate([architectures(run.record) for run in group.runs])
-    values = np.concatenate([last(run.record, "clients/accuracy") for run in group.runs])
+    values = np.concatenate([last(run.record, f"clients/{run.shown}") for run in group.runs])
     known = np.isfinite(values)
     return [
         Strip(group, kind, values[known & (kinds == kind)])
@@ -61,7 +67,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     """A dot for each client, a bar for their mean; lines side by side within an architecture, a
     panel for data.
     """
-    found = numbers(runs)
+    found, what = numbers(runs), in_words(runs[0].shown)
     panels, texts = (
         by_panel(list(dict.fromkeys(strip.group for strip in found))),
         labels([s.group for s in found]),
@@ -80,7 +86,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     drawing, axes = look.panels(len(panels), across, below=below, wide=wide, sharey=True)
     for i, (ax, title) in enumerate(zip(axes, panels, strict=True)):
         panel(ax, [strip for strip in found if strip.group.panel == title], texts)
-        look.frame(ax, "architecture", "" if i % across else "test accuracy of a client")
+        look.frame(ax, "architecture", "" if i % across else f"test {what} of a client")
         look.head(ax, title)
     if below:
         look.below(drawing, [look.dot(i) for i in range(len(texts))], texts)

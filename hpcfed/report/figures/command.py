@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from hpcfed.core.errors import ConfigError, first_line
+from hpcfed.core.errors import ConfigError, first_line, unknown
 from hpcfed.core.progress import track
 from hpcfed.report.figures import look
 from hpcfed.report.figures.registry import ALL, FIGURES, select_figures
 from hpcfed.report.figures.runs import Drawn, load_runs
+from hpcfed.results.columns import metrics
 from hpcfed.storage.record import Record
 
+OF_METRICS = "curves", "learning", "bytes", "time", "accuracies"  # figures of any metric
+ENDINGS = "", "_before", "_received", "_pooled", "_before_pooled", "_received_pooled"
 USUAL = "curves", "labels"  # where none is asked for
 
 
@@ -20,15 +24,23 @@ def plot(
     figure: str | None = None,
     out: Path | None = None,
     format: str | None = None,
+    metric: str | None = None,
 ) -> str:
     """The command. figure: names with commas, or all; none: curves, and the labels of the first
-    run's clients.
+    run's clients. metric: what curves and dots of clients show; default: each run's main one.
 
     Without out pictures lie in the first run's folder. Returns their paths, and what was left out
     of all. Raises CheckpointError for a run without results, ConfigError for a picture that cannot
     be drawn or written.
     """
     seen, names = load_runs(runs), select_figures(figure) if figure else USUAL
+    if metric:
+        seen = [replace(run, metric=check_metric(run, metric)) for run in seen]
+        if not set(names) & set(OF_METRICS):
+            raise ConfigError(
+                f"plot: --metric {metric}, but {', '.join(names)} shows none; it is for "
+                f"{', '.join(OF_METRICS)}"
+            )
     told = []
     for name in track_drawing(names):
         whose = seen if figure or name == "curves" else seen[:1]
@@ -42,6 +54,20 @@ def plot(
         bare = len(names) == 1 or (not figure and name == "curves")
         told.append(str(look.save(drawing, place(name, seen, out, format, bare))))
     return "\n".join(told)
+
+
+def check_metric(run: Drawn, name: str) -> str:
+    """The metric, as columns have it. ConfigError where the run has no such column."""
+    there = {
+        c.partition("/")[2] for c in run.record.columns if c.startswith(("clients/", "rounds/"))
+    }
+    bases = metrics(run.record)
+    known = [n for base in bases for end in ENDINGS if (n := f"{base}{end}") in there]
+    if name not in known:
+        raise ConfigError(
+            f"plot: --metric: {run.name}: {unknown('metric', name, known, ', '.join(known))}"
+        )
+    return name
 
 
 def track_drawing(names: Sequence[str]) -> Iterator[str]:

@@ -15,10 +15,11 @@ from matplotlib.ticker import NullFormatter
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures import look
 from hpcfed.report.figures.runs import Drawn, short
-from hpcfed.results.columns import column, rounds_with_values, so_far
+from hpcfed.results.columns import main_metric, metric_by_client, so_far, title_metric
 from hpcfed.results.summary import title
 from hpcfed.storage.record import Record
 
+PHASES = {"_before": "before training", "_received": "of received models"}
 FEW = 8  # lines of a panel that have bands; those of more would hide one another
 
 
@@ -29,7 +30,8 @@ class Curve:
     rounds: counted from 1. epochs, traffic: local epochs, bytes down and up so far, mean over all
     clients.
     seconds: virtual ones so far; 0 where none were recorded.
-    mean, std: of the evaluated clients' test accuracy, 0..1; std is that of the population.
+    mean, std: of the evaluated clients' test accuracy, or other metric; std is that of the
+    population, 0 for a pooled metric.
     """
 
     rounds: np.ndarray
@@ -40,12 +42,13 @@ class Curve:
     std: np.ndarray
 
     @classmethod
-    def of(cls, record: Record) -> Curve:
-        t = rounds_with_values(record)
-        accuracy = column(record, "clients/accuracy")[t]  # [E, K]
+    def of(cls, record: Record, metric: str = "") -> Curve:
+        values = metric_by_client(record, metric or main_metric(record))
+        t = np.flatnonzero(np.isfinite(values).any(1))
+        values = values[t]  # [E, K]
         x = {name: values[t] for name, values in so_far(record).items()}
         seconds = x["virtual"] if np.isfinite(x["virtual"]).all() else np.zeros(len(t))
-        mean, std = np.nanmean(accuracy, 1), np.nanstd(accuracy, 1)
+        mean, std = np.nanmean(values, 1), np.nanstd(values, 1)
         return cls(t + 1, x["epochs"], x["bytes"], seconds, mean, std)
 
     @classmethod
@@ -85,12 +88,12 @@ SECONDS = Axis("seconds", "virtual time", "s")
 
 def numbers(runs: Sequence[Drawn]) -> list[Curve]:
     """The curve of each run."""
-    return [Curve.of(run.record) for run in runs]
+    return [Curve.of(run.record, run.shown) for run in runs]
 
 
 def figure(runs: Sequence[Drawn]) -> Figure:
-    """Mean accuracy with a band of one standard deviation over clients, in a panel an axis, a line
-    for each run.
+    """Mean accuracy, or other metric, with a band of one standard deviation over clients, in a
+    panel an axis, a line for each run.
 
     Raises ConfigError where no run has an evaluated round.
     """
@@ -111,7 +114,7 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     for ax, axis in zip(axes, across, strict=True):
         lines(ax, axis, found)
     for ax in axes[::2]:
-        ax.set_ylabel(y(len(found)), fontsize=look.LETTERS)
+        ax.set_ylabel(y(len(found), runs[0].shown), fontsize=look.LETTERS)
     if len(runs) > 1:
         look.legend(drawing, texts)
     else:
@@ -119,13 +122,22 @@ def figure(runs: Sequence[Drawn]) -> Figure:
     return drawing
 
 
-def y(lines: int) -> str:
-    """What stands at the axis of accuracies of a panel with so many lines."""
-    return (
-        "test accuracy,\nmean ± std over clients"
-        if lines <= FEW
-        else "test accuracy,\nmean over clients"
-    )
+def y(lines: int, metric: str) -> str:
+    """What stands at the axis of a metric in a panel with so many lines. metric: as columns have
+    it.
+    """
+    if metric.endswith("_pooled"):
+        return f"test {in_words(metric.removesuffix('_pooled'))},\nall test examples together"
+    over = "mean ± std over clients" if lines <= FEW else "mean over clients"
+    return f"test {in_words(metric)},\n{over}"
+
+
+def in_words(metric: str) -> str:
+    """A metric as columns have it, in words."""
+    for phase, told in PHASES.items():
+        if metric.endswith(phase):
+            return f"{title_metric(metric.removesuffix(phase))} {told}"
+    return title_metric(metric)
 
 
 def lines(
@@ -153,7 +165,7 @@ def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, Any], band: boo
             ax,
             x,
             curve.mean,
-            (curve.mean - curve.std).clip(min=0),
+            (curve.mean - curve.std).clip(min=-1 if (curve.mean < 0).any() else 0),  # kappa
             (curve.mean + curve.std).clip(max=1),
             style,
         )

@@ -21,7 +21,8 @@ from hpcfed.report.figures.runs import Drawn
 def numbers(runs: Sequence[Drawn]) -> list[tuple[Group, Curve]]:
     """Each line, by its panel and label."""
     return [
-        (group, Curve.pool([Curve.of(run.record) for run in group.runs])) for group in groups(runs)
+        (group, Curve.pool([Curve.of(run.record, run.shown) for run in group.runs]))
+        for group in groups(runs)
     ]
 
 
@@ -75,6 +76,6 @@ def over(axis: Axis, found: list[tuple[Group, Curve]]) -> Figure:
         )
         look.head(ax, title)
         if not i % min(3, len(panels)):
-            ax.set_ylabel(curves.y(most), fontsize=look.LETTERS)
+            ax.set_ylabel(curves.y(most, found[0][0].runs[0].shown), fontsize=look.LETTERS)
     look.legend(drawing, texts)
     return drawing

@@ -14,6 +14,7 @@ from hpcfed.core.errors import CheckpointError
 from hpcfed.core.few import count_noun
 from hpcfed.core.paths import unique_names
 from hpcfed.report.cases import data_names, one_skew
+from hpcfed.results.columns import main_metric
 from hpcfed.results.summary import data_name
 from hpcfed.storage import names as files
 from hpcfed.storage import sweep as store
@@ -24,13 +25,20 @@ from hpcfed.storage.record import Record, load
 @dataclass(frozen=True, eq=False)
 class Drawn:
     """One run. name: that of its folder, with as many folders above it as tell it from the other
-    runs.  data: what its data are called among those of the others.
+    runs.  data: what its data are called among those of the others.  metric: what is drawn of it,
+    as columns have it; "": its main one.
     """
 
     name: str
     folder: Path
     record: Record
     data: str = ""
+    metric: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The metric that is drawn, as columns have it: `f1`, `f1_received`, `f1_pooled`."""
+        return self.metric or main_metric(self.record)
 
     @cached_property
     def fields(self) -> dict[str, Any]:

@@ -58,6 +58,7 @@ def render_page(found: Sequence[Shown], absent: Sequence[str] = ()) -> str:
         parts=parts(bool(said)),
         comparison=methods.comparison(found),
         architectures=methods.by_architecture(found, groups),
+        metrics=methods.by_metric(found, groups),
         facts=facts,
         resolution=resolution(found, choices),
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +15,11 @@ from hpcfed.core.few import count_noun
 from hpcfed.report import compare
 from hpcfed.report.cases import SEED, Case, axes
 from hpcfed.report.formats import label_value
-from hpcfed.report.measures import View, measure
+from hpcfed.report.measures import view_of
 from hpcfed.report.page.runs import Shown
 from hpcfed.report.pairs import methods
-from hpcfed.results.columns import architectures, last
+from hpcfed.results.columns import architectures, last, metrics, title_metric
+from hpcfed.results.summary import metric
 from hpcfed.storage.fields import flat
 from hpcfed.storage.record import Record
 
@@ -43,7 +45,8 @@ def comparison(found: Sequence[Shown]) -> Compared:
         known = methods(list(map(case, found)))
         if len(known) < 2:
             return Compared()
-        result = compare.result(known, known[0], View("accuracy", measure("accuracy")))
+        view = view_of(run.record for run in found)
+        result = compare.result(known, known[0], view)
     except ConfigError as error:
         return Compared(why=" ".join(str(error).split()))
     return Compared(result.caption, compare.lines(result), compare.notes(result))
@@ -107,6 +110,37 @@ def architecture_means(record: Record) -> dict[str, float]:
     for kind in dict.fromkeys(kinds.tolist()):
         found[kind] = values[known & (kinds == kind)]
     return {kind: float(rows.mean()) for kind, rows in found.items() if len(rows)}
+
+
+def by_metric(found: Sequence[Shown], groups: Sequence[tuple[str, list[int]]]) -> Lines:
+    """Metrics in the last evaluated round: two lines for each, its mean over clients and what it is
+    over all test examples together; a column for each method, mean over seeds as in
+    `by_architecture`. Nothing where accuracy alone was measured.
+    """
+    measured = [metrics(run.record) for run in found]
+    names = list(dict.fromkeys(name for known in measured for name in known))
+    if names == ["accuracy"]:
+        return []
+    lines = [["metric", *(label for label, _ in groups)]]
+    for name in names:
+        facts = [metric(run.record, name) for run in found]
+        title = title_metric(name)
+        lines.append([f"{title}, mean over clients", *per_group(groups, facts, "mean")])
+        lines.append([f"{title}, pooled", *per_group(groups, facts, "pooled")])
+    return lines
+
+
+def per_group(
+    groups: Sequence[tuple[str, list[int]]], facts: Sequence[dict[str, Any]], key: str
+) -> list[str]:
+    """A cell for each method: of runs in which not all clients have the metric, how many have."""
+    cells = []
+    for _, places in groups:
+        known = [facts[i] for i in places if facts[i][key] is not None]
+        cells.append(over_seeds([fact[key] for fact in known]))
+        if key == "mean" and len({fact["clients"] for fact in known}) == 1:
+            cells[-1] += f", {count_noun(known[0]['clients'], 'client')}"
+    return cells
 
 
 def over_seeds(means: Sequence[float]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.config.metrics import METRICS
 from hpcfed.results.summary import summary_statistics
 from hpcfed.storage.columns import PHASES
 
@@ -22,8 +23,8 @@ def numbers(row: Row, architectures: list[str]) -> dict[str, float]:
     """Those of a round that are known, by name.
 
     accuracy/mean, std, min, max: over clients, 0..1; accuracy_of/A: mean over those of architecture
-    A.  traffic: bytes of all clients in the round.  phases: seconds, mean over ranks.  memory:
-    bytes, the most of any rank so far.
+    A.  metrics: other ones, means over clients.  traffic: bytes of all clients in the round.
+    phases: seconds, mean over ranks.  memory: bytes, the most of any rank so far.
     architectures: of each client, or what the row's clients/architecture counts.
     """
     accuracy, kinds = np.asarray(row["clients/accuracy"]), np.array(architectures)
@@ -39,6 +40,11 @@ def numbers(row: Row, architectures: list[str]) -> dict[str, float]:
     }
     found |= {
         name: mean(row.get(f"clients/{column}", np.zeros(0))) for name, column in CLIENTS.items()
+    }
+    found |= {
+        f"metrics/{name}": mean(row[f"clients/{name}"])
+        for name in METRICS
+        if name != "accuracy" and f"clients/{name}" in row
     }
     found |= {f"traffic/{way}": float(np.nansum(row[f"clients/{way}"])) for way in ("down", "up")}
     found |= {

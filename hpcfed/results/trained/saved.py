@@ -20,7 +20,7 @@ from hpcfed.config.load import again
 from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import from_tree, on_device
-from hpcfed.federation.federation import Federation
+from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.models.assign import assign
 from hpcfed.models.trained import About, Trained, assemble_model
 from hpcfed.results.trained.scoring import OF_NOW, pieces
@@ -192,9 +192,7 @@ def federation(
         costs=[],
         label_counts=sources.partition if known is None else known,
         classes=len(about["classes"]),
-        mean_pixel=about["mean"],
-        std_pixel=about["std"],
+        # nothing takes time here, and no examples but the clients' are used
         profiles=None,
-        public=None,
-        common=None,  # nothing takes time here, and no examples but the clients' are used
+        data=SharedData(None, None, about["mean"], about["std"]),
     )

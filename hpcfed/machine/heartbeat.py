@@ -15,7 +15,7 @@ class Stopped(Exception):
     everywhere = False
 
 
-class Pulse:
+class Heartbeat:
     """A count that grows as long as the rank gets on, and where it is; to keep it costs next to
     nothing.
     """
@@ -25,7 +25,8 @@ class Pulse:
         self.t, self.phase, self.client = 0, "start", ""  # round, phase, the last client in words
         self.exchange = ""  # the last one, in words
         self.done, self.total = 0, 0  # turns of this rank's clients in the round; its clients in it
-        self.look: Callable[[Pulse], None] = lambda pulse: None  # told when a client begins or ends
+        # told when a client begins or ends
+        self.look: Callable[[Heartbeat], None] = lambda heartbeat: None
         self.latest = inf  # monotonic seconds until which a client in hand may be trained on
 
     @property

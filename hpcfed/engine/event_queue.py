@@ -14,7 +14,7 @@ from hpcfed.algorithms.events import Work
 from hpcfed.core import rng
 
 if TYPE_CHECKING:
-    from hpcfed.clients.turnout import Draws
+    from hpcfed.clients.participation import Draws
 
 NAP = 1000  # unlucky draws of a client that is hard to reach, after which it is reached
 
@@ -28,7 +28,7 @@ class Ended:
 
 
 @dataclass(eq=False)
-class Agenda:
+class EventQueue:
     """Jobs that are open, one a client at most.
 
     draws: what becomes of clients.  at_once: how many jobs are open at any time.  seconds: (client,

@@ -49,7 +49,7 @@ class Entry:
     """
 
     turns: list[Turn] = field(default_factory=list)
-    before: tuple[float, ...] | None = None
+    before: tuple[Any, ...] | None = None
     failures: dict[int, tuple[str, str]] = field(default_factory=dict)  # kind, of WHY, and message
 
     def encode(self) -> np.ndarray:
@@ -68,8 +68,10 @@ class Entry:
         )
 
 
-class Journal:
-    """The entries of one rank's clients, and the clients of all ranks that have left the round."""
+class ReplayLog:
+    """Turns that are done: an entry for each of a rank's clients, and the clients of all ranks that
+    have left the round.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}

@@ -20,7 +20,7 @@ Traffic = Callable[[int], tuple[int, int]]  # client -> bytes down and up of one
 
 
 @dataclass(frozen=True)
-class Turnout:
+class Participation:
     """reports: clients in id order.  partial: epochs (or steps) of those that do not do all.  lost:
     clients that received and worked, by the examples that they worked through, but dropped out,
     failed or would be too late.
@@ -30,7 +30,7 @@ class Turnout:
     partial: dict[int, int] = field(default_factory=dict)
     lost: dict[int, float] = field(default_factory=dict)
 
-    def without(self, failed: Container[int], draws: Draws) -> Turnout:
+    def without(self, failed: Container[int], draws: Draws) -> Participation:
         """The same, where these clients fail when all their work is done: they are lost too."""
         gone = {k: self.partial.get(k, draws.full) for k in self.reports if k in failed}
         lost = {k: float(draws.examples(k, amount)) for k, amount in gone.items()}
@@ -75,9 +75,9 @@ class Draws:
         g = rng.stream(self.seed, "dropout", t, k)
         return g.random() if g.random() < self.system.dropout else None
 
-    def turnout(
+    def participation(
         self, t: int, cohort: Sequence[int], partial: dict[int, int], keep: bool, traffic: Traffic
-    ) -> Turnout:
+    ) -> Participation:
         """What becomes of a cohort whose clients can all be reached.
 
         partial: stragglers, and the epochs or steps they do.  keep: partial work counts; else
@@ -85,7 +85,7 @@ class Draws:
         with local epochs or steps and the announced traffic; what a method computes beyond these
         takes time, but makes nobody late.
         """
-        found = Turnout(partial=dict(partial))
+        found = Participation(partial=dict(partial))
         for k in (k for k in cohort if keep or k not in partial):
             amount, share = partial.get(k, self.full), self.dropout(t, k)
             fits = amount if self.system.deadline is None else self.fits(k, amount, traffic(k))

@@ -1,0 +1,117 @@
+"""Metrics of a run beyond accuracy: of each client, and pooled over the test examples of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfed.engine.record import Row
+from hpcfed.training import metrics
+from hpcfed.training.metrics import Answers
+
+if TYPE_CHECKING:
+    from hpcfed.federation.federation import Federation
+    from hpcfed.training.evaluate import Score
+
+Numbers = tuple[float, ...]  # one a metric of `Metrics.names`
+Scores = dict[int, "Score"]  # by client
+Measured = dict[int, tuple[Numbers, Answers]]  # by client, in the order of their ids
+
+
+class Metrics:
+    """What all ranks know of the answers to test examples: all of them, so that pooled metrics have
+    the same bits for any ranks.
+
+    A client that is not trained again keeps its score, and so its answers are kept: 2 bytes for
+    each test example of up to 256 classes, 6 of two classes, 9 of survival times. Phases are the
+    endings of columns: "_before", "_received", and "" for clients' own models.
+    """
+
+    def __init__(self, fed: Federation):
+        self.fed = fed
+        self.names = tuple(name for name in fed.data.metrics if name != "accuracy")
+        if set(self.names) - {"c_index"}:
+            metrics.import_library()
+        self.last: Measured = {}  # of each client that was not trained since
+
+    def gather(self, phases: Mapping[str, Scores]) -> dict[str, Measured]:
+        """All ranks' scores, by phase, with the metrics of each client; collective.
+
+        Nothing travels where accuracy alone is measured.
+        """
+        if not self.names:
+            return {phase: {} for phase in phases}
+        mine: dict[int, dict[str, tuple[Numbers, Answers]]] = {}
+        with self.fed.clock("evaluate"):
+            for phase, scores in phases.items():
+                for k, score in scores.items():
+                    if score.answers is not None:
+                        numbers = metrics.compute(self.names, score.answers)
+                        mine.setdefault(k, {})[phase] = (numbers, score.answers)
+        every = self.fed.comm.gather(mine)
+        return {
+            phase: {k: found[phase] for k, found in every.items() if phase in found}
+            for phase in phases
+        }
+
+    def update(self, new: Measured, stale: np.ndarray) -> None:
+        """Keep what was measured of clients' own models until these train again. stale: [K]."""
+        known = {k: one for k, one in (self.last | new).items() if not stale[k]}
+        self.last = dict(sorted(known.items()))
+
+    def row(self, ids: np.ndarray, phases: Mapping[str, Measured]) -> Row:
+        """Columns: of each of these clients, [n], and pooled over those that have answers."""
+        row: Row = {}
+        for phase, measured in phases.items():
+            there = [k for k in ids.tolist() if k in measured]
+            table = np.full((len(ids), len(self.names)), np.nan)
+            if there:
+                table[np.isin(ids, there)] = [measured[k][0] for k in there]
+            pooled = self.pool([measured[k][1] for k in there])
+            for i, name in enumerate(self.names):
+                row[f"clients/{name}{phase}"] = table[:, i]
+                row[f"rounds/{name}{phase}_pooled"] = pooled[i]
+        return row
+
+    def pool(self, answers: list[Answers]) -> Numbers:
+        """The metrics of all these clients' examples together."""
+        if not self.names or not answers:
+            return tuple(float("nan") for _ in self.names)
+        with self.fed.clock("evaluate"):
+            return metrics.compute(self.names, metrics.concat(answers))
+
+    def to_tree(self) -> dict[str, Any]:
+        """What a checkpoint keeps, each name's arrays in one; nothing where nothing is known."""
+        if not self.last:
+            return {}
+        numbers, answers = zip(*self.last.values(), strict=True)
+        sizes = [len(next(iter(one.values()))) for one in answers]
+        about = {
+            "ids": np.array([*self.last]),
+            "sizes": np.array(sizes),
+            "numbers": np.array(numbers),
+        }
+        return {"answers": about | {"of": metrics.concat(answers)}}
+
+    def from_tree(self, tree: Mapping[str, Any]) -> None:
+        """Go on from what `to_tree` gave; older checkpoints have nothing."""
+        self.last = {}
+        if "answers" not in tree:
+            return
+        about = tree["answers"]
+        ends = np.cumsum(about["sizes"])[:-1]
+        parts = {name: np.split(np.array(of), ends) for name, of in about["of"].items()}
+        for i, k in enumerate(about["ids"].tolist()):
+            answers = {name: of[i] for name, of in parts.items()}
+            self.last[k] = (tuple(about["numbers"][i].tolist()), answers)
+
+
+def pooled_accuracy(accuracy: np.ndarray, sizes: np.ndarray) -> float:
+    """Share of correct answers over the test examples of all clients that have an accuracy. [n]
+    each.
+    """
+    known = np.isfinite(accuracy)
+    right = np.rint(accuracy[known] * sizes[known]).sum()
+    return float(right / sizes[known].sum()) if known.any() else float("nan")

@@ -1,0 +1,79 @@
+"""What a run tells of its rounds: results on disk, progress on the terminal, logs of others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpcfed.core.errors import WriteError
+from hpcfed.storage.results import FINAL, Results
+
+if TYPE_CHECKING:
+    from hpcfed.engine.rounds import Rounds
+    from hpcfed.engine.survival.recover import Course
+    from hpcfed.report.progress import Progress
+    from hpcfed.report.sinks.logs import Logs
+
+
+class Output:
+    """The records of a run. results, log: on rank 0, None elsewhere."""
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        results: Results | None,
+        progress: Progress,
+        log: Logs | None,
+        course: Course,
+    ) -> None:
+        self.rounds, self.results, self.progress, self.log = rounds, results, progress, log
+        self.course = course
+
+    def begin(self) -> None:
+        """Let it be seen that the run goes on, however long the first round takes."""
+        if self.results and not self.results.rounds:
+            self.write()
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Record the round that is done."""
+        if not self.results:
+            return
+        self.results.append(row)
+        self.write()
+        self.progress.round(self.rounds.t, row)
+        if self.log:
+            self.log.round(self.rounds.t, row)
+
+    def add_final(self, final: dict[str, Any]) -> None:
+        """Record what followed the last round, apart from the rounds."""
+        if self.results and final:
+            self.results.arrays |= {f"{FINAL}/{name}": column for name, column in final.items()}
+
+    def write(self) -> None:
+        """Bring results to the disk; what it refuses is written with a later round."""
+        assert self.results is not None
+        self.course.check()
+        try:
+            self.results.write()
+        except WriteError as error:
+            if self.rounds.fed.job.checkpoint.required:
+                raise
+            self.rounds.fed.warnings.say(
+                f"warning: {error}\n"
+                "  results stay in memory, and are written as soon as that can be done"
+            )
+
+    def finish(self, ended: str) -> str:
+        """One result file, without a journal beside it, that says how the run ended; collective.
+
+        Returns why the disk refused that, "" if not.
+        """
+        return self.rounds.fed.comm.bcast(self._finish(ended) if self.results else "")
+
+    def _finish(self, ended: str) -> str:
+        assert self.results is not None
+        self.results.header["ended"] = ended
+        try:
+            self.results.finish()
+        except WriteError as error:
+            return str(error)
+        return ""

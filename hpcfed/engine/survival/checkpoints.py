@@ -1,0 +1,88 @@
+"""When a run is saved, and what follows when the disk refuses."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from hpcfed.engine.survival import saving
+from hpcfed.engine.survival.saver import Saver
+
+if TYPE_CHECKING:
+    from hpcfed.engine.rounds import Rounds
+    from hpcfed.engine.survival.recover import Course
+    from hpcfed.storage.results import Results
+
+
+class Checkpoints:
+    """The checkpoints of a run: on disk by a `saver`, and in the memory of other ranks.
+
+    saved_t: rounds done at the last one that was begun.
+    """
+
+    def __init__(
+        self, rounds: Rounds, folder: Path, results: Results | None, course: Course
+    ) -> None:
+        self.rounds, self.results, self.course = rounds, results, course
+        self.comm, self.wanted = rounds.fed.comm, rounds.fed.job.checkpoint
+        self.saver = Saver(rounds, folder, results, exists=course.saved > 0)
+        self.saved_at, self.saved_t = time.monotonic(), course.saved
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.saver.close()
+
+    def flags(self) -> dict[str, bool]:
+        """What this rank says to the others: save, because of the time (rank 0 decides that); and
+        whether it still writes.
+        """
+        waited, minutes = (time.monotonic() - self.saved_at) / 60, self.wanted.minutes
+        save = bool(minutes) and self.comm.rank == 0 and waited >= minutes
+        return {"save": save, "writing": self.saver.writing}
+
+    def due(self, flags: dict[str, bool]) -> bool:
+        """Whether to save now. flags: what any rank has said."""
+        every = self.wanted.every
+        return flags["stop"] or flags["save"] or bool(every and self.rounds.t % every == 0)
+
+    def save(self) -> None:
+        """Begin a checkpoint, after the one before; collective."""
+        self.settle()
+        self.saver.start()
+        self.saved_at, self.saved_t = time.monotonic(), self.rounds.t
+
+    def save_after_death(self) -> None:
+        """After a death that left copies in memory: what was on its way to the disk then is lost,
+        so begin anew.
+        """
+        if self.comm.lost and self.saved_t < self.rounds.t < self.rounds.fed.job.rounds:
+            self.save()
+
+    def settle(self, needed: bool = False) -> str:
+        """Wait for the checkpoint that is on its way; why it failed, "" if not. WriteError where it
+        is needed.
+        """
+        self.course.check()
+        error = self.saver.finish() if self.saver.pending else ""
+        warnings = self.rounds.fed.warnings
+        if error and (needed or self.wanted.required):
+            raise saving.everywhere(f"{error}\n  {warnings.last_checkpoint}")
+        if error:
+            warnings.say(
+                f"warning: no checkpoint of round {self.saver.about.rounds}: {error}\n"
+                "  the run goes on, and tries again when the next is due; "
+                f"{warnings.last_checkpoint}"
+            )
+        return error
+
+    def copy(self, row: dict[str, Any] | None = None) -> None:
+        """Let the ranks copy what they hold into one another's memory, where they do. row: that of
+        the last round.
+        """
+        if self.course.mirror:
+            rows = self.results.pending_rows() if self.results else {}
+            last = {str(self.rounds.t - 1): row} if row and self.results else {}
+            self.course.mirror.take(self.rounds, rows | last)

@@ -1,0 +1,77 @@
+"""Who takes part in the round that is going on, and how much work each client does."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
+
+from hpcfed.clients.participation import Draws, Participation, Traffic
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.clients.profiles import Profiles
+    from hpcfed.config.job import Job
+    from hpcfed.federation.replay_log import ReplayLog
+    from hpcfed.federation.tallies import Tallies
+
+
+class Participants:
+    """Absence, stragglers, drop-outs and the deadline, drawn as a round begins.
+
+    mine: this rank's clients.  traffic: bytes that the method says a client receives and sends in
+    a round.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        profiles: Profiles,
+        sizes: Sequence[int],
+        mine: Container[int],
+        tallies: Tallies,
+        replay: ReplayLog,
+        traffic: Traffic,
+    ) -> None:
+        self.draws = Draws(job.seed, job.system, job.local, profiles, sizes)
+        self.profiles = profiles  # the clients' devices and network, in virtual time
+        self.lost: dict[int, float] = {}  # clients that will not report, by the examples they did
+        self.partial: dict[int, int] = {}  # epochs or steps of those who do not do all
+        self._mine, self._tallies, self._replay = mine, tallies, replay
+        self._traffic, self._announced = traffic, dict[int, tuple[int, int]]()
+
+    def open(self, t: int) -> None:
+        """Begin round t: nothing has been done or sent, and nobody is lost."""
+        self._tallies.open(t)
+        self.lost, self.partial = {}, {}
+
+    def begin(self, t: int, cohort: list[int], keep_stragglers: bool) -> list[int]:
+        """Begin round t, and draw what becomes of its cohort. Returns the clients that will report.
+
+        A client that is lost received what the method announces, and worked, but sends nothing:
+        that is counted. So it is for a client that has failed in the round (`ReplayLog.left`).
+        """
+        self.open(t)
+        there = [k for k in cohort if self.draws.reachable(t, k)]
+        slow = self.draws.stragglers(t, there)
+        drawn = self.draws.participation(t, there, slow, keep_stragglers, self.announced)
+        now: Participation = drawn.without(self._replay.left, self.draws)
+        self.lost, self.partial = now.lost, now.partial
+        for k, examples in self.lost.items():
+            self.count_lost(k, examples)
+        return now.reports
+
+    def count_lost(self, k: int, examples: float) -> None:
+        """Count what a client that never reports received, and the examples it worked through."""
+        if k in self._mine:
+            self._tallies[k].down += self.announced(k)[0]
+            self._tallies[k].work += examples
+
+    def announced(self, k: int) -> tuple[int, int]:
+        """Bytes that the method says client k receives and sends in one round; asked once."""
+        if k not in self._announced:
+            self._announced[k] = self._traffic(k)
+        return self._announced[k]
+
+    def work(self, client: Client, epochs: int | None = None) -> int:
+        """Epochs (or steps, where the job counts in steps) that the client does in this round."""
+        return epochs or self.partial.get(client.id, self.draws.full)

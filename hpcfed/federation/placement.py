@@ -1,0 +1,66 @@
+"""Which rank has which client, and what goes with a client that moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfed.federation.replay_log import Entry
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Clients
+    from hpcfed.clients.store import ClientStore
+    from hpcfed.comm import Comm
+    from hpcfed.federation.replay_log import ReplayLog
+
+
+class Placement:
+    """The rank of each client, and the parcel in which a client travels: weights, memory, and what
+    it has done in the round.
+
+    ranks: [K].  speeds: of each rank, relative to one another, [R].  costs: estimated work of one
+    epoch of each client, [K].
+    """
+
+    def __init__(
+        self,
+        ranks: list[int],
+        speeds: list[float],
+        costs: Sequence[float],
+        comm: Comm,
+        clients: Clients,
+        store: ClientStore,
+        replay: ReplayLog,
+    ) -> None:
+        self.ranks, self.speeds, self.costs = ranks, speeds, costs
+        self._comm, self._clients, self._store, self._replay = comm, clients, store, replay
+
+    def parcel(self, k: int) -> dict[str, Any]:
+        """All that goes with client k to another rank, or to a checkpoint."""
+        entry = {"round": self._replay.of(k).encode()} if k in self._replay else {}
+        return self._store.parcel(k) | entry
+
+    def has_parcel(self, k: int) -> bool:
+        """Whether client k of this rank keeps anything."""
+        return k in self._store or k in self._replay
+
+    def with_parcel(self) -> set[int]:
+        """The clients of this rank that keep something."""
+        return {*self._store, *self._replay}
+
+    def move(self, k: int, src: int, dst: int) -> None:
+        """Move client k, with its parcel, from one rank to another; collective."""
+        parcel = self._comm.move(self.parcel(k) if k in self._clients else None, src, dst)
+        self._store.forget(k)
+        self._replay.entries.pop(k, None)
+        self.ranks[k] = dst
+        if self._comm.rank == dst:
+            self.restore(k, parcel)  # type: ignore[arg-type]  # it comes to dst
+
+    def restore(self, k: int, parcel: dict[str, Any]) -> None:
+        """Give client k of this rank what its parcel holds."""
+        self._store.put(k, parcel["weights"], parcel["memory"])
+        if "round" in parcel:
+            self._replay.entries[k] = Entry.decode(np.asarray(parcel["round"]))

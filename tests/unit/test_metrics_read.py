@@ -1,0 +1,184 @@
+"""Metrics as readers show them: numbers by hand from a file that nobody ran, and old files without
+any.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import hpcfed
+from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.report.compare import compare
+from hpcfed.report.figures.command import plot
+from hpcfed.report.figures.curves import Curve, y
+from hpcfed.report.measures import measure
+from hpcfed.report.page import methods
+from hpcfed.report.page.runs import Shown
+from hpcfed.report.table import table
+from hpcfed.results import summary
+from hpcfed.results.tables import of_rounds
+from hpcfed.storage.results import Results, load
+from tests.unit.test_table import job
+
+NAN = np.nan
+
+
+def run(folder: Path, seed: int = 0, method: str = "fedavg", add: float = 0.0) -> Path:
+    """Three rounds of two clients; in the last, client 0 has no ROC-AUC."""
+    folder.mkdir(parents=True)
+    names = ["accuracy", "f1", "roc_auc"]
+    about = {"job": job(method, seed=seed), "ranks": 1, "architectures": ["mlp", "cnn"]}
+    results = Results(folder, about | {"ended": "finished", "metrics": names}, {})
+    rows = [
+        ([0.2, 0.4], [0.6, 0.8], 0.1),
+        ([0.5, 0.7], [0.5, 0.9], 0.3),
+        ([0.4, 0.6], [NAN, 0.7], 0.5),
+    ]
+    for f1, auc, pooled in rows:
+        results.append(
+            {
+                "clients/accuracy": np.array([0.8, 0.9]),
+                "clients/cohort": np.ones(2),
+                "clients/f1": np.array(f1) + add,
+                "clients/f1_received": np.array(f1) / 2,
+                "clients/roc_auc": np.array(auc),
+                "rounds/accuracy_pooled": 0.85,
+                "rounds/f1_pooled": pooled + add,
+                "rounds/f1_received_pooled": pooled / 5,
+                "rounds/roc_auc_pooled": 0.75,
+                "rounds/seconds": 2.0,
+            }
+        )
+    results.finish()
+    return folder
+
+
+def old(folder: Path) -> Path:
+    """A file of before there were metrics."""
+    folder.mkdir(parents=True)
+    about = {"job": job(), "ranks": 1, "architectures": ["mlp", "cnn"], "ended": "finished"}
+    results = Results(folder, about, {})
+    for _ in range(3):
+        results.append({"clients/accuracy": np.array([0.5, 0.7]), "clients/cohort": np.ones(2)})
+    results.finish()
+    return folder
+
+
+def test_the_summary_has_each_metric_of_clients_and_pooled(tmp_path: Path):
+    found = summary.facts(load(run(tmp_path / "run")))["metrics"]
+    assert [*found] == ["accuracy", "f1", "roc_auc"]
+    f1, auc = found["f1"], found["roc_auc"]
+    assert (f1["mean"], f1["pooled"], f1["clients"]) == (0.5, 0.5, 2)
+    assert f1["received"] == {"mean": 0.25, "std": pytest.approx(0.05), "pooled": 0.1}
+    assert f1["best"]["round"] == 2
+    assert (auc["mean"], auc["clients"], auc["pooled"]) == (0.7, 1, 0.75)
+    assert json.dumps(found)
+
+
+def test_the_summary_says_how_many_clients_have_no_value(tmp_path: Path):
+    console = Console(width=120, record=True)
+    console.print(summary.render(load(run(tmp_path / "run"))))
+    text = " ".join(console.export_text().split())
+    assert "ROC-AUC 0.7000 - 1, 1 have none 0.7500" in text
+    assert "F1 0.5000 0.1000 2 0.5000" in text
+
+
+def test_an_old_file_has_accuracy_alone(tmp_path: Path):
+    path = old(tmp_path / "run")
+    found = summary.facts(load(path))
+    assert [*found["metrics"]] == ["accuracy"] and found["metrics"]["accuracy"]["pooled"] is None
+    assert hpcfed.load(path).metrics == ["accuracy"]
+    assert methods.by_metric([Shown("a", load(path))], [("a", [0])]) == []
+    assert "not recorded" in table([path], metric="f1")
+
+
+def test_a_run_gives_its_metrics_as_arrays(tmp_path: Path):
+    found = hpcfed.load(run(tmp_path / "run"))
+    assert found.metrics == ["accuracy", "f1", "roc_auc"]
+    assert found.metric("f1").shape == (3, 2) and found.metric("f1_pooled").tolist() == [
+        0.1,
+        0.3,
+        0.5,
+    ]
+    with pytest.raises(CheckpointError, match="no column 'clients/kappa'"):
+        found.metric("kappa")
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [
+        ("last", (0.5, pytest.approx(0.1))),
+        ("best", (0.6, pytest.approx(0.1))),
+        ("received", (0.25, pytest.approx(0.05))),
+        ("last:2", (pytest.approx(0.55), pytest.approx(0.1))),
+        ("pooled", (0.5, None)),
+        ("received_pooled", (0.1, None)),
+        ("pooled:2", (0.4, None)),
+        ("pooled:4", (None, None)),
+        ("final_pooled", (None, None)),
+    ],
+)
+def test_a_measure_is_of_the_metric_that_is_asked_for(value: str, want: tuple, tmp_path: Path):
+    assert measure(value, "f1").of(load(run(tmp_path / "run"))) == want
+
+
+def test_a_metric_is_refused_where_it_is_unknown_or_no_part_of_the_value():
+    with pytest.raises(ConfigError, match=r"--metric: no metric 'f2'(.|\n)*valid: accuracy, "):
+        measure("last", "f2")
+    for value in ("down", "accuracy"):
+        with pytest.raises(ConfigError, match=f"--metric f1, but --value {value}"):
+            measure(value, "f1")
+    with pytest.raises(ConfigError, match="--value: no value 'f1'"):
+        measure("f1")
+
+
+def test_table_and_compare_show_the_metric(tmp_path: Path):
+    runs = [run(tmp_path / f"a{s}", s) for s in range(3)]
+    runs += [run(tmp_path / f"b{s}", s, "fedprox", add=0.1) for s in range(3)]
+    text = table(runs, metric="f1", value="pooled")
+    assert text.startswith(
+        "Test F1 after the last round, over the test examples of all clients tog"
+    )
+    assert "0.5000" in text and "0.6000" in text
+    text = compare(runs, metric="f1", format="csv").splitlines()
+    assert [float(cell) for cell in text[1].split(",")[2:5]] == pytest.approx([0.6, 0.5, 0.1])
+
+
+def test_curves_are_of_the_metric_that_is_asked_for(tmp_path: Path):
+    path = run(tmp_path / "run")
+    curve = Curve.of(load(path), "f1_pooled")
+    assert curve.mean.tolist() == [0.1, 0.3, 0.5] and not curve.std.any()
+    assert Curve.of(load(path), "f1").mean.tolist() == pytest.approx([0.3, 0.6, 0.5])
+    assert y(1, "f1_pooled") == "test F1,\nall test examples together"
+    assert y(1, "f1_received") == "test F1 of received models,\nmean ± std over clients"
+    told = plot([path], "curves,accuracies", metric="f1", out=tmp_path / "f1.png")
+    assert all(Path(line).exists() for line in told.splitlines())
+
+
+def test_a_metric_that_a_run_has_not_or_a_figure_does_not_show_is_refused(tmp_path: Path):
+    path = run(tmp_path / "run")
+    with pytest.raises(ConfigError, match="run: no metric 'kappa'"):
+        plot([path], metric="kappa")
+    with pytest.raises(ConfigError, match="--metric f1, but seconds shows none"):
+        plot([path], "seconds", metric="f1")
+    with pytest.raises(ConfigError, match="give --metric f1"):
+        plot([path], "accuracies", metric="f1_pooled")
+
+
+def test_the_page_has_two_lines_a_metric(tmp_path: Path):
+    runs = [Shown(name, load(run(tmp_path / name, s))) for s, name in enumerate("ab")]
+    lines = methods.by_metric(runs, [("fedavg", [0, 1])])
+    assert lines[0] == ["metric", "fedavg"] and len(lines) == 1 + 2 * 3
+    assert lines[3] == ["F1, mean over clients", "0.5000 ± 0.0000 (2 seeds), 2 clients"]
+    assert lines[4] == ["F1, pooled", "0.5000 ± 0.0000 (2 seeds)"]
+    assert lines[5][1].endswith("1 client")
+
+
+def test_rounds_as_a_table_have_mean_deviation_and_pooled(tmp_path: Path):
+    rows = of_rounds(load(run(tmp_path / "run")))
+    assert rows["f1"].tolist() == pytest.approx([0.3, 0.6, 0.5])
+    assert rows["f1_std"].tolist() == pytest.approx([0.1] * 3)
+    assert rows["f1_pooled"].tolist() == [0.1, 0.3, 0.5]
