@@ -6,6 +6,7 @@ one of PAGES.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import commands
 import fields
 import figures
 import methods
+import notebooks
 import registries
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -31,6 +33,8 @@ PAGES = {
     "figures.md": figures.page,
     "extend/hooks.md": api.page,
     "algorithms/index.md": methods.index,
+    "notebooks/first.md": partial(notebooks.page, "first"),
+    "notebooks/own.md": partial(notebooks.page, "own"),
 }
 PICTURES = {"pictures/demo.png": "benchmarks/results/demo/curves.png"}
 

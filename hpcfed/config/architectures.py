@@ -5,6 +5,7 @@ family a file in `hpcfed.models`, imported only when one of its models is built.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hpcfed.core import own, registry
 from hpcfed.core.errors import ConfigError
@@ -28,6 +29,13 @@ class Entry(registry.Entry):
         if self.text or vocabulary:
             return self.text and vocabulary > 0 and len(shape) == 1
         return self.least is None or (len(shape) == 3 and min(shape[1:]) >= self.least)
+
+
+class OwnEntry(Entry):
+    """A model of a user's own."""
+
+    def load(self) -> Any:
+        return own.load("models.mix", self.target, "module:function")
 
 
 def _henn(i: int, line: str, least: int) -> Entry:
@@ -94,7 +102,7 @@ def find(name: str) -> Entry:
     if ":" not in name:
         return registry.find("model", name, MODELS)
     own.load("models.mix", name, "module:function")
-    return Entry(name, "a model of your own")
+    return OwnEntry(name, "a model of your own")
 
 
 def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:

@@ -71,6 +71,8 @@ def test_every_command_of_the_readme_works(desk):
             "-np 15" in command
         ):  # the paper's own setting: checked with data that need no download, not run
             done = shell(f"{command} --dry-run --data.name digits", desk)
+        elif command == "hpcfed run":
+            done = shell(f"HPCFED_ROUNDS=1 {command}", desk)
         elif "hpcfed sweep" in command:
             done = shell(f"{command} {SHORT}", desk)
         else:
