@@ -52,6 +52,16 @@ DATASETS = {  # a target is called as function(name, root, download, text) and r
         "Synthetic(alpha, beta): a population of any size, 10 classes, 60 features; no download",
         "li2020",
     ),
+    "utd-mhad": Entry(
+        "hpcfed.data.utd_mhad:load",
+        "27 actions of 8 people, 645 + 216; accelerometer, gyroscope, skeleton",
+        "chen2015",
+    ),
+    "health-records": Entry(
+        "hpcfed.data.records:load",
+        "made as FedCovid describes its own: 29 states, 5,006 + 1,520 patients; no download",
+        "wang2022",
+    ),
     "sentiment140": Entry(
         "hpcfed.data.sentiment140:load",
         "tweets, negative or positive, 1,600,000 + 359, tokens",
