@@ -38,18 +38,19 @@ class Shapes(tuple[Modality, ...]):
 
 
 def read_shape(stored: Sequence[Any]) -> tuple[int, ...]:
-    """The shape of one example as JSON has it: whole numbers, or a row of name, shape and
-    vocabulary for each modality.
+    """The shape of one example as JSON has it: whole numbers, or name, shape and vocabulary of each
+    modality.
     """
-    if stored and not isinstance(stored[0], int):
-        return cast(Any, Shapes(Modality(name, tuple(s), v) for name, s, v in stored))
+    if stored and isinstance(stored[0], Mapping):
+        rows = (Modality(**part | {"shape": tuple(part["shape"])}) for part in stored)
+        return cast(Any, Shapes(rows))
     return tuple(stored)
 
 
 def write_shape(shape: tuple[int, ...]) -> list[Any]:
     """What `read_shape` reads."""
     if isinstance(shape, Shapes):
-        return [[name, list(s), v] for name, s, v in shape]
+        return [part._asdict() | {"shape": list(part.shape)} for part in shape]
     return list(shape)
 
 

@@ -19,7 +19,7 @@ from hpcfed.core.errors import CheckpointError, DamagedError
 from hpcfed.core.extras import import_extra
 from hpcfed.core.paths import regular
 from hpcfed.core.registry import refuse_import
-from hpcfed.core.shapes import Shapes, read_numbers, read_shape, write_shape
+from hpcfed.core.shapes import Modality, Shapes, read_numbers, read_shape, write_shape
 from hpcfed.models import scores
 from hpcfed.models.trained import KINDS, About, Trained, assemble_model
 
@@ -98,12 +98,13 @@ def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if name in ("mean", "std") and isinstance(value, dict):
             yield from ((name, row) for row in value.values())
-        elif name == "shape" and isinstance(value, list) and value and isinstance(value[0], list):
+        elif name == "shape" and isinstance(value, list) and value and isinstance(value[0], dict):
             for part in value:
-                if not (len(part) == 3 and isinstance(part[0], str)):
+                if not (isinstance(part, dict) and set(part) == set(Modality._fields)):
                     raise DamagedError(f"shape holds {part!r}")
-                yield name, part[1]
-                yield "vocabulary", part[2]
+                yield "counted", part["name"]  # a text, as that is
+                yield name, part["shape"]
+                yield "vocabulary", part["vocabulary"]
         else:
             yield name, value
 
