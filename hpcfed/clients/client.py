@@ -87,16 +87,16 @@ class Shard:
     def resident(self) -> Any:
         """All inputs [n, *shape] on the device; copied there at the first use."""
         if self._resident is None:
-            self._resident = each(
-                self.x, lambda x: torch.from_numpy(x[self.rows]).to(self.device)
-            )
+            self._resident = each(self.x, lambda x: torch.from_numpy(x[self.rows]).to(self.device))
         return self._resident
 
 
 def concat_shards(shards: Sequence[Shard]) -> Shard:
     """The examples of several shards, one after the other."""
     first = copy(shards[0])
-    if any(not same(s.x, first.x) for s in shards):  # a population's clients have memory of their own
+    if any(
+        not same(s.x, first.x) for s in shards
+    ):  # a population's clients have memory of their own
         made = [each(s.x, lambda x, s=s: x[s.rows]) for s in shards]
         if isinstance(first.x, Mapping):
             joined = {name: np.concatenate([m[name] for m in made]) for name in first.x}
@@ -109,9 +109,7 @@ def concat_shards(shards: Sequence[Shard]) -> Shard:
     else:
         first.rows = np.concatenate([s.rows for s in shards])
     first.labels = np.concatenate([s.labels for s in shards])
-    first._resident = (
-        None if first.device.type == "cpu" else join(s.resident for s in shards)
-    )
+    first._resident = None if first.device.type == "cpu" else join(s.resident for s in shards)
     return first
 
 

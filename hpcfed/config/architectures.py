@@ -24,7 +24,7 @@ class Entry(registry.Entry):
     vocabulary).
     stem: its body is a row of layers of which the first run apart (`hpcfed.models.model.stem`).
     modal: it takes several modalities, and nothing else; the target is called as function(shapes,
-    d, modal), with `Shapes` and a `Modal`.
+    d, kinds), with the `Shapes` of those that it has encoders for and the encoder of each by name.
     """
 
     least: int | None = None
@@ -38,7 +38,6 @@ class Entry(registry.Entry):
         if self.text or vocabulary:
             return self.text and vocabulary > 0 and len(shape) == 1
         return self.least is None or (len(shape) == 3 and min(shape[1:]) >= self.least)
-
 
     @property
     def own(self) -> bool:
@@ -185,9 +184,7 @@ MODELS: dict[str, Entry] = {
         "makhija2022",
         text=True,
     ),
-    "concat": _fusion(
-        "concat", "an encoder for each modality, features side by side", "feng2023"
-    ),
+    "concat": _fusion("concat", "an encoder for each modality, features side by side", "feng2023"),
     "mean": _fusion("mean", "an encoder for each modality, mean of features", "ouyang2023"),
     "attention": _fusion(
         "attention", "an encoder for each modality, attention over all steps", "feng2023"
@@ -225,9 +222,7 @@ def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
         entry = find(base)
         if at and (entry.text or entry.modal):
             why = "its gates are not cut" if entry.text else "its encoders are not cut"
-            raise ConfigError(
-                f"model {base} has no sub-models, for {why}; set models.widths = [1]"
-            )
+            raise ConfigError(f"model {base} has no sub-models, for {why}; set models.widths = [1]")
         if entry.modal and isinstance(shape, Shapes):
             parse_modal(base).kinds(shape)
         if not entry.takes(shape, vocabulary):

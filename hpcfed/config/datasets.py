@@ -54,7 +54,7 @@ DATASETS = {  # a target is called as function(name, root, download, text) and r
     ),
     "utd-mhad": Entry(
         "hpcfed.data.utd_mhad:load",
-        "27 actions of 8 people, 645 + 216; accelerometer, gyroscope, skeleton",
+        "27 actions of 8 people, 648 + 213; accelerometer, gyroscope, skeleton",
         "chen2015",
     ),
     "health-records": Entry(

@@ -83,7 +83,7 @@ class Data(Part):
     wrong_labels: Share = 0.0
     """Share of each client's training examples, drawn, whose label is another class, drawn too."""
     missing_labels: Share = 0.0
-    """Share of each client's training examples, drawn, that have no label: they are not trained on."""
+    """Share of each client's training examples, drawn, that have no label and are not used."""
     partition_file: FileName | None = None
     """Load the partition from this file instead of drawing it."""
     train_limit: PositiveInt | None = None

@@ -1,7 +1,7 @@
 """Inputs as data sets store them, made ready for models.
 
-The inputs of a batch are one tensor or, where the data have several modalities, a dict of tensors by
-modality, [B, ...] each. What has to know the difference stands here.
+The inputs of a batch are one tensor or, where the data have several modalities, a dict of tensors
+by modality, [B, ...] each. What has to know the difference stands here.
 """
 
 from __future__ import annotations

@@ -63,8 +63,10 @@ def assign(
         if settings.clients == "all":
             return names
         g = stream(seed, "modalities", k)
-        return options[g.choice(len(options), p=weight / weight.sum())] if options else some(
-            names, settings.rate, g
+        return (
+            options[g.choice(len(options), p=weight / weight.sum())]
+            if options
+            else some(names, settings.rate, g)
         )
 
     own = tuple(map(one, range(clients)))
@@ -79,7 +81,9 @@ def assign(
 
 def some(names: Set, rate: float, g: np.random.Generator) -> Set:
     """Each of these with probability `rate`; where that is none, one of them."""
-    kept = tuple(name for name, draw in zip(names, g.random(len(names)), strict=True) if draw < rate)
+    kept = tuple(
+        name for name, draw in zip(names, g.random(len(names)), strict=True) if draw < rate
+    )
     return kept or (names[g.integers(len(names))],)
 
 

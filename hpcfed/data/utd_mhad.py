@@ -65,9 +65,7 @@ def load(name: str, root: Path, *_: object) -> DataSet:
     if not test.any() or test.all():
         raise DataError(f"{name}: {root} has no sequences of trial {TEST}, or only those")
     both = Split({m: np.ascontiguousarray(v, np.float32) for m, v in x.items()}, y, subject)
-    return several(
-        name, both.take(~test), both.take(test), CLASSES, own_tests=True
-    )
+    return several(name, both.take(~test), both.take(test), CLASSES, own_tests=True)
 
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -98,7 +96,9 @@ def read_hdf5(path: Path) -> Arrays:
             )
     y = check.labels(y, n, f"{path}: labels")
     check.below(y, len(CLASSES), f"{path}: labels")
-    subject, trial = (check.labels(v, n, f"{path}: {w}") for v, w in ((subject, "subject"), (trial, "trial")))
+    subject, trial = (
+        check.labels(v, n, f"{path}: {w}") for v, w in ((subject, "subject"), (trial, "trial"))
+    )
     return inertial.transpose(0, 2, 1), skeleton.transpose(0, 2, 3, 1), y, subject, trial
 
 

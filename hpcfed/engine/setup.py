@@ -97,7 +97,6 @@ def load(job: Job, comm: Comm, name: str) -> DataSet | None:
     first = comm.local_rank == 0
     text = Text(job.data.vocabulary, job.data.tokens)
 
-
     def read() -> DataSet:
         data = datasets.load(name, job.data.root, job.data.download, text)
         if name == job.data.name:

@@ -74,7 +74,7 @@ def build(
     else:
         if isinstance(shape, Shapes):
             modal = parse_modal(base)
-            body = target(modal.shapes(shape), d, modal._replace(only=()))
+            body = target(modal.shapes(shape), d, modal.kinds(shape))
         else:
             body = target(shape, d, *([vocabulary] if vocabulary else []))
         model = Model(body, Head(values(shape) if base == "logistic" else d, classes, relu_head))

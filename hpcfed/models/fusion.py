@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from hpcfed.config.architectures import Modal
 from hpcfed.core.shapes import Shapes
 from hpcfed.models.encoders import STEP, Encoders, encoder, stacked
 
@@ -79,8 +78,8 @@ class Fusion(nn.Module):
         return self.out(self.fusion(self.encoders(x), self.encoders.names)).relu()
 
 
-def _body(shapes: Shapes, d: int, modal: Modal, fusion: type[nn.Module]) -> nn.Module:
-    return Fusion(fusion, shapes, modal.kinds(shapes), d)
+def _body(shapes: Shapes, d: int, kinds: dict[str, str], fusion: type[nn.Module]) -> nn.Module:
+    return Fusion(fusion, shapes, kinds, d)
 
 
 concat = partial(_body, fusion=Concat)
