@@ -184,6 +184,12 @@ MODELS: dict[str, Entry] = {
         "makhija2022",
         text=True,
     ),
+    "lstm-char": Entry(
+        "hpcfed.models.lstm:lstm_char",
+        "LEAF's model for characters, 2 LSTM of d units",
+        "caldas2018",
+        text=True,
+    ),
     "concat": _fusion("concat", "an encoder for each modality, features side by side", "feng2023"),
     "mean": _fusion("mean", "an encoder for each modality, mean of features", "ouyang2023"),
     "attention": _fusion(

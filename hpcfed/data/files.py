@@ -125,7 +125,7 @@ def _read_hdf5(path: Path) -> File:
     named = train.users is not None and (test is None or test.users is not None)
     if np.shape(own_tests) or own_tests not in (0, 1) or (own_tests and not named):
         raise DataError(
-            f"{path}: attribute own_tests is {str(own_tests):.50}; store 1 where both splits name "
+            f"{path}: attribute own_tests is {own_tests!s:.50}; store 1 where both splits name "
             f"their users, else leave it away"
         )
     return File(train, test, names, vocabulary, vocabularies, task, bool(own_tests))

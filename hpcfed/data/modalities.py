@@ -137,7 +137,7 @@ def labelled(
 
 
 def check_idle(data: DataSet, settings: Settings) -> None:
-    """ConfigError where a job says something of modalities, and the data have inputs of one kind."""
+    """ConfigError where a job says something of modalities, and inputs are of one kind."""
     usual = type(settings)()
     for name in (*Settings.__annotations__, "encoders"):
         value = getattr(settings, name)

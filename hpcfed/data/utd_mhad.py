@@ -24,11 +24,34 @@ INERTIAL, SKELETON = 128, 48  # steps in time
 JOINTS = 20
 SUBJECTS, TRIALS, TEST = 8, 4, 4  # TEST: the trial that is for tests
 CLASSES = (
-    "swipe left,swipe right,wave,clap,throw,arm cross,basketball shoot,draw X,"
-    "draw circle (clockwise),draw circle (counter clockwise),draw triangle,bowling,boxing,"
-    "baseball swing,tennis swing,arm curl,tennis serve,push,knock,catch,pickup and throw,jog,walk,"
-    "sit to stand,stand to sit,lunge,squat"
-).split(",")
+    "swipe left",
+    "swipe right",
+    "wave",
+    "clap",
+    "throw",
+    "arm cross",
+    "basketball shoot",
+    "draw X",
+    "draw circle (clockwise)",
+    "draw circle (counter clockwise)",
+    "draw triangle",
+    "bowling",
+    "boxing",
+    "baseball swing",
+    "tennis swing",
+    "arm curl",
+    "tennis serve",
+    "push",
+    "knock",
+    "catch",
+    "pickup and throw",
+    "jog",
+    "walk",
+    "sit to stand",
+    "stand to sit",
+    "lunge",
+    "squat",
+)
 FILE = "utd_mhad.h5"
 FOLDERS = ("UTD-MHAD/Inertial", "UTD-MHAD/Skeleton")
 NAME = re.compile(r"a(\d+)_s(\d+)_t(\d+)_inertial\.mat")

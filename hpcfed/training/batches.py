@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hpcfed.clients.client import Paired, Shard
 from hpcfed.core import rng

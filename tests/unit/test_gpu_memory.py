@@ -11,6 +11,7 @@ from torch import nn
 from hpcfed import models
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.shapes import Modality, Shapes
 from hpcfed.engine import memory, run, setup
 from hpcfed.engine.memory import (
     CONTEXT,
@@ -24,7 +25,6 @@ from hpcfed.engine.memory import (
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import world
 from hpcfed.machine.faults import MemoryFault
-from hpcfed.core.shapes import Modality, Shapes
 from hpcfed.models import MODELS
 from hpcfed.training import engines
 from hpcfed.training.local import LocalSteps

@@ -23,9 +23,8 @@ from hpcfed.models import build
 from hpcfed.models.cost import work
 from hpcfed.models.files import check_about, flat
 from hpcfed.results.trained.export import models
-from hpcfed.results.trained.saved import Saved, from_newest
 from hpcfed.results.trained.probe import make
-from tests.contract import toy
+from hpcfed.results.trained.saved import Saved, from_newest
 from tests.contract.models import saved_run
 from tests.contract.test_methods_on_modalities import folder, write
 from tests.unit.test_datasets import shared
