@@ -74,6 +74,12 @@ def check_modalities(job: Job) -> None:
                 f"modalities.{name} = {value} has no effect without modalities.{wants}; leave it "
                 f"away, or set that"
             )
+    for name in ("least", "missing_labels"):
+        if (value := getattr(job.data, name)) and job.data.partition_file:
+            raise ConfigError(
+                f"data.{name} = {value} has no effect on a partition that is read; leave it away, "
+                f"or data.partition_file"
+            )
     if m.clients == "listed" and not m.sets:
         raise ConfigError(
             "modalities.clients = 'listed' needs modalities.sets, as ['audio', 'audio+video']"
