@@ -27,10 +27,17 @@ def assign(
         return kinds
     known: dict[tuple[str, tuple[str, ...]], str] = {}  # one object for all clients
     for kind, own in zip(kinds, held, strict=True):
-        first, plus, proxy = kind.partition("+")
-        name = kind if own == modalities else f"{first}[{'&'.join(own)}]{plus}{proxy}"
+        name = kind if own == modalities else with_modalities(kind, own)
         known.setdefault((kind, own), name)
     return tuple(known[pair] for pair in zip(kinds, held, strict=True))
+
+
+def with_modalities(name: str, modalities: Sequence[str]) -> str:
+    """The name of this architecture with encoders of these modalities alone; of a pair the client's
+    own model.
+    """
+    first, plus, proxy = without_modalities(name).partition("+")
+    return f"{first}[{'&'.join(modalities)}]{plus}{proxy}"
 
 
 def without_modalities(name: str) -> str:

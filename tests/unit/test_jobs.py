@@ -13,7 +13,12 @@ from hpcfed.config.load import load
 from hpcfed.storage.fields import flat
 
 JOBS = Path(__file__).parents[2] / "jobs"
-OTHER = {"common", "methods", "fedhenn", "natural"}  # folders of jobs that are no cell of the tables
+OTHER = {
+    "common",
+    "methods",
+    "fedhenn",
+    "natural",
+}  # folders of jobs that are no cell of the tables
 FULL = sorted(
     str(p.relative_to(JOBS))
     for p in JOBS.rglob("*.toml")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hpcfed
+from hpcfed.clients.client import Shard, concat_shards
 from hpcfed.config.parts import Modalities
 from hpcfed.core.errors import ConfigError, DamagedError, DataError
 from hpcfed.core.inputs import prepare
@@ -20,6 +21,7 @@ from hpcfed.data import modalities, records, utd_mhad
 from hpcfed.data.datasets import load
 from hpcfed.data.record import Split, from_arrays, several, to_arrays
 from hpcfed.models import build
+from hpcfed.models.assign import with_modalities, without_modalities
 from hpcfed.models.cost import work
 from hpcfed.models.files import check_about, flat
 from hpcfed.results.trained.export import models
@@ -258,6 +260,28 @@ def test_utd_mhad_is_read_from_the_authors_files_and_brought_to_one_length(tmp_p
     (tmp_path / "UTD-MHAD/Skeleton/a2_s3_t1_skeleton.mat").write_bytes(b"no")
     with pytest.raises(DataError, match="a2_s3_t1_skeleton.mat: cannot be read"):
         utd_mhad.load("utd-mhad", tmp_path)
+
+
+def test_a_shard_gives_its_modalities_alone_and_two_are_joined_where_they_have_the_same():
+    x = {"a": np.arange(6.0).reshape(6, 1), "b": -np.arange(12.0).reshape(6, 2)}
+    y, cpu = np.arange(6) % 2, torch.device("cpu")
+    one, other = (Shard(x, y, np.array(rows), cpu, ["b"]) for rows in ([1, 3], [4]))
+    assert one.modalities == ("b",) and one.values == 2
+    given, labels = one.batch(np.array([1, 0]))
+    assert given["b"].tolist() == [[-6, -7], [-2, -3]] and labels.tolist() == [1, 1]
+    assert one.resident["b"].tolist() == [[-2, -3], [-6, -7]]
+    both = concat_shards([one, other])
+    assert both.x["b"] is x["b"] and both.rows.tolist() == [1, 3, 4]
+    copied = Shard({"b": x["b"].copy()}, y, np.array([0]), cpu)
+    joined = concat_shards([one, copied])
+    assert joined.x["b"].tolist() == [[-2, -3], [-6, -7], [0, -1]]
+    assert joined.rows.tolist() == [0, 1, 2] and joined.labels.tolist() == [1, 1, 0]
+
+
+def test_a_models_name_says_for_which_modalities_it_has_encoders():
+    assert with_modalities("concat(a=gru)", ("a", "b")) == "concat(a=gru)[a&b]"
+    assert with_modalities("concat[a&b]+mean", ("b",)) == "concat[b]+mean"
+    assert without_modalities("concat(a=gru)[a&b]+mean") == "concat(a=gru)+mean"
 
 
 def test_data_that_are_not_there_say_which_files_are_expected_where(tmp_path: Path):

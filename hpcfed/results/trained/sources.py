@@ -45,9 +45,21 @@ class Sources:
 
     def held(self, names: tuple[str, ...]) -> modalities.Held:
         """Which client has which of these modalities of the data, as the run drew it."""
-        job = self.job
-        natural = lambda k: modalities.present(self.data.train, self.shares.train[k])  # noqa: E731
-        return modalities.assign(names, job.modalities, job.clients, job.seed, natural)
+        job, known = self.job, self._held
+        if names not in known:
+            known[names] = modalities.assign(
+                names,
+                job.modalities,
+                job.clients,
+                job.seed,
+                lambda k: modalities.present(self.data.train, self.shares.train[k]),
+            )
+        return known[names]
+
+    @cached_property
+    def _held(self) -> dict[tuple[str, ...], modalities.Held]:
+        """What `held` has found."""
+        return {}
 
     @cached_property
     def partition(self) -> Partition | Synthetic:
