@@ -92,22 +92,16 @@ class Shard:
 
 
 def concat_shards(shards: Sequence[Shard]) -> Shard:
-    """The examples of several shards, one after the other."""
+    """The examples of several shards, one after the other; all have the same modalities."""
     first = copy(shards[0])
-    if any(
-        not same(s.x, first.x) for s in shards
-    ):  # a population's clients have memory of their own
-        made = [each(s.x, lambda x, s=s: x[s.rows]) for s in shards]
-        if isinstance(first.x, Mapping):
-            joined = {name: np.concatenate([m[name] for m in made]) for name in first.x}
-        else:
-            joined = np.concatenate(made)
-        first.x, first.rows = (
-            joined,
-            np.arange(sum(map(len, shards))),
-        )
-    else:
+    if all(same(s.x, first.x) for s in shards):
         first.rows = np.concatenate([s.rows for s in shards])
+    else:  # a population's clients have memory of their own
+        if isinstance(first.x, Mapping):
+            first.x = {m: np.concatenate([s.x[m][s.rows] for s in shards]) for m in first.x}
+        else:
+            first.x = np.concatenate([s.x[s.rows] for s in shards])
+        first.rows = np.arange(sum(map(len, shards)))
     first.labels = np.concatenate([s.labels for s in shards])
     first._resident = None if first.device.type == "cpu" else join(s.resident for s in shards)
     return first

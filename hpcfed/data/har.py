@@ -40,7 +40,8 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
         if not download:
             raise missing(name, root)
         fetch(name, root)
-    return several(name, *(read(root / FOLDER, part) for part in ("train", "test")), CLASSES)
+    train, test = (read(root / FOLDER, part) for part in ("train", "test"))
+    return several(name, train, test, CLASSES)
 
 
 def missing(name: str, root: Path) -> DataError:

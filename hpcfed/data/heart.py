@@ -32,6 +32,8 @@ FILE = "heart_disease.h5"
 COLUMNS, USED = 13, 10
 KINDS = {2: (1, 2, 3, 4), 6: (0, 1, 2)}  # columns that are kinds: chest pain, electrocardiogram
 TEST = 0.34
+PARTS = ("train", "test")
+Part = tuple[np.ndarray, np.ndarray, np.ndarray]  # features, labels, hospitals
 TIMEOUT = 60.0  # seconds without a byte before a download is given up
 
 
@@ -51,17 +53,18 @@ def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
         if not all(os.path.exists(root / file) for file in FILES):
             raise missing(name, root)
         rows = [read(root / file) for file in FILES]
-    train, test = [], []
-    for hospital, table in enumerate(rows):
-        for into, part in zip((train, test), prepare(table, hospital), strict=True):
-            into.append(part)
-    splits = [
-        Split(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-        for parts in (train, test)
-    ]
-    width = splits[0].x.shape[1]
+    parts = [prepare(table, hospital) for hospital, table in enumerate(rows)]
+    train, test = (join([part[which] for part in parts]) for which in (0, 1))
+    width = train.x.shape[1]
     still = (0.0,) * width, (1.0,) * width  # each hospital's are standardised by its own
-    return DataSet(name, *splits, ("absent", "present"), *still, task="binary", own_tests=True)
+    classes = ("absent", "present")
+    return DataSet(name, train, test, classes, *still, task="binary", own_tests=True)
+
+
+def join(parts: list[Part]) -> Split:
+    """The examples of all hospitals."""
+    x, y, hospital = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return Split(x, y, hospital)
 
 
 def missing(name: str, root: Path) -> DataError:
@@ -121,10 +124,6 @@ def read_hdf5(path: Path) -> list[np.ndarray]:
     check.below(hospital, len(HOSPITALS), f"{path}: hospital")
     table = np.concatenate([x.astype(np.float64), y[:, None]], 1)
     return [table[hospital == k] for k in range(len(HOSPITALS))]
-
-
-PARTS = ("train", "test")
-Part = tuple[np.ndarray, np.ndarray, np.ndarray]  # features, labels, hospitals
 
 
 def prepare(table: np.ndarray, hospital: int) -> tuple[Part, Part]:

@@ -48,7 +48,9 @@ def femnist(name: str, root: Path, *_: object) -> DataSet:
         labels = check.labels(np.array(y), len(y), f"{root / name}: y")
         check.below(labels, len(FEMNIST), f"{root / name}: y")
         splits.append(Split(images, labels, users))
-    return DataSet(name, *splits, FEMNIST, *moments(splits[0].x), own_tests=True)
+    train, test = splits
+    mean, std = moments(train.x)
+    return DataSet(name, train, test, FEMNIST, mean, std, own_tests=True)
 
 
 def shakespeare(name: str, root: Path, *_: object) -> DataSet:
@@ -71,7 +73,10 @@ def shakespeare(name: str, root: Path, *_: object) -> DataSet:
             raise DataError(f"{root / name}: a y is one character; run LEAF's script again")
         splits.append(known(codes(x), codes(y)[:, 0], users))
     classes = tuple("newline" if c == "\n" else "space" if c == " " else c for c in ALPHABET)
-    return DataSet(name, *splits, classes, (), (), len(ALPHABET) + 1, task="next", own_tests=True)
+    train, test = splits
+    return DataSet(
+        name, train, test, classes, (), (), len(ALPHABET) + 1, task="next", own_tests=True
+    )
 
 
 def codes(texts: list[str]) -> np.ndarray:

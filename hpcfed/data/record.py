@@ -141,8 +141,8 @@ def several(
         there = train.present.get(part)
         known = x if there is None or not there.any() else x[there]
         mean[part], std[part] = ((), ()) if tokens[part] else moments(known)
-    splits = [fill_absent(split, mean) for split in (train, test)]
-    return DataSet(name, *splits, tuple(classes), mean, std, 0, tokens, **facts)
+    train, test = fill_absent(train, mean), fill_absent(test, mean)
+    return DataSet(name, train, test, tuple(classes), mean, std, 0, tokens, **facts)
 
 
 def fill_absent(split: Split, mean: Mapping[str, Sequence[float]]) -> Split:

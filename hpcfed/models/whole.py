@@ -82,7 +82,9 @@ def arguments(
             f"`class {target.__name__}(nn.Module):`"
         )
     several = isinstance(shape, Shapes)
-    given: Any = {part.name: part.shape for part in shape} if several else shape  # type: ignore[union-attr]
+    given: Any = shape
+    if isinstance(shape, Shapes):
+        given = {part.name: part.shape for part in shape}
     values: dict[str, Any] = {
         **dict.fromkeys(SHAPE, given),
         **dict.fromkeys(D, d),

@@ -160,7 +160,7 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
     }
 
 
-def inputs(entry: Any) -> Mapping[str, tuple[int, ...]]:
+def inputs(entry: Any) -> Mapping[str, Any]:
     """The shapes for which a model's size is given, by label."""
     return SENSES if entry.modal else TEXTS if entry.text else IMAGES
 
