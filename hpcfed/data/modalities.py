@@ -50,7 +50,7 @@ def assign(
     """Which client has which, the same on any number of ranks.
 
     names: those of the data.  natural: those that client k's own examples have.
-    Raises ConfigError for a set that names others.
+    Raises ConfigError for a set that names others, and for a natural client that has none.
     """
     options = [parse(text, names) for text in settings.sets]
     weight = np.array(settings.shares or [1.0] * len(options))
@@ -59,7 +59,12 @@ def assign(
         if settings.clients == "listed":
             return options[k % len(options)]
         if settings.clients == "natural":
-            return natural(k)
+            if not (own := natural(k)):
+                raise ConfigError(
+                    f"client {k} has none of {', '.join(names)} in its training examples; use "
+                    f"more modalities (modalities.use), or leave its users out"
+                )
+            return own
         if settings.clients == "all":
             return names
         g = stream(seed, "modalities", k)
