@@ -22,6 +22,7 @@ from hpcfed.algorithms.base import Method, RoundBased
 from hpcfed.algorithms.events import EventBased
 from hpcfed.core import own
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.inputs import count
 from hpcfed.core.params import Mean
 
 OURS = {"hpcfed", "pydantic", "builtins", "abc", "typing"}  # whose classes are not the user's
@@ -406,8 +407,8 @@ def scores(fed: Any, x: Any, made: Any) -> str:
     """What `predictor`'s function returns of inputs x."""
     if not isinstance(made, Tensor) or made.dim() != 2 or not made.is_floating_point():
         return "return scores of the classes, [n, C], as client.model(x) does"
-    if tuple(made.shape) != (len(x), fed.classes):
-        return f"return scores of the classes, here {[len(x), fed.classes]}"
+    if tuple(made.shape) != (count(x), fed.classes):
+        return f"return scores of the classes, here {[count(x), fed.classes]}"
     return ""
 
 

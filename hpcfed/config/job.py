@@ -26,7 +26,17 @@ from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_switch
 from hpcfed.config.messages import PREFIX, Layer, origin
-from hpcfed.config.parts import Checkpoint, Data, Local, Log, Models, Part, Run, Training
+from hpcfed.config.parts import (
+    Checkpoint,
+    Data,
+    Local,
+    Log,
+    Modalities,
+    Models,
+    Part,
+    Run,
+    Training,
+)
 from hpcfed.config.system import System
 from hpcfed.core import own
 from hpcfed.core.registry import Entry
@@ -128,6 +138,7 @@ class Job(BaseSettings):
     """The method and its own parameters (`hpcfed show NAME`)."""
     models: Models = Models()
     data: Data = Data()
+    modalities: Modalities = Modalities()
     local: Local = Local()
     training: Training = Training()
     system: System = System()

@@ -17,6 +17,7 @@ from rich.text import Text
 from hpcfed.config.methods import ALGORITHMS, KINDS, by_kind, kind_of
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.registry import Entry
+from hpcfed.core.shapes import Modality, Shapes
 from hpcfed.core.tables import table, terminal
 from hpcfed.report.references import bibtex
 
@@ -36,6 +37,9 @@ IMAGES = {
     "3x32x32": (3, 32, 32),
 }  # what a model's size and cost are given for,
 TEXTS = {"32 tokens": (32,)}  # one for texts with so many
+SENSES = {  # and one for several modalities
+    "3x128 + 3x128": Shapes([Modality("accelerometer", (3, 128)), Modality("gyroscope", (3, 128))])
+}
 VOCABULARY = 10_000  # different tokens
 CLASSES = 10
 INDENT = 4  # characters before what a parameter means
@@ -174,6 +178,11 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
     }
 
 
+def inputs(entry: Any) -> Mapping[str, Any]:
+    """The shapes for which a model's size is given, by label."""
+    return SENSES if entry.modal else TEXTS if entry.text else IMAGES
+
+
 def model(name: str, entry: Any) -> dict[str, Any]:
     """A model's parameters and multiply-adds of one forward pass, by input; computes shapes
     only.
@@ -185,7 +194,7 @@ def model(name: str, entry: Any) -> dict[str, Any]:
 
     sizes = {}
     vocabulary = VOCABULARY if entry.text else 0
-    for label, shape in (TEXTS if entry.text else IMAGES).items():
+    for label, shape in inputs(entry).items():
         with torch.device("meta"):
             count = sum(
                 p.numel() for p in build(name, shape, CLASSES, vocabulary=vocabulary).parameters()

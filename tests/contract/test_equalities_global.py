@@ -93,7 +93,7 @@ def test_fedopt_averages_batch_statistics_and_does_not_adapt_them():
 def test_fedrs_with_alpha_0_does_not_move_the_rows_of_classes_that_a_client_lacks():
     rounds = toy.start(Serial(), toy.job("fedrs", "--models.mix", "mlp", "--algorithm.alpha", "0"))
     fed, client = rounds.fed, rounds.fed.clients[1]  # has class 2 alone
-    fed.begin(0, [1], False)
+    fed.participation.begin(0, [1], False)
     sent = rounds.algorithm.local(fed, client, rounds.state, 0).parts[0].value
     for name in ("head.weight", "head.bias"):
         moved = (sent[name] != rounds.state[name]).reshape(toy.CLASSES, -1)
@@ -105,7 +105,7 @@ def test_fedrs_is_evaluated_with_plain_logits():
     rounds = toy.start(Serial(), toy.job("fedrs", "--models.mix", "mlp", "--algorithm.alpha", "0"))
     client = rounds.fed.clients[1]
     x = torch.zeros(2, *toy.SHAPE)
-    scores = rounds.algorithm.predict(rounds.fed, client, rounds.state, x)
+    scores = rounds.algorithm.predictor(rounds.fed, client, rounds.state)(x)
     assert torch.equal(scores, client.model(x))
 
 
@@ -123,7 +123,7 @@ def test_feddane_of_one_client_is_fedprox(mu: str):
 def test_feddanes_gradients_leave_the_received_model_as_it_is():
     rounds = toy.start(Serial(), toy.job("feddane", "--models.mix", "small"))
     fed, client = rounds.fed, rounds.fed.clients[4]
-    fed.begin(0, [4], False)
+    fed.participation.begin(0, [4], False)
     rounds.algorithm.send_gradient(fed, client, rounds.state, 0)
     assert toy.differences(client.params(), rounds.state) == []  # statistics too
 

@@ -41,6 +41,8 @@ class Job:
     shards_per_client: int = 2
     spread: float = 1.0
     halve: float = 0.0
+    least: int = 0
+    missing_labels: float = 0.0
     train_limit: int | None = None
     test_share: float = 0.3
     public: int = 0

@@ -21,6 +21,7 @@ from hpcfed.config.load import again
 from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import from_tree, on_device
+from hpcfed.core.shapes import Shapes, read_numbers, read_shape, write_shape
 from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.models.assign import assign
 from hpcfed.models.trained import About, Trained, assemble_model
@@ -148,12 +149,13 @@ def inputs(header: dict[str, Any], sources: Sources) -> dict[str, Any]:
     if not (known := header.get("inputs")):
         data = sources.data
         known = {
-            "shape": data.train.x.shape[1:],
+            "shape": write_shape(data.shape),
             "mean": data.mean,
             "std": data.std,
             "vocabulary": data.vocabulary,
         }
-    rows = {name: tuple(known[name]) for name in ("shape", "mean", "std")}
+    rows: dict[str, Any] = {name: read_numbers(known[name]) for name in ("mean", "std")}
+    rows["shape"] = read_shape(known["shape"])
     fixed = {"vocabulary": known["vocabulary"], "classes": tuple(header["classes"])}
     return {**rows, **fixed, "d": models.d, "relu_head": models.relu_head}
 
@@ -168,10 +170,13 @@ def federation(
     """A federation of one rank that has these clients, for what a method says of models; nothing is
     trained or sent.
     """
-    kinds, known = assign(job), found.arrays.get("label_counts")
+    shape, known = about["shape"], found.arrays.get("label_counts")
+    several = shape.names if isinstance(shape, Shapes) else ()
+    held = () if job.modalities.encoders == "all" else sources.held(several).own
+    kinds = assign(job, several, held)
     store = ClientStore(
         job.seed,
-        about["shape"],
+        shape,
         len(about["classes"]),
         job.models.d,
         job.models.relu_head,
