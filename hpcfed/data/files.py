@@ -164,7 +164,7 @@ def _raw_modalities(path: Path, file: Nodes, part: str) -> Raw:
     arrays = {name: _values(path, file, f"{place}/{name}") for name in names}
     there = {
         name: _values(path, file, f"{part}/present/{name}")
-        for name in file.get(f"{part}/present", ())
+        for name in (file[f"{part}/present"] if f"{part}/present" in file else ())
     }
     for name in there:
         if name not in arrays:

@@ -1,5 +1,7 @@
 """Methods that distil: what they become in neutral settings, and what must hold of what travels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -283,7 +285,8 @@ def test_fedets_small_models_are_fedavgs_where_no_layer_goes_over():
 def fedet_targets(*logits: tuple[float, ...]) -> torch.Tensor:
     """What Fed-ET's student learns of one example on which its clients have these logits."""
     rounds = begun("fedet")
-    rounds.fed.classes, rounds.fed.public = len(logits[0]), rounds.fed.public.pick(np.arange(1))
+    one = rounds.fed.public.pick(np.arange(1))
+    rounds.fed.classes, rounds.fed.data = len(logits[0]), replace(rounds.fed.data, public=one)
     answers = {k: torch.tensor([z]) for k, z in enumerate(logits)}
     return rounds.algorithm.targets(rounds.fed, answers)[0]
 
