@@ -17,9 +17,6 @@ export OMP_NUM_THREADS := 1
 RUN := $(BIN)/mpirun -np 2 $(BIN)/python -m hpcfed.main
 ONE_LINE := 'import json, sys; print("{run}: {algorithm}, test accuracy {accuracy[mean]:.4f}".format(**json.load(sys.stdin)))'
 
-# Units of which each file takes a second or two.
-QUICK := $(foreach name,params exact rng config partition placement optimisers,tests/unit/test_$(name).py)
-
 BENCH := overhead faster augment startup sums placement ranks clients
 
 .PHONY: help setup demo check test lint docs gallery bench clean
@@ -51,10 +48,10 @@ demo: setup ## 20 clients, four architectures, two ranks: each alone, then FedCl
 	@for run in runs/demo-local runs/demo; do $(BIN)/hpcfed summary $$run --json | $(BIN)/python -c $(ONE_LINE); done
 
 check: lint ## after each change, about a minute: style, types, house rules, golden values, quick units
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/house tests/golden $(QUICK)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m quick
 
-test: .venv/.tests ## install what the tests need, run all of them
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+test: .venv/.tests ## install what the tests need, run all of them, and list the slowest
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=25
 
 lint: .venv/.tests ## check style and types
 	$(BIN)/ruff format --check -q hpcfed tests benchmarks docs setup.py

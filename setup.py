@@ -4,8 +4,25 @@ import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).parent
+FOLDERS = ("benchmarks", "docs", "hpcfed", "jobs", "slurm", "tests")
+FILES = ("*.md", "*.cff", "LICENSE", "Makefile", "constraints.txt", "pyproject.toml", "setup.py")
+
+
+class Source(sdist):
+    """The archive of sources: all that a checkout has, but the measured results."""
+
+    def make_distribution(self) -> None:
+        for folder in FOLDERS:
+            self.filelist.graft(folder)
+        for pattern in FILES:
+            self.filelist.include(pattern)
+        self.filelist.prune("benchmarks/results")
+        self.filelist.global_exclude("*.py[co]")
+        super().make_distribution()
+
 
 setup(
     name="hpcfed",
@@ -39,6 +56,8 @@ setup(
         "scikit-learn>=1.4",  # the digits data set, metrics
         "scipy>=1.11",  # tests of differences; scikit-learn needs it too
         "mpi4py>=4",
+        "tomli-w>=1",  # job files that hpcfed writes
+        "shtab>=1.7",  # completion in shells
     ],
     extras_require={
         "export": ["pandas>=2.2", "pyarrow>=15"],  # frames and Parquet
@@ -66,5 +85,6 @@ setup(
             "selenium>=4.20",
         ],
     },
+    cmdclass={"sdist": Source},
     entry_points={"console_scripts": ["hpcfed = hpcfed.cli:main"]},
 )

@@ -7,8 +7,9 @@ from hpcfed.launch.commands import COMMANDS, Argument, Command
 INTRO = """
 # Commands
 
-A run is `python -m hpcfed.main [JOB.toml ...] [--field value ...]`, under `mpirun` or not; its
-flags are the [fields of a job](job.md). All else is the command `hpcfed`, which needs no MPI.
+A run is `hpcfed run [JOB.toml ...] [--field value ...]`, which is `python -m hpcfed.main` by
+another name, under `mpirun` or not; its flags are the [fields of a job](job.md). No other command
+needs MPI.
 Commands that read runs read result files alone, while a run goes on too.
 
 Exit statuses, of runs and of commands:

@@ -6,6 +6,7 @@ one of PAGES.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import commands
 import fields
 import figures
 import methods
+import notebooks
 import registries
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from hpcfed.algorithms import ALGORITHMS
+from hpcfed.config.methods import by_kind
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -30,6 +33,8 @@ PAGES = {
     "figures.md": figures.page,
     "extend/hooks.md": api.page,
     "algorithms/index.md": methods.index,
+    "notebooks/first.md": partial(notebooks.page, "first"),
+    "notebooks/own.md": partial(notebooks.page, "own"),
 }
 PICTURES = {"pictures/demo.png": "benchmarks/results/demo/curves.png"}
 
@@ -38,7 +43,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the methods' pages into the navigation."""
     pages = [
         {"All methods": "algorithms/index.md"},
-        *({methods.title(n): f"algorithms/{n}.md"} for n in ALGORITHMS),
+        *(
+            {title: [{methods.title(n): f"algorithms/{n}.md"} for n in entries]}
+            for title, entries in by_kind().items()
+        ),
     ]
     config.nav = [
         {t: pages if part == "ALGORITHMS" else part for t, part in entry.items()}

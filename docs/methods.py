@@ -15,7 +15,7 @@ from hpcfed.algorithms import ALGORITHMS
 from hpcfed.algorithms.base import Method
 from hpcfed.algorithms.decentralised.peers import Peers
 from hpcfed.algorithms.events import EventBased
-from hpcfed.core.registry import Entry
+from hpcfed.config.methods import by_kind
 from hpcfed.report.catalogue import ACCEPTS, NEEDS, format_flag_value, keys, parameter
 from hpcfed.report.references import bibtex
 
@@ -42,20 +42,24 @@ def title(name: str) -> str:
 
 
 def lines(name: str) -> list[str]:
-    """The docstring of the method's file."""
-    return import_module(ALGORITHMS[name].load().__module__).__doc__.strip().splitlines()
+    """The docstring of the method's file: what it is, in one line, and the lines after that."""
+    text = import_module(ALGORITHMS[name].load().__module__).__doc__.strip()
+    first, _, rest = text.partition("\n\n")
+    return [" ".join(first.split()), *rest.splitlines()]
 
 
 def index() -> str:
     """The page of all methods."""
-    rows = [row(name, entry, entry.load()()) for name, entry in ALGORITHMS.items()]
-    return joined(
-        INDEX, table(HEAD, sorted(rows, key=lambda cells: list(MODELS.values()).index(cells[2])))
+    parts = (
+        (f"## {title[0].upper()}{title[1:]}", table(HEAD, map(row, entries)))
+        for title, entries in by_kind().items()
     )
+    return joined(INDEX, *(text for part in parts for text in part))
 
 
-def row(name: str, entry: Entry, own: Method) -> tuple[str, ...]:
-    """One method in the table of all."""
+def row(name: str) -> tuple[str, ...]:
+    """One method in the table of its kind."""
+    entry, own = ALGORITHMS[name], ALGORITHMS[name].load()()
     needs = ", ".join(NEEDS[need] for need in own.needs)
     return f"[{title(name)}]({name}.md)", prose(entry.line), MODELS[own.accepts], needs, time(own)
 

@@ -114,6 +114,7 @@ def models() -> str:
 def architecture(name: str, entry: Entry) -> str:
     """One model: its text, what it takes, how large it is."""
     takes = "texts" if entry.text else "inputs of any shape"
+    takes = "data with several modalities" if entry.modal else takes
     takes = f"images of at least {entry.least} x {entry.least} pixels" if entry.least else takes
     sizes = model(name, entry)["sizes"].items()
     rows = ((s, f"{n['parameters']:,}", f"{n['multiply_adds']:,}") for s, n in sizes)

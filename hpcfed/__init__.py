@@ -1,12 +1,13 @@
 """hpcfed: federated learning with different models on different clients, on a cluster.
 
-For whoever reads results: `load`, `load_model`. For a method of your own, in one line:
+For a run from a script or notebook: `run`, and the errors that it raises. For whoever reads
+results: `load`, `load_model`. For a method of your own, in one line:
 `from hpcfed import Mean, Params, RoundBased, losses, rng, sgd`. What is not used is not imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from hpcfed.algorithms.events import EventBased
     from hpcfed.clients.client import Client, Paired
     from hpcfed.core import rng
+    from hpcfed.core.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        DivergedError,
+        HpcfedError,
+        StoppedError,
+    )
     from hpcfed.core.params import Mean, Params
     from hpcfed.federation.federation import Federation
     from hpcfed.models.trained import Trained
@@ -26,9 +35,14 @@ if TYPE_CHECKING:
     from hpcfed.training.local import LocalSteps, sgd
 
 __all__ = [
+    "CheckpointError",
     "Client",
+    "ConfigError",
+    "DataError",
+    "DivergedError",
     "EventBased",
     "Federation",
+    "HpcfedError",
     "LocalSteps",
     "Mean",
     "Paired",
@@ -37,6 +51,7 @@ __all__ = [
     "Run",
     "Share",
     "State",
+    "StoppedError",
     "Trained",
     "__version__",
     "infer",
@@ -44,12 +59,18 @@ __all__ = [
     "load_model",
     "losses",
     "rng",
+    "run",
     "sgd",
 ]
 PLACES = {  # of the names above that are imported when they are asked for
+    "CheckpointError": "hpcfed.core.errors",
     "Client": "hpcfed.clients.client",
+    "ConfigError": "hpcfed.core.errors",
+    "DataError": "hpcfed.core.errors",
+    "DivergedError": "hpcfed.core.errors",
     "EventBased": "hpcfed.algorithms.events",
     "Federation": "hpcfed.federation.federation",
+    "HpcfedError": "hpcfed.core.errors",
     "LocalSteps": "hpcfed.training.local",
     "Mean": "hpcfed.core.params",
     "Paired": "hpcfed.clients.client",
@@ -58,6 +79,7 @@ PLACES = {  # of the names above that are imported when they are asked for
     "Run": "hpcfed.results.run",
     "Share": "hpcfed.algorithms.base",
     "State": "hpcfed.algorithms.base",
+    "StoppedError": "hpcfed.core.errors",
     "Trained": "hpcfed.models.trained",
     "infer": "hpcfed.training",
     "losses": "hpcfed.training",
@@ -75,6 +97,43 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def run(
+    job: str | Path | Sequence[str | Path] | Mapping[str, Any] | None = None,
+    *,
+    ranks: int = 1,
+    resume: bool | str | Path = False,
+    launcher: str = "",
+    **fields: Any,
+) -> Run:
+    """Run a job from a script or notebook; its results, as `load` gives them.
+
+    job: path of a job file, several of which the later win, or a dict of a job's tables; None: the
+    embedded job.
+    ranks: 1 computes in this process; more are started by mpirun, or by `launcher`, on this
+    machine. The bits of the results are the same, and those of the command.
+    resume: True goes on with the run that this job has begun, and begins it where there is none; a
+    path goes on with that run.
+    fields: of the job, over all others, as flags of the command: `rounds=20`,
+    `algorithm={"name": "fedprox", "mu": 0.1}`, `data={"alpha": 0.1}`. Where a job has a name, the
+    thing itself may stand: `algorithm=Mine(mu=0.1)`, an object or a class; `model=build`, a
+    function or class, or a list of them, for `models.mix`; `data=(x, y)`,
+    `(x, y, x_test, y_test)`, or a dict or object with the names of an .npz file, `users_train` (the
+    natural client of each example) among them. Arrays are written once to the folder of data
+    (`data.root`), as arrays-HASH.npz, so that the command can go on with the run. What a script or
+    notebook defines, other processes cannot import: with ranks > 1 it must come from a file.
+
+    `quiet=True` prints nothing but warnings.
+
+    Ctrl-C raises KeyboardInterrupt when the run is saved; `resume=True` goes on. Torch's settings,
+    random generators and signal handlers are as before when the call returns. Raises HpcfedError:
+    ConfigError, DataError, DivergedError, CheckpointError, or StoppedError where the run was
+    stopped from outside.
+    """
+    from hpcfed.launch import python  # here: `hpcfed list` runs nothing
+
+    return python.run(job, ranks=ranks, resume=resume, launcher=launcher, **fields)
 
 
 def load(run: str | Path) -> Run:

@@ -1,4 +1,5 @@
-"""The console command `hpcfed`: looks things up and reads result files; never needs MPI.
+"""The console command `hpcfed`: runs a job, looks things up and reads result files. Only `hpcfed
+run` under a launcher needs MPI.
 
 A command is one function and one line in `hpcfed.launch.commands`, which names its arguments. The
 function returns what is
@@ -12,11 +13,23 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcfed.core.errors import HpcfedError, escape_unprintable, format_error, plain, printable
 from hpcfed.core.version import __version__
 from hpcfed.launch.commands import COMMANDS
+
+FIRST = """\
+hpcfed run: no job is given, so the embedded one runs. 20 clients hold scanned digits of
+scikit-learn, about 72 each, and some digits more than others; they have four different small
+models. With FedClassAvg they share nothing but the classifier, for 80 rounds.
+"""
+NEXT = """
+Next:
+  hpcfed run --algorithm.name local       the same clients, each alone
+  hpcfed compare {ours} {other}
+  hpcfed plot {ours} {other} -o curves.png"""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -50,16 +63,25 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _options(words: Sequence[str] | None) -> dict[str, Any]:
     """The command and the values of its arguments."""
+    given = list(sys.argv[1:] if words is None else words)
+    if given[:1] == ["run"]:  # all its words are the run's own, --help among them
+        own_folder()
+        return {"command": "run", "words": given[1:]}
     parser = _parser()
     known, others = parser.parse_known_args(words)
     if COMMANDS[known.command].fields:
-        sys.path.insert(
-            0, ""
-        )  # methods and models of one's own, in the folder where one starts, as with python -m
+        own_folder()
         return {**vars(known), "words": others}
     if others:
         parser.error(f"{known.command}: unrecognized arguments: {' '.join(others)}")
     return vars(known)
+
+
+def own_folder() -> None:
+    """Let methods and models of one's own be found in the folder where one starts, as with python
+    -m.
+    """
+    sys.path.insert(0, "")
 
 
 class Parser(ArgumentParser):
@@ -71,7 +93,8 @@ class Parser(ArgumentParser):
 
 def _parser() -> ArgumentParser:
     parser = Parser(
-        "hpcfed", description="Look up what a job can name; read what runs have written."
+        "hpcfed",
+        description="Run a job; look up what it can name; read what runs have written.",
     )
     parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -87,6 +110,55 @@ def _parser() -> ArgumentParser:
         for names, options in command.arguments:
             sub.add_argument(*names, **options)
     return parser
+
+
+def run(words: Sequence[str]) -> int:
+    """The command `hpcfed run`: a run, as `python -m hpcfed.main` does it; its exit status. Without
+    words it says what it does, and what to try next.
+    """
+    from hpcfed.comm.connect import other_process_reports
+    from hpcfed.main import program  # here: `hpcfed list` runs nothing
+
+    if words or other_process_reports(os.environ):
+        return program(words)
+    print(FIRST, flush=True)
+    status = program([])
+    if not status:
+        print(plain(NEXT.format(ours=first_folder("fedclassavg"), other=first_folder("local"))))
+    return status
+
+
+def first_folder(method: str) -> str:
+    """Where the embedded job puts a run of this method."""
+    from hpcfed.config.load import load
+
+    return str(load(["--algorithm.name", method]).folder)
+
+
+def completion(shell: str) -> str:
+    """The command: a script of this shell, after which Tab completes commands, options, fields and
+    files.
+    """
+    import shtab
+
+    from hpcfed.config.load import load
+    from hpcfed.storage.fields import flat
+
+    fields = [f"--{name.replace('_', '-')}" for name in flat(load([]).plain())]
+    parser = _parser()
+    [commands] = [action for action in parser._actions if action.dest == "command"]
+    parsers: Any = commands.choices
+    for name, sub in parsers.items():
+        own = {option for action in sub._actions for option in action.option_strings}
+        for option in fields if COMMANDS[name].fields else ():
+            if option not in own:
+                sub.add_argument(option)
+        if COMMANDS[name].fields:
+            sub.add_argument("words", nargs="*", type=Path)
+        for action in sub._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE
+    return shtab.complete(parser, shell=shell)
 
 
 def _items(value: Any) -> list[Any]:

@@ -32,11 +32,8 @@ from hpcfed.engine.folder import read_job
 from hpcfed.engine.run import run
 from hpcfed.engine.survival import signals
 from hpcfed.engine.survival.watchdog import Guard
-from hpcfed.machine.faults import out_of_memory
+from hpcfed.machine.faults import ADVICE, out_of_memory
 
-ADVICE = (
-    "make models or data smaller, or give each rank more memory (fewer ranks a node, larger nodes)"
-)
 EARLY = "hpcfed: a rank died before the run began; start it again"
 # seconds; launchers pass on what ranks print a little later, and drop the rest when a rank aborts
 GRACE = 1.0
@@ -151,8 +148,15 @@ def leave(comm: Comm, message: str, status: int) -> None:
     comm.abort(status)
 
 
-if __name__ == "__main__":
+def program(words: Sequence[str] | None = None) -> int:
+    """One run as a program of its own, whose end is the process's: what `python -m hpcfed.main` and
+    `hpcfed run` do. Returns the exit status.
+    """
     # what is imported lasts: not to look at it again saves 0.3 s a rank, most of it at the end
     gc.freeze()
     with signals.of_program():
-        sys.exit(main())
+        return main(words)
+
+
+if __name__ == "__main__":
+    sys.exit(program())

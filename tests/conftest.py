@@ -1,8 +1,19 @@
-"""What holds for all tests: they compute on the CPU. And how several processes share them out: by
-file, those of the virtual cluster to one of them; longest first.
+"""What holds for all tests: they compute on the CPU; which tier they are of; how processes share
+them out.
+
+Tiers, by marker. `quick`: no run of a job, no process; all of house/ and golden/, and the units
+that say so (`make check`). `alone`: starts so many processes that nothing runs beside it. The rest
+has no marker. `make test` runs all.
+
+Several processes take the tests by file, those of the virtual cluster as one, the longest first.
+The contract is taken by method, last: its small parts fill up what is left of the time.
 """
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -11,26 +22,73 @@ import pytest
 # GPU pretends one, or starts a process with a mask of its own.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-FIRST = (
+FIRST = (  # few tests that take long, after which others fill up
     "tests/slurm/",
     "tests/system/",
-    "tests/contract/",
-)  # few tests that take long, after which others fill up
+    "tests/unit/test_chaos_benchmark.py",
+    "tests/attack/",
+    "tests/mpi/",
+    "tests/browser/",
+)
+BY_METHOD = ("tests/contract/test_contract.py", "tests/contract/test_options.py")
+QUICK = ("tests/house/", "tests/golden/")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With `-m quick`, files without a quick test are not even imported."""
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    if config.option.markexpr != "quick" or name.startswith(QUICK) or not name.endswith(".py"):
+        return None
+    return True if "mark.quick" not in collection_path.read_text() else None
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in FIRST])
+    for item in items:
+        if item.nodeid.startswith(QUICK):
+            item.add_marker(pytest.mark.quick)
+    items.sort(
+        key=lambda item: (
+            [not item.nodeid.startswith(folder) for folder in FIRST],
+            item.nodeid.startswith(BY_METHOD),
+        )
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadFileScheduling
 
-    class OneCluster(LoadFileScheduling):
+    class ByFile(LoadFileScheduling):
+        """By file; the virtual cluster as one; the contract by method."""
+
         def _split_scope(self, nodeid: str) -> str:
-            return (
-                "tests/slurm" if nodeid.startswith("tests/slurm/") else super()._split_scope(nodeid)
-            )
+            if nodeid.startswith("tests/slurm/"):
+                return "tests/slurm"
+            if nodeid.startswith(BY_METHOD):
+                file, _, case = nodeid.partition("::")
+                return f"{file}[{case.partition('[')[2]}"
+            return super()._split_scope(nodeid)
 
     config.option.loadscopereorder = False  # which would begin with the files of most tests
-    return OneCluster(config, log)
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # so that no test's time limit counts the wait
+def pytest_runtest_protocol(item, nextitem):
+    others = "PYTEST_XDIST_WORKER" in os.environ
+    alone = item.get_closest_marker("alone") is not None
+    with share_machine(item.config.cache.mkdir("machine"), alone) if others else nullcontext():
+        return (yield)
+
+
+@contextmanager
+def share_machine(folder: Path, alone: bool) -> Iterator[None]:
+    """Inside, a test runs beside those of the other processes, or alone.
+
+    Who waits to be alone holds the gate, so that no other test begins meanwhile.
+    """
+    with open(folder / "gate", "w") as gate, open(folder / "room", "w") as room:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        yield

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 import pytest
 
 from hpcfed.comm.ulfm import SWITCH
+from tests import limits
 
 ROOT = Path(__file__).resolve().parents[1]
 GRACE = 5.0  # seconds that mpirun gets to end its ranks itself
@@ -22,7 +23,7 @@ GRACE = 5.0  # seconds that mpirun gets to end its ranks itself
 def mpirun(
     ranks: int,
     *argv: str,
-    timeout: float = 120,
+    timeout: float = limits.COMMAND,
     env: Mapping[str, str] | None = None,
     check: bool = True,
     cwd: Path | None = None,
@@ -77,7 +78,7 @@ def launcher() -> tuple[str, ...]:
             "or load an MPI module"
         )
     version = subprocess.run(
-        [found, "--version"], capture_output=True, text=True, timeout=60
+        [found, "--version"], capture_output=True, text=True, timeout=limits.COMMAND
     ).stdout
     if "Open MPI" not in version and "Open-MPI" not in version:
         return (found,)  # MPICH and its kin bind nothing and oversubscribe by themselves
@@ -96,7 +97,7 @@ def ulfm() -> tuple[str, ...]:
         capture_output=True,
         text=True,
         env=environment({}),
-        timeout=60,
+        timeout=limits.COMMAND,
     )
     if asked.stdout.strip() != "1":
         pytest.skip("this MPI runtime has no ULFM (Open MPI 5 has): a rank's death ends the run")

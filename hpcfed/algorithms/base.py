@@ -1,9 +1,31 @@
-"""A method as a few hooks; those of RoundBased, a synchronous method, are together FedAvg."""
+"""A method as a few hooks; those of RoundBased, a synchronous method, are together FedAvg.
+
+A run calls the hooks in this order. A method replaces those in which it differs from FedAvg; all
+else stays as it is.
+
+    before the run      refuses     why the job is refused: as a whole, or fields that do nothing
+                        shared      which tensors are exchanged
+                        traffic     bytes of a client in a round
+                        init        what the server starts with
+    round               cohort      who takes part
+      server            round       the whole round, for more than one exchange
+        client          local       one client's round
+                          offer     what of the state it gets
+                          receive   what it makes of that
+                          loss      its objective
+        server          server      the new state from the mean of the uploads
+      evaluation        predictor   with what a client predicts
+                        columns     further numbers of the record
+    after the last one  finish      a last mean, a fine-tuning
+
+`weight`, a client's in the mean, follows from the field `weighting`. Beside hooks a method declares
+what it is: `accepts`, `needs`, `views`, `local_defaults`, `keeps_stragglers`, `keeps_weights`,
+`draws_widths`, `formerly`, as a ClassVar or, where it hangs on an option, a property.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,7 +33,8 @@ from torch import Tensor
 
 from hpcfed.config.parts import Part, Share  # noqa: F401, methods take Share from here
 from hpcfed.core.params import Mean, Params
-from hpcfed.training import stacked
+from hpcfed.models.assign import draw_width
+from hpcfed.training import evaluate, stacked
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import objective
 
@@ -19,7 +42,6 @@ if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
-    from hpcfed.models.model import Model
 
 State = (
     Any  # Params, or a frozen dataclass of them: passed in, returned, never kept in the algorithm
@@ -31,37 +53,46 @@ class Method(Part):
     hyper-parameters.
     """
 
-    # which models clients may have: "one architecture", "widths" of one, "a common head", "any
+    # What a method is. Where it hangs on an option a property stands in its place, hence Any.
+
+    # str, which models clients may have: "one architecture", "widths" of one, "a common head", "any
     # models"
-    accepts: ClassVar[str] = "one architecture"
-    # what it cannot do without: "public" data, a "proxy" model beside each client's own, a "server"
-    # model
-    needs: ClassVar[tuple[str, ...]] = ()
-    # whether it can be trained on survival times: all that it makes of labels is the default `loss`
+    accepts: ClassVar[Any] = "one architecture"
+    # tuple of str, what it cannot do without: "public" data, a "proxy" model beside each client's
+    # own, a "server" model
+    needs: ClassVar[Any] = ()
+    # bool, whether it can be trained on survival times: all that it makes of labels is the default
+    # `loss`
     survival: ClassVar[bool] = False
-    # augmented copies of a batch that the loss gets
-    views: ClassVar[int] = 1
+    # int, augmented copies of a batch that the loss gets
+    views: ClassVar[Any] = 1
+    # dict, values of [local] that a job has which does not set them
+    local_defaults: ClassVar[Any] = {}
+    # bool, whether clients have another one of models.widths in each round, drawn anew
+    draws_widths: ClassVar[Any] = False
     # whether partial work counts; else stragglers are left out of the round
     keeps_stragglers: ClassVar[bool] = False
-    # values of [local] that a job has which does not set them
-    local_defaults: ClassVar[dict[str, Any]] = {}
-    # whether clients do what stands in RoundBased: receive, train down `loss`, send
-    default_client_round: ClassVar[bool] = False
+    # whether clients keep weights of their own from round to round; None: where `shared` leaves
+    # them some
+    keeps_weights: ClassVar[bool | None] = None
     # what a field meant before it was there, where that is not its default: so old runs go on as
     # they began
     formerly: ClassVar[dict[str, Any]] = {}
 
-    def refuses(self, job: Job) -> str | None:
-        """Why this method, so set, cannot run the job, beyond `accepts` and `needs`; None: it can.
-
-        "needs ..., but ...; what to set instead": the first words follow the method's name.
+    @property
+    def default_client_round(self) -> bool:
+        """Whether clients do what stands in RoundBased: receive, train down `loss`, send. Derived,
+        never replaced.
         """
-        return None
+        return False
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        """Fields of [local] and of the method that change nothing in this job, and why.
+    def refuses(self, job: Job) -> dict[str, str]:
+        """Why the job is refused, by what is wrong with it; methods add theirs to `super()`'s.
 
-        A job that sets one of them is refused. Methods add theirs to what holds for all of them.
+        "job": why this method, so set, cannot run it, beyond `accepts` and `needs`; "needs ...,
+        but ...; what to set instead", whose first words follow the method's name.
+        "local.momentum" and so on, a field of [local] or of the method: why it changes nothing
+        here. Only a job that sets such a field is refused.
         """
         local, found = job.local, {}
         if local.optimiser == "adam":
@@ -88,33 +119,13 @@ class Method(Part):
         bytes_ = fed.shapes(self.shared, k).nbytes
         return bytes_, bytes_
 
-    def architecture(self, fed: Federation, k: int, t: int) -> str:
-        """The architecture of client k in round t; another one than the job's only where clients
-        keep nothing.
-        """
-        return fed.architectures[k]
-
-    def init(self, fed: Federation) -> State:
-        """What the server starts with."""
-        return fed.initial(self.shared)
-
     def shared(self, name: str) -> bool:
         """Whether the tensor of this name is exchanged; else it stays with its client."""
         return True
 
-    def whole(self, fed: Federation) -> bool:
-        """Whether the server has a whole model, which a client would receive entire."""
-        return all(map(self.shared, fed.shapes()))
-
-    def levels(self, fed: Federation) -> Sequence[str]:
-        """Architectures of the whole model's sub-models, each of which is evaluated as it is."""
-        return ()
-
-    def keeps(self, fed: Federation) -> bool:
-        """Whether clients keep weights of their own from round to round; else they hold none
-        between rounds.
-        """
-        return not self.whole(fed)
+    def init(self, fed: Federation) -> State:
+        """What the server starts with."""
+        return fed.initial(self.shared)
 
     def offer(self, fed: Federation, client: Client, state: State) -> State:
         """What of the state the client receives: all of it, or the model of its cluster, say."""
@@ -124,37 +135,31 @@ class Method(Part):
         """Make the client's model the one that it has at the start of a round."""
         client.load(state)
 
-    def loss(self, client: Client, state: State, model: Model, x: Any, y: Tensor) -> Tensor:
-        """The local objective on one batch, a scalar."""
+    def loss(self, client: Client, state: State, model: Any, x: Any, y: Any) -> Tensor:
+        """The local objective on one batch, a scalar.
+
+        state: what the client was offered.  model: the client's `Model`.
+        """
         return objective(model(x), y)
 
-    def adapted(
-        self, fed: Federation, client: Client, state: State, t: int
-    ) -> AbstractContextManager:
-        """Inside, the client's model is as it is evaluated, after a step of its own, say;
-        afterwards as before.
-        """
-        return nullcontext()
+    def predictor(self, fed: Federation, client: Client, state: State) -> Callable[[Any], Tensor]:
+        """What evaluation measures: a function of prepared inputs that gives logits [n, C], or
+        other scores of the classes.
 
-    def predict(self, fed: Federation, client: Client, state: State, x: Any) -> Tensor:
-        """Logits [n, C], or other scores of the classes, of prepared inputs: what evaluation
-        measures.
+        It is asked for once for each evaluation of a client, and may change the client's model
+        before, by a step of its own, say: after the evaluation weights are as they were.
         """
-        return client.model(x)
-
-    def common(self, fed: Federation, client: Client, state: State) -> bool:
-        """Give the pooled client the one model that the whole test split is for; False: there is
-        none. Collective.
-        """
-        if self.whole(fed):
-            self.receive(client, self.offer(fed, client, state))
-        return self.whole(fed)
+        return client.model
 
     def columns(self, fed: Federation, state: State) -> dict[str, float]:
         """Further numbers of an evaluated round's record, by name; collective, the same for any
         ranks.
+
+        The default: with evaluate.common and where all is shared, `accuracy_common` of what a
+        client receives. A method whose server has no such model replaces it.
         """
-        return {}
+        whole = fed.job.evaluate.common and shares_all(self, fed)
+        return {"accuracy_common": score_common(self, fed, state)} if whole else {}
 
     def finish(self, fed: Federation, state: State, t: int) -> State | None:
         """What follows the last round (a last mean, a fine-tuning), and the state then; None:
@@ -172,38 +177,21 @@ class RoundBased(Method):
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client in the mean: its number of training examples, or 1."""
 
-    def cohort(self, fed: Federation, t: int) -> list[int]:
-        """The clients of round t, in id order, the same on all ranks."""
-        return fed.sample(t)
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        """As for all methods; and of an optimiser that takes one step and is forgotten, its
-        moments.
-        """
-        return super().without_effect(job) | (single_step(job) if self.default_client_round else {})
-
-    def weight(self, client: Client) -> float:
-        """The client's weight in the mean."""
-        return float(client.n) if self.weighting == "samples" else 1.0
-
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
-        """One client's round: download, train, upload. A method that replaces `round` may return
-        what its own `round` takes.
-        """
-        given = self.offer(fed, client, state)
-        self.receive(client, fed.down(client, given))
-        sgd(fed, client, t, partial(self.loss, client, given), views=self.views)
-        return Mean.of(client.params(self.shared), self.weight(client))
-
     @property
-    def default_client_round(self) -> bool:  # type: ignore[override]
-        """Whether no hook of what clients do was replaced but `loss`, `offer` and `weight`."""
+    def default_client_round(self) -> bool:
+        """Whether no hook of what clients do was replaced but `loss` and `offer`."""
         hooks = ("receive", "local", "round")
         return all(getattr(type(self), hook) is getattr(RoundBased, hook) for hook in hooks)
 
-    def server(self, state: State, mean: Params) -> State:
-        """The new state from the old one and the mean of the uploads."""
-        return mean
+    def refuses(self, job: Job) -> dict[str, str]:
+        """As for all methods; and of an optimiser that takes one step and is forgotten, its
+        moments.
+        """
+        return super().refuses(job) | (single_step(job) if self.default_client_round else {})
+
+    def cohort(self, fed: Federation, t: int) -> list[int]:
+        """The clients of round t, in id order, the same on all ranks."""
+        return fed.sample(t)
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         """One round with a cohort of at least one; replaced only by methods with more than one
@@ -216,6 +204,62 @@ class RoundBased(Method):
             together=lambda clients: stacked.train(fed, self, clients, state, t),
         )
         return self.server(state, fed.mean(uploads, keep=state, last=True))
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Any:
+        """One client's round: download, train, upload; returns its part of the mean, a `Mean`. A
+        method that replaces `round` may return what its own `round` takes.
+        """
+        given = self.offer(fed, client, state)
+        self.receive(client, fed.down(client, given))
+        sgd(fed, client, t, partial(self.loss, client, given), views=self.views)
+        return Mean.of(client.params(self.shared), self.weight(client))
+
+    def weight(self, client: Client) -> float:
+        """The client's weight in the mean, as `weighting` has it."""
+        return float(client.n) if self.weighting == "samples" else 1.0
+
+    def server(self, state: State, mean: Params) -> State:
+        """The new state from the old one and the mean of the uploads."""
+        return mean
+
+
+def shares_all(method: Method, fed: Federation) -> bool:
+    """Whether every tensor of a model is exchanged."""
+    return all(map(method.shared, fed.shapes()))
+
+
+def keeps_weights(method: Method, fed: Federation) -> bool:
+    """Whether clients keep weights of their own from round to round; else they hold none between
+    rounds.
+    """
+    return not shares_all(method, fed) if method.keeps_weights is None else method.keeps_weights
+
+
+def architecture(method: Method, fed: Federation, k: int, t: int) -> str:
+    """The architecture of client k in round t."""
+    own = fed.architectures[k]
+    return draw_width(fed.job, own, k, t) if method.draws_widths else own
+
+
+def score_common(method: Method, fed: Federation, state: State, architecture: str = "") -> float:
+    """Accuracy on the whole test split of what a client would receive now; collective.
+
+    architecture: which one the client has; by default the one of the server's model.
+    """
+    pooled = fed.pooled()
+    pooled.architecture = architecture or pooled.architecture
+    method.receive(pooled, method.offer(fed, pooled, state))
+    return evaluate.common(fed, method.predictor(fed, pooled, state))
+
+
+def score_server(fed: Federation, architecture: str, params: Params) -> dict[str, float]:
+    """With evaluate.common, `accuracy_common` of a model of the server's own; collective."""
+    if not fed.job.evaluate.common:
+        return {}
+    pooled = fed.pooled()
+    pooled.architecture = architecture
+    pooled.load(params)
+    return {"accuracy_common": evaluate.common(fed, pooled.model)}
 
 
 def single_step(job: Job) -> dict[str, str]:

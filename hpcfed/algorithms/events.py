@@ -1,9 +1,16 @@
 """EventBased: a method without rounds, as a few hooks for the events of virtual time.
 
 A job is one client's stretch of work. It is fixed when it starts: what the client has then, and how
-long it takes. When it ends, its result is merged into what the target holds, one job after the
-other, in the order (time, client). The engine keeps the clock; a "round" is so many merges, after
-which there is a record.
+long it takes. When it ends, its result is merged, one job after the other, in the order (time,
+client). The engine keeps the clock; a "round" is so many merges, after which there is a record.
+
+With a server (`to_server`) as many clients as a cohort has work at the same time, each on what it
+downloaded when its job started, and the server merges the results. Without one all clients work all
+the time; a client sends its model to others when a job starts, where it arrives after latency and
+upload, and merges the job's result itself with the models that have reached it.
+
+Hooks, beside those of `Method`, in the order in which a job calls them: `seconds`, `work`, `near`,
+`merge`.
 """
 
 from __future__ import annotations
@@ -23,8 +30,6 @@ if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
-
-SERVER = -1  # the target of jobs whose results the server merges
 
 
 @dataclass(frozen=True)
@@ -57,54 +62,28 @@ class EventBased(Method):
     """
 
     keeps_stragglers: ClassVar[bool] = True
+    # whether the server merges results; else the clients do, each its own
+    to_server: ClassVar[bool] = True
 
     merges: PositiveInt | None = None
     """Merges that make one round of the record; none: as many as a cohort has clients."""
 
-    def refuses(self, job: Job) -> str | None:
+    def refuses(self, job: Job) -> dict[str, str]:
+        """As for all methods; a deadline; and of an optimiser that takes one step and is forgotten,
+        its moments.
+        """
+        same = type(self).work is EventBased.work
+        found = super().refuses(job) | (single_step(job) if same else {})
         if job.system.deadline is not None:
-            return (
+            found["job"] = (
                 "needs no deadline, for it has no rounds that could close; set "
                 "system.deadline to none"
             )
-        return None
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        """As for all methods; and of an optimiser that takes one step and is forgotten, its
-        moments.
-        """
-        same = type(self).train is EventBased.train and type(self).work is EventBased.work
-        return super().without_effect(job) | (single_step(job) if same else {})
-
-    def at_once(self, fed: Federation) -> int:
-        """How many clients work at the same time; who is free is drawn when another one has
-        ended.
-        """
-        return fed.cohort_size
-
-    def target(self, k: int) -> int:
-        """The client whose model takes up the results of client k's jobs, or SERVER."""
-        return SERVER
-
-    def near(self, fed: Federation, k: int, number: int) -> list[int]:
-        """The clients whose latest models the merge of client k's job needs; only where a client is
-        the target.
-        """
-        return []
+        return found
 
     def seconds(self, fed: Federation, k: int, examples: int) -> float:
         """Virtual seconds of one job of client k with so many examples."""
         return fed.participation.profiles.seconds(k, examples, *fed.participation.announced(k))
-
-    def delay(self, fed: Federation, k: int) -> float:
-        """Virtual seconds after its job's start in which client k's model reaches those that are
-        near.
-        """
-        return 0.0
-
-    def start(self, client: Client, state: State) -> None:
-        """What the client gets when its job starts, kept in its memory until the work is done."""
-        client.memory["download"] = state
 
     def work(self, fed: Federation, client: Client, job: Work) -> Any:
         """The job's result, which is sent. A job's number names its random draws, as a round's does
@@ -112,25 +91,28 @@ class EventBased(Method):
         """
         given = fed.down(client, client.memory.pop("download"))
         self.receive(client, given)
-        self.train(fed, client, given, job)
+        train(self, fed, client, given, job)
         return fed.up(client, client.params(self.shared))
 
-    def train(self, fed: Federation, client: Client, given: State, job: Work) -> None:
-        """Local training with the learning rate of the present round."""
-        loss = partial(self.loss, client, given)
-        sgd(fed, client, job.number, loss, views=self.views, lr=learning_rate(fed, fed.t))
-
-    def sent(self, client: Client, arrived: bool) -> Params:
-        """The client's model as others have it. arrived: that of its present job; else the one
-        before it.
+    def near(self, fed: Federation, k: int, number: int) -> list[int]:
+        """The clients whose latest models the merge of client k's job needs, by the job's number;
+        only without a server.
         """
-        return client.params(self.shared)
+        return []
 
     def merge(
         self, fed: Federation, job: Work, held: State, up: Any, near: dict[int, Params]
     ) -> State | None:
-        """What the target holds after this job; None: the job is rejected.
+        """What the server, or without one the job's client, holds after this job; None: the job is
+        rejected.
 
-        held: the server's state, on all ranks, or the target client's model, on its rank.
+        held: the server's state, on all ranks, or the client's model, on its rank.  up: the job's
+        result.  near: the models of the clients that `near` names, as they have arrived.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how results are merged")
+
+
+def train(method: EventBased, fed: Federation, client: Client, given: State, job: Work) -> None:
+    """Local training with the learning rate of the present round."""
+    loss = partial(method.loss, client, given)
+    sgd(fed, client, job.number, loss, views=method.views, lr=learning_rate(fed, fed.t))

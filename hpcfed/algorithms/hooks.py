@@ -22,6 +22,7 @@ from hpcfed.algorithms.base import Method, RoundBased
 from hpcfed.algorithms.events import EventBased
 from hpcfed.core import own
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.inputs import count
 from hpcfed.core.params import Mean
 
 OURS = {"hpcfed", "pydantic", "builtins", "abc", "typing"}  # whose classes are not the user's
@@ -39,12 +40,41 @@ ELSEWHERE = {  # what other frameworks call the same
     "criterion": "loss",
     "training_step": "loss",
     "forward": "loss",
-    "evaluate": "predict",
+    "evaluate": "predictor",
     "sample": "cohort",
     "select": "cohort",
     "end": "finish",
 }
-CALLERS = {"loss": ("local", "train", "work"), "local": ("round",), "server": ("round",)}
+# hooks that were, by the base class: what they took, and what stands in their place
+FORMER: dict[type, dict[str, tuple[str, str]]] = {}
+FORMER[Method] = {
+    "without_effect": ("job", "its reasons are part of what `refuses(self, job)` returns"),
+    "predict": (
+        "fed client state x",
+        "write `predictor(self, fed, client, state)`, which returns a function of x",
+    ),
+    "adapted": (
+        "fed client state t",
+        "write `predictor(self, fed, client, state)`, which changes the model and returns it",
+    ),
+    "keeps": ("fed", "write `keeps_weights: ClassVar = True`, or False"),
+    "whole": ("fed", "replace `columns(self, fed, state)` where no model is for everybody"),
+    "common": (
+        "fed client state",
+        "return `accuracy_common` from `columns(self, fed, state)`, as `evaluate.common` has it",
+    ),
+    "levels": ("fed", "return the accuracies of sub-models from `columns(self, fed, state)`"),
+    "architecture": ("fed k t", "write `draws_widths: ClassVar = True` for widths drawn anew"),
+}
+FORMER[EventBased] = {
+    "train": ("fed client given job", "write `work(self, fed, client, job)`"),
+    "at_once": ("fed", "all clients work at the same time with `to_server: ClassVar = False`"),
+    "target": ("k", "clients merge their own results with `to_server: ClassVar = False`"),
+    "delay": ("fed k", "a model arrives after its client's latency and upload"),
+    "start": ("client state", "a job starts from what the server has; `work` receives it"),
+    "sent": ("client arrived", "others have a client's model, and until it arrives the one before"),
+}
+CALLERS = {"loss": ("local", "work"), "local": ("round",), "server": ("round",)}
 
 
 def refuse(cls: type, where: str) -> None:
@@ -186,7 +216,9 @@ def hook(
         return
     place = own.line_of(fn)
     if not hasattr(base, name):
-        if used is not None and name not in used:
+        if words := replacement(name, fn, base):
+            yield f"{place}: {cls.__name__}.{name} is called no more; {words}"
+        elif used is not None and name not in used:
             yield f"{place}: {misspelt(cls, name, base)}"
         return
     theirs = inspect.getattr_static(base, name)
@@ -215,6 +247,17 @@ def hook(
         )
 
 
+def replacement(name: str, fn: Any, base: type) -> str:
+    """What stands in the place of a method that hpcfed called once, by its name and what it takes;
+    "": it called none like this.
+    """
+    if not isinstance(fn, FunctionType):
+        return ""
+    taken = " ".join(p for p in inspect.signature(fn).parameters if p != "self")
+    known = [FORMER[kind].get(name, ("", "")) for kind in FORMER if issubclass(base, kind)]
+    return next((words for takes, words in known if words and takes == taken), "")
+
+
 def misspelt(cls: type, name: str, base: type) -> str:
     """The sentence for a method that nobody calls."""
     hooks = [
@@ -240,11 +283,12 @@ def guard(model: type, cls: type) -> None:
 
     model: the class of which the run's algorithm is an instance, a subclass of cls.
     """
-    for name, check in CHECKS.items():
+    for name, check in (CHECKS | {"predictor": is_function}).items():
         holder = next((c for c in cls.__mro__ if name in vars(c)), None)
         fn = vars(holder).get(name) if holder else None
         if holder and is_users(holder) and isinstance(fn, FunctionType):
-            setattr(model, name, add_check(fn, check))
+            checked = add_check(fn, check)
+            setattr(model, name, check_answers(checked) if name == "predictor" else checked)
 
 
 def add_check(fn: Callable, check: Callable) -> Callable:
@@ -259,6 +303,29 @@ def add_check(fn: Callable, check: Callable) -> Callable:
                 f"{wrong}"
             )
         return made
+
+    return call
+
+
+def check_answers(predictor: Callable) -> Callable:
+    """A hook `predictor` whose function is checked each time it answers."""
+
+    @wraps(predictor)
+    def call(self: Any, fed: Any, client: Any, state: Any) -> Any:
+        answer = predictor(self, fed, client, state)
+        if answer is client.model:
+            return answer
+
+        def checked(x: Any) -> Any:
+            made = answer(x)
+            if wrong := scores(fed, x, made):
+                raise own.OwnError(
+                    f"{own.line_of(predictor)}: the function that {type(self).__name__}.predictor "
+                    f"gives returns {kind(made)}; {wrong}"
+                )
+            return made
+
+        return checked
 
     return call
 
@@ -332,13 +399,16 @@ def some(names: Mapping[str, Any]) -> str:
     return ", ".join(list(names)[:4]) + (", ..." if len(names) > 4 else "")
 
 
-def scores(method: Any, made: Any, *args: Any) -> str:
-    """predict."""
-    fed, x = (args[0], args[3]) if len(args) > 3 else (None, ())
+def is_function(method: Any, made: Any, *args: Any) -> str:
+    return "" if callable(made) else "return a function of inputs x, `client.model` for one"
+
+
+def scores(fed: Any, x: Any, made: Any) -> str:
+    """What `predictor`'s function returns of inputs x."""
     if not isinstance(made, Tensor) or made.dim() != 2 or not made.is_floating_point():
         return "return scores of the classes, [n, C], as client.model(x) does"
-    if fed and tuple(made.shape) != (len(x), fed.classes):
-        return f"return scores of the classes, here {[len(x), fed.classes]}"
+    if tuple(made.shape) != (count(x), fed.classes):
+        return f"return scores of the classes, here {[count(x), fed.classes]}"
     return ""
 
 
@@ -376,14 +446,13 @@ def table(method: Any, made: Any, *args: Any) -> str:
     return "" if good else "return numbers by name, {} where there are none"
 
 
-def block(method: Any, made: Any, *args: Any) -> str:
-    if hasattr(made, "__enter__") and hasattr(made, "__exit__"):
+def reasons(method: Any, made: Any, *args: Any) -> str:
+    if isinstance(made, dict) and all(isinstance(v, str) for kv in made.items() for v in kv):
         return ""
-    return "return a context manager: put @contextmanager above it, and `yield` once"
-
-
-def reason(method: Any, made: Any, *args: Any) -> str:
-    return "" if made is None or isinstance(made, str) else "return a text, or None"
+    return (
+        'return reasons by field, and under "job" why the method cannot run it, as in '
+        '`super().refuses(job) | {"job": "needs ...; set ..."}`'
+    )
 
 
 CHECKS: dict[str, Callable[..., str]] = {
@@ -392,17 +461,11 @@ CHECKS: dict[str, Callable[..., str]] = {
     "round": state,
     "offer": check_offer,
     "local": check_upload,
-    "predict": scores,
     "cohort": members,
     "traffic": bytes_both_ways,
     "shared": truth,
-    "whole": truth,
-    "keeps": truth,
     "weight": amount,
     "seconds": amount,
-    "delay": amount,
-    "at_once": amount,
     "columns": table,
-    "adapted": block,
-    "refuses": reason,
+    "refuses": reasons,
 }

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.core.inputs import Inputs, join
 from hpcfed.core.params import Params
+from hpcfed.core.shapes import each, parts
 
 if TYPE_CHECKING:
     from hpcfed.clients.store import ClientStore
@@ -29,12 +31,23 @@ class Shard:
 
     On the CPU each batch is gathered from the shared memory; on a GPU the rows are copied there
     once.
+    x: an array, or a dict of arrays by modality; a batch's inputs are then such a dict, of the
+    modalities in `only`.
     """
 
-    def __init__(self, x: np.ndarray, y: np.ndarray, rows: np.ndarray, device: torch.device):
+    def __init__(
+        self,
+        x: Any,
+        y: np.ndarray,
+        rows: np.ndarray,
+        device: torch.device,
+        only: Collection[str] | None = None,
+    ):
+        if only is not None:
+            x = {name: part for name, part in x.items() if name in only}
         self.x, self.rows, self.device = x, rows, device
         self.labels = y[rows]  # [n], int64, on the host
-        self._resident: Tensor | None = None
+        self._resident: Inputs | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -42,7 +55,12 @@ class Shard:
     @property
     def values(self) -> int:
         """Values of one example."""
-        return math.prod(self.x.shape[1:])
+        return sum(math.prod(part.shape[1:]) for part in parts(self.x))
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """The modalities that these examples have; none where inputs are of one kind."""
+        return tuple(self.x) if isinstance(self.x, Mapping) else ()
 
     def pick(self, which: np.ndarray) -> Shard:
         """The examples at these positions."""
@@ -54,38 +72,47 @@ class Shard:
         """Labels [b] of these positions, on the device."""
         return torch.from_numpy(self.labels[which]).to(self.device, non_blocking=True)
 
-    def batch(self, which: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Inputs [b, *shape] as they are stored, and labels [b], on the device. which: positions
-        0..n-1.
+    def batch(self, which: np.ndarray) -> tuple[Any, Tensor]:
+        """Inputs [b, *shape] as they are stored, by modality where there are several, and labels
+        [b], on the device. which: positions 0..n-1.
         """
         y = self.targets(which)
         if self.device.type == "cpu":
-            return torch.from_numpy(self.x[self.rows[which]]), y
-        return self.resident[torch.from_numpy(which).to(self.device, non_blocking=True)], y
+            rows = self.rows[which]
+            return each(self.x, lambda x: torch.from_numpy(x[rows])), y
+        at = torch.from_numpy(which).to(self.device, non_blocking=True)
+        return each(self.resident, lambda x: x[at]), y
 
     @property
-    def resident(self) -> Tensor:
+    def resident(self) -> Any:
         """All inputs [n, *shape] on the device; copied there at the first use."""
         if self._resident is None:
-            self._resident = torch.from_numpy(self.x[self.rows]).to(self.device)
+            self._resident = each(self.x, lambda x: torch.from_numpy(x[self.rows]).to(self.device))
         return self._resident
 
 
 def concat_shards(shards: Sequence[Shard]) -> Shard:
-    """The examples of several shards, one after the other."""
+    """The examples of several shards, one after the other; all have the same modalities."""
     first = copy(shards[0])
-    if any(s.x is not first.x for s in shards):  # a population's clients have memory of their own
-        first.x, first.rows = (
-            np.concatenate([s.x[s.rows] for s in shards]),
-            np.arange(sum(map(len, shards))),
-        )
-    else:
+    if all(same(s.x, first.x) for s in shards):
         first.rows = np.concatenate([s.rows for s in shards])
+    else:  # a population's clients have memory of their own
+        if isinstance(first.x, Mapping):
+            first.x = {m: np.concatenate([s.x[m][s.rows] for s in shards]) for m in first.x}
+        else:
+            first.x = np.concatenate([s.x[s.rows] for s in shards])
+        first.rows = np.arange(sum(map(len, shards)))
     first.labels = np.concatenate([s.labels for s in shards])
-    first._resident = (
-        None if first.device.type == "cpu" else torch.cat([s.resident for s in shards])
-    )
+    first._resident = None if first.device.type == "cpu" else join(s.resident for s in shards)
     return first
+
+
+def same(x: Any, other: Any) -> bool:
+    """Whether two shards have the same arrays."""
+    both = isinstance(x, Mapping), isinstance(other, Mapping)
+    if not all(both):
+        return x is other
+    return list(x) == list(other) and all(x[name] is other[name] for name in x)
 
 
 class Paired(Shard):

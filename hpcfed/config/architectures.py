@@ -4,10 +4,15 @@ family a file in `hpcfed.models`, imported only when one of its models is built.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
 
 from hpcfed.core import own, registry
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import ConfigError, unknown
+from hpcfed.core.shapes import Modality, Shapes, describe_shape
 
 
 @dataclass(frozen=True)
@@ -18,16 +23,120 @@ class Entry(registry.Entry):
     text: it takes tokens, [L], and nothing else; the target is called as function(shape, d,
     vocabulary).
     stem: its body is a row of layers of which the first run apart (`hpcfed.models.model.stem`).
+    modal: it takes several modalities, and nothing else; the target is called as function(shapes,
+    d, kinds), with the `Shapes` of those that it has encoders for and the encoder of each by name.
     """
 
     least: int | None = None
     text: bool = False
     stem: bool = False
+    modal: bool = False
 
     def takes(self, shape: tuple[int, ...], vocabulary: int = 0) -> bool:
+        if self.modal or isinstance(shape, Shapes):
+            return (self.modal or self.own) and isinstance(shape, Shapes)
         if self.text or vocabulary:
             return self.text and vocabulary > 0 and len(shape) == 1
         return self.least is None or (len(shape) == 3 and min(shape[1:]) >= self.least)
+
+    @property
+    def own(self) -> bool:
+        """Whether it is a user's own model, of which nobody knows what it takes."""
+        return not self.target.startswith("hpcfed.")
+
+
+class Encoder(NamedTuple):
+    """What an encoder of one modality takes: tokens or not, and shapes of so many dimensions."""
+
+    line: str
+    dimensions: tuple[int, ...]
+    tokens: bool = False
+    least: int = 1
+
+    def takes(self, modality: Modality) -> bool:
+        if modality.vocabulary:
+            return self.tokens and modality.shape[-1] >= self.least
+        return len(modality.shape) in self.dimensions and modality.shape[-1] >= self.least
+
+
+ENCODERS = {  # in `hpcfed.models.encoders`; of those that take a modality the first is its default
+    "conv1d-gru": Encoder("FedMultimodal's 1-D CNN, then a GRU", (2,), least=8),
+    "gru": Encoder("a GRU, over vectors of tokens where it gets those", (2,), tokens=True),
+    "conv1d": Encoder("FedMultimodal's 1-D CNN", (2,), tokens=True, least=8),
+    "conv2d": Encoder("2 convolutions and a linear layer", (3,), least=4),
+    "mlp": Encoder("2 linear layers", (1, 2, 3)),
+}
+
+
+class Modal(NamedTuple):
+    """The name of a model for several modalities in its parts.
+
+    "concat(skeleton=gru)[skeleton&gyroscope]" is the fusion concat, whose encoder of skeleton is
+    gru and of the others their default, with encoders of these two alone.
+    """
+
+    fusion: str
+    encoders: Mapping[str, str]
+    only: tuple[str, ...]
+
+    def shapes(self, shapes: Shapes) -> Shapes:
+        """The modalities that the model has encoders for."""
+        return shapes.only(self.only) if self.only else shapes
+
+    def kinds(self, shapes: Shapes) -> dict[str, str]:
+        """The encoder of each modality, by name. Raises ConfigError for one that cannot take it."""
+        for name in (*self.encoders, *self.only):
+            if name not in shapes.names:
+                raise ConfigError(
+                    f"model {self.fusion}: there is no modality {name!r}; the data have {shapes}"
+                )
+        return {part.name: self.kind(part) for part in self.shapes(shapes)}
+
+    def kind(self, part: Modality) -> str:
+        fit = [name for name, encoder in ENCODERS.items() if encoder.takes(part)]
+        wanted = self.encoders.get(part.name) or next(iter(fit), "")
+        if wanted not in fit:
+            what = f"{'tokens' if part.vocabulary else 'inputs'} of shape {list(part.shape)}"
+            raise ConfigError(
+                f"model {self.fusion}: no encoder {wanted} for {part.name}, {what}; "
+                + (f"use one of: {', '.join(fit)}" if fit else "none takes them")
+            )
+        return wanted
+
+
+MODAL = re.compile(r"([^()\[\]]+)(?:\(([^()\[\]]*)\))?(?:\[([^()\[\]]*)\])?")
+
+
+@cache
+def parse_modal(name: str) -> Modal:
+    """A model's name in its parts; of other models than those for modalities the name alone.
+
+    Raises ConfigError for a name that is not written so, or an encoder that does not exist.
+    """
+    found = MODAL.fullmatch(name)
+    if found is None:
+        raise ConfigError(
+            f"model {name!r}: write it as concat, or concat(MODALITY=ENCODER;MODALITY=ENCODER)"
+        )
+    fusion, given, only = found.groups()
+    encoders = {}
+    for pair in filter(None, (given or "").split(";")):
+        modality, _, kind = (part.strip() for part in pair.partition("="))
+        if kind not in ENCODERS:
+            raise ConfigError(f"model {name}: {unknown('encoder', kind, ENCODERS)}")
+        encoders[modality] = kind
+    return Modal(fusion, encoders, tuple(filter(None, (only or "").split("&"))))
+
+
+def _fusion(name: str, line: str, cite: str) -> Entry:
+    return Entry(f"hpcfed.models.fusion:{name}", line, cite, modal=True)
+
+
+class OwnEntry(Entry):
+    """A model of a user's own."""
+
+    def load(self) -> Any:
+        return own.load("models.mix", self.target, "module:function")
 
 
 def _henn(i: int, line: str, least: int) -> Entry:
@@ -82,6 +191,17 @@ MODELS: dict[str, Entry] = {
         "makhija2022",
         text=True,
     ),
+    "lstm-char": Entry(
+        "hpcfed.models.lstm:lstm_char",
+        "LEAF's model for characters, 2 LSTM of d units",
+        "caldas2018leaf",
+        text=True,
+    ),
+    "concat": _fusion("concat", "an encoder for each modality, features side by side", "feng2023"),
+    "mean": _fusion("mean", "an encoder for each modality, mean of features", "ouyang2023"),
+    "attention": _fusion(
+        "attention", "an encoder for each modality, attention over all steps", "feng2023"
+    ),
 }
 
 
@@ -92,9 +212,15 @@ def find(name: str) -> Entry:
     ConfigError if there is none.
     """
     if ":" not in name:
-        return registry.find("model", name, MODELS)
+        modal = parse_modal(name)
+        entry = registry.find("model", modal.fusion, MODELS)
+        if modal.fusion != name and not entry.modal:
+            raise ConfigError(
+                f"model {name}: {modal.fusion} has no encoders of modalities; take its name alone"
+            )
+        return entry
     own.load("models.mix", name, "module:function")
-    return Entry(name, "a model of your own")
+    return OwnEntry(name, "a model of your own")
 
 
 def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
@@ -107,17 +233,18 @@ def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
     for part in name.split("+"):
         base, at, _ = part.partition("@")
         entry = find(base)
-        if at and entry.text:
-            raise ConfigError(
-                f"model {base} has no sub-models, for its gates are not cut; set models.widths = "
-                f"[1]"
-            )
+        if at and (entry.text or entry.modal):
+            why = "its gates are not cut" if entry.text else "its encoders are not cut"
+            raise ConfigError(f"model {base} has no sub-models, for {why}; set models.widths = [1]")
+        if entry.modal and isinstance(shape, Shapes):
+            parse_modal(base).kinds(shape)
         if not entry.takes(shape, vocabulary):
             others = ", ".join(other for other in MODELS if MODELS[other].takes(shape, vocabulary))
             least = f" [channels, height, width] of at least {entry.least}x{entry.least} pixels"
             wants = "texts" if entry.text else f"images{least if entry.least else ''}"
-            given = "texts" if vocabulary else "inputs"
-            raise ConfigError(
-                f"model {base} takes {wants}, not {given} of shape {list(shape)}; use one of: "
-                f"{others}"
-            )
+            if entry.modal:
+                wants = "data with several modalities"
+            given = f"{'texts' if vocabulary else 'inputs'} of shape {describe_shape(shape)}"
+            if isinstance(shape, Shapes):
+                wants, given = "inputs of one kind", f"several modalities ({shape})"
+            raise ConfigError(f"model {base} takes {wants}, not {given}; use one of: {others}")

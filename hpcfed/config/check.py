@@ -31,7 +31,7 @@ class Method(Protocol):
     def accepts(self) -> str: ...
     @property
     def needs(self) -> tuple[str, ...]: ...
-    def refuses(self, job: Job) -> str | None: ...
+    def refuses(self, job: Job) -> dict[str, str]: ...
 
 
 def check(job: Job, stored: bool = False) -> None:
@@ -47,6 +47,7 @@ def check(job: Job, stored: bool = False) -> None:
             find("data set", name, DATASETS)
     check_metrics(job.evaluate.metrics)
     check_listed(job)
+    check_modalities(job)
     population(job)
     check_method(job)
     if not stored:
@@ -72,6 +73,50 @@ def check_listed(job: Job) -> None:
         )
 
 
+def check_modalities(job: Job) -> None:
+    """ConfigError for fields of [modalities] that contradict one another, or have no effect."""
+    m = job.modalities
+    need = {
+        "rate": (m.rate != 1, m.clients == "drawn" and not m.sets, "clients = 'drawn', no sets"),
+        "sets": (m.sets, m.clients in ("drawn", "listed"), "clients = 'drawn' or 'listed'"),
+        "shares": (m.shares, m.clients == "drawn" and m.sets, "clients = 'drawn' and sets"),
+    }
+    for name, (given, used, wants) in need.items():
+        if given and not used:
+            value = format_value(getattr(m, name))
+            raise ConfigError(
+                f"modalities.{name} = {value} has no effect without modalities.{wants}; leave it "
+                f"away, or set that"
+            )
+    for name in ("least", "missing_labels"):
+        if (value := getattr(job.data, name)) and job.data.partition_file:
+            raise ConfigError(
+                f"data.{name} = {value} has no effect on a partition that is read; leave it away, "
+                f"or data.partition_file"
+            )
+    if m.clients == "listed" and not m.sets:
+        raise ConfigError(
+            "modalities.clients = 'listed' needs modalities.sets, as ['audio', 'audio+video']"
+        )
+    if m.clients == "drawn" and not m.sets and m.rate == 1:
+        raise ConfigError(
+            "modalities.clients = 'drawn' needs modalities.rate below 1, or modalities.sets"
+        )
+    if m.shares and len(m.shares) != len(m.sets):
+        raise ConfigError(
+            f"modalities.shares has {len(m.shares)} numbers for {len(m.sets)} sets; give as many"
+        )
+    if len(m.sets) > job.clients and m.clients == "listed":
+        raise ConfigError(
+            f"modalities.sets lists {len(m.sets)} clients, the job has {job.clients}; list as many"
+        )
+    if m.encoders == "own" and m.clients == "all":
+        raise ConfigError(
+            "modalities.encoders = 'own' has no effect where modalities.clients = 'all'; leave it "
+            "away, or say which clients have which"
+        )
+
+
 def population(job: Job) -> None:
     """ConfigError for what a population cannot have, whose clients make their own examples."""
     data = job.data
@@ -84,7 +129,14 @@ def population(job: Job) -> None:
         return
     wrong = {
         name: getattr(data, name)
-        for name in ("partition_file", "train_limit", "halve")
+        for name in (
+            "partition_file",
+            "train_limit",
+            "halve",
+            "least",
+            "wrong_labels",
+            "missing_labels",
+        )
         if getattr(data, name)
     }
     for name, value in wrong.items():
@@ -123,7 +175,7 @@ def check_method(job: Job) -> None:
 
 def effective(job: Job) -> None:
     """ConfigError for fields that are set, though they change nothing in this job."""
-    idle = job.algorithm.without_effect(job)
+    idle = {name: why for name, why in job.algorithm.refuses(job).items() if name != "job"}
     fields, usual = flat(job.plain()), defaults(job)
     kept = job.sources()  # a preset's values, and those that come with a method, are nobody's wish
     wrong = [name for name in idle if name not in kept and fields[name] != usual[name]]
@@ -156,7 +208,8 @@ def format_value(value: Any) -> str:
 def refusal(algorithm: Method, job: Job) -> str | None:
     """ "needs ...; what to set", or None where the method can run the job."""
     tests = (models, one_width, needs)
-    return next(filter(None, (test(algorithm, job) for test in tests)), algorithm.refuses(job))
+    found = next(filter(None, (test(algorithm, job) for test in tests)), None)
+    return found or algorithm.refuses(job).get("job")
 
 
 def models(algorithm: Method, job: Job) -> str | None:
@@ -166,6 +219,11 @@ def models(algorithm: Method, job: Job) -> str | None:
     kinds, widths = sorted(set(job.models.mix)), sorted(set(job.models.widths))
     if algorithm.accepts not in ("one architecture", "widths"):
         return None
+    if job.modalities.encoders == "own":
+        return (
+            "needs one architecture, but clients have encoders of their own modalities alone; "
+            "set modalities.encoders = 'all'"
+        )
     if len(kinds) > 1:
         return (
             f"needs one architecture, but models.mix has {', '.join(kinds)}; "

@@ -52,6 +52,41 @@ DATASETS = {  # a target is called as function(name, root, download, text) and r
         "Synthetic(alpha, beta): a population of any size, 10 classes, 60 features; no download",
         "li2020",
     ),
+    "utd-mhad": Entry(
+        "hpcfed.data.utd_mhad:load",
+        "27 actions of 8 people, 648 + 213; accelerometer, gyroscope, skeleton",
+        "chen2015",
+    ),
+    "health-records": Entry(
+        "hpcfed.data.records:load",
+        "made as FedCovid describes its own: 29 states, 5,006 + 1,520 patients; no download",
+        "wang2022",
+    ),
+    "heart-disease": Entry(
+        "hpcfed.data.heart:load",
+        "heart disease at 4 hospitals as FLamby has it, 486 + 254, 13 features",
+        "flamby2022",
+    ),
+    "uci-har": Entry(
+        "hpcfed.data.har:load",
+        "6 activities of 30 people, 7,352 + 2,947; accelerometer, gyroscope",
+        "anguita2013",
+    ),
+    "femnist": Entry(
+        "hpcfed.data.leaf:femnist",
+        "digits and letters by writer, 62 classes, 1x28x28; LEAF's files",
+        "caldas2018leaf",
+    ),
+    "celeba": Entry(
+        "hpcfed.data.celeba:load",
+        "faces by celebrity, smiling or not, 3x84x84; torchvision's files",
+        "liu2015,caldas2018leaf",
+    ),
+    "shakespeare": Entry(
+        "hpcfed.data.leaf:shakespeare",
+        "the next of 80 characters by role; LEAF's files",
+        "caldas2018leaf",
+    ),
     "sentiment140": Entry(
         "hpcfed.data.sentiment140:load",
         "tweets, negative or positive, 1,600,000 + 359, tokens",

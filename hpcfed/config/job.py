@@ -26,7 +26,17 @@ from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_switch
 from hpcfed.config.messages import PREFIX, Layer, origin
-from hpcfed.config.parts import Checkpoint, Data, Local, Log, Models, Part, Run, Training
+from hpcfed.config.parts import (
+    Checkpoint,
+    Data,
+    Local,
+    Log,
+    Modalities,
+    Models,
+    Part,
+    Run,
+    Training,
+)
 from hpcfed.config.system import System
 from hpcfed.core import own
 from hpcfed.core.registry import Entry
@@ -96,6 +106,7 @@ class Job(BaseSettings):
         [],
         None,
     )  # flags, dicts, parser
+    call: ClassVar[dict[str, Any]] = {}  # fields that a call in Python gives, over all others
     # files, preset and the like by name, of which the first wins; and the flags over them
     places: ClassVar[tuple[Sequence[Layer], Sequence[str]]] = ((), ())
 
@@ -127,6 +138,7 @@ class Job(BaseSettings):
     """The method and its own parameters (`hpcfed show NAME`)."""
     models: Models = Models()
     data: Data = Data()
+    modalities: Modalities = Modalities()
     local: Local = Local()
     training: Training = Training()
     system: System = System()
@@ -156,7 +168,8 @@ class Job(BaseSettings):
         cli: CliSettingsSource[Any] = CliSettingsSource(
             settings_cls, cli_parse_args=flags, root_parser=parser
         )
-        return cli, Environment(settings_cls), *tables
+        call = InitSettingsSource(settings_cls, cls.call)
+        return call, cli, Environment(settings_cls), *tables
 
     @property
     def folder(self) -> Path:
@@ -223,13 +236,19 @@ class Job(BaseSettings):
         return plain | {"training": self.training.model_dump() if own else EXACT}
 
 
-@cache
 def algorithm_model(name: str) -> type[Part]:
     """The class of this algorithm as a part of a job: with its `name` as a field.
 
     Raises ConfigError where there is none, or a user's own cannot be one.
     """
-    cls = methods.load(name)
+    return named_model(name, methods.load(name))
+
+
+@cache
+def named_model(name: str, cls: type[Part]) -> type[Part]:
+    """What `algorithm_model` returns. Of one name there may be several classes, one after the
+    other: a notebook's cell is run again, a module reloaded.
+    """
     doc = "Name of the method (`hpcfed list algorithms`)."
     field: Any = (Literal[name], Field(name, description=doc))
     if ":" not in name:
@@ -249,8 +268,16 @@ def algorithm_model(name: str) -> type[Part]:
     return model
 
 
-def job_model(name: str, flags: list[str], dicts: list[dict[str, Any]], parser: Any) -> type[Job]:
-    """The Job class for one algorithm, whose fields come from these layers (first wins)."""
+def job_model(
+    name: str,
+    flags: list[str],
+    dicts: list[dict[str, Any]],
+    parser: Any,
+    call: dict[str, Any] | None = None,
+) -> type[Job]:
+    """The Job class for one algorithm, whose fields come from these layers (first wins); call: lies
+    over all of them.
+    """
     algorithm = algorithm_model(name)
     # It has no docstrings of its own: pydantic would look for them in this file, and ast is not
     # made for threads.
@@ -261,5 +288,5 @@ def job_model(name: str, flags: list[str], dicts: list[dict[str, Any]], parser: 
         else algorithm()
     )
     model = create_model("Job", __base__=Job, __cls_kwargs__=own, algorithm=(algorithm, default))
-    model.layers = (flags, dicts, parser)
+    model.layers, model.call = (flags, dicts, parser), call or {}
     return model

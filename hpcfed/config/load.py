@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,9 +15,16 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from hpcfed.config.check import check
-from hpcfed.config.files import EMBEDDED, merge, read, read_preset, without_algorithm
+from hpcfed.config.files import (
+    EMBEDDED,
+    drop_other_method,
+    merge,
+    read,
+    read_preset,
+    without_algorithm,
+)
 from hpcfed.config.job import PROGRAM, Job, algorithm_model, job_model
-from hpcfed.config.messages import PREFIX, Layer, explain, no_field, section, stray
+from hpcfed.config.messages import CALL, PREFIX, Layer, explain, no_field, section, stray
 from hpcfed.config.parts import Data
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.registry import refuse_import
@@ -27,20 +35,34 @@ MODULE = re.compile(r"[\w.]+:\w+")  # a method or model of one's own
 OWN = "--own (of `hpcfed models` and `hpcfed probe`; in Python load_model(own=[...]))"
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a call in Python has beside job files. job: a table that lies over them.  fields: stand
+    in the place of flags, over the environment.
+    """
+
+    job: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+NOTHING = Given()
+
+
 def load(
     argv: Sequence[str],
     stored: Callable[[Path], dict[str, Any]] = lambda path: {},
     environ: Mapping[str, str] = os.environ,
+    given: Given = NOTHING,
 ) -> Job:
-    """The job of a command line: `[JOB.toml ...] [--field value ...]`.
+    """The job of a command line, `[JOB.toml ...] [--field value ...]`, or of a call in Python.
 
     Precedence: flags, environment (HPCFED_DATA__ALPHA), job files, of which later ones win, preset,
     the method's own defaults of [local], defaults. A preset that flags or the environment ask for
     wins over the job files. Without any the embedded job stands in; with `--resume` the stored job
-    of that run (`stored(path)`) stands under them. Raises ConfigError with all mistakes in one
-    message.
+    of that run (`stored(path)`) stands under them. given: what a call has in the place of flags
+    and of a file. Raises ConfigError with all mistakes in one message.
     """
-    job, _, _ = resolve(argv, stored, environ)
+    job, _, _ = resolve(argv, stored, environ, given)
     check(job, stored=bool(job.resume))
     return job
 
@@ -49,47 +71,56 @@ def resolve(
     argv: Sequence[str],
     stored: Callable[[Path], dict[str, Any]],
     environ: Mapping[str, str],
+    given: Given = NOTHING,
 ) -> tuple[Job, list[Layer], list[str]]:
     """The job of a command line, each field checked by itself; where else values came from (of two
     layers the first wins), and the flags.
     """
     files, flags = split(argv)
     layers = read(*files)
-    file = merge(*(values for _, values in layers))
-    resume = peek("resume", flags, environ, file)
+    if given.job:
+        layers = [*drop_other_method(layers, given.job), ("the job", given.job)]
+    file, call = merge(*(values for _, values in layers)), given.fields
+    resume = first_text(call, "resume") or peek("resume", flags, environ, file)
     old = (
         stored(Path(resume))
         if resume
         else {}
-        if files
+        if layers
         else merge(*(values for _, values in read(EMBEDDED)))
     )
-    name = peek("algorithm.name", flags, environ, file, old) or DEFAULT_ALGORITHM
+    name = (
+        first_text(call, "algorithm.name")
+        or peek("algorithm.name", flags, environ, file, old)
+        or DEFAULT_ALGORITHM
+    )
     own, source = set[str](), f"resume: the job stored in {resume}"
     if resume:
-        own = user_names(flags, environ, file)
+        own = user_names(flags, environ, merge(file, call))
         refuse_import([name], own, source, "--algorithm.name")
         old = fill_former_defaults(old, name)
     file, old = (about(name, table) for table in (file, old))
     if "algorithm" not in file:
         layers = without_algorithm(layers)
-    chosen = peek("preset", flags, environ)
+    chosen = first_text(call, "preset") or peek("preset", flags, environ)
     asked = chosen or peek("preset", [], {}, file, old) or "paper"
-    preset = read_preset(asked, name, peek("data.name", flags, environ, file, old) or Data().name)
+    data = first_text(call, "data.name") or peek("data.name", flags, environ, file, old)
+    preset = read_preset(asked, name, data or Data().name)
     # a stored job has its preset, and what was set over it
-    over = chosen and (files or not resume)
+    over = chosen and (layers or not resume)
     model = job_model(
         name,
         flags,
         [preset, file, old] if over else [file, old, preset],
         Parser(PROGRAM, allow_abbrev=False),
+        call,
     )
     check_environment(model, environ)
     under = f"the job stored in {resume}" if resume else "the embedded job"
-    given = [*layers[::-1], (under, old)]
+    below = [*layers[::-1], (under, old)]
     preset_layer = (f"preset {asked}", preset)
-    places = [preset_layer, *given] if over else [*given, preset_layer]
-    places = [(name, values) for name, values in places if values]
+    places = [preset_layer, *below] if over else [*below, preset_layer]
+    places = [(name, values) for name, values in [(CALL, call), *places] if values]
     try:
         job = fill_local_defaults(model())  # type: ignore[call-arg]  # its sources give all
     except (ValidationError, SettingsError, RecursionError) as error:
@@ -210,6 +241,12 @@ def about(name: str, table: dict[str, Any]) -> dict[str, Any]:
     theirs = table.get("algorithm")
     other = isinstance(theirs, dict) and theirs.get("name", DEFAULT_ALGORITHM) != name
     return {key: value for key, value in table.items() if not (other and key == "algorithm")}
+
+
+def first_text(table: dict[str, Any], field: str) -> str | None:
+    """A field of a table, where it is a text or a path; `resume` may be either."""
+    value = at(table, field)
+    return str(value) if isinstance(value, str | Path) and str(value) else None
 
 
 def peek(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from hpcfed.core.errors import nearest
 
 PREFIX = "HPCFED_"
+CALL = "hpcfed.run"  # the layer of what a call in Python gives, over all others
 Layer = tuple[str, dict[str, Any]]  # where values come from (a file), and the values
 
 
@@ -75,6 +76,8 @@ def origin(path: Sequence[str], layers: Sequence[Layer], flags: Sequence[str]) -
     """Where the value at this path was given: flag, variable of the environment or file, and its
     name there.
     """
+    if layers and layers[0][0] == CALL and has(layers[0][1], path):
+        return f"{CALL}: {'.'.join(path)}"
     flag = "--" + ".".join(path)
     if any(word.split("=")[0] in (flag, flag.replace("--", "--no-", 1)) for word in flags):
         return f"command line: {flag if '.' in flag else flag.replace('_', '-')}"

@@ -1,4 +1,5 @@
-"""The registry of algorithms: one line each; the file of that name holds the method.
+"""The registry of algorithms: one line each; the file of that name, in the folder of its kind,
+holds the method.
 
 A method of your own needs no line here: `algorithm.name = "mine:Mine"` is class Mine of mine.py, in
 the folder where you start or anywhere on Python's path.
@@ -9,6 +10,19 @@ from hpcfed.core import own
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.registry import Entry, find
 
+KINDS = {  # folders of hpcfed/algorithms, in the order in which methods are listed
+    "references": "references",
+    "global_model": "one global model",
+    "common_head": "different models, a common head",
+    "public_data": "different models, public data",
+    "proxies": "different models, a small common one or a server's",
+    "widths": "one model in several widths",
+    "personal": "personal models, one architecture",
+    "clusters": "clusters of clients",
+    "bayesian": "distributions over models",
+    "asynchronous": "asynchronous, in virtual time",
+    "decentralised": "decentralised, without a server",
+}
 ALGORITHMS = {
     "local": Entry(
         "hpcfed.algorithms.references.local:Local", "each client trains alone; nothing is exchanged"
@@ -32,6 +46,21 @@ ALGORITHMS = {
         "FedAvg with a proximal term; stragglers count",
         "li2020",
     ),
+    "fednova": Entry(
+        "hpcfed.algorithms.global_model.fednova:FedNova",
+        "updates divided by their numbers of steps; stragglers count",
+        "wang2020",
+    ),
+    "feddyn": Entry(
+        "hpcfed.algorithms.global_model.feddyn:FedDyn",
+        "dynamic regularisation makes the clients' optima the common one",
+        "acar2021",
+    ),
+    "moon": Entry(
+        "hpcfed.algorithms.global_model.moon:MOON",
+        "representations drawn to the global model's and away from the own one's of before",
+        "li2021moon",
+    ),
     "fedmd": Entry(
         "hpcfed.algorithms.public_data.fedmd:FedMD",
         "clients agree on their scores of public examples",
@@ -46,6 +75,17 @@ ALGORITHMS = {
         "hpcfed.algorithms.public_data.feddf:FedDF",
         "FedAvg by architecture, then ensemble distillation",
         "lin2020",
+    ),
+    "fccl": Entry(
+        "hpcfed.algorithms.public_data.fccl:FCCL",
+        "clients correlate their scores of public examples, and forget neither others nor "
+        "themselves",
+        "huang2022",
+    ),
+    "fedet": Entry(
+        "hpcfed.algorithms.public_data.fedet:FedET",
+        "FedAvg by architecture; the small models teach a large one on the server",
+        "cho2022",
     ),
     "fedasync": Entry(
         "hpcfed.algorithms.asynchronous.fedasync:FedAsync",
@@ -85,10 +125,23 @@ ALGORITHMS = {
     "fedproto": Entry(
         "hpcfed.algorithms.common_head.fedproto:FedProto", "only class means travel", "tan2022"
     ),
+    "fd": Entry(
+        "hpcfed.algorithms.common_head.fd:FD", "only mean outputs by class travel", "jeong2018"
+    ),
     "fml": Entry(
         "hpcfed.algorithms.proxies.fml:FML",
         "own and common model learn from each other",
         "shen2020,hinton2015",
+    ),
+    "fedkd": Entry(
+        "hpcfed.algorithms.proxies.fedkd:FedKD",
+        "own and common model learn from each other; the common one travels in small factors",
+        "wu2022",
+    ),
+    "fedkemf": Entry(
+        "hpcfed.algorithms.proxies.fedkemf:FedKEMF",
+        "own models and small knowledge networks, which the server fuses on public data",
+        "yu2022",
     ),
     "scaffold": Entry(
         "hpcfed.algorithms.global_model.scaffold:Scaffold",
@@ -102,6 +155,11 @@ ALGORITHMS = {
     ),
     "pfedme": Entry(
         "hpcfed.algorithms.personal.pfedme:PFedMe", "personal models near a common one", "dinh2020"
+    ),
+    "ditto": Entry(
+        "hpcfed.algorithms.personal.ditto:Ditto",
+        "FedAvg, and personal models that stay near its model",
+        "li2021ditto",
     ),
     "heterofl": Entry(
         "hpcfed.algorithms.widths.heterofl:HeteroFL",
@@ -146,7 +204,70 @@ ALGORITHMS = {
         "clients train on from the nearest centre",
         "long2023",
     ),
+    "feddane": Entry(
+        "hpcfed.algorithms.global_model.feddane:FedDANE",
+        "local training corrected by the mean gradient of a first exchange",
+        "li2019feddane",
+    ),
+    "feddist": Entry(
+        "hpcfed.algorithms.global_model.feddist:FedDist",
+        "FedAvg that goes part of the way; +WS by examples",
+        "long2023",
+    ),
+    "fedopt": Entry(
+        "hpcfed.algorithms.global_model.fedopt:FedOpt",
+        "the server steps by Adam, Yogi or Adagrad",
+        "reddi2021",
+    ),
+    "fedrs": Entry(
+        "hpcfed.algorithms.global_model.fedrs:FedRS",
+        "logits of classes that a client lacks are scaled down",
+        "li2021fedrs",
+    ),
+    "cyclic": Entry(
+        "hpcfed.algorithms.global_model.cyclic:Cyclic",
+        "one model goes from client to client",
+        "chang2018,terrail2022",
+    ),
+    "tkm": Entry(
+        "hpcfed.algorithms.clusters.tkm:TKM",
+        "clusters by trimmed K-means, with robust centres",
+        "ghosh2019,long2023",
+    ),
+    "cfl": Entry(
+        "hpcfed.algorithms.clusters.cfl:CFL",
+        "a cluster is cut in two where updates pull apart",
+        "sattler2021,long2023",
+    ),
+    "fedbe": Entry(
+        "hpcfed.algorithms.bayesian.fedbe:FedBE",
+        "the mean model learns from models drawn around the clients'",
+        "chen2021",
+    ),
+    "pfedbayes": Entry(
+        "hpcfed.algorithms.bayesian.pfedbayes:PFedBayes",
+        "personal Gaussians over weights, near a common one",
+        "zhang2022",
+    ),
+    "fesemma": Entry(
+        "hpcfed.algorithms.clusters.fesemma:FeSEMMA",
+        "FeSEM with units matched before they are averaged",
+        "long2023,wang2020fedma",
+    ),
 }
+
+
+def kind_of(entry: Entry) -> str:
+    """The kind of a registered method, a key of KINDS: the folder that holds its file."""
+    return entry.target.split(".")[2]
+
+
+def by_kind() -> dict[str, dict[str, Entry]]:
+    """The registered methods by the title of their kind, as they are listed."""
+    groups: dict[str, dict[str, Entry]] = {title: {} for title in KINDS.values()}
+    for name, entry in ALGORITHMS.items():
+        groups[KINDS[kind_of(entry)]][name] = entry
+    return {title: entries for title, entries in groups.items() if entries}
 
 
 def load(name: str) -> type:

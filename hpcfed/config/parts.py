@@ -78,12 +78,20 @@ class Data(Part):
     """Synthetic: training examples of each client, instead of log-normal sizes."""
     halve: Share = 0.0
     """Share of the clients that keep only half of their examples."""
+    least: Count = 0
+    """Natural: users with fewer training examples are left out."""
+    wrong_labels: Share = 0.0
+    """Share of each client's training examples, drawn, whose label is another class, drawn too."""
+    missing_labels: Share = 0.0
+    """Share of each client's training examples, drawn, that have no label and are not used."""
     partition_file: FileName | None = None
     """Load the partition from this file instead of drawing it."""
     train_limit: PositiveInt | None = None
     """Use only so many training examples in all, drawn class by class."""
     test_share: Annotated[float, Gt(0), Le(1e6)] = 0.3
-    """Size of a client's test set as a share of its training set."""
+    """Size of a client's test set as a share of its training set; natural clients of data whose
+    test examples name their users have all of those instead.
+    """
     public: Count = 0
     """Public examples, taken from the training set before it is partitioned, or from
     public_source.
@@ -96,6 +104,31 @@ class Data(Part):
     """
     tokens: PositiveInt = 32
     """Text: length of an example; longer texts are cut, shorter ones filled up."""
+
+
+class Modalities(Part):
+    """Which kinds of input clients have, of data with several."""
+
+    use: Names = ()
+    """Modalities of the data that are used, separated by commas; default: all."""
+    clients: Literal["all", "drawn", "listed", "natural"] = "all"
+    """Which of them a client has: all; drawn; client k the k-th of `sets` (modulo length); those of
+    its own examples.
+    """
+    rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Drawn: probability of each modality at each client; who would have none gets one, drawn."""
+    sets: Names = ()
+    """Drawn or listed: what clients may have, as accelerometer,accelerometer+skeleton; drawn: it
+    stands for rate.
+    """
+    shares: tuple[PositiveFloat, ...] = ()
+    """Drawn: how often each of `sets` is drawn, relative to one another; default: alike."""
+    missing: Share = 0.0
+    """Probability of each modality of each client to be missing in its training examples; tests
+    have all that it has.
+    """
+    encoders: Literal["all", "own"] = "all"
+    """Encoders in a client's model: of all modalities that are used, or of those that it has."""
 
 
 class Models(Part):

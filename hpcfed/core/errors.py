@@ -58,6 +58,12 @@ class WriteError(CheckpointError):
     again = True
 
 
+class StoppedError(HpcfedError):
+    """A run that was stopped before its end, with all saved that was done."""
+
+    again = True
+
+
 # what a disk refuses for ever: no permission, no such place
 FINAL = (
     errno.EACCES,

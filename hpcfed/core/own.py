@@ -14,8 +14,8 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -45,6 +45,7 @@ class OwnError(ConfigError):
 # Modules that files of users may still import by the names that they had once.
 FORMER_NAMES = {"hpcfed.params": "hpcfed.core.params", "hpcfed.rng": "hpcfed.core.rng"}
 roots: set[Path] = set()  # folders and files from which users' code was imported
+LENT: dict[str, Any] = {}  # classes and functions that `hpcfed.run` was given, by name
 
 
 def load(field: str, name: str, form: str) -> Any:
@@ -58,6 +59,8 @@ def load(field: str, name: str, form: str) -> Any:
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise ConfigError(f"{where}: is no name of the form {form}; mine:Mine is Mine of mine.py")
+    if name in LENT:
+        return LENT[name]
     register(where, module, form)
     for former, present in FORMER_NAMES.items():
         sys.modules.setdefault(former, import_module(present))
@@ -80,6 +83,36 @@ def load(field: str, name: str, form: str) -> Any:
         file = display_path(getattr(found, "__file__", None) or module)
         raise ConfigError(f"{where}: {file} has no {attribute!r}{hint}")
     return getattr(found, attribute)
+
+
+@contextmanager
+def lend(things: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, these names of a job stand for these classes and functions, whatever their modules
+    hold; for what a script or notebook defines.
+    """
+    before = {name: LENT[name] for name in things if name in LENT}
+    LENT.update(things)
+    for thing in things.values():
+        with suppress(OSError, TypeError):  # of what has no source its messages name no line
+            roots.add(Path(os.path.abspath(file_of(thing))))
+    try:
+        yield
+    finally:
+        for name in things:
+            LENT.pop(name, None)
+        LENT.update(before)
+
+
+def file_of(thing: Any) -> str:
+    """The file in which a function or class is defined; a cell of a notebook has a name too.
+    OSError or TypeError where it has none.
+    """
+    thing = inspect.unwrap(thing)
+    if not isinstance(thing, type):
+        return inspect.getfile(getattr(thing, "func", thing))  # of a functools.partial its function
+    code = (getattr(inspect.unwrap(fn), "__code__", None) for fn in vars(thing).values())
+    own = next((c.co_filename for c in code if c), None)
+    return own or inspect.getfile(thing)
 
 
 def register(where: str, module: str, form: str) -> None:

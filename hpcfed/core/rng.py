@@ -54,6 +54,19 @@ def shuffled(n: int, g: torch.Generator) -> list[int]:
 
 
 @contextmanager
+def keep_states() -> Iterator[None]:
+    """Afterwards torch's global generators, those of GPUs in use too, have the states of before."""
+    cpu = torch.get_rng_state()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        if gpus:
+            torch.cuda.set_rng_state_all(gpus)
+
+
+@contextmanager
 def scoped(seed: int, *key: str | int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Seed torch's global generator inside the block, restore it after.
 

@@ -45,6 +45,34 @@ def pixels(x: np.ndarray, where: str) -> np.ndarray:
     raise DataError(f"{where}: dtype {x.dtype} is no pixel; store uint8 (0..255) or float32 (0..1)")
 
 
+def numbers(x: np.ndarray, where: str) -> np.ndarray:
+    """One modality of the examples: rows of numbers [n, features], sequences [n, channels, steps],
+    both float32, or images as `images` takes them.  Raises DataError.
+    """
+    if x.ndim == 4:
+        return images(x, where)
+    if x.ndim not in (2, 3) or 0 in x.shape or x.dtype.kind not in "fiu":
+        raise DataError(
+            f"{where}: {x.dtype} {list(x.shape)} is no modality; store numbers, [n, features], "
+            f"[n, channels, steps] or [n, height, width, channels], or tokens, [n, length], with "
+            f"an attribute vocabulary"
+        )
+    with np.errstate(over="ignore"):
+        made = x.astype(np.float32)
+    first_bad(x, ~np.isfinite(made), where, "numbers must be finite; mend the example, or mark it")
+    return made
+
+
+def flags(x: np.ndarray, n: int, where: str) -> np.ndarray:
+    """Whether each of n examples has something, [n], bool; 0 and 1 are accepted.  DataError."""
+    if x.shape != (n,) or x.dtype.kind not in "biu":
+        raise DataError(
+            f"{where}: {x.dtype} {list(x.shape)}, but there are {n} examples; store 0 or 1 for each"
+        )
+    first_bad(x, (x != 0) & (x != 1), where, "an example has the modality, 1, or not, 0")
+    return x.astype(bool)
+
+
 def texts(x: np.ndarray, where: str) -> np.ndarray:
     """Texts as [n], str; bytes must be UTF-8.  Raises DataError."""
     if x.ndim != 1 or not len(x) or not x.dtype.itemsize:

@@ -1,10 +1,12 @@
 """Users' own data: HDF5 and NPZ files, read without pickle and checked before use."""
 
 import io
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -17,7 +19,7 @@ from hpcfed.core.rng import stream
 from hpcfed.data import check
 from hpcfed.data.moments import moments
 from hpcfed.data.readable import Nodes, add_path_to_errors, fits, hdf5, readable, whole
-from hpcfed.data.record import TEXT, DataSet, Split, Text
+from hpcfed.data.record import TEXT, DataSet, Split, Task, Text, several
 from hpcfed.data.sampling import apportion, take
 from hpcfed.data.text import encode
 from hpcfed.storage.untrusted import attribute
@@ -25,6 +27,7 @@ from hpcfed.storage.untrusted import attribute
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"
 OUTPUTS = {"binary": 2, "survival": 1}  # of models, where a task says how many
 RISK = ("log risk",)  # what a model of survival times gives
+MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a name of one
 HELD_OUT = 0.2  # share of the training examples that serves as test split where a file has none
 
 
@@ -32,23 +35,26 @@ HELD_OUT = 0.2  # share of the training examples that serves as test split where
 class Raw:
     """One split as a file has it; the names say where each array stands, for messages."""
 
-    x: np.ndarray
+    x: Any
     y: np.ndarray
     users: np.ndarray | None
     names: tuple[str, str, str]
+    present: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class File:
     """What a file holds: its splits, the names of the classes, and where x is tokens how many there
-    are.
+    are; by modality where there are several.
     """
 
     train: Raw
     test: Raw | None
     classes: list[str] | None = None
     vocabulary: int = 0
-    task: str = "classes"
+    vocabularies: Mapping[str, int] = field(default_factory=dict)
+    task: Task = "classes"
+    own_tests: bool = False
 
 
 def read(path: Path, text: Text = TEXT) -> DataSet:
@@ -59,7 +65,11 @@ def read(path: Path, text: Text = TEXT) -> DataSet:
     `user_hash`); attribute `classes`: JSON list of names.  With an attribute `vocabulary` V, x is
     tokens, [n, L], 0..V-1, 0 for padding; attribute `task`: "binary" where the second of two
     classes is positive and rare, "next" where the label is the token that follows, "survival" where
-    labels are [n, 2], time and whether the event was seen.
+    labels are [n, 2], time and whether the event was seen. Of data with several modalities `x` is a
+    group, with an array for each, and perhaps a group `present`, with an array [n] of 0 and 1 for
+    each that some examples lack; what is there in their place is not read. An array of tokens has
+    the attribute `vocabulary`. Attribute `own_tests` (1: a user's test examples test the client
+    that has this user) is that of `DataSet`.
     NPZ: x_train (or text_train), y_train, x_test, y_test, perhaps users_train, users_test, and
     vocabulary. Without a test split, a fixed, stratified fifth of the training examples is held
     out.  Mean and deviation, and the vocabulary of texts, are those of the training split.  text:
@@ -104,25 +114,68 @@ def _read_hdf5(path: Path) -> File:
         vocabulary = check.vocabulary(
             attribute(opened, "vocabulary", 0), f"{path}: attribute vocabulary"
         )
+        vocabularies = {
+            name: check.vocabulary(
+                attribute(file[f"train/x/{name}"], "vocabulary", 0), f"{path}: train/x/{name}"
+            )
+            for name in (train.x if isinstance(train.x, Mapping) else ())
+        }
         task = str(attribute(opened, "task", "classes"))
+        own_tests = attribute(opened, "own_tests", 0)
     if task not in TASKS:
         raise DataError(f"{path}: attribute task: {unknown('task', task, TASKS)}")
     if names is not None and not (isinstance(names, list) and names):
         raise DataError(
             f"{path}: attribute 'classes' is {names!r}; store a JSON list of class names"
         )
-    return File(train, test, names, vocabulary, task)
+    named = train.users is not None and (test is None or test.users is not None)
+    if np.shape(own_tests) or own_tests not in (0, 1) or (own_tests and not named):
+        raise DataError(
+            f"{path}: attribute own_tests is {own_tests!s:.50}; store 1 where both splits name "
+            f"their users, else leave it away"
+        )
+    return File(train, test, names, vocabulary, vocabularies, task, bool(own_tests))
 
 
 def _raw_group(path: Path, file: Nodes, part: str) -> Raw:
     if not isinstance(file[part], h5py.Group):
         raise DataError(f"{path}: {part} is no group; store {part}/images, {part}/labels")
+    if f"{part}/x" in file and isinstance(file[f"{part}/x"], h5py.Group):
+        return _raw_modalities(path, file, part)
     if f"{part}/jpeg_body" not in file:
         return _raw(path, file, part + "/{}", x=("images", "x", "text"), y=("labels", "y"))
     places = [f"{part}/{key}" for key in ("labels", "users")]
     arrays = {place: file[place] for place in places if place in file}
     arrays[f"{part}/images"] = _decode_jpegs(path, file, part)
     return _raw(path, arrays, part + "/{}", x=("images",), y=("labels",))
+
+
+def _raw_modalities(path: Path, file: Nodes, part: str) -> Raw:
+    """A split whose inputs are a group with an array for each modality, in alphabetical order."""
+    place = f"{part}/x"
+    names = sorted(file[place])
+    if not names:
+        raise DataError(f"{path}: group {place} is empty; store an array for each modality")
+    for name in names:
+        if not MODALITY.fullmatch(name):
+            raise DataError(
+                f"{path}: {place}/{name}: a modality is named in letters, digits, - and _"
+            )
+    arrays = {name: _values(path, file, f"{place}/{name}") for name in names}
+    there = {
+        name: _values(path, file, f"{part}/present/{name}")
+        for name in (file[f"{part}/present"] if f"{part}/present" in file else ())
+    }
+    for name in there:
+        if name not in arrays:
+            raise DataError(f"{path}: {part}/present/{name}: there is no {place}/{name}")
+    key = next((k for k in ("labels", "y") if f"{part}/{k}" in file), None)
+    if key is None:
+        raise DataError(f"{path}: has no {part}/labels or {part}/y; store it there")
+    users = next((u for u in ("users", "user_hash") if f"{part}/{u}" in file), "users")
+    ids = _values(path, file, f"{part}/{users}") if f"{part}/{users}" in file else None
+    y = _values(path, file, f"{part}/{key}")
+    return Raw(arrays, y, ids, (place, f"{part}/{key}", f"{part}/{users}"), there)
 
 
 def _raw(path: Path, arrays: Mapping, place: str, x: tuple[str, ...], y: tuple[str, ...]) -> Raw:
@@ -192,7 +245,9 @@ def _assemble(path: Path, file: File, text: Text) -> DataSet:
     for raw, split in zip(raws, splits, strict=True):
         if not survival:
             check.below(split.y, len(classes), f"{path}: {raw.names[1]}")
-        if split.x.shape[1:] != splits[0].x.shape[1:] or split.x.dtype != splits[0].x.dtype:
+        if isinstance(split.x, Mapping) or isinstance(splits[0].x, Mapping):
+            _alike(path, split.x, splits[0].x)
+        elif split.x.shape[1:] != splits[0].x.shape[1:] or split.x.dtype != splits[0].x.dtype:
             raise DataError(
                 f"{path}: {raw.names[0]} is {split.x.dtype} {list(split.x.shape[1:])} an "
                 f"example, but "
@@ -202,20 +257,64 @@ def _assemble(path: Path, file: File, text: Text) -> DataSet:
     if file.test is None:
         splits = _hold_out(splits[0], path)
     vocabulary = file.vocabulary
-    if splits[0].x.dtype == object:
-        with add_path_to_errors(path):
-            splits, vocabulary = encode(splits, text)
+    facts: Any = {"task": file.task, "own_tests": file.own_tests}
     if file.task in OUTPUTS and len(classes) != OUTPUTS[file.task]:
         raise DataError(
             f"{path}: attribute task is {file.task!r}, which has {OUTPUTS[file.task]} classes, but "
             f"there are {len(classes)}; store another task, or other classes"
         )
+    if isinstance(splits[0].x, Mapping):
+        return several(path.stem, *splits, classes, file.vocabularies, **facts)
+    if splits[0].x.dtype == object:
+        with add_path_to_errors(path):
+            splits, vocabulary = encode(splits, text)
     numbers = ((), ()) if vocabulary else moments(splits[0].x)
-    return DataSet(path.stem, *splits, classes, *numbers, vocabulary, file.task)
+    return DataSet(path.stem, *splits, classes, *numbers, vocabulary, **facts)
+
+
+def _alike(path: Path, x: Any, first: Any) -> None:
+    """DataError where the test split has other modalities, or other shapes of them."""
+    kinds = [
+        {name: (v.shape[1:], v.dtype) for name, v in part.items()}
+        if isinstance(part, Mapping)
+        else {}
+        for part in (x, first)
+    ]
+    for name in sorted(kinds[0].keys() | kinds[1].keys()):
+        found, wanted = (kind.get(name) for kind in kinds)
+        if found != wanted:
+            told = [f"{v[1]} {list(v[0])} an example" if v else "missing" for v in (found, wanted)]
+            raise DataError(
+                f"{path}: test/x/{name} is {told[0]}, but train/x/{name} is {told[1]}; make them "
+                f"alike"
+            )
+
+
+def _split_modalities(path: Path, raw: Raw, file: File) -> Split:
+    """The split of several modalities; each has as many examples as there are labels."""
+    n = len(raw.y) if raw.y.ndim else 0
+    as_task = check.survival if file.task == "survival" else check.labels
+    y = as_task(raw.y, n, f"{path}: {raw.names[1]}")
+    users = None if raw.users is None else check.users(raw.users, n, f"{path}: {raw.names[2]}")
+    part = raw.names[0].removesuffix("/x")
+    x, there = {}, {}
+    for name, given in raw.x.items():
+        where = f"{path}: {raw.names[0]}/{name}"
+        if not given.ndim or len(given) != n:
+            raise DataError(f"{where}: shape {list(given.shape)}, but there are {n} labels")
+        if name in raw.present:
+            there[name] = check.flags(raw.present[name], n, f"{path}: {part}/present/{name}")
+            given = given.copy()
+            given[~there[name]] = 0  # what is not there may be nan
+        tokens = file.vocabularies.get(name, 0)
+        x[name] = check.tokens(given, tokens, where) if tokens else check.numbers(given, where)
+    return Split(x, y, users, there)
 
 
 def _split(path: Path, raw: Raw, file: File) -> Split:
     where = f"{path}: {raw.names[0]}"
+    if isinstance(raw.x, Mapping):
+        return _split_modalities(path, raw, file)
     if raw.x.dtype.kind in "OSU":
         x = check.texts(raw.x, where)
     else:
@@ -251,7 +350,4 @@ def _hold_out(split: Split, path: Path) -> list[Split]:
     strata = split.strata
     test = take(strata, apportion(size, np.bincount(strata)), stream(0, "hold-out"))
     train = np.setdiff1d(np.arange(len(split.y)), test)
-    users = split.users
-    return [
-        Split(split.x[i], split.y[i], None if users is None else users[i]) for i in (train, test)
-    ]
+    return [split.take(i) for i in (train, test)]

@@ -12,6 +12,7 @@ from hpcfed.core.registry import find
 from hpcfed.core.rng import stream
 from hpcfed.data import PARTITIONS, schemes
 from hpcfed.data.holdings import Partition
+from hpcfed.data.modalities import labelled
 from hpcfed.data.record import DataSet, Split
 from hpcfed.data.sampling import limit, mirror, public
 
@@ -26,6 +27,8 @@ class Settings(Protocol):
     shards_per_client: int
     spread: float
     halve: float
+    least: int
+    missing_labels: float
     train_limit: int | None
     test_share: float
     public: int
@@ -74,7 +77,8 @@ def split(data: DataSet, settings: Settings, clients: int, seed: int) -> Partiti
 
     First the public examples are taken out of the training split, then train_limit of the others
     are kept, then the clients share these out; at last each client gets a test set that mirrors its
-    training labels (`sampling.mirror`). The same on every rank for the same seed.
+    training labels (`sampling.mirror`), or all test examples of its users (`own_tests`). Examples
+    without a label are taken out after that. The same on every rank for the same seed.
     Raises DataError where a client gets no example, the data are too few or the file holds another
     number of public examples than are wanted, ConfigError for settings that the data cannot meet.
     """
@@ -83,13 +87,45 @@ def split(data: DataSet, settings: Settings, clients: int, seed: int) -> Partiti
     apart = public(data.train.strata, settings.public, stream(seed, "public"))
     pool = np.setdiff1d(np.arange(len(data.train.y)), apart)
     pool = pool[limit(data.train.strata[pool], settings.train_limit, stream(seed, "limit"))]
+    pool = _frequent(data.train, pool, settings)
     train = tuple(np.sort(pool[part]) for part in _draw(data.train, pool, settings, clients, seed))
     labels, tests = data.train.strata, data.test.strata
-    test = tuple(
-        mirror(labels, part, tests, settings.test_share, stream(seed, "test", k))
-        for k, part in enumerate(train)
-    )
+    if settings.partition == "natural" and data.own_tests:
+        test = tuple(_of_users(data, part) for part in train)
+    else:
+        test = tuple(
+            mirror(labels, part, tests, settings.test_share, stream(seed, "test", k))
+            for k, part in enumerate(train)
+        )
+    if settings.missing_labels:
+        known = lambda k: stream(seed, "missing labels", k)  # noqa: E731
+        train = tuple(labelled(train, settings.missing_labels, known))
     return Partition(train, test, apart)
+
+
+def _of_users(data: DataSet, part: np.ndarray) -> np.ndarray:
+    """The test examples of the users that these training examples are of."""
+    assert data.train.users is not None and data.test.users is not None
+    return np.flatnonzero(np.isin(data.test.users, np.unique(data.train.users[part])))
+
+
+def _frequent(train: Split, pool: np.ndarray, settings: Settings) -> np.ndarray:
+    """Those of the pool whose users have as many examples there as the job asks for."""
+    if not settings.least:
+        return pool
+    if settings.partition != "natural" or train.users is None:
+        raise ConfigError(
+            f"data.least = {settings.least} is about users: it needs data.partition = 'natural', "
+            f"and data that name users; leave it away"
+        )
+    ids, number = np.unique(train.users[pool], return_counts=True)
+    kept = pool[np.isin(train.users[pool], ids[number >= settings.least])]
+    if not len(kept):
+        raise DataError(
+            f"data.least = {settings.least}, but no user has more than {number.max()} examples; "
+            f"set less"
+        )
+    return kept
 
 
 def _draw(
@@ -102,7 +138,7 @@ def _draw(
             f"{clients} clients cannot share {len(pool)} examples; take 1 to {len(pool)} clients"
         )
     mine = Split(
-        train.x[:0], train.strata[pool], None if train.users is None else train.users[pool]
+        np.zeros(0), train.strata[pool], None if train.users is None else train.users[pool]
     )
     parts = draw(mine, settings, clients, stream(seed, "partition"))
     for k, part in enumerate(parts):

@@ -2,13 +2,21 @@
 need.
 """
 
+from __future__ import annotations
+
 import json
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.shapes import Modality, Shapes, each, read_numbers
+from hpcfed.data.moments import moments
+
 Arrays = dict[str, np.ndarray]
+Task = Literal["classes", "binary", "next", "survival"]
 
 
 class Text(NamedTuple):
@@ -28,15 +36,26 @@ class Split:
     """One split.
 
     x: [n, channels, height, width], uint8 (0..255) or float32 (0..1); or tokens, [n, L], int32, 0
-    is padding.
+    is padding; or sequences, [n, channels, L], or rows of numbers, [n, features], float32. Of data
+    with several modalities: a dict of such arrays by modality.
     y: [n], int64, 0..C-1; or survival times, [n, 2], float32: time, and 1 where the event was seen
     then, 0 where it had not come yet (censored).
     users: [n], int64, the natural client of each example, or None where the data name none.
+    present: by modality, [n], bool, which examples have it; a modality that is not named is in all
+    of them. Where an example lacks one, x holds the mean there (`fill_absent`), which is 0 once
+    normalised.
     """
 
-    x: np.ndarray
+    x: Any
     y: np.ndarray
     users: np.ndarray | None = None
+    present: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def take(self, rows: np.ndarray | slice) -> Split:
+        """The examples of these rows."""
+        users = None if self.users is None else self.users[rows]
+        there = {name: v[rows] for name, v in self.present.items()}
+        return Split(each(self.x, lambda v: v[rows]), self.y[rows], users, there)
 
     @property
     def strata(self) -> np.ndarray:
@@ -52,31 +71,119 @@ class DataSet:
 
     classes: C names.  mean, std: one number a channel, on the 0..1 scale where x is uint8, else on
     the scale of x; over the training split; empty for tokens.  vocabulary: how many different
-    tokens there are, padding included; 0 for images.  task: what the labels are, one of
-    `hpcfed.config.metrics.TASKS`: "classes"; "binary", two classes of which the second is positive
-    and rare; "next", the token that follows; "survival", times, and a model has one output, the
-    logarithm of the risk, which `classes` names.
+    tokens there are, padding included; 0 for images. Of data with several modalities mean and std
+    are dicts by modality, vocabulary is 0, and vocabularies has that of each.
+    task: what the labels are, one of `hpcfed.config.metrics.TASKS`: "classes"; "binary", two
+    classes of which the second is positive and rare; "next", the token that follows; "survival",
+    times, and a model has one output, the logarithm of the risk, which `classes` names.
+    own_tests: test examples belong to the users that they name. In the natural partition a client
+    is then tested on those of its own users, otherwise on examples that mirror its labels.
     """
 
     name: str
     train: Split
     test: Split
     classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Any
+    std: Any
     vocabulary: int = 0
-    task: str = "classes"
+    vocabularies: Mapping[str, int] = field(default_factory=dict)
+    task: Task = "classes"
+    own_tests: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example: whole numbers, or `Shapes` of several modalities."""
+        x = self.train.x
+        if not isinstance(x, Mapping):
+            return x.shape[1:]
+        return Shapes(  # type: ignore[return-value]
+            Modality(name, v.shape[1:], self.vocabularies[name]) for name, v in x.items()
+        )
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """The names of its modalities; none where inputs are of one kind."""
+        return tuple(self.train.x) if isinstance(self.train.x, Mapping) else ()
+
+    @property
+    def text(self) -> bool:
+        """Whether its inputs, or those of some modality, are tokens."""
+        return bool(self.vocabulary) or any(self.vocabularies.values())
+
+    def only(self, names: Collection[str]) -> DataSet:
+        """The same examples with these modalities alone, in the data set's order.
+
+        Raises ConfigError for one that the data do not have.
+        """
+        for name in names:
+            if name not in self.modalities:
+                held = ", ".join(self.modalities) or "one kind of input, without a name"
+                raise ConfigError(f"modality {name!r}: {self.name} has {held}; name one of those")
+        kept = [name for name in self.modalities if name in names]
+        pick = lambda d: {name: d[name] for name in kept if name in d}  # noqa: E731
+        return replace(
+            self,
+            train=replace(self.train, x=pick(self.train.x), present=pick(self.train.present)),
+            test=replace(self.test, x=pick(self.test.x), present=pick(self.test.present)),
+            mean=pick(self.mean),
+            std=pick(self.std),
+            vocabularies=pick(self.vocabularies),
+        )
+
+
+def several(
+    name: str,
+    train: Split,
+    test: Split,
+    classes: Sequence[str],
+    vocabulary: Mapping[str, int] | None = None,
+    **facts: Any,
+) -> DataSet:
+    """A data set with several modalities, normalised by the training examples that have each.
+
+    vocabulary: of the modalities that are tokens.  facts: further fields of `DataSet`.
+    """
+    tokens = dict.fromkeys(train.x, 0) | dict(vocabulary or {})
+    mean, std = {}, {}
+    for part, x in train.x.items():
+        there = train.present.get(part)
+        known = x if there is None or not there.any() else x[there]
+        mean[part], std[part] = ((), ()) if tokens[part] else moments(known)
+    train, test = fill_absent(train, mean), fill_absent(test, mean)
+    return DataSet(name, train, test, tuple(classes), mean, std, 0, tokens, **facts)
+
+
+def fill_absent(split: Split, mean: Mapping[str, Sequence[float]]) -> Split:
+    """The split with the mean of each channel where an example lacks a modality; of tokens padding,
+    of uint8 0.
+    """
+    filled = dict(split.x)
+    for name, there in split.present.items():
+        x = filled[name].copy()
+        x[~there] = 0
+        if mean[name] and x.dtype != np.uint8:
+            x[~there] = np.array(mean[name], x.dtype).reshape(-1, *[1] * (x.ndim - 2))
+        filled[name] = x
+    return replace(split, x=filled)
+
+
+FACTS = ("name", "classes", "mean", "std", "vocabulary", "vocabularies", "task", "own_tests")
 
 
 def to_arrays(data: DataSet) -> Arrays:
     """The data set as arrays alone, to be shared between the ranks of a node; the facts are JSON
     bytes.
     """
-    names = ("name", "classes", "mean", "std", "vocabulary", "task")
-    facts = {name: getattr(data, name) for name in names}
+    facts = {name: getattr(data, name) for name in FACTS} | {"modalities": data.modalities}
     arrays = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
     for part, split in (("train", data.train), ("test", data.test)):
-        fields = {"x": split.x, "y": split.y, "users": split.users}
+        fields = {"y": split.y, "users": split.users}
+        if isinstance(split.x, Mapping):
+            fields |= {f"x/{name}": v for name, v in split.x.items()}
+        else:
+            fields["x"] = split.x
+        fields |= {f"present/{name}": v for name, v in split.present.items()}
         arrays |= {f"{part}_{key}": value for key, value in fields.items() if value is not None}
     return arrays
 
@@ -84,11 +191,14 @@ def to_arrays(data: DataSet) -> Arrays:
 def from_arrays(arrays: Arrays) -> DataSet:
     """What `to_arrays` took apart; the splits are views of the given arrays, nothing is copied."""
     facts = json.loads(arrays["facts"].tobytes())
-    parts = ("train", "test")
-    train, test = (
-        Split(arrays[f"{p}_x"], arrays[f"{p}_y"], arrays.get(f"{p}_users")) for p in parts
-    )
-    rows = {key: tuple(facts[key]) for key in ("classes", "mean", "std")}
-    return DataSet(
-        facts["name"], train, test, **rows, vocabulary=facts["vocabulary"], task=facts["task"]
-    )
+    names = facts.pop("modalities")
+
+    def split(part: str) -> Split:
+        x = {name: arrays[f"{part}_x/{name}"] for name in names} if names else arrays[f"{part}_x"]
+        held = {name: arrays.get(f"{part}_present/{name}") for name in names}
+        there = {name: v for name, v in held.items() if v is not None}
+        return Split(x, arrays[f"{part}_y"], arrays.get(f"{part}_users"), there)
+
+    facts |= {key: read_numbers(facts[key]) for key in ("mean", "std")}
+    facts["classes"] = tuple(facts["classes"])
+    return DataSet(train=split("train"), test=split("test"), **facts)

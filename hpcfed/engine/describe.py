@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from hpcfed.algorithms.decentralised.peers import Peers
+from hpcfed.core.shapes import write_numbers, write_shape
 from hpcfed.core.tables import size
 from hpcfed.core.version import __version__
 from hpcfed.engine.memory import need
@@ -62,11 +63,17 @@ def inputs(facts: World) -> dict[str, Any]:
     """What a trained model must know of its inputs, when the data are no longer there."""
     data = facts.data
     return {
-        "shape": list(facts.shape),
-        "mean": list(data.mean),
-        "std": list(data.std),
+        "shape": write_shape(facts.shape),
+        "mean": write_numbers(data.mean),
+        "std": write_numbers(data.std),
         "vocabulary": data.vocabulary,
-    }
+    } | ({"modalities": modalities(facts)} if facts.held else {})
+
+
+def modalities(facts: World) -> list[list[str]]:
+    """The modalities of each client; of very many clients nothing."""
+    assert facts.held is not None
+    return [list(own) for own in facts.held.own] if len(facts.held.own) <= SMALL else []
 
 
 def placement_of(rounds: Rounds) -> list[int]:

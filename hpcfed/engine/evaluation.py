@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfed.algorithms.base import Method
+from hpcfed.algorithms.base import Method, architecture
 from hpcfed.core import rng
 from hpcfed.engine.metrics import Metrics, Scores, pooled_accuracy
 from hpcfed.engine.record import SMALL, Row
-from hpcfed.training.evaluate import NONE, Score, common, score
+from hpcfed.training.evaluate import NONE, Score, score
 
 if TYPE_CHECKING:
     from hpcfed.algorithms.base import State
@@ -81,8 +80,7 @@ class Evaluation:
         """Whether a client's own score depends on its model alone, not on what the server makes of
         the round.
         """
-        method = type(self.algorithm)
-        return method.predict is Method.predict and method.adapted is Method.adapted
+        return type(self.algorithm).predictor is Method.predictor
 
     def own(self, ks: Iterable[int], state: State) -> dict[int, Score]:
         """The scores of those of these that are in the cohort, after their training."""
@@ -108,20 +106,6 @@ class Evaluation:
                     self._receive(client, state)
                 scores[client.id] = self._score(client, state)
         return scores
-
-    def common(self, state: State) -> Row:
-        """The server's model on the whole test split, and its sub-models; nan where the server has
-        no whole model.
-        """
-        fed, method, pooled = self.fed, self.algorithm, self.fed.pooled()
-        row, whole = {"rounds/accuracy_common": float("nan")}, pooled.architecture
-        for architecture in (*method.levels(fed), whole):
-            pooled.architecture = architecture
-            if not method.common(fed, pooled, state):
-                break
-            right = common(fed, partial(method.predict, fed, pooled, state))
-            row[f"rounds/accuracy_common{architecture.removeprefix(whole)}"] = right
-        return row
 
     def after_last_round(self, state: State, t: int) -> Row:
         """All clients' scores, own and received, when the method has finished; collective.
@@ -189,7 +173,7 @@ class Evaluation:
         round.
         """
         for client in (self.fed.clients[k] for k in ks if k in self.fed.clients):
-            client.architecture = self.algorithm.architecture(self.fed, client.id, self._t)
+            client.architecture = architecture(self.algorithm, self.fed, client.id, self._t)
             self.fed.clock.heartbeat.visit(str(client.id))
             yield client
             self.fed.clients.trim(keep=self.cohort)
@@ -210,10 +194,13 @@ class Evaluation:
         self.algorithm.receive(client, self.algorithm.offer(self.fed, client, state))
 
     def _score(self, client: Client, state: State) -> Score:
-        """The client's model as it is, on its test set; what adapting to it changes is undone."""
-        with self.algorithm.adapted(self.fed, client, state, self._t):
-            predict = partial(self.algorithm.predict, self.fed, client, state)
-            return score(self.fed, client, predict)
+        """The client's model as it is, on its test set; what predicting needs of changes to it is
+        undone.
+        """
+        if self.independent:
+            return score(self.fed, client, client.model)
+        with client.borrowed():
+            return score(self.fed, client, self.algorithm.predictor(self.fed, client, state))
 
 
 def merge_scores(phases: Mapping[str, Scores]) -> dict[int, tuple[float, ...]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcfed.algorithms.events import SERVER, EventBased, Work
+from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.engine.event_queue import Ended, EventQueue
 from hpcfed.engine.record import Row
 
@@ -45,7 +45,8 @@ class Events:
         # client, and merges of the server since its download
         self._staleness: list[tuple[int, int]] = []
         seconds = partial(algorithm.seconds, fed)
-        self.queue = EventQueue(fed.participation.draws, algorithm.at_once(fed), seconds)
+        at_once = fed.cohort_size if algorithm.to_server else fed.K
+        self.queue = EventQueue(fed.participation.draws, at_once, seconds)
         self._hand_out(self._waits(self.queue.fill(), self.queue.now), state)
 
     @property
@@ -82,18 +83,19 @@ class Events:
 
     def merge(self, job: Work, state: State) -> State:
         """A job's result into what its target holds; collective. Returns the server's state."""
-        fed, k, target = self.fed, job.client, self.algorithm.target(job.client)
+        fed, k = self.fed, job.client
         self._worked.discard(k)
-        if target == SERVER:
+        if self.algorithm.to_server:
             self._staleness.append((k, job.staleness))
             up = fed.exchange.from_client(k, self._results.pop(k, None))
             merged = self.algorithm.merge(fed, job, state, up, {})
             self.version += merged is not None
             return state if merged is None else merged
-        up, near = self._at_target(job, target)
-        for client in fed.mine([target]):
+        near = self._arrived(job)
+        for client in fed.mine([k]):
             held = client.params(self.algorithm.shared)
-            merged = self.algorithm.merge(fed, job, held, up, near)
+            client.memory["merged"] = held
+            merged = self.algorithm.merge(fed, job, held, self._results.pop(k), near)
             if merged is not None:
                 client.load(merged)
         return state
@@ -134,9 +136,7 @@ class Events:
         """Of jobs begun now, those that start now; the others wait for their start, as their
         downloads do.
         """
-        later = [
-            job for job in jobs if job.start > now and self.algorithm.target(job.client) == SERVER
-        ]
+        later = [job for job in jobs if job.start > now and self.algorithm.to_server]
         self._waiting += later
         return [job for job in jobs if job not in later]
 
@@ -151,11 +151,16 @@ class Events:
         return late
 
     def _hand_out(self, jobs: Iterable[Work], state: State) -> None:
-        """Give the clients of jobs that start what they need of the present state."""
+        """Give the clients of jobs that start the server's state; without a server keep the model
+        that they had before, which others have until the new one arrives.
+        """
         for job in jobs:
             self._since[job.client] = self.version
             for client in self.fed.mine([job.client]):
-                self.algorithm.start(client, state)
+                if self.algorithm.to_server:
+                    client.memory["download"] = state
+                else:
+                    client.memory["before"] = client.memory.pop("merged", None) or client.params()
 
     def _compute(self, jobs: list[Work]) -> None:
         """All of these jobs that have started and are not yet computed, each at its client's
@@ -171,23 +176,24 @@ class Events:
             work = lambda client, job=job: self.algorithm.work(self.fed, client, job)  # noqa: E731
             self._results |= self.fed.run([job.client], work, job=job.number)
 
-    def _at_target(self, job: Work, target: int) -> tuple[Any, dict[int, Any]]:
-        """The job's result, and the latest models of those that are near, at the target's rank;
+    def _arrived(self, job: Work) -> dict[int, Any]:
+        """The latest models of the clients near the job's, as they have arrived there; at its rank;
         collective.
         """
-        k, fed, given = job.client, self.fed, self.algorithm.near(self.fed, job.client, job.number)
-        up = {k: self._results.pop(k)} if k in self._results else {}
+        given = self.algorithm.near(self.fed, job.client, job.number)
         models = {
-            c.id: self.algorithm.sent(c, self._has_arrived(c.id, job.finish))
-            for c in fed.mine(given)
+            c.id: c.params(self.algorithm.shared)
+            if self._has_arrived(c.id, job.finish)
+            else c.memory["before"]
+            for c in self.fed.mine(given)
         }
-        return fed.exchange.to_client(target, up, [k]).get(k), fed.exchange.to_client(
-            target, models, given
-        )
+        return self.fed.exchange.to_client(job.client, models, given)
 
     def _has_arrived(self, k: int, now: float) -> bool:
         """Whether what client k sent when its open job started has reached the others."""
-        return now >= self._opened[k].start + self.algorithm.delay(self.fed, k)
+        who = self.fed.participation
+        delay = who.profiles.seconds(k, 0, 0, who.announced(k)[1])
+        return now >= self._opened[k].start + delay
 
     def _stale_reports(self, ids: np.ndarray) -> Row:
         """Mean staleness of what these clients reported to the server, and of all that was; nothing

@@ -12,6 +12,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm.agree import on_all_ranks
+from hpcfed.config.write import without_call
 from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError, HpcfedError, may_pass
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.atomic import convert_write_errors
@@ -221,8 +222,4 @@ def read_job(path: Path) -> dict[str, Any]:
         job = header.get("settings") or header.get("job")
         if job is None:
             raise error
-    return {
-        k: v
-        for k, v in job.items()
-        if k not in ("out", "resume", "overwrite", "force", "dry_run", "quiet", "verbose")
-    }
+    return without_call(job)

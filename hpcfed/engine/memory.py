@@ -20,6 +20,8 @@ from torch.nn.functional import cross_entropy
 from hpcfed.comm.agree import on_all_ranks
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.inputs import zeros
+from hpcfed.core.shapes import each, parts
 from hpcfed.machine.devices import CONTEXT, autocast
 from hpcfed.machine.faults import explain_fault, out_of_memory
 from hpcfed.models.flat import Skeleton
@@ -101,7 +103,8 @@ def need(facts: World, fed: Federation) -> Need:
     kinds = sorted({fed.architectures[k] for k in fed.clients})
     flat = {name: VALUE * fed.store.layout(name).size for name in kinds}
     n = len(buffers(fed.job.local))  # moments; the gradient is the step's
-    value = facts.data.train.x.itemsize
+    x = parts(facts.data.train.x)
+    example = sum(part.itemsize * math.prod(part.shape[1:]) for part in x)  # bytes
     weights = 0 if fed.store.stateless else sum(flat[fed.architectures[k]] for k in mine)
     if fed.job.local.keep_optimiser:
         weights += n * sum(flat[fed.architectures[k]] for k in mine)
@@ -109,7 +112,7 @@ def need(facts: World, fed: Federation) -> Need:
     return Need(
         # clients train one after the other: the largest one's moments are the most
         modules=sum(flat.values()) + n * max(flat.values(), default=0),
-        examples=value * math.prod(facts.shape) * sum(int(fed.sizes[k]) for k in mine),
+        examples=example * sum(int(fed.sizes[k]) for k in mine),
         resting=min(weights, int(fed.gpu.memory / 2)) if fed.gpu.memory else weights,
         steps={name: peak(fed, name) for name in kinds},
         moments=n * sum(flat.values()) if captured else None,
@@ -163,15 +166,14 @@ def step(fed: Federation, skeleton: Skeleton, n: int) -> None:
 
 def forward(fed: Federation, skeleton: Skeleton, n: int) -> Tensor:
     """The loss of n empty examples, in as many views as the method has. Returns a scalar."""
-    kind = torch.long if fed.store.vocabulary else torch.float
-    x = torch.zeros(n, *fed.store.form[0], dtype=kind, device=fed.device)
+    x = zeros(fed.store.form[0], n, fed.store.vocabulary, fed.device)
     y = torch.zeros(n, dtype=torch.long, device=fed.device)
     model = skeleton.model.train()
-    parts = (model.own, model.proxy) if isinstance(model, Pair) else (model,)
+    models = (model.own, model.proxy) if isinstance(model, Pair) else (model,)
     with autocast(fed.job.run.precision, fed.device):
         return sum(  # type: ignore[return-value]
-            cross_entropy(part(x.clone()), y)
-            for part in parts
+            cross_entropy(part(each(x, torch.clone)), y)
+            for part in models
             for _ in range(fed.job.algorithm.views)
         )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from hpcfed.algorithms.base import keeps_weights
 from hpcfed.algorithms.events import EventBased
 from hpcfed.engine.balance import Balance
 from hpcfed.engine.evaluation import Evaluation, merge_scores
@@ -127,7 +128,7 @@ class Rounds:
         state: State = algorithm.init(fed)
         self.fed, self.algorithm, self.state = fed, algorithm, state
         self.t, self.run_id = 0, ""
-        fed.store.stateless = not algorithm.keeps(fed)
+        fed.store.stateless = not keeps_weights(algorithm, fed)
         fed.job = stacked.resolve_engine(fed, algorithm)
         fed.turns.grouping = partial(stacked.groups, fed, algorithm)
         self.evaluation = Evaluation(fed, algorithm)
@@ -207,11 +208,10 @@ class Rounds:
         evaluation.note_changes(cohort)
         after = early | evaluation.after((k for k in opened.judged if k not in early), state)
         received = evaluation.received(opened.judged, state) if evaluate.received else {}
-        whole: Row = {"rounds/accuracy_common": float("nan")}
+        found = {"accuracy_common": float("nan")}
         if due:
-            whole = evaluation.common(state) if evaluate.common else whole
-            columns = self.algorithm.columns(fed, state)
-            whole |= {f"rounds/{name}": value for name, value in columns.items()}
+            found |= self.algorithm.columns(fed, state)
+        whole = {f"rounds/{name}": value for name, value in found.items()}
         fed.exchange.wait("record", over=True)
         failures = fed.replay.left
         fed.replay.clear()

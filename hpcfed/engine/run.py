@@ -46,6 +46,14 @@ def run(job: Job, comm: Comm, guard: Guard | None = None) -> int:
     return run_with_recovery(Course(job, guard=guard), comm, attempt)
 
 
+def run_here(job: Job, comm: Comm) -> tuple[int, int | None]:
+    """Run a job in a process that goes on afterwards: nothing ends it. Returns the exit status, and
+    the signal that stopped the run, or None.
+    """
+    course = Course(job, owns_process=False)
+    return run_with_recovery(course, comm, attempt), course.signals.got
+
+
 def attempt(course: Course, comm: Comm) -> int:
     """The run from where it stands to its end, on these ranks; collective. Returns the exit
     status.
@@ -97,9 +105,10 @@ def attempt(course: Course, comm: Comm) -> int:
             ),
         )
         course.results, course.record = results, None
+        shown = comm.rank == 0 and (course.owns_process or not job.quiet)
         with (
             Logs(job.log, folder, fed.warnings.say) as log,
-            Progress(job, folder, facts, active=comm.rank == 0) as progress,
+            Progress(job, folder, facts, active=shown) as progress,
         ):
             begin(log, rounds, results, course)
             course.begun = True

@@ -20,7 +20,9 @@ from hpcfed.comm.agree import on_all_ranks
 from hpcfed.config.metrics import choose
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, DataError
-from hpcfed.data import datasets
+from hpcfed.core.shapes import describe_shape
+from hpcfed.data import datasets, modalities
+from hpcfed.data.modalities import Held, mislabel
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split, Text, from_arrays, to_arrays
 from hpcfed.data.synthetic import Synthetic
@@ -30,7 +32,7 @@ from hpcfed.federation.world import World
 from hpcfed.machine import speeds
 from hpcfed.machine.placement import place
 from hpcfed.machine.seat import seat
-from hpcfed.models.assign import assign
+from hpcfed.models.assign import assign, without_modalities
 from hpcfed.models.cost import cost, work
 from hpcfed.models.widths import parse
 from hpcfed.storage import names
@@ -48,8 +50,15 @@ def world(job: Job, comm: Comm) -> World:
     partition = share_out(job, comm, data)
     data = replace(data, test=partition.common()) if isinstance(partition, Synthetic) else data
     source, rows = on_all_ranks(comm, lambda: public(job, data, other, partition))
-    architectures = assign(job)
-    shape, classes = data.train.x.shape[1:], len(data.classes)
+    held = on_all_ranks(comm, lambda: modalities_of(job, data, partition))
+    if job.data.wrong_labels:
+        on_all_ranks(comm, lambda: has_labels(data))
+        wrong = mislabel(
+            data.train.y, partition, job.data.wrong_labels, len(data.classes), job.seed
+        )
+        data = replace(data, train=replace(data.train, y=wrong))
+    architectures = assign(job, data.modalities, held.own if held else ())
+    shape, classes = data.shape, len(data.classes)
     kinds = sorted(set(architectures))
     on_all_ranks(
         comm,
@@ -66,7 +75,20 @@ def world(job: Job, comm: Comm) -> World:
         for name in kinds
     }
     known = draw_profiles(job, comm, np.array([3.0 * max(1, adds[a]) for a in architectures]))
-    return World(data, partition, source, rows, architectures, costs, known)
+    return World(data, partition, source, rows, architectures, costs, known, held)
+
+
+def modalities_of(job: Job, data: DataSet, partition: Partition | Synthetic) -> Held | None:
+    """Which client has which modalities; None where inputs are of one kind. Raises ConfigError."""
+    if not data.modalities:
+        return None
+    return modalities.assign(
+        data.modalities,
+        job.modalities,
+        job.clients,
+        job.seed,
+        lambda k: modalities.present(data.train, partition.train[k]),
+    )
 
 
 def load(job: Job, comm: Comm, name: str) -> DataSet | None:
@@ -77,9 +99,14 @@ def load(job: Job, comm: Comm, name: str) -> DataSet | None:
         return None
     first = comm.local_rank == 0
     text = Text(job.data.vocabulary, job.data.tokens)
-    loaded = on_all_ranks(
-        comm, lambda: datasets.load(name, job.data.root, job.data.download, text) if first else None
-    )
+
+    def read() -> DataSet:
+        data = datasets.load(name, job.data.root, job.data.download, text)
+        if name == job.data.name:
+            modalities.check_idle(data, job.modalities)
+        return modalities.select(data, job.modalities) if data.modalities else data
+
+    loaded = on_all_ranks(comm, lambda: read() if first else None)
     return from_arrays(comm.share(lambda: to_arrays(loaded)))
 
 
@@ -120,19 +147,31 @@ def measured(job: Job, data: DataSet) -> tuple[str, ...]:
     return choose(job.evaluate.metrics, data.task, len(data.classes), data.name)
 
 
+def has_labels(data: DataSet) -> None:
+    """Raises ConfigError where there are no labels that could be wrong."""
+    if data.task == "survival":
+        raise ConfigError(
+            f"data.wrong_labels: {data.name} has survival times, not classes; leave it away"
+        )
+
+
 def views(job: Job, data: DataSet) -> None:
-    """Raises ConfigError where texts would be augmented: views are those of images."""
+    """Raises ConfigError where other inputs than images would be augmented: views are those of
+    images.
+    """
     method, policy = job.algorithm, job.local.augment
-    if not data.vocabulary or (method.views == 1 and policy in ("auto", "none")):
+    images = not data.vocabulary and not data.modalities and len(data.shape) == 3
+    if images or (method.views == 1 and policy in ("auto", "none")):
         return
+    holds = "several modalities" if data.modalities else "texts" if data.vocabulary else "numbers"
     if method.views > 1:
         raise ConfigError(
             f"{method.name} trains on {method.views} augmented views of a batch, but {data.name} "
-            f"holds texts, which "
+            f"holds {holds}, which "
             "are not augmented; switch that off (algorithm.contrastive = false), or take images"
         )
     raise ConfigError(
-        f"local.augment = {policy!r}, but {data.name} holds texts; set local.augment = 'none'"
+        f"local.augment = {policy!r}, but {data.name} holds {holds}; set local.augment = 'none'"
     )
 
 
@@ -144,8 +183,8 @@ def public(
     """
     if other is None:
         return data.train, partition.public
-    shape, theirs, n = data.train.x.shape[1:], other.train.x.shape[1:], len(other.train.y)
-    if data.vocabulary or other.vocabulary:
+    shape, theirs, n = data.shape, other.shape, len(other.train.y)
+    if data.text or other.text:
         raise DataError(
             f"data.public_source: texts have the vocabulary of their own data set, so those of "
             f"{other.name} mean "
@@ -154,8 +193,8 @@ def public(
         )
     if shape != theirs:
         raise DataError(
-            f"data.public_source: {other.name} has inputs of shape {list(theirs)}, {data.name} "
-            f"of {list(shape)}; "
+            f"data.public_source: {other.name} has inputs of shape {describe_shape(theirs)}, "
+            f"{data.name} of {describe_shape(shape)}; "
             "take public data of the same shape"
         )
     if job.data.public > n:
@@ -259,6 +298,7 @@ def make_pool_client(world: World, store: ClientStore, device: torch.device, job
     model.
     """
     own = world.architectures[0]
+    own = without_modalities(own)
     architecture = parse(own).base if job.algorithm.accepts == "widths" else own
     train, test, rows = world.data.train, world.data.test, world.partition.everything
     nothing = Shard(test.x, test.y, np.zeros(0, dtype=np.int64), device)

@@ -9,6 +9,7 @@ import torch
 
 from hpcfed.clients.client import Shard
 from hpcfed.clients.profiles import Profiles
+from hpcfed.data.modalities import Held
 from hpcfed.data.partition import Partition
 from hpcfed.data.record import DataSet, Split
 from hpcfed.data.synthetic import Synthetic
@@ -25,11 +26,12 @@ class World:
     architectures: tuple[str, ...]
     costs: np.ndarray  # [K], estimated work of one epoch: multiply-adds times examples
     profiles: Profiles  # the clients' devices and network, in virtual time
+    held: Held | None = None  # which client has which modalities, where there are several
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one example."""
-        return self.data.train.x.shape[1:]
+        """Shape of one example, `Shapes` of several modalities."""
+        return self.data.shape
 
     @property
     def many(self) -> bool:
@@ -43,6 +45,7 @@ class World:
                 Shard(s.x, s.y, np.arange(len(s.y)), device) for s in self.partition.client_data(k)
             )
         train, test, rows = self.data.train, self.data.test, self.partition
-        return Shard(train.x, train.y, rows.train[k], device), Shard(
-            test.x, test.y, rows.test[k], device
+        own, trained = (self.held.own[k], self.held.train[k]) if self.held else (None, None)
+        return Shard(train.x, train.y, rows.train[k], device, trained), Shard(
+            test.x, test.y, rows.test[k], device, own
         )

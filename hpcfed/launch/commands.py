@@ -338,11 +338,19 @@ DOCTOR = (
 )
 
 
+COMPLETION = (argument("shell", choices=("bash", "zsh", "tcsh"), help="for which the script is"),)
+
+
 def command(target: str, line: str, *arguments: Argument, fields: bool = False) -> Command:
     return Command(target, line, arguments=arguments, fields=fields)
 
 
 COMMANDS = {
+    "run": command(
+        "hpcfed.cli:run",
+        "one run, as python -m hpcfed.main; without anything a first one",
+        fields=True,
+    ),
     "list": command(
         "hpcfed.report.catalogue:listing",
         "what a job can name, and figures, a line each",
@@ -390,7 +398,10 @@ COMMANDS = {
         PAGE,
     ),
     "export": command(
-        "hpcfed.results.export:export", "a run's numbers as CSV or Parquet", RUN, *TABLES
+        "hpcfed.results.export:export",
+        "a run's numbers as CSV or Parquet, and its job",
+        RUN,
+        *TABLES,
     ),
     "models": command(
         "hpcfed.results.trained.export:models",
@@ -432,6 +443,9 @@ COMMANDS = {
         *PLAN,
         JSON,
         fields=True,
+    ),
+    "completion": command(
+        "hpcfed.cli:completion", "a script that lets a shell complete commands", *COMPLETION
     ),
     "digest": command(
         "hpcfed.storage.digest:digest", "SHA-256 of a run's results and weights", RUN

@@ -11,13 +11,14 @@ model that ends in a linear layer (`hpcfed.models.whole`).
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.architectures import MODELS as MODELS
 from hpcfed.config.architectures import Entry as Entry
 from hpcfed.config.architectures import check as check
 from hpcfed.config.architectures import find as find
+from hpcfed.config.architectures import parse_modal as parse_modal
+from hpcfed.core.shapes import Shapes, values
 
 if TYPE_CHECKING:
     from hpcfed.models.model import Model, Pair
@@ -31,7 +32,7 @@ def represents(name: str, shape: tuple[int, ...], classes: int, d: int) -> int:
     import torch
 
     if ":" not in name:
-        return math.prod(shape) if name == "logistic" else d
+        return values(shape) if name == "logistic" else d
     with torch.device("meta"):
         return build(name, shape, classes, d).head.in_features
 
@@ -48,7 +49,8 @@ def build(
 
     name: one of MODELS, or "module:function" or "module:Class"; with "@0.5" its sub-model of half
     the width; "a+b": the pair of the models a and b.
-    shape: one example, [channels, height, width] for images.  classes: C.  d: width of the
+    shape: one example, [channels, height, width] for images, `Shapes` where there are several
+    modalities; the model then takes a dict of tensors.  classes: C.  d: width of the
     representation; logistic regression and a user's whole model have no layer that could set it,
     their d is the width of what the head reads.
     relu_head: a ReLU between representation and head, as in FedClassAvg's code.  vocabulary: how
@@ -70,8 +72,12 @@ def build(
     if ":" in base:
         model = build_own(base, target, shape, classes, d, relu_head)
     else:
-        body = target(shape, d, *([vocabulary] if vocabulary else []))
-        model = Model(body, Head(math.prod(shape) if base == "logistic" else d, classes, relu_head))
+        if isinstance(shape, Shapes):
+            modal = parse_modal(base)
+            body = target(modal.shapes(shape), d, modal.kinds(shape))
+        else:
+            body = target(shape, d, *([vocabulary] if vocabulary else []))
+        model = Model(body, Head(values(shape) if base == "logistic" else d, classes, relu_head))
     if at:
         from hpcfed.models.widths import narrow
 

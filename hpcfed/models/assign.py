@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from hpcfed.core import rng
-from hpcfed.models.widths import architecture_name
+from hpcfed.models.widths import architecture_name, parse
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job
 
 
-def assign(job: Job) -> tuple[str, ...]:
-    """The architecture of each client, the same on any number of ranks."""
+def assign(
+    job: Job, modalities: tuple[str, ...] = (), held: Sequence[tuple[str, ...]] = ()
+) -> tuple[str, ...]:
+    """The architecture of each client, the same on any number of ranks.
+
+    modalities: of the data.  held: those of each client. With modalities.encoders = "own" a model
+    has encoders for these alone, which its name says: "concat[accelerometer&skeleton]".
+    """
+    kinds = by_mix(job)
+    if job.modalities.encoders == "all" or not held:
+        return kinds
+    known: dict[tuple[str, tuple[str, ...]], str] = {}  # one object for all clients
+    for kind, own in zip(kinds, held, strict=True):
+        name = kind if own == modalities else with_modalities(kind, own)
+        known.setdefault((kind, own), name)
+    return tuple(known[pair] for pair in zip(kinds, held, strict=True))
+
+
+def with_modalities(name: str, modalities: Sequence[str]) -> str:
+    """The name of this architecture with encoders of these modalities alone; of a pair the client's
+    own model.
+    """
+    first, plus, proxy = without_modalities(name).partition("+")
+    return f"{first}[{'&'.join(modalities)}]{plus}{proxy}"
+
+
+def without_modalities(name: str) -> str:
+    """The name of the architecture that has encoders of all modalities."""
+    return re.sub(r"\[[^\]]*\]", "", name)
+
+
+def by_mix(job: Job) -> tuple[str, ...]:
+    """The architecture of each client by [models] alone."""
     mix, widths = job.models.mix, job.models.widths
     proxy = f"+{job.models.proxy}" if "proxy" in job.algorithm.needs else ""
     kinds = {
@@ -27,3 +60,9 @@ def assign(job: Job) -> tuple[str, ...]:
     return tuple(
         kinds[pair] for pair in islice(zip(cycle(mix), cycle(widths), strict=False), job.clients)
     )
+
+
+def draw_width(job: Job, architecture: str, k: int, t: int) -> str:
+    """The architecture of client k in round t, with one of models.widths, drawn anew."""
+    width = float(rng.stream(job.seed, "level", t, k).choice(job.models.widths))
+    return architecture_name(parse(architecture).base, width)

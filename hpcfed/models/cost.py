@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hpcfed.core import rng
+from hpcfed.core.inputs import zeros
 from hpcfed.models import build
 
 VALUE = 16  # one value that a layer writes costs as much as so many multiply-adds,
@@ -43,7 +44,7 @@ def work(
         for module in model.modules():
             if not list(module.children()):
                 module.register_forward_hook(lambda m, _, y: parts.append(_work(m, y)))
-        model(torch.zeros(1, *shape, dtype=torch.long if vocabulary else torch.float))
+        model(zeros(shape, 1, vocabulary))
     return Work(*map(sum, zip(*parts, strict=True)))
 
 
@@ -52,19 +53,19 @@ def _work(layer: nn.Module, out: Any) -> Work:
     ...].
 
     An LSTM layer multiplies all its matrices once for each token, and writes four gates, the cell
-    and the state.
+    and the state; a GRU three gates and the state.
     """
-    if isinstance(layer, nn.LSTM):
-        tokens = out[0].shape[1]
+    if isinstance(layer, nn.LSTM | nn.GRU):
+        tokens, gates = out[0].shape[1], 6 if isinstance(layer, nn.LSTM) else 4
         matrices = sum(
             w.numel() for name, w in layer.named_parameters() if name.startswith("weight")
         )
         return Work(
             tokens * matrices,
-            tokens * layer.num_layers * 6 * layer.hidden_size,
+            tokens * layer.num_layers * gates * layer.hidden_size,
             tokens * layer.num_layers,
         )
-    dots = layer.weight[0].numel() if isinstance(layer, nn.Conv2d | nn.Linear) else 0
+    dots = layer.weight[0].numel() if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear) else 0
     return Work(out.numel() * dots, out.numel(), 1)
 
 

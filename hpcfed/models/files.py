@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
-from dataclasses import fields
+from collections.abc import Collection, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +19,7 @@ from hpcfed.core.errors import CheckpointError, DamagedError
 from hpcfed.core.extras import import_extra
 from hpcfed.core.paths import regular
 from hpcfed.core.registry import refuse_import
+from hpcfed.core.shapes import Modality, Shapes, read_numbers, read_shape, write_shape
 from hpcfed.models import scores
 from hpcfed.models.trained import KINDS, About, Trained, assemble_model
 
@@ -39,6 +40,7 @@ def encode(model: Trained) -> bytes:
     """The file's content. Metadata: format and version, and each field of `About` as JSON."""
     library = import_extra("safetensors.torch", "models", "a file of a trained model")
     told = {f.name: json.dumps(getattr(model.about, f.name)) for f in fields(About)}
+    told["shape"] = json.dumps(write_shape(model.about.shape))
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
     return library.save(tensors, metadata={"format": FORMAT, "version": VERSION, **told})
 
@@ -74,9 +76,11 @@ def parse_about(path: Path, found: dict[str, str]) -> About:
     """What the metadata say of the model."""
     try:
         values = {f.name: parse_json(found[f.name], f.name) for f in fields(About)}
-        for name, value in values.items():
+        for name, value in flat(values):
             check_type(name, value)
-        about = About(**values | {name: tuple(values[name]) for name in LISTS})
+        rows = {name: read_numbers(values[name]) for name in ("mean", "std")}
+        rows |= {"shape": read_shape(values["shape"]), "classes": tuple(values["classes"])}
+        about = About(**values | rows)
         check_about(about)
     except (DamagedError, KeyError) as error:
         raise CheckpointError(
@@ -87,6 +91,22 @@ def parse_about(path: Path, found: dict[str, str]) -> About:
             f"{path}: predicts by {about.kind!r}, which this hpcfed does not know; use a newer"
         )
     return about
+
+
+def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fields, of several modalities those of each one."""
+    for name, value in values.items():
+        if name in ("mean", "std") and isinstance(value, dict):
+            yield from ((name, row) for row in value.values())
+        elif name == "shape" and isinstance(value, list) and value and isinstance(value[0], dict):
+            for part in value:
+                if not (isinstance(part, dict) and set(part) == set(Modality._fields)):
+                    raise DamagedError(f"shape holds {part!r}")
+                yield "counted", part["name"]  # a text, as that is
+                yield name, part["shape"]
+                yield "vocabulary", part["vocabulary"]
+        else:
+            yield name, value
 
 
 def check_type(name: str, value: Any) -> None:
@@ -105,7 +125,19 @@ def check_type(name: str, value: Any) -> None:
 
 def check_about(about: About) -> None:
     """DamagedError for sizes that no model has, and for a way to predict that lacks its values."""
-    C, more = len(about.classes), about.more
+    C, more, shape = len(about.classes), about.more, about.shape
+    if isinstance(shape, Shapes):
+        several = {part.name: part for part in shape}
+        if not (isinstance(about.mean, dict) and about.mean.keys() == several.keys()):
+            raise DamagedError("means are not of the modalities that the shape names")
+        if not (isinstance(about.std, dict) and about.std.keys() == several.keys()):
+            raise DamagedError("deviations are not of the modalities that the shape names")
+        for name, part in several.items():
+            one = replace(about, shape=part.shape, vocabulary=part.vocabulary)
+            check_about(replace(one, mean=about.mean[name], std=about.std[name]))
+        return
+    if isinstance(about.mean, dict) or isinstance(about.std, dict):
+        raise DamagedError("means are those of modalities, but the shape names none")
     sizes = (*about.shape, about.d, about.vocabulary + 1, about.client + 1, about.rounds + 1)
     if not (about.shape and C and all(0 < n <= LARGEST for n in sizes)):
         raise DamagedError(f"sizes {sizes} of {C} classes")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 WORD = 100  # values of a word's vector
+CHARACTER = 8  # values of a character's vector in LEAF's model
 HIDDEN = 100  # units of an LSTM layer
 
 
@@ -39,6 +40,27 @@ class Lstm(nn.Module):
 
 def _body(shape: tuple[int, ...], d: int, vocabulary: int, layers: int) -> nn.Module:
     return Lstm(vocabulary, d, layers)
+
+
+class CharLstm(nn.Module):
+    """Characters [n, L], int64, 0 for one that is not known -> the last state [n, d].
+
+    LEAF's model for Shakespeare: Caldas et al., arXiv:1812.01097, and its stacked_lstm.py: vectors
+    of 8 values, two LSTM layers; with models.d = 256 it has theirs.
+    Deviations: torch's LSTM has two biases a gate, which are added, where theirs has one.
+    """
+
+    def __init__(self, vocabulary: int, d: int):
+        super().__init__()
+        self.characters = nn.Embedding(vocabulary, CHARACTER)
+        self.lstm = nn.LSTM(CHARACTER, d, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(self.characters(x))[0][:, -1]
+
+
+def lstm_char(shape: tuple[int, ...], d: int, vocabulary: int) -> nn.Module:
+    return CharLstm(vocabulary, d)
 
 
 lstm_1 = partial(_body, layers=1)

@@ -27,7 +27,8 @@ class About:
     """What a trained model is, beside its tensors; JSON types alone.
 
     architecture, shape, d, relu_head, vocabulary: as `build` takes them.  classes: C names.  mean,
-    std: of each channel of the training data, empty for tokens.  kind: one of KINDS, and more: what
+    std: of each channel of the training data, empty for tokens; by modality where `shape` is that
+    of several.  kind: one of KINDS, and more: what
     that kind takes.
     client, rounds: whose model, after so many rounds.  counted: the column of the results that has
     its accuracy.
@@ -40,8 +41,8 @@ class About:
     d: int
     relu_head: bool
     vocabulary: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Any
+    std: Any
     client: int
     rounds: int
     counted: str
@@ -61,7 +62,7 @@ class Trained(nn.Module):
     C].
 
     Images are uint8 (0..255) or floats on the data set's scale, texts tokens; they are normalised
-    here.
+    here. A model for several modalities takes a dict of them.
     """
 
     def __init__(self, about: About):
@@ -69,14 +70,14 @@ class Trained(nn.Module):
         self.about = about
         self.model = about.build(about.architecture, about.shape)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Tensor:
         return self.scores(self.prepare(x))
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Any) -> Any:
         """Inputs as the layers take them."""
         return prepare(x, self.about.mean, self.about.std)
 
-    def represent(self, x: Tensor) -> Tensor:
+    def represent(self, x: Any) -> Tensor:
         """Representations [n, d] of inputs as the data set has them: what the classifier reads."""
         return self.features(self.prepare(x))
 
@@ -85,11 +86,11 @@ class Trained(nn.Module):
         """The layers whose output is the representation."""
         return self.model.body
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Any) -> Tensor:
         """Representations of prepared inputs."""
         return self.body(x)
 
-    def scores(self, x: Tensor) -> Tensor:
+    def scores(self, x: Any) -> Tensor:
         """Scores [n, C] of prepared inputs."""
         return self.classify(self.features(x))
 

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 
 from hpcfed.core import own
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.inputs import Inputs, zeros
+from hpcfed.core.shapes import Shapes, describe_shape, each
 from hpcfed.models.model import Head, Model
 
 SHAPE = ("shape", "input_shape", "in_shape", "image_shape")
@@ -79,13 +81,17 @@ def arguments(
             f"{place}: class {target.__name__} is no torch.nn.Module; write "
             f"`class {target.__name__}(nn.Module):`"
         )
+    several = isinstance(shape, Shapes)
+    given: Any = shape
+    if isinstance(shape, Shapes):
+        given = {part.name: part.shape for part in shape}
     values: dict[str, Any] = {
-        **dict.fromkeys(SHAPE, shape),
+        **dict.fromkeys(SHAPE, given),
         **dict.fromkeys(D, d),
         **dict.fromkeys(CLASSES, classes),
-        **dict.fromkeys(CHANNELS, shape[0]),
-        **dict.fromkeys(VALUES, math.prod(shape)),
     }
+    if not several:
+        values |= {**dict.fromkeys(CHANNELS, shape[0]), **dict.fromkeys(VALUES, math.prod(shape))}
     try:
         must, named, any_number = own.parameters_of(target)
     except (TypeError, ValueError) as error:
@@ -93,12 +99,12 @@ def arguments(
     unknown = [p for p in must if p not in values]
     known = [p for p in named if p in values]
     if not known and (any_number or len(must) == 2 or (not must and len(named) >= 2)):
-        return (shape, d), {}
+        return (given, d), {}
     if unknown:
         raise ConfigError(
             f"{place}: {target.__name__} wants {', '.join(unknown)}, which hpcfed does not know; "
-            f"give a default, or take any of {', '.join(KNOWN)}: here {list(shape)}, {d}, "
-            f"{classes}, {shape[0]}, {math.prod(shape)}"
+            f"give a default, or take any of "
+            + ", ".join(f"{name} (here {values[name]})" for name in KNOWN if name in values)
         )
     return (), {p: values[p] for p in known}
 
@@ -112,7 +118,7 @@ def split(
     Raises ConfigError where it takes other inputs, or is neither a body nor a whole model that
     ends in a linear layer.
     """
-    x = torch.zeros(2, *shape)
+    x = zeros(shape, 2)
     training = module.training
     module.eval()
     out, layers = run(name, module, x)
@@ -124,7 +130,7 @@ def split(
     if made is None:
         raise ConfigError(
             f"{place}: the model returns a {type(out).__name__} of two inputs of shape "
-            f"{list(shape)}; {want}"
+            f"{describe_shape(shape)}; {want}"
         )
     last = next((n for n, y in layers if y is out), None)
     if made == [2, d] and (made != [2, classes] or last is None):
@@ -133,7 +139,8 @@ def split(
         return mode(module, training), None
     if made != [2, classes]:
         raise ConfigError(
-            f"{place}: the model makes {made} of two inputs of shape {list(shape)}, but models.d "
+            f"{place}: the model makes {made} of two inputs of shape {describe_shape(shape)}, but "
+            f"models.d "
             f"is {d}, and there are {classes} classes; {want}"
         )
     if last is None or [n for n, _ in layers].count(last) > 1:
@@ -155,7 +162,7 @@ def mode(module: nn.Module, training: bool) -> nn.Module:
     return module.train(training)
 
 
-def run(name: str, module: nn.Module, x: Tensor) -> tuple[Any, list[tuple[str, Tensor]]]:
+def run(name: str, module: nn.Module, x: Inputs) -> tuple[Any, list[tuple[str, Tensor]]]:
     """The output, and that of each linear layer by its name, in the order in which they ran."""
     layers: list[tuple[str, Tensor]] = []
     handles = [
@@ -171,7 +178,7 @@ def run(name: str, module: nn.Module, x: Tensor) -> tuple[Any, list[tuple[str, T
         hint = f"\n  the layer gets {made[1]} values and was made for {made[2]}" if made else ""
         raise ConfigError(
             f"models.mix: {name}: {own.refusal(error)}{hint}\n  two inputs of this data set have "
-            f"shape {list(x.shape)}: let the layers take them"
+            f"shape {each(x, lambda v: list(v.shape))}: let the layers take them"
         ) from error
     finally:
         for handle in handles:

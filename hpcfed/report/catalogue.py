@@ -5,7 +5,7 @@ registries.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,10 @@ from rich.constrain import Constrain
 from rich.padding import Padding
 from rich.text import Text
 
+from hpcfed.config.methods import ALGORITHMS, KINDS, by_kind, kind_of
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.registry import Entry
+from hpcfed.core.shapes import Modality, Shapes
 from hpcfed.core.tables import table, terminal
 from hpcfed.report.references import bibtex
 
@@ -35,6 +37,9 @@ IMAGES = {
     "3x32x32": (3, 32, 32),
 }  # what a model's size and cost are given for,
 TEXTS = {"32 tokens": (32,)}  # one for texts with so many
+SENSES = {  # and one for several modalities
+    "3x128 + 3x128": Shapes([Modality("accelerometer", (3, 128)), Modality("gyroscope", (3, 128))])
+}
 VOCABULARY = 10_000  # different tokens
 CLASSES = 10
 INDENT = 4  # characters before what a parameter means
@@ -53,15 +58,31 @@ def listing(kind: str | None = None, json: bool = False) -> Any:
     }
     if json:
         return rows[kind] if kind else rows
-    tables = [
-        table(f"{k},", [(f"  {fact['name']}", fact["line"]) for fact in rows[k]]) for k in rows
-    ]
-    return Group(*(part for grid in tables for part in (grid, Text())))
+    parts: list[RenderableType] = []
+    for k, facts in rows.items():
+        if k == "algorithms":
+            parts += [Text(k, "bold"), *list_algorithms(), Text()]
+        else:
+            named = [(f"  {fact['name']}", fact["line"]) for fact in facts]
+            parts += [table(f"{k},", named), Text()]
+    return Group(*parts)
+
+
+def list_algorithms() -> Iterator[RenderableType]:
+    """The algorithms, each kind under its title."""
+    width = max(map(len, ALGORITHMS)) + INDENT
+    for title, entries in by_kind().items():
+        named = [(f"{'':{INDENT}}{name}".ljust(width), e.line) for name, e in entries.items()]
+        yield Text(f"  {title}")
+        grid = table(",", named)
+        grid.show_header = False
+        yield grid
 
 
 def fact(name: str, entry: Entry) -> dict[str, Any]:
-    """One name as JSON."""
-    return {"name": name, "line": entry.line, "cite": keys(entry)}
+    """One name as JSON; of an algorithm its kind too."""
+    kind = {"group": KINDS[kind_of(entry)]} if ALGORITHMS.get(name) is entry else {}
+    return {"name": name, "line": entry.line, "cite": keys(entry), **kind}
 
 
 def keys(entry: Entry) -> list[str]:
@@ -157,6 +178,11 @@ def parameter(name: str, field: FieldInfo) -> dict[str, Any]:
     }
 
 
+def inputs(entry: Any) -> Mapping[str, Any]:
+    """The shapes for which a model's size is given, by label."""
+    return SENSES if entry.modal else TEXTS if entry.text else IMAGES
+
+
 def model(name: str, entry: Any) -> dict[str, Any]:
     """A model's parameters and multiply-adds of one forward pass, by input; computes shapes
     only.
@@ -168,7 +194,7 @@ def model(name: str, entry: Any) -> dict[str, Any]:
 
     sizes = {}
     vocabulary = VOCABULARY if entry.text else 0
-    for label, shape in (TEXTS if entry.text else IMAGES).items():
+    for label, shape in inputs(entry).items():
         with torch.device("meta"):
             count = sum(
                 p.numel() for p in build(name, shape, CLASSES, vocabulary=vocabulary).parameters()

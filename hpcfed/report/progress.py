@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
@@ -44,13 +45,96 @@ class TwoLines(Bar):
         yield from (Text(line) for task in self.tasks if (line := task.fields.get("line")))
 
 
+class Cell:
+    """A bar in a notebook's output, which is drawn again in its place; no widgets are needed."""
+
+    def __init__(self, name: str, total: int):
+        self.name, self.total, self.done, self.line = name, total, 0, ""
+        self.handle: Any = None
+
+    def update(self, done: int, line: str) -> None:
+        """So many are done; line: what is known of the last."""
+        self.done, self.line = done, line
+        if self.handle is None:
+            from IPython.display import display  # here: a notebook has it, others need it not
+
+            self.handle = display(self, display_id=True)
+        else:
+            self.handle.update(self)
+
+    def _repr_html_(self) -> str:
+        bar = f'<progress value="{self.done}" max="{self.total}"></progress>'
+        return f"<code>{escape(self.name)} {bar} {escape(self.text())}</code>"
+
+    def __repr__(self) -> str:
+        return f"{self.name} {self.text()}"
+
+    def text(self) -> str:
+        return f"{self.done}/{self.total}  {self.line}"
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return getattr(shell, "kernel", None) is not None
+
+
+class Rounds:
+    """How far a run is whose rounds other processes compute, read from its results."""
+
+    def __init__(self, job: Job):
+        self.job, self.seen, self.console = job, 0, console()
+        self.live = not job.quiet and self.console.is_terminal
+        self.cell = (
+            Cell(job.algorithm.name, job.rounds) if in_notebook() and not job.quiet else None
+        )
+        self.bar = TwoLines(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            expand=True,
+            disable=not self.live or self.cell is not None,
+        )
+        self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def show(self, record: Record | None) -> None:
+        """Show what is new in the record of the run."""
+        if self.job.quiet or record is None or record.rounds <= self.seen:
+            return
+        first, self.seen = self.seen, record.rounds
+        accuracy = [mean(row) for row in record.column("clients/accuracy")]
+        loss = [mean(row) for row in record.column("clients/train_loss")]
+        last = next((a for a in accuracy[::-1] if not np.isnan(a)), float("nan"))
+        if self.cell:
+            self.cell.update(self.seen, brief(last, loss[-1]))
+        elif self.live:
+            self.bar.update(self.task, completed=self.seen, line=brief(last, loss[-1]))
+        else:
+            for t in range(first, self.seen):
+                self.console.print(
+                    f"round {t + 1}/{self.job.rounds}  {brief(accuracy[t], loss[t])}"
+                )
+
+
 class Progress:
     """Shows rounds as they come; says nothing where it is not active or the job is quiet."""
 
     def __init__(self, job: Job, folder: Path, facts: World, active: bool):
         self.job, self.folder, self.facts, self.active = job, folder, facts, active
         self.console = console()
-        self.live = active and not job.quiet and self.console.is_terminal
+        shown = active and not job.quiet
+        self.cell = Cell(job.algorithm.name, job.rounds) if shown and in_notebook() else None
+        self.live = shown and self.cell is None and self.console.is_terminal
         self.bar = TwoLines(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -94,7 +178,9 @@ class Progress:
         loss = mean(row["clients/train_loss"])
         self.value = self.value if np.isnan(value) else value  # of the last evaluation
         text = line(self.value, loss, row["rounds/seconds"], self.metric)
-        if self.live:
+        if self.cell:
+            self.cell.update(t, brief(self.value, loss, self.metric) + self.left(t))
+        elif self.live:
             self.bar.update(self.task, completed=t, line=brief(self.value, loss, self.metric))
             self.bar.update(self.inside, visible=False)
         else:
@@ -107,7 +193,7 @@ class Progress:
         """A client of this rank begins or ends inside a round: a bar over them, or where there is
         no terminal a line now and then.
         """
-        if not self.active or self.job.quiet:
+        if not self.active or self.job.quiet or self.cell:
             return
         several = (
             heartbeat.total and heartbeat.done

@@ -1,4 +1,6 @@
-"""`hpcfed export RUN`: a run's tables as CSV or Parquet, and what it says of itself as JSON."""
+"""`hpcfed export RUN`: a run's tables as CSV or Parquet, what it says of itself as JSON, and its
+job as a job file.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.config.load import fill_former_defaults
+from hpcfed.config.write import to_toml, without_call
 from hpcfed.core.extras import import_extra
 from hpcfed.results.tables import TABLES, Table
 from hpcfed.storage.atomic import convert_write_errors
@@ -17,8 +21,8 @@ from hpcfed.storage.record import load
 
 
 def export(run: Path, format: str = "csv", out: Path | None = None) -> str:
-    """The command: a file for each table that has rows, `job.json` and `header.json`. Returns what
-    was written.
+    """The command: a file for each table that has rows, `job.json` and `header.json`, and
+    `job.toml`, which runs the job again. Returns what was written.
 
     out: the folder to write to; default: `export` in the run's.  ConfigError where Parquet's
     package is missing.
@@ -31,15 +35,26 @@ def export(run: Path, format: str = "csv", out: Path | None = None) -> str:
         for name, rows in tables.items():
             write(folder / f"{name}.{format}", rows)
         to_json(folder / "job.json", record.header["job"])
+        (folder / "job.toml").write_text(job_file(record.header["job"]), encoding="utf-8")
         to_json(folder / "header.json", record.header)
     said = [f"{folder / name}.{format}: {length(rows)} rows" for name, rows in tables.items()]
     return "\n".join(
         [
             *said,
             f"{folder / 'job.json'}",
+            f"{folder / 'job.toml'}: runs it again, with hpcfed run",
             f"{folder / 'header.json'}: versions, hardware, placement",
         ]
     )
+
+
+def job_file(job: dict[str, Any]) -> str:
+    """The text of a job file that runs the job again: of an older run too, whose method has new
+    fields now. A method of a user's own is not imported for that.
+    """
+    name = job["algorithm"]["name"]
+    known = job if ":" in name else fill_former_defaults(job, name)
+    return to_toml(without_call(known))
 
 
 def length(rows: Table) -> int:

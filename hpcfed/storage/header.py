@@ -66,13 +66,24 @@ class Past(Part):
     slurm_job: Text = ""
 
 
-class Inputs(Part):
-    """What models are given."""
+class Modality(Part):
+    """One of several modalities."""
 
-    shape: list[Count] = []
-    mean: list[Finite] = []
-    std: list[Finite] = []
+    name: Text
+    shape: list[Count]
     vocabulary: Count = 0
+
+
+class Inputs(Part):
+    """What models are given; of several modalities shape says that of each one, mean and std are by
+    modality, and modalities has those of each client.
+    """
+
+    shape: list[Count] | list[Modality] = []
+    mean: list[Finite] | dict[Text, list[Finite]] = []
+    std: list[Finite] | dict[Text, list[Finite]] = []
+    vocabulary: Count = 0
+    modalities: list[list[Text]] = []
 
 
 class Header(Past):

@@ -189,10 +189,12 @@ def dead(found: Found, now: float, me: Holder) -> bool:
 class Lock:
     """The lock of a run folder. token: of the ranks that may take it over from one another.
 
-    end: ends this process, where another one has taken the folder away from it.
+    end: ends this process, where another one has taken the folder away from it; None: `check`
+    raises from then on.
     """
 
-    def __init__(self, run: Path, world: str, end: Callable[[int], object] = os._exit):
+    def __init__(self, run: Path, world: str, end: Callable[[int], object] | None = os._exit):
+        self.lost = ""  # why the lock is another's now
         self.run, self.path, self.world, self.end = run, names.lock_file(run), world, end
         self.me: Holder | None = None
         self.renewed = monotonic()
@@ -223,6 +225,8 @@ class Lock:
         """
         if monotonic() - self.renewed > 2 * BEAT:
             self.renew()
+        if self.lost:
+            raise ConfigError(self.lost)
 
     def renew(self) -> None:
         """A sign of life; where another process has the lock now, this one ends."""
@@ -240,6 +244,9 @@ class Lock:
     def lose(self, other: Holder) -> None:
         """End: what this process would write from now on would spoil the other's run."""
         text = f"{self.run}: {other} has taken this run folder over; this run ends here"
+        if self.end is None:
+            self.lost = text
+            return
         print(f"hpcfed: {format_error(text)}", file=sys.stderr, flush=True)
         self.end(WRONG)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hpcfed.clients.client import Paired, Shard
 from hpcfed.core import rng
+from hpcfed.core.inputs import pieces
 from hpcfed.data.augment import views as augmented
 
 if TYPE_CHECKING:
@@ -72,8 +72,10 @@ def policy(fed: Federation, views: int) -> str:
     return SUITED.get(fed.job.data.name) or ("simclr" if views > 1 else "none")
 
 
-def inputs(fed: Federation, x: Tensor, views: int, draws: torch.Generator) -> Tensor | list[Tensor]:
-    """What the loss gets: one augmented, normalised copy of the batch, or a list of several."""
+def inputs(fed: Federation, x: Any, views: int, draws: torch.Generator) -> Any:
+    """What the loss gets: one augmented, normalised copy of the batch, or a list of several. Of
+    several modalities no views are made (`engine.setup` refuses that): a dict of prepared tensors.
+    """
     how = policy(fed, views)
     if how == "none" and views == 1:
         return fed.prepare(x)
@@ -101,4 +103,5 @@ def prepare_batches(
         if several == 1:
             yield parts[0], fed.prepare(x) if plain else inputs(fed, x, views, draws()), y  # type: ignore[misc]
         else:
-            yield from zip(parts, fed.prepare(x).split(sizes), y.split(sizes), strict=True)
+            made = pieces(fed.prepare(x), sizes)
+            yield from zip(parts, made, y.split(sizes), strict=True)

@@ -26,7 +26,7 @@ from hpcfed.core.errors import first_line
 from hpcfed.machine.devices import autocast
 from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.graphs import Fixed, Graph
-from hpcfed.training.objective import extract_tensors, flat, like, title
+from hpcfed.training.objective import extract_tensors, flat, form, like, title
 from hpcfed.training.tape import Objective, Tape, alike, signature
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Traced:
         """The recording for batches like this; None where there can be none."""
         size = len(flat(x)[0])  # the one thing in which the batches of a client differ
         if size not in self.found:
-            key = self.key, tuple(signature(v) for v in (*flat(x), *flat(y)))
+            key = self.key, form(x), tuple(signature(v) for v in (*flat(x), *flat(y)))
             if key not in self.tapes:
                 start = perf_counter()
                 self.tapes[key] = self.record(x, y)

@@ -146,3 +146,66 @@ def to_prototypes(z: Tensor, proto: Tensor, reduction: Literal["mean", "sum"] = 
     known = ~proto.isnan().any(1)
     total = torch.where(known[:, None], z - proto.nan_to_num(), 0.0).square().sum()
     return total / (z.numel() if reduction == "mean" else len(z))
+
+
+def to_soft_targets(
+    logits: Tensor, target: Tensor, distance: Literal["kl", "mse"] = "kl"
+) -> Tensor:
+    """Mean over examples of the distance of soft predictions to their targets.
+
+    logits: [n, C].  target: [n, C], probabilities; a row of nan is no target and contributes 0.
+    distance: KL(target || softmax(logits)), or the squared difference of both, summed over classes.
+    Jeong et al. (FD), 2018, arXiv:1811.11479, algorithm 1.
+    """
+    if distance == "kl":
+        return distil(target.nan_to_num(), logits)  # a row of zeros has divergence 0
+    known = ~target.isnan().any(1, keepdim=True)
+    apart = F.softmax(logits, dim=1) - target.nan_to_num()
+    return torch.where(known, apart, 0.0).square().sum(1).mean()
+
+
+def cross_correlation(z: Tensor, target: Tensor, lam: float) -> Tensor:
+    """sum_u (1 - M_uu)^2 + lam sum_{u != v} (1 + M_uv)^2, with the cross-correlation M over a
+    batch.
+
+    z, target: logits [B, C]; no gradient flows back through the target.  M_uv = 1/B sum_b zhat_bu
+    that_bv, with each column standardised over the batch by its mean and its standard deviation
+    (divisor B). A constant column is 0, and so are its entries of M. Computed in float32, whatever
+    run.precision is. Raises ValueError for a batch of one. Huang et al. (FCCL), CVPR 2022,
+    doi:10.1109/CVPR52688.2022.00985.
+    """
+    if len(z) < 2:
+        raise ValueError(f"a correlation needs two examples at least, not {len(z)}")
+    z, target = raised(z), raised(target.detach())
+    with full(z.device):
+        m = standardise(z).T @ standardise(target) / len(z)  # [C, C]
+    diagonal = m.diagonal()
+    off = (1 + m).square().sum() - (1 + diagonal).square().sum()
+    return (1 - diagonal).square().sum() + lam * off
+
+
+def standardise(z: Tensor) -> Tensor:
+    """Columns of mean 0 and variance 1, divisor n; a constant column becomes 0. z: [n, d]."""
+    centred = z - z.mean(0)
+    return centred / (centred.square().mean(0) + 1e-10).sqrt()
+
+
+def model_contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+    """-log(e^(cos(z, near) / tau) / (e^(cos(z, near) / tau) + e^(cos(z, far) / tau))), mean over
+    examples.
+
+    z, near, far: representations [n, d].  Computed in float32, whatever run.precision is. Li et al.
+    (MOON), CVPR 2021, arXiv:2103.16257, eq. 3.
+    """
+    z, near, far = raised(z), raised(near), raised(far)
+    with full(z.device):
+        apart = F.cosine_similarity(z, far) - F.cosine_similarity(z, near)
+        return F.softplus(apart / tau).mean()
+
+
+def gaussian_divergence(m1: Tensor, s1: Tensor, m2: Tensor, s2: Tensor) -> Tensor:
+    """KL(N(m1, s1^2) || N(m2, s2^2)), value by value; the deviations are > 0.
+
+    log(s2 / s1) + (s1^2 + (m1 - m2)^2) / (2 s2^2) - 1/2.
+    """
+    return (s2 / s1).log() + (s1.square() + (m1 - m2).square()) / (2 * s2.square()) - 0.5

@@ -4,7 +4,7 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -133,12 +133,23 @@ def fill_tensors(value: Any, left: Iterator[Tensor]) -> Any:
 
 
 def flat(batch: Any) -> list[Tensor]:
-    """The tensors of a batch's inputs or targets: one, or several in a list or tuple."""
-    return [batch] if isinstance(batch, Tensor) else list(batch)
+    """The tensors of a batch's inputs or targets: one, or several in a list, a tuple or a dict by
+    modality.
+    """
+    if isinstance(batch, Tensor):
+        return [batch]
+    return list(batch.values() if isinstance(batch, Mapping) else batch)
+
+
+def form(batch: Any) -> tuple[str, ...]:
+    """What of a batch's inputs its tensors do not tell: the names of the modalities that it has."""
+    return tuple(batch) if isinstance(batch, Mapping) else ()
 
 
 def like(batch: Any, tensors: Sequence[Tensor]) -> Any:
     """The inverse of `flat`: these tensors in the form of that batch."""
+    if isinstance(batch, Mapping):
+        return dict(zip(batch, tensors, strict=True))
     return tensors[0] if isinstance(batch, Tensor) else type(batch)(tensors)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcfed.core import rng
 from hpcfed.core.errors import DivergedError
@@ -20,7 +21,7 @@ from hpcfed.core.payload import not_finite
 from hpcfed.training.infer import outputs
 
 if TYPE_CHECKING:
-    from hpcfed.clients.client import Paired
+    from hpcfed.clients.client import Paired, Shard
     from hpcfed.federation.federation import Federation
     from hpcfed.models.flat import Skeleton
 
@@ -49,6 +50,36 @@ class Watch:
         return done - self.at >= self.patience
 
 
+class Average:
+    """Stochastic weight averaging: the mean of the parameters after every so many steps of a
+    training.
+
+    Izmailov et al., UAI 2018, arXiv:1803.05407, algorithm 1.  trained: names that are averaged; the
+    others are as they end.  start, every: steps before the first model, and from one to the next.
+    """
+
+    def __init__(self, trained: Callable[[str], bool], start: int, every: int):
+        self.trained, self.start, self.every = trained, start, every
+        self.models, self.best = 0, Params()
+
+    def ends(self, params: Params, done: int, last: bool) -> bool:
+        """Never; it takes the parameters after `done` steps where it is their turn."""
+        if done > self.start and (done - self.start) % self.every == 0:
+            self.models += 1
+            old = self.best or params.clone()
+            share = 1 / self.models
+            self.best = Params(
+                {
+                    n: old[n] + share * (v.detach() - old[n]) if self.trained(n) else v.detach()
+                    for n, v in params.items()
+                }
+            )
+        if last:  # statistics follow to the end; where no model was taken the last one counts
+            rest = params.clone()
+            self.best = Params({**rest, **self.best.pick(self.trained)})
+        return False
+
+
 def fit(
     fed: Federation,
     params: Params,
@@ -65,7 +96,7 @@ def fit(
     steps: int | None = None,
     schedule: str = "constant",
     clip: float = 0.0,
-    watch: Watch | None = None,
+    watch: Watch | Average | None = None,
 ) -> Params:
     """New parameters after so many epochs over n examples, in batches of `size`; the given ones
     stay as they are.
@@ -153,18 +184,20 @@ def fit_targets(
     architecture: str,
     params: Params,
     data: Paired,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: Callable[[Tensor, Any], Tensor],
     *key: str | int,
     held: float = 0.0,
     patience: int = 0,
+    watch: Average | None = None,
     **how: Any,
 ) -> Params:
     """The parameters of a server's model after it has learnt the targets of `data`; inside
     `Federation.on_root`.
 
-    loss: (logits, targets) -> scalar.  held: share of the data held out; with it the parameters
-    that are best there are returned, and training ends after `patience` steps without better ones.
-    how: as `fit` takes it.
+    loss: (logits, targets) -> scalar, with the targets of a batch as `data` has them.  held: share
+    of the data held out; with it the parameters that are best there are returned, and training ends
+    after `patience` steps without better ones.  watch: without it, what is averaged instead.  how:
+    as `fit` takes it.
     """
     module, (rows, apart) = fed.module(architecture), split_holdout(fed, len(data), held)
 
@@ -177,7 +210,7 @@ def fit_targets(
         module.model.train()
         return float(loss(answers, data.soft[torch.from_numpy(apart).to(data.soft.device)]))
 
-    watch = Watch(missed, params, patience) if len(apart) else None
+    looks = Watch(missed, params, patience) if len(apart) else watch
     module.model.train()
     objective = lambda current, part: loss(call(module, current, part[0]), part[1])  # noqa: E731
     return fit(
@@ -188,6 +221,33 @@ def fit_targets(
         len(rows),
         *key,
         trained=parameters(module),
-        watch=watch,
+        watch=looks,
         **how,
     )
+
+
+@torch.no_grad()
+def recalibrate(fed: Federation, architecture: str, params: Params, data: Shard) -> Params:
+    """A server's model with the batch statistics of these examples: the mean over batches of
+    evaluate.batch of what each layer of batch normalisation sees.
+
+    Layers before it normalise by their batch, and nothing is dropped. A model without such layers
+    is returned as it is.
+    """
+    module = fed.module(architecture)
+    norms = [m for m in module.model.eval().modules() if isinstance(m, _BatchNorm)]
+    if not norms:
+        return params
+    momenta = [norm.momentum for norm in norms]
+    for name, value in params.items():
+        module.view(name).copy_(value)
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain mean over batches
+        norm.train()
+    outputs(fed, module.model, data)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        norm.eval()
+    measured = module.items(lambda name: not parameters(module)(name))
+    return Params({**params, **measured.clone()})

@@ -24,6 +24,7 @@ from hpcfed.clients.client import concat_shards
 from hpcfed.core.errors import first_line
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import finite
+from hpcfed.core.shapes import Shapes
 from hpcfed.training.batches import plan_batches, policy, prepare_batches
 from hpcfed.training.checks import check_finite, on_host
 from hpcfed.training.effects import Untraceable, of_model
@@ -82,6 +83,7 @@ def against(fed: Federation, method: Trained, architecture: str) -> str:
     """Why clients of an architecture cannot be trained together; "": they can."""
     layout = fed.store.layout(architecture)
     reasons = {
+        "the data have several modalities": isinstance(fed.store.form[0], Shapes),
         "the method trains clients in a way of its own": not method.default_client_round,
         "clients keep weights": not fed.store.stateless,
         "local.keep_optimiser is set": fed.job.local.keep_optimiser,

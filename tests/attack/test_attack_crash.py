@@ -11,11 +11,11 @@ import pytest
 
 from hpcfed.core.errors import DataError
 from hpcfed.data import files, readable
+from tests import limits
 from tests.attack.claims import damaged
 from tests.attack.test_attack_data import hdf5, jpegs, text
 from tests.mpirun import environment
 
-pytestmark = pytest.mark.timeout(120)
 READ = """
 import sys
 from pathlib import Path
@@ -52,7 +52,9 @@ def test_files_over_which_hdf5_crashes_are_refused(tmp_path):
     for path, (kind, accident) in zip(paths, CRASHES, strict=True):
         path.write_bytes(damaged(whole[kind], Random(accident)))
     command = [sys.executable, "-c", READ, *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment({}), timeout=110)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment({}), timeout=limits.COMMAND
+    )
     assert (done.returncode, len(done.stdout.split())) == (0, len(paths)), done.stderr
 
 

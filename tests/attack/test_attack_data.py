@@ -21,7 +21,6 @@ from hpcfed.data import datasets, files, partition, readable
 from hpcfed.data.record import DataSet, Split
 from tests.attack.claims import TINY, damaged, refused, run
 
-pytestmark = pytest.mark.timeout(120)
 X = np.random.Generator(np.random.Philox(0)).integers(0, 255, (40, 8, 8)).astype(np.uint8)
 Y = np.arange(40) % 4
 ARRAYS = {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y}

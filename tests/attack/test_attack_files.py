@@ -19,7 +19,6 @@ from hpcfed.data.holdings import Partition
 from hpcfed.storage import names, results
 from tests.attack.claims import TINY, command, damaged, refused, run
 
-pytestmark = pytest.mark.timeout(120)
 COMMANDS = ("summary", "plot", "cite", "digest")
 
 

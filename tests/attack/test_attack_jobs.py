@@ -18,7 +18,6 @@ from hpcfed.config.load import load
 from hpcfed.core.errors import HpcfedError, format_error
 from tests.attack.claims import TINY, damaged, refused, run, toml
 
-pytestmark = pytest.mark.timeout(120)
 ROOT = Path(__file__).parents[2]
 JOBS = sorted((ROOT / "jobs").rglob("*.toml"))
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hpcfed.storage import names
+from tests import limits
 from tests.attack.claims import TINY, command, refused, run
 from tests.attack.test_attack_data import saved
 from tests.mpirun import environment
 
-pytestmark = pytest.mark.timeout(120)
 NAMES = {
     "shell": "a b'\"$(touch harm)`touch harm`;&|*?[x]#%s{0}~ ü漢😀",
     "text": "line\nbreak\ttab\x1b[31m $a$b^c$ \udc80\\",
@@ -59,7 +59,10 @@ sys.exit(main.main([*{TINY[:-1]}, "--out", sys.argv[1]]) or cli.main(["summary",
 """
     env = environment({"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
     done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], capture_output=True, env=env, timeout=100
+        [sys.executable, "-c", code, str(folder)],
+        capture_output=True,
+        env=env,
+        timeout=limits.COMMAND,
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert (

@@ -10,10 +10,12 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
+from tests import limits
+
 PROGRAMS = ("chromium", "chromedriver")
 PACKAGES = ("chromium", "chromium-driver")  # of Debian
 LOCAL = ("file:", "data:", "blob:", "chrome:", "about:")
-LIMIT = 30  # seconds for whatever is waited for
+LIMIT = limits.COMMAND  # seconds for whatever is waited for
 
 
 class Browser:

@@ -18,7 +18,6 @@ from tests.browser.chromium import Browser
 
 NASTY = '<script>window.harmed = 1</script><img src=x onerror="window.harmed=1">'
 T, K, C = 6, 4, 3
-pytestmark = pytest.mark.timeout(300)  # the first of these tests may have to install the browser
 
 
 def run(folder: Path, level: float, seed: int = 0) -> Path:

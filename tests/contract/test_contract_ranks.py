@@ -1,5 +1,7 @@
-"""Every method: neither ranks, nor placement, nor a stop and a new start change a bit of what it
-computes.
+"""Settings beside the examination of every method: they change no bit on other ranks either.
+
+Stacked clients, speeds of ranks, scores of some rounds only, the papers' models, clients that train
+alone first.
 """
 
 from pathlib import Path
@@ -7,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.algorithms import ALGORITHMS
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.job import Job
-from hpcfed.engine.rounds import Rounds
+from hpcfed.engine.survival import saving
+from hpcfed.machine.heartbeat import Stopped
 from tests.contract import toy
+from tests.contract.examination import DROP, Impatient, drop_out, failure, learned, without_faults
 
-each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
 SERVED = "fedavg", "fedprox"  # methods whose clients can be stacked
 STACKED = (
     "--training.engine",
@@ -39,34 +41,6 @@ def equal_on(ranks: int, job: Job, want: toy.Outcome, **how: object) -> None:
         assert toy.differences(got, want) == []
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8])  # 8 ranks, 6 clients: some own none
-@each_algorithm
-def test_ranks_do_not_matter(method: str, ranks: int):
-    job = toy.job(method)
-    equal_on(ranks, job, toy.run(Serial(), job))
-
-
-@each_algorithm
-def test_ranks_without_a_client_in_the_cohort_do_not_matter(method: str):
-    job = toy.job(method, "--participation", "0.01", "--local.keep_optimiser", "true")
-    want = toy.run(Serial(), job)
-    assert want.column("cohort").sum(1).tolist() == [1, 1, 1]
-    equal_on(3, job, want)
-
-
-@each_algorithm
-def test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter(method: str):
-    job = toy.job(method, "--local.keep_optimiser", "true", "--rounds", "4")
-
-    def shuffle(rounds: Rounds) -> None:
-        if rounds.t == 2:
-            seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(toy.SIZES)
-            rounds.balance.seconds = seconds  # as if the smallest clients had been the slowest
-            assert rounds.balance.rebalance() > 0
-
-    equal_on(3, job, toy.run(Serial(), job), between=shuffle)
-
-
 @pytest.mark.parametrize(
     "method", ["fedavg", "fedclassavg"]
 )  # without and with weights of the clients' own
@@ -79,46 +53,60 @@ def test_the_speeds_of_ranks_place_clients_and_change_no_bit(method: str):
     equal_on(3, slow, toy.run(Serial(), job))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-@pytest.mark.parametrize("method", SERVED)
-def test_ranks_do_not_matter_to_stacked_clients(method: str, ranks: int):
-    job = toy.job(method, *STACKED)
-    equal_on(ranks, job, toy.run(Serial(), job))
+def test_seeds_differ():
+    runs = [toy.run(Serial(), toy.job("fedavg", "--seed", seed), rounds=1) for seed in ("0", "1")]
+    assert toy.differences(*map(learned, runs)) != []
 
 
-@pytest.mark.parametrize("before, after", [(3, 2), (1, 3), (2, 1)])
-@pytest.mark.parametrize("method", SERVED)
-def test_stacked_clients_go_on_to_the_same_bits_on_other_ranks(
-    method: str, before: int, after: int, tmp_path: Path
-):
-    job = toy.job(method, *STACKED)
+def test_scores_of_clients_that_are_not_evaluated_in_each_round_are_in_the_checkpoint(tmp_path):
+    job = toy.job("fedclassavg", "--rounds", "4", "--evaluate.every", "2")
     want = toy.run(Serial(), job)
+    spmd(2, lambda comm: toy.run(comm, job, rounds=1, save=tmp_path))
+    (got,) = spmd(1, lambda comm: toy.run(comm, job, resume=tmp_path))
+    assert toy.differences([got.rows, got.scores], [want.rows[1:], want.scores]) == []
+
+
+@pytest.fixture(scope="module", params=SERVED)
+def stacked(request) -> tuple[Job, toy.Outcome]:
+    """A job whose clients train in groups, and its run on one rank."""
+    job = toy.job(request.param, *STACKED)
+    return job, toy.run(Serial(), job)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_ranks_do_not_matter_to_stacked_clients(stacked, ranks: int):
+    equal_on(ranks, *stacked)
+
+
+@pytest.mark.parametrize("before, after", [(3, 2), (1, 3)])
+def test_stacked_clients_go_on_to_the_same_bits_on_other_ranks(
+    stacked, before: int, after: int, tmp_path: Path
+):
+    job, want = stacked
     spmd(before, lambda comm: toy.run(comm, job, rounds=1, save=tmp_path))
     for got in spmd(after, lambda comm: toy.run(comm, job, resume=tmp_path)):
         assert toy.differences(got.rows, want.rows[1:]) == []
         assert toy.differences([got.state, got.scores], [want.state, want.scores]) == []
 
 
-@pytest.mark.parametrize("before, after", [(3, 2), (1, 3), (2, 1)])
-@each_algorithm
-def test_a_stopped_run_goes_on_to_the_same_bits_on_other_ranks(
-    method: str, before: int, after: int, tmp_path: Path
-):
-    job = toy.job(
-        method, "--local.keep_optimiser", "true", "--rounds", "4", "--evaluate.every", "2"
-    )
-    want = toy.run(Serial(), job)
-    first = spmd(before, lambda comm: toy.run(comm, job, rounds=1, save=tmp_path))[0]
-    for got in spmd(after, lambda comm: toy.run(comm, job, resume=tmp_path)):
-        assert toy.differences(got.rows, want.rows[1:]) == []
-        assert (
-            toy.differences(
-                [got.state, got.weights, got.memory, got.scores],
-                [want.state, want.weights, want.memory, want.scores],
-            )
-            == []
-        )
-    assert toy.differences(first.rows, want.rows[:1]) == []
+def test_a_round_of_stacked_clients_that_a_signal_stops_is_ended_to_the_same_bits(tmp_path: Path):
+    job = toy.job("fedavg", *STACKED, "--rounds", "1", "--local.epochs", "2")
+    rounds = toy.start(Serial(), job)
+    rounds.fed.clock.heartbeat = Impatient(rounds, steps=8, turns=True)
+    with pytest.raises(Stopped):
+        rounds.step()
+    saving.save(rounds, tmp_path)
+    equal_on(2, job, toy.run(Serial(), job), resume=tmp_path)
+
+
+def test_a_client_of_a_group_that_fails_is_one_that_drops_out():
+    job = toy.job("fedavg", *STACKED, *DROP, "--rounds", "2", "--participation", "1")
+    with failure((3, 1)):
+        failed = spmd(2, lambda comm: toy.run(comm, job))[0]
+    assert np.argwhere(failed.column("fault")).tolist() == [[1, 3]]
+    with drop_out((3, 1)):
+        dropped = toy.run(Serial(), job)
+    assert toy.differences(without_faults(failed), without_faults(dropped)) == []
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,23 @@
-"""KT-pFL, FeSEM, IFCA, FedGH and FedGKT: what they become in neutral settings, and what must hold
-of each.
+"""KT-pFL, FeSEM, FeSEM-MA, IFCA, TKM, CFL, FedGH and FedGKT: what they become in neutral settings,
+and what must hold of each.
 """
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hpcfed.algorithms.clusters import clusters
-from hpcfed.algorithms.proxies import split
-from hpcfed.comm import Serial, spmd
+from hpcfed.algorithms.clusters import cfl, clusters
+from hpcfed.algorithms.proxies import fedgkt
+from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.config.job import Job
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine.rounds import Rounds
+from hpcfed.models import matching
 from tests.contract import toy
 from tests.contract.test_equalities import near, run
 
@@ -22,6 +25,8 @@ SMALL, ALL = ("--models.mix", "small"), ("--participation", "1")
 WEIGHTS = ("--algorithm.share", "weights", "--models.mix", "small")
 MLP = ("--models.mix", "mlp")
 UNIFORM = ("--algorithm.weighting", "uniform")
+AT_ONCE = ("--algorithm.after", "0")
+CUTS = (*AT_ONCE, "--algorithm.eps1", "1e9", "--algorithm.eps2", "1e-9")
 LIKE_FEDAVG = {  # claim: (method, flags), fedavg's flags; exactly
     "ifca of one cluster": (("ifca", "--algorithm.clusters", "1"), ()),
     "fesem of one centre and all clients": (
@@ -32,6 +37,11 @@ LIKE_FEDAVG = {  # claim: (method, flags), fedavg's flags; exactly
         ("fesem", "--algorithm.clusters", "1", "--algorithm.weighting", "samples", *ALL),
         ALL,
     ),
+    "fesem-ma of one centre whose clients agree": (
+        ("fesemma", "--algorithm.clusters", "1", *ALL),
+        (*ALL, *UNIFORM),
+    ),
+    "cfl that cuts nothing": (("cfl",), ()),
 }
 
 
@@ -39,7 +49,7 @@ LIKE_FEDAVG = {  # claim: (method, flags), fedavg's flags; exactly
 def test_one_cluster_is_fedavg(claim: str):
     method, flags = LIKE_FEDAVG[claim]
     ours, theirs = run(*method), run("fedavg", *flags)
-    state = ours.state["centres"] if method[0] == "fesem" else ours.state
+    state = ours.state.get("centres", ours.state)
     assert toy.differences(clusters.row(state, 0), theirs.state) == []
     for column in ("train_loss", "accuracy_before", "loss_before", "examples"):
         assert toy.differences(ours.column(column), theirs.column(column)) == [], column
@@ -93,6 +103,13 @@ VARIANTS = {
         "--algorithm.clusters",
         "2",
         *ALL,
+    ),
+    "fesem-ma by classes": ("fesemma", "--preset", "authors", "--algorithm.clusters", "2"),
+    "tkm by medians, anew in each round": ("tkm", "--preset", "authors"),
+    "cfl that cuts": ("cfl", *CUTS, "--algorithm.linkage", "average"),
+    "cfl that cuts by gaps": (
+        *("cfl", *AT_ONCE, "--algorithm.rule", "gap", "--algorithm.gamma", "0.01"),
+        *("--algorithm.scope", "head", *ALL),
     ),
     "fedgkt by clients": (
         "fedgkt",
@@ -260,6 +277,134 @@ def test_ifca_leaves_a_cluster_that_nobody_chose_as_it_is(monkeypatch: pytest.Mo
     ]
 
 
+@pytest.mark.parametrize("flags", [SMALL, MLP])
+def test_fesem_mas_clients_that_are_permutations_of_one_network_average_to_it_exactly(
+    flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    rounds = toy.start(Serial(), toy.job("fesemma", *flags, *ALL, "--algorithm.clusters", "1"))
+    units, network = rounds.algorithm.units(rounds.fed), rounds.fed.initial(k=3)
+
+    def train(fed, client, *_: object, **__: object) -> None:
+        g = np.random.default_rng(client.id)
+        order = {group: g.permutation(size) for group, size in units.sizes.items()}
+        client.load(matching.permute(network, units, order))
+
+    monkeypatch.setattr("hpcfed.algorithms.base.sgd", train)
+    rounds.step()
+    centre = clusters.row(rounds.state.centres, 0)
+    models = [client.params() for client in rounds.fed.clients.values()]
+    assert [toy.differences(centre, model) == [] for model in models].count(True) == 1
+    plain = (1 / 6) * sum(models[1:], models[0])
+    assert not near(centre, plain, 1e-2)
+
+
+def test_fesem_ma_weighs_the_rows_of_the_head_by_the_clients_examples_of_that_class(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def train(fed, client, *_: object, **__: object) -> None:
+        client.skeleton.flat.fill_(float(client.id))
+
+    monkeypatch.setattr("hpcfed.algorithms.base.sgd", train)
+    flags = ("--algorithm.clusters", "1", "--algorithm.head", "classes")
+    rounds = toy.start(Serial(), toy.job("fesemma", *MLP, *ALL, *flags))
+    rounds.step()
+    counts = np.stack(rounds.fed.label_counts)
+    want = (np.arange(6)[:, None] * counts).sum(0) / counts.sum(0)
+    centre = clusters.row(rounds.state.centres, 0)
+    assert centre["head.bias"].tolist() == pytest.approx(want.tolist())
+    assert centre["head.weight"][:, 3].tolist() == pytest.approx(want.tolist())
+    assert (centre["body.1.bias"] == 2.5).all()
+
+
+def test_fesem_ma_refuses_models_whose_units_it_cannot_follow():
+    with pytest.raises(ConfigError, match="which units of shufflenetv2 belong together"):
+        toy.start(Serial(), toy.job("fesemma", "--models.mix", "shufflenetv2"))
+
+
+def test_tkm_of_one_cluster_that_trims_nothing_is_fedavg_of_equal_weights():
+    flags = ("--algorithm.clusters", "1", "--algorithm.trim", "0", "--rounds", "1", *ALL)
+    ours, theirs = run("tkm", *flags), run("fedavg", "--rounds", "1", *UNIFORM, *ALL)
+    assert near(clusters.row(ours.state["centres"], 0), theirs.state, 1e-6)
+
+
+def test_tkm_recovers_groups_and_an_outlier_does_not_move_their_centres(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Weights of clients 0, 2, 4 go to near 0, of 1 and 3 to near 1, and of 5 to 40."""
+
+    def train(fed, client, *_: object, **__: object) -> None:
+        client.skeleton.flat.fill_(40.0 if client.id == 5 else client.id % 2 + client.id / 1000)
+
+    monkeypatch.setattr("hpcfed.algorithms.base.sgd", train)
+    flags = ("--algorithm.clusters", "2", "--algorithm.estimator", "median")
+    rounds = toy.start(Serial(), toy.job("tkm", *MLP, *ALL, *flags))
+    monkeypatch.setattr(type(rounds.algorithm), "first", between)
+    rounds.step()
+    assert rounds.state.cluster.tolist() == [0, 1, 0, 1, 0, 1]
+    assert rounds.state.centres["head.bias"][:, 0].tolist() == [
+        pytest.approx(0.002),
+        pytest.approx(1.003),  # of 1.001, 1.003 and 40
+    ]
+
+
+def between(method: object, fed: object, points: Params, centres: Params) -> Params:
+    """First centres near 0 and at 1."""
+    return centres.map(lambda v: torch.stack([v[0] * 0, v[1] * 0 + 1]))
+
+
+def test_tkms_clusters_stay_once_all_clients_have_trained():
+    rounds = toy.start(Serial(), toy.job("tkm", *MLP, *ALL, "--algorithm.clusters", "2"))
+    rounds.step()
+    before = rounds.state
+    rounds.step()
+    assert rounds.state.cluster.tolist() == before.cluster.tolist()
+    assert toy.differences(rounds.state.centres, before.centres) != []
+
+
+def opposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local training moves weights by +2 or -2, by the client's id, even or odd."""
+
+    def train(fed, client, *_: object, **__: object) -> None:
+        client.skeleton.flat.add_((2.0 + client.id / 1000) * (-1) ** client.id)
+
+    monkeypatch.setattr("hpcfed.algorithms.base.sgd", train)
+
+
+@pytest.mark.parametrize("rule", ["norms", "gap"])
+def test_cfl_cuts_two_groups_with_opposed_updates_exactly(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+):
+    opposed(monkeypatch)
+    own = {"norms": ("--algorithm.eps1", "1"), "gap": ("--algorithm.gamma", "0.9")}[rule]
+    flags = ("--algorithm.after", "1", "--algorithm.rule", rule, *own)
+    job = toy.job("cfl", *MLP, *ALL, *UNIFORM, *flags)
+    for state in spmd(2, lambda comm: cut(comm, job)):
+        assert state.cluster.tolist() == [0, 1, 0, 1, 0, 1]
+        models = [clusters.row(state.centres, m)["head.bias"] for m in (0, 1)]
+        apart = (models[0] - models[1]).tolist()  # they part in the third round alone
+        assert apart == pytest.approx([4.005] * toy.CLASSES, abs=1e-3)
+
+
+def cut(comm: Comm, job: Job) -> Any:
+    """The state after three rounds, of which the first may not cut and the second does."""
+    rounds = toy.start(comm, job)
+    sizes = []
+    for _ in range(3):
+        row, _ = rounds.step()
+        sizes.append(row["rounds/clusters"])
+    assert sizes == [1, 2, 2]
+    return rounds.state
+
+
+def test_cfls_cosine_with_a_zero_update_is_0():
+    rounds = toy.start(Serial(), toy.job("cfl", *MLP))
+    mine = list(rounds.fed.clients.values())[:3]
+    for client, value in zip(mine, (0.0, 1.0, -2.0), strict=True):
+        client.memory["update"] = Params(w=torch.full((2,), value))
+    alike = cfl.similarities(rounds.fed, mine, [0, 1, 2])
+    assert alike.tolist() == [[0, 0, 0], [0, pytest.approx(1), -1], [0, -1, pytest.approx(1)]]
+
+
 def test_fedgh_without_server_epochs_keeps_its_header():
     rounds = toy.start(Serial(), toy.job("fedgh", "--algorithm.server_epochs", "0"))
     before = rounds.state
@@ -323,13 +468,13 @@ def test_fedgkts_answers_are_for_the_examples_as_they_stand():
     rounds = toy.start(Serial(), toy.job("fedgkt", *ALL))
     rounds.step()
     client, size = rounds.fed.clients[5], 8
-    alone = split.stem(client.model.eval().body)[0](
+    alone = fedgkt.stem(client.model.eval().body)[0](
         rounds.fed.prepare(client.train.batch(np.arange(size))[0])
     )
-    answers = split.answers(rounds.fed, rounds.state, {"features": alone.detach()})
+    answers = fedgkt.answer(rounds.fed, rounds.state, {"features": alone.detach()})
     assert client.memory["server"].shape == (client.n, toy.CLASSES)
     assert torch.allclose(client.memory["server"][:size], answers, rtol=0, atol=1e-5)
-    seen = split.distillation_data(client, "server").batch(np.array([3, 1]))[1]
+    seen = fedgkt.distillation_data(client, "server").batch(np.array([3, 1]))[1]
     assert seen[0].tolist() == client.train.labels[[3, 1]].tolist()
     assert seen[1].equal(client.memory["server"][[3, 1]])
 

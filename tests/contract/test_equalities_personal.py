@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from hpcfed.algorithms.personal import perfedavg
 from hpcfed.comm import Serial
 from hpcfed.core.params import Params
+from hpcfed.training import evaluate
 from hpcfed.training.infer import class_sums, represent
 from hpcfed.training.local import LocalSteps
 from tests.contract import toy
@@ -150,7 +152,27 @@ def test_a_class_that_nobody_shows_has_no_prototype_and_is_never_chosen():
     state = method.round(fed, rounds.state, [1], 0)
     assert state["proto"].isnan().all(1).tolist() == [True, True, False, True]
     x = fed.prepare(fed.clients[4].train.batch(np.arange(9))[0])
-    assert method.predict(fed, fed.clients[4], state, x).argmax(1).tolist() == [2] * 9
+    answer = method.predictor(fed, fed.clients[4], state)
+    assert answer(x).argmax(1).tolist() == [2] * 9
+
+
+def test_perfedavgs_common_model_is_evaluated_without_a_personal_step(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    flags = ("--evaluate.common", "true", "--algorithm.alpha", "0.5", "--models.mix", "mlp")
+    rounds, adapted = toy.start(Serial(), toy.job("perfedavg", *flags)), set()
+    taken = perfedavg.gradient
+
+    def noted(fed, client, *rest, **how):
+        adapted.add(client.id)
+        return taken(fed, client, *rest, **how)
+
+    monkeypatch.setattr(perfedavg, "gradient", noted)
+    row, _ = rounds.step()
+    assert adapted and rounds.fed.K not in adapted
+    pooled = rounds.fed.pooled()
+    pooled.load(rounds.state)
+    assert row["rounds/accuracy_common"] == evaluate.common(rounds.fed, pooled.model)
 
 
 def test_perfedavgs_gradient_is_taken_after_a_personal_step():

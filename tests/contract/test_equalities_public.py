@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.algorithms.public_data import fusion
+from hpcfed.algorithms.public_data import feddf
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError, DataError, DivergedError
 from hpcfed.core.params import Params
@@ -196,7 +196,7 @@ def test_feddfs_student_learns_what_its_teacher_says():
     opened(rounds)
     teacher = torch.randn(len(fed.public), toy.CLASSES, generator=torch.Generator().manual_seed(0))
     how = {"steps": 1500, "size": 32, "lr": 0.01, "schedule": "cosine"}
-    state = fusion.students(fed, rounds.state, [0], teacher, 1.0, 0, **how)
+    state = feddf.train_students(fed, rounds.state, [0], teacher, 1.0, 0, **how)
     learnt = outputs(fed, predictor(fed, "mlp", state.under("mlp/")), fed.public)
     assert (learnt.softmax(1) - teacher.softmax(1)).abs().max() < 0.05
 
@@ -218,22 +218,22 @@ def test_all_groups_of_feddf_learn_from_the_same_teacher_the_mean_of_all_logits(
     calls = []
     rounds = begun("feddf", *MLPS, "--participation", "1")
     fed = rounds.fed
-    learn = fusion.fit_targets
+    learn = feddf.fit_targets
     monkeypatch.setattr(
-        fusion,
+        feddf,
         "fit_targets",
         lambda fed, kind, start, data, *rest, **how: (
             calls.append((kind, data.soft)) or learn(fed, kind, start, data, *rest, **how)
         ),
     )
     given = {}
-    answer = fusion.answer
+    answer = feddf.answer_public
 
     def noted(fed, client, *rest):
         given[client.id] = outputs(fed, client.model.eval(), fed.public)
         return answer(fed, client, *rest)
 
-    monkeypatch.setattr(fusion, "answer", noted)
+    monkeypatch.setattr(feddf, "answer_public", noted)
     rounds.step()
     want = soften(torch.stack(list(given.values())).double().mean(0).float())
     assert [kind for kind, _ in calls] == ["logistic", "mlp"] and len(given) == fed.K == 6
@@ -275,8 +275,10 @@ def test_feddf_can_leave_out_a_client_that_only_guesses(monkeypatch: pytest.Monk
     for kind in (method, type(plain.algorithm)):
         monkeypatch.setattr(kind, "local", spoilt, raising=False)
     weights = []
-    answer = fusion.answer
-    monkeypatch.setattr(fusion, "answer", lambda *a: weights.append(answer(*a)[1]) or answer(*a))
+    answer = feddf.answer_public
+    monkeypatch.setattr(
+        feddf, "answer_public", lambda *a: weights.append(answer(*a)[1]) or answer(*a)
+    )
     rounds.step()
     plain.step()
     assert weights == [1, 1, 0, 1, 1, 1, 1, 1]

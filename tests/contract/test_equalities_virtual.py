@@ -122,7 +122,7 @@ def test_averaging_keeps_the_mean_and_brings_models_together(
     method: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("hpcfed.algorithms.decentralised.dsgd.sgd", lambda *_, **__: None)
-    monkeypatch.setattr("hpcfed.algorithms.decentralised.swift.SWIFT.train", lambda *_: None)
+    monkeypatch.setattr("hpcfed.algorithms.decentralised.swift.train", lambda *_: None)
     rounds = toy.start(Serial(), toy.job(method, *ALL, *IN_STEP, "--algorithm.topology", "ring"))
     rounds.fed.participation.open(0)
     for client in rounds.fed.clients.values():

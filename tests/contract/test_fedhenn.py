@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpcfed.algorithms.public_data import align, kernels
+from hpcfed.algorithms.public_data import alignment, fedhenn
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
@@ -47,7 +47,7 @@ def rad(rounds: Rounds):
 def target(rounds: Rounds, cohort: list[int] | None = None) -> Tensor | None:
     cohort = cohort or rounds.fed.sample(0)
     members = rounds.algorithm.members(rounds.fed, rounds.state, cohort)
-    return kernels.mean_of_clients(rounds.fed, rad(rounds), cohort, members, rounds.algorithm)
+    return fedhenn.mean_of_clients(rounds.fed, rad(rounds), cohort, members, rounds.algorithm)
 
 
 def kernel(rounds: Rounds, k: int) -> Tensor:
@@ -66,8 +66,8 @@ def test_a_client_that_has_just_received_the_model_is_not_pulled(how: tuple[str,
     rounds = begun(*ONE, *how)
     client = rounds.fed.clients[3]
     client.load(rounds.state)
-    distance = align.distance_to(rounds.fed, client, rad(rounds), None, rounds.algorithm)
-    value = distance(align.compute_representations(rounds.fed, client, rad(rounds)))
+    distance = fedhenn.distance_to(rounds.fed, client, rad(rounds), None, rounds.algorithm)
+    value = distance(alignment.compute_representations(rounds.fed, client, rad(rounds)))
     client.skeleton.zero_grad()
     value.backward()
     assert abs(value.item()) < 1e-5 and client.skeleton.grad.abs().max() < 1e-5
@@ -78,7 +78,7 @@ def test_the_first_loss_is_the_task_s_plus_the_weighted_distance():
     fed, client, data = rounds.fed, rounds.fed.clients[3], rad(rounds)
     far = similarity.normalise_kernel(torch.eye(len(data)) + kernel(rounds, 4))
     task = partial(rounds.algorithm.loss, client, rounds.state)
-    whole = align.add_alignment(
+    whole = alignment.add_alignment(
         fed, client, task, data, lambda z: 1 - similarity.cka_to_kernel(z, far), 0.5
     )
     x, y = client.train.batch(np.arange(client.n))
@@ -102,7 +102,7 @@ def test_the_weight_grows_with_the_round(
 ):
     rounds, weights = started("--algorithm.schedule", schedule, "--algorithm.eta0", "0.5"), []
     monkeypatch.setattr(
-        align, "add_alignment", lambda fed, client, loss, *rest: weights.append(rest[2]) or loss
+        fedhenn, "add_alignment", lambda fed, client, loss, *rest: weights.append(rest[2]) or loss
     )
     for _ in range(3):
         rounds.step()
@@ -112,7 +112,7 @@ def test_the_weight_grows_with_the_round(
 def test_the_term_is_in_the_first_of_so_many_steps():
     rounds = begun(*ONE)
     client = rounds.fed.clients[3]
-    loss = align.add_alignment(
+    loss = alignment.add_alignment(
         rounds.fed,
         client,
         lambda *_: torch.tensor(1.0),
@@ -135,7 +135,7 @@ def pull(chunk: int, model: str) -> tuple[Tensor, Tensor]:
     (
         1
         - similarity.cka_to_kernel(
-            align.compute_representations(rounds.fed, client, rad(rounds)), far
+            alignment.compute_representations(rounds.fed, client, rad(rounds)), far
         )
     ).backward()
     assert client.model.training and client.model.body.training
@@ -168,7 +168,7 @@ def test_activations_of_the_examples_are_not_kept_for_the_backward_pass():
     client, data = rounds.fed.clients[3], rad(rounds)
     x = rounds.fed.prepare(data.batch(np.arange(len(data)))[0])
     plain = saved_bytes(rounds, lambda: client.model.eval().body(x))
-    ours = saved_bytes(rounds, lambda: align.compute_representations(rounds.fed, client, data))
+    ours = saved_bytes(rounds, lambda: alignment.compute_representations(rounds.fed, client, data))
     assert plain > 100_000 and ours < 0.01 * plain
 
 
@@ -176,7 +176,7 @@ def test_recurrent_layers_keep_the_mode_that_gradients_need_and_the_others_do_no
     model = nn.ModuleList(
         [nn.LSTM(2, 2), nn.LSTM(2, 2, num_layers=2, dropout=0.5), nn.Dropout(), nn.BatchNorm1d(2)]
     )
-    with align.eval_mode(model):
+    with alignment.eval_mode(model):
         assert [module.training for module in model] == [True, False, False, False]
     assert all(module.training for module in model)
 
@@ -186,25 +186,25 @@ def test_recurrent_layers_keep_the_mode_that_gradients_need_and_the_others_do_no
 
 def test_the_mean_kernel_is_the_mean_of_all_clients_kernels(monkeypatch: pytest.MonkeyPatch):
     rounds = begun()
-    monkeypatch.setattr(kernels, "STRIP", 5)  # 32 examples: strips of 5, the last of 2
+    monkeypatch.setattr(fedhenn, "STRIP", 5)  # 32 examples: strips of 5, the last of 2
     want = sum(kernel(rounds, k).double() for k in range(6)) / 6
-    got = kernels.mean(rounds.fed, *parts(rounds), 32)
+    got = fedhenn.mean_of_kernels(rounds.fed, *parts(rounds), 32)
     assert torch.allclose(got.double(), want, rtol=1e-4, atol=1e-4)
     assert torch.allclose(target(rounds), similarity.normalise_kernel(got), atol=1e-5)
 
 
-def parts(rounds: Rounds) -> tuple[dict[int, kernels.Kernel], dict[int, float]]:
+def parts(rounds: Rounds) -> tuple[dict[int, fedhenn.Kernel], dict[int, float]]:
     fed, how = rounds.fed, rounds.algorithm
     made = {
-        c.id: kernels.Kernel.of(represent(fed, c, rad(rounds)), how) for c in fed.clients.values()
+        c.id: fedhenn.Kernel.of(represent(fed, c, rad(rounds)), how) for c in fed.clients.values()
     }
-    return made, {c.id: kernels.weight(c, how) for c in fed.clients.values()}
+    return made, {c.id: fedhenn.kernel_weight(c, how) for c in fed.clients.values()}
 
 
 @pytest.mark.parametrize("kind", ["linear", "rbf"])
 def test_the_mean_kernel_is_symmetric_and_positive_semidefinite(kind: str):
     rounds = begun("--algorithm.kernel", kind)
-    got = kernels.mean(rounds.fed, *parts(rounds), 32)
+    got = fedhenn.mean_of_kernels(rounds.fed, *parts(rounds), 32)
     least, *_, most = torch.linalg.eigvalsh(got.double())
     assert torch.equal(got, got.T) and least > -1e-5 * most and most > 0
 
@@ -215,7 +215,8 @@ def test_the_mean_kernel_does_not_depend_on_the_order_of_the_clients_nor_on_the_
     made, weights = parts(rounds)
     turned = {k: made[5 - k] for k in range(6)}, {k: weights[5 - k] for k in range(6)}
     assert torch.equal(
-        kernels.mean(rounds.fed, made, weights, 32), kernels.mean(rounds.fed, *turned, 32)
+        fedhenn.mean_of_kernels(rounds.fed, made, weights, 32),
+        fedhenn.mean_of_kernels(rounds.fed, *turned, 32),
     )
 
 
@@ -245,7 +246,7 @@ def test_the_mean_kernel_of_the_previous_cohort_is_that_of_its_models_on_todays_
     z = {k: represent(rounds.fed, rounds.fed.clients[k], rad).double() for k in first}
     want = sum(v @ v.T for v in z.values()) / len(first)
     members = rounds.algorithm.members(rounds.fed, rounds.state, cohort)
-    got = kernels.mean_of_clients(rounds.fed, rad, cohort, members, rounds.algorithm)
+    got = fedhenn.mean_of_clients(rounds.fed, rad, cohort, members, rounds.algorithm)
     assert members == first
     assert torch.allclose(got, similarity.normalise_kernel(want.float()), atol=1e-4)
 
@@ -279,14 +280,14 @@ def test_equal_clients_have_their_common_kernel_for_a_mean():
     rounds = begun("--models.mix", "mlp")
     for client in rounds.fed.clients.values():
         client.load(rounds.fed.initial())
-    got = kernels.mean(rounds.fed, *parts(rounds), 32)
+    got = fedhenn.mean_of_kernels(rounds.fed, *parts(rounds), 32)
     assert torch.allclose(got, kernel(rounds, 2), rtol=1e-6)
 
 
 def test_one_client_alone_is_not_pulled_at_first():
     rounds = begun("--clients", "1", "--data.train_limit", "20", "--models.mix", "mlp")
     client = rounds.fed.clients[0]
-    distance = align.distance_to(
+    distance = fedhenn.distance_to(
         rounds.fed, client, rad(rounds), target(rounds, [0]), rounds.algorithm
     )
     assert abs(distance(represent(rounds.fed, client, rad(rounds))).item()) < 1e-5
@@ -299,9 +300,9 @@ def test_clients_count_alike_or_by_examples_or_by_parameters():
         w: begun("--models.mix", "mlp,logistic", "--algorithm.client_weights", w).algorithm
         for w in ("uniform", "samples", "capacity")
     }
-    assert [kernels.weight(c, of["uniform"]) for c in clients.values()] == [1.0] * 6
-    assert [kernels.weight(c, of["samples"]) for c in clients.values()] == list(toy.SIZES)
-    mlp, logistic = (kernels.weight(clients[k], of["capacity"]) for k in (0, 1))
+    assert [fedhenn.kernel_weight(c, of["uniform"]) for c in clients.values()] == [1.0] * 6
+    assert [fedhenn.kernel_weight(c, of["samples"]) for c in clients.values()] == list(toy.SIZES)
+    mlp, logistic = (fedhenn.kernel_weight(clients[k], of["capacity"]) for k in (0, 1))
     assert (mlp, logistic) == (64 * 200 + 200 + 200 * 16 + 16 + 16 * 4 + 4, 64 * 4 + 4)
 
 
@@ -309,7 +310,7 @@ def test_large_activations_do_not_outweigh_others_where_kernels_have_length_one(
     z = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
     for kind in ("linear", "rbf"):
         how = begun("--algorithm.kernel_norm", "frobenius", "--algorithm.kernel", kind).algorithm
-        small, large = (kernels.Kernel.of(v, how).rows(0, 10) for v in (z, 1000 * z))
+        small, large = (fedhenn.Kernel.of(v, how).rows(0, 10) for v in (z, 1000 * z))
         assert torch.allclose(small, large, rtol=1e-3, atol=1e-5)
         assert torch.linalg.matrix_norm(similarity.centre_kernel(small)).item() == pytest.approx(
             1, rel=1e-5
@@ -319,7 +320,7 @@ def test_large_activations_do_not_outweigh_others_where_kernels_have_length_one(
 def test_rounding_alone_does_not_become_a_kernel_of_length_one():
     how = begun("--algorithm.kernel_norm", "frobenius").algorithm
     z = 3 + 1e-7 * torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
-    assert kernels.Kernel.of(z, how).rows(0, 10).count_nonzero() == 0
+    assert fedhenn.Kernel.of(z, how).rows(0, 10).count_nonzero() == 0
 
 
 @pytest.mark.parametrize("upload, members", [("model", 3), ("representations", 6), ("kernel", 6)])

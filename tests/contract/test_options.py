@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from hpcfed.algorithms import ALGORITHMS
+from hpcfed.algorithms import load as algorithm
 from hpcfed.comm import Serial
 from hpcfed.config.check import check
 from hpcfed.config.job import Job
@@ -39,6 +40,11 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.rad_size": 7,
     "algorithm.digest_batch": 5,
     "algorithm.distil_batch": 5,
+    "algorithm.public_batch": 5,
+    "algorithm.personal_epochs": 2,
+    "algorithm.energy_start": 0.5,
+    "algorithm.energy_end": 0.999,
+    "algorithm.transfer": ("body.",),
     "algorithm.server_batch": 5,
     "algorithm.steps": 3,
     "algorithm.patience": 1,
@@ -56,6 +62,14 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.empty",  # a centre without clients
     "algorithm.scope",  # who is nearest to which centre
     "algorithm.start",
+    "algorithm.linkage",  # who is joined to whom
+    "algorithm.trim",  # of few clients nobody
+    "algorithm.iterations",  # these few are settled at once
+    "algorithm.later",
+    "algorithm.matchings",  # these few agree at once
+    "algorithm.eps1",
+    "algorithm.eps2",
+    "algorithm.gamma",
     "algorithm.drop_worst",  # a client that only guesses
     "algorithm.max_staleness",
     "algorithm.patience",
@@ -73,13 +87,26 @@ STAR = (
     *("--clients", "5", "--rounds", "3"),
     *("--algorithm.topology", "star", "--system.distribution", "lognormal"),
 )
+TWO_OF_FIVE = ("--clients", "5", "--algorithm.clusters", "2")
+AT_ONCE = ("--clients", "6", "--algorithm.after", "0")
+CUTS = (*AT_ONCE, "--algorithm.eps1", "1e9", "--algorithm.eps2", "1e-9")
+BY_METHOD = {  # what a method needs beside it so that its options can have an effect
+    "dsgd": STAR,
+    "swift": STAR,
+    "fesem": TWO_OF_FIVE,
+    "fesemma": TWO_OF_FIVE,
+    "tkm": TWO_OF_FIVE,
+}
+SAME = (  # what makes of [local] what a method's clients do
+    *("receive", "local", "round", "refuses"),
+    *("keeps_stragglers", "views", "local_defaults"),
+)
 CASES = {  # claim: flags; what other options depend on is on in one case and off in another
-    **{method: MLP for method in ALGORITHMS if method != "fedgkt"},
-    "fedgkt": (),
-    **{method: SMALL for method in ("heterofl", "fedrolex", "feddropout", "fjord")},
-    **{method: (*STAR, *MLP) for method in ("dsgd", "swift")},
-    "fesem": ("--clients", "5", "--algorithm.clusters", "2", *MLP),
-    **{f"{method} of widths": WIDTHS for method in ("heterofl", "fedrolex", "feddropout", "fjord")},
+    **{
+        f"{method} of widths": WIDTHS
+        for method in ALGORITHMS
+        if algorithm(method)().accepts == "widths"
+    },
     "local with contrast": ("--algorithm.contrastive", "true", *MLP),
     "fedclassavg without averaging": ("--algorithm.averaging", "false", *MLP),
     "fedclassavg of all weights": ("--algorithm.share", "all", *MLP),
@@ -93,6 +120,20 @@ CASES = {  # claim: flags; what other options depend on is on in one case and of
     "dsgd of single steps": ("--local.steps", "1", *STAR, *MLP),
     "fedavg of single steps": ("--local.steps", "1", *MLP),
     "fedavg by momentum": ("--local.optimiser", "sgd", "--local.momentum", "0.5", *MLP),
+    "tkm by medians": (
+        *TWO_OF_FIVE,
+        *MLP,
+        "--algorithm.estimator",
+        "median",
+        "--algorithm.later",
+        "1",
+    ),
+    "fedbe that averages": (
+        *("--algorithm.server_batch", "8", "--algorithm.swa_start", "2"),
+        *("--algorithm.swa_every", "3", "--algorithm.posterior", "dirichlet", *MLP),
+    ),
+    "cfl by norms": (*CUTS, *MLP),
+    "cfl by gaps": (*AT_ONCE, "--algorithm.rule", "gap", "--algorithm.gamma", "0.01", *MLP),
     "dsfl with a server's model": ("--models.server", "mlp", *MLP),
 }
 
@@ -145,12 +186,16 @@ def measured(job: Job) -> list[Any]:
     return [outcome.state, outcome.weights, outcome.memory, outcome.scores, rows]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_an_option_changes_what_is_computed_or_is_refused(case: str):
-    base = toy.given(case.split()[0], *SHORT, *CASES[case])
-    own = case in ALGORITHMS or any(flag.startswith("--local.") for flag in CASES[case])
-    usual, idle = measured(base), []
-    for path, fields in alternatives(base, ("local", "algorithm") if own else ("algorithm",)):
+def as_fedavg(method: str) -> bool:
+    """Whether clients do with [local] what FedAvg's do: its options are examined there."""
+    ours, theirs = algorithm(method), algorithm("fedavg")
+    return method != "fedavg" and all(getattr(ours, n, 0) is getattr(theirs, n, 0) for n in SAME)
+
+
+def idle(base: Job, parts: tuple[str, ...]) -> list[str]:
+    """Options that are set and not refused, and change nothing."""
+    usual, found = measured(base), []
+    for path, fields in alternatives(base, parts):
         try:
             job = with_values(base, fields)
         except ConfigError:
@@ -161,5 +206,23 @@ def test_an_option_changes_what_is_computed_or_is_refused(case: str):
         except ConfigError:
             ground = usual
         if not toy.differences(ground, measured(job)):
-            idle.append(f"{path} = {fields[path]}")
-    assert idle == []
+            found.append(f"{path} = {fields[path]}")
+    return found
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_an_option_of_a_method_changes_what_is_computed_or_is_refused(method: str):
+    flags = (*SHORT, *BY_METHOD.get(method, ()))
+    same = SMALL if algorithm(method)().accepts == "widths" else MLP
+    try:
+        base = toy.given(method, *flags, *same)
+    except ConfigError:  # a method of several models, say
+        base = toy.given(method, *flags)
+    assert idle(base, ("algorithm",) if as_fedavg(method) else ("local", "algorithm")) == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_option_beside_others_changes_what_is_computed_or_is_refused(case: str):
+    base = toy.given(case.split()[0], *SHORT, *CASES[case])
+    own = any(flag.startswith("--local.") for flag in CASES[case])
+    assert idle(base, ("local", "algorithm") if own else ("algorithm",)) == []

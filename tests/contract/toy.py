@@ -23,21 +23,27 @@ from hpcfed.comm import Comm
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError
 from hpcfed.data.holdings import Partition
 from hpcfed.engine.record import Row
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
 from hpcfed.engine.survival import saving, snapshot
 from hpcfed.models.layers import BatchNorm2d
+from hpcfed.training import graphs
 
 CLASSES, D, SHAPE = 4, 16, (1, 8, 8)
 SIZES = (1, 9, 8, 17, 21, 32)  # training examples of each client; 17 leaves a last batch of one
 TESTS = (1, 4, 6, 5, 7, 0)
 MIX = "small,mlp,fedhenn-3,small,cnn,fedhenn-1"
+MIXES = {"one architecture": "small", "widths": "small"}  # by what a method accepts; others: MIX
+DIFFERENT = {"widths": ("--models.widths", "1,0.5,0.25")}  # in which clients may differ beside it
 SETTINGS = {  # what a method needs beside its defaults, the last for a fraction of a second
     "dsgd": ("--algorithm.topology", "complete"),
     "feddf": ("--algorithm.steps", "12"),
+    "fccl": ("--algorithm.pretrain_epochs", "1"),
 }
+FOR_MOST = ("--local.keep_optimiser", "--local.epochs")  # flags that some methods refuse
 MEASURED = ("clients/seconds", "rounds/seconds", "ranks/")  # columns that differ from run to run
 KEPT: list[TemporaryDirectory] = []  # for as long as the tests run
 
@@ -77,56 +83,50 @@ class Outcome:
         return np.stack([row[f"clients/{name}"] for row in self.rows])
 
 
-PLAIN_SGD = ("fedsgd", "scaffold")  # these have no moments to keep
-OWN_EPOCHS = ("fedsgd", "fedrep")  # these do not count in local.epochs
-
-
 def job(method: str, *flags: str) -> Job:
-    """The toy job of a method, without flags for all methods that this one refuses, because they
-    would change nothing.
-    """
-    plain = method in PLAIN_SGD or ("sgd" in flags and "--local.momentum" not in flags)
-    idle = {"--local.keep_optimiser"} if plain else set()
-    idle |= {"--local.epochs"} if method in OWN_EPOCHS else set()
-    gone = {i for i, word in enumerate(flags) if word in idle}
-    kept = (word for i, word in enumerate(flags) if not gone & {i, i - 1})
-    return given(method, *kept)
+    """The toy job of a method, without those flags for all methods that this one refuses."""
+    try:
+        return given(method, *flags)
+    except ConfigError as refusal:
+        gone = [f for f in FOR_MOST if f in flags and f.removeprefix("--") in str(refusal)]
+        if not gone:
+            raise
+    i = flags.index(gone[0])
+    return job(method, *flags[:i], *flags[i + 2 :])
 
 
 def given(method: str, *flags: str) -> Job:
-    """The toy job of a method with all of these flags; its clients have one architecture, or
-    different ones where it accepts them.
-    """
-    words = [
-        "--algorithm.name",
-        method,
-        "--data.name",
-        str(folder() / "data.npz"),
-        *needs(method, flags),
-        *flags,
-    ]
+    """The toy job of a method with all of these flags, and what it demands beside them."""
+    words = ["--algorithm.name", method, *data(method), *needs(method, flags), *flags]
     if "--models.mix" not in flags:
-        words += [
-            "--models.mix",
-            "small" if algorithm(method)().accepts in ("one architecture", "widths") else MIX,
-        ]
+        words += ["--models.mix", MIXES.get(algorithm(method)().accepts, MIX)]
     if "--clients" not in flags:
         words += ["--data.partition_file", str(folder() / "partition.h5")]
     return load([str(Path(__file__).with_suffix(".toml")), *words], environ={})
 
 
+def data(method: str) -> list[str]:
+    """The data set on which a method is run, by what it declares to need.
+
+    Here images of one kind. Data of another kind (several modalities: x is a dict of tensors) get
+    a file in `folder()`, and here the line that gives it to the methods that need it.
+    """
+    return ["--data.name", str(folder() / "data.npz")]
+
+
 def needs(method: str, flags: tuple[str, ...]) -> list[str]:
     """What a method cannot do without, where the flags do not speak of it."""
+    public = ("--data.public", "32", "--data.public_source", str(folder() / "public.npz"))
+    given = {  # what a method declares to need: the flags that give it
+        "public": public,
+        "proxy": ("--models.proxy", "mlp"),
+        "server": ("--models.server", "mlp"),
+    }
     settings = SETTINGS.get(method, ("",))
     words = [] if settings[0] in ("", *flags) else list(settings)
     for need in algorithm(method)().needs:
-        public = ("--data.public", "32", "--data.public_source", str(folder() / "public.npz"))
-        given = {
-            "public": public,
-            "proxy": ("--models.proxy", "mlp"),
-            "server": ("--models.server", "mlp"),
-        }[need]
-        words += [] if given[0] in flags else given
+        assert need in given, f"{method} needs {need!r}: say in tests/contract/toy.py what gives it"
+        words += [] if given[need][0] in flags else given[need]
     return words
 
 
@@ -176,6 +176,27 @@ def outcome(going: Rounds, rows: list[Row]) -> Outcome:
     ]
     scores = going.evaluation.scores.copy()
     return Outcome(snapshot.to_tree(going.state), weights, memory, scores, computed)
+
+
+def capture_on_cpu(made: list) -> Callable:
+    """Stands for the capture of a CUDA graph: makes the step for real some times, as the warm-up
+    does, and adds it to `made`.
+
+    The loss lies where it lies, as in a graph: the next replay overwrites it.
+    """
+
+    def again(step: Callable, device: Any) -> Callable:
+        for _ in range(graphs.WARM):
+            loss = step().clone()
+        made.append(step)
+        return lambda: loss.copy_(step())
+
+    return again
+
+
+def different(method: str) -> tuple[str, ...]:
+    """Flags with which clients differ as far as the method, as it declares itself, accepts."""
+    return DIFFERENT.get(algorithm(method)().accepts, ())
 
 
 def differences(a: Any, b: Any) -> list[str]:

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from hpcfed.training.losses import distil, inner_product, nearest, soften, to_prototypes
+from hpcfed.training.losses import (
+    cross_correlation,
+    distil,
+    inner_product,
+    model_contrast,
+    nearest,
+    soften,
+    to_prototypes,
+    to_soft_targets,
+)
 
 NAN = float("nan")
 
@@ -76,3 +85,43 @@ def test_the_distance_to_prototypes_is_the_authors_mean_squared_error_whatever_t
 def test_the_nearest_prototype_scores_highest_and_a_missing_one_lowest():
     scores = nearest(tensor([[1.0, 0.0]]), tensor([[0.0, 0.0], [NAN, NAN], [3.0, 0.0]]))
     assert scores.tolist() == [[-1.0, -5.0, -4.0]]
+
+
+def test_soft_targets_are_approached_and_a_row_without_one_counts_nothing():
+    logits = torch.zeros(2, 2, requires_grad=True)
+    target = tensor([[1.0, 0.0], [NAN, NAN]])
+    kl, mse = (to_soft_targets(logits, target, distance) for distance in ("kl", "mse"))
+    assert kl.item() == pytest.approx(math.log(2) / 2)  # over both examples
+    assert mse.item() == pytest.approx((0.25 + 0.25) / 2)
+    for value in (kl, mse):
+        (grad,) = torch.autograd.grad(value, logits)
+        assert grad[0, 0] < 0 < grad[0, 1] and grad[1].tolist() == [0, 0]
+
+
+def test_a_cross_correlation_wants_one_on_the_diagonal_and_minus_one_elsewhere():
+    z = tensor([[1.0, -1.0], [3.0, -3.0], [8.0, -8.0]])
+    assert cross_correlation(z, z, lam=1.0).item() == pytest.approx(0.0, abs=1e-6)
+    alike = z.abs()  # both columns the same: M is 1 everywhere
+    assert cross_correlation(alike, alike, lam=0.5).item() == pytest.approx(0.5 * 2 * 4, abs=1e-5)
+    assert cross_correlation(z, -z, lam=0.0).item() == pytest.approx(2 * 4, abs=1e-5)
+
+
+def test_a_cross_correlation_moves_the_own_logits_alone_and_bears_constant_ones():
+    g = torch.Generator().manual_seed(0)
+    z, target = (torch.randn(6, 3, generator=g).requires_grad_() for _ in range(2))
+    value = cross_correlation(z, target, lam=0.0051)
+    slopes = torch.autograd.grad(value, (z, target), allow_unused=True)
+    assert slopes[0].abs().sum() > 0 and slopes[1] is None
+    flat = torch.zeros(6, 3, requires_grad=True)
+    value = cross_correlation(flat, target, lam=0.5)
+    assert value.item() == 3 + 0.5 * 6  # M is 0
+    assert torch.autograd.grad(value, flat)[0].isfinite().all()
+    with pytest.raises(ValueError, match="two examples at least, not 1"):
+        cross_correlation(z[:1], target[:1], 0.0051)
+
+
+def test_the_model_contrast_is_log_two_between_equals_and_falls_towards_the_near_one():
+    z, other = tensor([[1.0, 0.0]], requires_grad=True), tensor([[-2.0, 0.0]])
+    assert model_contrast(z, z.detach(), z.detach(), 0.5).item() == pytest.approx(math.log(2))
+    want = math.log(1 + math.exp((-1 - 1) / 0.5))  # cosines 1 and -1
+    assert model_contrast(z, z.detach(), other, 0.5).item() == pytest.approx(want)

@@ -12,6 +12,7 @@ from hpcfed.training.losses import (
     contrastive_cross_entropy,
     cox,
     distance,
+    gaussian_divergence,
     half_mean_squares,
     objective,
     proximal,
@@ -169,3 +170,13 @@ def test_the_objective_follows_from_the_targets():
     assert torch.equal(objective(logits, y), F.cross_entropy(logits, y))
     times = torch.tensor([[1.0, 1], [2.0, 0]])
     assert torch.equal(objective(logits[:, :1], times), cox(logits[:, 0], times))
+
+
+def test_the_divergence_of_two_gaussians_is_torchs_and_0_of_one_with_itself():
+    m1, s1, m2, s2 = torch.rand(4, 5, generator=torch.Generator().manual_seed(0)).double() + 0.1
+    kinds = torch.distributions
+    want = kinds.kl_divergence(kinds.Normal(m1, s1), kinds.Normal(m2, s2))
+    assert torch.allclose(gaussian_divergence(m1, s1, m2, s2), want, atol=1e-12)
+    assert gaussian_divergence(m1, s1, m1, s1).abs().max() < 1e-12
+    by_hand = gaussian_divergence(*torch.tensor([[1.0], [1.0], [3.0], [2.0]]))
+    assert by_hand.item() == pytest.approx(math.log(2) + 5 / 8 - 0.5)

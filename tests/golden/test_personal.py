@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hpcfed.algorithms.public_data import personal
+from hpcfed.algorithms.public_data import ktpfl
 from tests.golden.test_losses import model
 
 
@@ -26,17 +26,17 @@ def rows(*values: tuple[float, ...]) -> torch.Tensor:
     ],
 )
 def test_the_nearest_row_that_sums_to_one(given: tuple[float, ...], want: tuple[float, ...]):
-    assert personal.simplex(rows(given))[0].tolist() == pytest.approx(want, abs=1e-15)
+    assert ktpfl.simplex(rows(given))[0].tolist() == pytest.approx(want, abs=1e-15)
 
 
 def test_a_cohort_mixes_its_own_members_alone_and_the_other_coefficients_stay():
     coeff = rows((0.1, 0.3, 0.6), (0.2, 0.2, 0.6), (0.0, 1.0, 0.0))
-    part, mass = personal.among(coeff, [0, 2])
+    part, mass = ktpfl.among(coeff, [0, 2])
     assert part.tolist() == [
         [pytest.approx(1 / 7), pytest.approx(6 / 7)],
         [0.5, 0.5],
     ]  # row 2 gave both nothing
-    new = personal.put(coeff, [0, 2], rows((0.5, 0.5), (0.5, 0.5)), mass)
+    new = ktpfl.put(coeff, [0, 2], rows((0.5, 0.5), (0.5, 0.5)), mass)
     want = rows((0.35, 0.3, 0.35), (0.2, 0.2, 0.6), (0.0, 1.0, 0.0))
     assert torch.allclose(new, want, rtol=0, atol=1e-15) and new[1:].equal(coeff[1:])
 
@@ -54,53 +54,47 @@ def test_the_gradient_for_the_rows_is_that_of_the_distance(distance: str):
     mixed = torch.tensordot(coeff, SOFT, 1)
     each = mixed * (mixed / SOFT).log() if distance == "kl" else (mixed - SOFT) ** 2
     (each.sum() / 2).backward()  # mean over the two examples
-    assert torch.allclose(
-        personal.of_predictions(MIX, SOFT, distance), coeff.grad, rtol=1e-12, atol=0
-    )
+    assert torch.allclose(ktpfl.of_predictions(MIX, SOFT, distance), coeff.grad, rtol=1e-12, atol=0)
 
 
 def test_the_gradient_for_models_needs_their_inner_products_alone():
     models, coeff = rows((1.0, 0.0), (1.0, 2.0), (0.0, -1.0)), MIX.clone().requires_grad_()
     ((models - coeff @ models) ** 2).sum().backward()
     assert torch.allclose(
-        personal.of_weights(MIX, models @ models.T), coeff.grad, rtol=1e-12, atol=1e-15
+        ktpfl.of_weights(MIX, models @ models.T), coeff.grad, rtol=1e-12, atol=1e-15
     )
 
 
 def test_one_client_is_its_own_mixture_without_a_gradient_to_speak_of():
     one, soft = rows((1.0,)), SOFT[:1]
-    assert personal.update_coefficients(
-        one, personal.of_predictions(one, soft), 0.1, 0.7
-    ).tolist() == [[1.0]]
-    assert personal.mixture_loss(soft[0], soft[0].log(), 1.0).item() == pytest.approx(
-        0.0, abs=1e-15
-    )
+    assert ktpfl.update_coefficients(one, ktpfl.of_predictions(one, soft), 0.1, 0.7).tolist() == [
+        [1.0]
+    ]
+    assert ktpfl.mixture_loss(soft[0], soft[0].log(), 1.0).item() == pytest.approx(0.0, abs=1e-15)
 
 
 def test_a_step_by_hand():
     # 0.5 - 0.1 (1 + 2 * 0.5 * 0) = 0.4 and 0.5 - 0.1 * 0 = 0.5; 0.05 is missing from each
-    assert personal.update_coefficients(
+    assert ktpfl.update_coefficients(
         rows((0.5, 0.5), (0.5, 0.5)), rows((1.0, 0.0), (0.0, 0.0)), 0.1, 0.5
     ).tolist() == [[pytest.approx(0.45), pytest.approx(0.55)], [0.5, 0.5]]
 
 
 def test_a_huge_penalty_makes_all_coefficients_equal_and_never_overshoots():
-    new = personal.update_coefficients(
-        MIX, rows((9.0, 0.0, -9.0)) * torch.ones(3, 1), lr=0.1, rho=1e9
-    )
+    new = ktpfl.update_coefficients(MIX, rows((9.0, 0.0, -9.0)) * torch.ones(3, 1), lr=0.1, rho=1e9)
     assert torch.allclose(new, torch.full((3, 3), 1 / 3, dtype=torch.float64), rtol=0, atol=1e-7)
 
 
 def test_identical_clients_have_identical_rows():
     soft = SOFT[[0, 1, 1]]
     same = rows(*[(1 / 3, 1 / 3, 1 / 3)] * 3)
-    new = personal.update_coefficients(same, personal.of_predictions(same, soft), 0.5, 0.1)
+    new = ktpfl.update_coefficients(same, ktpfl.of_predictions(same, soft), 0.5, 0.1)
     assert new[1].equal(new[2]) and not new[0].equal(new[1])
     assert new.sum(1).tolist() == pytest.approx([1, 1, 1]) and (new >= 0).all()
 
 
 def test_the_authors_rows_are_a_softmax_of_five_times_the_step():
-    new = personal.update_coefficients(
+    new = ktpfl.update_coefficients(
         rows((0.2, 0.0), (0.0, 0.2)), torch.zeros(2, 2), 0.1, 0.0, softmax=True
     )
     assert new[0, 0].item() == pytest.approx(math.e / (math.e + 1)) and new.sum(
@@ -111,9 +105,9 @@ def test_the_authors_rows_are_a_softmax_of_five_times_the_step():
 @pytest.mark.parametrize("distance, want", [("kl", math.log(2)), ("mse", 0.5)])
 def test_how_far_a_student_is_by_hand(distance: str, want: float):
     target, logits = torch.tensor([[1.0, 0.0]]), torch.tensor([[7.0, 7.0]])  # it says 0.5 and 0.5
-    assert personal.mixture_loss(target, logits, 10.0, distance).item() == pytest.approx(want)
+    assert ktpfl.mixture_loss(target, logits, 10.0, distance).item() == pytest.approx(want)
 
 
 def test_inner_products_run_over_all_tensors():
     weights = {name: p.detach() for name, p in model(1.0, 2.0, 3.0).named_parameters()}
-    assert personal.inner(weights, weights) == 14.0
+    assert ktpfl.inner(weights, weights) == 14.0

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hpcfed.algorithms.widths import nested, submodels
+from hpcfed.algorithms.widths import fjord, submodels
 from hpcfed.comm import Serial
 from hpcfed.core.averaging import mean_of
 from hpcfed.core.params import Mean, Params
@@ -171,7 +171,7 @@ def test_the_model_inside_computes_what_the_narrow_one_does_and_its_gradients_it
     rounds.algorithm.receive(narrow, rounds.algorithm.offer(fed, narrow, rounds.state))
     assert (client.architecture, narrow.architecture) == ("cnn@0.5", "cnn@0.25")
     x = fed.prepare(client.train.batch(np.arange(3))[0])
-    inner = nested.inner(fed, client, "cnn@0.25", {})
+    inner = fjord.inner_model(fed, client, "cnn@0.25", {})
     assert torch.allclose(inner(x), narrow.model(x), atol=1e-6)
     client.skeleton.zero_grad()
     inner(x).square().sum().backward()

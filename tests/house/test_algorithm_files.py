@@ -2,11 +2,18 @@
 
 import ast
 import re
+from types import FunctionType
 
 from hpcfed.algorithms import ALGORITHMS
+from hpcfed.algorithms.base import Method, RoundBased
+from hpcfed.algorithms.events import EventBased
+from hpcfed.algorithms.hooks import FORMER, replacement
 from hpcfed.report.references import references
 from tests.house import source
 
+PAGE = source.ROOT / "docs/pages/extend/algorithm.md"
+MOST = 14  # hooks of a method
+LONELY = {"cohort", "server", "near", "seconds", "work"}  # that fewer than two methods replace yet
 SOURCE = re.compile(r"arXiv:\d{4}\.\d{4,5}|doi:10\.")
 WITHOUT = re.compile(r"baseline|upper bound")  # what a file without a paper says it is
 
@@ -55,3 +62,40 @@ def test_none_sees_a_rank_a_device_or_a_file():
         if parts - allowed or words:
             wrong[path.stem] = (parts - allowed) | words
     assert wrong == {}
+
+
+def hooks(*classes: type) -> set[str]:
+    """What a method may replace; `weight` follows from the field `weighting`."""
+    return {
+        name
+        for cls in classes
+        for name, value in vars(cls).items()
+        if isinstance(value, FunctionType) and not name.startswith("_") and name != "weight"
+    }
+
+
+def users(name: str) -> set[type]:
+    """The classes that replace a hook, of all registered methods."""
+    kinds = {Method, RoundBased, EventBased}
+    classes = {c for entry in ALGORITHMS.values() for c in entry.load().__mro__}
+    return {c for c in classes - kinds if name in vars(c)}
+
+
+def test_a_method_has_at_most_fourteen_hooks_each_of_which_two_methods_replace():
+    assert len(hooks(Method, RoundBased)) <= MOST
+    assert len(hooks(Method, EventBased)) <= MOST
+    every = hooks(Method, RoundBased, EventBased)
+    assert {name for name in every if len(users(name)) < 2} <= LONELY
+
+
+def test_the_page_about_methods_of_ones_own_has_each_hook():
+    rows = re.findall(r"^\|[^|]*\| `(\w+)\(", PAGE.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(hooks(Method, RoundBased))
+
+
+def test_no_method_has_a_hook_of_former_times():
+    former, wrong = {name for names in FORMER.values() for name in names}, {}
+    for name, entry in ALGORITHMS.items():
+        cls = entry.load()
+        wrong[name] = {n for n in former if replacement(n, getattr(cls, n, None), cls)}
+    assert {name: found for name, found in wrong.items() if found} == {}

@@ -12,6 +12,7 @@ import pytest
 
 from hpcfed.comm import leftovers
 from hpcfed.comm.foreign import Foreign, check
+from tests import limits
 from tests.mpi.laws import LAWS
 from tests.mpirun import environment, launcher, mpirun
 
@@ -69,7 +70,7 @@ if comm.rank == 1:
 comm.barrier()
 print("went on", flush=True)
 """
-    done = mpirun(3, "-c", code, check=False, timeout=60)
+    done = mpirun(3, "-c", code, check=False, timeout=limits.COMMAND)
     assert done.returncode == 7
     assert "one message" in done.stdout and "went on" not in done.stdout
 
@@ -85,7 +86,7 @@ except RuntimeError as error:
     print(comm.local_rank, error, flush=True)
     comm.abort(2)
 """
-    done = mpirun(2, "-c", code, check=False, timeout=60)
+    done = mpirun(2, "-c", code, check=False, timeout=limits.COMMAND)
     assert (
         done.returncode == 2 and "0 no such file" in done.stdout and "1 no such" not in done.stdout
     )
@@ -95,7 +96,11 @@ def test_a_launcher_of_another_mpi_is_refused():
     code = "from hpcfed.comm import connect; connect()"
     env = environment({"OMPI_COMM_WORLD_SIZE": "4"})
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=limits.COMMAND,
     )
     assert "the launcher started 4 processes" in done.stderr and "MPI connects 1" in done.stderr
 
@@ -125,7 +130,11 @@ def test_worlds_of_one_rank_say_so_once():
     for rank in ("0", "1"):
         env = environment({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank})
         done = subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", code],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=limits.COMMAND,
         )
         assert done.returncode == 2
         said.append(done.stderr.count("hpcfed: the launcher started 2 processes"))

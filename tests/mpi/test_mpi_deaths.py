@@ -4,6 +4,7 @@ shared.
 
 import pytest
 
+from tests import limits
 from tests.mpirun import mpirun, ulfm
 
 DEATHS = """
@@ -53,9 +54,9 @@ connect(2)
 """
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.alone
 def test_whoever_dies_in_whatever_verb_the_others_go_on():
-    done = mpirun(9, "-c", DEATHS, timeout=120, options=ulfm())
+    done = mpirun(9, "-c", DEATHS, timeout=limits.COMMAND, options=ulfm())
     lines = done.stdout.splitlines()
     told = [line.split() for line in lines if " left of " not in line]
     assert {verb for _, verb, *_ in told} == {"sum", "gather", "bcast", "move", "share", "barrier"}
@@ -66,8 +67,7 @@ def test_whoever_dies_in_whatever_verb_the_others_go_on():
     assert "WARNING" not in done.stderr
 
 
-@pytest.mark.timeout(100)
 def test_ranks_do_not_wait_for_ever_for_one_that_died_before_mpi_began():
-    done = mpirun(3, "-c", EARLY, timeout=60, options=ulfm(), check=False)
+    done = mpirun(3, "-c", EARLY, timeout=limits.COMMAND, options=ulfm(), check=False)
     assert done.returncode == 1
     assert "MPI has not started within 2 s (run.watchdog): a rank is stopped or gone" in done.stderr

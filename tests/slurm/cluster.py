@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests import limits
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "setpriv")
 PACKAGES = ("slurm-wlm", "munge")  # of Debian
 # where Debian has daemons; it is not on every user's path
@@ -156,7 +158,7 @@ class Cluster:
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """One of Slurm's commands; see its returncode."""
         return subprocess.run(
-            words, env=os.environ | self.env, capture_output=True, text=True, timeout=60
+            words, env=os.environ | self.env, capture_output=True, text=True, timeout=limits.COMMAND
         )
 
     def until(self, true: Callable[[], bool], complaint: str, seconds: float = 60) -> None:

@@ -2,6 +2,7 @@
 examples run.
 """
 
+import json
 import os
 import re
 import runpy
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import hpcfed
 from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.config.job import Job
@@ -20,7 +22,9 @@ from hpcfed.config.metrics import METRICS
 from hpcfed.main import main
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
+from tests import limits
 from tests.mpirun import ROOT
+from tests.system.test_readme import SMALL_MACHINE
 
 DOCS = ROOT / "docs"
 WRITTEN = sorted((DOCS / "pages").rglob("*.md"))
@@ -62,9 +66,18 @@ def site(tmp_path_factory) -> Path:
         folder,
     ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limits.COMMAND)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def test_notebooks_are_pages_with_what_their_cells_show(site):
+    first, own = ((site / f"notebooks/{name}.html").read_text() for name in ("first", "own"))
+    assert "data:image/png;base64," in first and "10 of 10" not in first and "8 of 8" in first
+    assert "lgfedavg" in own and "95 % confidence intervals" in own
+    for name in ("first", "own"):
+        cells = json.loads((site / f"notebooks/{name}.ipynb").read_text())["cells"]
+        assert [cell for cell in cells if cell.get("outputs")] == []  # made by the build alone
 
 
 def test_every_algorithm_has_a_page_and_every_field_its_place(site):
@@ -76,6 +89,12 @@ def test_every_algorithm_has_a_page_and_every_field_its_place(site):
     ]
     text = (site / "reference/job.html").read_text()
     assert [name for name in (*fields, "rounds", "seed") if f'id="{name}"' not in text] == []
+
+
+def test_a_methods_page_begins_with_a_whole_sentence(site):
+    """Also where that takes two lines of the docstring."""
+    text = (site / "algorithms/fedprox.html").read_text()
+    assert "the partial work of stragglers counts." in text and "<p>counts." not in text
 
 
 def test_authors_of_hooks_are_shown_no_internals(site):
@@ -95,7 +114,6 @@ def test_the_pages_fetch_nothing_from_anywhere(site):
     } == {}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", OWN, ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -104,7 +122,10 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
         if title:
             (tmp_path / title).write_text(text)
     for command in lines(page, "sh"):
-        digits = "hpcfed.main" in command and not {"--data.name", "--resume"} & set(command.split())
+        digits = re.search(r"hpcfed(\.main| run)\b", command) and not {
+            "--data.name",
+            "--resume",
+        } & set(command.split())
         call(shlex.split(command) + (FEW if digits else []))
     named = (DOCS / "pages/results.md").read_text()
     metric = re.compile("/(" + "|".join(METRICS.keys() - {"accuracy"}) + ")")
@@ -131,12 +152,31 @@ def test_the_method_of_the_tutorial_is_lg_fedavg_where_nothing_is_kept(tmp_path,
     assert lg == zero != half
 
 
+def test_the_examples_of_the_page_from_python_run_and_it_has_every_public_name(
+    tmp_path, monkeypatch
+):
+    text = (DOCS / "pages/python.md").read_text()
+    public = set(re.findall(r"`(\w+)`", text.partition("## All public names")[2]))
+    assert public - {"dir"} == set(hpcfed.__all__)
+    monkeypatch.chdir(tmp_path)
+    for name, value in SMALL_MACHINE.items():
+        monkeypatch.setenv(name, value)
+    blocks = BLOCK.findall(text)
+    [(name, job)] = [(title, body) for _, title, body in blocks if title]
+    (tmp_path / name).write_text(job)
+    script = "\n".join(body for language, title, body in blocks if language == "python")
+    (tmp_path / "script.py").write_text(script)
+    found = runpy.run_path("script.py")
+    assert (len(found["run"]), len(found["own"]), found["two"].header["ranks"]) == (4, 2, 2)
+    assert found["natural"].label_counts.sum() == 480
+
+
 def call(words: list[str]) -> None:
     """A command of a page in this process, for each of its own would import torch anew; on one
     rank, as bits are.
     """
     match words[3:] if words[0] == "mpirun" else words:
-        case ["python", "-m", "hpcfed.main", *flags]:
+        case ["python", "-m", "hpcfed.main", *flags] | ["hpcfed", "run", *flags]:
             assert main(flags) == 0
         case ["python", script]:
             runpy.run_path(script)

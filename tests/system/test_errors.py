@@ -10,7 +10,6 @@ from tests.mpirun import mpirun
 from tests.system.live import started
 from tests.system.several import LIMIT, SMALL, together
 
-pytestmark = pytest.mark.timeout(2 * LIMIT)
 MAIN = ("-m", "hpcfed.main")
 
 

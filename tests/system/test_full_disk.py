@@ -13,9 +13,8 @@ from benchmarks.disks import fill
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
 from tests.system.live import started
-from tests.system.several import LIMIT, together
+from tests.system.several import together
 
-pytestmark = pytest.mark.timeout(2 * LIMIT)
 RESUME_ME = 75
 JOB = shlex.split(
     "--clients 4 --models.mix fedhenn-1 --models.d 16 --data.train_limit 80 --checkpoint.every 2 "

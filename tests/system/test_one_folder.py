@@ -13,7 +13,6 @@ from tests.mpirun import ROOT, mpirun
 from tests.system.live import started
 from tests.system.several import LIMIT, together
 
-pytestmark = pytest.mark.timeout(2 * LIMIT)
 JOB = shlex.split(
     "--clients 4 --models.mix mlp --models.d 16 --data.train_limit 80 --checkpoint.every 2 "
     "--evaluate.every 1 --rounds 100000"

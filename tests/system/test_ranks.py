@@ -79,6 +79,7 @@ def test_the_digest_command_prints_the_digest(runs):
     assert done.stdout == digest(runs[1]) + os.linesep
 
 
+@pytest.mark.alone
 def test_fifteen_ranks_with_four_clients_give_the_same_bits_and_a_warning_about_the_idle_ones(
     tmp_path,
 ):

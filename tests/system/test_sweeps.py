@@ -17,7 +17,7 @@ from hpcfed.storage import names
 from hpcfed.storage.record import load
 from tests.mpirun import environment, launcher
 from tests.system.live import Live
-from tests.system.several import LIMIT, SMALL
+from tests.system.several import SMALL
 
 
 @pytest.fixture
@@ -37,7 +37,6 @@ def own_data(path: Path) -> None:
     np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
 
 
-@pytest.mark.timeout(LIMIT)
 def test_a_failed_run_ends_no_other_and_is_all_that_is_run_again(desk, capsys):
     words = [*SMALL, "--algorithm.name", "local", "--data.name", "digits,own.npz"]
     assert cli.main(["sweep", *words, "--out", "s", "--at-once", "2"]) == 1
@@ -64,7 +63,6 @@ def test_a_failed_run_ends_no_other_and_is_all_that_is_run_again(desk, capsys):
     assert "failed" not in capsys.readouterr().out
 
 
-@pytest.mark.timeout(LIMIT)
 def test_a_signal_saves_the_runs_of_a_sweep_and_a_task_goes_on_with_one(desk, capsys):
     words = [*SMALL, "--rounds", "100000", "--seed", "0,1", "--out", "s", "--at-once", "1"]
     with open("errors", "w+b") as errors:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import limits
+
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
@@ -28,7 +30,7 @@ def test_each_benchmark_can_be_imported_and_has_a_main():
         cwd=FOLDER,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=limits.COMMAND,
     )
     assert said.stdout.strip() == str([True] * len(report.CPU)), said.stderr
 

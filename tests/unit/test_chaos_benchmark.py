@@ -14,6 +14,7 @@ from hpcfed.core.errors import DamagedError
 from hpcfed.core.rng import stream
 from hpcfed.storage import names
 from hpcfed.storage.results import Results, load
+from tests import limits
 from tests.mpirun import environment, ulfm
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -173,13 +174,17 @@ def test_a_command_that_does_not_end_is_hung_and_nothing_of_it_is_left():
     assert job.process.returncode is not None
 
 
-@pytest.mark.timeout(400)
 def test_a_supervised_run_of_which_all_ranks_are_killed_at_once_comes_to_the_same_bits():
     ulfm()
     before = sorted((FOLDER / "results" / "bench").glob("*"))
     command = [sys.executable, str(FOLDER / "chaos.py"), "--only", "kill-all", "--number", "8"]
     said = subprocess.run(
-        command, capture_output=True, text=True, timeout=390, check=True, env=environment({})
+        command,
+        capture_output=True,
+        text=True,
+        timeout=limits.COMMAND,
+        check=True,
+        env=environment({}),
     ).stdout
     assert "| SIGKILL of all ranks, ULFM, hpcfed supervise | 1 | 1 |" in said
     assert sorted((FOLDER / "results" / "bench").glob("*")) == before

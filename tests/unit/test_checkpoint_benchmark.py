@@ -4,15 +4,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests import limits
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-@pytest.mark.timeout(120)
 def test_it_runs_small_and_writes_nothing():
     before = sorted((FOLDER / "results" / "bench").glob("*"))
     command = [sys.executable, str(FOLDER / "checkpoint.py"), "--check", "--passes", "1"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+    said = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=limits.COMMAND
+    ).stdout
     assert "with a checkpoint of" in said and "'peak_with'" in said
     assert sorted((FOLDER / "results" / "bench").glob("*")) == before

@@ -14,6 +14,8 @@ import pytest
 import hpcfed
 from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
+from hpcfed.config.load import load
+from hpcfed.config.methods import KINDS
 from hpcfed.core.errors import HpcfedError
 from hpcfed.launch import commands
 from hpcfed.models import MODELS
@@ -46,7 +48,25 @@ def test_list_as_json_names_every_algorithm_with_line_and_citation(capsys):
     assert cli.main(["list", "algorithms", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == list(ALGORITHMS)
-    assert all(set(row) == {"name", "line", "cite"} and row["line"] for row in rows)
+    assert all(set(row) == {"name", "line", "cite", "group"} and row["line"] for row in rows)
+
+
+def test_algorithms_are_listed_by_the_folders_of_their_kinds(capsys):
+    assert cli.main(["list", "algorithms"]) == 0
+    lines, title = capsys.readouterr().out.splitlines(), ""
+    groups: dict[str, list[str]] = {}
+    for line in lines[1:]:
+        if line.startswith("    "):
+            groups[title].append(line.split()[0])
+        elif line.strip():
+            title = line.strip()
+            groups[title] = []
+    folders = {
+        KINDS[path.parent.name]: {p.stem for p in path.parent.glob("*.py")} & {*ALGORITHMS}
+        for path in (REPOSITORY / "hpcfed/algorithms").glob("*/__init__.py")
+    }
+    assert {title: set(names) for title, names in groups.items()} == folders
+    assert [title for title in KINDS.values() if title in groups] == list(groups)
 
 
 def test_list_names_all_four_kinds_and_each_of_their_names(capsys):
@@ -125,7 +145,7 @@ def test_help_names_every_command_and_each_has_help_of_its_own(capsys):
         cli.main(["--help"])
     text = capsys.readouterr().out
     assert all(name in text and command.line in text for name, command in cli.COMMANDS.items())
-    for name in cli.COMMANDS:
+    for name in cli.COMMANDS.keys() - {"run"}:  # which shows that of python -m hpcfed.main
         with pytest.raises(SystemExit, match="0"):
             cli.main([name, "--help"])
 
@@ -141,6 +161,44 @@ def test_a_command_takes_the_arguments_of_its_line(name):
     )
     named = set(code.co_varnames[: code.co_argcount])
     assert taken == named or (code.co_flags & CO_VARKEYWORDS and taken > named)
+
+
+def test_run_is_the_command_of_a_run_with_all_its_arguments(tmp_path):
+    (tmp_path / "mine.py").write_text("from hpcfed import RoundBased as Mine\n")
+    own = ["--algorithm.name", "mine:Mine", "--models.mix", "mlp", "--rounds", "3", "--dry-run"]
+    command = [sys.executable, "-m", "hpcfed.cli", "run"]
+    for words in (own, ["--rounds", "0"], ["--help", "fedprox"]):
+        ways = [
+            subprocess.run([*way, *words], cwd=tmp_path, capture_output=True, text=True)
+            for way in (command, [sys.executable, "-m", "hpcfed.main"])
+        ]
+        assert len({(way.returncode, way.stdout, way.stderr) for way in ways}) == 1
+        assert ways[0].stdout or words == ["--rounds", "0"]
+
+
+def test_run_without_words_says_what_it_does_and_ends_with_three_commands_that_there_are(
+    monkeypatch, capsys
+):
+    started = []
+    monkeypatch.setattr("hpcfed.main.program", lambda words: started.append(words) or 0)
+    assert cli.run([]) == 0 and started == [[]]
+    first, _, following = capsys.readouterr().out.partition("Next:")
+    assert "embedded" in first
+    commands = [line.split("   ")[0].split() for line in following.strip().splitlines()]
+    assert [words[:2] for words in commands] == [["hpcfed", w] for w in ("run", "compare", "plot")]
+    own, other = commands[1][2:]
+    assert own == str(load([]).folder) and other == str(load(commands[0][2:]).folder)
+
+
+def test_completion_knows_commands_options_and_fields(capsys):
+    assert cli.main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    words = "COMP_WORDS=(hpcfed {}); COMP_CWORD={}; _shtab_hpcfed; echo ${{COMPREPLY[@]}}\n"
+    asked = [("pl", 1), ("run --data.al", 2), ("plot --fig", 2)]
+    script += "".join(words.format(*line) for line in asked)
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["plot plan", "--data.alpha", "--figure"]
 
 
 def test_any_error_of_a_user_is_printed_alone(monkeypatch, capsys):

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from hpcfed.comm import codec
 from hpcfed.comm.codec import DTYPES, TENSORS, decode, encode
 
+pytestmark = pytest.mark.quick
+
 keys = st.one_of(st.text(max_size=5), st.integers())
 trees = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),

@@ -10,6 +10,7 @@ import pytest
 from hpcfed.comm import Serial, connect, spmd
 from hpcfed.comm.connect import RANKS, SIZES, detect_launcher
 from hpcfed.core.errors import ConfigError, DivergedError
+from tests import limits
 from tests.mpi.laws import LAWS
 
 
@@ -157,5 +158,7 @@ def test_the_launcher_is_known_by_its_variables(env, want):
 
 def test_importing_comm_imports_neither_mpi4py_nor_torch():
     code = "import sys, hpcfed.comm; print(sorted({'mpi4py', 'torch'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=limits.COMMAND
+    )
     assert done.stdout.strip() == "[]", done.stderr

@@ -12,6 +12,8 @@ from hpcfed.config.load import load, merge, read
 from hpcfed.config.messages import kind_of
 from hpcfed.core.errors import ConfigError
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch):

@@ -67,9 +67,13 @@ def changed(key: str, index, value) -> dict:
     return {key: base}
 
 
+OTHERS = {"digits", "sentiment140", "synthetic", "utd-mhad", "health-records", "heart-disease"}
+OTHERS |= {"uci-har", "femnist", "celeba", "shakespeare"}
+
+
 def test_the_registry_names_a_source_for_every_data_set_and_imports_no_torch():
     assert all(entry.line and entry.cite for entry in DATASETS.values())
-    assert set(DATASETS) == set(vision.SOURCES) | {"digits", "sentiment140", "synthetic"}
+    assert set(DATASETS) == set(vision.SOURCES) | OTHERS
     code = (
         "import sys, hpcfed.data.datasets; assert not {'torch', 'sklearn', 'h5py'} & "
         "set(sys.modules)"

@@ -15,6 +15,7 @@ from hpcfed.launch.doctor.limited import Outcome, outside
 from hpcfed.launch.doctor.main import examine
 from hpcfed.launch.doctor.probe import gpu_files
 from hpcfed.launch.doctor.trials import Launcher, Trial
+from tests import limits
 from tests.mpirun import environment, launcher
 
 KNOWN = {
@@ -194,13 +195,12 @@ def test_without_a_launcher_that_works_there_is_one_thing_to_mend():
     assert "supervise" in mpi.ulfm([bad], 5).advice
 
 
-@pytest.mark.timeout(60)
 def test_the_real_mpirun_is_asked_for_ulfm(monkeypatch):
     for name, value in environment({}).items():
         monkeypatch.setenv(name, value)
-    if "Open MPI v5" not in mpi.library(60)["name"]:
+    if "Open MPI v5" not in mpi.library(limits.COMMAND)["name"]:
         pytest.skip("no Open MPI 5: other libraries are not asked")
-    assert mpi.outlives((*launcher(), "-np", "2"), 30)
+    assert mpi.outlives((*launcher(), "-np", "2"), limits.COMMAND)
 
 
 def test_slurm_is_told_with_its_partitions_or_why_it_does_not_answer(tmp_path, monkeypatch):
@@ -270,7 +270,6 @@ def test_options_of_slurm_are_split_as_a_shell_does(monkeypatch, capsys):
     assert cli.main(["doctor", "--slurm='"]) == 2
 
 
-@pytest.mark.timeout(120)
 def test_the_whole_examination_of_this_machine(monkeypatch, tmp_path):
     from hpcfed.config.load import load
 

@@ -15,6 +15,8 @@ from hpcfed.comm.exact import largest, quantise, restore, scale
 from hpcfed.comm.messages import MESSAGE
 from hpcfed.core.errors import DivergedError
 
+pytestmark = pytest.mark.quick
+
 TINY = 5e-324  # the smallest subnormal
 ADVERSE = [
     0.0,

@@ -9,16 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import limits
+
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def gpu(*flags: str) -> str:
     """What the benchmark prints."""
     command = [sys.executable, str(FOLDER / "gpu.py"), *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=limits.COMMAND
+    ).stdout
 
 
-@pytest.mark.timeout(300)
 def test_every_part_runs_on_the_cpu_and_writes_nothing():
     before = sorted((FOLDER / "results" / "bench").glob("*"))
     said = gpu("--check")

@@ -11,6 +11,7 @@ from torch import nn
 from hpcfed import models
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
+from hpcfed.core.shapes import Modality, Shapes
 from hpcfed.engine import memory, run, setup
 from hpcfed.engine.memory import (
     CONTEXT,
@@ -127,10 +128,15 @@ def test_a_step_is_measured_by_the_allocator_from_its_start_to_its_peak(monkeypa
         measure_step(fed, fail, "small")
 
 
+def modal(name: str) -> bool:
+    return MODELS[name].modal
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_takes_a_first_step(name):
     shape, vocabulary = ((4,), 9) if MODELS[name].text else ((3, 32, 32), 0)
     shape = (16, 16, 16) if name.endswith("-server") else shape
+    shape = Shapes([Modality("moved", (3, 8)), Modality("said", (4,), 9)]) if modal(name) else shape
     fed = start().fed
     fed.store.form, fed.store.vocabulary = (shape, 4, 16), vocabulary
     fed.store.build = lambda kind: models.build(kind, shape, 4, 16, False, vocabulary)

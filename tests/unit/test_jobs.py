@@ -13,7 +13,12 @@ from hpcfed.config.load import load
 from hpcfed.storage.fields import flat
 
 JOBS = Path(__file__).parents[2] / "jobs"
-OTHER = {"common", "methods", "fedhenn"}  # folders of jobs that are no cell of the tables
+OTHER = {
+    "common",
+    "methods",
+    "fedhenn",
+    "natural",
+}  # folders of jobs that are no cell of the tables
 FULL = sorted(
     str(p.relative_to(JOBS))
     for p in JOBS.rglob("*.toml")
@@ -39,6 +44,7 @@ HEAD = re.compile(
     r"# Table (\d), (.+), ((?:CIFAR-10|Fashion-MNIST|EMNIST Letters)[^:]*): (0\.\d+(?: \+- "
     r"0\.\d+)?)\n"
 )
+NATURAL = sorted(path.stem for path in (JOBS / "natural").glob("*.toml"))
 each_job = pytest.mark.parametrize("name", FULL)
 
 
@@ -151,6 +157,12 @@ def test_the_table_of_the_jobs_says_what_the_jobs_say():
         (link, row, column, number) == (name, *cell(name)[1:])
         for name, link, row, column, number in rows
     )
+
+
+@pytest.mark.parametrize("name", NATURAL)
+def test_a_job_of_natural_clients_is_named_for_its_data(name: str):
+    found = job(f"natural/{name}.toml")
+    assert found.data.name == name and found.algorithm.name == "fedavg"
 
 
 def test_a_job_file_is_short():

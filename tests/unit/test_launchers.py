@@ -17,6 +17,7 @@ from hpcfed.launch.doctor.launchers import PROBE, candidates, starters
 from hpcfed.launch.doctor.limited import Outcome, run_with_timeout, split
 from hpcfed.launch.doctor.probe import MARK
 from hpcfed.launch.doctor.trials import Launcher, Trial, explain_trial, launcher_finding
+from tests import limits
 from tests.mpirun import environment, launcher
 
 APART = """#!/bin/sh
@@ -45,7 +46,7 @@ def script(path: Path, text: str) -> str:
     return str(path)
 
 
-def tried(path: str, limit: float = 60) -> Trial:
+def tried(path: str, limit: float = limits.COMMAND) -> Trial:
     return launchers.trial(Launcher(path, (path, "-np", "2")), 2, limit)
 
 
@@ -62,9 +63,8 @@ def world(size: int, total: int | None = None) -> dict:
     }
 
 
-@pytest.mark.timeout(120)
 def test_the_real_mpirun_forms_one_world(bin):
-    found = launchers.trial(Launcher("mpirun", (*launcher(), "-np", "2")), 2, 90)
+    found = launchers.trial(Launcher("mpirun", (*launcher(), "-np", "2")), 2, limits.COMMAND)
     assert found.works and len(found.worlds[0]["ranks"]) == 2, found.outcome
     assert launcher_finding(found, needed=True).status == "ok"
     assert "MPI" in found.worlds[0]["library"]["name"]
@@ -83,7 +83,6 @@ def test_so_it_is_where_the_launcher_told_of_two_but_the_library_connects_one():
     assert explain_trial(said(alone, alone))[0] == "2 worlds of 1 rank"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "text", ["sleep 600 & sleep 600", "trap '' TERM\nwhile :; do sleep 600; done"]
 )

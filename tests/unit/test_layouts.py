@@ -20,7 +20,6 @@ LINE = re.compile(
     r"^\| .+ \| `hpcfed sweep (.+)` \| `hpcfed table (.+) --layout (.+)` \|$", re.MULTILINE
 )
 COMMANDS = LINE.findall((ROOT / "jobs/README.md").read_text())
-pytestmark = pytest.mark.timeout(60)
 
 
 def cells(run: Run, made: Layout) -> list[tuple[str, str, str]]:

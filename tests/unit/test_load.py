@@ -148,6 +148,7 @@ def test_csv_reads_back_to_the_bit(tmp_path):
 def test_export_writes_tables_job_and_header(run, capsys):
     assert cli.main(["export", str(run)]) == 0
     files = {"rounds.csv", "clients.csv", "ranks.csv", "labels.csv", "job.json", "header.json"}
+    files |= {"job.toml"}
     assert set(os.listdir(run / "export")) == files
     said = capsys.readouterr().out
     assert (

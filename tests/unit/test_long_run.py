@@ -32,7 +32,6 @@ TINY = [
 ]
 
 
-@pytest.mark.timeout(120)
 def test_open_files_and_objects_do_not_grow_with_rounds(tmp_path, monkeypatch):
     seen = {}
 

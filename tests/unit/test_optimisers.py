@@ -13,6 +13,8 @@ from hpcfed.models.flat import Skeleton
 from hpcfed.training.engines import gradient
 from hpcfed.training.optimisers import Optimiser, clip_gradient
 
+pytestmark = pytest.mark.quick
+
 KINDS = {
     "sgd": ({"optimiser": "sgd"}, lambda p: torch.optim.SGD(p, 0.1, fused=True)),
     "momentum": (

@@ -21,6 +21,7 @@ from hpcfed.engine import run as engine
 from hpcfed.main import main
 from hpcfed.models import build, represents
 from hpcfed.storage.digest import digest
+from tests import limits
 
 NUMBER = count()
 HEAD = """
@@ -75,6 +76,21 @@ CLASSES = {
         "def aggregate(self, x):\n    pass",
         "def agg",
         "did you mean server?",
+    ),
+    "called no more": (
+        "def predict(self, fed, client, state, x):\n    return client.model(x)",
+        "def predict",
+        "Mine.predict is called no more; write `predictor(self, fed, client, state)`",
+    ),
+    "called no more, but by itself": (
+        "def common(self, fed, client, state):\n    return self.common(fed, client, state)",
+        "def common",
+        "Mine.common is called no more; return `accuracy_common` from `columns",
+    ),
+    "merged": (
+        "def without_effect(self, job):\n    return {}",
+        "def without_effect",
+        "its reasons are part of what `refuses(self, job)` returns",
     ),
     "no type": ("lam = 0.1", "lam = 0.1", "write `lam: float = 0.1`"),
     "no field": ("lam: torch.Tensor = None", "class Mine", "torch.Tensor, which a job cannot hold"),
@@ -180,9 +196,17 @@ HOOKS = {
     "names": (LOCAL + "return Mean.of(Params(a=torch.zeros(1)))", "it holds 'a', but"),
     "shared": ("def shared(self, name):\n    name == 'a'", "Mine.shared returns None"),
     "cohort": ("def cohort(self, fed, t):\n    return [7]", "ids of clients, 0 to 1"),
-    "predict": (
-        "def predict(self, fed, client, state, x):\n    return client.model(x).argmax(1)",
-        "Mine.predict returns a tensor of shape [8]; return scores of the classes",
+    "predictor": (
+        "def predictor(self, fed, client, state):\n    return lambda x: client.model(x).argmax(1)",
+        "Mine.predictor gives returns a tensor of shape [8]; return scores of the classes",
+    ),
+    "no predictor": (
+        "def predictor(self, fed, client, state):\n    client.model",
+        "Mine.predictor returns None (is a `return` missing?); return a function of inputs x",
+    ),
+    "no reasons": (
+        "def refuses(self, job):\n    return None",
+        "Mine.refuses returns None (is a `return` missing?); return reasons by field",
     ),
     "finish": ("def finish(self, fed, state, t):\n    return stat", "NameError: name 'stat'"),
     "vector": (LOSS + "return F.cross_entropy(model(x), y, reduction='none')", "of shape [4]"),
@@ -371,7 +395,11 @@ def test_a_users_file_may_import_torchvision_first(tmp_path):
         "print(own.load('models.mix', 'seeing:net', 'module:function'))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=limits.COMMAND,
     )
     assert done.stdout.startswith("<function net"), done.stderr
 

@@ -8,6 +8,8 @@ from hpcfed.comm import Serial
 from hpcfed.core.averaging import mean_of
 from hpcfed.core.params import Mean, Params
 
+pytestmark = pytest.mark.quick
+
 
 def params(**values: float | list) -> Params:
     return Params({name: torch.tensor(value) for name, value in values.items()})

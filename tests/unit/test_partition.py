@@ -15,6 +15,8 @@ from hpcfed.data.holdings import check_seal
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split
 
+pytestmark = pytest.mark.quick
+
 G = stream(0, "test_partition")
 LABELS = G.permutation(np.repeat(np.arange(10), 300))  # 3000 examples, 10 equal classes
 UNEVEN = G.permutation(np.repeat(np.arange(5), [1000, 500, 200, 50, 7]))
@@ -39,6 +41,8 @@ class Job:
     shards_per_client: int = 2
     spread: float = 1.0
     halve: float = 0.0
+    least: int = 0
+    missing_labels: float = 0.0
     train_limit: int | None = None
     test_share: float = 0.3
     public: int = 0

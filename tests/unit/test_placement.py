@@ -19,6 +19,8 @@ from hpcfed.machine.placement import bound, makespan, place
 from hpcfed.machine.speeds import of_ranks
 from tests.contract import toy
 
+pytestmark = pytest.mark.quick
+
 
 def test_the_heaviest_client_goes_first_and_the_rest_fill_up():
     assert place([1, 5, 2, 4], 2) == [0, 0, 1, 1]  # 5 | 4, then 2 to the 4, then 1 to the 5

@@ -7,6 +7,8 @@ import torch
 
 from hpcfed.core.rng import number, scoped, stream, torch_stream
 
+pytestmark = pytest.mark.quick
+
 
 def test_a_stream_is_the_same_for_the_same_name_and_another_for_any_other():
     draws = {

@@ -126,7 +126,6 @@ def test_a_job_that_wants_a_gpu_is_refused_where_there_is_none():
         devices.choose("cuda", None)
 
 
-@pytest.mark.timeout(60)
 def test_all_ranks_agree_on_devices_and_shares(monkeypatch):
     monkeypatch.setattr(sharing, "visible", lambda wanted: [A, B])
     monkeypatch.setattr(devices, "prepare", lambda *_: None)

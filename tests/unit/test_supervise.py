@@ -274,14 +274,12 @@ def test_a_command_that_is_no_run_is_refused_with_one_message(words, said, capfd
     assert said in capfd.readouterr().err
 
 
-@pytest.mark.timeout(120)
 def test_who_asks_the_supervisor_to_stop_asks_the_run_to_save_and_stop(tmp_path):
     case = Case(tmp_path, ["wait", 2], [0, 6])
     assert stop(case) == 75
     assert len(case.starts()) == 1
 
 
-@pytest.mark.timeout(120)
 def test_a_run_that_was_done_when_it_was_asked_to_stop_is_done(tmp_path):
     case = Case(tmp_path, ["wait", 6])
     assert stop(case, lambda: write(case.run, 6, FINISHED)) == 0

@@ -155,7 +155,6 @@ def test_hostile_results_are_refused_with_one_message_by_all_that_read_them(
     assert cli.main(["status", str(run)]) == 0 and "damaged" in capsys.readouterr().out
 
 
-@pytest.mark.timeout(20)
 def test_a_pipe_is_refused_at_once_wherever_a_file_is_read(tmp_path):
     records.run(tmp_path)
     pipe = tmp_path / "pipe"
@@ -353,7 +352,6 @@ def test_names_in_a_sweep_are_folders_beside_it(tmp_path):
             sweeps.read(tmp_path)
 
 
-@pytest.mark.timeout(120)
 def test_mutated_files_of_every_kind_are_refused_or_read(tmp_path, monkeypatch):
     monkeypatch.setenv("CRAFTED_PLACE", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)

@@ -21,9 +21,9 @@ from hpcfed.report.page import write
 from hpcfed.report.watch import web
 from hpcfed.report.watch.web import Server
 from hpcfed.results.run import find, name_runs
-from tests import records
+from tests import limits, records
 
-LIMIT = 30  # seconds for an answer
+LIMIT = limits.COMMAND  # seconds for an answer
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hpcfed.algorithms.widths.nested import within
+from hpcfed.algorithms.widths.fjord import within
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
@@ -33,7 +33,7 @@ REFUSED = ("shufflenetv2",)
 CUT = [
     name
     for name, entry in MODELS.items()
-    if not getattr(entry, "text", False) and name not in REFUSED
+    if not (entry.text or entry.modal) and name not in REFUSED
 ]
 each_model = pytest.mark.parametrize("name", CUT)
 each_width = pytest.mark.parametrize("width", [0.5, 0.3])

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.asynchronous.staleness import damping
 from hpcfed.algorithms.base import Share
 from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.core.params import Params
@@ -52,8 +51,8 @@ class FedAsync(EventBased):
     800 merges.
     """
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         why = f"staleness = {self.staleness!r} does not have it"
         if self.staleness != "hinge":
             found["algorithm.b"] = why
@@ -77,3 +76,14 @@ class FedAsync(EventBased):
         alpha = self.alpha * self.decay ** sum(fed.t >= t for t in self.decay_at)
         alpha *= damping(job.staleness, self.staleness, self.a, self.b)
         return (1 - alpha) * held + alpha * up
+
+
+def damping(staleness: int, kind: Literal["const", "poly", "hinge"], a: float, b: int) -> float:
+    """s(staleness), 1 for a fresh update and never rising.
+
+    const: 1.  poly: (staleness + 1)^-a.  hinge: 1 up to b, then 1 / (a (staleness - b) + 1).
+    Xie et al. (FedAsync), arXiv:1903.03934.
+    """
+    if kind == "poly":
+        return (staleness + 1.0) ** -a
+    return 1.0 if kind == "const" or staleness <= b else 1 / (a * (staleness - b) + 1)

@@ -10,7 +10,7 @@ gradients too, which the paper divides by the number of all clients in the cohor
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
@@ -47,13 +47,15 @@ class IFCA(RoundBased):
     sigma: NonNegativeFloat = 0.01
     """Standard deviation of that noise."""
 
+    keeps_weights: ClassVar[bool | None] = False
+
     @property
-    def local_defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def local_defaults(self) -> dict[str, Any]:
         return {"optimiser": "sgd", "lr": 0.1} if self.averaging == "gradients" else {}
 
-    def without_effect(self, job: Job) -> dict[str, str]:
+    def refuses(self, job: Job) -> dict[str, str]:
         models = self.averaging == "models"
-        found = super().without_effect(job) | (single_step if models else one_gradient)(job)
+        found = super().refuses(job) | (single_step if models else one_gradient)(job)
         if self.start == "random" or self.clusters == 1:
             found["algorithm.sigma"] = "no model starts from another one plus noise"
         if self.clusters == 1:
@@ -67,11 +69,8 @@ class IFCA(RoundBased):
             self.clusters - 1
         ) * own.nbytes, model.nbytes + 4  # 4: the cluster's number
 
-    def whole(self, fed: Federation) -> bool:
-        return False
-
-    def keeps(self, fed: Federation) -> bool:
-        return False
+    def columns(self, fed: Federation, state: Params) -> dict[str, float]:
+        return {}  # there are several models, none of which is for everybody
 
     def init(self, fed: Federation) -> Params:
         return clusters.stack((self.first(fed, m) for m in range(self.clusters)), self.of_cluster)

@@ -1,1 +1,1 @@
-"""Different models with a common head, or prototypes."""
+"""Different models with a common head, or prototypes, or mean outputs by class."""

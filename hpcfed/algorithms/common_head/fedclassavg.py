@@ -60,17 +60,17 @@ class FedClassAvg(RoundBased):
     """
 
     @property
-    def accepts(self) -> str:  # type: ignore[override]
+    def accepts(self) -> str:
         if not self.averaging:
             return "any models"
         return "one architecture" if self.share == "all" else "a common head"
 
     @property
-    def views(self) -> int:  # type: ignore[override]
+    def views(self) -> int:
         return 2 if self.contrastive else 1
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         if not self.pretrain_epochs or self.share == "all":  # else that phase has more steps
             found |= single_step(job)
         if not self.averaging:

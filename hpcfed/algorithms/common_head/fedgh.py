@@ -43,8 +43,8 @@ class FedGH(RoundBased):
     server_batch: PositiveInt = 10
     """Class means in one step of the server."""
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         found["algorithm.weighting"] = "nothing is averaged over clients"
         if not self.server_epochs:
             why = "server_epochs = 0: the header is not trained"
@@ -58,7 +58,7 @@ class FedGH(RoundBased):
         head, held = fed.shapes(self.shared, k), int((fed.label_counts[k] > 0).sum())
         return head.nbytes, held * (head["head.weight"].shape[1] + 1) * 4
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:  # type: ignore[override]
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:
         self.receive(client, fed.down(client, state))
         sgd(fed, client, t, partial(self.loss, client, state))
         return fed.up(client, self.means(fed, client))

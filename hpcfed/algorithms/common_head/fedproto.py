@@ -14,6 +14,7 @@ nearest of all prototypes; the authors' code looks only at those of the client's
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -56,19 +57,15 @@ class FedProto(RoundBased):
     it.
     """
 
-    def refuses(self, job: Job) -> str | None:
-        steps = self.prototypes == "during" and job.local.steps
-        return (
-            "needs whole epochs to collect prototypes in; set local.epochs instead of steps"
-            if steps
-            else None
-        )
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         if not self.lam and self.inference == "head":
             why = "lam = 0 with inference = 'head' uses no prototypes"
             found |= {"algorithm.prototypes": why, "algorithm.weighting": why}
+        if self.prototypes == "during" and job.local.steps:
+            found["job"] = (
+                "needs whole epochs to collect prototypes in; set local.epochs instead of steps"
+            )
         return found
 
     def shared(self, name: str) -> bool:
@@ -94,10 +91,11 @@ class FedProto(RoundBased):
             return value
         return value + self.lam * to_prototypes(z, state["proto"][y], self.reduction)
 
-    def predict(self, fed: Federation, client: Client, state: Params, x: Any) -> Tensor:
+    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
+        model = client.model
         if self.inference == "head" or state["proto"].isnan().all():
-            return client.model(x)
-        return nearest(client.model.body(x), state["proto"])
+            return model
+        return lambda x: nearest(model.body(x), state["proto"])
 
     def collect(
         self, fed: Federation, client: Client, state: Params, t: int

@@ -39,8 +39,8 @@ class DSGD(Peers, RoundBased):
     order: Literal["together", "average-first", "step-first"] = "together"
     """The step is that at the old model, or at the averaged one, or stepped models are averaged."""
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        return super().without_effect(job) | {"algorithm.weighting": "links have the weights"}
+    def refuses(self, job: Job) -> dict[str, str]:
+        return super().refuses(job) | {"algorithm.weighting": "links have the weights"}
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         bytes_ = min(int(self.links(fed)[k].sum()), fed.cohort_size - 1) * fed.shapes().nbytes

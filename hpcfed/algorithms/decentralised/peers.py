@@ -11,6 +11,7 @@ from hpcfed.algorithms.base import Share, single_step
 from hpcfed.algorithms.decentralised.topology import Topology, graph
 from hpcfed.config.parts import Part
 from hpcfed.core.params import Mean, Params
+from hpcfed.training import evaluate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,10 +40,11 @@ class Peers(Part):
     i2: PositiveInt = 1
     """Averaging steps that follow them."""
 
+    keeps_weights: ClassVar[bool | None] = True
     local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)  # type: ignore[misc]  # a method's
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)  # type: ignore[misc]  # a method's
         if self.topology != "clique-ring":
             found["algorithm.cliques"] = f"topology = {self.topology!r} has none"
         if self.topology != "erdos-renyi":
@@ -70,21 +72,12 @@ class Peers(Part):
         fed.start_alike()
         return Params()
 
-    def whole(self, fed: Federation) -> bool:
-        """There is no server that could have a model."""
-        return False
-
     def receive(self, client: Client, state: Params) -> None:
         """Nothing comes from a server: the client keeps its model."""
 
-    def common(self, fed: Federation, client: Client, state: Params) -> bool:
-        """The whole test split is for the mean of all clients' models."""
-        client.load(consensus(fed))
-        return True
-
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
         """Consensus distance: root of the mean over clients of the squared distance to the mean
-        model; collective.
+        model; collective. With evaluate.common the accuracy of that mean model too.
 
         Over parameters and buffers. Kong et al., ICML 2021, arXiv:2102.04828.
         """
@@ -93,7 +86,12 @@ class Peers(Part):
             mine[client.id] = sum(
                 float(d.double().square().sum()) for d in (client.params() - mean).values()
             )
-        return {"consensus_distance": math.sqrt(sum(fed.gather(mine).values()) / fed.K)}
+        found = {"consensus_distance": math.sqrt(sum(fed.gather(mine).values()) / fed.K)}
+        if fed.job.evaluate.common:
+            pooled = fed.pooled()
+            pooled.load(mean)
+            found["accuracy_common"] = evaluate.common(fed, pooled.model)
+        return found
 
 
 def consensus(fed: Federation) -> Params:

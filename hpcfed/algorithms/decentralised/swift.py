@@ -16,11 +16,11 @@ statistics are averaged too, a client's own as they are after its step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hpcfed.algorithms.decentralised.mixing import Weights, add_step, mix, mixing
 from hpcfed.algorithms.decentralised.peers import Peers
-from hpcfed.algorithms.events import EventBased, Work
+from hpcfed.algorithms.events import EventBased, Work, train
 from hpcfed.core.params import Params
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class SWIFT(Peers, EventBased):
     i1 = 0 is the paper's C_0, i1 = 1 its C_1.
     """
 
+    to_server: ClassVar[bool] = False
+
     weights: Weights = "ccs"
     """Weights of neighbours: SWIFT's for equal speeds (ccs) or the clients' (ccs-rates),
     metropolis, uniform.
@@ -41,12 +43,6 @@ class SWIFT(Peers, EventBased):
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return (int(self.links(fed)[k].sum()) * fed.shapes().nbytes,) * 2
-
-    def at_once(self, fed: Federation) -> int:
-        return fed.K
-
-    def target(self, k: int) -> int:
-        return k
 
     def near(self, fed: Federation, k: int, number: int) -> list[int]:
         return self.links(fed)[k].nonzero()[0].tolist() if self.averages(number) else []
@@ -56,19 +52,10 @@ class SWIFT(Peers, EventBased):
         exchange = who.profiles.seconds(k, 0, *who.announced(k))
         return max(who.profiles.compute(k, examples), exchange)
 
-    def delay(self, fed: Federation, k: int) -> float:
-        return fed.participation.profiles.seconds(k, 0, 0, fed.participation.announced(k)[1])
-
-    def start(self, client: Client, state: Params) -> None:
-        client.memory["before"] = client.memory.pop("merged", None) or client.params()
-
-    def sent(self, client: Client, arrived: bool) -> Params:
-        return client.params() if arrived else client.memory["before"]
-
     def work(self, fed: Federation, client: Client, job: Work) -> Params:
         with client.borrowed():
             fed.up(client, client.params(), times=int(self.links(fed)[client.id].sum()))
-            self.train(fed, client, Params(), job)
+            train(self, fed, client, Params(), job)
             return client.params()
 
     def rates(self, fed: Federation) -> tuple[float, ...]:
@@ -80,7 +67,6 @@ class SWIFT(Peers, EventBased):
         self, fed: Federation, job: Work, held: Params, up: Params, near: dict[int, Params]
     ) -> Params:
         client = fed.clients[job.client]
-        client.memory["merged"] = held
         row = mixing(self.weights, self.of(fed), self.rates(fed))[job.client]
         values = sorted({**fed.down(client, near), job.client: held}.items())
         norms = client.skeleton.layout.buffers

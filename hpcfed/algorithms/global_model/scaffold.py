@@ -46,13 +46,14 @@ class Scaffold(RoundBased):
     survival: ClassVar[bool] = True
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 
-    def refuses(self, job: Job) -> str | None:
-        if job.local.optimiser == "sgd" and not job.local.momentum:
-            return None
-        return (
-            "needs plain SGD, for its control variates are mean gradients; set "
-            "local.optimiser = 'sgd', momentum 0"
-        )
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        if job.local.optimiser != "sgd" or job.local.momentum:
+            found["job"] = (
+                "needs plain SGD, for its control variates are mean gradients; set "
+                "local.optimiser = 'sgd', momentum 0"
+            )
+        return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         trained = fed.store.layout(fed.architectures[k]).params
@@ -66,7 +67,7 @@ class Scaffold(RoundBased):
     def receive(self, client: Client, state: State) -> None:
         client.load(state.x)
 
-    def local(self, fed: Federation, client: Client, state: State, t: int) -> tuple[Mean, Params]:  # type: ignore[override]
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> tuple[Mean, Params]:
         client.load(fed.down(client, state.x))
         c, own = fed.down(client, state.c), Params(client.memory.get("control", state.c * 0))
         new = self.at_start(fed, client, state, t) if self.control == "gradient" else None

@@ -37,8 +37,8 @@ class FedRep(RoundBased):
     final_epochs: NonNegativeInt = 10
     """Epochs in which all clients train their heads after the last round."""
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         why = "algorithm.head_epochs and body_epochs stand instead of it"
         return found | {"local.epochs": why, "local.steps": why}
 

@@ -8,8 +8,7 @@ paper's clients do; running statistics of batch normalisation follow all of a st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
+from hpcfed.training import evaluate
 from hpcfed.training.local import LocalSteps, gradient
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class PerFedAvg(RoundBased):
     adapt_steps: PositiveInt = 1
     """Personal steps before a model is evaluated."""
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         if self.variant == "fo":
             found["algorithm.delta"] = "variant = 'fo' takes no difference of gradients"
         if not self.alpha:
@@ -111,18 +111,18 @@ class PerFedAvg(RoundBased):
             ends.append(steps.skeleton.grad.clone())
         return (ends[0] - ends[1]) / (2 * self.delta)
 
-    @contextmanager
-    def adapted(self, fed: Federation, client: Client, state: Params, t: int) -> Iterator[None]:
-        skeleton = client.skeleton
-        with client.borrowed():
-            for i in range(self.adapt_steps if self.alpha else 0):
-                gradient(
-                    fed,
-                    client,
-                    t,
-                    partial(self.loss, client, state),
-                    phase=f"adapt {i}",
-                    counted=False,
-                )
-                skeleton.flat[: len(skeleton.grad)] -= self.alpha * skeleton.grad
-            yield
+    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
+        """The model after personal steps."""
+        skeleton, loss = client.skeleton, partial(self.loss, client, state)
+        for i in range(self.adapt_steps if self.alpha else 0):
+            gradient(fed, client, fed.t, loss, phase=f"adapt {i}", counted=False)
+            skeleton.flat[: len(skeleton.grad)] -= self.alpha * skeleton.grad
+        return client.model
+
+    def columns(self, fed: Federation, state: Params) -> dict[str, float]:
+        """The common model as it is: the whole test split is nobody's, whose step it could take."""
+        if not fed.job.evaluate.common:
+            return {}
+        pooled = fed.pooled()
+        pooled.load(state)
+        return {"accuracy_common": evaluate.common(fed, pooled.model)}

@@ -11,7 +11,7 @@ beta > 1 is not for batch statistics.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -30,6 +30,8 @@ class PFedMe(RoundBased):
     """A client's own model is its personal one; what it received and moved is uploaded and
     forgotten.
     """
+
+    keeps_weights: ClassVar[bool | None] = True
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: its number of training examples, or 1."""
@@ -52,16 +54,13 @@ class PFedMe(RoundBased):
             )
         return self
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         if self.inner_steps == 1:
             found |= single_step(job)
         if not self.lam:
             found["algorithm.eta"] = "lam = 0: the common model does not move"
         return found
-
-    def keeps(self, fed: Federation) -> bool:
-        return True
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
         self.receive(client, fed.down(client, state))

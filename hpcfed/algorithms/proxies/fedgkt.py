@@ -12,24 +12,35 @@ those that its last epoch computes in train mode, while the model still changes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, single_step
-from hpcfed.algorithms.proxies import split
+from hpcfed.clients.client import Paired
 from hpcfed.core.params import Params
+from hpcfed.models import MODELS
+from hpcfed.models.model import stem
+from hpcfed.training.batches import chunks
+from hpcfed.training.infer import FORWARD, logits, outputs
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
+from hpcfed.training.server import call, fit, parameters
 
 if TYPE_CHECKING:
-    from hpcfed.clients.client import Client
+    from hpcfed.clients.client import Client, Shard
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
+    from hpcfed.models.flat import Skeleton
     from hpcfed.models.model import Model
+
+Parcel = Mapping[str, Tensor]  # of one client: features [n, *H], logits [n, C], labels [n], int32
 
 
 class FedGKT(RoundBased):
@@ -56,26 +67,23 @@ class FedGKT(RoundBased):
     classifier.
     """
 
-    def refuses(self, job: Job) -> str | None:
-        return split.refusal(job)
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         found["algorithm.weighting"] = "nothing is averaged over clients"
         if not self.server_epochs:
             names = ("server_lr", "server_batch", "server_optimiser")
             found |= {f"algorithm.{name}": "server_epochs = 0: it is not trained" for name in names}
-        return found
+        return found | refuse_models(job)
 
     def shared(self, name: str) -> bool:
         return False
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
-        n, features = fed.sizes[k], split.shape(fed)
+        n, features = fed.sizes[k], feature_shape(fed)
         return n * fed.classes * 4, n * (features.numel() + fed.classes + 1) * 4
 
     def init(self, fed: Federation) -> Params:
-        return fed.initial(architecture=fed.job.models.server, shape=split.shape(fed))
+        return fed.initial(architecture=fed.job.models.server, shape=feature_shape(fed))
 
     def receive(self, client: Client, state: Params) -> None:
         pass
@@ -88,20 +96,20 @@ class FedGKT(RoundBased):
             soften(server, self.tau), logits, self.tau
         )
 
-    def predict(self, fed: Federation, client: Client, state: Params, x: Any) -> Tensor:
-        return (
-            split.predict(fed, client, state, x) if self.evaluate == "server" else client.model(x)
-        )
+    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
+        if self.evaluate == "client":
+            return client.model
+        return partial(predict_on_features, fed, client, state)
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:  # type: ignore[override]
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> dict[str, Tensor]:
         sgd(
             fed,
             client,
             t,
             partial(self.loss, client, state),
-            data=split.distillation_data(client, "server"),
+            data=distillation_data(client, "server"),
         )
-        return fed.up(client, split.features(fed, client))
+        return fed.up(client, compute_features(fed, client))
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
@@ -111,11 +119,9 @@ class FedGKT(RoundBased):
             "optimiser": self.server_optimiser,
         }
         server = fed.on_root(
-            lambda: split.learn(fed, state, sent, self.server_loss, t, lr=self.server_lr, **how)
+            lambda: train_server(fed, state, sent, self.server_loss, t, lr=self.server_lr, **how)
         )
-        answers = fed.from_root(
-            {k: split.answers(fed, server, parcel) for k, parcel in sent.items()}
-        )
+        answers = fed.from_root({k: answer(fed, server, parcel) for k, parcel in sent.items()})
         for client in fed.mine(cohort):
             client.memory["server"] = fed.down(client, answers[client.id])
         return server
@@ -125,3 +131,94 @@ class FedGKT(RoundBased):
         return distil(soften(logits, self.tau), out, self.tau) + self.alpha * F.cross_entropy(
             out, labels
         )
+
+
+def refuse_models(job: Job) -> dict[str, str]:
+    """Why the job's clients cannot send features, as `refuses` has it."""
+    able = [name for name, entry in MODELS.items() if entry.stem]
+    if unable := sorted(set(job.models.mix) - set(able)):
+        why = (
+            f"needs clients whose first layers run apart, but models.mix has {', '.join(unable)}; "
+            f"set models.mix to one of {', '.join(able)}"
+        )
+        return {"job": why}
+    return {}
+
+
+@torch.no_grad()
+def feature_shape(fed: Federation) -> torch.Size:
+    """The shape of the features of one example, H."""
+    body = fed.module(fed.architectures[0]).model.eval().body
+    return stem(body)[0](torch.zeros(1, *fed.store.form[0], device=fed.device)).shape[1:]
+
+
+def server_module(fed: Federation) -> Skeleton:
+    """The server's module, which takes features."""
+    return fed.module(fed.job.models.server, feature_shape(fed))
+
+
+def compute_features(fed: Federation, client: Client) -> dict[str, Tensor]:
+    """The client's features, logits and labels of all its training examples, in eval mode; counted
+    as its work.
+    """
+    own = logits(fed, client, client.train)
+    fed.tallies[client.id].work += FORWARD * client.n
+    made = outputs(fed, stem(client.model.eval().body)[0], client.train)
+    return {
+        "features": made,
+        "logits": own,
+        "labels": torch.from_numpy(client.train.labels).to(own.device).int(),
+    }
+
+
+def distillation_data(client: Client, name: str) -> Shard:
+    """The client's training examples, with their labels alone, or beside them the logits that its
+    memory has.
+    """
+    known = client.memory.get(name)
+    return client.train if known is None else Paired(client.train, known, with_labels=True)
+
+
+def predict_on_features(fed: Federation, client: Client, state: Params, x: Tensor) -> Tensor:
+    """Logits [n, C] of the server's model with these parameters on the client's features of
+    prepared inputs.
+    """
+    skeleton = server_module(fed)
+    skeleton.model.eval()
+    return call(skeleton, state, stem(client.model.body)[0](x))
+
+
+def train_server(
+    fed: Federation,
+    state: Params,
+    sent: Mapping[int, Parcel],
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
+    t: int,
+    **how: Any,
+) -> Params:
+    """The server's model after training on all that was sent; on rank 0.
+
+    loss: (the model's logits, the clients', labels) -> scalar.  how: as `fit` takes it.
+    """
+    x, own, labels = (
+        torch.cat([p[part] for p in sent.values()]) for part in ("features", "logits", "labels")
+    )
+    skeleton = server_module(fed)
+    skeleton.model.train()
+
+    def objective(params: Params, rows: Tensor) -> Tensor:
+        return loss(call(skeleton, params, x[rows]), own[rows], labels[rows].long())
+
+    trained = parameters(skeleton)
+    return fit(fed, state, objective, torch.from_numpy, len(x), "server", t, trained=trained, **how)
+
+
+@torch.no_grad()
+def answer(fed: Federation, state: Params, parcel: Parcel) -> Tensor:
+    """The server's logits of one client's examples, [n, C], in eval mode."""
+    skeleton = server_module(fed)
+    skeleton.model.eval()
+    parts: list[np.ndarray] = chunks(fed, len(parcel["features"]))
+    return torch.cat(
+        [call(skeleton, state, parcel["features"][torch.from_numpy(rows)]) for rows in parts]
+    )

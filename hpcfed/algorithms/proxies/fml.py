@@ -9,6 +9,7 @@ classes as well).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
@@ -40,13 +41,13 @@ class FML(RoundBased):
     def shared(self, name: str) -> bool:
         return name.startswith("proxy.")
 
-    def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:  # type: ignore[override]
+    def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
         own, proxy = model.own(x), model.proxy(x)
         mutual = (1 - self.alpha) * distil(soften(proxy), own) + (1 - self.beta) * distil(
             soften(own), proxy
         )
         return self.alpha * F.cross_entropy(own, y) + self.beta * F.cross_entropy(proxy, y) + mutual
 
-    def predict(self, fed: Federation, client: Client, state: Params, x: Any) -> Tensor:
+    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
         model: Any = client.model  # a pair, as `needs` has it
-        return model.proxy(x) if self.inference == "proxy" else model(x)
+        return model.proxy if self.inference == "proxy" else model

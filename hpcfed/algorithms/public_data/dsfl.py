@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.base import RoundBased, score_server
 from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.infer import logits
@@ -49,8 +49,8 @@ class DSFL(RoundBased):
     server_lr: PositiveFloat = 0.1
     """Learning rate of the server's distillation, by plain SGD in batches of local.batch."""
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         if self.aggregation == "sa":
             found["algorithm.tau"] = "aggregation = 'sa' takes the mean as it is"
         if not self.distil_epochs:
@@ -74,13 +74,13 @@ class DSFL(RoundBased):
     def receive(self, client: Client, state: Params) -> None:
         pass
 
-    def common(self, fed: Federation, client: Client, state: Params) -> bool:
-        if state:
-            client.architecture = fed.job.models.server
-            client.load(state)
-        return bool(state)
+    def columns(self, fed: Federation, state: Params) -> dict[str, float]:
+        return score_server(fed, fed.job.models.server, state) if state else {}
 
-    def local(self, fed: Federation, client: Client, state: Params, t: int, public: Shard) -> Mean:  # type: ignore[override]
+    def predictions(
+        self, fed: Federation, client: Client, state: Params, t: int, public: Shard
+    ) -> Mean:
+        """The client's soft predictions of the public examples, after training on its own."""
         sgd(fed, client, t, partial(self.loss, client, state))
         return Mean.of(Params(soft=soften(logits(fed, client, public))), self.weight(client))
 
@@ -96,7 +96,7 @@ class DSFL(RoundBased):
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         public = fed.public.pick(fed.draw_public(t, self.subset))
-        soft = fed.stream(cohort, lambda client: self.local(fed, client, state, t, public))
+        soft = fed.stream(cohort, lambda client: self.predictions(fed, client, state, t, public))
         mean = fed.mean(
             soft, keep=Params(soft=torch.zeros(len(public), fed.classes, device=fed.device))
         )["soft"]

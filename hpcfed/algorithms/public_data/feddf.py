@@ -11,14 +11,20 @@ mean. Students' batch statistics end as those of public data.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased
-from hpcfed.algorithms.public_data import fusion
+from hpcfed.algorithms.public_data.by_architecture import join_models, score_groups
+from hpcfed.clients.client import Paired
 from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import outputs
+from hpcfed.training.losses import distil, soften
+from hpcfed.training.server import fit_targets, split_holdout
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -53,19 +59,8 @@ class FedDF(RoundBased):
     0: nobody.
     """
 
-    def refuses(self, job: Job) -> str | None:
-        if self.drop_worst and (
-            job.data.public_source or not int(self.validation * job.data.public)
-        ):
-            return (
-                "needs held-out public data with the clients' labels to leave clients out, but "
-                "has none; "
-                "set algorithm.drop_worst = 0"
-            )
-        return None
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         if not self.validation:
             found["algorithm.patience"] = "validation = 0: nothing is held out"
         if not self.steps:
@@ -79,22 +74,29 @@ class FedDF(RoundBased):
             )
             names += () if self.drop_worst else ("validation",)
             found |= {f"algorithm.{name}": "steps = 0: nothing is distilled" for name in names}
+        held = 0 if job.data.public_source else int(self.validation * job.data.public)
+        if self.drop_worst and not held:
+            found["job"] = (
+                "needs held-out public data with the clients' labels to leave clients out, but "
+                "has none; set algorithm.drop_worst = 0"
+            )
         return found
 
     def init(self, fed: Federation) -> Params:
         firsts = {kind: fed.architectures.index(kind) for kind in fed.architectures}
-        return fusion.join_models({kind: fed.initial(k=k) for kind, k in firsts.items()})
+        return join_models({kind: fed.initial(k=k) for kind, k in firsts.items()})
 
     def offer(self, fed: Federation, client: Client, state: Params) -> Params:
         return state.under(f"{client.architecture}/")
 
     def columns(self, fed: Federation, state: Params) -> dict[str, float]:
-        return fusion.accuracies(fed, state) if fed.job.evaluate.common else {}
+        more = score_groups(fed, state) if fed.job.evaluate.common else {}
+        return super().columns(fed, state) | more
 
     def uploads(self, fed: Federation, client: Client, state: Params, t: int) -> tuple[Mean, Mean]:
         """The client's model, and its answers to the public data, which the server works out."""
         (sent,) = self.local(fed, client, state, t).parts
-        answer, good = fusion.answer(fed, client, self.validation, self.drop_worst)
+        answer, good = answer_public(fed, client, self.validation, self.drop_worst)
         return Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight * good), answer
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
@@ -117,4 +119,49 @@ class FedDF(RoundBased):
             "held": self.validation,
             "patience": self.patience,
         }
-        return fed.on_root(lambda: fusion.students(fed, new, cohort, teacher, self.tau, t, **how))
+        return fed.on_root(lambda: train_students(fed, new, cohort, teacher, self.tau, t, **how))
+
+
+def answer_public(fed: Federation, client: Client, held: float, least: float) -> tuple[Mean, float]:
+    """A client's logits of all public data as its part of a mean, and its weight there, 0 or 1.
+
+    It is the server that works them out, from the uploaded model.  held: share of the public data
+    held out.
+    least: a client whose accuracy there is below so many times that of guessing, 1 / C, gets weight
+    0.
+    """
+    z = outputs(fed, client.model.eval(), fed.public)  # [N, C]
+    _, apart = split_holdout(fed, len(fed.public), held)
+    correct = (
+        z[torch.from_numpy(apart).to(z.device)].argmax(1).cpu().numpy() == fed.public.labels[apart]
+    )
+    good = float(not least or correct.mean() >= least / fed.classes)
+    return Mean.of(Params(logits=z), good), good
+
+
+def train_students(
+    fed: Federation,
+    state: Params,
+    cohort: Iterable[int],
+    teacher: Tensor,
+    tau: float,
+    t: int,
+    **how: Any,
+) -> Params:
+    """The state after a student of each of the cohort's architectures has learnt the teacher's
+    logits, [N, C].
+
+    A student starts from its architecture's model in the state.  how: as `fit_targets` takes it.
+    """
+    data = Paired(fed.public, soften(teacher, tau))
+
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        return distil(target, logits, tau)
+
+    new = {}
+    for kind in sorted({fed.architectures[k] for k in cohort}):
+        start = state.under(f"{kind}/")
+        new[kind] = fit_targets(
+            fed, kind, start, data, loss, "students", kind, t, optimiser="adam", **how
+        )
+    return Params({**state, **join_models(new)})

@@ -15,6 +15,9 @@ the first round has none, and the last trains all clients.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -23,14 +26,27 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, single_step
-from hpcfed.algorithms.public_data import align, kernels
+from hpcfed.algorithms.public_data.alignment import Distance, add_alignment
 from hpcfed.core.params import Mean, Params
+from hpcfed.training import similarity
+from hpcfed.training.infer import outputs, represent
+from hpcfed.training.local import sgd
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Shard
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
+    from hpcfed.training.local import Loss
 
+# of the weight of the distance; t: rounds from 1
+GROWTH: dict[str, Callable[[int], float]] = {
+    "constant": lambda t: 1.0,
+    "sqrt": math.sqrt,
+    "linear": float,
+}
+STRIP = 256  # rows of the kernels that are averaged at a time, at most,
+MEMORY = 1 << 28  # and as few as fit into so many bytes for all clients together
+BYTES = 4  # of a float32
 PREVIOUS = "previous"  # in the state: whether each client was in the last round's cohort, [K]
 
 
@@ -38,6 +54,8 @@ class FedHeNN(RoundBased):
     """eta0 = 0 is FedAvg (homogeneous) or local training (heterogeneous), bit for bit."""
 
     needs: ClassVar[tuple[str, ...]] = ("public",)
+    keeps_weights: ClassVar[bool | None] = True
+
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"
     """Any models and a mean of kernels, or one architecture and a mean of models."""
     eta0: NonNegativeFloat = 0.001
@@ -72,19 +90,11 @@ class FedHeNN(RoundBased):
     """
 
     @property
-    def accepts(self) -> str:  # type: ignore[override]
+    def accepts(self) -> str:
         return "one architecture" if self.setting == "homogeneous" else "any models"
 
-    def refuses(self, job: Job) -> str | None:
-        wrong = self.distance == "procrustes" and self.setting == "heterogeneous"
-        return (
-            "needs one width for Procrustes, but is heterogeneous; set algorithm.distance = 'cka'"
-            if wrong
-            else None
-        )
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         if self.setting == "homogeneous":
             names: tuple[str, ...] = ("mean_over", "client_weights", "kernel_norm", "upload")
             found |= {f"algorithm.{name}": "setting = 'homogeneous' has no mean" for name in names}
@@ -99,19 +109,21 @@ class FedHeNN(RoundBased):
             names = ("schedule", "align_every", "distance", "kernel", "bandwidth", "mean_over")
             names += ("client_weights", "kernel_norm")
             found |= {f"algorithm.{name}": "eta0 = 0: there is no distance" for name in names}
+        if self.distance == "procrustes" and self.setting == "heterogeneous":
+            found["job"] = (
+                "needs one width for Procrustes, but is heterogeneous; set "
+                "algorithm.distance = 'cka'"
+            )
         return found
 
     def shared(self, name: str) -> bool:
         return self.setting == "homogeneous"
 
-    def keeps(self, fed: Federation) -> bool:
-        return True
-
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return (
             super().traffic(fed, k)
             if self.setting == "homogeneous"
-            else kernels.traffic(fed, k, self)
+            else kernel_traffic(fed, k, self)
         )
 
     @property
@@ -135,7 +147,7 @@ class FedHeNN(RoundBased):
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         rad = fed.public.pick(fed.draw_public(t, self.rad_size))
-        mean = kernels.mean_of_clients(fed, rad, cohort, self.members(fed, state, cohort), self)
+        mean = mean_of_clients(fed, rad, cohort, self.members(fed, state, cohort), self)
         uploads = fed.stream(cohort, lambda client: self.train(fed, client, state, t, rad, mean))
         if self.looks_back:
             fed.mean(uploads, keep=Params())
@@ -155,7 +167,12 @@ class FedHeNN(RoundBased):
     ) -> Mean:
         state = self.offer(fed, client, state)
         self.receive(client, fed.down(client, state))
-        align.train(fed, client, partial(self.loss, client, state), t, rad, mean, self)
+        loss: Loss = partial(self.loss, client, state)
+        if self.eta0 and (mean is not None or self.setting == "homogeneous"):
+            distance = distance_to(fed, client, rad, mean, self)
+            weight = self.eta0 * GROWTH[self.schedule](t + 1)
+            loss = add_alignment(fed, client, loss, rad, distance, weight, self.align_every)
+        sgd(fed, client, t, loss)
         if self.setting == "homogeneous":
             client.memory["trained"] = 1
         return Mean.of(client.params(self.shared), self.weight(client))
@@ -169,3 +186,159 @@ class FedHeNN(RoundBased):
             for c in clients
         )
         return fed.mean(last, keep=state, counted=False)
+
+
+def distance_to(
+    fed: Federation, client: Client, rad: Shard, mean: Tensor | None, method: FedHeNN
+) -> Distance:
+    """1 - CKA to the mean kernel, which the client receives, or to its own representations as they
+    are now.
+
+    mean: [L, L], of `similarity.normalise_kernel`; None: the client's own, of the model that it
+    received.
+    """
+    if mean is not None:
+        return cka_to(fed.down(client, mean), method)
+    z = represent(fed, client, rad)
+    if method.distance == "procrustes":
+        return partial(similarity.procrustes, b=z)
+    if method.kernel == "linear":
+        return lambda a: 1 - similarity.linear_cka(a, z)
+    return cka_to(similarity.normalise_kernel(similarity.rbf_kernel(z, method.bandwidth)), method)
+
+
+def cka_to(target: Tensor, method: FedHeNN) -> Distance:
+    """1 - CKA to a kernel that `similarity.normalise_kernel` made."""
+    if method.kernel == "linear":
+        return lambda z: 1 - similarity.cka_to_kernel(z, target)
+    return lambda z: 1 - similarity.cka(similarity.rbf_kernel(z, method.bandwidth), target)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The kernel of a representation z [L, d], factor * k(z_p, z_q), of which only strips are in
+    memory.
+
+    precision: 1 / (2 sigma^2) of an RBF kernel; None: linear.
+    """
+
+    z: Tensor
+    precision: Tensor | None = None
+    factor: Tensor | float = 1.0
+
+    @classmethod
+    def of(cls, z: Tensor, method: FedHeNN) -> Kernel:
+        """The kernel of that kind, with kernel_norm = "frobenius" such that its centred form has
+        length 1.
+
+        One that is constant up to rounding becomes 0: scaled, that rounding would count as much as
+        the others.
+        """
+        rbf = method.kernel == "rbf"
+        made = cls(
+            z,
+            similarity.precision(similarity.squared_distances(z, z), method.bandwidth)
+            if rbf
+            else None,
+        )
+        if method.kernel_norm == "none":
+            return made
+        whole = made.rows(0, len(z))
+        length = similarity.length(similarity.centre_kernel(whole), whole).to(z.dtype)
+        return cls(z, made.precision, torch.where(length == 0, 0.0, 1 / length))
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows start..stop-1 from the diagonal on, [stop - start, L - start]."""
+        few, rest = self.z[start:stop], self.z[start:]
+        if self.precision is None:
+            return self.factor * (few @ rest.T)
+        return self.factor * torch.exp(-self.precision * similarity.squared_distances(few, rest))
+
+
+def mean_of_clients(
+    fed: Federation, rad: Shard, cohort: list[int], members: list[int], method: FedHeNN
+) -> Tensor | None:
+    """The mean kernel of the round, made ready as a target, [L, L]; None where the method has none
+    or nobody is in it; collective.
+
+    members: the clients whose kernels are averaged. They stand in it with the models that they have
+    at the start of the round, in the cohort or not; what is sent for it is counted: by the cohort
+    where the server computes kernels from models, by the members where they do.  Makhija et al.,
+    ICML 2022, algorithm 2.
+    """
+    if method.setting != "heterogeneous" or not method.eta0:
+        return None
+    at_server = (
+        method.upload == "model"
+    )  # which then computes what else clients do: no work of theirs
+    kernels, weights = {}, {}
+
+    def represented(client: Client) -> tuple[Tensor, float, int]:
+        z = (
+            outputs(fed, client.model.eval().body, rad)
+            if at_server
+            else represent(fed, client, rad)
+        )
+        return (
+            z,
+            kernel_weight(client, method),
+            upload_bytes(client.skeleton.items(lambda name: True), len(rad), method),
+        )
+
+    for k, (z, own, size) in fed.stream(members, represented):
+        kernels[k], weights[k] = Kernel.of(z, method), own
+        fed.exchange.upload(k, {"representation": z}, 0 if at_server else size)
+    for client in fed.mine(cohort) if at_server else ():
+        fed.exchange.upload(client.id, {}, upload_bytes(fed.shapes(k=client.id), len(rad), method))
+    return (
+        similarity.normalise_kernel(mean_of_kernels(fed, kernels, weights, len(rad)))
+        if members
+        else None
+    )
+
+
+def kernel_weight(client: Client, method: FedHeNN) -> float:
+    """The client's weight in the mean kernel."""
+    capacity = client.skeleton.layout.n_params
+    return float({"uniform": 1, "samples": client.n, "capacity": capacity}[method.client_weights])
+
+
+def mean_of_kernels(
+    fed: Federation, kernels: Mapping[int, Kernel], weights: Mapping[int, float], size: int
+) -> Tensor:
+    """The exact weighted mean of all clients' kernels, [L, L], symmetric; collective, nothing is
+    counted.
+
+    kernels, weights: of this rank's clients, by id.  size: L.
+    """
+    whole = torch.zeros(size, size, device=fed.device)
+    strip = max(
+        1, min(STRIP, MEMORY // (BYTES * size * fed.K))
+    )  # of all clients, so that all ranks agree
+    for start in range(0, size, strip):
+        stop = min(start + strip, size)
+        parts = (
+            (k, Mean.of(Params(kernel=v.rows(start, stop)), weights[k])) for k, v in kernels.items()
+        )
+        keep = Params(kernel=whole[start:stop, start:])
+        whole[start:stop, start:] = fed.mean(parts, keep=keep, counted=False)["kernel"]
+    return whole.triu() + whole.triu(1).T
+
+
+def kernel_traffic(fed: Federation, k: int, method: FedHeNN) -> tuple[int, int]:
+    """Bytes that client k of the cohort receives, the mean kernel, and sends."""
+    if not method.eta0:
+        return 0, 0
+    size = min(method.rad_size, len(fed.public))
+    return BYTES * size**2, upload_bytes(fed.shapes(k=k), size, method)
+
+
+def upload_bytes(model: Params, size: int, method: FedHeNN) -> int:
+    """Bytes of what a client sends: its model, or its representations [L, d], or the half of its
+    kernel [L, L].
+    """
+    if method.upload == "kernel":
+        return BYTES * size * (size + 1) // 2
+    return (
+        model.nbytes if method.upload == "model" else BYTES * size * model["head.weight"].shape[1]
+    )

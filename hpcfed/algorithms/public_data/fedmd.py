@@ -54,8 +54,8 @@ class FedMD(RoundBased):
     digest_batch: PositiveInt = 256
     """Examples in one step of the digest."""
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         if not self.digest_epochs:
             names = ("weighting", "digest", "digest_batch")
             found |= {

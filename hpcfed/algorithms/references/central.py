@@ -25,17 +25,15 @@ class Central(RoundBased):
 
     survival: ClassVar[bool] = True
 
-    def refuses(self, job: Job) -> str | None:
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        found["algorithm.weighting"] = "nothing is averaged"
         if job.data.name == "synthetic":
-            return (
+            found["job"] = (
                 "needs all examples in one place, but synthetic has none in store; take "
                 "another data set"
             )
-        return None
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        own = {"algorithm.weighting": "nothing is averaged"}
-        return super().without_effect(job) | single_step(job) | own
+        return found
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return 0, 0

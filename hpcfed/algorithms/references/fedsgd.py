@@ -27,8 +27,8 @@ class FedSGD(RoundBased):
 
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        return super().without_effect(job) | one_gradient(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        return super().refuses(job) | one_gradient(job)
 
     def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
         self.receive(client, fed.down(client, state))

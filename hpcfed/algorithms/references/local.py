@@ -38,15 +38,15 @@ class Local(RoundBased):
     normalise: bool = True
     """Contrastive loss on representations scaled to length 1."""
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | {"algorithm.weighting": "nothing is averaged"}
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | {"algorithm.weighting": "nothing is averaged"}
         if not self.contrastive:
             names = ("tau", "tau_base", "normalise")
             found |= {f"algorithm.{name}": "contrastive is false" for name in names}
         return found
 
     @property
-    def views(self) -> int:  # type: ignore[override]
+    def views(self) -> int:
         return 2 if self.contrastive else 1
 
     def shared(self, name: str) -> bool:

@@ -10,7 +10,7 @@ dropout and of HeteroFL.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from hpcfed.algorithms.widths import submodels
 from hpcfed.algorithms.widths.windows import WindowBased
@@ -29,15 +29,17 @@ class FedDropout(WindowBased):
     Dropout layers of a model stay.
     """
 
-    moves: ClassVar[bool] = True
-
     shared_windows: bool = False
     """All clients of a round drop the same units (of clients with different widths the narrower
     one's are a part).
     """
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    @property
+    def moves(self) -> bool:
+        return True
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         if set(job.models.widths) == {1}:
             found["algorithm.shared_windows"] = "no client drops a unit"
         return found

@@ -42,14 +42,14 @@ class FedRolex(WindowBased):
     code.
     """
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
         if set(job.models.widths) == {1}:
             found["algorithm.roll_step"] = "all clients have the whole model"
         return found
 
     @property
-    def moves(self) -> bool:  # type: ignore[override]
+    def moves(self) -> bool:
         return self.roll_step != 0
 
     def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:

@@ -12,24 +12,25 @@ in public code; a width for a step, not an example; virtual time takes each step
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from hpcfed.algorithms.base import RoundBased, single_step
-from hpcfed.algorithms.widths import nested, submodels
+from hpcfed.algorithms.widths import submodels
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
-from hpcfed.models.widths import parse
+from hpcfed.models.widths import Window, parse, take
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, soften
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
@@ -46,8 +47,8 @@ class FjORD(RoundBased):
     predictions.
     """
 
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found = super().without_effect(job) | single_step(job)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
         if len(set(job.models.widths)) == 1:
             found["algorithm.kd"] = "there is one width"
         return found
@@ -60,18 +61,17 @@ class FjORD(RoundBased):
         bytes_ = fed.shapes(k=k).nbytes + sum(statistics.nbytes for statistics in inside)
         return bytes_, bytes_
 
-    def levels(self, fed: Federation) -> list[str]:
-        return submodels.levels(fed)[1:]
-
     def inside(self, fed: Federation, architecture: str) -> list[str]:
         """The narrower architectures that a client with this one trains too."""
         return [a for a in submodels.levels(fed) if parse(a).width < parse(architecture).width]
 
     def init(self, fed: Federation) -> submodels.Wide:
-        return submodels.start(fed, self.levels(fed))
+        return submodels.start(fed, submodels.levels(fed)[1:])
 
-    def whole(self, fed: Federation) -> bool:
-        return True
+    def columns(self, fed: Federation, state: submodels.Wide) -> dict[str, float]:
+        if not fed.job.evaluate.common:
+            return {}
+        return submodels.accuracies(self, fed, state, submodels.levels(fed)[1:])
 
     def offer(self, fed: Federation, client: Client, state: submodels.Wide) -> Params:
         own = submodels.piece(client, state, submodels.window(fed, client.architecture))
@@ -87,7 +87,7 @@ class FjORD(RoundBased):
         self,
         client: Client,
         state: Params,
-        nets: Sequence[Model | nested.Inner],
+        nets: Sequence[Model | Inner],
         draws: np.random.Generator,
         model: Model,
         x: Any,
@@ -96,7 +96,7 @@ class FjORD(RoundBased):
         """The objective of one step: at the width drawn for it, with kd at the widest too."""
         net = nets[int(draws.integers(len(nets)))]
         if net is model or not self.kd:
-            return self.loss(client, state, net, x, y)  # type: ignore[arg-type]
+            return self.loss(client, state, net, x, y)
         whole = model(x)
         return F.cross_entropy(whole, y) + distil(soften(whole), net(x))
 
@@ -104,16 +104,78 @@ class FjORD(RoundBased):
         given = self.offer(fed, client, state)
         self.receive(client, fed.down(client, given))
         names = self.inside(fed, client.architecture)
-        inner = [nested.inner(fed, client, a, given.under(f"{a}/")) for a in names]
-        nets: list[Model | nested.Inner] = [client.model, *inner]
+        inner = [inner_model(fed, client, a, given.under(f"{a}/")) for a in names]
+        nets: list[Model | Inner] = [client.model, *inner]
         draws = rng.stream(fed.seed, "ordered dropout", t, client.id)
         sgd(fed, client, t, partial(self.step, client, given, nets, draws), views=self.views)
         at = submodels.window(fed, client.architecture)
-        return Mean.of(nested.tensors(fed, client, names), self.weight(client), at)
+        return Mean.of(collect_tensors(fed, client, names), self.weight(client), at)
 
     def round(
         self, fed: Federation, state: submodels.Wide, cohort: list[int], t: int
     ) -> submodels.Wide:
         uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
         mean = fed.mean(uploads, keep=Params({**state.weights, **state.statistics}), per="value")
-        return nested.split_statistics(mean, state.t + 1)
+        return split_statistics(mean, state.t + 1)
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A narrower model inside a client's: its weights are the first units of the client's,
+    gradients go there.
+
+    Its batch statistics are its own: those in its module.
+    """
+
+    module: nn.Module
+    outer: nn.Module
+    at: Window
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional_call(
+            self.module, dict(take(dict(self.outer.named_parameters()), self.at)), (x,)
+        )
+
+
+def inner_model(
+    fed: Federation, client: Client, architecture: str, statistics: Mapping[str, Tensor]
+) -> Inner:
+    """The narrower model of this architecture inside the client's, in train mode, with these batch
+    statistics.
+    """
+    module = fed.module(architecture)
+    for name, value in statistics.items():
+        module.view(name).copy_(value)
+    at = within(submodels.window(fed, architecture), submodels.window(fed, client.architecture))
+    return Inner(module.model.train(), client.model, at)
+
+
+def within(narrow: Window, wide: Window) -> Window:
+    """Where a window's places are in the tensors of a wider window that contains it."""
+    if not wide:
+        return narrow
+    return {
+        name: tuple(map(np.searchsorted, wide[name], places)) for name, places in narrow.items()
+    }
+
+
+def collect_tensors(fed: Federation, client: Client, architectures: list[str]) -> Params:
+    """What the client sends: its tensors, and the batch statistics of the models inside it,
+    "architecture/name".
+
+    The client's own statistics are sent so too, unless its model is the whole one.
+    """
+    norms, name = set(client.skeleton.layout.buffers).__contains__, client.architecture
+    values = client.params()
+    if parse(name).width < 1:
+        values = Params(
+            {**values.pick(lambda n: not norms(n)), **values.pick(norms).prefixed(f"{name}/")}
+        )
+    for architecture in architectures:
+        values |= fed.module(architecture).items(norms).clone().prefixed(f"{architecture}/")
+    return values
+
+
+def split_statistics(values: Params, t: int) -> submodels.Wide:
+    """The state of weights and statistics by name, the latter with "/" in theirs."""
+    return submodels.Wide(values.pick(lambda n: "/" not in n), values.pick(lambda n: "/" in n), t)

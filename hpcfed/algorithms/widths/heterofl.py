@@ -13,6 +13,7 @@ averages those of batches drawn from all clients' data together.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
@@ -37,13 +38,18 @@ class HeteroFL(WindowBased):
     are as others.
     """
 
-    def levels(self, fed: Federation) -> list[str]:
-        return submodels.levels(fed)[1:]
-
     def statistics_architectures(self, fed: Federation) -> list[str]:
         return submodels.levels(fed)
 
-    def predict(self, fed: Federation, client: Client, state: submodels.Wide, x: Any) -> Tensor:
-        return submodels.mask_logits(
-            client.model(x), submodels.present_classes(client, fed.classes), self.mask
+    def predictor(
+        self, fed: Federation, client: Client, state: submodels.Wide
+    ) -> Callable[[Any], Tensor]:
+        model = client.model
+        return lambda x: submodels.mask_logits(
+            model(x), submodels.present_classes(client, fed.classes), self.mask
         )
+
+    def columns(self, fed: Federation, state: submodels.Wide) -> dict[str, float]:
+        if not fed.job.evaluate.common:
+            return {}
+        return submodels.accuracies(self, fed, state, submodels.levels(fed)[1:])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hpcfed.core import rng
+from hpcfed.algorithms.base import score_common
 from hpcfed.core.params import Mean, Params
 from hpcfed.models.layers import BatchNorm2d
 from hpcfed.models.scores import Mask, mask_logits  # noqa: F401, methods take it from here
@@ -22,6 +22,7 @@ from hpcfed.models.widths import Choose, Window, architecture_name, first, parse
 from hpcfed.training.infer import FORWARD, outputs
 
 if TYPE_CHECKING:
+    from hpcfed.algorithms.base import Method
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
@@ -57,30 +58,32 @@ def levels(fed: Federation) -> list[str]:
     ]
 
 
-def level(fed: Federation, k: int, t: int, assignment: Assignment) -> str:
-    """The architecture of client k in round t: its own, or (dynamic) of one of the job's widths,
-    drawn anew.
-    """
-    if assignment == "fix":
-        return fed.architectures[k]
-    return architecture_name(
-        base(fed), float(rng.stream(fed.seed, "level", t, k).choice(fed.job.models.widths))
-    )
-
-
-def refusal(job: Job, assignment: Assignment, moves: bool) -> str | None:
+def refusal(job: Job, assignment: Assignment, moves: bool) -> dict[str, str]:
     """Why a method whose windows move (or clients draw widths) cannot run the job: moments belong
-    to their units.
+    to their units. As `refuses` has it.
     """
     widths = set(job.models.widths)
     changes = (assignment == "dynamic" and len(widths) > 1) or (moves and min(widths) < 1)
     if changes and job.local.keep_optimiser:
-        return (
+        why = (
             "needs a new optimiser in each round, for a client's units are others then, but the "
-            "optimiser's "
-            "moments are kept; set local.keep_optimiser = false"
+            "optimiser's moments are kept; set local.keep_optimiser = false"
         )
-    return None
+        return {"job": why}
+    return {}
+
+
+def accuracies(
+    method: Method, fed: Federation, state: Wide, architectures: Iterable[str]
+) -> dict[str, float]:
+    """Accuracy on the whole test split of the whole model and of its sub-models with these
+    architectures, for `columns`; collective.
+    """
+    whole = base(fed)
+    return {
+        f"accuracy_common{name.removeprefix(whole)}": score_common(method, fed, state, name)
+        for name in (*architectures, whole)
+    }
 
 
 def slice_traffic(fed: Federation, k: int, mask: Mask, assignment: Assignment) -> tuple[int, int]:

@@ -33,7 +33,6 @@ class WindowBased(RoundBased):
 
     accepts: ClassVar[str] = "widths"
     formerly: ClassVar[dict[str, Any]] = {"clip": 0.0}
-    moves: ClassVar[bool] = False  # a client's window is another one in each round
 
     scaler: bool = True
     """Multiply the outputs of hidden layers by 1 / width while training."""
@@ -52,6 +51,15 @@ class WindowBased(RoundBased):
     for the scaler multiplies their gradients too.
     """
 
+    @property
+    def draws_widths(self) -> bool:
+        return self.assignment == "dynamic"
+
+    @property
+    def moves(self) -> bool:
+        """Whether a client's window is another one in each round."""
+        return False
+
     def window(self, fed: Federation, client: Client, state: submodels.Wide) -> Window:
         """Which units of the server's model the client has in this round."""
         return submodels.window(fed, client.architecture)
@@ -60,30 +68,21 @@ class WindowBased(RoundBased):
         """The architectures that are evaluated, whose batch statistics are taken anew."""
         return [submodels.base(fed)]
 
-    def refuses(self, job: Job) -> str | None:
-        return submodels.refusal(job, self.assignment, self.moves)
-
-    def without_effect(self, job: Job) -> dict[str, str]:
-        found, widths = super().without_effect(job) | single_step(job), set(job.models.widths)
+    def refuses(self, job: Job) -> dict[str, str]:
+        found, widths = super().refuses(job) | single_step(job), set(job.models.widths)
         if widths == {1}:
             found["algorithm.scaler"] = "all clients have width 1"
         if len(widths) == 1:
             found["algorithm.assignment"] = "all clients have one width"
-        return found
+        return found | submodels.refusal(job, self.assignment, self.moves)
 
     def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
         return submodels.slice_traffic(fed, k, self.mask, self.assignment)
-
-    def architecture(self, fed: Federation, k: int, t: int) -> str:
-        return submodels.level(fed, k, t, self.assignment)
 
     def init(self, fed: Federation) -> submodels.Wide:
         return submodels.start(
             fed, self.statistics_architectures(fed) if self.batch_norm == "static" else ()
         )
-
-    def whole(self, fed: Federation) -> bool:
-        return True
 
     def offer(self, fed: Federation, client: Client, state: submodels.Wide) -> Params:
         return submodels.piece(client, state, self.window(fed, client, state))

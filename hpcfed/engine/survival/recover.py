@@ -55,6 +55,7 @@ class Course:
     record: Record | None = None  # and all that was in them when another rank died
     saved: int = 0  # rounds of the checkpoint that the run goes on from
     guard: Guard | None = None  # of the time in which ranks can leave no signs for one another
+    owns_process: bool = True  # whether the process is there for this run, and may be ended with it
     claim: Claim = field(default_factory=Claim)
 
     def __post_init__(self) -> None:
@@ -71,7 +72,10 @@ class Course:
             self.guard.begin("at the start", more=LONGEST)
         run = None if self.job.dry_run else self.claim.enter(self.job, comm)
         if run:
-            self.watch(comm, run)
+            if self.owns_process:
+                self.watch(comm, run)
+            elif self.claim.lock:
+                self.claim.lock.end = None
         if self.guard:
             self.guard.stop()
         return run
@@ -197,8 +201,8 @@ def run_with_recovery(course: Course, comm: Comm, attempt: Callable[[Course, Com
         status = retry_attempts(course, comm, attempt)
         together = True
         return status
-    except HpcfedError as error:
-        together = error.everywhere or comm.size == 1
+    except BaseException as error:
+        together = comm.size == 1 or (isinstance(error, HpcfedError) and error.everywhere)
         raise
     finally:
         course.close(comm, together)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -14,7 +15,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # that ask to stop
 
 @contextmanager
 def handle_signals(handler: Callable[..., object]) -> Iterator[None]:
-    """Inside the block this handler gets them; afterwards those of before."""
+    """Inside the block this handler gets them; afterwards those of before. In a thread that is not
+    the main one Python hands out no signals: nothing happens.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
         yield
@@ -53,10 +59,12 @@ class Signals:
     process in between.
 
     seconds: what clients in hand still have.
+    got: the first signal that came.
     """
 
     def __init__(self, heartbeat: Heartbeat, seconds: float):
         self.heartbeat, self.seconds = heartbeat, seconds
+        self.got: int | None = None
         self.heeding: ExitStack | None = None
 
     def heed(self) -> None:
@@ -65,7 +73,8 @@ class Signals:
             self.heeding = ExitStack()
             self.heeding.enter_context(handle_signals(self.ask))
 
-    def ask(self, *_: object) -> None:
+    def ask(self, number: int, _: object) -> None:
+        self.got = self.got or number
         self.heartbeat.ask(self.seconds)
 
     def close(self) -> None:

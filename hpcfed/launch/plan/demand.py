@@ -17,10 +17,12 @@ DRAWN = 5  # rounds whose cohorts stand for all
 CELL = 40  # bytes of a number in the record of a round, about
 COLUMNS = 13
 WHOLE = {
+    "cyclic",
     "dsgd",
     "fedgh",
     "fedgkt",
     "ktpfl",
+    "tkm",
 }  # methods whose uploads travel as they are; others' are averaged
 
 

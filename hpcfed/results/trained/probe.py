@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,10 @@ from hpcfed.core import rng
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.extras import import_extra
 from hpcfed.core.few import count_noun, evenly
+from hpcfed.core.inputs import pieces
 from hpcfed.core.progress import say, track
+from hpcfed.core.shapes import Shapes, each
+from hpcfed.data.record import Split
 from hpcfed.models.trained import Trained
 from hpcfed.results.trained.export import numbers
 from hpcfed.results.trained.saved import Saved, checkpoints_of, from_newest
@@ -106,13 +110,13 @@ class Probing:
         test = self.saved.sources.test
         draw = rng.stream(self.saved.job.seed, "probe")
         self.rows = np.sort(draw.choice(len(test.y), min(examples, len(test.y)), replace=False))
-        self.x, self.labels = torch.from_numpy(test.x[self.rows]), test.y[self.rows]
-        text = bool(self.saved.about["vocabulary"])
-        self.images = choose_images(test.y[:0] if text else test.y)
-        self.image_x, self.image_labels = (
-            torch.from_numpy(test.x[self.images]),
-            test.y[self.images],
+        self.x, self.labels = tensors(test, self.rows), test.y[self.rows]
+        shape = self.saved.about["shape"]
+        images = (
+            not self.saved.about["vocabulary"] and not isinstance(shape, Shapes) and len(shape) == 3
         )
+        self.images = choose_images(test.y if images else test.y[:0])
+        self.image_x, self.image_labels = tensors(test, self.images), test.y[self.images]
 
     def probe(self) -> Probe:
         """All answers, client after client."""
@@ -192,10 +196,15 @@ def some(saved: Saved, most: int) -> list[int]:
     ).tolist()
 
 
+def tensors(split: Split, rows: np.ndarray) -> Any:
+    """The inputs of these examples, by modality where there are several."""
+    return each(split.x, lambda x: torch.from_numpy(x[rows]))
+
+
 @torch.no_grad()
-def answers(model: Trained, x: Tensor) -> tuple[Tensor, np.ndarray]:
+def answers(model: Trained, x: Any) -> tuple[Tensor, np.ndarray]:
     """Representations [N, d] of inputs, and the classes that are predicted, [N]."""
-    z = torch.cat([model.represent(part) for part in x.split(BATCH)])
+    z = torch.cat([model.represent(part) for part in pieces(x, BATCH)])
     return z, model.classify(z).argmax(1).numpy()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hpcfed.algorithms.base import architecture, keeps_weights
 from hpcfed.clients.client import Clients
 from hpcfed.clients.store import ClientStore
 from hpcfed.comm import Serial
@@ -20,6 +21,7 @@ from hpcfed.config.load import again
 from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import from_tree, on_device
+from hpcfed.core.shapes import Shapes, read_numbers, read_shape, write_shape
 from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.models.assign import assign
 from hpcfed.models.trained import About, Trained, assemble_model
@@ -60,8 +62,9 @@ class Saved:
         }
         self.fed = federation(self.job, self.about, found, self.sources, self.clients)
         self.method = self.job.algorithm
-        self.keeps = self.method.keeps(self.fed)
+        self.keeps = keeps_weights(self.method, self.fed)
         self.fed.store.stateless = not self.keeps
+        self.fed.participation.open(self.t)
         self.state = self.state_of(source.get("state"))
 
     def state_of(self, tree: Any) -> Any:
@@ -83,14 +86,14 @@ class Saved:
         no such model.
         """
         fed, client = self.fed, self.fed.clients[k]
-        client.architecture = self.method.architecture(fed, k, self.t)
+        client.architecture = architecture(self.method, fed, k, self.t)
         if not self.keeps:
             self.method.receive(client, self.method.offer(fed, client, self.state))
         elif f"clients/{k}" in self.source.names(f"clients/{k}"):
             kept = self.source.get(f"clients/{k}")
             fed.store.put(k, kept["weights"], kept["memory"])
         client.model.eval()
-        with self.method.adapted(fed, client, self.state, self.t):
+        with client.borrowed():
             found = pieces(fed, client, self.method, self.state)
         fed.store.forget(k)
         counted = OWN if self.keeps and found.kind not in OF_NOW else RECEIVED
@@ -146,12 +149,13 @@ def inputs(header: dict[str, Any], sources: Sources) -> dict[str, Any]:
     if not (known := header.get("inputs")):
         data = sources.data
         known = {
-            "shape": data.train.x.shape[1:],
+            "shape": write_shape(data.shape),
             "mean": data.mean,
             "std": data.std,
             "vocabulary": data.vocabulary,
         }
-    rows = {name: tuple(known[name]) for name in ("shape", "mean", "std")}
+    rows: dict[str, Any] = {name: read_numbers(known[name]) for name in ("mean", "std")}
+    rows["shape"] = read_shape(known["shape"])
     fixed = {"vocabulary": known["vocabulary"], "classes": tuple(header["classes"])}
     return {**rows, **fixed, "d": models.d, "relu_head": models.relu_head}
 
@@ -166,10 +170,13 @@ def federation(
     """A federation of one rank that has these clients, for what a method says of models; nothing is
     trained or sent.
     """
-    kinds, known = assign(job), found.arrays.get("label_counts")
+    shape, known = about["shape"], found.arrays.get("label_counts")
+    several = shape.names if isinstance(shape, Shapes) else ()
+    held = () if job.modalities.encoders == "all" else sources.held(several).own
+    kinds = assign(job, several, held)
     store = ClientStore(
         job.seed,
-        about["shape"],
+        shape,
         len(about["classes"]),
         job.models.d,
         job.models.relu_head,

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from hpcfed.algorithms.base import Method, State
-from hpcfed.algorithms.proxies import split
+from hpcfed.algorithms.proxies import fedgkt
 from hpcfed.core.errors import ConfigError
 from hpcfed.models.model import Pair
 
@@ -34,7 +34,7 @@ class Pieces(NamedTuple):
 
 
 def pieces(fed: Federation, client: Client, method: Method, state: State) -> Pieces:
-    """Copies of all that predicts for the client, whose model is as it is evaluated.
+    """Copies of all that predicts for the client; its model is changed as it is for an evaluation.
 
     Raises ConfigError for a method that predicts in a way of its own, which nobody has put into
     pieces.
@@ -42,11 +42,10 @@ def pieces(fed: Federation, client: Client, method: Method, state: State) -> Pie
     name = fed.job.algorithm.name
     if name in OWN:
         return OWN[name](fed, client, method, state)
-    if type(method).predict is not Method.predict:
+    if method.predictor(fed, client, state) is not client.model:
         raise ConfigError(
-            f"{name} predicts in a way of its own (`predict`), so that a client's model alone "
-            f"does not "
-            "say what was evaluated; its clients' models cannot be exported"
+            f"{name} predicts in a way of its own (`predictor`), so that a client's model alone "
+            "does not say what was evaluated; its clients' models cannot be exported"
         )
     return alone(client)
 
@@ -66,7 +65,7 @@ def copies(prefix: str, module: nn.Module, other: Tensors | None = None) -> Tens
 
 
 def one_of_two(fed: Federation, client: Client, method: Any, state: State) -> Pieces:
-    """FML: the client's own model, or the common one."""
+    """FML, FedKD, FedKEMF: the client's own model, or the common one."""
     if method.inference == "own":
         return alone(client)
     return Pieces(client.architecture.partition("+")[2], copies("model", client.model.proxy))  # type: ignore[arg-type]
@@ -93,13 +92,15 @@ def with_server(fed: Federation, client: Client, method: Any, state: State) -> P
     own = alone(client)
     if method.evaluate == "client":
         return own
-    server = copies("server", split.server(fed).model, dict(state))
-    more = {"server": fed.job.models.server, "shape": list(split.shape(fed))}
+    server = copies("server", fedgkt.server_module(fed).model, dict(state))
+    more = {"server": fed.job.models.server, "shape": list(fedgkt.feature_shape(fed))}
     return own._replace(tensors={**own.tensors, **server}, kind="served", more=more)
 
 
 OWN: dict[str, Callable[..., Pieces]] = {
     "fml": one_of_two,
+    "fedkd": one_of_two,
+    "fedkemf": one_of_two,
     "heterofl": of_known_classes,
     "fedproto": by_prototypes,
     "fedgkt": with_server,

@@ -14,7 +14,7 @@ import torch
 from hpcfed.clients.client import Client, Shard
 from hpcfed.clients.store import ClientStore
 from hpcfed.config.job import Job
-from hpcfed.data import datasets
+from hpcfed.data import datasets, modalities
 from hpcfed.data.holdings import Partition
 from hpcfed.data.record import DataSet, Split, Text
 from hpcfed.data.synthetic import Synthetic
@@ -38,9 +38,28 @@ class Sources:
     @cached_property
     def data(self) -> DataSet:
         wanted = self.job.data
-        return datasets.load(
+        data = datasets.load(
             wanted.name, wanted.root, wanted.download, Text(wanted.vocabulary, wanted.tokens)
         )
+        return modalities.select(data, self.job.modalities) if data.modalities else data
+
+    def held(self, names: tuple[str, ...]) -> modalities.Held:
+        """Which client has which of these modalities of the data, as the run drew it."""
+        job, known = self.job, self._held
+        if names not in known:
+            known[names] = modalities.assign(
+                names,
+                job.modalities,
+                job.clients,
+                job.seed,
+                lambda k: modalities.present(self.data.train, self.shares.train[k]),
+            )
+        return known[names]
+
+    @cached_property
+    def _held(self) -> dict[tuple[str, ...], modalities.Held]:
+        """What `held` has found."""
+        return {}
 
     @cached_property
     def partition(self) -> Partition | Synthetic:
@@ -70,8 +89,11 @@ class Sources:
         if isinstance(self.partition, Synthetic):
             split = self.partition.client_data(k)[which == "test"]
             return Shard(split.x, split.y, np.arange(len(split.y)), CPU)
-        split = getattr(self.data, which)
-        return Shard(split.x, split.y, getattr(self.shares, which)[k], CPU)
+        split, only = getattr(self.data, which), None
+        if self.data.modalities:
+            held = self.held(self.data.modalities)
+            only = (held.train if which == "train" else held.own)[k]
+        return Shard(split.x, split.y, getattr(self.shares, which)[k], CPU, only)
 
 
 class Owner(Client):

@@ -1,0 +1,1 @@
+"""Distributions over models instead of one model."""

@@ -1,0 +1,165 @@
+"""FedBE: the server draws models from a distribution fitted to the clients', and the mean model
+learns what all of them together say of public data.
+
+Chen and Chao, ICLR 2021, arXiv:2009.01974, algorithm 1. Teachers are the drawn models, the clients'
+and their mean; their mean soft prediction, sharpened, is learnt by the mean with stochastic weight
+averaging (SWA). The authors' code (hongyouc/FedBE), the preset `authors`, fits its Gaussian to
+directions of change (posterior = "directions") with a tenth of their variance. Deviations: batch
+statistics of drawn models, and of the SWA average, are those of the public data (the code draws
+them, and a variance may be negative). The divergence is summed over classes; the code has the mean
+over them. The server has no weight decay, in the code 1e-5, and a constant learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.algorithms.bayesian import posterior
+from hpcfed.clients.client import Paired
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import outputs
+from hpcfed.training.losses import distil, soften
+from hpcfed.training.server import Average, fit_targets, parameters, recalibrate
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+
+class FedBE(RoundBased):
+    """server_epochs = 0 is FedAvg, bit for bit."""
+
+    needs: ClassVar[tuple[str, ...]] = ("public",)
+
+    posterior: Literal["gaussian", "dirichlet", "directions"] = "gaussian"
+    """Models are drawn from a Gaussian by value, as mixtures of the clients' with Dirichlet
+    weights, or from the Gaussian of the authors' code.
+    """
+    samples: NonNegativeInt = 10
+    """Models that are drawn in a round."""
+    var_scale: NonNegativeFloat = 1.0
+    """Factor of the Gaussian's variance; 0: all drawn models are its mean."""
+    alpha: PositiveFloat = 1.0
+    """Dirichlet: concentration of the weights."""
+    sharpen: PositiveFloat = 0.5
+    """Temperature of the teachers' mean prediction p: p^(1 / sharpen), normalised; 1: p itself."""
+    server_epochs: NonNegativeInt = 20
+    """Passes of the server over the public data."""
+    server_lr: PositiveFloat = 1e-3
+    """Learning rate of the server."""
+    server_momentum: Share = 0.9
+    """Momentum of the server's SGD."""
+    server_batch: PositiveInt = 128
+    """Public examples in one step of the server."""
+    swa_start: NonNegativeInt = 500
+    """Steps before the first model of the SWA average."""
+    swa_every: NonNegativeInt = 25
+    """Steps between its models; 0, or too few steps: the last model is taken."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if not self.server_epochs:
+            names = {"posterior", "samples", "var_scale", "alpha", "sharpen", "server_lr"}
+            names |= {"server_momentum", "server_batch", "swa_start", "swa_every"}
+            return found | {
+                f"algorithm.{name}": "server_epochs = 0: nothing is learnt" for name in names
+            }
+        if not self.samples:
+            why = "samples = 0: no model is drawn"
+            found |= {f"algorithm.{name}": why for name in ("posterior", "var_scale", "alpha")}
+        elif self.posterior == "dirichlet":
+            found["algorithm.var_scale"] = "posterior = 'dirichlet' has no variance"
+        else:
+            found["algorithm.alpha"] = f"posterior = {self.posterior!r} mixes nothing"
+        steps = self.server_epochs * math.ceil(job.data.public / self.server_batch)
+        if not self.swa_every:
+            found["algorithm.swa_start"] = "swa_every = 0: there is no SWA average"
+        elif steps < self.swa_start + self.swa_every:
+            why = f"the server takes {steps} steps, too few for a SWA average"
+            found |= {"algorithm.swa_start": why, "algorithm.swa_every": why}
+        return found
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        sent = fed.run(cohort, lambda client: self.local(fed, client, state, t))
+        mean = fed.mean(sent.items(), keep=state)
+        if not self.server_epochs:
+            return mean
+        nobody = Params(p=torch.zeros(len(fed.public), fed.classes, device=fed.device))
+        parts = (
+            (k, Mean.of(Params(p=self.answer(fed, m.parts[0].value)))) for k, m in sent.items()
+        )
+        clients = fed.mean(parts, keep=nobody, counted=False)["p"]
+        number = len(fed.gather(dict.fromkeys(sent, 1)))
+        drawn = self.draw(fed, sent, state, t)
+        return fed.on_root(lambda: self.learn(fed, mean, clients, number, drawn, t))
+
+    def draw(
+        self, fed: Federation, sent: dict[int, Mean], state: Params, t: int
+    ) -> list[tuple[Params, Params, int]]:
+        """What the drawn models are made from: mean, variance and number of each; collective."""
+        if self.posterior == "dirichlet":
+            made = posterior.mixtures(fed, sent, state, self.alpha, t, self.samples)
+            return [(model, model * 0, i) for i, model in enumerate(made)]
+        of = {"gaussian": posterior.gaussian, "directions": posterior.directions}[self.posterior]
+        mean, variance = of(fed, sent, state) if self.samples else (state, state * 0)
+        return [(mean, variance, i) for i in range(self.samples)]
+
+    def sample(self, fed: Federation, mean: Params, variance: Params, i: int, t: int) -> Params:
+        """Model i of round t, with the batch statistics of the public data."""
+        scale = 0.0 if self.posterior == "dirichlet" else self.var_scale
+        model = posterior.draw(fed, mean, variance, scale, t, i)
+        return recalibrate(fed, fed.architectures[0], model, fed.public)
+
+    def answer(self, fed: Federation, model: Params) -> Tensor:
+        """Soft predictions of a model for the public data, [N, C]."""
+        module = fed.module(fed.architectures[0])
+        for name, value in model.items():  # copied, for how weights lie in memory decides on bits
+            module.view(name).copy_(value)
+        return soften(outputs(fed, module.model.eval(), fed.public))
+
+    def learn(
+        self,
+        fed: Federation,
+        mean: Params,
+        clients: Tensor,
+        number: int,
+        drawn: list[tuple[Params, Params, int]],
+        t: int,
+    ) -> Params:
+        """The mean model after it has learnt the teachers' predictions; the server's work.
+
+        clients: the mean soft prediction of the clients' models, of which there are `number`.
+        """
+        total = number * clients.double() + self.answer(fed, mean)
+        for centre, variance, i in drawn:
+            total += self.answer(fed, self.sample(fed, centre, variance, i, t))
+        target = sharpen(total / (number + 1 + len(drawn)), self.sharpen).float()
+        kind = fed.architectures[0]
+        average = Average(parameters(fed.module(kind)), self.swa_start, self.swa_every)
+        new = fit_targets(
+            fed,
+            kind,
+            mean,
+            Paired(fed.public, target),
+            lambda logits, wanted: distil(wanted, logits),
+            "ensemble",
+            t,
+            epochs=self.server_epochs,
+            size=self.server_batch,
+            lr=self.server_lr,
+            momentum=self.server_momentum,
+            watch=average if self.swa_every else None,
+        )
+        return recalibrate(fed, kind, new, fed.public) if average.models else new
+
+
+def sharpen(p: Tensor, temperature: float) -> Tensor:
+    """p^(1 / temperature), each row normalised to sum 1: [n, C]."""
+    powers = p.clamp(min=1e-8) ** (1 / temperature)
+    return powers / powers.sum(1, keepdim=True)

@@ -1,0 +1,176 @@
+"""pFedBayes: each client has a Gaussian over its weights, held near a common one, which follows the
+clients'.
+
+Zhang et al., ICML 2022, arXiv:2206.07977, algorithm 1. Weights are Gaussian by value, N(mu,
+softplus(rho)^2). On a batch a client takes `inner_steps` steps of its personal distribution q down
+CE(w) + (zeta / n) KL(q || p), with w drawn from q, and then one step of its copy of the common
+distribution p down (zeta / n) KL(q || p); the copy is uploaded. All steps are those of the job's
+optimiser. What is evaluated is the network of the means mu. Deviations: mu and rho are averaged
+(not sigma). An unofficial code (AllenBeau/pFedBayes), the preset `authors`, draws its noise with
+standard deviation 0.001 instead of 1, so that its networks are almost deterministic; it weighs
+clients by examples and has no beta. Buffers of batch normalisation are averaged like means; weight
+decay is for the personal mu alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.core import rng
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import LocalSteps
+from hpcfed.training.losses import gaussian_divergence
+from hpcfed.training.optimisers import Optimiser, keep_moments, moments
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.flat import Layout
+
+RHO = "rho/"  # before the names of parameters: what their standard deviations are made of
+
+
+class PFedBayes(RoundBased):
+    """A client's own model is the means of its personal distribution; in its memory is `rho`,
+    [values].
+    """
+
+    keeps_weights: ClassVar[bool | None] = True
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: its number of training examples, or 1."""
+    zeta: NonNegativeFloat = 10.0
+    """Weight of the divergence between personal and common distribution; 0: they are apart."""
+    rho: float = -3.0
+    """Where all rho start: standard deviations of softplus(rho), 0.05 for -3."""
+    eps_std: NonNegativeFloat = 1.0
+    """Standard deviation of the noise that weights are drawn with; 0: they are the means."""
+    inner_steps: PositiveInt = 5
+    """Steps of the personal distribution on each batch, before one of the common one's copy."""
+    beta: Share = 1.0
+    """The server's step from its old distribution to the mean; 1 is the mean itself."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        if self.inner_steps == 1:
+            found |= single_step(job)
+        if not self.eps_std and not self.zeta:
+            found["algorithm.rho"] = "eps_std = 0 and zeta = 0: no deviation counts"
+        return found
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        trained = fed.store.layout(fed.architectures[k]).params
+        return (fed.shapes(k=k).nbytes + fed.shapes(trained.__contains__, k).nbytes,) * 2
+
+    def init(self, fed: Federation) -> Params:
+        mu = fed.initial()
+        trained = fed.store.layout(fed.architectures[0]).params
+        rho = Params({name: torch.full_like(mu[name], self.rho) for name in trained})
+        return Params({**mu, **rho.prefixed(RHO)})
+
+    def receive(self, client: Client, state: Params) -> None:
+        client.load(means(state))
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        given, own = fed.down(client, state), client.memory.get("rho")
+        if own is None:
+            self.receive(client, given)
+        layout, settings = client.skeleton.layout, fed.job.local
+        mu, deviation = flatten(layout, given), flatten(layout, given.under(RHO))
+        rho = (deviation if own is None else own).clone()
+        with LocalSteps(fed, client, t) as steps:
+            spread = follower(fed, client, steps.lr, "rho", rho)
+            copy = follower(fed, client, steps.lr, "copy", mu, deviation)
+            noise = rng.torch_stream(fed.seed, "weights", t, client.id, device=fed.device)
+            loss = partial(self.loss, client, given)
+            for x, y in steps:
+                for _ in range(self.inner_steps):
+                    self.personal_step(steps, loss, (x, y), spread, rho, (mu, deviation), noise)
+                if self.zeta:
+                    q = client.skeleton.flat[: len(rho)], rho
+                    copy.step(self.pull(client.n, q, (mu, deviation))[1][2:])
+        keep_moments(client, spread, settings, "rho")
+        keep_moments(client, copy, settings, "copy")
+        client.memory["rho"] = rho
+        sent = {**layout.views(mu), **Params(layout.views(deviation)).prefixed(RHO)}
+        buffers = client.params(lambda name: name not in sent)
+        return Mean.of(Params({**sent, **buffers}).clone(), self.weight(client))
+
+    def personal_step(
+        self,
+        steps: LocalSteps,
+        loss: Any,
+        batch: tuple[Any, Any],
+        spread: Optimiser,
+        rho: Tensor,
+        common: tuple[Tensor, Tensor],
+        noise: torch.Generator,
+    ) -> None:
+        """One step of the personal mean, which is in the model, and of rho, on weights drawn from
+        them.
+        """
+        skeleton, n = steps.skeleton, len(rho)
+        mu = skeleton.flat[:n].clone()
+        eps = self.eps_std * torch.randn(n, generator=noise, device=rho.device)
+        skeleton.flat[:n] += F.softplus(rho) * eps
+        value = steps.value(loss, *batch)
+        steps.backward(value)
+        skeleton.flat[:n] = mu
+        slope = skeleton.grad * eps * rho.sigmoid()  # of rho; sigmoid is softplus's derivative
+        if self.zeta:
+            divergence, (of_mu, of_rho, *_) = self.pull(steps.client.n, (mu, rho), common)
+            skeleton.grad.add_(of_mu)
+            value, slope = value.detach() + divergence, slope + of_rho
+        spread.step([slope])
+        steps.step(value)
+
+    def pull(
+        self, n: int, q: tuple[Tensor, Tensor], p: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """(zeta / n) KL(q || p), and its gradient with respect to the means and rhos of q and p.
+
+        q, p: (mu, rho), [values] each.
+        """
+        leaves = [v.detach().clone().requires_grad_() for v in (*q, *p)]
+        mu, rho, common, deviation = leaves
+        each = gaussian_divergence(mu, F.softplus(rho), common, F.softplus(deviation))
+        value = self.zeta / n * each.sum()
+        return value.detach(), torch.autograd.grad(value, leaves)
+
+    def server(self, state: Params, mean: Params) -> Params:
+        return mean if self.beta == 1 else (1 - self.beta) * state + self.beta * mean
+
+
+def means(state: Params) -> Params:
+    """The network of the means, with its buffers."""
+    return state.pick(lambda name: not name.startswith(RHO))
+
+
+def flatten(layout: Layout, values: Params) -> Tensor:
+    """The parameters of a model as one new vector, [values], in its memory layout."""
+    vector = next(iter(values.values())).new_empty(layout.n_params)
+    for name, view in layout.views(vector).items():
+        view.copy_(values[name])
+    return vector
+
+
+def follower(fed: Federation, client: Client, lr: float, phase: str, *vectors: Tensor) -> Optimiser:
+    """The job's optimiser, without weight decay, for vectors that are no model's, with the moments
+    of its last round where they are kept.
+    """
+    plain = fed.job.local.model_copy(update={"weight_decay": 0.0})
+    kept = client.memory.get(moments(phase)) if plain.keep_optimiser else None
+    named = {str(i): vector for i, vector in enumerate(vectors)}
+    stand_in: Any = SimpleNamespace(  # all that an optimiser asks of a model
+        flat=vectors[0], layout=SimpleNamespace(params=tuple(named)), view=named.__getitem__
+    )
+    return Optimiser(stand_in, plain, lr, None, kept)

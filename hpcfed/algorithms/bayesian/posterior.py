@@ -1,0 +1,87 @@
+"""Distributions of models, fitted to those that clients sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from hpcfed.core import rng
+from hpcfed.core.params import Mean, Params
+
+if TYPE_CHECKING:
+    from hpcfed.federation.federation import Federation
+
+FLOOR = 1e-5  # of a variance of directions
+SMALL = 1e-12  # a shorter change has no direction
+
+
+def gaussian(fed: Federation, sent: Mapping[int, Mean], keep: Params) -> tuple[Params, Params]:
+    """Mean and variance of each value over the clients' models, by their weights; collective.
+
+    sent: this rank's.  Chen and Chao, ICLR 2021.
+    """
+    mean = fed.mean(sent.items(), keep=keep, counted=False)
+    return mean, fed.mean(deviations(sent, mean), keep=keep * 0, counted=False)
+
+
+def directions(fed: Federation, sent: Mapping[int, Mean], keep: Params) -> tuple[Params, Params]:
+    """Mean and variance as FedBE's public code has them: of the directions in which clients went
+    from `keep`, tensor by tensor and all alike, times their mean length; collective.
+    """
+    changes = {k: m.parts[0].value - keep for k, m in sent.items()}
+    lengths = {k: c.map(lambda v: v.double().norm()) for k, c in changes.items()}
+    units = {
+        k: Params({n: v / lengths[k][n].clamp(min=SMALL).to(v.dtype) for n, v in c.items()})
+        for k, c in changes.items()
+    }
+    alike = {k: Mean.of(unit) for k, unit in units.items()}
+    zero = keep * 0
+    mean = fed.mean(alike.items(), keep=zero, counted=False)
+    variance = fed.mean(deviations(alike, mean), keep=zero, counted=False)
+    length = fed.mean(
+        ((k, Mean.of(v)) for k, v in lengths.items()),
+        keep=zero.map(lambda v: v.double().sum()),
+        counted=False,
+    )
+    scale = {name: float(v) for name, v in length.items()}
+    centre = Params({n: v + scale[n] * mean[n] for n, v in keep.items()})
+    return centre, Params({n: v.clamp(min=FLOOR) * scale[n] ** 2 for n, v in variance.items()})
+
+
+def deviations(sent: Mapping[int, Mean], mean: Params) -> list[tuple[int, Mean]]:
+    """Squared deviations from the mean, with the weights of the models."""
+    return [
+        (k, Mean.of((m.parts[0].value - mean).map(lambda v: v.square()), m.parts[0].weight))
+        for k, m in sent.items()
+    ]
+
+
+def draw(fed: Federation, mean: Params, variance: Params, scale: float, t: int, i: int) -> Params:
+    """Sample i of round t from the Gaussian with this mean, and this variance times scale; the same
+    on all ranks.
+    """
+    g = rng.torch_stream(fed.seed, "posterior", t, i)
+    noise = {n: torch.randn(v.shape, generator=g).to(v) for n, v in mean.items()}
+    return Params({n: v + (scale * variance[n]).sqrt() * noise[n] for n, v in mean.items()})
+
+
+def mixtures(
+    fed: Federation, sent: Mapping[int, Mean], keep: Params, alpha: float, t: int, samples: int
+) -> list[Params]:
+    """Means of the clients' models with weights drawn from a Dirichlet distribution, times their
+    own; collective.
+
+    sent: this rank's.  Chen and Chao, ICLR 2021.
+    """
+    ids = sorted(fed.gather(dict.fromkeys(sent, 1)))
+    made = []
+    for i in range(samples):
+        shares = rng.stream(fed.seed, "posterior", t, i).dirichlet([alpha] * len(ids))
+        by_id = dict(zip(ids, shares.tolist(), strict=True))
+        parts = (
+            (k, Mean.of(m.parts[0].value, by_id[k] * m.parts[0].weight)) for k, m in sent.items()
+        )
+        made.append(fed.mean(parts, keep=keep, counted=False))
+    return made

@@ -1,0 +1,98 @@
+"""Stochastic expectation maximisation over clients and centres, which FeSEM and FeSEM-MA share.
+
+Long et al., World Wide Web 26, 2023, arXiv:2108.08647, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import single_step
+from hpcfed.algorithms.clusters import clusters
+from hpcfed.algorithms.clusters.centred import Centred, State
+from hpcfed.core.params import Params
+from hpcfed.training.losses import proximal
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+
+class EM(Centred):
+    """Clients train on from their centre; each goes to the nearest centre (E), each centre to its
+    clients (M).
+    """
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in its centre: its number of training examples, or 1."""
+    clusters: PositiveInt = 3
+    """Number of centres, M."""
+    scope: Literal["all", "head"] = "all"
+    """Distances count all parameters, or those of the last layer's weight matrix alone."""
+    start: Literal["k-means++", "clients"] = "k-means++"
+    """First centres: models of clients far from one another, or of any different clients."""
+    empty: Literal["keep", "farthest"] = "keep"
+    """A centre without clients stays as it is, or moves to the client that is farthest from its
+    own.
+    """
+    lam: NonNegativeFloat = 0.0
+    """Weight of the squared distance to the centre in the local objective."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if self.clusters == 1:
+            why = "there is one centre"
+            found |= {f"algorithm.{name}": why for name in ("scope", "start", "empty")}
+        return found
+
+    def init(self, fed: Federation) -> State:
+        centres = clusters.stack([fed.initial()] * self.clusters)
+        return State(centres, torch.full((fed.K,), -1, device=fed.device))
+
+    def counts(self, fed: Federation) -> Callable[[str], bool]:
+        """Which tensors distances are over: parameters, not statistics."""
+        names = (
+            fed.module(fed.architectures[0]).layout.params
+            if self.scope == "all"
+            else ("head.weight",)
+        )
+        return set(names).__contains__
+
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
+        value = super().loss(client, state, model, x, y)
+        return value + proximal(model, anchor=state, mu=2 * self.lam) if self.lam else value
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        fed.run(cohort, lambda client: self.send(fed, client, state, t))
+        known = {*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()}
+        mine, centres = fed.mine(sorted(known)), state.centres
+        if state.cluster.ge(0).sum() < self.clusters:
+            centres = clusters.seeds(
+                fed, mine, centres, self.counts(fed), self.start == "k-means++"
+            )
+        return self.em_step(fed, mine, centres)
+
+    def em_step(self, fed: Federation, mine: list[Client], centres: Params) -> State:
+        """Each client goes to its nearest centre (E), then each centre to the mean of its clients
+        (M).
+        """
+        found = fed.gather(
+            {c.id: clusters.nearest(c.params(), centres, self.counts(fed)) for c in mine}
+        )
+        at = clusters.reseed(found, self.clusters if self.empty == "farthest" else 0)
+        cluster = torch.tensor([at.get(k, -1) for k in range(fed.K)], device=fed.device)
+        return State(self.merge(fed, mine, at, centres), cluster)
+
+    def merge(
+        self, fed: Federation, mine: list[Client], at: dict[int, int], centres: Params
+    ) -> Params:
+        """Each centre from its clients' models; collective.  at: the cluster of each client."""
+        parts = ((c.id, clusters.part(c.params(), self.weight(c), at[c.id], centres)) for c in mine)
+        return fed.mean(parts, keep=centres, per="row", counted=False)

@@ -1,0 +1,98 @@
+"""Robust(TKM): clusters by K-means on the clients' models, with centres that outliers do not move;
+each cluster trains on from its centre.
+
+Ghosh et al., 2019, arXiv:1906.06629: every client trains to its own optimum, the server
+clusters the models by trimmed K-means, and each cluster goes on robustly. A baseline of Long et
+al., World Wide Web 26, 2023, arXiv:2108.08647, whose code clusters anew in each round and has the
+coordinate-wise median (preset `authors`). Deviations: the first stage is the job's local training,
+in rounds until all clients have trained, and clusters settle meanwhile; then they are fixed (later
+= 0). Trimming is by coordinate. A cluster that loses all clients keeps its centre; in that code it
+becomes nan. First centres are the models of different clients, there drawn with replacement.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from hpcfed.algorithms.base import single_step
+from hpcfed.algorithms.clusters import clusters, kmeans
+from hpcfed.algorithms.clusters.centred import Centred, State
+from hpcfed.core import rng
+from hpcfed.core.params import Params
+from hpcfed.training.server import parameters
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+
+class TKM(Centred):
+    """With one cluster, trim = 0 and all clients it is FedAvg of equal weights. Rank 0 holds all
+    clients' models at once.
+    """
+
+    clusters: PositiveInt = 3
+    """Number of clusters, M."""
+    estimator: Literal["trimmed", "median"] = "trimmed"
+    """A centre is the trimmed mean of its clients by coordinate, or their median."""
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.05
+    """Share of the smallest and of the largest values that the trimmed mean leaves out."""
+    iterations: PositiveInt = 8
+    """Iterations of K-means in a round, until all clients have trained."""
+    later: NonNegativeInt = 0
+    """Iterations in each later round; 0: clusters stay, and their centres follow their clients."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        found["algorithm.weighting"] = "a robust centre weighs all clients alike"
+        if self.estimator == "median":
+            found["algorithm.trim"] = "estimator = 'median' leaves out all but the middle"
+        if self.clusters == 1:
+            why = "there is one cluster"
+            found |= {"algorithm.iterations": why, "algorithm.later": why}
+        return found
+
+    def init(self, fed: Federation) -> State:
+        centres = clusters.stack([fed.initial()] * self.clusters)
+        return State(centres, torch.full((fed.K,), -1, device=fed.device))
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        fed.run(cohort, lambda client: self.send(fed, client, state, t))
+        known = sorted({*cohort, *state.cluster.ge(0).nonzero()[:, 0].tolist()})
+        sent = fed.at_root({client.id: client.params() for client in fed.mine(known)})
+        centres, cluster = fed.on_root(lambda: self.regroup(fed, state, sent))
+        return State(centres, cluster)
+
+    def regroup(
+        self, fed: Federation, state: State, sent: dict[int, Params]
+    ) -> tuple[Params, torch.Tensor]:
+        """New centres, and each client's cluster; the server's work.  sent: all known models."""
+        counts = parameters(fed.module(fed.architectures[0]))
+        points, ids, centres = clusters.stack(sent.values()), list(sent), state.centres
+        share = 0.5 if self.estimator == "median" else self.trim
+        settled = bool(state.cluster.ge(0).all())
+        if settled and not self.later:
+            members = state.cluster[ids].tolist()
+            return kmeans.move(points, centres, members, share), state.cluster
+        if state.cluster.ge(0).sum() < self.clusters:
+            centres = self.first(fed, points, centres)
+        iterations = self.later if settled else self.iterations
+        centres, members = kmeans.lloyd(points, centres, counts, share, iterations)
+        cluster = state.cluster.clone()
+        cluster[ids] = torch.tensor(members, device=cluster.device)
+        return centres, cluster
+
+    def first(self, fed: Federation, points: Params, centres: Params) -> Params:
+        """Centres at the models of different clients; those beyond their number stay."""
+        n = len(next(iter(points.values())))
+        drawn = rng.stream(fed.seed, "centres").choice(n, min(n, self.clusters), replace=False)
+        rows = torch.from_numpy(drawn)
+        return Params(
+            {
+                name: torch.cat([points[name][rows.to(v.device)], v[len(rows) :]])
+                for name, v in centres.items()
+            }
+        )

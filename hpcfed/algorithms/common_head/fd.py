@@ -1,0 +1,166 @@
+"""FD (FedDistill): clients exchange nothing but their mean output of each class, and learn from
+that of the others.
+
+Jeong et al. (Communication-Efficient On-Device Machine Learning: Federated Distillation and
+Augmentation), 2018, arXiv:1811.11479, algorithm 1. A client's loss is phi(own output, label) +
+gamma phi(own output, mean output of the other clients for this label), and it uploads the mean of
+its soft predictions of each class over all local steps. The server takes a client's own part out of
+what that client receives: (M F - F_k) / (M - 1) with the mean F over the M clients that have the
+class. Deviations: phi of the second term is the KL divergence, whose gradient is that of the
+paper's cross-entropy; M counts the clients of the round that have the class, where the paper's
+clients have all classes; a class that no other client has shown has no term. The federated
+augmentation of the paper is not part of it. A public port takes raw logits for probabilities, and a
+client's own output for that of others; neither is followed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import NonNegativeFloat
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import class_sums, logits
+from hpcfed.training.local import LocalSteps, sgd
+from hpcfed.training.losses import soften, to_soft_targets
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+NEVER = -1  # the round of a class that nobody has shown yet
+
+
+class FD(RoundBased):
+    """The state: mean, [C, C], soft predictions by class, nan where nobody has shown the class
+    yet; weight, [C], of all clients in each row; round, [C], in which each row was made.
+    """
+
+    accepts: ClassVar[str] = "any models"
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean of a class: 1, or its number of examples of the class."""
+    gamma: NonNegativeFloat = 1.0
+    """Weight of the distance to the other clients' mean output; 0 is local training."""
+    distance: Literal["kl", "mse"] = "kl"
+    """Distance to that output: KL divergence, or squared difference of the probabilities."""
+    outputs: Literal["during", "after"] = "during"
+    """When outputs are averaged: over all local steps, as in the paper, or of all examples after
+    them.
+    """
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if self.outputs == "during" and job.local.steps:
+            found["job"] = (
+                "needs whole epochs to see all classes of a client; set local.epochs instead of "
+                "steps, or algorithm.outputs = 'after'"
+            )
+        if not self.gamma:
+            names = ("distance", "outputs", "weighting")
+            found |= {f"algorithm.{name}": "gamma = 0: nothing is learnt" for name in names}
+        return found
+
+    def shared(self, name: str) -> bool:
+        return False
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        C, own = fed.classes, int((fed.label_counts[k] > 0).sum())
+        return 4 * C * C, 4 * own * (C + (self.weighting == "samples"))
+
+    def init(self, fed: Federation) -> Params:
+        C, device = fed.classes, fed.device
+        return Params(
+            mean=torch.full((C, C), torch.nan, device=device),
+            weight=torch.zeros(C, dtype=torch.float64, device=device),
+            round=torch.full((C,), NEVER, dtype=torch.float64, device=device),
+        )
+
+    def weights(self, fed: Federation, k: int) -> Tensor:
+        """The weight of client k in the mean of each class, [C], float64."""
+        counts = torch.as_tensor(fed.label_counts[k], dtype=torch.float64, device=fed.device)
+        return counts if self.weighting == "samples" else (counts > 0).double()
+
+    def offer(self, fed: Federation, client: Client, state: Params) -> Params:
+        """The mean output of the other clients for each class, [C, C], nan where there is none."""
+        mean, sent = state["mean"], client.memory.get("sent")
+        if sent is None:
+            return Params(target=mean)
+        part = torch.where(
+            state["round"] == client.memory["round"], self.weights(fed, client.id), 0.0
+        )
+        rest = (state["weight"] - part)[:, None]
+        others = (state["weight"][:, None] * mean.double() - part[:, None] * sent.double()) / rest
+        target = torch.where(rest > 0, others.float(), torch.nan)
+        return Params(target=torch.where(part[:, None] > 0, target, mean))
+
+    def receive(self, client: Client, state: Params) -> None:
+        pass
+
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
+        z = model(x)
+        value = torch.nn.functional.cross_entropy(z, y)
+        if not self.gamma:
+            return value
+        return value + self.gamma * to_soft_targets(z, state["target"][y], self.distance)
+
+    def collect(
+        self, fed: Federation, client: Client, given: Params, t: int
+    ) -> tuple[Tensor, np.ndarray]:
+        """Local training that keeps the outputs of every step, [n * epochs, C], and their labels,
+        [n * epochs].
+
+        It steps by itself: what a loss leaves behind would be lost where an engine records steps.
+        """
+        seen, labels = [], []
+
+        def loss(model: Model, x: Any, y: Tensor) -> Tensor:
+            z = model(x)
+            seen.append(soften(z))
+            labels.append(y)
+            known: Any = lambda x: z  # noqa: E731, one forward pass for both
+            return self.loss(client, given, known, x, y)
+
+        with LocalSteps(fed, client, t) as steps:
+            for x, y in steps:
+                steps.descend(steps.value(loss, x, y))
+        return torch.cat(seen), torch.cat(labels).cpu().numpy()
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        given = fed.down(client, self.offer(fed, client, state))
+        if self.outputs == "during":
+            soft, labels = self.collect(fed, client, given, t)
+        else:
+            sgd(fed, client, t, partial(self.loss, client, given))
+            soft, labels = soften(logits(fed, client, client.train)), client.train.labels
+        sums, count = class_sums(soft, labels, fed.classes)
+        own = count.nonzero().squeeze(1)
+        means = (sums[own] / count[own, None]).float()
+        sent = torch.zeros(fed.classes, fed.classes, device=means.device)
+        sent[own] = means
+        client.memory |= {"sent": sent, "round": t}
+        weight = self.weights(fed, client.id)[own, None].float()
+        return Mean.of(
+            Params(mean=means),
+            Params(mean=weight) if self.weighting == "samples" else 1.0,
+            at={"mean": (own.cpu(),)},
+        )
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        mean = fed.mean(uploads, keep=state.pick("mean".__eq__), per="row")["mean"]
+        total = sum((self.weights(fed, k) for k in cohort), torch.zeros_like(state["weight"]))
+        new = total > 0
+        return Params(
+            mean=mean,
+            weight=torch.where(new, total, state["weight"]),
+            round=torch.where(new, float(t), state["round"]),
+        )

@@ -1,0 +1,60 @@
+"""Cyclic training: one model goes from client to client, each trains it on and passes it on;
+nothing is averaged.
+
+Chang et al., JAMIA 25(8), 2018 (cyclical weight transfer); Terrail et al. (FLamby), NeurIPS 2022,
+arXiv:2210.04620, as a baseline. In a round the clients of the cohort train one after the other; the
+cohorts of a cycle have every client once. With participation = 1 a round is a whole cycle, with 1 /
+clients it is one visit, a round of FLamby. So a round takes as much work as FedAvg's, but its
+clients cannot work at the same time. Deviations: each hand-over goes over the server. In FLamby's
+code of 2024 the model is not handed over: each centre trains a copy of its own, and centre 0's is
+scored. Each visit has an optimiser of its own (local.keep_optimiser: each client keeps its own).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core import rng
+from hpcfed.core.params import Params
+from hpcfed.training.local import sgd
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+
+class Cyclic(RoundBased):
+    """With one client it is that client alone. Who is absent or drops out is passed over."""
+
+    order: Literal["reshuffled", "fixed"] = "reshuffled"
+    """Order of the clients: a new one in each cycle, or by their ids."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        own = {"algorithm.weighting": "nothing is averaged"}
+        return super().refuses(job) | single_step(job) | own
+
+    def visits(self, fed: Federation, t: int) -> list[int]:
+        """The clients of round t in the order of their visits."""
+        cycle, part = divmod(t, -(-fed.K // fed.cohort_size))
+        ids = list(range(fed.K))
+        if self.order == "reshuffled":
+            ids = rng.stream(fed.seed, "cycle", cycle).permutation(fed.K).tolist()
+        return ids[part * fed.cohort_size :][: fed.cohort_size]
+
+    def cohort(self, fed: Federation, t: int) -> list[int]:
+        return sorted(self.visits(fed, t))
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Params:
+        self.receive(client, fed.down(client, state))
+        sgd(fed, client, t, partial(self.loss, client, state))
+        return fed.up(client, client.params())
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        for k in self.visits(fed, t):
+            if k in cohort:
+                done = fed.run([k], partial(self.local, fed, state=state, t=t))
+                state = fed.exchange.from_client(k, done.get(k))
+        return state

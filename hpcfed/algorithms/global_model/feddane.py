@@ -1,0 +1,120 @@
+"""FedDANE: clients first send their gradients at the common model, then train with the difference
+of the mean gradient to their own.
+
+Li et al., Asilomar 2019, arXiv:2001.01920. Deviations: the paper draws clients anew for the second
+half of a round (sets = "independent"); the authors' code starts its generator again, so that both
+are the same clients, who then need the model only once (the default). A client that is in the
+second set alone works its gradient out there. Where no gradient arrives the round changes nothing.
+Clients are weighted by examples, as in that code, and drawn without replacement. With batch
+normalisation the gradient is that of batches of local.batch examples, each with its own statistics,
+which leave no trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import NonNegativeFloat
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core import rng
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import gradient, sgd
+from hpcfed.training.losses import differences, proximal
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a client solves: w, where it starts; correction, the mean gradient there minus its own,
+    of parameters.
+    """
+
+    w: Params
+    correction: Params
+
+
+class FedDANE(RoundBased):
+    """One client alone has no correction: it is FedProx."""
+
+    mu: NonNegativeFloat = 0.0
+    """Weight of the proximal term."""
+    sets: Literal["same", "independent"] = "same"
+    """The clients that send gradients train as well, or others do, drawn anew."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if job.participation == 1:
+            found["algorithm.sets"] = "participation = 1: all clients are in both"
+        return found
+
+    def cohort(self, fed: Federation, t: int) -> list[int]:
+        first, second = self.two_sets(fed, t)
+        return sorted({*first, *second})
+
+    def two_sets(self, fed: Federation, t: int) -> tuple[list[int], list[int]]:
+        """Who sends a gradient in round t, and who trains."""
+        second = fed.sample(t)
+        if self.sets == "same":
+            return second, second
+        g = rng.stream(fed.seed, "gradients", t)
+        return sorted(g.choice(fed.K, fed.cohort_size, replace=False).tolist()), second
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        """Of a client in both sets."""
+        trained = fed.store.layout(fed.architectures[k]).params
+        return (fed.shapes(k=k).nbytes + fed.shapes(trained.__contains__, k).nbytes,) * 2
+
+    def loss(self, client: Client, state: Task, model: Model, x: Any, y: Tensor) -> Tensor:
+        value = super().loss(client, state, model, x, y)
+        named = dict(model.named_parameters())
+        moved = differences(model, state.w)
+        linear = [
+            torch.vdot(state.correction[n].flatten(), d.flatten())
+            for n, d in zip(named, moved, strict=True)
+        ]
+        value = value + torch.stack(linear).sum()
+        return value + proximal(model, anchor=state.w, mu=self.mu) if self.mu else value
+
+    def slope(self, fed: Federation, client: Client, state: Params, t: int) -> Params:
+        """The client's mean gradient at the model that it has, which stays as it is."""
+        plain = partial(RoundBased.loss, self, client, state)
+        with client.borrowed():
+            gradient(fed, client, t, plain, phase="gradient")
+        return Params(client.skeleton.layout.views(client.skeleton.grad)).clone()
+
+    def send_gradient(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        """The first half of a client's round: download, gradient, upload."""
+        self.receive(client, fed.down(client, state))
+        return Mean.of(self.slope(fed, client, state, t), self.weight(client))
+
+    def train(
+        self, fed: Federation, client: Client, state: Params, mean: Params, own: Mean | None, t: int
+    ) -> Mean:
+        """The second half: the mean gradient, training, upload.  own: what it sent in the first."""
+        self.receive(client, state if own else fed.down(client, state))
+        slope = own.parts[0].value if own else self.slope(fed, client, state, t)
+        task = Task(state, fed.down(client, mean) - slope)
+        sgd(fed, client, t, partial(self.loss, client, task))
+        return Mean.of(client.params(), self.weight(client))
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        first, second = ([k for k in ks if k in cohort] for ks in self.two_sets(fed, t))
+        if not first:  # without a mean gradient there is nothing to correct by
+            return state
+        sent = fed.run(first, lambda client: self.send_gradient(fed, client, state, t))
+        trained = set(fed.store.layout(fed.architectures[0]).params)
+        mean = fed.mean(sent.items(), keep=state.pick(trained.__contains__) * 0)
+        uploads = fed.stream(
+            second, lambda client: self.train(fed, client, state, mean, sent.get(client.id), t)
+        )
+        return fed.mean(uploads, keep=state, last=True)

@@ -1,0 +1,36 @@
+"""FedDist: the server goes only part of the way from its model to the mean of the clients'.
+
+A baseline of Long et al., World Wide Web 26, 2023, arXiv:2108.08647, tables 2 and 3: w <- w -
+(eps / |S|) sum over S of (w - w_i). FedDist+WS weighs clients by examples (weighting = "samples").
+Not the FedDist of Ek et al., PerCom 2021. Deviations: the public code of +WS divides by |S| once
+more, and uses a name that it never sets. Float buffers of batch normalisation go the same way as
+parameters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.core.params import Params
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+
+
+class FedDist(RoundBased):
+    """eps = 1 is FedAvg, bit for bit; with eps = 0 the model never changes."""
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: 1, or its number of training examples (FedDist+WS)."""
+    eps: Share = 0.6
+    """How much of the way to the mean."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        if not self.eps:
+            found["algorithm.weighting"] = "eps = 0: the model never changes"
+        return found
+
+    def server(self, state: Params, mean: Params) -> Params:
+        return mean if self.eps == 1 else (1 - self.eps) * state + self.eps * mean

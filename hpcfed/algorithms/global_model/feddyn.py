@@ -1,0 +1,77 @@
+"""FedDyn: each client's objective gets a linear term that changes with its past updates, so that
+the clients' optima become the common one.
+
+Acar et al. (Federated Learning Based on Dynamic Regularization), ICLR 2021, arXiv:2111.04263,
+algorithm 1. A client of the round descends F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2 and then sets
+g_k <- g_k - alpha (w_k - w_t); the server sets h <- h - alpha/K sum_k (w_k - w_t) and w <- mean w_k
+- h / alpha. Deviations: local training is the job's, not to the optimum; float buffers of batch
+normalisation are averaged and have neither g_k nor h. The authors' code divides alpha by a client's
+share of the data, and keeps g_k / alpha with the other sign.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import PositiveFloat
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import sgd
+from hpcfed.training.losses import inner_product, proximal
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+
+@dataclass(frozen=True)
+class State:
+    """x: the model.  h: the server's correction, for parameters alone."""
+
+    x: Params
+    h: Params
+
+
+class FedDyn(RoundBased):
+    """g_k of a client is in its memory; before its first round it is 0."""
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: 1, or its number of training examples."""
+    alpha: PositiveFloat = 0.01
+    """Weight of the proximal term, and step of the linear one."""
+
+    def init(self, fed: Federation) -> State:
+        x = fed.initial()
+        return State(x, x.pick(fed.store.layout(fed.architectures[0]).params.__contains__) * 0)
+
+    def receive(self, client: Client, state: State) -> None:
+        client.load(state.x)
+
+    def objective(
+        self, client: Client, anchor: Params, dual: Params, model: Model, x: Any, y: Tensor
+    ) -> Tensor:
+        """The regularised local objective; dual: g_k."""
+        value = self.loss(client, anchor, model, x, y)
+        return value + proximal(model, anchor, self.alpha) - inner_product(model, dual)
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
+        client.load(fed.down(client, state.x))
+        dual = Params(client.memory.get("dual", state.h * 0))
+        sgd(fed, client, t, partial(self.objective, client, state.x, dual))
+        sent = client.params()
+        moved = sent.pick(dual.__contains__) - state.x
+        client.memory["dual"] = dual - self.alpha * moved
+        return Mean.of(sent, self.weight(client))
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        mean = fed.mean(uploads, keep=state.x, last=True)
+        moved = mean.pick(state.h.__contains__) - state.x
+        h = state.h - (self.alpha * len(cohort) / fed.K) * moved
+        x = {name: v - h[name] / self.alpha if name in h else v for name, v in mean.items()}
+        return State(Params(x), h)

@@ -1,0 +1,104 @@
+"""FedNova: updates are divided by how many gradients they hold before they are averaged, so that
+clients which step more often do not pull the optimum towards their own.
+
+Wang et al. (Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization),
+NeurIPS 2020, arXiv:2007.07481. With a_k = how often each of a client's tau_k gradients
+enters its update, the server's step is w - tau_eff sum_k p_k (w - w_k) / ||a_k||_1, with tau_eff =
+sum_k p_k ||a_k||_1. ||a_k||_1 is tau_k for plain SGD; momentum and the proximal term change it
+(`count_gradients`). Deviations: float buffers of batch normalisation are averaged like FedAvg's;
+weight decay counts as a part of the gradient. With a proximal term the authors' code has sum_k p_k
+tau_k for tau_eff; their server momentum is left out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import NonNegativeFloat
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import sgd
+from hpcfed.training.losses import proximal
+from hpcfed.training.optimisers import learning_rate
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+COUNT = "gradients"  # ||a_k||_1 beside the tensors of an update
+
+
+def count_gradients(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> float:
+    """||a||_1 of so many steps of SGD: how often gradients enter the update, in all.
+
+    momentum: rho, sum_j c_j with c_j = rho c_(j-1) + 1.  shrink: learning rate times the weight of
+    a proximal term, by which each step shortens the update so far. Wang et al., NeurIPS 2020.
+    """
+    current, total = 0.0, 0.0
+    for _ in range(steps):
+        current = momentum * current + 1
+        total = total * (1 - shrink) + current
+    return total
+
+
+class FedNova(RoundBased):
+    """Where all clients take equally many steps this is FedAvg, but for rounding."""
+
+    keeps_stragglers: ClassVar[bool] = True
+    local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
+
+    mu: NonNegativeFloat = 0.0
+    """Weight of a proximal term in the local objective; 0: none."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if job.local.optimiser != "sgd":
+            found["job"] = (
+                "needs SGD, of whose steps it knows how gradients enter an update; set "
+                "local.optimiser = 'sgd'"
+            )
+        elif job.local.keep_optimiser and job.local.momentum:
+            found["job"] = (
+                "needs updates of a round's own gradients, but momentum is kept from the round "
+                "before; set local.keep_optimiser = false"
+            )
+        return found
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        bytes_ = fed.shapes(k=k).nbytes
+        return bytes_, bytes_ + 4
+
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
+        value = super().loss(client, state, model, x, y)
+        return value + proximal(model, anchor=state, mu=self.mu) if self.mu else value
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        self.receive(client, fed.down(client, state))
+        steps = sgd(fed, client, t, partial(self.loss, client, state))
+        shrink = learning_rate(fed, t) * self.mu
+        total = count_gradients(steps, fed.job.local.momentum, shrink)
+        trained = set(client.skeleton.layout.params)
+        sent = Params(
+            {
+                name: (state[name] - v) * (1 / total) if name in trained else v
+                for name, v in client.params().items()
+            }
+        )
+        sent[COUNT] = torch.tensor(total, device=fed.device)
+        return Mean.of(sent, self.weight(client))
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        keep = Params({**state, COUNT: torch.zeros((), device=fed.device)})
+        mean = fed.mean(uploads, keep=keep, last=True)
+        total = float(mean.pop(COUNT))  # tau_eff
+        trained = set(fed.store.layout(fed.architectures[0]).params)
+        return Params(
+            {name: state[name] - total * v if name in trained else v for name, v in mean.items()}
+        )

@@ -1,0 +1,115 @@
+"""FedOpt: the server takes the mean change of the clients' models for a gradient, and steps by
+Adam, Yogi or Adagrad.
+
+Reddi et al., ICLR 2021, arXiv:2003.00295, algorithm 2 (FedAdam, FedYogi, FedAdagrad). Their
+experiments, which are the preset `authors`, weigh clients by examples, begin with v = 0 and correct
+the bias of the moments, as Keras does; algorithm 2 weighs them alike, begins with v = tau^2 and
+corrects nothing. Their Adagrad has b1 = 0. Deviations: float buffers of batch normalisation are
+averaged, not adapted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core.params import Params
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+Rule = Literal["adam", "yogi", "adagrad"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class State:
+    """x: the model.  m, v: its moments, of parameters alone.  steps: of the server, a scalar."""
+
+    x: Params
+    m: Params
+    v: Params
+    steps: Tensor
+
+
+class FedOpt(RoundBased):
+    """tau = eta, both huge, with b1 = 0 and start = "zero" is FedAvg."""
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: its number of training examples, or 1."""
+    optimiser: Rule = "adam"
+    """How the second moment follows the squared changes."""
+    eta: PositiveFloat = 0.01
+    """The server's step."""
+    b1: Decay = 0.9
+    """Decay of the first moment; 0: the change of this round alone."""
+    b2: Decay = 0.99
+    """Adam and Yogi: decay of the second moment."""
+    tau: NonNegativeFloat = 1e-3
+    """Added to the root of the second moment: the smaller, the more adaptive."""
+    start: Literal["tau", "zero"] = "tau"
+    """Second moment before the first step: tau squared, or 0."""
+    bias_correction: bool = False
+    """Adam and Yogi: the moments are divided by what their decay has left out so far."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if self.optimiser == "adagrad":
+            why = "Adagrad's second moment does not decay"
+            found |= {"algorithm.b2": why, "algorithm.bias_correction": why}
+        return found
+
+    def init(self, fed: Federation) -> State:
+        x = fed.initial()
+        trained = set(fed.store.layout(fed.architectures[0]).params)
+        zero = x.pick(trained.__contains__) * 0
+        first = self.tau**2 if self.start == "tau" else 0.0
+        v = zero.map(lambda value: value + first)
+        return State(x, zero, v, torch.zeros((), dtype=torch.int64, device=fed.device))
+
+    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+        return state.x
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        return self.server(state, fed.mean(uploads, keep=state.x, last=True))
+
+    def server(self, state: State, mean: Params) -> State:
+        steps = state.steps + 1
+        change = Params({name: mean[name] - state.x[name] for name in state.m})
+        m = self.b1 * state.m + (1 - self.b1) * change
+        v = Params(
+            {n: second_moment(v, change[n], self.optimiser, self.b2) for n, v in state.v.items()}
+        )
+        rate = self.eta * (self.bias_factor(int(steps)) if self.bias_correction else 1.0)
+        x = {n: state.x[n] + rate * direction(m[n], v[n], self.tau) for n in m}
+        return State(Params({**mean, **x}), m, v, steps)
+
+    def bias_factor(self, steps: int) -> float:
+        """Keras' factor of the learning rate after so many steps."""
+        if self.optimiser == "adagrad":
+            return 1.0
+        return (1 - self.b2**steps) ** 0.5 / (1 - self.b1**steps)
+
+
+def second_moment(v: Tensor, change: Tensor, rule: Rule, b2: float) -> Tensor:
+    """The next second moment.  Reddi et al., algorithm 2, the lines of v_t."""
+    square = change.square()
+    if rule == "adagrad":
+        return v + square
+    if rule == "adam":
+        return b2 * v + (1 - b2) * square
+    return v - (1 - b2) * square * torch.sign(v - square)
+
+
+def direction(m: Tensor, v: Tensor, tau: float) -> Tensor:
+    """m / (sqrt(v) + tau); 0 where that is 0 / 0."""
+    below = v.sqrt() + tau
+    return torch.where(below > 0, m / below, 0.0)

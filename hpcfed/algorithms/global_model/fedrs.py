@@ -1,0 +1,63 @@
+"""FedRS: restricted softmax; a client scales down its logits of the classes that it does not have.
+
+Li and Zhan, KDD 2021, doi:10.1145/3447548.3467254. The server is FedAvg's. Deviations: the paper's
+classifier has no bias; here the whole logit is scaled, bias included, so that with alpha = 0
+neither weights nor bias of a missing class move. The authors' code, the preset `authors`, scales by
+how many examples a class has (form = "graded"); its clipping of gradients and its at least 5 local
+batches are not followed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import sgd
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+
+class FedRS(RoundBased):
+    """alpha = 1 is FedAvg, bit for bit. Evaluation scales nothing."""
+
+    alpha: Share = 0.5
+    """Factor of the logit of a class that the client does not have."""
+    form: Literal["binary", "graded"] = "binary"
+    """Classes that the client has keep their logits, or rare ones are scaled too, by their
+    number.
+    """
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if self.alpha == 1:
+            found["algorithm.form"] = "alpha = 1: all factors are 1"
+        return found
+
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x) * state["scale"], y)
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        self.receive(client, fed.down(client, state))
+        factors = scale(fed.label_counts[client.id], self.alpha, self.form)
+        own = Params(scale=factors.to(fed.device))  # never sent
+        sgd(fed, client, t, partial(self.loss, client, own))
+        return Mean.of(client.params(), self.weight(client))
+
+
+def scale(counts: np.ndarray, alpha: float, form: Literal["binary", "graded"]) -> Tensor:
+    """The factors of the logits, [C].  counts: examples of each class that the client has, [C]."""
+    held = torch.from_numpy(counts).float()
+    share = (held > 0).float() if form == "binary" else held / held.max().clamp(min=1)
+    return alpha + (1 - alpha) * share

@@ -1,0 +1,77 @@
+"""MOON: a client's representations are drawn to those of the global model and away from those of
+its own model of before.
+
+Li et al. (Model-Contrastive Federated Learning), CVPR 2021, arXiv:2103.16257, eq. 3 and algorithm
+1. The local objective is CE - mu log(e^(s_glob / tau) / (e^(s_glob / tau) + e^(s_prev / tau))),
+with s the cosine of an example's representation z and the one that the received model, or the
+client's own model at the end of its last round, makes of it; before its first round that is the
+server's first model. Deviations: z is the representation of models.d values; the paper puts a
+projection head of 256 before the classifier, as models.d = 256 does here. Both other
+representations are those of the examples without augmentation, in eval mode.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveFloat
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.clients.client import Paired
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import represent
+from hpcfed.training.local import sgd
+from hpcfed.training.losses import model_contrast
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client, Shard
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+
+class MOON(RoundBased):
+    """mu = 0 is FedAvg, bit for bit. A client's model of before is in its memory."""
+
+    mu: NonNegativeFloat = 1.0
+    """Weight of the model-contrastive loss."""
+    tau: PositiveFloat = 0.5
+    """Its temperature."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if not self.mu:
+            found["algorithm.tau"] = "mu = 0: there is no contrastive loss"
+        return found
+
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Any) -> Tensor:
+        if isinstance(y, Tensor):
+            return super().loss(client, state, model, x, y)
+        (labels, others), z = y, model.body(x)  # others: [b, 2, d], received and previous
+        contrast = model_contrast(z, others[:, 0], others[:, 1], self.tau)
+        return F.cross_entropy(model.head(z), labels) + self.mu * contrast
+
+    def data(self, fed: Federation, client: Client) -> Shard:
+        """The client's examples with their representations by the received and the previous
+        model.
+        """
+        received = represent(fed, client, client.train)
+        with client.borrowed():
+            if (previous := client.memory.get("previous")) is None:
+                client.load(fed.initial())
+            else:
+                client.skeleton.load(previous)
+            before = represent(fed, client, client.train)
+        return Paired(client.train, torch.stack([received, before], 1), with_labels=True)
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        self.receive(client, fed.down(client, state))
+        data = self.data(fed, client) if self.mu else None
+        sgd(fed, client, t, partial(self.loss, client, state), data=data)
+        if self.mu:
+            client.memory["previous"] = client.skeleton.flat.clone()
+        return Mean.of(client.params(self.shared), self.weight(client))

@@ -1,0 +1,66 @@
+"""Ditto: FedAvg, and beside it a personal model of each client that stays near the global one.
+
+Li et al. (Fair and Robust Federated Learning Through Personalization), ICML 2021, arXiv:2012.04221,
+algorithm 1. A client trains the model that it received, w_t, for the server, and its own v by
+v <- v - eta (grad F_k(v) + lam (v - w_t)). Its own model is the personal one. Deviations: both
+trainings have orders of examples of their own, one after the other; the authors' code takes their
+steps in turn on the same batches. A client's personal model starts as the server's first model.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import sgd
+from hpcfed.training.losses import proximal
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+
+class Ditto(RoundBased):
+    """The global model is FedAvg's, bit for bit; lam = 0 trains the personal ones alone."""
+
+    keeps_weights: ClassVar[bool | None] = True
+
+    lam: NonNegativeFloat = 1.0
+    """How strongly personal models are held near the global one; the paper picks from 0.1, 1, 2."""
+    personal_epochs: PositiveInt | None = None
+    """Epochs of the personal model; none: as many as the job's local training has."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        return super().refuses(job) | single_step(job)
+
+    def personal_loss(
+        self, client: Client, state: Params, model: Model, x: Any, y: Tensor
+    ) -> Tensor:
+        """The objective of the personal model on one batch."""
+        return self.loss(client, state, model, x, y) + proximal(model, state, self.lam)
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        if "begun" not in client.memory:
+            client.load(fed.initial())
+            client.memory["begun"] = 1
+        own = client.skeleton.flat.clone()
+        self.receive(client, fed.down(client, state))
+        sgd(fed, client, t, partial(self.loss, client, state))
+        sent = client.params(self.shared)
+        client.skeleton.load(own)
+        sgd(
+            fed,
+            client,
+            t,
+            partial(self.personal_loss, client, state),
+            epochs=self.personal_epochs,
+            phase="personal",
+        )
+        return Mean.of(sent, self.weight(client))

@@ -1,0 +1,170 @@
+"""FedKD: a large own model and a small common one teach each other; only the small one travels, as
+products of small factors.
+
+Wu et al., Nature Communications 2022, arXiv:2108.13323. The own model is
+the paper's mentor, models.proxy its mentee. With L = CE_own + CE_common, both descend their own
+cross-entropy + (KL to the other's soft predictions + MSE of representations) / L: the better both
+are, the more they trust each other. The common model's update after local training is sent as
+singular vectors and values of the smallest rank whose energy reaches a threshold, which rises over
+the rounds from energy_start to energy_end; the server decompresses, averages, and compresses the
+mean once more. A client that was not in the round before receives the whole common model, which is
+what it has missed. Deviations: hidden states are the representations [n, d] (the paper aligns
+layers of Transformers and their attention); W_h is trained by plain gradient steps with local.lr
+and starts as the identity; L is a constant, and at least 1e-8; teachers are constants; divergences
+are means over examples of sums over classes (the authors' code: over classes too). A tensor is sent
+as it is where factors would be longer, and a rank is at least 1 and may be full: in the authors'
+code a threshold of 1 erases the update. Their code has no W_h in its loss (preset authors). The
+bytes depend on what is learnt: what `traffic` announces is the most that they can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.proxies.lowrank import pack, unpack
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.engines import gradient
+from hpcfed.training.local import LocalSteps, sgd
+from hpcfed.training.losses import distil, soften
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Pair
+
+LEAST = 1e-8  # of the sum of both cross-entropies, by which the other terms are divided
+Energy = Annotated[float, Field(gt=0, le=1)]
+
+
+@dataclass(frozen=True)
+class State:
+    """x: the common model.  packed: what made it from the one before, as it is sent to who has
+    that.  round: in which that was, [], int64; -1: it is the first one.
+    """
+
+    x: Params
+    packed: Params
+    round: Tensor
+
+
+class FedKD(RoundBased):
+    """energy_start = energy_end = 1 exchanges the common model as FedAvg does, but for rounding."""
+
+    accepts: ClassVar[str] = "any models"
+    needs: ClassVar[tuple[str, ...]] = ("proxy",)
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: 1, or its number of training examples."""
+    energy_start: Energy = 0.95
+    """Share of the squared singular values that factors keep, before the first round."""
+    energy_end: Energy = 0.98
+    """That share in the last round; between them it changes by the same amount each round."""
+    exchange: Literal["updates", "weights"] = "updates"
+    """What is compressed: the change of the common model, or its weights."""
+    hidden: Literal["projected", "plain", "none"] = "projected"
+    """Representations agree after a linear map W_h of the common model's, which each client learns;
+    as they are; or need not.
+    """
+    inference: Literal["own", "proxy"] = "own"
+    """Which of a client's two models is evaluated."""
+
+    @model_validator(mode="after")
+    def rises(self) -> FedKD:
+        if self.energy_start > self.energy_end:
+            raise ValueError(
+                f"energy_start = {self.energy_start:g} is above energy_end = {self.energy_end:g}; "
+                f"the threshold rises over the rounds"
+            )
+        return self
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found, kinds = super().refuses(job) | single_step(job), {*job.models.mix, job.models.proxy}
+        if self.hidden == "plain" and "logistic" in kinds and len(kinds) > 1:
+            found["job"] = (
+                "needs representations of one width, but that of logistic is as wide as its "
+                "input; set algorithm.hidden = 'projected'"
+            )
+        return found
+
+    def shared(self, name: str) -> bool:
+        return name.startswith("proxy.")
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        """The most that it can be: factors are sent only where they are shorter."""
+        bytes_ = fed.shapes(self.shared, k).nbytes
+        return bytes_, bytes_
+
+    def init(self, fed: Federation) -> State:
+        x = fed.initial(self.shared)
+        return State(x, x, torch.full((), -1, device=fed.device))
+
+    def energy(self, fed: Federation, t: int) -> float:
+        """The threshold of round t."""
+        share = (t + 1) / fed.job.rounds
+        return self.energy_start + (self.energy_end - self.energy_start) * min(share, 1.0)
+
+    def receive(self, client: Client, state: State) -> None:
+        client.load(state.x)
+
+    def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
+        """state: W_h [d_own, d_common] as "projection", where there is one."""
+        z_own, z_proxy = model.own.body(x), model.proxy.body(x)
+        own, proxy = model.own.head(z_own), model.proxy.head(z_proxy)
+        supervised = F.cross_entropy(own, y) + F.cross_entropy(proxy, y)
+        agree = distil(soften(proxy), own) + distil(soften(own), proxy)
+        if self.hidden == "projected":
+            agree = agree + F.mse_loss(z_proxy @ state["projection"].T, z_own)
+        elif self.hidden == "plain":
+            agree = agree + F.mse_loss(z_proxy, z_own)
+        return supervised + agree / supervised.detach().clamp(min=LEAST)
+
+    def predictor(self, fed: Federation, client: Client, state: State) -> Callable[[Any], Tensor]:
+        model: Any = client.model  # a pair, as `needs` has it
+        return model.proxy if self.inference == "proxy" else model
+
+    def train(self, fed: Federation, client: Client, t: int) -> None:
+        """Local training of both models, and of W_h, which is in the client's memory."""
+        if self.hidden != "projected":
+            sgd(fed, client, t, partial(self.loss, client, Params()))
+            return
+        with LocalSteps(fed, client, t) as steps:
+            model: Any = steps.model
+            widths = model.own.head.in_features, model.proxy.head.in_features
+            first = torch.eye(*widths, device=fed.device)
+            w = client.memory.get("projection", first).clone().requires_grad_()
+            for x, y in steps:
+                value = steps.value(partial(self.loss, client, Params(projection=w)), x, y)
+                *slopes, slope = gradient(value, [*steps.leaves, w])
+                steps.step(value, slopes)
+                with torch.no_grad():
+                    w -= steps.lr * slope
+        client.memory["projection"] = w.detach()
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
+        known = client.memory.get("round") == int(state.round)  # it has the common model before
+        fed.down(client, state.packed if known or self.exchange == "weights" else state.x)
+        self.receive(client, state)
+        self.train(fed, client, t)
+        client.memory["round"] = t
+        values = client.params(self.shared)
+        values = values if self.exchange == "weights" else values - state.x
+        packed = fed.up(client, pack(values, self.energy(fed, t)))
+        return Mean.of(unpack(packed, state.x), self.weight(client))
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        mean = fed.mean(uploads, keep=state.x, counted=False, last=True)
+        packed = fed.on_root(lambda: pack(mean, self.energy(fed, t)))
+        made = unpack(packed, state.x)
+        x = made if self.exchange == "weights" else state.x + made
+        return State(x, packed, torch.full_like(state.round, t))

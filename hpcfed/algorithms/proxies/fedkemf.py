@@ -1,0 +1,179 @@
+"""FedKEMF: own models and a small knowledge network learn from each other; the server fuses the
+networks by what they say together of public data.
+
+Yu et al. (Resource-aware Federated Learning using Knowledge Extraction and Multi-model Fusion),
+2022, arXiv:2208.07978. models.proxy is the knowledge network. A client descends
+CE(own) + KL(knowledge -> own) + CE(knowledge) + KL(own -> knowledge) and uploads its knowledge
+network alone. The server starts from the mean of these networks and learns the largest logits that
+they have of unlabelled examples. Deviations: teachers are constants in the mutual learning; both
+networks take their steps at once. The authors' code (preset authors) has the mean squared
+difference of logits instead of KL, the mean of soft predictions as its teacher, and a server that
+goes on from its network of the round before, half by labels and half by the squared difference of
+probabilities at temperature 20; it draws its 5,000 labelled examples from the clients' own data,
+with replacement, and lets the gradient of one network's loss run into the other, which is not
+followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, Share, score_server
+from hpcfed.clients.client import Paired
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import outputs
+from hpcfed.training.losses import distil, soften
+from hpcfed.training.server import fit_targets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcfed.clients.client import Client, Shard
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Pair
+
+
+class FedKEMF(RoundBased):
+    """server_epochs = 0 is FML with alpha = beta = 0.5 and twice its losses."""
+
+    accepts: ClassVar[str] = "any models"
+    needs: ClassVar[tuple[str, ...]] = ("proxy", "public")
+
+    mutual: Literal["kl", "mse"] = "kl"
+    """How a client's two models learn from each other: KL of soft predictions, or mean squared
+    difference of logits.
+    """
+    ensemble: Literal["max", "mean", "soft"] = "max"
+    """What the server learns: the largest logit of each class, the mean of logits, or the mean of
+    soft predictions (at temperature 1), both by `weighting`.
+    """
+    start: Literal["mean", "previous"] = "mean"
+    """What the server starts from: the mean of the uploaded networks, or its own of the round
+    before.
+    """
+    subset: PositiveInt = 5000
+    """Public examples of a round, drawn anew for each."""
+    server_epochs: NonNegativeInt = 20
+    """Epochs of the server over these examples."""
+    server_lr: PositiveFloat = 0.01
+    """Learning rate of the server, by plain SGD."""
+    server_batch: PositiveInt = 128
+    """Examples in one step of the server."""
+    distance: Literal["kl", "mse"] = "kl"
+    """Distance to the ensemble: KL, or the mean squared difference of probabilities; both times
+    tau^2.
+    """
+    tau: PositiveFloat = 1.0
+    """Temperature of the student, and of the ensemble's logits."""
+    label_share: Share = 0.0
+    """Share of cross-entropy with the public labels in the server's loss; the rest is the
+    distance.
+    """
+    inference: Literal["own", "proxy"] = "own"
+    """Which of a client's two models is evaluated."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        if self.label_share and job.data.public_source:
+            found["job"] = (
+                "needs public data with the clients' labels to learn them, but data.public_source "
+                "is another data set; set algorithm.label_share = 0"
+            )
+        taught = ("ensemble", "distance", "tau")
+        if not self.server_epochs:
+            names = (*taught, "subset", "server_lr", "server_batch", "label_share")
+            found |= {f"algorithm.{name}": "server_epochs = 0: nothing is fused" for name in names}
+        elif self.label_share == 1:
+            why = "label_share = 1: the server learns labels alone"
+            found |= {f"algorithm.{name}": why for name in taught}
+        if self.start == "previous" and (self.ensemble == "max" or not self.server_epochs):
+            found["algorithm.weighting"] = "nothing is averaged"
+        return found
+
+    def shared(self, name: str) -> bool:
+        return name.startswith("proxy.")
+
+    def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
+        own, proxy = model.own(x), model.proxy(x)
+        if self.mutual == "kl":
+            mutual = distil(soften(proxy), own) + distil(soften(own), proxy)
+        else:
+            mutual = F.mse_loss(own, proxy.detach()) + F.mse_loss(proxy, own.detach())
+        return F.cross_entropy(own, y) + F.cross_entropy(proxy, y) + mutual
+
+    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
+        model: Any = client.model  # a pair, as `needs` has it
+        return model.proxy if self.inference == "proxy" else model
+
+    def columns(self, fed: Federation, state: Params) -> dict[str, float]:
+        return score_server(fed, fed.job.models.proxy, state.under("proxy."))
+
+    def uploads(
+        self, fed: Federation, client: Client, state: Params, t: int, public: Shard
+    ) -> tuple[Mean, Tensor | None]:
+        """The client's knowledge network, and its logits of public data, which the server works
+        out.
+        """
+        sent, model = self.local(fed, client, state, t), client.model
+        if not self.server_epochs:
+            return sent, None
+        knowledge: Any = model.eval()
+        return sent, outputs(fed, knowledge.proxy, public)
+
+    def teacher(self, fed: Federation, logits: Mapping[int, Tensor], public: Shard) -> Tensor:
+        """The ensemble's soft predictions, [U, C]; logits: of this rank's clients."""
+        if self.ensemble == "max":
+            own = {min(logits): torch.stack(list(logits.values())).amax(0)} if logits else {}
+            best = torch.stack([z for _, z in fed.each(own)]).amax(0)  # in any order the same
+            return soften(best, self.tau)
+        keep = Params(z=torch.zeros(len(public), fed.classes, device=fed.device))
+        given = {k: soften(z) if self.ensemble == "soft" else z for k, z in logits.items()}
+        parts = ((k, Mean.of(Params(z=z), self.weight(fed.clients[k]))) for k, z in given.items())
+        mean = fed.mean(parts, keep=keep, counted=False)["z"]
+        return mean if self.ensemble == "soft" else soften(mean, self.tau)
+
+    def student_loss(self, z: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
+        """The server's objective on one batch: its logits [n, C], and labels [n] and teacher's soft
+        predictions [n, C].
+        """
+        labels, target = given
+        if self.distance == "kl":
+            distance = distil(target, z, self.tau)
+        else:
+            distance = self.tau**2 * F.mse_loss(F.softmax(z / self.tau, dim=1), target)
+        if not self.label_share:
+            return distance
+        supervised = F.cross_entropy(z, labels)
+        return self.label_share * supervised + (1 - self.label_share) * distance
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        public = fed.public.pick(fed.draw_public(t, self.subset))
+        sent = fed.run(cohort, lambda client: self.uploads(fed, client, state, t, public))
+        mean = fed.mean(((k, part) for k, (part, _) in sent.items()), keep=state)
+        start = mean if self.start == "mean" else state
+        if not self.server_epochs:
+            return start
+        teacher = self.teacher(fed, {k: z for k, (_, z) in sent.items() if z is not None}, public)
+        data = Paired(public, teacher, with_labels=True)
+        fused = fed.on_root(
+            lambda: fit_targets(
+                fed,
+                fed.job.models.proxy,
+                start.under("proxy."),
+                data,
+                self.student_loss,
+                "fusion",
+                t,
+                epochs=self.server_epochs,
+                size=self.server_batch,
+                lr=self.server_lr,
+            )
+        )
+        return fused.prefixed("proxy.")

@@ -1,0 +1,46 @@
+"""A server with one model for each architecture of its clients, as one state: "KIND/name"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from hpcfed.core.params import Params
+from hpcfed.training import evaluate
+from hpcfed.training.server import predictor
+
+if TYPE_CHECKING:
+    from hpcfed.federation.federation import Federation
+
+
+def join_models(models: Mapping[str, Params]) -> Params:
+    """Models by architecture as one state."""
+    return Params(
+        {
+            name: v
+            for kind, model in models.items()
+            for name, v in model.prefixed(f"{kind}/").items()
+        }
+    )
+
+
+def score_groups(fed: Federation, state: Params) -> dict[str, float]:
+    """Accuracy on the whole test split of each architecture's model and of the mean of their
+    logits; collective.
+
+    Nothing where there is one architecture.
+    """
+    kinds = sorted(set(fed.architectures))
+    if len(kinds) == 1:
+        return {}
+    members = {
+        f"accuracy_common_{kind}": predictor(fed, kind, state.under(f"{kind}/")) for kind in kinds
+    }
+    together = {
+        "accuracy_ensemble": lambda x: torch.stack([answer(x) for answer in members.values()]).mean(
+            0
+        )
+    }
+    return {name: evaluate.common(fed, answer) for name, answer in (members | together).items()}

@@ -1,0 +1,180 @@
+"""FCCL: clients correlate their scores of public examples with the mean of all, and learn on from
+what they and their first model knew.
+
+Huang et al. (Learn from Others and Be Yourself in Heterogeneous Federated Learning), CVPR 2022,
+doi:10.1109/CVPR52688.2022.00985; the authors' code has it beside FCCL+, arXiv:2309.16286.
+A round: the cohort sends its logits of some public examples and receives their mean; each client
+makes the cross-correlation M of both over a batch, [C, C], approach 1 on the diagonal and -1
+elsewhere; then it trains on its own data by cross-entropy + KL to its model at the end of its last
+round (inter) + KL to its model of before the first round, trained on its own data alone (intra).
+Deviations: logits are exchanged once a round, as in the paper; the authors' code does so for each
+public batch, with a new Adam each time. Their codes replace the client's own part of the mean by
+the logits of its last round's model (own_entry = "previous", which is what a client has just sent)
+or by those that it has now ("current"); the standard deviations are those of M's own divisor, B,
+and a constant logit counts as 0, where the code divides the unbiased ones by B. Both teachers
+see examples without augmentation, in eval mode. A client trains its first model in its first round.
+The code's variant that averages weights too, for one architecture, is left out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.clients.client import Paired
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import logits
+from hpcfed.training.local import sgd
+from hpcfed.training.losses import cross_correlation, distil, soften
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client, Shard
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+
+class FCCL(RoundBased):
+    """public_epochs = pretrain_epochs = inter = 0 is local training, bit for bit."""
+
+    accepts: ClassVar[str] = "any models"
+    needs: ClassVar[tuple[str, ...]] = ("public",)
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: 1, or its number of training examples."""
+    subset: PositiveInt = 5000
+    """Public examples of a round, drawn anew for each."""
+    public_epochs: NonNegativeInt = 1
+    """Epochs over the round's public examples."""
+    public_batch: PositiveInt = 256
+    """Public examples in one step, over which logits are correlated; 2 at least."""
+    public_lr: PositiveFloat = 1e-3
+    """Learning rate of these steps."""
+    lam: NonNegativeFloat = 0.0051
+    """Weight of the entries of M off its diagonal."""
+    own_entry: Literal["previous", "current", "excluded"] = "previous"
+    """A client's own part of the mean: the logits that it sent, those that it has at each step, or
+    none.
+    """
+    pretrain_epochs: NonNegativeInt = 50
+    """Epochs on the own data before a client's first round; 0: none, and no intra teacher."""
+    inter: NonNegativeFloat = 1.0
+    """Weight of the KL to the model at the end of the client's last round."""
+    intra: NonNegativeFloat = 1.0
+    """Weight of the KL to the client's first model."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found, n = super().refuses(job), min(self.subset, job.data.public)
+        if self.public_epochs and (self.public_batch == 1 or n % self.public_batch == 1):
+            found["job"] = (
+                f"needs batches of two public examples at least, but of {n} in batches of "
+                f"{self.public_batch} one is left; set algorithm.public_batch to another number"
+            )
+        if not self.public_epochs:
+            names = ("weighting", "public_batch", "public_lr", "lam", "own_entry")
+            found |= {f"algorithm.{name}": "public_epochs = 0: nothing is learnt" for name in names}
+        if not self.pretrain_epochs:
+            found["algorithm.intra"] = "pretrain_epochs = 0: there is no first model"
+        return found
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        return (4 * min(self.subset, len(fed.public)) * fed.classes,) * 2
+
+    def shared(self, name: str) -> bool:
+        return False
+
+    def init(self, fed: Federation) -> Params:
+        return Params()
+
+    def receive(self, client: Client, state: Params) -> None:
+        pass
+
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Any) -> Tensor:
+        if isinstance(y, Tensor):
+            return super().loss(client, state, model, x, y)
+        (labels, soft), z = y, model(x)  # soft: [b, 2, C], inter and intra; 0 where there is none
+        value = F.cross_entropy(z, labels)
+        for i, weight in enumerate((self.inter, self.intra)):
+            if weight:
+                value = value + weight * distil(soft[:, i], z)
+        return value
+
+    def correlate(self, share: Tensor, model: Model, x: Any, others: Tensor) -> Tensor:
+        """The public objective.  share, []: of the client's logits of now in its target.  others:
+        [b, C], the rest of that.
+        """
+        z = model(x)
+        return cross_correlation(z, others + share * z.detach(), self.lam)
+
+    def answer(
+        self, fed: Federation, client: Client, state: Params, t: int, public: Shard
+    ) -> tuple[Mean, Tensor | None]:
+        """What the client sends, and what its teachers say of its own examples, [n, 2, C]."""
+        if self.pretrain_epochs and "intra" not in client.memory:
+            how: dict[str, Any] = {"epochs": self.pretrain_epochs, "phase": "pretrain"}
+            sgd(fed, client, t, partial(self.loss, client, state), **how)
+            client.memory["intra"] = soften(logits(fed, client, client.train))
+        sent = Mean.of(Params(logits=logits(fed, client, public)), self.weight(client))
+        intra = client.memory.get("intra") if self.intra else None
+        if not self.inter and intra is None:
+            return sent, None
+        none = torch.zeros(client.n, fed.classes, device=fed.device)
+        inter = soften(logits(fed, client, client.train)) if self.inter else none
+        return sent, torch.stack([inter, none if intra is None else intra], 1)
+
+    def learn(
+        self,
+        fed: Federation,
+        client: Client,
+        state: Params,
+        t: int,
+        data: Paired,
+        own: Tensor,
+        share: float,
+        teachers: Tensor | None,
+    ) -> None:
+        """Public, then local training.  own, share: the client's logits in the mean, and its part
+        of that.
+        """
+        mean = fed.down(client, data.soft)
+        if self.public_epochs and not (self.own_entry == "excluded" and share == 1):
+            others, now = mean, 0.0
+            if self.own_entry == "current":
+                others, now = mean - share * own, share
+            elif self.own_entry == "excluded":
+                others = (mean - share * own) / (1 - share)
+            how: dict[str, Any] = {
+                "epochs": self.public_epochs,
+                "size": self.public_batch,
+                "lr": self.public_lr,
+                "phase": "public",
+            }
+            loss = partial(self.correlate, torch.tensor(now, device=fed.device))
+            sgd(fed, client, t, loss, data=Paired(data, others), **how)
+        train = (
+            client.train if teachers is None else Paired(client.train, teachers, with_labels=True)
+        )
+        sgd(fed, client, t, partial(self.loss, client, state), data=train)
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        public = fed.public.pick(fed.draw_public(t, self.subset))
+        sent = fed.run(cohort, lambda client: self.answer(fed, client, state, t, public))
+        keep = Params(logits=torch.zeros(len(public), fed.classes, device=fed.device))
+        mean = fed.mean(((k, part) for k, (part, _) in sent.items()), keep=keep)["logits"]
+        weight = {k: fed.sizes[k] if self.weighting == "samples" else 1 for k in cohort}
+        total = sum(weight.values())
+
+        def learn(client: Client) -> None:
+            part, teachers = sent[client.id]
+            own, share = part.parts[0].value["logits"], weight[client.id] / total
+            data = Paired(public, mean)
+            self.learn(fed, client, state, t, data, own, share, teachers)
+
+        fed.run(cohort, learn)
+        return state

@@ -1,0 +1,168 @@
+"""Fed-ET: small models of several architectures, trained by FedAvg each, teach a large one on the
+server.
+
+Cho et al. (Heterogeneous Ensemble Knowledge Transfer for Training Large Models in Federated
+Learning), IJCAI 2022, arXiv:2204.12703. A round: FedAvg within each architecture; on public
+examples x the logits z_k(x) of the uploaded models are weighted by their variance over classes,
+a_k(x) = Var z_k / sum_l Var z_l, for a confident model's logits vary more; the server's model
+learns the label of their sum, CE(student, argmax sum_k a_k z_k) + lam KL(q || student), where q is
+the softmax of the same sum over the models that disagree with that label (their a_k scaled to sum
+1); an example on which all agree has no such term. Then layers of the server's model go into the
+small ones. Deviations: the authors have published no code; the three steps are the paper's, while
+the formulas of a_k and q and lam = 0.05 rest on descriptions of it, and optimiser and length of the
+server's training are our choice. The layers that go over, there a representation layer that all
+models have, are the tensors that `transfer` names and that have one shape in both models: by
+default the head, the one layer that all models of hpcfed have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, score_server
+from hpcfed.algorithms.public_data.by_architecture import join_models, score_groups
+from hpcfed.clients.client import Paired
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import outputs
+from hpcfed.training.losses import distil
+from hpcfed.training.server import fit_targets
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+
+@dataclass(frozen=True)
+class State:
+    """server: the large model.  models: the small ones, "ARCHITECTURE/name"."""
+
+    server: Params
+    models: Params
+
+
+class FedET(RoundBased):
+    """server_epochs = 0 is FedAvg in each architecture, with one architecture bit for bit."""
+
+    accepts: ClassVar[str] = "any models"
+    needs: ClassVar[tuple[str, ...]] = ("public", "server")
+
+    lam: NonNegativeFloat = 0.05
+    """Weight of the KL to what the models say that disagree with the consensus."""
+    server_epochs: NonNegativeInt = 5
+    """Epochs of the server over the public data in each round."""
+    server_lr: PositiveFloat = 1e-3
+    """Learning rate of the server, by Adam."""
+    server_batch: PositiveInt = 128
+    """Examples in one step of the server."""
+    transfer: tuple[str, ...] = ("head.",)
+    """Beginnings of the names of the server's tensors that go into the small models, where name and
+    shape agree; none: nothing does.
+    """
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        if not self.server_epochs:
+            names = ("lam", "server_lr", "server_batch", "transfer")
+            found |= {f"algorithm.{name}": "server_epochs = 0: nothing is learnt" for name in names}
+        return found
+
+    def init(self, fed: Federation) -> State:
+        large = fed.initial(architecture=fed.job.models.server)
+        for beginning in self.transfer:
+            if not any(name.startswith(beginning) for name in large):
+                raise ConfigError(
+                    f"fedet: algorithm.transfer has {beginning!r}, with which no tensor of "
+                    f"{fed.job.models.server} begins; it has {', '.join(large)}"
+                )
+        firsts = {kind: fed.architectures.index(kind) for kind in fed.architectures}
+        small = join_models({kind: fed.initial(k=k) for kind, k in firsts.items()})
+        return State(large, small)
+
+    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+        return state.models.under(f"{client.architecture}/")
+
+    def columns(self, fed: Federation, state: State) -> dict[str, float]:
+        found = score_server(fed, fed.job.models.server, state.server)
+        return found | (score_groups(fed, state.models) if found else {})
+
+    def uploads(
+        self, fed: Federation, client: Client, state: State, t: int
+    ) -> tuple[Mean, Tensor | None]:
+        """The client's model, and its logits of the public data, which the server works out."""
+        (sent,) = self.local(fed, client, state, t).parts
+        model = Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight)
+        answered = self.server_epochs > 0
+        return model, outputs(fed, client.model.eval(), fed.public) if answered else None
+
+    def targets(self, fed: Federation, answers: Mapping[int, Tensor]) -> Tensor:
+        """What the student learns of each public example, [N, 2, C]: the consensus as one label,
+        and q, 0 where all models agree.
+
+        answers: logits [N, C] of this rank's clients.  Collective.
+        """
+        like = torch.zeros(len(fed.public), fed.classes, device=fed.device)
+
+        def weighted(weights: Mapping[int, Tensor], keep: Tensor) -> Tensor:
+            parts = (
+                (k, Mean.of(Params(z=z), Params(z=weights[k][:, None]))) for k, z in answers.items()
+            )
+            return fed.mean(parts, keep=Params(z=keep), per="row", counted=False)["z"]
+
+        spread = {k: z.var(1, correction=0) for k, z in answers.items()}
+        label = weighted(spread, like).argmax(1)  # of logits that are all alike: any
+        other = {k: v * (answers[k].argmax(1) != label) for k, v in spread.items()}
+        diverse = weighted(other, like + torch.nan)
+        q = torch.where(diverse.isnan(), 0.0, F.softmax(diverse, dim=1))
+        return torch.stack([F.one_hot(label, fed.classes).float(), q], 1)
+
+    def student_loss(self, z: Tensor, target: Tensor) -> Tensor:
+        """The server's objective on one batch; z: [n, C], target: [n, 2, C], as `targets` has
+        it.
+        """
+        value = F.cross_entropy(z, target[:, 0])
+        return value + self.lam * distil(target[:, 1], z) if self.lam else value
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        sent = fed.run(cohort, lambda client: self.uploads(fed, client, state, t))
+        models = fed.mean(
+            ((k, model) for k, (model, _) in sent.items()), keep=state.models, per="tensor"
+        )
+        if not self.server_epochs:
+            return State(state.server, models)
+        answers = {k: z for k, (_, z) in sent.items() if z is not None}
+        data = Paired(fed.public, self.targets(fed, answers))
+        server = fed.on_root(
+            lambda: fit_targets(
+                fed,
+                fed.job.models.server,
+                state.server,
+                data,
+                self.student_loss,
+                "student",
+                t,
+                optimiser="adam",
+                epochs=self.server_epochs,
+                size=self.server_batch,
+                lr=self.server_lr,
+            )
+        )
+        return State(server, self.carry_over(server, models))
+
+    def carry_over(self, server: Params, models: Params) -> Params:
+        """The small models with the server's layers that `transfer` names, where shapes agree."""
+        moved = server.pick(lambda name: name.startswith(self.transfer))
+
+        def new(name: str, value: Tensor) -> Tensor:
+            given = moved.get(name.partition("/")[2])
+            return value if given is None or given.shape != value.shape else given
+
+        return Params({name: new(name, value) for name, value in models.items()})

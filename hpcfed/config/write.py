@@ -1,0 +1,31 @@
+"""A job as the text of a job file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tomli_w
+
+# fields of one call of a run, which another call of the same job has not
+OF_ONE_CALL = ("out", "resume", "overwrite", "force", "dry_run", "quiet", "verbose")
+
+
+def without_call(job: dict[str, Any]) -> dict[str, Any]:
+    """The job without what concerns one call of it alone."""
+    return {name: value for name, value in job.items() if name not in OF_ONE_CALL}
+
+
+def to_toml(job: dict[str, Any]) -> str:
+    """The TOML text of a job's fields, nested; those that are None have no line, for TOML has no
+    such value, and it is their default.
+    """
+    return tomli_w.dumps(without_none(job))
+
+
+def without_none(table: dict[str, Any]) -> dict[str, Any]:
+    """The tables without values that are None."""
+    return {
+        name: without_none(value) if isinstance(value, dict) else value
+        for name, value in table.items()
+        if value is not None
+    }

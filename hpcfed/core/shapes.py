@@ -1,0 +1,90 @@
+"""The shape of one example, of one kind of input or of several modalities, and inputs of either
+kind; without torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+A = TypeVar("A")
+Numbers = Sequence[float] | Mapping[str, Sequence[float]]  # one a channel, perhaps by modality
+
+
+class Modality(NamedTuple):
+    """One modality of an example: its name, its shape, and how many different tokens there are; 0
+    where it is no row of tokens.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    vocabulary: int = 0
+
+
+class Shapes(tuple[Modality, ...]):
+    """What stands for the shape of one example that has several modalities, in their order."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(modality.name for modality in self)
+
+    def only(self, names: Collection[str]) -> Shapes:
+        """Those of these names, in the order that they have here."""
+        return Shapes(modality for modality in self if modality.name in names)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {list(shape)}" for name, shape, _ in self)
+
+
+def read_shape(stored: Sequence[Any]) -> tuple[int, ...]:
+    """The shape of one example as JSON has it: whole numbers, or name, shape and vocabulary of each
+    modality.
+    """
+    if stored and isinstance(stored[0], Mapping):
+        rows = (Modality(**part | {"shape": tuple(part["shape"])}) for part in stored)
+        return cast(Any, Shapes(rows))
+    return tuple(stored)
+
+
+def write_shape(shape: tuple[int, ...]) -> list[Any]:
+    """What `read_shape` reads."""
+    if isinstance(shape, Shapes):
+        return [part._asdict() | {"shape": list(part.shape)} for part in shape]
+    return list(shape)
+
+
+def read_numbers(stored: Any) -> Any:
+    """Numbers of channels as JSON has them, perhaps by modality, as tuples."""
+    if isinstance(stored, Mapping):
+        return {name: tuple(values) for name, values in stored.items()}
+    return tuple(stored)
+
+
+def write_numbers(numbers: Numbers) -> Any:
+    """What `read_numbers` reads."""
+    if isinstance(numbers, Mapping):
+        return {name: list(values) for name, values in numbers.items()}
+    return list(numbers)
+
+
+def describe_shape(shape: tuple[int, ...]) -> str:
+    """The shape of one example in words, for messages."""
+    return str(shape) if isinstance(shape, Shapes) else str(list(shape))
+
+
+def each(x: A | Mapping[str, A], change: Callable[[A], Any]) -> Any:
+    """`change` of the inputs, of each modality where there are several."""
+    return {name: change(v) for name, v in x.items()} if isinstance(x, Mapping) else change(x)
+
+
+def parts(x: A | Mapping[str, A]) -> list[A]:
+    """The arrays or tensors of inputs: one, or one a modality."""
+    return list(x.values()) if isinstance(x, Mapping) else [x]
+
+
+def values(shape: tuple[int, ...]) -> int:
+    """Values of one example of this shape."""
+    if isinstance(shape, Shapes):
+        return sum(math.prod(modality.shape) for modality in shape)
+    return math.prod(shape)

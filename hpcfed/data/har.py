@@ -1,0 +1,119 @@
+"""UCI-HAR: six activities of 30 people, windows of a smartphone's accelerometer and gyroscope.
+
+Anguita et al., "A Public Domain Dataset for Human Activity Recognition Using Smartphones", ESANN
+2013. 7,352 + 2,947 windows of 128 steps, 50 a second. A person is a natural client; the authors'
+test people are others than their training people.
+Deviations from Feng et al. (FedMultimodal), KDD 2023: they cut each person into five clients by
+Dirichlet(alpha); here a person is one, or partitions are drawn by label.
+"""
+
+import os
+import shutil
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.core.errors import DataError
+from hpcfed.core.paths import regular
+from hpcfed.data import check
+from hpcfed.data.absent import absent
+from hpcfed.data.readable import readable
+from hpcfed.data.record import DataSet, Split, several
+
+FOLDER = "UCI HAR Dataset"
+URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip"
+CLASSES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "lying")
+SENSORS = {"accelerometer": "total_acc", "gyroscope": "body_gyro"}
+STEPS = 128
+TIMEOUT = 60.0  # seconds without a byte before a download is given up
+
+
+def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
+    """The authors' text files in root/UCI HAR Dataset, else a download of their archive to root.
+
+    train/Inertial Signals/total_acc_x_train.txt and the like, train/y_train.txt,
+    train/subject_train.txt; the same for test.  Raises DataError.
+    """
+    if not os.path.isdir(root / FOLDER):
+        if not download:
+            raise missing(name, root)
+        fetch(name, root)
+    train, test = (read(root / FOLDER, part) for part in ("train", "test"))
+    return several(name, train, test, CLASSES)
+
+
+def missing(name: str, root: Path) -> DataError:
+    return absent(
+        name,
+        root,
+        f"the folder '{FOLDER}' with train/Inertial Signals/*.txt, train/y_train.txt, "
+        f"train/subject_train.txt, and the same for test",
+        f"the archive is at {URL}",
+    )
+
+
+def fetch(name: str, root: Path, url: str = URL) -> None:
+    """Download the archive and unpack what is read. Raises DataError."""
+    archive = root / "uci-har.zip.new"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer, archive.open("wb") as file:
+            shutil.copyfileobj(answer, file)
+        unpack(archive, root)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{missing(name, root)}\n  the download: {error}") from error
+    finally:
+        archive.unlink(missing_ok=True)
+
+
+def unpack(archive: Path, root: Path) -> None:
+    """The files that are read, beside their place and renamed, so that no half folder is seen."""
+    new = root / f"{FOLDER}.new"
+    shutil.rmtree(new, ignore_errors=True)
+    with zipfile.ZipFile(archive) as packed:
+        for part in ("train", "test"):
+            for file in files(part):
+                target = new / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with packed.open(f"{FOLDER}/{file}") as source, target.open("wb") as out:
+                    shutil.copyfileobj(source, out)
+    os.replace(new, root / FOLDER)
+
+
+def files(part: str) -> list[str]:
+    """What is read of a split."""
+    signals = [
+        f"{part}/Inertial Signals/{sensor}_{axis}_{part}.txt"
+        for sensor in SENSORS.values()
+        for axis in "xyz"
+    ]
+    return [*signals, f"{part}/y_{part}.txt", f"{part}/subject_{part}.txt"]
+
+
+def read(folder: Path, part: str) -> Split:
+    """One split: accelerometer and gyroscope, [n, 3, 128]."""
+    *signals, y, users = [table(folder / file) for file in files(part)]
+    n = len(y)
+    for file, values in zip(files(part), signals, strict=False):
+        if values.shape != (n, STEPS):
+            raise DataError(
+                f"{folder / file}: {list(values.shape)}, not [{n}, {STEPS}]; unpack it again"
+            )
+    axes = np.stack(signals, 1).astype(np.float32)  # [n, 6, 128]
+    where = str(folder / part)
+    labels = check.labels(y, n, f"{where}: labels") - 1
+    if labels.min() < 0 or labels.max() >= len(CLASSES):
+        raise DataError(f"{where}: labels lie in 1..{len(CLASSES)}; unpack it again")
+    x = {"accelerometer": axes[:, :3].copy(), "gyroscope": axes[:, 3:].copy()}
+    return Split(x, labels, check.labels(users, n, f"{where}: subjects"))
+
+
+def table(path: Path) -> np.ndarray:
+    """Numbers of a text file, [n, columns]. Raises DataError."""
+    with readable(path, "unpack it again"):
+        found = np.loadtxt(regular(path), ndmin=2)
+    if not found.size or not np.isfinite(found).all():
+        raise DataError(f"{path}: is empty or not finite; unpack it again")
+    return found

@@ -1,0 +1,161 @@
+"""Heart disease at four hospitals, as FLamby prepares it: Ogier du Terrail et al., "FLamby",
+NeurIPS 2022, arXiv:2210.04620, Fed-Heart-Disease; Janosi et al., UCI, 1988.
+
+The last three of the 13 columns, mostly empty, are left out, then the rows with gaps, of which 740
+stay; chest pain and resting electrocardiogram become 0 and 1 for each kind but the first; numbers
+are standardised by the training examples of their own hospital. 13 features. A hospital is a
+natural client, with test examples of its own, 34 % of each label.
+Deviations: the rows of the test examples are drawn from a stream of hpcfed; their numbers are
+FLamby's.
+"""
+
+import os
+import shutil
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.core.errors import DataError
+from hpcfed.core.paths import regular
+from hpcfed.core.rng import stream
+from hpcfed.data import check
+from hpcfed.data.absent import absent
+from hpcfed.data.readable import Nodes, hdf5, readable, whole
+from hpcfed.data.record import DataSet, Split
+from hpcfed.storage.atomic import instead
+
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+FILES = tuple(f"processed.{name}.data" for name in HOSPITALS)
+FILE = "heart_disease.h5"
+COLUMNS, USED = 13, 10
+KINDS = {2: (1, 2, 3, 4), 6: (0, 1, 2)}  # columns that are kinds: chest pain, electrocardiogram
+TEST = 0.34
+PARTS = ("train", "test")
+Part = tuple[np.ndarray, np.ndarray, np.ndarray]  # features, labels, hospitals
+TIMEOUT = 60.0  # seconds without a byte before a download is given up
+
+
+def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
+    """UCI's four files below root, else root/heart_disease.h5, else a download of the four.
+
+    HDF5: groups `train` and `test` with `features` [n, 13], nan where one is missing, `labels` and
+    `hospital`, 0..3; all are shared out anew.  Raises DataError.
+    """
+    if all(os.path.exists(root / file) for file in FILES):
+        rows = [read(root / file) for file in FILES]
+    elif os.path.exists(root / FILE):
+        rows = read_hdf5(root / FILE)
+    else:
+        if download:
+            fetch(root)
+        if not all(os.path.exists(root / file) for file in FILES):
+            raise missing(name, root)
+        rows = [read(root / file) for file in FILES]
+    parts = [prepare(table, hospital) for hospital, table in enumerate(rows)]
+    train, test = (join([part[which] for part in parts]) for which in (0, 1))
+    width = train.x.shape[1]
+    still = (0.0,) * width, (1.0,) * width  # each hospital's are standardised by its own
+    classes = ("absent", "present")
+    return DataSet(name, train, test, classes, *still, task="binary", own_tests=True)
+
+
+def join(parts: list[Part]) -> Split:
+    """The examples of all hospitals."""
+    x, y, hospital = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return Split(x, y, hospital)
+
+
+def missing(name: str, root: Path) -> DataError:
+    return absent(name, root, f"{', '.join(FILES)}, or {FILE}", f"the files are at {URL}")
+
+
+def fetch(root: Path, url: str = URL) -> None:
+    """Download the four files to root. Raises DataError."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for file in FILES:
+            with (
+                urllib.request.urlopen(url + file, timeout=TIMEOUT) as answer,
+                instead(root / file) as new,
+                new.open("wb") as target,
+            ):
+                shutil.copyfileobj(answer, target)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{missing('heart-disease', root)}\n  the download: {error}") from error
+
+
+def read(path: Path) -> np.ndarray:
+    """One of UCI's files: [n, 14], float64, nan where a value is "?"; the last column is the
+    label.
+    """
+    rows = []
+    with readable(path, "download it again"):
+        lines = regular(path).read_text(encoding="latin-1").splitlines()
+    for number, line in enumerate(filter(str.strip, lines), start=1):
+        fields = line.split(",")
+        try:
+            rows.append([float("nan") if f.strip() == "?" else float(f) for f in fields])
+        except ValueError as error:
+            raise DataError(f"{path}: row {number}: {error}; download it again") from error
+        if len(fields) != COLUMNS + 1:
+            raise DataError(
+                f"{path}: row {number} has {len(fields)} values, not {COLUMNS + 1}; download it "
+                f"again"
+            )
+    if not rows:
+        raise DataError(f"{path}: is empty; download it again")
+    return np.array(rows)
+
+
+def read_hdf5(path: Path) -> list[np.ndarray]:
+    """The same of the four hospitals from one file."""
+    with readable(path, "copy it again"), hdf5(path) as file:
+        nodes = Nodes(file)
+        x, y, hospital = (
+            np.concatenate([whole(nodes[f"{p}/{key}"], f"{path}: {p}/{key}") for p in PARTS])
+            for key in ("features", "labels", "hospital")
+        )
+    if x.shape != (len(x), COLUMNS) or x.dtype.kind != "f":
+        raise DataError(f"{path}: features are {x.dtype} {list(x.shape)}, not [n, {COLUMNS}]")
+    y = check.labels(y, len(x), f"{path}: labels")
+    hospital = check.labels(hospital, len(x), f"{path}: hospital")
+    check.below(hospital, len(HOSPITALS), f"{path}: hospital")
+    table = np.concatenate([x.astype(np.float64), y[:, None]], 1)
+    return [table[hospital == k] for k in range(len(HOSPITALS))]
+
+
+def prepare(table: np.ndarray, hospital: int) -> tuple[Part, Part]:
+    """A hospital's training and test examples. table: [n, 14]."""
+    x, y = table[:, :USED], (table[:, -1] > 0).astype(np.int64)
+    full = ~np.isnan(x).any(1)
+    x, y = x[full], y[full]
+    test = stratified(y, hospital)
+    if not len(y) or test.all() or not test.any():
+        raise DataError(f"heart-disease: {HOSPITALS[hospital]} has {len(y)} rows without gaps")
+    made = []
+    for column in range(USED):
+        if column in KINDS:
+            made += [x[:, column] == kind for kind in KINDS[column][1:]]
+        else:
+            made.append(x[:, column])
+    features = np.stack(made, 1).astype(np.float64)
+    known = features[~test]
+    std = known.std(0)
+    features = (features - known.mean(0)) / np.where(std > 0, std, 1)
+    rows = features.astype(np.float32)
+    who = np.full(len(y), hospital)
+    return (rows[~test], y[~test], who[~test]), (rows[test], y[test], who[test])
+
+
+def stratified(y: np.ndarray, hospital: int) -> np.ndarray:
+    """Which examples are for tests, [n], bool: ceil(0.34 n), of each label in proportion."""
+    from hpcfed.data.sampling import apportion, take
+
+    rows = take(
+        y, apportion(int(np.ceil(TEST * len(y))), np.bincount(y)), stream(0, "heart", hospital)
+    )
+    test = np.zeros(len(y), bool)
+    test[rows] = True
+    return test

@@ -1,0 +1,283 @@
+"""`hpcfed.run(...)`: a run from a script or a notebook, in this process or on ranks of its own.
+
+The process goes on afterwards: nothing ends it, its settings and signal handlers are as before, and
+what goes wrong is an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hpcfed.comm.connect import detect_launcher
+from hpcfed.comm.serial import Serial
+from hpcfed.config.load import Given, load
+from hpcfed.config.messages import PREFIX
+from hpcfed.config.write import to_toml
+from hpcfed.core import own
+from hpcfed.core.errors import CheckpointError, ConfigError, HpcfedError, StoppedError
+from hpcfed.core.status import DONE, RESUME_ME
+from hpcfed.engine import folder
+from hpcfed.engine.run import run_here
+from hpcfed.engine.survival.signals import handle_signals
+from hpcfed.engine.survival.supervise import MAIN
+from hpcfed.launch.given import Call, check_importable
+from hpcfed.launch.sweep.launch import UNBOUND, find_launcher
+from hpcfed.machine.faults import ADVICE, out_of_memory
+from hpcfed.machine.settings import usual_settings
+from hpcfed.models import cost, widths
+from hpcfed.report.progress import Rounds
+from hpcfed.results.run import Run
+from hpcfed.storage.record import load as load_results
+
+ONE = threading.Lock()  # held by the run of this process
+LOOK = 0.2  # seconds between two looks at a run on ranks of its own
+LINES = 30  # of what they wrote last, where it is no message of hpcfed
+SAYS = "hpcfed: "  # how its messages begin
+RULE = "-----"  # above and below those of launchers
+
+
+def run(
+    job: Any = None,
+    *,
+    ranks: int = 1,
+    resume: bool | str | Path = False,
+    launcher: str = "",
+    **fields: Any,
+) -> Run:
+    """What `hpcfed.run` does; its docstring says the rest."""
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ConfigError(f"hpcfed.run: ranks = {ranks!r}: give a whole number from 1")
+    name, size = detect_launcher(os.environ)
+    if size != 1:
+        raise ConfigError(
+            f"hpcfed.run: this script was itself started as one of several processes ({name}); "
+            "start it without a launcher, and give ranks = ... instead"
+        )
+    call = Call(job, fields)
+    with ExitStack() as stack:
+        stack.enter_context(own.lend(call.lent))
+        forget_own_models()
+        stack.callback(forget_own_models)
+        found = checked(call, resume)
+        if ranks == 1 and not launcher:
+            status, number = here(found)
+        else:
+            check_importable(call.lent, ranks)
+            status, number = beside(found, ranks, launcher)
+        place = folder.of(found)
+    if status == RESUME_ME or number is not None:  # a signal may come when all is done
+        stopped(number, place)
+    return Run(place)
+
+
+def forget_own_models() -> None:
+    """What was measured of models by name: a name may stand for another function now, where a cell
+    of a notebook is run again.
+    """
+    cost.work.cache_clear()
+    widths.structure.cache_clear()
+
+
+def checked(call: Call, resume: bool | str | Path) -> Any:
+    """The job, checked as the command checks it."""
+    words, given = [str(file) for file in call.files], call.given
+    with own_folder():
+        if resume is True:
+            given = with_field(given, "resume", where_it_is(words, given))
+        elif resume:
+            given = with_field(given, "resume", str(resume))
+        job = load(words, folder.read_job, given=given)
+    if job.dry_run:
+        raise ConfigError(
+            "hpcfed.run: dry_run: a call returns the results of a run, and a dry run has none; "
+            "`hpcfed run JOB.toml --dry-run` prints what a job would do"
+        )
+    if not (job.resume or job.overwrite) and folder.holds(job.folder):
+        raise ConfigError(
+            f"hpcfed.run: out: {job.folder} holds a run already; resume=True goes on with it, "
+            "overwrite=True replaces it; or give another out"
+        )
+    return job
+
+
+def own_folder() -> ExitStack:
+    """Inside, methods and models of one's own are found in the folder where one is, as with python
+    -m.
+    """
+    stack = ExitStack()
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, "")
+        stack.callback(sys.path.remove, "")
+    return stack
+
+
+def with_field(given: Given, name: str, value: str | None) -> Given:
+    return given if value is None else Given(given.job, given.fields | {name: value})
+
+
+def where_it_is(words: Sequence[str], given: Given) -> str | None:
+    """The folder of the run that this job has begun; None where there is nothing to go on with."""
+    place = load(words, folder.read_job, given=given).folder
+    return str(place) if folder.holds(place) else None
+
+
+def here(job: Any) -> tuple[int, int | None]:
+    """Run it in this process; the exit status, and the signal that stopped it."""
+    if not ONE.acquire(blocking=False):
+        raise ConfigError(
+            "hpcfed.run: another run goes on in this process, and torch's settings are "
+            "those of one; wait for its end, or give ranks = 2, which starts processes of its own"
+        )
+    try:
+        with usual_settings(), own_folder():
+            return run_here(job, Serial())
+    except HpcfedError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise HpcfedError(f"out of memory: {error}; {ADVICE}") from error
+        if theirs := own.explain_error(error):
+            raise own.OwnError(theirs) from error
+        raise
+    finally:
+        ONE.release()
+
+
+def beside(job: Any, ranks: int, launcher: str) -> tuple[int, int | None]:
+    """Run it on ranks of its own, and show how far they are; the exit status, and the signal that
+    stopped it.
+    """
+    words = find_launcher("hpcfed.run", ranks, launcher, "give launcher = ...")
+    with tempfile.TemporaryDirectory(prefix="hpcfed-run-") as scratch:
+        file, said = Path(scratch) / "job.toml", Path(scratch) / "said.txt"
+        file.write_text(to_toml(job.plain()), encoding="utf-8")
+        words += [sys.executable, "-m", MAIN, str(file)]
+        with open(said, "wb") as log, Child() as child:
+            child.start(words, log, environment(job))
+            watch(child, job, said)
+            status = child.process.wait()
+        text = said.read_text(encoding="utf-8", errors="replace")
+    if status not in (DONE, RESUME_ME):
+        raise HpcfedError(reason(text, status))
+    if status == RESUME_ME and child.got is None:
+        raise StoppedError(reason(text, status))
+    return status, child.got
+
+
+def environment(job: Any) -> dict[str, str]:
+    """For the ranks: the job is whole, so variables that fill one do not count; they find the
+    modules that this process finds.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    path = os.pathsep.join(os.path.abspath(place) for place in sys.path if os.path.isdir(place))
+    threads = {"OMP_NUM_THREADS": str(job.run.threads)}
+    return UNBOUND | threads | kept | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+class Child:
+    """A launcher and its ranks, which have ended when the block has. Signals that ask this process
+    to stop ask them: first to save and stop, then, where one comes again, to end at once.
+
+    got: the first signal that came.
+    """
+
+    def __init__(self) -> None:
+        self.got: int | None = None
+        self.stack = ExitStack()
+        self.process: subprocess.Popen[bytes]
+
+    def __enter__(self) -> Child:
+        self.stack.enter_context(handle_signals(self.ask))
+        return self
+
+    def start(self, words: Sequence[str], log: Any, env: Mapping[str, str]) -> None:
+        """In a process group of its own, so that Ctrl-C in a terminal does not reach it."""
+        try:
+            self.process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=dict(env),
+                process_group=0,
+            )
+        except OSError as error:
+            raise ConfigError(f"hpcfed.run: cannot start {words[0]}: {error.strerror}") from error
+        if self.got:  # before there was a process to be told
+            self.process.send_signal(signal.SIGUSR1)
+
+    def ask(self, number: int, _: object) -> None:
+        if hasattr(self, "process"):  # mpirun hands SIGUSR1 on to the ranks
+            self.process.send_signal(signal.SIGTERM if self.got else signal.SIGUSR1)
+        self.got = self.got or number
+
+    def __exit__(self, *_: object) -> None:
+        if hasattr(self, "process") and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+        self.stack.close()
+
+
+def watch(child: Child, job: Any, said: Path) -> None:
+    """Show rounds as they come, and warnings, until the process has ended."""
+    place, told, begun = folder.of(job), 0, time.time()
+    with Rounds(job) as shown:
+        while True:
+            over = child.process.poll() is not None
+            lines = said.read_text(encoding="utf-8", errors="replace").splitlines()
+            for line in lines[told : len(lines) if over else -1]:
+                if line.startswith(f"{SAYS}warning: "):
+                    print(line, file=sys.stderr, flush=True)
+            told = max(told, len(lines) - (not over))
+            shown.show(rounds_of(place, begun))
+            if over:
+                return
+            time.sleep(LOOK)
+
+
+def rounds_of(place: Path, since: float) -> Any:
+    """The record of a run, as it is now; None where it has written nothing since then."""
+    try:
+        record = load_results(place)
+        return record if os.path.getmtime(record.path) >= since - 1 or record.rounds else None
+    except (CheckpointError, OSError):
+        return None
+
+
+def reason(text: str, status: int) -> str:
+    """What the ranks said about why they ended: the message of hpcfed, or else their last lines."""
+    lines = text.splitlines()
+    starts = [
+        i
+        for i, line in enumerate(lines)
+        if line.startswith(SAYS) and not line.startswith(f"{SAYS}warning: ")
+    ]
+    if not starts:
+        last = [line for line in lines if line.strip()][-LINES:]
+        return "\n".join([f"the ranks ended with status {status}; they said last:", *last])
+    message = [lines[starts[0]].removeprefix(SAYS)]
+    for line in lines[starts[0] + 1 :]:
+        if not line.startswith(" ") or line.startswith(RULE):
+            break
+        message.append(line)
+    return "\n".join(message)
+
+
+def stopped(number: int | None, place: Path) -> NoReturn:
+    """Pass on the signal that stopped the run, now that all is saved."""
+    text = f"the run is saved in {place}; hpcfed.run(..., resume=True) goes on with it"
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt(text)
+    if number is not None:
+        signal.raise_signal(number)  # what it does here is the program's own affair
+    raise StoppedError(text)

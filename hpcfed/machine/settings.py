@@ -1,0 +1,84 @@
+"""Torch and numpy as a fresh process has them, for a run in a process that others use too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcfed.core import rng
+
+VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUDNN_CONV_WSCAP_DBG")  # that `devices.prepare` may set
+FRESH = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}  # of numpy
+CUDNN = ("enabled", "benchmark", "deterministic", "allow_tf32")
+
+
+@contextmanager
+def usual_settings() -> Iterator[None]:
+    """Inside, what changes the bits of a result is as a fresh process has it; afterwards all is as
+    it was before, the state of torch's generators too.
+
+    Not given back is memory that the C library keeps (`allocator.keep_memory`).
+    """
+    before = settings()
+    variables = {name: os.environ.get(name) for name in VARIABLES}
+    threads = torch.get_num_threads()
+    try:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.enabled = True
+        with (
+            rng.keep_states(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+            np.errstate(**FRESH),  # type: ignore[arg-type]
+        ):
+            yield
+    finally:
+        restore(before)
+        torch.set_num_threads(threads)
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def settings() -> dict[str, Any]:
+    """Torch's own, which a run or a user may set."""
+    utils: Any = torch.utils.deterministic
+    return {
+        "cudnn": {name: getattr(torch.backends.cudnn, name) for name in CUDNN},
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "fill": utils.fill_uninitialized_memory,
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+        "precision": torch.get_float32_matmul_precision(),
+        "gpu": torch.cuda.current_device() if torch.cuda.is_initialized() else None,
+    }
+
+
+def restore(before: dict[str, Any]) -> None:
+    """Set what `settings` found."""
+    utils: Any = torch.utils.deterministic
+    torch.set_default_dtype(before["dtype"])
+    cpu = before["device"] == torch.device("cpu")
+    torch.set_default_device(None if cpu else before["device"])
+    torch.use_deterministic_algorithms(before["deterministic"], warn_only=before["warn_only"])
+    utils.fill_uninitialized_memory = before["fill"]
+    torch.backends.cuda.matmul.allow_tf32 = before["tf32"]
+    torch.set_float32_matmul_precision(before["precision"])
+    for name, value in before["cudnn"].items():
+        setattr(torch.backends.cudnn, name, value)
+    if before["gpu"] is not None:
+        torch.cuda.set_device(before["gpu"])

@@ -1,0 +1,87 @@
+"""Models for several modalities: one encoder each, and a fusion of what they make, in the body.
+
+Feng et al. (FedMultimodal), KDD 2023, arXiv:2306.09486, section 4.2: concat and attention, where
+their classifier's first layer, with its ReLU, is the last of the body, so that models.d = 64 gives
+theirs. mean: Ouyang et al. (Harmony), MobiSys 2023, whose features of all modalities are averaged.
+A batch that lacks a modality is fused from the others: concat reads zeros in its place, which is
+what FedMultimodal feeds; mean and attention leave it out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from hpcfed.core.shapes import Shapes
+from hpcfed.models.encoders import STEP, Encoders, encoder, stacked
+
+HEADS, HIDDEN = 6, 512  # of the attention
+
+
+class Concat(nn.Module):
+    """The means over time of all modalities side by side, [n, M * STEP]."""
+
+    def __init__(self, modalities: int):
+        super().__init__()
+        self.width = modalities * STEP
+
+    def forward(self, found: dict, names: tuple[str, ...]) -> Tensor:
+        some = next(iter(found.values())).h
+        nothing = some.new_zeros(len(some), STEP)
+        return torch.cat([found[m].mean() if m in found else nothing for m in names], 1)
+
+
+class Mean(nn.Module):
+    """The mean over modalities of their means over time, [n, STEP]."""
+
+    def __init__(self, modalities: int):
+        super().__init__()
+        self.width = STEP
+
+    def forward(self, found: dict, names: tuple[str, ...]) -> Tensor:
+        return torch.stack([steps.mean() for steps in found.values()]).mean(0)
+
+
+class Attention(nn.Module):
+    """Heads that weigh the steps of all modalities, [n, HEADS * STEP]: weights are
+    softmax(U tanh(V h)) over all steps that are no padding.
+    """
+
+    def __init__(self, modalities: int):
+        super().__init__()
+        self.width = HEADS * STEP
+        self.score = nn.Sequential(nn.Linear(STEP, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HEADS))
+
+    def forward(self, found: dict, names: tuple[str, ...]) -> Tensor:
+        h, there = stacked(list(found.values()))
+        scores = self.score(h)  # [n, T, HEADS]
+        if there is not None:
+            # a large negative number, for where nothing counts infinity would give nan
+            scores = scores.masked_fill(~there[:, :, None], -1e5)
+        return (scores.softmax(1).transpose(1, 2) @ h).flatten(1)
+
+
+class Fusion(nn.Module):
+    """Inputs by modality -> representation [n, d], >= 0. Tensors: "encoders.MODALITY. ...",
+    "fusion. ...", "out. ...".
+    """
+
+    def __init__(self, fusion: type[nn.Module], shapes: Shapes, kinds: dict[str, str], d: int):
+        super().__init__()
+        self.encoders = Encoders({part.name: encoder(kinds[part.name], part) for part in shapes})
+        self.fusion = fusion(len(shapes))
+        self.out = nn.Linear(self.fusion.width, d)  # type: ignore[arg-type]
+
+    def forward(self, x: dict[str, Tensor]) -> Tensor:
+        return self.out(self.fusion(self.encoders(x), self.encoders.names)).relu()
+
+
+def _body(shapes: Shapes, d: int, kinds: dict[str, str], fusion: type[nn.Module]) -> nn.Module:
+    return Fusion(fusion, shapes, kinds, d)
+
+
+concat = partial(_body, fusion=Concat)
+mean = partial(_body, fusion=Mean)
+attention = partial(_body, fusion=Attention)

@@ -1,0 +1,369 @@
+"""The runs by which the contract examines a method: each is made once, and all claims look at it.
+
+| run       | ranks | rounds | what is special                                                     |
+|-----------|-------|--------|---------------------------------------------------------------------|
+| `whole`   | 1     | 1 to 4 | the traced engine; seen after each round; in 4 a client drops out   |
+| `spread`  | 3     | 1 to 4 | saved after round 1; clients move after 2; in 4 that client fails   |
+| `stopped` | 1     | 2, 3   | goes on from what `spread` saved; late scores; a signal ends 3      |
+| `resumed` | 7     | 3      | goes on from what `stopped` saved; a rank owns no client            |
+| `plain`   | 1     | 1 to 3 | the eager engine, no evaluation, no undo log; in 4 the loss is nan  |
+| `graphed` | 1     | 1, 2   | the engine for CUDA graphs, with a stand-in for the capture         |
+
+All of them must have the bits of `whole`. Where one has not, leave out what is special about it,
+one thing after the other, to find the cause.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.algorithms import load
+from hpcfed.algorithms.events import EventBased
+from hpcfed.clients.participation import Draws
+from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.config.job import Job
+from hpcfed.config.parts import Training
+from hpcfed.core.errors import DivergedError
+from hpcfed.engine.evaluation import Evaluation
+from hpcfed.engine.rounds import Rounds
+from hpcfed.engine.run import open_results
+from hpcfed.engine.setup import federation, world
+from hpcfed.engine.survival import saving, snapshot
+from hpcfed.machine.heartbeat import Heartbeat, Stopped
+from hpcfed.storage import names
+from hpcfed.training import graphs, local, stacked
+from tests.contract import toy
+
+ROUNDS = 4
+SAVED, MOVED, STOPPED, FAILED = 1, 2, 3, 4  # the rounds, counted from 1, after or in which it is so
+LONG = ("--rounds", str(ROUNDS), "--local.keep_optimiser", "true")
+SCORED = ("--evaluate.common", "true", "--evaluate.received", "true")
+UNSCORED = ("--evaluate.every", "1000", "--evaluate.before", "false")
+DROP = ("--run.on_client_fault", "drop")
+
+
+@dataclass
+class Watch:
+    """A run after each of its rounds, and what else claims are about."""
+
+    outcomes: list[toy.Outcome] = field(default_factory=list)  # of one row each
+    messages: str = ""  # on stderr
+    moved: int = 0  # clients that changed their rank
+    empty: int = 0  # ranks that own no client
+    turns: int = 0  # finished turns in what a stopped round saved
+    # only of `whole`
+    announced: tuple[list[int], list[int]] = ([], [])  # bytes down and up of each client
+    generators: tuple[Any, Any] = (None, None)  # states of the global ones, before and after
+    copied: tuple[Any, Any] = (None, None)  # a copy for a checkpoint, before and after a round
+    untouched: tuple[Any, Any] = (None, None)  # the state before and after a round of nobody
+    steps: int = 0  # of training in the round that `stopped` will not end
+    # only of `plain`
+    diverged: str = ""  # what a nan loss in the round after ends it with
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of the clients' table, [rounds, K]."""
+        return np.concatenate([outcome.column(name) for outcome in self.outcomes])
+
+
+def once(make: Callable[[Any], Watch]) -> Any:
+    """A run that is made when a claim first looks at it. Its error is that of all who look."""
+
+    def look(self: Examination) -> Watch:
+        if make.__name__ not in self.made:
+            try:
+                self.made[make.__name__] = make(self), None
+            except (Exception, pytest.fail.Exception) as error:
+                self.made[make.__name__] = None, error
+        run, error = self.made[make.__name__]
+        if error:
+            raise error
+        return run
+
+    return property(look, doc=make.__doc__)
+
+
+class Examination:
+    """The runs of one method over the same small job.
+
+    folder: where their files go. flags: what is set beside `LONG` and `SCORED`; default: what makes
+    clients as different as the method accepts. make: the job of a method and flags.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        folder: Path,
+        flags: tuple[str, ...] | None = None,
+        make: Callable[..., Job] = toy.job,
+    ):
+        self.method, self.folder, self.make = method, folder, make
+        self.made: dict[str, tuple[Any, BaseException | None]] = {}  # run or error, by name
+        self.event_based = issubclass(load(method), EventBased)
+        self.flags = toy.different(method) if flags is None else flags
+        out = ("--out", str(folder / "whole"))
+        self.job = make(method, *LONG, *SCORED, *self.flags, *DROP, *out)
+        # where no client may leave a round, turns after an exchange are written down too
+        self.stopping = make(method, *LONG, *SCORED, *self.flags)
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether clients train; else the server does it all."""
+        return bool(self.whole.outcomes[0].column("examples").any())
+
+    @cached_property
+    def victim(self) -> tuple[int, int]:
+        """Who fails in the last round: a client, and the number of that round; in virtual time
+        (`find_victim`) of its task.
+        """
+        rounds = toy.start(Serial(), self.job)
+        return rounds.algorithm.cohort(rounds.fed, FAILED - 1)[1], FAILED - 1
+
+    @once
+    def whole(self) -> Watch:
+        """The run on one rank, and its result file, partition and last checkpoint."""
+        run, watch = self.folder / "whole", Watch()
+        run.mkdir()
+        before = global_generators()
+        traced = self.job.model_copy(update={"training": Training(engine="traced")})
+        facts = world(traced, Serial())
+        rounds = Rounds(federation(traced, Serial(), facts))
+        results = open_results(traced, run, facts, rounds)
+        facts.partition.save(names.partition_file(run))
+        down, up = zip(
+            *(rounds.algorithm.traffic(rounds.fed, k) for k in range(rounds.fed.K)), strict=True
+        )
+        watch.announced = list(down), list(up)
+        with redirect_stderr(StringIO()) as said:
+            for t in range(1, ROUNDS + 1):
+                taken = snapshot.take_snapshot(rounds).items if t == MOVED else {}
+                copy = dict(toy.leaves(taken))
+                counting = rounds.fed.clock.heartbeat = Steps()
+                with self.failure(drops_out=True) if t == FAILED else nullcontext():
+                    row = rounds.step()[0]
+                results.append(row)
+                watch.outcomes.append(deepcopy(toy.outcome(rounds, [row])))
+                if t == MOVED:
+                    watch.copied = copy, dict(toy.leaves(taken))
+                if t == STOPPED:
+                    watch.steps = counting.made
+        saving.save(rounds, run)
+        results.write(force=True)
+        watch.generators = before, global_generators()
+        watch.messages = said.getvalue()
+        if not self.event_based:  # whose rounds wait until enough clients have reported
+            old = deepcopy(snapshot.to_tree(rounds.state))
+            with drop_out():
+                row = rounds.step()[0]
+            watch.untouched = old, toy.outcome(rounds, [row])
+        return watch
+
+    @once
+    def spread(self) -> Watch:
+        """The run on three ranks."""
+        watch = Watch()
+        assert self.whole and self.victim  # found before the ranks are there
+
+        def on_rank(comm: Comm) -> list[toy.Outcome]:
+            rounds, outcomes = toy.start(comm, self.job), []
+            for t in range(1, ROUNDS + 1):
+                outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
+                if t == SAVED:
+                    saving.save(rounds, self.folder / "saved")
+                if t == MOVED:  # as if the smallest clients had been the slowest
+                    rounds.balance.seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(
+                        rounds.fed.sizes
+                    )
+                    moved = rounds.balance.rebalance()
+            if comm.rank == 0:
+                watch.moved = moved
+            return outcomes
+
+        with redirect_stderr(StringIO()) as said, self.failure(drops_out=False):
+            watch.outcomes = same_on_all(spmd(3, on_rank))
+        watch.messages = said.getvalue()
+        return watch
+
+    @once
+    def stopped(self) -> Watch:
+        """The run that goes on from the checkpoint of three ranks, and is stopped in a round."""
+        assert self.spread
+        watch, rounds = Watch(), toy.start(Serial(), self.stopping)
+        saving.restore(rounds, self.folder / "saved")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Evaluation, "independent", False)  # scored when the round is over
+            watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
+        rounds.fed.clock.heartbeat = Impatient(rounds, self.whole.steps // 2, self.trains)
+        with pytest.raises(Stopped):
+            rounds.step()
+        saving.save(rounds, self.folder / "stopped")
+        watch.turns = finished_turns(rounds)
+        return watch
+
+    @once
+    def resumed(self) -> Watch:
+        """The run that ends the stopped round on seven ranks."""
+        assert self.stopped
+        watch = Watch()
+
+        def on_rank(comm: Comm) -> list[toy.Outcome]:
+            rounds = toy.start(comm, self.stopping)
+            saving.restore(rounds, self.folder / "stopped")
+            outcomes = [toy.outcome(rounds, [rounds.step()[0]])]
+            if comm.rank == 0:
+                watch.empty = comm.size - len(set(rounds.fed.placement.ranks))
+            return outcomes
+
+        watch.outcomes = same_on_all(spmd(7, on_rank))
+        return watch
+
+    @once
+    def plain(self) -> Watch:
+        """The run without an engine's help, evaluation and undo log; a loss of nan ends it."""
+        flags = (*LONG, *UNSCORED, *self.flags, "--training.engine", "eager")
+        watch, rounds = Watch(), toy.start(Serial(), self.make(self.method, *flags))
+        for _ in range(ROUNDS - 1):
+            watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
+        with nan_losses(load(self.method)):
+            try:
+                rounds.step()
+            except DivergedError as error:
+                watch.diverged = str(error)
+        return watch
+
+    @once
+    def graphed(self) -> Watch:
+        """The run with replayed steps."""
+        flags = (*LONG, *SCORED, *self.flags, *DROP, "--training.engine", "graphed")
+        watch, rounds = Watch(), toy.start(Serial(), self.make(self.method, *flags))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(graphs, "capture", toy.capture_on_cpu([]))
+            for _ in range(2):
+                watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
+        return watch
+
+    @contextmanager
+    def failure(self, drops_out: bool) -> Iterator[None]:
+        """Inside, a client of the last round fails at the end of its training, or drops out then.
+
+        In virtual time one that drops out does not do all its work, so there it fails in all runs.
+        """
+        if drops_out and not self.event_based:
+            with drop_out(self.victim):
+                yield
+        else:
+            with failure(self.find_victim if self.event_based else self.victim):
+                yield
+
+    def find_victim(self, k: int, number: int) -> tuple[int, int]:
+        """In virtual time: the first task that is trained while this is asked."""
+        return self.__dict__.setdefault("victim", (k, number))
+
+
+class Steps(Heartbeat):
+    """A heartbeat that counts steps of training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+
+    def step(self) -> None:
+        self.made += 1
+        super().step()
+
+
+class Impatient(Steps):
+    """A rank that is asked to stop, and has no time left, after so many steps, and after a client's
+    turn where clients have turns.
+    """
+
+    def __init__(self, rounds: Rounds, steps: int, turns: bool):
+        super().__init__()
+        self.rounds, self.steps, self.turns = rounds, steps, turns
+
+    def step(self) -> None:
+        enough = self.made + 1 >= self.steps
+        if enough and (finished_turns(self.rounds) or not self.turns):
+            self.ask(-1.0)
+        super().step()
+
+
+def finished_turns(rounds: Rounds) -> int:
+    """Turns that this rank's clients are through with in the round that is open."""
+    replay = rounds.fed.replay
+    return sum(len(replay.turns(k)) for k in replay.entries)
+
+
+def same_on_all(ranks: list[list[toy.Outcome]]) -> list[toy.Outcome]:
+    """What every rank says; fails where one says something else."""
+    for other in ranks[1:]:
+        assert toy.differences(other, ranks[0]) == []
+    return ranks[0]
+
+
+def global_generators() -> tuple[Any, ...]:
+    """States of the generators that nobody may draw from."""
+    return torch.random.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+
+
+@contextmanager
+def drop_out(victim: tuple[int, int] | None = None) -> Iterator[None]:
+    """Inside, a client drops out of a round when it has done all its work; None: all, of each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Draws, "dropout", lambda self, t, k: 1.0 if victim in (None, (k, t)) else None
+        )
+        yield
+
+
+@contextmanager
+def failure(victim: tuple[int, int] | Callable[[int, int], tuple[int, int]]) -> Iterator[None]:
+    """Inside, a client's weights are found to have diverged at the end of its training in a round.
+
+    victim: client and number of the round, or a function that says so of those that it is asked.
+    """
+    whole = local.check_finite
+
+    def checked(fed: Any, client: Any, t: int, *rest: Any) -> Any:
+        if (client.id, t) == (victim(client.id, t) if callable(victim) else victim):
+            error = DivergedError(f"{fed.warnings.where(client)}: the loss is nan")
+            error.client = client.id
+            raise error
+        return whole(fed, client, t, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "check_finite", checked)
+        patch.setattr(stacked, "check_finite", checked)
+        patch.setattr(stacked, "finite", lambda rows: False)  # so that it looks at each client
+        yield
+
+
+@contextmanager
+def nan_losses(method: type) -> Iterator[None]:
+    """Inside, every loss of the method is nan."""
+    loss: Callable = method.loss
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(method, "loss", lambda *args, **more: loss(*args, **more) * torch.nan)
+        yield
+
+
+def learned(outcome: toy.Outcome) -> list:
+    """What training leaves, without what evaluation adds."""
+    return [outcome.state, outcome.weights, outcome.memory, outcome.column("train_loss")]
+
+
+def without_faults(outcome: toy.Outcome) -> toy.Outcome:
+    """The outcome without who failed; what else it says is the same for a client that drops out."""
+    rows = [{n: c for n, c in row.items() if n != "clients/fault"} for row in outcome.rows]
+    return replace(outcome, rows=rows)

@@ -1,0 +1,265 @@
+"""The contract: what must hold for every method of the registry, examined on few runs of each.
+
+`examination.py` says which runs these are. A method needs no line here.
+"""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from hpcfed.algorithms import ALGORITHMS, load
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.comm import Serial, spmd
+from hpcfed.core.errors import ConfigError, DivergedError
+from hpcfed.launch.plan.costs import Costs
+from hpcfed.launch.plan.demand import WHOLE, demand
+from hpcfed.launch.plan.network import Network
+from hpcfed.launch.plan.predict import Cluster, predict
+from hpcfed.results.trained.saved import Saved, from_newest
+from tests.contract import toy
+from tests.contract.examination import (
+    FAILED,
+    MOVED,
+    ROUNDS,
+    SAVED,
+    STOPPED,
+    Examination,
+    learned,
+    without_faults,
+)
+from tests.contract.models import counted, with_tests
+from tests.contract.models import load as load_record
+
+each_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
+
+
+LEARNABLE = (  # three clients with examples of all classes
+    *("--clients", "3", "--data.train_limit", "48", "--data.partition", "iid"),
+    *("--participation", "1", "--rounds", "4", "--local.batch", "8"),
+)
+FASTER = {  # neutral settings where those of toy.toml do not serve
+    "fedsgd": ("--local.lr", "0.2"),
+    "scaffold": ("--local.lr", "0.1"),
+    "fednova": ("--local.lr", "0.1"),
+    "pfedbayes": ("--algorithm.zeta", "0.01"),  # of few examples it weighs as 1 / n
+    "pfedme": ("--algorithm.lam", "1", "--algorithm.eta", "0.5"),
+}
+# methods whose bytes depend on what is learnt: they announce the most that can be
+COMPRESSED = ("fedkd",)
+
+
+@pytest.fixture(scope="module", params=ALGORITHMS)
+def runs(request, tmp_path_factory) -> Examination:
+    """The runs of one method, for all claims; pytest takes the methods one after the other."""
+    return Examination(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def finite(outcome: toy.Outcome) -> bool:
+    """Whether every client that trained has a finite loss, and every one with test examples a
+    score.
+    """
+    trained = outcome.column("examples") > 0
+    tested = np.array(toy.TESTS[: len(outcome.scores)]) > 0
+    return (
+        np.isfinite(outcome.column("train_loss")[trained]).all()
+        and np.isfinite(outcome.scores[tested]).all()
+    )
+
+
+# --- ranks, stops and failures change no bit
+
+
+def test_ranks_do_not_matter(runs: Examination):
+    assert toy.differences(runs.spread.outcomes[:MOVED], runs.whole.outcomes[:MOVED]) == []
+
+
+def test_clients_that_move_to_other_ranks_in_mid_run_do_not_matter(runs: Examination):
+    assert runs.spread.moved > 0
+    moved = slice(MOVED, FAILED - 1)
+    assert toy.differences(runs.spread.outcomes[moved], runs.whole.outcomes[moved]) == []
+
+
+def test_a_run_saved_on_three_ranks_goes_on_to_the_same_bits_on_one(runs: Examination):
+    (got,), want = runs.stopped.outcomes, runs.whole.outcomes[SAVED]
+    assert toy.differences(got, without_faults(want)) == []
+
+
+def test_a_round_that_a_signal_stops_is_ended_to_the_same_bits_on_seven_ranks(runs: Examination):
+    assert bool(runs.stopped.turns) == runs.trains  # else the server's training is begun anew
+    assert runs.resumed.empty > 0
+    (got,), want = runs.resumed.outcomes, runs.whole.outcomes[STOPPED - 1]
+    assert toy.differences(got, without_faults(want)) == []
+
+
+def test_a_client_that_fails_is_one_that_drops_out(runs: Examination):
+    failed, dropped = (run.outcomes[FAILED - 1] for run in (runs.spread, runs.whole))
+    if not runs.trains:  # its one training is the server's
+        assert not failed.column("fault").any()
+        return
+    assert np.flatnonzero(failed.column("fault")).tolist() == [runs.victim[0]]
+    said = f"client {runs.victim[0]} leaves the round"
+    assert runs.spread.messages.count(said) == 1
+    assert toy.differences(without_faults(failed), without_faults(dropped)) == []
+
+
+def test_neither_engine_nor_evaluation_nor_undo_log_changes_what_is_learned(runs: Examination):
+    for plain, whole in zip(runs.plain.outcomes, runs.whole.outcomes, strict=False):
+        assert toy.differences(learned(plain), learned(whole)) == []
+
+
+def test_replayed_steps_have_the_bits_of_those_that_were_recorded(runs: Examination):
+    assert toy.differences(runs.graphed.outcomes, runs.whole.outcomes[:2]) == []
+
+
+def test_what_was_copied_for_a_checkpoint_is_not_changed_by_the_next_round(runs: Examination):
+    """Weights are not copied but shared with the store, which therefore never writes into a vector
+    that it keeps.
+    """
+    before, after = runs.whole.copied
+    assert before and before == after
+
+
+def test_a_round_in_which_nobody_reports_changes_nothing(runs: Examination):
+    if runs.event_based:
+        pytest.skip("a round in virtual time waits for those who report")
+    before, after = runs.whole.untouched
+    assert not after.column("cohort").any() and not after.column("up").any()
+    assert toy.differences(after.state, before) == []
+
+
+def test_global_random_generators_are_untouched(runs: Examination):
+    assert toy.differences(*runs.whole.generators) == []
+
+
+# --- who takes part, and what is counted
+
+
+def test_clients_outside_the_cohort_keep_what_they_have(runs: Examination):
+    for before, after in pairwise(runs.whole.outcomes):
+        for k in np.flatnonzero(~after.column("cohort")[0]):
+            assert toy.differences(before.weights[k], after.weights[k]) == []
+
+
+def test_traffic_is_what_the_method_announces_and_that_of_the_cohort_alone(runs: Examination):
+    down, up = map(np.array, runs.whole.announced)
+    usual = slice(FAILED - 1)
+    reports, cohort = runs.whole.column("reports")[usual], runs.whole.column("cohort")[usual]
+    assert reports.sum(1).tolist() == [3, 3, 3]  # in virtual time: perhaps several of one client
+    assert ((reports > 0) == cohort).all()
+    for column, most in (("down", reports * down), ("up", reports * up)):
+        sent = runs.whole.column(column)[usual]
+        if runs.method in COMPRESSED:
+            assert (sent <= most).all() and ((sent > 0) == (reports > 0)).all()
+        else:
+            assert sent.tolist() == most.tolist()
+
+
+def test_a_single_example_a_single_class_and_no_test_example_are_no_exceptions(runs: Examination):
+    seen = runs.whole.column("cohort").any(0)
+    assert seen[0] and seen[1]  # one example, one class
+    assert all(map(finite, runs.whole.outcomes))
+    assert np.isnan(runs.whole.outcomes[-1].scores[5]).all()  # has nothing to be tested on
+
+
+@pytest.mark.parametrize("method", [m for m in ALGORITHMS if load(m).keeps_stragglers])
+def test_partial_work_counts_where_the_method_says_so(method: str):
+    job = toy.job(method, "--local.stragglers", "1", "--local.epochs", "3")
+    outcome = toy.run(Serial(), job, rounds=1)
+    assert 0 < outcome.column("epochs").sum() < 3 * outcome.column("cohort").sum()
+    assert finite(outcome)
+
+
+@each_algorithm
+def test_one_client_is_a_federation(method: str):
+    job = toy.job(method, "--clients", "1", "--data.train_limit", "20", "--models.mix", "small")
+    assert finite(toy.run(Serial(), job, rounds=2))
+
+
+# --- learning
+
+
+@each_algorithm
+def test_the_loss_falls(method: str):
+    flags = (*LEARNABLE, *FASTER.get(method, ()))
+    try:  # a model without dropout, where the method takes it
+        job = toy.job(method, *flags, "--models.mix", "mlp")
+    except ConfigError:
+        job = toy.job(method, *flags)
+    outcome = toy.run(Serial(), job)
+    trained = outcome.column("train_loss")
+    nobody = np.isnan(trained).all()  # central: no client trains
+    loss = np.nanmean(outcome.column("loss") if nobody else trained, axis=1)
+    assert 0 <= loss[-1] < 0.9 * loss[0]  # a sum that went down for ever would be no loss
+
+
+# --- results
+
+
+def test_a_saved_model_is_as_accurate_as_the_run_recorded(runs: Examination):
+    assert runs.whole
+    run = runs.folder / "whole"
+    record, cohort = load_record(run), runs.whole.outcomes[-1].column("cohort")[0]
+    models = from_newest(run, lambda source: list(Saved(run, source, with_tests()).models()))
+    compared = [m for m in models if cohort[m.about.client] or "received" in m.about.counted]
+    assert compared
+    for model in compared:
+        found, recorded = counted(model, record)
+        assert found == recorded and not model.training, model.about
+
+
+@pytest.mark.parametrize("method", [m for m in ALGORITHMS if issubclass(load(m), RoundBased)])
+def test_what_a_method_in_rounds_demands_of_a_cluster_follows_from_the_job(method: str):
+    fed = toy.start(Serial(), toy.job(method)).fed
+    costs = Costs(
+        SameForAll(),
+        evaluate=0.5,
+        rest=0.0,
+        server=0.0,
+        peak=0.0,
+        gpu=0.0,
+        held=[],
+        cores=2,
+        processor="",
+        job={},
+    )
+    asked = demand(fed, np.array(toy.TESTS), costs)
+    first = [k for ks in asked.cohorts[0] for k in ks]
+    sent = [fed.job.algorithm.traffic(fed, k)[1] for k in first]
+    assert (4 * asked.values, asked.uploads) == (
+        (0, sum(sent)) if method in WHOLE else (max(sent), 0)
+    )
+    assert np.allclose(asked.train, 1e-3 * np.array(toy.SIZES) * fed.job.local.epochs)
+    one, three = (predict(asked, Cluster(nodes, 1, 1, Network(0.0, 1e9))).parts for nodes in (1, 3))
+    assert one["train"] == pytest.approx(3 * three["train"]) and one["wait"] == 0 <= three["wait"]
+
+
+class SameForAll(dict):
+    """A thousandth of a second for an example of any architecture."""
+
+    def __missing__(self, kind: str) -> float:
+        return 1e-3
+
+    def __contains__(self, kind: object) -> bool:
+        return True
+
+
+# --- errors
+
+
+def test_a_loss_that_is_nan_names_rank_client_round_epoch_and_batch(runs: Examination):
+    t = r"\d" if runs.event_based else ROUNDS  # there it is the number of the client's task
+    words = (
+        rf"rank 0 of 1: client \d \(\S+\): the loss is nan in round {t}, epoch 1, batch 1 "
+        r"\(lr 0.005\)"
+    )
+    assert re.search(words, runs.plain.diverged) and "no checkpoint yet" in runs.plain.diverged
+
+
+@each_algorithm
+def test_weights_that_explode_end_the_run_with_the_client(method: str):
+    flags = ("--local.optimiser", "sgd", "--local.lr", "1e39", "--participation", "1")
+    job = toy.job(method, *flags, "--local.epochs", "2")
+    with pytest.raises(DivergedError, match=r"rank \d of 2: client \d"):
+        spmd(2, lambda comm: toy.run(comm, job))

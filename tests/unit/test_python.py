@@ -1,0 +1,433 @@
+"""hpcfed.run: the bits of the command, in a process that is afterwards as it was before."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hpcfed
+from hpcfed.algorithms.global_model.fedprox import FedProx
+from hpcfed.config.load import load
+from hpcfed.config.write import to_toml
+from hpcfed.core.status import DONE
+from hpcfed.engine import folder
+from hpcfed.launch import python
+from hpcfed.machine.settings import VARIABLES
+from hpcfed.main import main
+from hpcfed.report import progress
+from hpcfed.results.export import export
+from hpcfed.storage import digest as digests
+from tests.mpirun import environment, launcher
+
+
+def digest(run):
+    return digests.digest(Path(run))
+
+
+TINY = {"rounds": 2, "clients": 3, "quiet": True, "models": {"mix": ["mlp"], "d": 8}}
+MINE = """
+import torch.nn.functional as F
+from torch import nn
+from hpcfed import RoundBased
+
+class Mine(RoundBased):
+    scale: float = 1.0
+
+    def loss(self, client, state, model, x, y):
+        return self.scale * F.cross_entropy(model(x), y)
+
+def build(shape, d):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], d), nn.ReLU())
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def of_command(tmp_path_factory):
+    """A run of FedProx by the command."""
+    out = tmp_path_factory.mktemp("command") / "run"
+    job = out.with_name("job.toml")
+    job.write_text(to_toml(TINY))
+    words = [str(job), "--algorithm.name", "fedprox", "--algorithm.mu", "0.5", "--out", str(out)]
+    assert main(words) == DONE
+    return out
+
+
+@pytest.fixture(scope="module")
+def by_command(of_command):
+    return digest(of_command)
+
+
+def arrays(n=60):
+    g = np.random.default_rng(3)
+    return g.integers(0, 256, (n, 6, 6), np.uint8), g.integers(0, 3, n)
+
+
+def settings():
+    """What a run may change of this process."""
+    return [
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        np.geterr(),
+        list(sys.path),
+        {name: os.environ.get(name) for name in (*VARIABLES, "OMP_NUM_THREADS", "PYTHONPATH")},
+        [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
+        {thread.name for thread in threading.enumerate()},
+        sys.stdout,
+    ]
+
+
+def test_a_call_has_the_bits_of_the_command_whatever_torch_is_set_to_and_leaves_all_as_it_was(
+    by_command,
+):
+    threads = torch.get_num_threads()
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(3)
+    torch.manual_seed(17)
+    try:
+        before = settings()
+        with torch.no_grad(), np.errstate(all="raise"):
+            hpcfed.run(TINY, algorithm={"name": "fedprox", "mu": 0.5}, out="a")
+        run = hpcfed.run(TINY, algorithm=FedProx(mu=0.5), out="b")
+        assert settings() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(threads)
+    assert digest("a") == digest("b") == by_command
+    assert len(run) == 2 and run.job["algorithm"] == hpcfed.load("a").job["algorithm"]
+
+
+def test_job_files_and_fields_of_a_call_lie_over_one_another_as_files_and_flags(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "a.toml").write_text(
+        "rounds = 5\nclients = 4\n[data]\nalpha = 0.2\n[models]\nmix = ['cnn']\n"
+    )
+    (tmp_path / "b.toml").write_text("[algorithm]\nname = 'fedprox'\nmu = 0.3\n")
+    monkeypatch.setenv("HPCFED_CLIENTS", "5")
+    monkeypatch.setenv("HPCFED_ROUNDS", "6")
+
+    def job(words, *given):
+        call = python.Call(*given)
+        return load([*map(str, call.files), *words], given=call.given)
+
+    fields = {"rounds": np.int64(7), "data.alpha": 0.1, "data": {"partition": "iid"}}
+    found = job([], ["a.toml", "b.toml"], fields)
+    flags = ["--rounds", "7", "--data.alpha", "0.1", "--data.partition", "iid"]
+    assert found.plain() == job(["a.toml", "b.toml", *flags], None, {}).plain()
+    assert (found.rounds, found.clients, found.algorithm.mu) == (7, 5, 0.3)
+    other = job([], ["a.toml", "b.toml"], {"algorithm": "fedavg"})
+    assert other.algorithm.name == "fedavg"  # and the other's mu is none of its fields
+    assert found.origins()["rounds"] == "hpcfed.run"
+
+
+def test_classes_functions_and_arrays_have_the_bits_of_a_file_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "minefile.py").write_text(MINE)
+    x, y = arrays()
+    np.savez("d.npz", x_train=x, y_train=y)
+    (tmp_path / "job.toml").write_text(to_toml(TINY))
+    words = [
+        "job.toml",
+        "--algorithm.name",
+        "minefile:Mine",
+        "--algorithm.scale",
+        "0.5",
+        "--models.mix",
+    ]
+    monkeypatch.syspath_prepend(tmp_path)
+    words += ["minefile:build", "--data.name", "d.npz", "--out", "command"]
+    assert main(words) == DONE
+    space = {"__name__": "__main__"}
+    exec(MINE, space)  # as a notebook's cell
+    method, tensors = space["Mine"](scale=0.5), (torch.from_numpy(x), torch.from_numpy(y))
+    hpcfed.run(TINY, data=tensors, algorithm=method, model=space["build"], out="call")
+    assert digest("call") == digest("command")
+    told = hpcfed.load("call").job
+    assert told["algorithm"]["name"] == "__main__:Mine"
+    import minefile
+
+    method = {"name": minefile.Mine, "scale": 0.5}
+    data = {"x_train": x, "y_train": y}
+    run = hpcfed.run(TINY, data=data, algorithm=method, model=[minefile.build], out="file")
+    assert digest("file") == digest("command")
+    assert run.job["algorithm"]["name"] == "minefile:Mine"
+    assert run.job["data"]["name"] == told["data"]["name"]  # of the same arrays
+    assert [p.name for p in tmp_path.joinpath("data").iterdir()] == [told["data"]["name"]]
+
+
+def test_a_class_that_is_defined_again_is_another_one():
+    """A cell of a notebook is run again: method and model of the same names are new."""
+    seen = []
+    for units, scale in ((4, 0.1), (9, 0.7)):
+
+        class Mine(hpcfed.RoundBased):
+            own: float = scale
+
+            def loss(self, client, state, model, x, y):
+                return self.own * nn.functional.cross_entropy(model(x), y)
+
+        def build(shape, d, units=units):
+            return nn.Sequential(nn.Flatten(), nn.Linear(256, units), nn.Linear(units, d))
+
+        run = hpcfed.run(TINY, algorithm=Mine, model=build, overwrite=True, out="run")
+        seen.append(digest("run"))
+        assert run.job["algorithm"]["own"] == scale
+        assert run.down[0, 0] == 4 * (256 * units + units + 8 * units + 8 + 80 + 10)
+    assert seen[0] != seen[1]
+
+
+def test_natural_clients_come_with_arrays_by_name_or_in_an_object():
+    x, y = arrays()
+    users = np.repeat(["ann", "bob", "eve"], 20)
+    held = SimpleNamespace(x_train=x, y_train=y, users_train=users, x_test=x[:9], y_test=y[:9])
+    data = {"name": held, "partition": "natural"}
+    run = hpcfed.run(TINY, algorithm="local", data=data, out="run")
+    each = [np.bincount(y[users == name], minlength=3) for name in ("ann", "bob", "eve")]
+    assert sorted(run.label_counts.tolist()) == sorted(map(list, each))
+
+
+STEPS = {"done": 0, "until": -1}  # of client 1, and at which Ctrl-C comes
+
+
+class Interrupted(hpcfed.RoundBased):
+    """Local training that Ctrl-C hits where STEPS says so."""
+
+    def loss(self, client, state, model, x, y):
+        STEPS["done"] += client.id == 1
+        if STEPS["done"] == STEPS["until"]:
+            signal.raise_signal(signal.SIGINT)
+        return nn.functional.cross_entropy(model(x), y)
+
+
+def test_ctrl_c_saves_the_run_and_resume_goes_on_with_the_same_bits():
+    job = TINY | {"rounds": 4, "training": {"engine": "eager"}}
+    hpcfed.run(job, algorithm=Interrupted, out="whole")
+    STEPS.update(until=STEPS["done"] * 13 // 8)  # half-way through round 3
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="saved in run"):
+        hpcfed.run(job, algorithm=Interrupted, out="run", resume=True)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert hpcfed.load("run").state.word == "stopped" and len(hpcfed.load("run")) == 2
+    run = hpcfed.run(job, algorithm=Interrupted, out="run", resume=True)
+    assert len(run) == 4 and digest("run") == digest("whole")
+
+
+class Impatient(hpcfed.RoundBased):
+    def loss(self, client, state, model, x, y):
+        raise KeyboardInterrupt
+
+
+class Wrong(hpcfed.RoundBased):
+    def loss(self, client, state, model, x, y):
+        return model(x)["no such"]
+
+
+def test_whatever_ends_a_run_its_folder_is_free_for_the_next():
+    for method, error in ((Impatient, KeyboardInterrupt), (Wrong, hpcfed.ConfigError)):
+        with pytest.raises(error):
+            hpcfed.run(TINY, algorithm=method, out="run")
+    with pytest.raises(hpcfed.ConfigError, match=r"test_python.py, line \d+, in loss") as caught:
+        hpcfed.run(TINY, algorithm=Wrong, out="run")
+    assert isinstance(caught.value.__cause__, Exception)
+    assert len(hpcfed.run(TINY, algorithm="local", out="run")) == 2
+
+
+def test_a_run_in_another_thread_than_the_main_one_goes_through():
+    done = []
+    call = threading.Thread(target=lambda: done.append(hpcfed.run(TINY, algorithm="local")))
+    call.start()
+    call.join()
+    assert len(done[0]) == 2
+
+
+class Silent(hpcfed.RoundBased):
+    """Says which threads there are: none may end the process."""
+
+    def loss(self, client, state, model, x, y):
+        assert {"watchdog", "guard"}.isdisjoint(t.name for t in threading.enumerate())
+        return nn.functional.cross_entropy(model(x), y)
+
+
+def test_nothing_watches_a_run_that_could_end_the_interpreter():
+    hpcfed.run(TINY, algorithm=Silent, out="run", **{"run.watchdog": 0.01})
+
+
+def test_a_folder_that_another_process_takes_over_ends_the_run_but_not_the_interpreter(
+    monkeypatch,
+):
+    from hpcfed.storage import lock
+
+    def lose(self):
+        self.lose("somebody")
+
+    monkeypatch.setattr(lock.Lock, "renew", lose)
+    monkeypatch.setattr(lock, "BEAT", -1)
+    monkeypatch.setattr(lock.Lock, "keep", lambda self: None)
+    with pytest.raises(hpcfed.ConfigError, match="somebody has taken this run folder over"):
+        hpcfed.run(TINY, algorithm="local", out="run")
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        (dict(round=3), r"hpcfed.run: round: no field 'round'; did you mean 'rounds'"),
+        (dict(rounds=-1), r"hpcfed.run: rounds: input should be greater than 0, got -1"),
+        (dict(job="fedavg"), r"'fedavg' is no job file \(.toml\)"),
+        (dict(job=3), "a job is the path of a job file"),
+        (dict(ranks=0), "ranks = 0: give a whole number from 1"),
+        (dict(dry_run=True), "hpcfed run JOB.toml --dry-run"),
+        (dict(model=nn.Linear(2, 2)), "is one module that exists already"),
+        (dict(algorithm=3), "algorithm.name = 3: give a name, a class or a function"),
+        (dict(data=(1, 2, 3)), r"data of 3 parts; give \(x, y\)"),
+        (dict(data=([1.0, 2.0], [0, 1])), r"arrays-.*npz: x_train: shape \[2\]"),
+        (dict(data=object()), "data is a object; give"),
+        (dict(data=dict(x_train=[1], label=[0])), "data has no array 'label'"),
+        (dict(data=dict(x_train=[{}], y_train=[0])), "x_train holds object"),
+        (dict(data=dict(y_train=[[1], [1, 2]])), "y_train is no array"),
+    ],
+)
+def test_each_mistake_is_one_message(given, told):
+    job = given.pop("job", TINY)
+    with pytest.raises(hpcfed.HpcfedError, match=told):
+        hpcfed.run(job, **({"algorithm": "local", "out": "run"} | given))
+    assert not os.path.exists("run")
+
+
+def test_what_a_script_defines_is_refused_on_several_ranks_and_so_is_a_launched_script(monkeypatch):
+    with pytest.raises(hpcfed.ConfigError, match=r"\w+:Mine is defined in this script or notebook"):
+
+        class Mine(hpcfed.RoundBased):
+            """Of this function."""
+
+        hpcfed.run(TINY, ranks=2, algorithm=Mine)
+    monkeypatch.setenv("PMI_SIZE", "4")
+    with pytest.raises(hpcfed.ConfigError, match=r"as one of several processes \(PMI_SIZE\)"):
+        hpcfed.run(TINY)
+
+
+@pytest.fixture
+def mpi(monkeypatch):
+    """How tests start ranks: `launcher`, in an environment without a job around it."""
+    for name, value in environment({}).items():
+        monkeypatch.setenv(name, value)
+    return " ".join([launcher()[0], *launcher()[1:]])
+
+
+def test_ranks_of_its_own_have_the_same_bits_also_of_classes_of_a_file_and_of_arrays(
+    mpi, tmp_path, monkeypatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "minealone.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    import minealone
+
+    given = {"algorithm": minealone.Mine(scale=0.3), "model": minealone.build, "data": arrays()}
+    hpcfed.run(TINY, **given, out="one")
+    run = hpcfed.run(TINY, ranks=2, launcher=mpi, **given, out="two")
+    assert run.header["ranks"] == 2 and digest("two") == digest("one")
+
+
+def test_a_signal_that_comes_when_all_is_done_is_passed_on_too(monkeypatch):
+    hpcfed.run(TINY, algorithm="local", out="run")
+    monkeypatch.setattr(python, "here", lambda job: (DONE, signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        hpcfed.run(TINY, algorithm="local", out="run", resume=True)
+
+
+class Nested(hpcfed.RoundBased):
+    """Begins a run inside a run."""
+
+    def loss(self, client, state, model, x, y):
+        hpcfed.run(TINY, algorithm="local", out="inner")
+
+
+def test_one_run_at_a_time_computes_in_a_process():
+    with pytest.raises(hpcfed.ConfigError, match="another run goes on in this process"):
+        hpcfed.run(TINY, algorithm=Nested, out="run")
+    assert len(hpcfed.run(TINY, algorithm="local", out="run")) == 2
+    with pytest.raises(hpcfed.ConfigError, match="run holds a run already; resume=True goes on"):
+        hpcfed.run(TINY, algorithm="local", out="run")
+
+
+def test_ctrl_c_stops_ranks_and_resume_goes_on_and_a_mistake_is_one_message(mpi, monkeypatch):
+    job = TINY | {"algorithm": "local", "rounds": 3000}
+    show, seen = progress.Rounds.show, []
+
+    def interrupt(self, record):
+        show(self, record)
+        if record and record.rounds and not seen:
+            seen.append(record.rounds)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(progress.Rounds, "show", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        hpcfed.run(job, ranks=2, launcher=mpi, out="run")
+    done = len(hpcfed.load("run"))
+    assert seen[0] <= done < 3000
+    more = job | {"rounds": done + 1}
+    assert len(hpcfed.run(more, ranks=2, launcher=mpi, out="run", resume=True)) == done + 1
+    with pytest.raises(hpcfed.HpcfedError, match="^run.device = 'cuda', but torch sees no GPU"):
+        hpcfed.run(job, ranks=2, launcher=mpi, out="gpu", **{"run.device": "cuda"})
+
+
+def test_the_text_of_a_job_is_a_job_file_of_the_same_job(tmp_path):
+    job = load(["--models.mix", "mlp,cnn", "--evaluate.every", "3", "--system.dropout", "0.2"])
+    (tmp_path / "job.toml").write_text(to_toml(job.plain()))
+    assert load(["job.toml"], folder.read_job).plain() == job.plain()
+
+
+def test_the_job_that_export_writes_runs_again_with_the_same_bits(of_command, by_command, tmp_path):
+    export(of_command, out=tmp_path / "export")
+    hpcfed.run("export/job.toml", out="again", quiet=True)
+    assert digest("again") == by_command
+
+
+def test_a_notebook_shows_a_bar_that_is_drawn_in_one_place(monkeypatch, capsys):
+    shown = []
+
+    class Handle:
+        def update(self, cell):
+            shown.append(cell._repr_html_())
+
+    def display(cell, display_id):
+        shown.append(cell._repr_html_())
+        return Handle()
+
+    kernel = SimpleNamespace(kernel=object())
+    ipython, module = ModuleType("IPython"), ModuleType("IPython.display")
+    ipython.get_ipython, module.display = lambda: kernel, display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    hpcfed.run(TINY | {"quiet": False}, algorithm="local", out="run")
+    assert [html.count("<progress") for html in shown] == [1, 1]
+    assert 'value="2" max="2"' in shown[-1] and "2/2  accuracy 0." in shown[-1]
+    assert "round 1/2" not in capsys.readouterr().out
+
+
+def test_dir_shows_what_is_public_and_nothing_else():
+    code = "import hpcfed; print(*dir(hpcfed)); print(*sorted(hpcfed.__all__))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    shown, public = done.stdout.splitlines()
+    assert shown == public
+    assert not [name for name in public.split() if getattr(hpcfed, name, None) is None]
