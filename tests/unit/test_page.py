@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpcfed import cli
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.report.compare import compare
 from hpcfed.report.page import curves, job, methods, notes, packed, tables, write
@@ -128,6 +129,8 @@ def test_many_rounds_and_clients_are_thinned_evenly_and_only_evaluated_rounds_ar
     )
     choice = curves.choose_curves(many, runs=2)
     assert choice.rounds.tolist() == [1, 7, 13, 19] and choice.clients.tolist() == [0, 4, 8]
+    monkeypatch.setattr(curves, "LIVE_VALUES", 16)
+    assert curves.choose_curves(many, runs=2, live=True).clients.tolist() == [0, 8]
 
 
 def test_a_population_has_no_curves_of_clients():
@@ -348,7 +351,10 @@ def test_a_run_without_rounds_has_a_page(tmp_path):
     assert "no accuracy was recorded" in render_page([shown("a", empty)])
 
 
-def test_a_missing_library_is_one_message(monkeypatch):
+def test_a_missing_library_is_one_message(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "bokeh", None)
     with pytest.raises(ConfigError, match=r"the package bokeh, .*hpcfed\[report\]"):
         write.check()
+    folder = stored(tmp_path / "run", record())
+    assert cli.main(["watch", str(folder), "--web"]) == 2
+    assert "bokeh" in capsys.readouterr().err

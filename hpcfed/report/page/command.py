@@ -56,7 +56,7 @@ def render_page(
     """
     metric = tables.page_metric(found)
     axes = curves.y_axes(metric) if found else {}
-    known = changes(found, absent, [run.name for run in found], states=live is None)
+    known = changes(found, absent, [run.name for run in found], live is not None)
     above, below = known.pop("above"), known.pop("below")
     return write.page(
         known | constants(metric, axes) | ({"live": live} if live else {}),
@@ -92,16 +92,16 @@ def constants(metric: str, axes: dict[str, tuple[str, str]]) -> dict[str, Any]:
 
 
 def changes(
-    found: Sequence[Run], absent: Sequence[str], changed: Collection[str], states: bool = True
+    found: Sequence[Run], absent: Sequence[str], changed: Collection[str], live: bool = False
 ) -> dict[str, Any]:
     """What the page's scripts read that changes while runs go on. changed: the names of the runs
-    whose curves and tables are among it.  states: whether warnings say how runs stand, which a page
-    that is served says elsewhere.
+    whose curves and tables are among it.  live: of a page that is served, which has fewer curves of
+    clients, and says how runs stand elsewhere than in its warnings.
 
     above, below: sections as HTML, whose words are escaped.
     """
     metric, groups = tables.page_metric(found), methods.seeds(found)
-    choices = [curves.choose_curves(run.record, len(found)) for run in found]
+    choices = [curves.choose_curves(run.record, len(found), live) for run in found]
     facts = [
         ("job", "Job", job.jobs(found)),
         ("environment", "Environment", job.environments(found)),
@@ -118,7 +118,7 @@ def changes(
         "above": write.section(
             "above.html",
             begun=bool(found),
-            notes=notes.notes(found, absent, states),
+            notes=notes.notes(found, absent, states=not live),
             comparison=methods.comparison(found),
             architectures=methods.by_architecture(found, groups),
             metrics=methods.by_metric(found, groups),

@@ -24,6 +24,7 @@ from hpcfed.storage.record import Record
 
 MOST_ROUNDS = 1_000  # of a curve: more than a screen has columns for
 MOST_VALUES = 1_500_000  # of clients, for each thing that is drawn, in all runs together
+LIVE_VALUES = 100_000  # the same on a page that is served, to which they come anew with each round
 
 X = {  # what curves can be drawn over: name -> text, unit
     "round": ("round", ""),
@@ -57,10 +58,11 @@ class Chosen:
     clients: np.ndarray
 
 
-def choose_curves(record: Record, runs: int) -> Chosen:
+def choose_curves(record: Record, runs: int, live: bool = False) -> Chosen:
     """Evenly chosen rounds, of those with an evaluation where not all have room, and then clients.
 
-    A population has no curves of clients: its rounds have different ones.
+    live: of a page that is served. A population has no curves of clients: its rounds have
+    different ones.
     """
     t = np.arange(record.rounds)
     if len(t) > MOST_ROUNDS:
@@ -68,7 +70,7 @@ def choose_curves(record: Record, runs: int) -> Chosen:
         t = seen if len(seen) else t
         t = t[evenly(len(t), MOST_ROUNDS)]
     K = 0 if "clients/id" in record.columns else record.header["job"]["clients"]
-    room = MOST_VALUES // (runs * max(1, len(t)))
+    room = (LIVE_VALUES if live else MOST_VALUES) // (runs * max(1, len(t)))
     return Chosen(t, evenly(K, max(1, room)))
 
 

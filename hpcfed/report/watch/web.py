@@ -138,6 +138,7 @@ class Server(ThreadingTCPServer):
 
     def changes(self, since: int) -> tuple[str, bytes]:
         """How the runs stand, and all else that a page of this version does not have."""
+        since = since if since <= self.version else 0  # of another server
         if since == self.version:
             data = "null"
         elif since in self.answers:
@@ -146,9 +147,9 @@ class Server(ThreadingTCPServer):
             new = {
                 run.name
                 for run, version in zip(self.runs, self.versions, strict=True)
-                if version > since or since > self.version
+                if version > since
             }
-            data = json.dumps(command.changes(*self.split(), new, states=False), allow_nan=False)
+            data = json.dumps(command.changes(*self.split(), new, live=True), allow_nan=False)
             self.answers[since] = data
         live = json.dumps(self.live, allow_nan=False)
         return "application/json", f'{{"live":{live},"data":{data}}}'.encode()
