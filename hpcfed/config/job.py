@@ -27,6 +27,7 @@ from hpcfed.config.files import read_preset
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_switch
 from hpcfed.config.messages import PREFIX, Layer, origin
 from hpcfed.config.parts import Checkpoint, Data, Local, Log, Models, Part, Run, Training
+from hpcfed.config.selection import Selection
 from hpcfed.config.system import System
 from hpcfed.core import own
 from hpcfed.core.registry import Entry
@@ -130,6 +131,7 @@ class Job(BaseSettings):
     data: Data = Data()
     local: Local = Local()
     training: Training = Training()
+    selection: Selection = Selection()
     system: System = System()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
