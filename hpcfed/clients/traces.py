@@ -88,9 +88,7 @@ def parse(path: Path, line: Sequence[str], clients: int) -> tuple[int, float, fl
         raise DataError(
             f"system.trace: {path}: {','.join(line)!r}: write {','.join(HEADER)} as numbers"
         ) from error
-    if not (
-        0 <= k < clients and 0 <= time < np.inf and available in (0, 1) and 0 < speed < np.inf
-    ):
+    if not (0 <= k < clients and 0 <= time < np.inf and available in (0, 1) and 0 < speed < np.inf):
         raise DataError(
             f"system.trace: {path}: {','.join(line)!r}: client must be 0..{clients - 1}, time >= "
             f"0, available 0 or 1, speed > 0"

@@ -132,13 +132,16 @@ class EventQueue:
         draws, number = self.draws, int(self.counts[k])
         most = self.coordinator.begin(k, self.now, draws.full)
         amount, name = self.amount(k, number, most), number * NAP
+        free = draws.profiles.available_from(k, self.now)
+        draws.profiles.follow(k, free)
         whole = self.seconds(k, draws.examples(k, amount))
         naps = next((i for i in range(NAP) if draws.reachable(name + i, k)), NAP)
         share = draws.dropout(number, k)
         lasts = whole if share is None else share * whole
         self.counts[k] += 1
         self.started += 1
-        start = self.now + naps * whole
+        start = free + naps * whole
+        draws.profiles.follow(k, start)  # as after a resume
         return Work(k, number, start, start + lasts, amount, 1.0 if share is None else share)
 
     def amount(self, k: int, number: int, most: int) -> int:
@@ -165,10 +168,12 @@ class EventQueue:
                 decision = self.coordinator.expire()
             else:
                 job = self.going.pop(heapq.heappop(self._ends)[1])
-                job = replace(job, failed=(job.client, job.number) in failed)
+                if (job.client, job.number) in failed:
+                    job = replace(job, failed=True)
                 self.now, reports = job.finish, reports - job.reports
                 decision = self.coordinator.end(job)
-                job = replace(job, group=decision.group)
+                if decision.group:
+                    job = replace(job, group=decision.group)
             for k in decision.released:
                 self.free.release(k)
             ended.append(Ended(self.now, job, self.fill(), decision.closes))
@@ -199,6 +204,8 @@ class EventQueue:
         else:
             jobs = [Work(**job) for job in kept]
         self.going = {job.client: job for job in jobs}
+        for job in jobs:
+            self.draws.profiles.follow(job.client, job.start)
         self._ends = [(job.finish, job.client) for job in jobs]
         heapq.heapify(self._ends)
         self.free = Free(len(self.counts), map(int, tree.get("busy", self.going)))

@@ -73,7 +73,11 @@ class Synchronous:
 
     def begin(self, t: int) -> list[int]:
         fed, method = self.fed, self.algorithm
-        cohort = fed.participation.begin(t, method.cohort(fed, t), method.keeps_stragglers)
+        drawn, keeps = method.cohort(fed, t), method.keeps_stragglers
+        if fed.participation.profiles.trace:  # the server waits until somebody can be reached
+            reached = (fed.participation.profiles.available_from(k, self.now) for k in drawn)
+            self.now = min(reached, default=self.now)
+        cohort = fed.participation.begin(t, drawn, keeps, self.now)
         if fed.store.stateless and fed.comm.size > 1:
             self.balance.deal(cohort)
         return cohort
