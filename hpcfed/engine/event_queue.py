@@ -111,7 +111,7 @@ class EventQueue:
 
     def fill(self) -> tuple[Work, ...]:
         """Start jobs of free clients, drawn one by one, until as many are busy as may be."""
-        drawn = []
+        drawn: list[int] = []
         while len(self.counts) - self.free.n < self.at_once:
             n = self.free.n
             name = self.started + len(drawn)

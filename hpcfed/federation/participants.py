@@ -64,11 +64,11 @@ class Participants:
             self.profiles.follow(k, now)
         slow = self.draws.stragglers(t, there)
         drawn = self.draws.participation(t, there, slow, keep_stragglers, self.announced)
-        now: Participation = drawn.without(self._replay.left, self.draws)
-        self.lost, self.partial = now.lost, now.partial
+        found: Participation = drawn.without(self._replay.left, self.draws)
+        self.lost, self.partial = found.lost, found.partial
         for k, examples in self.lost.items():
             self.count_lost(k, examples)
-        return now.reports
+        return found.reports
 
     def count_lost(self, k: int, examples: float) -> None:
         """Count what a client that never reports received, and the examples it worked through."""
