@@ -20,7 +20,8 @@ else stays as it is.
 
 `weight`, a client's in the mean, follows from the field `weighting`. Beside hooks a method declares
 what it is: `accepts`, `needs`, `views`, `local_defaults`, `keeps_stragglers`, `keeps_weights`,
-`draws_widths`, `formerly`, as a ClassVar or, where it hangs on an option, a property.
+`draws_widths`, `samples_cohorts`, `formerly`, as a ClassVar or, where it hangs on an option, a
+property.
 """
 
 from __future__ import annotations
@@ -173,6 +174,9 @@ class Method(Part):
 
 class RoundBased(Method):
     """A method that works in synchronous rounds."""
+
+    # whether cohorts are drawn by `fed.sample`, so that the job's selection has an effect
+    samples_cohorts: ClassVar[bool] = True
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client in the mean: its number of training examples, or 1."""

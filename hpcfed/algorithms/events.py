@@ -7,7 +7,9 @@ client). The engine keeps the clock; a "round" is so many merges, after which th
 With a server (`to_server`) as many clients as a cohort has work at the same time, each on what it
 downloaded when its job started, and the server merges the results. Without one all clients work all
 the time; a client sends its model to others when a job starts, where it arrives after latency and
-upload, and merges the job's result itself with the models that have reached it.
+upload, and merges the job's result itself with the models that have reached it. Who is free when a
+job ends, how much the next one does, and whether the server makes a new model of each result or of
+several together, says the method's `coordinator`.
 
 Hooks, beside those of `Method`, in the order in which a job calls them: `seconds`, `work`, `near`,
 `merge`.
@@ -40,6 +42,7 @@ class Work:
     the client is lost, and with it the job; 1.0: all, and the client reports.  staleness: the
     server's merges since the start.
     failed: the client fails at the end of the job, and with it the job.
+    group: of results that the server merges together, where its coordinator has such.
     """
 
     client: int
@@ -50,10 +53,67 @@ class Work:
     share: float = 1.0
     staleness: int = 0
     failed: bool = False
+    group: int = 0
 
     @property
     def reports(self) -> bool:
         return self.share == 1.0 and not self.failed
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows from the end of a job, or from a deadline.
+
+    group: to which the job's result belongs.  closes: the group of results of which the server
+    makes a new model now; None: none.  released: the clients that are free now.
+    """
+
+    group: int = 0
+    closes: int | None = None
+    released: tuple[int, ...] = ()
+
+
+class Coordinator:
+    """What the server decides as jobs end: who is free, how much the next job does, and when it
+    makes a new model. Pure arithmetic in virtual time, the same on all ranks.
+
+    The default: who has ended is free, does all work, and each merge is a new model. A method that
+    buffers results has one of its own.
+    """
+
+    # whether results wait for `close`; else each accepted merge is a new model
+    buffers: ClassVar[bool] = False
+
+    def order(self, clients: list[int]) -> list[int]:
+        """In which order clients that are free get their jobs."""
+        return clients
+
+    def begin(self, k: int, now: float, most: int) -> int:
+        """Epochs or steps of client k's job that begins now, 1..most."""
+        return most
+
+    def end(self, job: Work) -> Decision:
+        """A job ends, at its `finish`."""
+        return Decision(released=(job.client,))
+
+    def deadline(self) -> float:
+        """When `expire` is due, whoever ends; infinite: never."""
+        return float("inf")
+
+    def expire(self) -> Decision:
+        """The deadline has come."""
+        raise NotImplementedError(f"{type(self).__name__} has no deadline")
+
+    def close(self, fed: Federation, state: State, group: int) -> State:
+        """The server's new model from what it has buffered of this group, and later ones keep."""
+        raise NotImplementedError(f"{type(self).__name__} buffers nothing")
+
+    def to_tree(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {}
+
+    def from_tree(self, tree: dict[str, Any]) -> None:
+        """Continue from what `to_tree` gave."""
 
 
 class EventBased(Method):
@@ -64,6 +124,11 @@ class EventBased(Method):
     keeps_stragglers: ClassVar[bool] = True
     # whether the server merges results; else the clients do, each its own
     to_server: ClassVar[bool] = True
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """A new coordinator of the run's jobs."""
+        return Coordinator()
 
     merges: PositiveInt | None = None
     """Merges that make one round of the record; none: as many as a cohort has clients."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.clients.traces import Trace
 from hpcfed.config.system import System
 from hpcfed.core import rng
 from hpcfed.core.errors import DataError
@@ -22,6 +23,8 @@ COLUMNS = HEADER[1:]
 class Profiles:
     """Arrays [K]; pure arithmetic, the same bits on all ranks.
 
+    trace: with one, speeds are those at which clients began their present work (`follow`).
+
     speed: multiply-adds per second.  bandwidth: bytes per second.  latency: seconds of one exchange
     beside its bytes.  availability: share of rounds or jobs, 0..1.  example: multiply-adds of one
     example, forward and backward.
@@ -32,6 +35,17 @@ class Profiles:
     latency: np.ndarray
     availability: np.ndarray
     example: np.ndarray
+    trace: Trace | None = None
+
+    def follow(self, k: int, now: float) -> None:
+        """Give client k the speed that its trace has at this time, for the work that begins."""
+        line = self.trace.line(k, now) if self.trace else None
+        if line is not None:
+            self.speed[k] = self.trace.speed[line]  # type: ignore[union-attr]
+
+    def available_from(self, k: int, now: float) -> float:
+        """The first time from now on at which client k can be reached, as its trace has it."""
+        return self.trace.available_from(k, now) if self.trace else now
 
     def compute(self, k: int, examples: float) -> float:
         """Seconds that client k takes for so many examples, forward and backward."""

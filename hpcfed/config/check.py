@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -50,6 +51,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_modalities(job)
     population(job)
     check_method(job)
+    check_selection(job)
     if not stored:
         effective(job)
 
@@ -153,6 +155,41 @@ def population(job: Job) -> None:
         raise ConfigError(
             f"data.public = {data.public}: all examples of synthetic belong to clients; "
             "give data.public_source = FILE.npz with inputs of shape [1, 1, 60]"
+        )
+
+
+def check_selection(job: Job) -> None:
+    """ConfigError for a choice of cohorts that has no effect in this job, or cannot be made."""
+    chosen, usual = job.selection, type(job.selection)()
+    where = f"selection.by = {chosen.by!r}"
+    for name, by in (("candidates", "power-of-choice"), ("quota", "e3cs"), ("eta", "e3cs")):
+        if chosen.by != by and getattr(chosen, name) != getattr(usual, name):
+            raise ConfigError(
+                f"selection.{name} = {getattr(chosen, name)} has no effect with {where}; leave it "
+                f"away, or set selection.by = {by!r}"
+            )
+    if chosen.by == "uniform":
+        return
+    m = max(1, math.ceil(job.participation * job.clients - 1e-9))
+    if not getattr(job.algorithm, "samples_cohorts", False):
+        raise ConfigError(
+            f"{where}: {job.algorithm.name} says itself who works when; set "
+            f"selection.by = 'uniform'"
+        )
+    if m == job.clients:
+        raise ConfigError(
+            f"{where} has no effect where all {m} clients are in every cohort; set a smaller "
+            f"participation, or selection.by = 'uniform'"
+        )
+    if getattr(job.algorithm, "sampling", "uniform") != "uniform":
+        raise ConfigError(
+            f"{where}: algorithm.sampling = {job.algorithm.sampling!r} says it too; leave one of "
+            f"them away"
+        )
+    if chosen.candidates is not None and not m <= chosen.candidates <= job.clients:
+        raise ConfigError(
+            f"selection.candidates = {chosen.candidates}: a cohort of {m} is chosen from them; "
+            f"give a number from {m} to {job.clients}, the number of clients"
         )
 
 

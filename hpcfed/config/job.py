@@ -37,6 +37,7 @@ from hpcfed.config.parts import (
     Run,
     Training,
 )
+from hpcfed.config.selection import Selection
 from hpcfed.config.system import System
 from hpcfed.core import own
 from hpcfed.core.registry import Entry
@@ -141,6 +142,7 @@ class Job(BaseSettings):
     modalities: Modalities = Modalities()
     local: Local = Local()
     training: Training = Training()
+    selection: Selection = Selection()
     system: System = System()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()

@@ -92,6 +92,16 @@ ALGORITHMS = {
         "asynchronous: models are merged as they come",
         "xie2019",
     ),
+    "fedbuff": Entry(
+        "hpcfed.algorithms.asynchronous.fedbuff:FedBuff",
+        "a new model of every K updates, which wait in a buffer",
+        "nguyen2022",
+    ),
+    "fedcompass": Entry(
+        "hpcfed.algorithms.asynchronous.fedcompass:FedCompass",
+        "steps by speed, so that clients arrive in groups",
+        "li2024fedcompass",
+    ),
     "swift": Entry(
         "hpcfed.algorithms.decentralised.swift:SWIFT",
         "decentralised and wait-free, in virtual time",

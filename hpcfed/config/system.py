@@ -29,6 +29,8 @@ class System(Part):
     """Share of the rounds or jobs for which a client can be reached."""
     file: FileName | None = None
     """CSV of all clients: client,speed,bandwidth,latency,availability."""
+    trace: FileName | None = None
+    """CSV of who is available, and how fast, over virtual time: client,time,available,speed."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a client is lost in the middle of its work and never reports."""
     deadline: PositiveFloat | None = None

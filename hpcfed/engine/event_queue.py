@@ -4,40 +4,101 @@ same on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, field, replace
+import heapq
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcfed.algorithms.events import Work
+from hpcfed.algorithms.events import Coordinator, Work
 from hpcfed.core import rng
 
 if TYPE_CHECKING:
     from hpcfed.clients.participation import Draws
 
+# what a checkpoint keeps of a job that is open: the first fields of Work, in their order
+COLUMNS = {
+    "client": np.int64,
+    "number": np.int64,
+    "start": np.float64,
+    "finish": np.float64,
+    "amount": np.int64,
+    "share": np.float64,
+}
 NAP = 1000  # unlucky draws of a client that is hard to reach, after which it is reached
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that ended, and those that started at once."""
+    """What happens at one time: a job that ends (none: a deadline), the group of which the server
+    makes a new model then (none: no group), and the jobs that begin after that.
+    """
 
-    job: Work
+    time: float
+    job: Work | None
     started: tuple[Work, ...]
+    closes: int | None = None
+
+
+class Free:
+    """The clients that are free, from which the i-th by id is found in O(log K): a Fenwick tree of
+    their counts.
+    """
+
+    def __init__(self, K: int, busy: Iterable[int] = ()) -> None:
+        self._flags = np.ones(K, np.int8)
+        self._flags[[*busy]] = 0
+        self.n = int(self._flags.sum())
+        ends = np.arange(1, K + 1)
+        sums = np.concatenate([[0], np.cumsum(self._flags, dtype=np.int64)])
+        # node i counts the clients i - (i & -i) .. i - 1
+        self._nodes = [0, *(sums[ends] - sums[ends - (ends & -ends)]).tolist()]
+        self._top = 1 << K.bit_length() - 1
+
+    def __getitem__(self, i: int) -> int:
+        """The i-th free client, from 0."""
+        at, step, nodes = 0, self._top, self._nodes
+        while step:
+            if at + step < len(nodes) and nodes[at + step] <= i:
+                at += step
+                i -= nodes[at]
+            step >>= 1
+        return at
+
+    def _set(self, k: int, flag: int) -> None:
+        change = flag - int(self._flags[k])
+        self._flags[k], self.n = flag, self.n + change
+        i, nodes = k + 1, self._nodes
+        while change and i < len(nodes):
+            nodes[i] += change
+            i += i & -i
+
+    def take(self, k: int) -> None:
+        self._set(k, 0)
+
+    def release(self, k: int) -> None:
+        self._set(k, 1)
+
+    @property
+    def busy(self) -> np.ndarray:
+        """Ids of the others, in order."""
+        return np.flatnonzero(self._flags == 0)
 
 
 @dataclass(eq=False)
 class EventQueue:
-    """Jobs that are open, one a client at most.
+    """Jobs that are open, one a client at most. What an event costs does not grow with the number
+    of clients, but for a logarithm.
 
-    draws: what becomes of clients.  at_once: how many jobs are open at any time.  seconds: (client,
-    examples) -> virtual seconds of a job.
+    draws: what becomes of clients.  at_once: how many clients are busy at any time.  seconds:
+    (client, examples) -> virtual seconds of a job.  coordinator: what the server decides.
     """
 
     draws: Draws
     at_once: int
     seconds: Callable[[int, int], float]
+    coordinator: Coordinator = field(default_factory=Coordinator)
     now: float = 0.0
     started: int = 0  # jobs so far
     counts: np.ndarray = field(init=False)  # [K], jobs started by each client
@@ -45,19 +106,23 @@ class EventQueue:
 
     def __post_init__(self) -> None:
         self.counts = np.zeros(len(self.draws.sizes), dtype=np.int64)
+        self.free = Free(len(self.counts))
+        self._ends: list[tuple[float, int]] = []  # (time, client) of the jobs that are open, a heap
 
     def fill(self) -> tuple[Work, ...]:
-        """Start jobs of free clients, drawn one by one, until as many are open as may be."""
+        """Start jobs of free clients, drawn one by one, until as many are busy as may be."""
+        drawn: list[int] = []
+        while len(self.counts) - self.free.n < self.at_once:
+            n = self.free.n
+            name = self.started + len(drawn)
+            i = int(rng.stream(self.draws.seed, "check-in", name).integers(n)) if n > 1 else 0
+            drawn.append(self.free[i])
+            self.free.take(drawn[-1])
         fresh = []
-        while len(self.going) < self.at_once:
-            free = len(self.counts) - len(self.going)
-            k = int(
-                rng.stream(self.draws.seed, "check-in", self.started).integers(free)
-            )  # the k-th of those
-            for busy in sorted(self.going):
-                k += busy <= k
-            self.going[k] = self.begin(k)
-            fresh.append(self.going[k])
+        for k in self.coordinator.order(drawn):
+            job = self.going[k] = self.begin(k)
+            heapq.heappush(self._ends, (job.finish, k))
+            fresh.append(job)
         return tuple(fresh)
 
     def begin(self, k: int) -> Work:
@@ -65,49 +130,83 @@ class EventQueue:
         go by, and again.
         """
         draws, number = self.draws, int(self.counts[k])
-        amount, name = self.amount(k, number), number * NAP
+        most = self.coordinator.begin(k, self.now, draws.full)
+        amount, name = self.amount(k, number, most), number * NAP
+        free = draws.profiles.available_from(k, self.now)
+        draws.profiles.follow(k, free)
         whole = self.seconds(k, draws.examples(k, amount))
         naps = next((i for i in range(NAP) if draws.reachable(name + i, k)), NAP)
         share = draws.dropout(number, k)
         lasts = whole if share is None else share * whole
         self.counts[k] += 1
         self.started += 1
-        start = self.now + naps * whole
+        start = free + naps * whole
+        draws.profiles.follow(k, start)  # as after a resume
         return Work(k, number, start, start + lasts, amount, 1.0 if share is None else share)
 
-    def amount(self, k: int, number: int) -> int:
+    def amount(self, k: int, number: int, most: int) -> int:
         """Epochs or steps of this job: all, or where the client is a straggler a part, uniform in
-        1..all.
+        1..most.
         """
-        g, local = rng.stream(self.draws.seed, "stragglers", number, k), self.draws.local
-        slow = local.stragglers and g.random() < local.stragglers
-        return int(g.integers(1, self.draws.full + 1)) if slow else self.draws.full
+        local = self.draws.local
+        if not local.stragglers:
+            return most
+        g = rng.stream(self.draws.seed, "stragglers", number, k)
+        return int(g.integers(1, most + 1)) if g.random() < local.stragglers else most
 
     def advance(self, reports: int, failed: Collection[tuple[int, int]] = ()) -> list[Ended]:
-        """Let time pass until so many jobs have reported. Jobs end in the order (time, client).
+        """Let time pass until so many jobs have reported. Jobs end in the order (time, client);
+        what ends at a deadline is not late.
 
         failed: client and number of those that do not report, for their client fails.
         """
         ended = []
         while reports:
-            job = min(self.going.values(), key=lambda job: (job.finish, job.client))
-            del self.going[job.client]
-            job = replace(job, failed=(job.client, job.number) in failed)
-            self.now, reports = job.finish, reports - job.reports
-            ended.append(Ended(job, self.fill()))
+            job = None
+            if self.coordinator.deadline() < self._ends[0][0]:
+                self.now = self.coordinator.deadline()
+                decision = self.coordinator.expire()
+            else:
+                job = self.going.pop(heapq.heappop(self._ends)[1])
+                if (job.client, job.number) in failed:
+                    job = replace(job, failed=True)
+                self.now, reports = job.finish, reports - job.reports
+                decision = self.coordinator.end(job)
+                if decision.group:
+                    job = replace(job, group=decision.group)
+            for k in decision.released:
+                self.free.release(k)
+            ended.append(Ended(self.now, job, self.fill(), decision.closes))
         return ended
 
     def to_tree(self) -> dict[str, Any]:
         """All that it needs to go on."""
-        going = [asdict(job) for job in self.going.values()]
+        going = [*self.going.values()]
         return {
             "now": self.now,
             "started": self.started,
             "counts": self.counts.copy(),
-            "going": going,
+            "going": {
+                name: np.array([getattr(job, name) for job in going], kind)
+                for name, kind in COLUMNS.items()
+            },
+            "busy": self.free.busy,
+            "coordinator": self.coordinator.to_tree(),
         }
 
     def from_tree(self, tree: dict[str, Any]) -> None:
-        """Continue from what `to_tree` gave."""
+        """Continue from what `to_tree` gave, or an earlier version of it: a list of jobs."""
         self.now, self.started, self.counts = tree["now"], tree["started"], np.array(tree["counts"])
-        self.going = {job["client"]: Work(**job) for job in tree["going"]}
+        kept = tree["going"]
+        if isinstance(kept, dict):
+            columns = [np.asarray(kept[name]).tolist() for name in COLUMNS]
+            jobs = [Work(*values) for values in zip(*columns, strict=True)]
+        else:
+            jobs = [Work(**job) for job in kept]
+        self.going = {job.client: job for job in jobs}
+        for job in jobs:
+            self.draws.profiles.follow(job.client, job.start)
+        self._ends = [(job.finish, job.client) for job in jobs]
+        heapq.heapify(self._ends)
+        self.free = Free(len(self.counts), map(int, tree.get("busy", self.going)))
+        self.coordinator.from_tree(tree.get("coordinator", {}))

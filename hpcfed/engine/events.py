@@ -8,6 +8,7 @@ round in which it ends.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,16 +29,19 @@ if TYPE_CHECKING:
 class Events:
     """The schedule of an event-based method: its jobs and its clock, between rounds and in them.
 
-    version: merges of the server so far.  queue: the jobs that are open, and virtual time.
-    state: what the server starts with, of which the first jobs get their part.
+    version: models that the server has made so far, one a merge unless it buffers.  queue: the jobs
+    that are open, and virtual time.  state: what the server starts with, of which the first jobs
+    get their part.
     """
 
     def __init__(self, fed: Federation, algorithm: EventBased, state: State) -> None:
         self.fed, self.algorithm = fed, algorithm
         self.version = 0
-        self._since: dict[int, int] = {}  # version at the start of each client's open job
+        self._since = np.zeros(fed.K, np.int64)  # version at the start of each client's open job
         self._ended: list[Ended] = []  # of this round
-        self._waiting: list[Work] = []  # jobs of clients that the server cannot reach yet
+        # jobs of clients that the server cannot reach yet, by client and in the order of starts
+        self._waiting: dict[int, Work] = {}
+        self._starts: list[tuple[float, int]] = []
         self._opened: dict[int, Work] = {}  # the jobs that are open, by client, in the round
         # of this rank's clients that have worked but not yet reported
         self._results: dict[int, Any] = {}
@@ -46,7 +50,8 @@ class Events:
         self._staleness: list[tuple[int, int]] = []
         seconds = partial(algorithm.seconds, fed)
         at_once = fed.cohort_size if algorithm.to_server else fed.K
-        self.queue = EventQueue(fed.participation.draws, at_once, seconds)
+        self.coordinator = algorithm.coordinator
+        self.queue = EventQueue(fed.participation.draws, at_once, seconds, self.coordinator)
         self._hand_out(self._waits(self.queue.fill(), self.queue.now), state)
 
     @property
@@ -60,25 +65,37 @@ class Events:
         self._opened = {job.client: job for job in self.queue.going.values()}
         failed = {(k, number) for k, jobs in self.fed.replay.left.items() for number in jobs}
         self._ended = self.queue.advance(self.algorithm.merges or self.fed.cohort_size, failed)
-        return sorted({ended.job.client for ended in self._ended if ended.job.reports})
+        return sorted({job.client for job in self._jobs() if job.reports})
+
+    def _jobs(self, begin: int = 0) -> list[Work]:
+        """The round's jobs as they end, from that event on."""
+        return [event.job for event in self._ended[begin:] if event.job is not None]
 
     def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
         """The round's jobs as they end, each merged into what its target holds; collective."""
         self._results, self._worked, self._staleness = {}, set(), []
-        for i, (job, started) in enumerate((e.job, e.started) for e in self._ended):
-            self._hand_out(self._due(job), state)
-            if job.reports:
-                if job.client not in self._worked:
-                    self._compute([e.job for e in self._ended[i:]])
-                state = self.merge(
-                    replace(job, staleness=self.version - self._since[job.client]), state
-                )
-            else:
-                examples = fed.participation.draws.examples(job.client, job.amount)
-                fed.participation.count_lost(job.client, job.share * examples)
-            self._opened.pop(job.client)
-            self._opened |= {new.client: new for new in started}
-            self._hand_out(self._waits(started, job.finish), state)
+        for i, event in enumerate(self._ended):
+            self._hand_out(self._due(event), state)
+            if event.job is not None:
+                state = self._end(i, event.job, state)
+            if event.closes is not None:
+                state = self.coordinator.close(fed, state, event.closes)
+                self.version += 1
+            self._opened |= {new.client: new for new in event.started}
+            self._hand_out(self._waits(event.started, event.time), state)
+        return state
+
+    def _end(self, i: int, job: Work, state: State) -> State:
+        """A job ends, the round's event i; collective. Returns the server's state."""
+        if job.reports:
+            if job.client not in self._worked:
+                self._compute(self._jobs(i))
+            staleness = self.version - int(self._since[job.client])
+            state = self.merge(replace(job, staleness=staleness), state)
+        else:
+            who = self.fed.participation
+            who.count_lost(job.client, job.share * who.draws.examples(job.client, job.amount))
+        self._opened.pop(job.client)
         return state
 
     def merge(self, job: Work, state: State) -> State:
@@ -89,7 +106,7 @@ class Events:
             self._staleness.append((k, job.staleness))
             up = fed.exchange.from_client(k, self._results.pop(k, None))
             merged = self.algorithm.merge(fed, job, state, up, {})
-            self.version += merged is not None
+            self.version += merged is not None and not self.coordinator.buffers
             return state if merged is None else merged
         near = self._arrived(job)
         for client in fed.mine([k]):
@@ -106,8 +123,8 @@ class Events:
 
     def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
         """What the record says of the round's jobs; their time has passed with `begin`."""
-        counts = Counter(e.job.client for e in self._ended if e.job.reports)
-        lost = {e.job.client for e in self._ended if not e.job.reports}
+        counts = Counter(job.client for job in self._jobs() if job.reports)
+        lost = {job.client for job in self._jobs() if not job.reports}
         return {
             "clients/reports": np.array([counts[k] for k in ids.tolist()]),
             "clients/lost": np.isin(ids, list(lost)),
@@ -116,12 +133,11 @@ class Events:
 
     def to_tree(self) -> Row:
         """What a checkpoint keeps of virtual time."""
-        since = [self._since.get(k, 0) for k in range(self.fed.K)]
-        waiting = np.array([job.client for job in self._waiting], dtype=np.int64)
+        waiting = np.array([*self._waiting], dtype=np.int64)
         return {
             "agenda": self.queue.to_tree(),  # the queue's name in files
             "version": self.version,
-            "since": np.array(since),
+            "since": self._since.copy(),
             "waiting": waiting,
         }
 
@@ -129,25 +145,34 @@ class Events:
         """Continue from what `to_tree` gave."""
         self.queue.from_tree(kept["agenda"])
         self.version = kept["version"]
-        self._since = {k: int(v) for k, v in enumerate(kept["since"])}
-        self._waiting = [self.queue.going[int(k)] for k in kept["waiting"]]
+        self._since = np.array(kept["since"])
+        self._waiting, self._starts = {}, []
+        self._wait(self.queue.going[int(k)] for k in kept["waiting"])
 
     def _waits(self, jobs: Iterable[Work], now: float) -> list[Work]:
         """Of jobs begun now, those that start now; the others wait for their start, as their
         downloads do.
         """
-        later = [job for job in jobs if job.start > now and self.algorithm.to_server]
-        self._waiting += later
-        return [job for job in jobs if job not in later]
+        jobs = list(jobs)
+        self._wait(job for job in jobs if job.start > now and self.algorithm.to_server)
+        return [job for job in jobs if job.client not in self._waiting]
 
-    def _due(self, ending: Work) -> list[Work]:
-        """The jobs that waited and started before this one ends, itself if it did; they wait no
-        longer.
+    def _wait(self, jobs: Iterable[Work]) -> None:
+        for job in jobs:
+            self._waiting[job.client] = job
+            heapq.heappush(self._starts, (job.start, job.client))
+
+    def _due(self, event: Ended) -> list[Work]:
+        """The jobs that waited and started before this event, the ending one itself if it did; they
+        wait no longer.
         """
-        late = [
-            job for job in self._waiting if job.start < ending.finish or job.client == ending.client
-        ]
-        self._waiting = [job for job in self._waiting if job not in late]
+        late = []
+        if event.job is not None and event.job.client in self._waiting:
+            late.append(self._waiting.pop(event.job.client))
+        while self._starts and self._starts[0][0] < event.time:
+            start, k = heapq.heappop(self._starts)
+            if k in self._waiting and self._waiting[k].start == start:
+                late.append(self._waiting.pop(k))
         return late
 
     def _hand_out(self, jobs: Iterable[Work], state: State) -> None:
@@ -158,7 +183,7 @@ class Events:
             self._since[job.client] = self.version
             for client in self.fed.mine([job.client]):
                 if self.algorithm.to_server:
-                    client.memory["download"] = state
+                    client.memory["download"] = self.algorithm.offer(self.fed, client, state)
                 else:
                     client.memory["before"] = client.memory.pop("merged", None) or client.params()
 
@@ -166,9 +191,14 @@ class Events:
         """All of these jobs that have started and are not yet computed, each at its client's
         rank.
         """
-        ready = [job for job in jobs if job.reports and self._opened.get(job.client) == job]
         ready = [
-            job for job in ready if job.client not in self._worked and job not in self._waiting
+            job
+            for job in jobs
+            if job.reports
+            and job.client in self._opened
+            and self._opened[job.client].number == job.number
+            and job.client not in self._worked
+            and job.client not in self._waiting
         ]
         self._worked |= {job.client for job in ready}
         for job in sorted(ready, key=lambda job: job.client):

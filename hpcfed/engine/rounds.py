@@ -64,19 +64,27 @@ class Synchronous:
         self.fed, self.algorithm, self.balance = fed, algorithm, balance
         self.now = 0.0
 
-    @property
-    def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
-        return self.algorithm.round
+    def round(self, fed: Federation, state: Any, cohort: list[int], t: int) -> Any:
+        """The method's round; then each client says what the choice of cohorts asks for."""
+        state = self.algorithm.round(fed, state, cohort, t)
+        for client in fed.mine(cohort):
+            fed.tallies[client.id].up += fed.choice.nbytes
+        return state
 
     def begin(self, t: int) -> list[int]:
         fed, method = self.fed, self.algorithm
-        cohort = fed.participation.begin(t, method.cohort(fed, t), method.keeps_stragglers)
+        drawn, keeps = method.cohort(fed, t), method.keeps_stragglers
+        if fed.participation.profiles.trace:  # the server waits until somebody can be reached
+            reached = (fed.participation.profiles.available_from(k, self.now) for k in drawn)
+            self.now = min(reached, default=self.now)
+        cohort = fed.participation.begin(t, drawn, keeps, self.now)
         if fed.store.stateless and fed.comm.size > 1:
             self.balance.deal(cohort)
         return cohort
 
     def next_clients(self, t: int) -> list[int]:
-        return self.algorithm.cohort(self.fed, t + 1) if t + 1 < self.fed.job.rounds else []
+        known = t + 1 < self.fed.job.rounds and not self.fed.choice.learns
+        return self.algorithm.cohort(self.fed, t + 1) if known else []
 
     def elapse(self, ids: np.ndarray, cohort: list[int], columns: Row) -> Row:
         """Until the slowest has reported, or the deadline for which a lost one is waited."""
@@ -90,13 +98,18 @@ class Synchronous:
         took = [profiles.seconds(*cells) for cells in done]
         deadline = self.fed.job.system.deadline or 0.0
         self.now += max([*took, deadline] if lost else took, default=0.0)
+        losses = dict(zip(ids.tolist(), columns["train_loss"].tolist(), strict=True))
+        self.fed.choice.learn(self.fed.t, set(cohort), losses)
         return {"clients/reports": np.isin(ids, cohort).astype(np.int64)}
 
     def to_tree(self) -> Row:
-        return {"now": self.now}
+        learnt = {"choice": self.fed.choice.to_tree()} if self.fed.choice.learns else {}
+        return {"now": self.now} | learnt
 
     def from_tree(self, kept: Row) -> None:
         self.now = kept["now"]
+        if self.fed.choice.learns:
+            self.fed.choice.from_tree(kept["choice"])
 
 
 @dataclass(frozen=True)

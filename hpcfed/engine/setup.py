@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from hpcfed import models
-from hpcfed.clients import profiles
+from hpcfed.clients import profiles, traces
 from hpcfed.clients.client import Client, Clients, Shard
 from hpcfed.clients.profiles import Profiles
 from hpcfed.clients.store import ClientStore
+from hpcfed.clients.traces import Trace
 from hpcfed.comm.agree import on_all_ranks
 from hpcfed.config.metrics import choose
 from hpcfed.core import rng
@@ -209,11 +210,21 @@ def draw_profiles(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
     """The clients' profiles, drawn or read on rank 0 for all. example: [K], multiply-adds, forward
     and backward.
     """
-    drawn = on_all_ranks(
-        comm, lambda: profiles.draw(job.system, job.clients, job.seed) if comm.rank == 0 else None
+
+    def draw_or_read() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        path = job.system.trace
+        trace = traces.read(path, job.clients) if path else None
+        drawn = profiles.draw(job.system, job.clients, job.seed)
+        return drawn, dict(vars(trace)) if trace else {}
+
+    drawn, lines = comm.bcast(
+        on_all_ranks(comm, lambda: draw_or_read() if comm.rank == 0 else None)
     )
-    given = comm.bcast(drawn) | {"example": example}
-    return Profiles(**{name: compact(values) for name, values in given.items()})
+    given = {name: compact(values) for name, values in (drawn | {"example": example}).items()}
+    if not lines:
+        return Profiles(**given)
+    given["speed"] = np.array(given["speed"])  # of this rank's own, for it changes
+    return Profiles(**given, trace=Trace(**lines))
 
 
 def compact(values: np.ndarray) -> np.ndarray:

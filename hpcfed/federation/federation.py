@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.clients.selection import Choice
 from hpcfed.core import own, rng
 from hpcfed.core.inputs import prepare
 from hpcfed.core.params import Mean, Params, Part, Per
@@ -137,9 +138,17 @@ class Federation:
             clients,
             self.tallies,
             self.replay,
-            lambda k: self.job.algorithm.traffic(self, k),
+            self._traffic,
         )
+        self.choice = Choice(job.selection, job.seed, sizes, self.cohort_size)
         self.placement = Placement(placement, speeds, costs, comm, clients, store, self.replay)
+
+    def _traffic(self, k: int) -> tuple[int, int]:
+        """Bytes that client k receives and sends in a round, by its method and by the choice of
+        cohorts.
+        """
+        down, up = self.job.algorithm.traffic(self, k)
+        return down, up + self.choice.nbytes
 
     @property
     def seed(self) -> int:
@@ -223,15 +232,12 @@ class Federation:
         return max(1, math.ceil(self.job.participation * self.K - 1e-9))
 
     def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
-        """A cohort of max(1, ceil(participation K)) clients without replacement, in id order; the
-        same on all ranks.
+        """A cohort of max(1, ceil(participation K)) clients without replacement, in id order, as
+        the job's `selection` has it; the same on all ranks.
 
-        p: probability of each client, [K]; uniform by default.
+        p: probability of each client, [K], where the job's selection is uniform.
         """
-        chosen = rng.stream(self.seed, "cohort", t).choice(
-            self.K, self.cohort_size, replace=False, p=p
-        )
-        return sorted(chosen.tolist())
+        return self.choice.sample(t, p)
 
     def draw_public(self, t: int, n: int) -> np.ndarray:
         """n of the public examples, drawn anew for round t, the same on all ranks; all of them

@@ -44,21 +44,31 @@ class Participants:
         self._tallies.open(t)
         self.lost, self.partial = {}, {}
 
-    def begin(self, t: int, cohort: list[int], keep_stragglers: bool) -> list[int]:
+    def begin(
+        self, t: int, cohort: list[int], keep_stragglers: bool, now: float = 0.0
+    ) -> list[int]:
         """Begin round t, and draw what becomes of its cohort. Returns the clients that will report.
+
+        now: virtual seconds, at which traces say who is available, and how fast for all the round.
 
         A client that is lost received what the method announces, and worked, but sends nothing:
         that is counted. So it is for a client that has failed in the round (`ReplayLog.left`).
         """
         self.open(t)
-        there = [k for k in cohort if self.draws.reachable(t, k)]
+        there = [
+            k
+            for k in cohort
+            if self.draws.reachable(t, k) and self.profiles.available_from(k, now) == now
+        ]
+        for k in there:
+            self.profiles.follow(k, now)
         slow = self.draws.stragglers(t, there)
         drawn = self.draws.participation(t, there, slow, keep_stragglers, self.announced)
-        now: Participation = drawn.without(self._replay.left, self.draws)
-        self.lost, self.partial = now.lost, now.partial
+        found: Participation = drawn.without(self._replay.left, self.draws)
+        self.lost, self.partial = found.lost, found.partial
         for k, examples in self.lost.items():
             self.count_lost(k, examples)
-        return now.reports
+        return found.reports
 
     def count_lost(self, k: int, examples: float) -> None:
         """Count what a client that never reports received, and the examples it worked through."""

@@ -165,7 +165,8 @@ def test_a_single_example_a_single_class_and_no_test_example_are_no_exceptions(r
 
 @pytest.mark.parametrize("method", [m for m in ALGORITHMS if load(m).keeps_stragglers])
 def test_partial_work_counts_where_the_method_says_so(method: str):
-    job = toy.job(method, "--local.stragglers", "1", "--local.epochs", "3")
+    unit = "steps" if "steps" in load(method).local_defaults else "epochs"
+    job = toy.job(method, "--local.stragglers", "1", f"--local.{unit}", "3")
     outcome = toy.run(Serial(), job, rounds=1)
     assert 0 < outcome.column("epochs").sum() < 3 * outcome.column("cohort").sum()
     assert finite(outcome)

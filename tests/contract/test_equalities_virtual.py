@@ -189,3 +189,25 @@ def test_swift_and_dsgd_are_charged_the_same_for_latency_and_for_both_directions
     exchange = 0.25 + 2 * nbytes / 1e6
     assert last("swift", *IN_STEP) == pytest.approx(exchange, rel=1e-6)
     assert last("dsgd", *IN_STEP) == pytest.approx(exchange, rel=1e-6)
+
+
+def test_fedbuff_of_all_clients_in_step_begins_as_fedavg():
+    own = ("--algorithm.K", "6", "--algorithm.staleness", "const", "--rounds", "1")
+    got = run("fedbuff", *ALL, *IN_STEP, *own).state["model"]
+    want = run("fedavg", *ALL, "--algorithm.weighting", "uniform", "--rounds", "1").state
+    assert near(got, want, 1e-6)
+
+
+def test_fedbuff_of_single_updates_by_one_client_is_sequential_training():
+    sgd = (*ONE, "--local.optimiser", "sgd", "--local.lr", "0.05")
+    got = run("fedbuff", *sgd, "--algorithm.K", "1").state["model"]
+    layout = toy.start(Serial(), toy.job("local", *sgd)).fed.store.skeleton("small").layout
+    assert near(got, layout.views(run("local", *sgd).weights[0]), 1e-5)
+
+
+def test_fedcompass_of_one_client_with_alpha_one_is_sequential_training():
+    flags = (*ONE, "--local.steps", "4")
+    own = ("--algorithm.alpha", "1", "--algorithm.min_steps", "4")
+    got = run("fedcompass", *flags, *own).state["model"]
+    layout = toy.start(Serial(), toy.job("local", *flags)).fed.store.skeleton("small").layout
+    assert near(got, layout.views(run("local", *flags).weights[0]), 1e-6)

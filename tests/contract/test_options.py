@@ -55,6 +55,7 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.coeff_distance": "mse",
     "algorithm.distil_lr": 0.3,
     "algorithm.merges": 2,
+    "algorithm.min_steps": 60,
     "algorithm.ramp": 2,
     "algorithm.cliques": 2,
 }
@@ -93,6 +94,10 @@ CUTS = (*AT_ONCE, "--algorithm.eps1", "1e9", "--algorithm.eps2", "1e-9")
 BY_METHOD = {  # what a method needs beside it so that its options can have an effect
     "dsgd": STAR,
     "swift": STAR,
+    "fedcompass": (  # unlike one another, and often late
+        *("--rounds", "6", "--system.distribution", "lognormal", "--system.spread", "1"),
+        *("--system.availability", "0.5", "--system.latency", "0"),
+    ),
     "fesem": TWO_OF_FIVE,
     "fesemma": TWO_OF_FIVE,
     "tkm": TWO_OF_FIVE,

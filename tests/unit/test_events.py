@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.algorithms.asynchronous.fedasync import FedAsync, damping
+from hpcfed.algorithms.asynchronous import fedbuff
+from hpcfed.algorithms.asynchronous.fedasync import FedAsync
+from hpcfed.algorithms.asynchronous.fedbuff import FedBuff
+from hpcfed.algorithms.asynchronous.fedcompass import FIRST, LATE, Compass, FedCompass, State
+from hpcfed.algorithms.asynchronous.staleness import damping
 from hpcfed.algorithms.events import EventBased
 from hpcfed.clients.participation import Draws
 from hpcfed.clients.profiles import Profiles
@@ -19,7 +23,7 @@ from hpcfed.config.system import System
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
 from hpcfed.engine import events
-from hpcfed.engine.event_queue import EventQueue
+from hpcfed.engine.event_queue import EventQueue, Free
 from hpcfed.engine.events import Events
 from hpcfed.engine.rounds import Rounds
 from tests.contract import toy
@@ -308,3 +312,117 @@ def test_a_deadline_is_refused_where_there_are_no_rounds():
 def test_a_method_that_does_not_say_how_it_merges_is_told_so():
     with pytest.raises(NotImplementedError, match="EventBased does not say"):
         EventBased().merge(None, None, None, None, {})
+
+
+def test_the_free_clients_are_counted_as_a_sorted_list_of_them_would_be():
+    g, free, want = np.random.default_rng(0), Free(21, busy=[3, 20]), {*range(21)} - {3, 20}
+    for k in g.integers(0, 21, 200).tolist():
+        (free.take if k in want else free.release)(k)
+        want ^= {k}
+        assert [free[i] for i in range(free.n)] == sorted(want)
+        assert free.busy.tolist() == sorted({*range(21)} - want)
+
+
+def test_a_checkpoint_of_former_times_with_a_list_of_jobs_goes_on_alike():
+    first = agenda(at_once=2)
+    trace(first, 7)
+    tree = first.to_tree()
+    old = {name: tree[name] for name in ("now", "started", "counts")}
+    names = ("client", "number", "start", "finish", "amount", "share")
+    old["going"] = [{n: getattr(job, n) for n in names} for job in first.going.values()]
+    again = agenda(at_once=2)
+    again.from_tree(old)
+    assert again.advance(20) == first.advance(20)
+
+
+def test_fedbuff_makes_a_model_of_every_two_updates_by_hand(monkeypatch: pytest.MonkeyPatch):
+    """Client 1 sends 1 at times 1, 2 and 3, client 0 sends 10 at time 3 and has seen no new
+    model.
+    """
+    sent = lambda self, fed, client, job: Params(x=torch.tensor([10.0, 1.0][client.id]))  # noqa: E731
+    monkeypatch.setattr(FedBuff, "work", sent)
+    zero = Params(x=torch.tensor(0.0))
+    monkeypatch.setattr(FedBuff, "init", lambda self, fed: fedbuff.State(zero, zero, Params()))
+    monkeypatch.setattr(FedBuff, "seconds", lambda self, fed, k, examples: (3.0, 1.0)[k])
+    two = ("--clients", "2", "--data.train_limit", "20", "--evaluate.before", "false")
+    own = ("--algorithm.merges", "4", "--algorithm.K", "2", "--algorithm.a", "1")
+    rounds = started("fedbuff", *two, *own, "--evaluate.every", "9", "--algorithm.lr", "0.5")
+    rounds.begin(0)
+    after = rounds.schedule.round(rounds.fed, rounds.state, [0, 1], 0)
+    # -0.5 (1 + 1) / 2 = -0.5; then client 0 with staleness 1, so half of 10, and client 1 with 0
+    assert after.model["x"].item() == -0.5 - 0.5 * (5 + 1) / 2
+    assert after.buffer["x"].item() == 0 and rounds.schedule.version == 2
+
+
+def compass(
+    speeds: tuple[float, ...], slower: dict[tuple[int, int], float] | None = None
+) -> EventQueue:
+    """Clients of one example, so many steps a second; slower: factor of the seconds of a client's
+    job, by their numbers.
+    """
+    n, jobs = len(speeds), [0] * len(speeds)
+    profiles = Profiles(*map(np.array, (speeds, [1.0] * n, [0.0] * n, [1.0] * n, [1.0] * n)))
+    draws = Draws(0, System(), Local(steps=100, batch=1), profiles, (1,) * n)
+
+    def seconds(k: int, examples: int) -> float:
+        jobs[k] += 1
+        return profiles.compute(k, examples) * (slower or {}).get((k, jobs[k] - 1), 1.0)
+
+    return EventQueue(draws, n, seconds, Compass(FedCompass()))
+
+
+def compass_trace(queue: EventQueue, reports: int) -> list[tuple]:
+    """Time, client, steps and group of what ends, and the group that closes."""
+    queue.fill()
+    return [
+        (e.time, *((e.job.client, e.job.amount, e.job.group) if e.job else (None,) * 3), e.closes)
+        for e in queue.advance(reports)
+    ]
+
+
+def test_clients_of_equal_speed_are_one_group_and_do_all_steps():
+    first = [(100.0, k, 100, FIRST, FIRST) for k in range(3)]
+    then = [(200.0, k, 100, 1, 1 if k == 2 else None) for k in range(3)]
+    assert compass_trace(compass((1.0, 1.0, 1.0)), 6) == first + then
+
+
+def test_a_client_four_times_slower_does_a_quarter_and_arrives_with_the_fast_one():
+    events = compass_trace(compass((4.0, 1.0)), 9)
+    alone = [(25.0, 0, 100, FIRST, FIRST), *((25.0 * i, 0, 100, i - 1, i - 1) for i in (2, 3, 4))]
+    together = [(125.0, 0, 100, 4, None), (125.0, 1, 25, 4, 4)]
+    again = [(150.0, 0, 100, 5, None), (150.0, 1, 25, 5, 5)]
+    assert events == [*alone, (100.0, 1, 100, FIRST, FIRST), *together, *again]
+
+
+def test_a_group_is_not_waited_for_beyond_its_slack_and_who_is_late_gets_work_at_once():
+    queue = compass((1.0, 1.0), slower={(1, 1): 1.5})
+    events = compass_trace(queue, 4)
+    first = [(100.0, 0, 100, FIRST, FIRST), (100.0, 1, 100, FIRST, FIRST)]
+    # both expected at 200; client 0 waits until 100 + 1.2 * 100
+    assert events[:4] == [*first, (200.0, 0, 100, 1, None), (220.0, None, None, None, 1)]
+    # client 0's next group is expected at 320, and client 1, now known as slower, comes at 250
+    assert events[4] == (250.0, 1, 100, LATE, None)
+    job = queue.going[1]
+    assert (job.start, job.amount) == (250.0, int(70 / (0.1 * 1 + 0.9 * 1.5)))
+
+
+def test_in_the_middle_of_a_group_a_save_changes_nothing():
+    whole, first = compass_trace(compass((4.0, 1.0, 0.9)), 30), compass((4.0, 1.0, 0.9))
+    begun = compass_trace(first, 11)
+    again = compass((4.0, 1.0, 0.9))
+    again.from_tree(first.to_tree())
+    assert again.coordinator.groups == first.coordinator.groups
+    assert begun + compass_trace(again, 19) == whole
+    steps = [steps for _, client, steps, group, _ in whole if client is not None and group > 0]
+    assert all(20 <= n <= 100 for n in steps)
+
+
+def test_a_group_that_closes_takes_the_late_ones_along_by_hand():
+    fed = started("fedcompass").fed  # six clients work at the same time
+    one = lambda x: Params(x=torch.tensor(x))  # noqa: E731
+    waiting = {"3 0": one(10.0), f"{LATE} 3": one(4.0), "5 1": one(7.0)}
+    state = State(one(2.0), waiting, {"3 0": 2, f"{LATE} 3": 1, "5 1": 1})
+    after = Compass(FedCompass(alpha=0.6)).close(fed, state, 3)
+    # a = 0.1 for each of the two whose sum is 10, 0.1 (3 + 1)^-0.5 for the late one
+    assert after.model["x"].item() == pytest.approx((1 - 0.25) * 2 + 0.1 * 10 + 0.05 * 4)
+    assert after.counts == {"5 2": 1} and after.waiting["5 2"]["x"].item() == 7.0

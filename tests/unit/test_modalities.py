@@ -147,7 +147,11 @@ def edit(path: Path, name: str, value: object = None) -> None:
         ("train/present/table", np.ones(3, int), "there are 72 examples; store 0 or 1 for each"),
         ("train/labels", None, "has no train/labels or train/y"),
         ("train/users", None, "attribute own_tests is 1"),
-        ("train/labels", np.arange(72) % 3, "task is 'binary', which has 2 classes, but there are 3"),
+        (
+            "train/labels",
+            np.arange(72) % 3,
+            "task is 'binary', which has 2 classes, but there are 3",
+        ),
     ],
 )
 def test_a_file_that_is_wrong_is_refused(name: str, value: object, message: str, tmp_path: Path):

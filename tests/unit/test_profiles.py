@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpcfed.clients import traces
 from hpcfed.clients.profiles import Profiles, draw, factors, read
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.system import System
@@ -138,3 +139,53 @@ def test_an_example_costs_three_times_its_forward_pass_in_the_clients_own_archit
         3.0 * work(name, toy.SHAPE, toy.CLASSES, toy.D).multiply_adds for name in ("mlp", "cnn")
     ]
     assert known.example.tolist() == each * 3
+
+
+TRACE = "client,time,available,speed\n"
+# client 0 is away from 5 to 9 and then half as fast; client 1 comes at 3
+STEPS = TRACE + "0,0,1,4e6\n0,5,0,4e6\n0,9,1,2e6\n1,0,0,1e6\n1,3,1,1e6\n"
+
+
+def test_a_trace_says_from_when_on_a_client_is_there_and_how_fast(tmp_path: Path):
+    (tmp_path / "t.csv").write_text(STEPS)
+    trace = traces.read(tmp_path / "t.csv", 3)
+    times = (0.0, 4.9, 5.0, 8.0, 9.0, 100.0)
+    assert [trace.available_from(0, now) for now in times] == [0.0, 4.9, 9.0, 9.0, 9.0, 100.0]
+    assert [trace.speed[trace.line(0, now)] for now in times] == [4e6] * 4 + [2e6] * 2
+    assert trace.available_from(1, 1.0) == 3.0 and trace.line(2, 1.0) is None
+    assert trace.available_from(2, 1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("client,time\n0,0\n", "the first line must be client,time,available,speed"),
+        (TRACE + "0,0,1\n", "as numbers"),
+        (TRACE + "3,0,1,1\n", "client must be 0..2"),
+        (TRACE + "0,1,1,1\n", "each of its times once, the first one 0"),
+        (TRACE + "0,0,1,1\n0,0,1,2\n", "each of its times once, the first one 0"),
+        (TRACE + "0,0,1,1\n0,7,0,1\n", "its last line holds for ever"),
+    ],
+)
+def test_a_wrong_trace_is_refused_with_its_client_or_line(text: str, said: str, tmp_path: Path):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DataError, match=said):
+        traces.read(tmp_path / "t.csv", 3)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedasync"])
+def test_with_a_trace_bits_are_the_same_on_any_ranks_and_after_resume(method: str, tmp_path: Path):
+    lines = [f"{k},0,{k % 2},1e5\n{k},0.5,{(k + 1) % 2},3e5\n{k},1,1,2e5" for k in range(6)]
+    (tmp_path / "t.csv").write_text(TRACE + "\n".join(lines))
+    job = toy.job(method, "--models.mix", "mlp", "--system.trace", str(tmp_path / "t.csv"))
+    want = toy.run(Serial(), job)
+    for got in spmd(3, lambda comm: toy.run(comm, job)):
+        assert toy.differences(got, want) == []
+    toy.run(Serial(), job, rounds=1, save=tmp_path / "run")
+    again = toy.run(Serial(), job, resume=tmp_path / "run")
+    assert toy.differences(again.state, want.state) == []
+    assert toy.differences(again.rows, want.rows[1:]) == []
+    without = toy.run(Serial(), toy.job(method, "--models.mix", "mlp"))
+    assert toy.differences(without.rows, want.rows) != []
+    if method == "fedavg":  # the first round begins at time 0, where the odd ones are there
+        assert not want.column("cohort")[0, ::2].any()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from hpcfed.algorithms.asynchronous.staleness import damping
 from hpcfed.algorithms.base import Share
 from hpcfed.algorithms.events import EventBased, Work
 from hpcfed.core.params import Params
@@ -76,14 +77,3 @@ class FedAsync(EventBased):
         alpha = self.alpha * self.decay ** sum(fed.t >= t for t in self.decay_at)
         alpha *= damping(job.staleness, self.staleness, self.a, self.b)
         return (1 - alpha) * held + alpha * up
-
-
-def damping(staleness: int, kind: Literal["const", "poly", "hinge"], a: float, b: int) -> float:
-    """s(staleness), 1 for a fresh update and never rising.
-
-    const: 1.  poly: (staleness + 1)^-a.  hinge: 1 up to b, then 1 / (a (staleness - b) + 1).
-    Xie et al. (FedAsync), arXiv:1903.03934.
-    """
-    if kind == "poly":
-        return (staleness + 1.0) ** -a
-    return 1.0 if kind == "const" or staleness <= b else 1 / (a * (staleness - b) + 1)

@@ -13,7 +13,7 @@ scored. Each visit has an optimiser of its own (local.keep_optimiser: each clien
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.core import rng
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 class Cyclic(RoundBased):
     """With one client it is that client alone. Who is absent or drops out is passed over."""
+
+    samples_cohorts: ClassVar[bool] = False
 
     order: Literal["reshuffled", "fixed"] = "reshuffled"
     """Order of the clients: a new one in each cycle, or by their ids."""

@@ -35,7 +35,7 @@ class FedProx(RoundBased):
     """Weight of the proximal term."""
     sampling: Literal["uniform", "size"] = "uniform"
     """Clients of a cohort are equally likely, or likely in proportion to their number of
-    examples.
+    examples; size: as selection.by = "size" for any method.
     """
 
     @model_validator(mode="after")

@@ -24,6 +24,7 @@ class Central(RoundBased):
     """One model for all clients, trained where the data are pooled."""
 
     survival: ClassVar[bool] = True
+    samples_cohorts: ClassVar[bool] = False
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)

@@ -1,0 +1,258 @@
+"""FedCompass: the server gives each client as many steps as let clients of different speeds arrive
+together, in groups.
+
+Li et al., ICLR 2024, arXiv:2309.14675. The server estimates each client's seconds per step s_k from
+its reports. A client that is free joins the open group for which it can do most steps,
+floor((arrival of the group - now) / s_k), if these are min_steps..local.steps; else it opens a
+group, so timed that the fastest client of an open group can do all steps between that group's
+latest time and this one. A group closes when all of it have arrived, or at `slack` times the time
+that it was expected to take; who comes later waits in a buffer for the next group that closes, and
+gets work at once. Then w <- (1 - sum a_k) w + sum a_k w_k with a_k = alpha s(tau_k) / N, tau_k the
+number of new models since client k's download. A client's first model, which tells its speed, is
+merged alone.
+
+Deviations: rests on this description and on the public code, APPFL's compass_scheduler.py and
+fedcompass_aggregator.py, not on the paper's text; slack = 1.2 and min_steps are the paper's from
+memory. N is the number of clients that work at the same time, all of them with participation = 1 as
+in the paper. Late models of one client all count; in APPFL the newer one replaces an older one that
+waits. Clients of different sizes weigh alike, as in that code. Batch statistics are averaged as
+parameters are, there by a plain mean over the group. The number of steps, which the server sends
+with the model, is part of the message's header and not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor, inf, isnan, nan
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from annotated_types import Ge
+from pydantic import NonNegativeFloat, PositiveInt
+
+from hpcfed.algorithms.asynchronous.staleness import damping
+from hpcfed.algorithms.base import Share
+from hpcfed.algorithms.events import Coordinator, Decision, EventBased, Work
+from hpcfed.core.params import Params
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+FIRST, LATE = -1, -2  # the groups of first reports, each merged alone, and of those who came late
+
+
+@dataclass(frozen=True)
+class State:
+    """model: the server's.  waiting: sums of models that wait for their group to close, by
+    "group staleness".  counts: how many each sum has.
+    """
+
+    model: Params
+    waiting: dict[str, Params]
+    counts: dict[str, int]
+
+
+@dataclass
+class Group:
+    """Clients that are to arrive together.
+
+    working, arrived: ids.  expected, latest: virtual seconds.
+    """
+
+    working: list[int]
+    arrived: list[int]
+    expected: float
+    latest: float
+
+
+class Compass(Coordinator):
+    """The groups and the estimates of speed."""
+
+    buffers = True
+
+    def __init__(self, method: FedCompass) -> None:
+        self.method = method
+        self.speed: dict[int, float] = {}  # seconds per step of each client that has reported
+        self.begun: dict[int, tuple[float, int, int]] = {}  # time, steps, group of open jobs
+        self.groups: dict[int, Group] = {}
+        self.opened = 0  # groups so far
+
+    def order(self, clients: list[int]) -> list[int]:
+        """The fastest first; those of unknown speed last."""
+        return sorted(clients, key=lambda k: (self.speed.get(k, inf), k))
+
+    def begin(self, k: int, now: float, most: int) -> int:
+        steps, group = self.assign(k, now, most) if k in self.speed else (most, FIRST)
+        self.begun[k] = now, steps, group
+        return steps
+
+    def assign(self, k: int, now: float, most: int) -> tuple[int, int]:
+        """Steps and group of client k's next job."""
+        least, speed = self.method.min_steps, self.speed[k]
+        fits = [(floor((g.expected - now) / speed), i) for i, g in self.groups.items()]
+        fits = [(steps, i) for steps, i in fits if least <= steps <= most]
+        if fits:
+            steps, group = max(fits)
+            self.groups[group].working.append(k)
+            return steps, group
+        after = [
+            floor((g.latest + most * self.fastest(g) - now) / speed)
+            for g in self.groups.values()
+            if now < g.latest
+        ]
+        steps = max((steps for steps in after if steps <= most), default=most)
+        steps = max(steps, least)
+        self.opened += 1
+        takes = steps * speed
+        self.groups[self.opened] = Group([k], [], now + takes, now + self.method.slack * takes)
+        return steps, self.opened
+
+    def fastest(self, group: Group) -> float:
+        """Seconds per step of the group's fastest client."""
+        return min(self.speed[k] for k in group.working + group.arrived)
+
+    def end(self, job: Work) -> Decision:
+        k = job.client
+        now, (begun, steps, number) = job.finish, self.begun.pop(k)
+        if job.reports:
+            found = (now - begun) / steps
+            newest = self.method.newest if k in self.speed else 1.0
+            self.speed[k] = newest * found + (1 - newest) * self.speed.get(k, 0.0)
+        if number == FIRST:
+            return Decision(FIRST, FIRST if job.reports else None, (k,))
+        group = self.groups.get(number)
+        if group is None or now > group.latest:
+            if group is not None:
+                group.working.remove(k)
+                self.drop(number)
+            return Decision(LATE, None, (k,))
+        group.working.remove(k)
+        if job.reports:
+            group.arrived.append(k)
+        if group.working:
+            return Decision(number, None, () if job.reports else (k,))
+        del self.groups[number]
+        closes = number if group.arrived else None
+        return Decision(
+            number, closes, tuple(group.arrived if job.reports else [*group.arrived, k])
+        )
+
+    def drop(self, number: int) -> None:
+        """Forget a group of which nobody is left."""
+        if not self.groups[number].working and not self.groups[number].arrived:
+            del self.groups[number]
+
+    def deadline(self) -> float:
+        """The latest time of the first open group of which somebody has arrived."""
+        return min((g.latest for g in self.groups.values() if g.arrived), default=inf)
+
+    def expire(self) -> Decision:
+        _, number = min((g.latest, i) for i, g in self.groups.items() if g.arrived)
+        group = self.groups.pop(number)
+        return Decision(number, number, tuple(group.arrived))
+
+    def close(self, fed: Federation, state: State, group: int) -> State:
+        method, merged, weight = self.method, Params(), 0.0
+        ripe = (FIRST,) if group == FIRST else (group, LATE)
+        waiting, counts = {}, {}
+        for key, models in state.waiting.items():
+            number, staleness = map(int, key.split())
+            if number in ripe:
+                alpha = method.alpha * damping(staleness, method.staleness, method.a, b=0)
+                alpha /= fed.cohort_size
+                weight += alpha * state.counts[key]
+                merged = merged + alpha * models if merged else alpha * models
+            else:
+                older = f"{number} {staleness + 1}"
+                waiting[older], counts[older] = models, state.counts[key]
+        return State((1 - weight) * state.model + merged, waiting, counts)
+
+    def to_tree(self) -> dict[str, Any]:
+        ids = sorted({*self.speed, *self.begun})
+        begun = [self.begun.get(k, (nan, 0, 0)) for k in ids]
+        groups = [
+            {
+                "number": i,
+                "working": np.array(g.working, np.int64),
+                "arrived": np.array(g.arrived, np.int64),
+                "times": np.array([g.expected, g.latest]),
+            }
+            for i, g in self.groups.items()
+        ]
+        return {
+            "opened": self.opened,
+            "clients": np.array(ids, np.int64),
+            "speed": np.array([self.speed.get(k, nan) for k in ids]),
+            "begun": np.array(begun, np.float64).reshape(-1, 3),
+            "groups": groups,
+        }
+
+    def from_tree(self, tree: dict[str, Any]) -> None:
+        self.opened = tree["opened"]
+        ids = np.asarray(tree["clients"]).tolist()
+        speeds, begun = np.asarray(tree["speed"]).tolist(), np.asarray(tree["begun"]).tolist()
+        self.speed = {k: s for k, s in zip(ids, speeds, strict=True) if not isnan(s)}
+        self.begun = {
+            k: (time, int(steps), int(group))
+            for k, (time, steps, group) in zip(ids, begun, strict=True)
+            if not isnan(time)
+        }
+        self.groups = {}
+        for g in tree["groups"]:
+            working, arrived = (np.asarray(g[name]).tolist() for name in ("working", "arrived"))
+            self.groups[g["number"]] = Group(working, arrived, *np.asarray(g["times"]).tolist())
+
+
+class FedCompass(EventBased):
+    """local.steps are the most that a client does in one job. participation * clients work, or
+    wait for their group, at the same time.
+    """
+
+    local_defaults: ClassVar[dict[str, Any]] = {"steps": 100}
+
+    alpha: Share = 0.9
+    """Weight of the models of all clients together in a new one."""
+    staleness: Literal["const", "poly"] = "poly"
+    """How the weight of a model falls with its staleness s: not, or as (s + 1)^-a."""
+    a: NonNegativeFloat = 0.5
+    """Poly: how fast."""
+    min_steps: PositiveInt = 20
+    """Fewest steps for which a client joins a group."""
+    slack: Annotated[float, Ge(1)] = 1.2
+    """A group is waited for so many times as long as it was expected to take."""
+    newest: Share = 0.9
+    """Weight of the newest measurement in a client's seconds per step."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        if self.staleness == "const":
+            found["algorithm.a"] = "staleness = 'const' does not have it"
+        steps = job.local.steps
+        if steps is None:
+            found["job"] = "needs jobs that count in steps; set local.steps to the most of a job"
+        elif steps < self.min_steps:
+            found["job"] = (
+                f"needs algorithm.min_steps = {self.min_steps} of at most local.steps = {steps}; "
+                f"lower algorithm.min_steps"
+            )
+        return found
+
+    @property
+    def coordinator(self) -> Compass:
+        return Compass(self)
+
+    def init(self, fed: Federation) -> State:
+        return State(fed.initial(), {}, {})
+
+    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+        return state.model
+
+    def merge(
+        self, fed: Federation, job: Work, held: State, up: Params, near: dict[int, Params]
+    ) -> State:
+        key = f"{job.group} {job.staleness}"
+        summed = held.waiting[key] + up if key in held.waiting else up
+        counts = held.counts | {key: held.counts.get(key, 0) + 1}
+        return State(held.model, held.waiting | {key: summed}, counts)

@@ -1,0 +1,123 @@
+"""How the cohort of a round is chosen: alike, by size, by loss, or by who reports.
+
+Power of choice: Cho et al., arXiv:2010.01243, the variant rpow-d. E3CS: Huang et al.,
+arXiv:2011.08756. Deviations of power of choice: the losses are those of the last local training,
+as clients reported them beside their uploads (4 bytes each), not asked for before each round. Of
+E3CS: the cap on probabilities is solved so that they sum to the cohort's size, from memory of the
+paper; a cohort is drawn by systematic sampling over a random order, which gives each client exactly
+its probability. A client that could not be reached counts as one that did not report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfed.core import rng
+
+if TYPE_CHECKING:
+    from hpcfed.config.selection import Selection
+
+LOSS_BYTES = 4  # a client's mean training loss, as float32
+
+
+class Choice:
+    """The cohorts of a run and what the server has learnt about clients; the same on all ranks.
+
+    sizes: training examples of all clients.  cohort_size: clients of a cohort.
+    """
+
+    def __init__(
+        self, selection: Selection, seed: int, sizes: Sequence[int], cohort_size: int
+    ) -> None:
+        self.selection, self.seed = selection, seed
+        self.sizes, self.m = sizes, cohort_size
+        K = len(sizes)
+        # the last loss that each client reported; who has never been chosen comes first
+        self.losses = np.full(K if selection.by == "power-of-choice" else 0, np.inf)
+        self.log_weights = np.zeros(K if selection.by == "e3cs" else 0)
+
+    @property
+    def learns(self) -> bool:
+        """Whether a cohort hangs on the rounds before."""
+        return self.selection.by in ("power-of-choice", "e3cs")
+
+    @property
+    def nbytes(self) -> int:
+        """What each client of a cohort sends beside its method's upload."""
+        return LOSS_BYTES if self.selection.by == "power-of-choice" else 0
+
+    def sample(self, t: int, p: np.ndarray | None = None) -> list[int]:
+        """The cohort of round t, in id order; p: probability of each client, [K], which a method
+        gives in the place of equal ones.
+        """
+        K, by = len(self.sizes), self.selection.by
+        g = rng.stream(self.seed, "cohort", t)
+        if by == "e3cs":
+            return draw_systematic(self.probabilities()[0], g)
+        if by in ("size", "power-of-choice"):
+            p = np.array(self.sizes) / sum(self.sizes)
+        several = min(K, self.selection.candidates or 2 * self.m)
+        chosen = g.choice(K, several if by == "power-of-choice" else self.m, replace=False, p=p)
+        if by == "power-of-choice":
+            chosen = np.sort(chosen)
+            chosen = chosen[np.argsort(-self.losses[chosen], kind="stable")[: self.m]]
+        return sorted(chosen.tolist())
+
+    def probabilities(self) -> tuple[np.ndarray, np.ndarray]:
+        """E3CS: with which probability each client is drawn, [K], and who is capped at 1."""
+        K = len(self.sizes)
+        sigma = self.selection.quota * self.m / K
+        return allocate(np.exp(self.log_weights - self.log_weights.max()), self.m, sigma)
+
+    def learn(self, t: int, reports: Collection[int], losses: dict[int, float]) -> None:
+        """Round t is over: who has reported, and their mean training losses."""
+        if self.selection.by == "power-of-choice":
+            for k in sorted(reports):
+                if np.isfinite(losses.get(k, np.nan)):
+                    self.losses[k] = np.float32(losses[k])
+        if self.selection.by == "e3cs":
+            K, m = len(self.sizes), self.m
+            p, capped = self.probabilities()
+            moved = [k for k in self.sample(t) if k in reports and not capped[k]]
+            rest = m - self.selection.quota * m
+            self.log_weights[moved] += rest * self.selection.eta / (K * p[moved])
+
+    def to_tree(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {"losses": self.losses.copy(), "log_weights": self.log_weights.copy()}
+
+    def from_tree(self, tree: dict[str, Any]) -> None:
+        """Continue from what `to_tree` gave."""
+        self.losses, self.log_weights = np.array(tree["losses"]), np.array(tree["log_weights"])
+
+
+def allocate(weights: np.ndarray, m: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities that sum to m, each at least sigma and at most 1, and which are capped at 1.
+
+    p_i = sigma + (m - K sigma) w'_i / sum w' with w'_i = min(w_i, (1 - sigma) a), and a =
+    sum w' / (m - K sigma) where a p_i would exceed 1, so that it is 1. Huang et al., sec. IV.
+    """
+    rest = m - len(weights) * sigma
+    capped = np.zeros(len(weights), bool)
+    while True:
+        free = rest - (1 - sigma) * capped.sum()
+        share = np.where(capped, 0.0, weights)
+        total = share.sum()
+        p = np.where(capped, 1.0, sigma + (free * share / total if total else 0.0))
+        over = ~capped & (p > 1)
+        if not over.any():
+            return p, capped
+        capped |= over
+
+
+def draw_systematic(p: np.ndarray, g: np.random.Generator) -> list[int]:
+    """sum(p) different clients, client i with probability p_i, in id order."""
+    order = g.permutation(len(p))
+    m = round(float(p.sum()))
+    ends = np.cumsum(p[order])
+    marks = g.random() + np.arange(m)
+    at = np.minimum(np.searchsorted(ends * (m / ends[-1]), marks, side="right"), len(p) - 1)
+    return sorted(order[at].tolist())

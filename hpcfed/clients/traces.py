@@ -1,0 +1,96 @@
+"""Who is available, and how fast, over virtual time: traces from a file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.core.errors import DataError
+from hpcfed.core.paths import regular
+
+HEADER = ("client", "time", "available", "speed")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Lines of all clients, by client and then by time; each holds until the client's next one, the
+    last one for ever.
+
+    ends: [K + 1], client k has the lines ends[k] .. ends[k + 1] - 1; one without lines keeps its
+    profile.  time: virtual seconds.  available: whether it can be reached.  speed: multiply-adds
+    per second.
+    """
+
+    ends: np.ndarray
+    time: np.ndarray
+    available: np.ndarray
+    speed: np.ndarray
+
+    def line(self, k: int, now: float) -> int | None:
+        """The line that holds for client k at this time."""
+        begin, end = self.ends[k], self.ends[k + 1]
+        if begin == end:
+            return None
+        return int(begin + np.searchsorted(self.time[begin:end], now, side="right") - 1)
+
+    def available_from(self, k: int, now: float) -> float:
+        """The first time from now on at which client k is available."""
+        i = self.line(k, now)
+        if i is None or self.available[i]:
+            return now
+        return float(self.time[i + 1 + int(np.argmax(self.available[i + 1 : self.ends[k + 1]]))])
+
+
+def read(path: Path, clients: int) -> Trace:
+    """A file with the lines of some clients or all, in any order. DataError with the line that is
+    wrong, and why.
+    """
+    try:
+        with regular(path).open(newline="", encoding="utf-8") as file:
+            header, *lines = [row for row in csv.reader(file) if row] or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"system.trace: {path}: cannot be read: {reason}; give a CSV file, or another path"
+        ) from error
+    if tuple(word.strip() for word in header) != HEADER:
+        raise DataError(
+            f"system.trace: {path}: begins with {','.join(header)!r}; the first line must be "
+            f"{','.join(HEADER)}"
+        )
+    rows = sorted(parse(path, line, clients) for line in lines)
+    table = np.array(rows, dtype=np.float64).reshape(-1, len(HEADER))
+    ids = table[:, 0].astype(np.int64)
+    ends = np.searchsorted(ids, np.arange(clients + 1))
+    for k in np.unique(ids).tolist():
+        times = table[ends[k] : ends[k + 1], 1]
+        if times[0] != 0 or (np.diff(times) == 0).any():
+            raise DataError(
+                f"system.trace: {path}: client {k}: give each of its times once, the first one 0"
+            )
+        if not table[ends[k + 1] - 1, 2]:
+            raise DataError(
+                f"system.trace: {path}: client {k}: its last line holds for ever, and says that it "
+                f"is not available; add a time at which it is"
+            )
+    return Trace(ends, table[:, 1].copy(), table[:, 2].astype(bool), table[:, 3].copy())
+
+
+def parse(path: Path, line: Sequence[str], clients: int) -> tuple[int, float, float, float]:
+    """A client's number, and time, availability and speed."""
+    try:
+        k, (time, available, speed) = int(line[0]), map(float, line[1:])
+    except ValueError as error:
+        raise DataError(
+            f"system.trace: {path}: {','.join(line)!r}: write {','.join(HEADER)} as numbers"
+        ) from error
+    if not (0 <= k < clients and 0 <= time < np.inf and available in (0, 1) and 0 < speed < np.inf):
+        raise DataError(
+            f"system.trace: {path}: {','.join(line)!r}: client must be 0..{clients - 1}, time >= "
+            f"0, available 0 or 1, speed > 0"
+        )
+    return k, time, available, speed

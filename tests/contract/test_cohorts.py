@@ -1,0 +1,81 @@
+"""The job's choice of cohorts, with methods: bits, bytes, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcfed.algorithms import ALGORITHMS, load
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.comm import Serial, spmd
+from hpcfed.core.errors import ConfigError
+from tests.contract import toy
+
+MLP = ("--models.mix", "mlp", "--rounds", "4", "--evaluate.before", "false")
+LOST = ("--system.dropout", "0.3")
+LEARNS = ("power-of-choice", "e3cs")
+
+
+@pytest.mark.parametrize("by", LEARNS)
+def test_a_choice_that_learns_has_the_same_bits_on_any_ranks_and_after_resume(
+    by: str, tmp_path: Path
+):
+    job = toy.job("fedavg", *MLP, *LOST, "--selection.by", by)
+    want = toy.run(Serial(), job)
+    for got in spmd(3, lambda comm: toy.run(comm, job)):
+        assert toy.differences(got, want) == []
+    toy.run(Serial(), job, rounds=2, save=tmp_path)
+    again = toy.run(Serial(), job, resume=tmp_path)
+    assert toy.differences(again.state, want.state) == []
+    assert toy.differences(again.rows, want.rows[2:]) == []
+
+
+@pytest.mark.parametrize("by", ["size", *LEARNS])
+def test_another_choice_is_another_cohort(by: str):
+    usual = toy.run(Serial(), toy.job("fedavg", *MLP)).column("cohort")
+    chosen = toy.run(Serial(), toy.job("fedavg", *MLP, "--selection.by", by)).column("cohort")
+    assert (chosen != usual).any() and (chosen.sum(1) == 3).all()
+
+
+def test_a_loss_that_is_reported_counts_as_four_bytes():
+    job = toy.job("fedavg", *MLP, "--selection.by", "power-of-choice")
+    outcome, fed = toy.run(Serial(), job), toy.start(Serial(), job).fed
+    want = (fed.initial().nbytes + 4) * outcome.column("cohort")
+    assert (outcome.column("up") == want).all()
+    assert fed.participation.announced(0)[1] == fed.initial().nbytes + 4
+
+
+def test_fedprox_by_size_is_the_choice_by_size():
+    own = toy.run(
+        Serial(),
+        toy.job(
+            "fedprox", *MLP, "--algorithm.sampling", "size", "--algorithm.weighting", "uniform"
+        ),
+    )
+    of_job = toy.run(
+        Serial(),
+        toy.job("fedprox", *MLP, "--selection.by", "size", "--algorithm.weighting", "uniform"),
+    )
+    assert toy.differences(own, of_job) == []
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (("fedavg", "--selection.eta", "0.1"), "selection.eta = 0.1 has no effect with"),
+        (("fedavg", "--selection.by", "size", "--participation", "1"), "has no effect where all 6"),
+        (("fedasync", "--selection.by", "size"), "fedasync says itself who works when"),
+        (("cyclic", "--selection.by", "e3cs"), "cyclic says itself who works when"),
+        (
+            ("fedavg", "--selection.by", "power-of-choice", "--selection.candidates", "2"),
+            "give a number from 3 to 6",
+        ),
+    ],
+)
+def test_a_choice_without_effect_is_refused(flags: tuple[str, ...], said: str):
+    with pytest.raises(ConfigError, match=said):
+        toy.job(*flags, *MLP)
+
+
+def test_a_method_with_a_cohort_hook_draws_by_the_choice_or_says_that_it_does_not():
+    own = {n for n in ALGORITHMS if issubclass(load(n), RoundBased) and "cohort" in vars(load(n))}
+    assert {n for n in own if load(n).samples_cohorts} == {"fedprox", "feddane"}

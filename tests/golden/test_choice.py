@@ -1,0 +1,81 @@
+"""How cohorts are chosen: probabilities, draws and what is learnt, by hand."""
+
+import numpy as np
+import pytest
+
+from hpcfed.clients.selection import Choice, allocate, draw_systematic
+from hpcfed.config.selection import Selection
+from hpcfed.core import rng
+
+SIZES = (5, 0, 10, 20, 5)
+
+
+def choice(by: str, m: int = 2, sizes: tuple[int, ...] = SIZES, **fields: object) -> Choice:
+    return Choice(Selection(by=by, **fields), 0, sizes, m)
+
+
+def test_a_weight_that_is_too_large_is_capped_and_the_others_share_the_rest():
+    p, capped = allocate(np.array([100.0, 1, 1, 1]), 2, 0.1)
+    assert p == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3]) and capped.tolist() == [True, *3 * [False]]
+
+
+def test_who_becomes_too_likely_by_another_ones_cap_is_capped_too():
+    p, capped = allocate(np.array([100.0, 10, 1, 1]), 2, 0.0)
+    # uncapped 1.79 and 0.18; then one place is left for 10 + 1 + 1
+    assert p == pytest.approx([1, 10 / 12, 1 / 12, 1 / 12]) and capped.sum() == 1
+    p, capped = allocate(np.array([100.0, 50, 1, 1]), 3, 0.0)
+    assert p == pytest.approx([1, 1, 0.5, 0.5]) and capped.sum() == 2
+
+
+def test_with_the_whole_quota_e3cs_is_uniform_and_learns_nothing():
+    e3cs = choice("e3cs", quota=1.0)
+    for t in range(5):
+        e3cs.learn(t, e3cs.sample(t), {})
+    assert e3cs.probabilities()[0] == pytest.approx([2 / 5] * 5) and not e3cs.log_weights.any()
+
+
+def test_e3cs_raises_the_weight_of_who_was_drawn_and_reported_by_hand():
+    e3cs = choice("e3cs", quota=0.5, eta=0.25)
+    drawn = e3cs.sample(0)
+    e3cs.learn(0, [drawn[0]], {})
+    # (m - K sigma) eta / (K p) = (2 - 1) 0.25 / (5 * 0.4)
+    want = np.zeros(5)
+    want[drawn[0]] = 0.125
+    assert e3cs.log_weights == pytest.approx(want)
+
+
+def test_e3cs_comes_to_prefer_clients_that_report_and_keeps_its_quota():
+    e3cs = choice("e3cs", m=4, sizes=(1,) * 20, quota=0.5)
+    for t in range(200):
+        e3cs.learn(t, [k for k in e3cs.sample(t) if k < 10], {})
+    p, _ = e3cs.probabilities()
+    assert p.sum() == pytest.approx(4) and p.min() >= 0.1 and p[:10].sum() > 2.8
+
+
+def test_a_systematic_draw_has_each_client_as_often_as_its_probability_says():
+    p, drawn = np.array([1.0, 0.5, 0.3, 0.15, 0.05]), np.zeros(5)
+    for t in range(4000):
+        cohort = draw_systematic(p, rng.stream(0, "draws", t))
+        assert len(set(cohort)) == 2 and 0 in cohort
+        drawn[cohort] += 1
+    assert drawn / 4000 == pytest.approx(p, abs=0.03)
+
+
+def test_power_of_choice_takes_the_highest_losses_of_all_and_the_lowest_ids_among_equals():
+    poc = choice("power-of-choice", sizes=(1, 1, 1, 1, 1), candidates=5)
+    assert poc.sample(0) == [0, 1]  # nobody has been chosen: all infinite
+    poc.learn(0, [0, 1], {0: 3.0, 1: 1.0})
+    assert poc.sample(1) == [2, 3]
+    poc.learn(1, [2, 3], {2: 2.0, 3: 0.5})
+    poc.learn(2, [4], {4: 0.25})
+    assert poc.sample(3) == [0, 2]
+    poc.learn(3, [0], {0: float("nan")})  # nothing was trained: what it said before holds
+    assert poc.losses.tolist() == [3.0, 1.0, 2.0, 0.5, 0.25]
+
+
+def test_as_many_candidates_as_a_cohort_has_clients_are_a_choice_by_size():
+    by_size, poc = choice("size"), choice("power-of-choice", candidates=2)
+    cohorts = [by_size.sample(t) for t in range(300)]
+    assert cohorts == [poc.sample(t) for t in range(300)]
+    often = np.bincount(np.concatenate(cohorts), minlength=5)
+    assert often[1] == 0 and often[3] > often[2] > often[0]  # without examples: never
