@@ -20,7 +20,7 @@ else stays as it is.
 
 `weight`, a client's in the mean, follows from the field `weighting`. Beside hooks a method declares
 what it is: `accepts`, `needs`, `views`, `local_defaults`, `keeps_stragglers`, `keeps_weights`,
-`draws_widths`, `formerly`, as a ClassVar or, where it hangs on an option, a property.
+`trains_parts`, `draws_widths`, `formerly`, as a ClassVar or, where it hangs on an option, a property.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class Method(Part):
     views: ClassVar[Any] = 1
     # dict, values of [local] that a job has which does not set them
     local_defaults: ClassVar[Any] = {}
+    # bool, whether it can do with a part of each model that is trained (models.train, models.lora)
+    trains_parts: ClassVar[Any] = True
     # bool, whether clients have another one of models.widths in each round, drawn anew
     draws_widths: ClassVar[Any] = False
     # whether partial work counts; else stragglers are left out of the round

@@ -38,6 +38,15 @@ class OwnEntry(Entry):
         return own.load("models.mix", self.target, "module:function")
 
 
+class LibraryEntry(Entry):
+    """A model of torchvision or timm; its target is called as function(shape, num_classes)."""
+
+    def load(self) -> Any:
+        from hpcfed.models.library import maker  # here: names are checked without torch
+
+        return maker(self.target)
+
+
 def _henn(i: int, line: str, least: int) -> Entry:
     return Entry(f"hpcfed.models.fedhenn:fedhenn_{i}", line, "makhija2022", least, stem=True)
 
@@ -94,13 +103,15 @@ MODELS: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry:
-    """The model of this name: a registered one, or "module:function", which takes inputs of any
-    shape but no texts.
+    """The model of this name: a registered one, "torchvision:NAME" or "timm:NAME", or
+    "module:function", which takes inputs of any shape but no texts.
 
     ConfigError if there is none.
     """
     if ":" not in name:
         return registry.find("model", name, MODELS)
+    if name.partition(":")[0] in registry.LIBRARIES:
+        return LibraryEntry(name, "a model of another package", least=1)
     own.load("models.mix", name, "module:function")
     return OwnEntry(name, "a model of your own")
 

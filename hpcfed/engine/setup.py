@@ -32,6 +32,8 @@ from hpcfed.machine.placement import place
 from hpcfed.machine.seat import seat
 from hpcfed.models.assign import assign
 from hpcfed.models.cost import cost, work
+from hpcfed.models.flat import Layout
+from hpcfed.models.parts import Parts
 from hpcfed.models.widths import parse
 from hpcfed.storage import names
 
@@ -56,6 +58,7 @@ def world(job: Job, comm: Comm) -> World:
         lambda: [models.check(name, shape, data.vocabulary) for name in (*kinds, *servers(job))],
     )
     on_all_ranks(comm, lambda: one_width(job, kinds, shape, classes))
+    on_all_ranks(comm, lambda: check_parts(job, kinds, data))
     each = on_all_ranks(
         comm,
         lambda: {name: cost(name, shape, classes, job.models.d, data.vocabulary) for name in kinds},
@@ -100,6 +103,33 @@ def one_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) 
             f"different numbers of values: {told}; set models.d = {own}, or let your own models "
             f"have so many units before the last layer as models.d says, {d}"
         )
+
+
+def check_parts(job: Job, kinds: list[str], data: DataSet) -> None:
+    """Raises ConfigError where a file of weights is not there or does not fit, or where nothing of
+    a model would be trained.
+    """
+    parts, how = Parts.of(job), job.models
+    if not parts.some and not parts.weights:
+        return
+    shape = data.train.x.shape[1:]
+    for kind in kinds:
+        with rng.scoped(0, "work"):
+            model = models.build(
+                kind, shape, len(data.classes), how.d, how.relu_head, data.vocabulary
+            )
+        parts.start(model, kind)
+        if parts.some:
+            method, before = job.algorithm, Layout.of(model).names
+            parts.check(model, kind)
+            parts.restrict(model, None)
+            if any(map(method.shared, before)) and not any(
+                map(method.shared, Layout.of(model).names)
+            ):
+                raise ConfigError(
+                    f"models.train leaves nothing that {method.name} exchanges of {kind}; name "
+                    f"more, or leave models.train and models.lora away"
+                )
 
 
 def servers(job: Job) -> list[str]:
@@ -212,6 +242,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         job.run.resident * 2**30,
         names.spill_folder(on_all_ranks(comm, lambda: folder.of(job)), comm.rank),
         own.share / 2,
+        Parts.of(job),
     )
     fast = on_all_ranks(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []

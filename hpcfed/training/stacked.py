@@ -82,6 +82,7 @@ def against(fed: Federation, method: Trained, architecture: str) -> str:
     """Why clients of an architecture cannot be trained together; "": they can."""
     layout = fed.store.layout(architecture)
     reasons = {
+        "only a part of the model is trained": fed.store.parts.some,
         "the method trains clients in a way of its own": not method.default_client_round,
         "clients keep weights": not fed.store.stateless,
         "local.keep_optimiser is set": fed.job.local.keep_optimiser,

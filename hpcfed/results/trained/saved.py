@@ -23,6 +23,7 @@ from hpcfed.core.params import Params
 from hpcfed.core.payload import from_tree, on_device
 from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.models.assign import assign
+from hpcfed.models.parts import Parts
 from hpcfed.models.trained import About, Trained, assemble_model
 from hpcfed.results.trained.scoring import OF_NOW, pieces
 from hpcfed.results.trained.sources import CPU, Owner, Sources
@@ -177,6 +178,7 @@ def federation(
         job.models.relu_head,
         CPU,
         about["vocabulary"],
+        parts=Parts.of(job),
     )
     placement, wanted = [NOBODY] * job.clients, set(clients)
     for k in wanted:
