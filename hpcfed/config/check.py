@@ -51,6 +51,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_listed(job)
     check_weights(job)
     population(job)
+    check_validation(job)
     check_method(job)
     if not stored:
         effective(job)
@@ -79,6 +80,15 @@ def check_weights(job: Job) -> None:
         raise ConfigError(
             "models.weights: those of a whole model do not fit its sub-models; set "
             "models.widths = [1]"
+        )
+
+
+def check_validation(job: Job) -> None:
+    """ConfigError where the clients have no training examples to hold some of out."""
+    if job.evaluate.validation and job.data.name == "synthetic":
+        raise ConfigError(
+            f"evaluate.validation = {job.evaluate.validation:g}: the clients of synthetic make "
+            f"their own examples and hold none out; set evaluate.validation = 0"
         )
 
 

@@ -23,6 +23,7 @@ from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data import datasets
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split, Text, from_arrays, to_arrays
+from hpcfed.data.sampling import hold_out
 from hpcfed.data.synthetic import Synthetic
 from hpcfed.engine import folder
 from hpcfed.federation.federation import Federation, SharedData
@@ -47,7 +48,7 @@ def world(job: Job, comm: Comm) -> World:
     data, other = load(job, comm, job.data.name), load(job, comm, job.data.public_source)
     on_all_ranks(comm, lambda: views(job, data))
     on_all_ranks(comm, lambda: measured(job, data))
-    partition = share_out(job, comm, data)
+    partition, held = share_out(job, comm, data)
     data = replace(data, test=partition.common()) if isinstance(partition, Synthetic) else data
     source, rows = on_all_ranks(comm, lambda: public(job, data, other, partition))
     architectures = assign(job)
@@ -69,7 +70,7 @@ def world(job: Job, comm: Comm) -> World:
         for name in kinds
     }
     known = draw_profiles(job, comm, np.array([3.0 * max(1, adds[a]) for a in architectures]))
-    return World(data, partition, source, rows, architectures, costs, known)
+    return World(data, partition, source, rows, architectures, costs, known, held)
 
 
 def load(job: Job, comm: Comm, name: str) -> DataSet | None:
@@ -212,19 +213,43 @@ def compact(values: np.ndarray) -> np.ndarray:
     return values if np.ptp(values) else np.broadcast_to(values[0], values.shape)
 
 
-def share_out(job: Job, comm: Comm, data: DataSet) -> Partition | Synthetic:
-    """The partition, drawn on rank 0 for all: its floating point must not depend on a rank's
-    processor.
+def share_out(
+    job: Job, comm: Comm, data: DataSet
+) -> tuple[Partition | Synthetic, tuple[np.ndarray, ...]]:
+    """The partition, and what clients hold out of it for validation, no part of it any more; drawn
+    on rank 0 for all: floating point must not depend on a rank's processor.
     """
     if data.name == "synthetic":
-        return Synthetic(
+        made = Synthetic(
             job.seed, job.clients, *job.data.synthetic, job.data.examples, job.data.test_share
         )
+        return made, ()
     settings = job.data.model_copy(update={"public": 0}) if job.data.public_source else job.data
     drawn = on_all_ranks(
-        comm, lambda: split(data, settings, job.clients, job.seed) if comm.rank == 0 else None
+        comm,
+        lambda: divide(job, data, split(data, settings, job.clients, job.seed))
+        if comm.rank == 0
+        else None,
     )
-    return Partition(*comm.bcast((drawn.train, drawn.test, drawn.public) if drawn else None))
+    train, test, apart, held = comm.bcast(drawn)
+    return Partition(train, test, apart), held
+
+
+def divide(job: Job, data: DataSet, drawn: Partition) -> tuple[tuple[np.ndarray, ...], ...]:
+    """The partition's training, test and public rows, and those held out of the training rows."""
+    share, labels = job.evaluate.validation, data.train.strata
+    if not share:
+        return drawn.train, drawn.test, drawn.public, ()
+    parts = [
+        hold_out(labels, part, share, rng.stream(job.seed, "validation", k))
+        for k, part in enumerate(drawn.train)
+    ]
+    if not any(len(held) for _, held in parts):
+        raise DataError(
+            f"evaluate.validation = {share:g}: no client has enough examples to hold one out; take "
+            f"a larger share or fewer clients"
+        )
+    return tuple(rest for rest, _ in parts), drawn.test, drawn.public, tuple(h for _, h in parts)
 
 
 def federation(job: Job, comm: Comm, world: World) -> Federation:
@@ -282,7 +307,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
 
 def client(world: World, store: ClientStore, device: torch.device, k: int) -> Client:
     """Client k, without weights: the store makes or gets those."""
-    return Client(k, world.architectures[k], *world.client_data(k, device), store)
+    return Client(k, world.architectures[k], *world.client_data(k, device), store, world.validation(k, device))
 
 
 def make_pool_client(world: World, store: ClientStore, device: torch.device, job: Job) -> Client:

@@ -25,11 +25,20 @@ class World:
     architectures: tuple[str, ...]
     costs: np.ndarray  # [K], estimated work of one epoch: multiply-adds times examples
     profiles: Profiles  # the clients' devices and network, in virtual time
+    # rows of the training split that each client holds out, K of them; (): none
+    held: tuple[np.ndarray, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return self.data.train.x.shape[1:]
+
+    def validation(self, k: int, device: torch.device) -> Shard | None:
+        """What client k holds out of its training examples; None where the job has no
+        validation.
+        """
+        train = self.data.train
+        return Shard(train.x, train.y, self.held[k], device) if self.held else None
 
     @property
     def many(self) -> bool:

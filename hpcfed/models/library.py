@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpcfed.core.compat import import_torchvision
+from hpcfed.core.compat import import_torchvision, prepare_torchvision
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.extras import import_extra
 from hpcfed.models.layers import for_small_images, stem
@@ -67,6 +67,7 @@ def make_torchvision(name: str, shape: tuple[int, ...], num_classes: int) -> nn.
 
 def of_timm(name: str) -> Callable[..., nn.Module]:
     """As `maker`, for models of timm."""
+    prepare_torchvision()  # timm imports it by itself
     timm = import_extra("timm", "timm", f"models.mix = ['timm:{name}']")
     if not timm.is_model(name):
         known = timm.list_models()
