@@ -227,9 +227,11 @@ def share_out(
     settings = job.data.model_copy(update={"public": 0}) if job.data.public_source else job.data
     drawn = on_all_ranks(
         comm,
-        lambda: divide(job, data, split(data, settings, job.clients, job.seed))
-        if comm.rank == 0
-        else None,
+        lambda: (
+            divide(job, data, split(data, settings, job.clients, job.seed))
+            if comm.rank == 0
+            else None
+        ),
     )
     train, test, apart, held = comm.bcast(drawn)
     return Partition(train, test, apart), held
@@ -307,7 +309,9 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
 
 def client(world: World, store: ClientStore, device: torch.device, k: int) -> Client:
     """Client k, without weights: the store makes or gets those."""
-    return Client(k, world.architectures[k], *world.client_data(k, device), store, world.validation(k, device))
+    return Client(
+        k, world.architectures[k], *world.client_data(k, device), store, world.validation(k, device)
+    )
 
 
 def make_pool_client(world: World, store: ClientStore, device: torch.device, job: Job) -> Client:

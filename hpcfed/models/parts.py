@@ -95,7 +95,9 @@ class Parts:
             prefix = f"{path}." if path else ""
             freeze(module, lambda name, p=prefix: not self.wanted(p + name), prefix, base)
         for module, name in layers:
-            parametrize.register_parametrization(module, name, Lora(getattr(module, name), self.lora))
+            parametrize.register_parametrization(
+                module, name, Lora(getattr(module, name), self.lora)
+            )
         model.frozen = frozenset(n for n, _ in model.named_buffers()) - kept  # type: ignore[assignment]
 
     def adapted(self, model: nn.Module) -> Iterator[tuple[nn.Module, str]]:

@@ -69,7 +69,9 @@ def test_saved_models_are_whole_plain_and_as_accurate_as_recorded(flags, tmp_pat
         assert tensors.keys() == start.keys()
         same = {name for name in start if torch.equal(tensors[name], start[name])}
         changed = {name for name in start if name not in same}
-        assert changed == {"head.weight", "head.bias"} | ({"body.9.weight"} if flags == LORA else set())
+        assert changed == {"head.weight", "head.bias"} | (
+            {"body.9.weight"} if flags == LORA else set()
+        )
 
 
 def adapted(architecture="small", train=(), rank=2):
