@@ -20,7 +20,8 @@ else stays as it is.
 
 `weight`, a client's in the mean, follows from the field `weighting`. Beside hooks a method declares
 what it is: `accepts`, `needs`, `views`, `local_defaults`, `keeps_stragglers`, `keeps_weights`,
-`trains_parts`, `draws_widths`, `formerly`, as a ClassVar or, where it hangs on an option, a property.
+`trains_parts`, `draws_widths`, `formerly`, as a ClassVar or, where it hangs on an option, a
+property.
 """
 
 from __future__ import annotations

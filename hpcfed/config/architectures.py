@@ -38,13 +38,14 @@ class OwnEntry(Entry):
         return own.load("models.mix", self.target, "module:function")
 
 
+@dataclass(frozen=True)
 class LibraryEntry(Entry):
-    """A model of torchvision or timm; its target is called as function(shape, num_classes)."""
+    """The model `name` of torchvision or timm, called as function(shape, num_classes)."""
+
+    name: str = ""
 
     def load(self) -> Any:
-        from hpcfed.models.library import maker  # here: names are checked without torch
-
-        return maker(self.target)
+        return super().load()(self.name)
 
 
 def _henn(i: int, line: str, least: int) -> Entry:
@@ -111,7 +112,8 @@ def find(name: str) -> Entry:
     if ":" not in name:
         return registry.find("model", name, MODELS)
     if name.partition(":")[0] in registry.LIBRARIES:
-        return LibraryEntry(name, "a model of another package", least=1)
+        line = "a model of another package"
+        return LibraryEntry("hpcfed.models.library:maker", line, least=1, name=name)
     own.load("models.mix", name, "module:function")
     return OwnEntry(name, "a model of your own")
 

@@ -163,6 +163,6 @@ def cached_timm(name: str) -> Path:
 
 def missing(name: str, where: str, code: str) -> ConfigError:
     return ConfigError(
-        f"models.weights: the weights of {name} are not in the cache ({where}), and a run downloads "
-        f'nothing; download them once, with python -c "{code}", or give a file'
+        f"models.weights: the weights of {name} are not in the cache ({where}), and a run "
+        f'downloads nothing; download them once, with python -c "{code}", or give a file'
     )

@@ -117,8 +117,8 @@ class Parts:
         for pattern in self.train:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
-                    f"models.train: no parameter of {architecture} has a name like {pattern!r}; its "
-                    f"names are {join_few(names, 6)}"
+                    f"models.train: no parameter of {architecture} has a name like {pattern!r}; "
+                    f"its names are {join_few(names, 6)}"
                 )
         if self.lora and not any(self.adapted(model)):
             raise ConfigError(

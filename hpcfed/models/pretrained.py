@@ -7,7 +7,6 @@ it is run.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -54,12 +53,12 @@ def read(path: Path) -> Mapping[str, Tensor]:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except ConfigError:
         raise
-    except pickle.UnpicklingError as error:
-        raise ConfigError(
-            f"models.weights: {path}: holds more than tensors, and hpcfed runs no code of a file; "
-            f"save model.state_dict() alone"
-        ) from error
     except Exception as error:
+        if type(error).__name__ == "UnpicklingError":  # torch's, of what weights_only refuses
+            raise ConfigError(
+                f"models.weights: {path}: holds more than tensors, and hpcfed runs no code of a "
+                f"file; save model.state_dict() alone"
+            ) from error
         raise ConfigError(f"models.weights: {path}: cannot be read: {error}") from error
     for inner in ("state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(inner), dict):
@@ -84,8 +83,8 @@ def load(model: Model, name: str, path: Path) -> None:
     absent = [n for n in body if n not in found]
     if absent:
         raise ConfigError(
-            f"models.weights: {path}: no weights of {name}: it lacks {join_few(absent, 3)}; give a file of "
-            f"that model"
+            f"models.weights: {path}: no weights of {name}: it lacks {join_few(absent, 3)}; give "
+            f"a file of that model"
         )
     for n, value in body.items():
         if found[n].shape != value.shape:

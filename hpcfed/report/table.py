@@ -34,8 +34,8 @@ def table(
     chosen. value: which number of a run; metric: of which metric it is.
 
     layout: rows, columns and all else as a table of a paper has them; paper: with that one's
-    numbers.  choose: fields, separated by commas, of which the values with the best validation score
-    are taken. Returns the table, or the path of the file that it was written to.
+    numbers.  choose: fields, separated by commas, of which the values with the best validation
+    score are taken. Returns the table, or the path of the file that it was written to.
     """
     if layout:
         refuse(

@@ -58,8 +58,8 @@ def define(
 
     Of several job files all combinations are run with each, and the overlays lie over each of them,
     later ones over earlier ones. trials: of a search, values of the fields that are given as
-    ranges; all combinations are run with each. What all runs have in common are words of the sweep. Raises
-    ConfigError for a wrong field or value of any run, for all runs in one message.
+    ranges; all combinations are run with each. What all runs have in common are words of the sweep.
+    Raises ConfigError for a wrong field or value of any run, for all runs in one message.
     """
     files, given = split_files(words)
     refuse_overlays(files, overlays)
