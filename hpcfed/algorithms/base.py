@@ -20,7 +20,8 @@ else stays as it is.
 
 `weight`, a client's in the mean, follows from the field `weighting`. Beside hooks a method declares
 what it is: `accepts`, `needs`, `views`, `local_defaults`, `keeps_stragglers`, `keeps_weights`,
-`draws_widths`, `samples_cohorts`, `formerly`, as a ClassVar or, where it hangs on an option, a
+`trains_parts`, `draws_widths`, `samples_cohorts`, `formerly`, as a ClassVar or, where it hangs on
+an option, a
 property.
 """
 
@@ -69,6 +70,8 @@ class Method(Part):
     views: ClassVar[Any] = 1
     # dict, values of [local] that a job has which does not set them
     local_defaults: ClassVar[Any] = {}
+    # bool, whether it can do with a part of each model that is trained (models.train, models.lora)
+    trains_parts: ClassVar[Any] = True
     # bool, whether clients have another one of models.widths in each round, drawn anew
     draws_widths: ClassVar[Any] = False
     # whether partial work counts; else stragglers are left out of the round

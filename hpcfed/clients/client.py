@@ -141,6 +141,7 @@ class Client:
     train: Shard
     test: Shard
     store: ClientStore
+    validation: Shard | None = None  # held out of its training examples (evaluate.validation)
 
     @property
     def memory(self) -> dict[str, Any]:

@@ -16,10 +16,12 @@ from hpcfed.core.payload import on_device
 from hpcfed.models import build
 from hpcfed.models.cost import work
 from hpcfed.models.flat import Layout, Skeleton
+from hpcfed.models.parts import Parts
 from hpcfed.models.widths import Units, parse, structure
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
+    from hpcfed.models.model import Model, Pair
 
 
 class ClientStore:
@@ -31,7 +33,8 @@ class ClientStore:
     that was never used has no weights yet, and costs nothing.
 
     resident: bytes of weights and memories that stay in the host's memory, beside `room` bytes in
-    that of a GPU; the least recently used go to files in `folder`.
+    that of a GPU; the least recently used go to files in `folder`.  parts: what models start from,
+    and what of them is trained.
     """
 
     def __init__(
@@ -46,11 +49,14 @@ class ClientStore:
         resident: float = math.inf,
         folder: Path = Path("spill"),
         room: float = math.inf,
+        parts: Parts | None = None,
     ):
         self.seed, self.device = seed, device
-        self.build = lambda name, other=None: build(
+        self.new = lambda name, other=None: build(
             name, other or shape, classes, d, relu_head, vocabulary
         )
+        self.parts = parts or Parts()
+        self.bases: dict[tuple[str, tuple[int, ...] | None], dict[str, Tensor]] = {}  # frozen
         self.form, self.vocabulary = (shape, classes, d), vocabulary
         self.layouts: dict[str, Layout] = {}
         self.skeletons: dict[tuple[str, str], Skeleton] = {}  # by architecture and owner
@@ -63,6 +69,31 @@ class ClientStore:
         self.stateless = (
             False  # every tensor is received anew each round: clients have no weights of their own
         )
+
+    def build(self, architecture: str, shape: tuple[int, ...] | None = None) -> Model | Pair:
+        """A new model; its weights as `hpcfed.models.build`'s, or those of models.weights. What
+        models.train freezes is shared by all models of an architecture.
+        """
+        model = self.new(architecture, shape)
+        meta = next(model.parameters()).is_meta
+        if not meta:
+            self.parts.start(model, architecture)
+        if self.parts.some:
+            self.parts.check(model, architecture)
+            self.parts.restrict(model, None if meta else self.base(architecture, shape))
+        return model
+
+    def base(self, architecture: str, shape: tuple[int, ...] | None) -> dict[str, Tensor]:
+        """All tensors of the model that client 0 would start from: the frozen ones are used."""
+        if (architecture, shape) not in self.bases:
+            with rng.scoped(self.seed, "init", 0):
+                model = self.new(architecture, shape)
+            self.parts.start(model, architecture)
+            named = [*model.named_parameters(), *model.named_buffers()]
+            self.bases[architecture, shape] = {
+                name: value.detach() for name, value in named if not self.parts.wanted(name)
+            }
+        return self.bases[architecture, shape]
 
     def skeleton(
         self, architecture: str, owner: str = "clients", shape: tuple[int, ...] | None = None

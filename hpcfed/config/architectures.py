@@ -139,6 +139,16 @@ class OwnEntry(Entry):
         return own.load("models.mix", self.target, "module:function")
 
 
+@dataclass(frozen=True)
+class LibraryEntry(Entry):
+    """The model `name` of torchvision or timm, called as function(shape, num_classes)."""
+
+    name: str = ""
+
+    def load(self) -> Any:
+        return super().load()(self.name)
+
+
 def _henn(i: int, line: str, least: int) -> Entry:
     return Entry(f"hpcfed.models.fedhenn:fedhenn_{i}", line, "makhija2022", least, stem=True)
 
@@ -206,8 +216,8 @@ MODELS: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry:
-    """The model of this name: a registered one, or "module:function", which takes inputs of any
-    shape but no texts.
+    """The model of this name: a registered one, "torchvision:NAME" or "timm:NAME", or
+    "module:function", which takes inputs of any shape but no texts.
 
     ConfigError if there is none.
     """
@@ -219,6 +229,9 @@ def find(name: str) -> Entry:
                 f"model {name}: {modal.fusion} has no encoders of modalities; take its name alone"
             )
         return entry
+    if name.partition(":")[0] in registry.LIBRARIES:
+        line = "a model of another package"
+        return LibraryEntry("hpcfed.models.library:maker", line, least=1, name=name)
     own.load("models.mix", name, "module:function")
     return OwnEntry(name, "a model of your own")
 

@@ -32,6 +32,8 @@ class Method(Protocol):
     def accepts(self) -> str: ...
     @property
     def needs(self) -> tuple[str, ...]: ...
+    @property
+    def trains_parts(self) -> bool: ...
     def refuses(self, job: Job) -> dict[str, str]: ...
 
 
@@ -49,7 +51,9 @@ def check(job: Job, stored: bool = False) -> None:
     check_metrics(job.evaluate.metrics)
     check_listed(job)
     check_modalities(job)
+    check_weights(job)
     population(job)
+    check_validation(job)
     check_method(job)
     check_selection(job)
     if not stored:
@@ -65,6 +69,30 @@ def check_metrics(names: Sequence[str]) -> None:
             raise ConfigError(f"evaluate.metrics: {unknown('metric', name, METRICS)}")
         if name in names[:i]:
             raise ConfigError(f"evaluate.metrics names {name} twice; leave one of them away")
+
+
+def check_weights(job: Job) -> None:
+    """ConfigError for another number of weights than of architectures, or weights of sub-models."""
+    given, kinds = job.models.weights, tuple(dict.fromkeys(job.models.mix))
+    if given and len(given) not in (1, len(kinds)):
+        raise ConfigError(
+            f"models.weights has {len(given)} entries, but models.mix {len(kinds)} architectures "
+            f"({', '.join(kinds)}); give one for each, in this order, or one for all"
+        )
+    if given and set(job.models.widths) != {1.0}:
+        raise ConfigError(
+            "models.weights: those of a whole model do not fit its sub-models; set "
+            "models.widths = [1]"
+        )
+
+
+def check_validation(job: Job) -> None:
+    """ConfigError where the clients have no training examples to hold some of out."""
+    if job.evaluate.validation and job.data.name == "synthetic":
+        raise ConfigError(
+            f"evaluate.validation = {job.evaluate.validation:g}: the clients of synthetic make "
+            f"their own examples and hold none out; set evaluate.validation = 0"
+        )
 
 
 def check_listed(job: Job) -> None:
@@ -244,7 +272,7 @@ def format_value(value: Any) -> str:
 
 def refusal(algorithm: Method, job: Job) -> str | None:
     """ "needs ...; what to set", or None where the method can run the job."""
-    tests = (models, one_width, needs)
+    tests = (models, one_width, needs, parts)
     found = next(filter(None, (test(algorithm, job) for test in tests)), None)
     return found or algorithm.refuses(job).get("job")
 
@@ -292,6 +320,17 @@ def one_width(algorithm: Method, job: Job) -> str | None:
             "set one width in models.widths"
         )
     return None
+
+
+def parts(algorithm: Method, job: Job) -> str | None:
+    """Some methods cannot do with a part of a model."""
+    how = job.models
+    if not (how.train or how.lora):
+        return None
+    if algorithm.trains_parts and set(algorithm.needs) <= {"public"} and set(how.widths) == {1.0}:
+        return None
+    given = f"models.train = {list(how.train)}" if how.train else f"models.lora = {how.lora}"
+    return f"needs whole models of one width, but {given}; leave models.train and models.lora away"
 
 
 def needs(algorithm: Method, job: Job) -> str | None:

@@ -1,6 +1,8 @@
 """The part of a job that says what is evaluated."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from hpcfed.config.limits import Names, PositiveInt
 from hpcfed.config.parts import Part
@@ -22,6 +24,10 @@ class Evaluate(Part):
     clients: Literal["auto", "all", "cohort"] | PositiveInt = "auto"
     """Whom to evaluate after a round: all, the cohort, or so many drawn once; auto: all of up to
     10,000.
+    """
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of each client's training examples that are held out to choose values by: clients' own
+    models are scored on them too.
     """
     metrics: Names = ()
     """What to measure beside accuracy (`hpcfed list metrics`), separated by commas; none: accuracy

@@ -157,6 +157,18 @@ class Models(Part):
     """Width of the representation, the same on all clients."""
     relu_head: bool = False
     """A ReLU between the representation and the head, as in the authors' FedClassAvg code."""
+    weights: Names = ()
+    """What each architecture of the mix starts from: a file, cache (of torchvision or timm; nothing
+    is downloaded), or none.
+    """
+    train: Names = ()
+    """Train and send only the tensors with these names (head.*), all others are frozen; none: all,
+    beside LoRA the head.
+    """
+    lora: Count = 0
+    """Rank of LoRA's matrices, which are trained and sent beside frozen linear and attention
+    layers; 0: no LoRA.
+    """
 
 
 class Local(Part):

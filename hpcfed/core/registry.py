@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from hpcfed.core.errors import ConfigError, unknown
 
+LIBRARIES = ("torchvision", "timm")  # packages whose models jobs name, as "torchvision:resnet50"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -45,7 +47,7 @@ def refuse_import(
     for name in (name for name in names if isinstance(name, str)):
         for part in name.split("+"):  # of models: a+b, and sub-models a@0.5
             base = part.partition("@")[0]
-            if ":" in base and base not in own:
+            if ":" in base and base not in own and base.partition(":")[0] not in LIBRARIES:
                 raise ConfigError(
                     f"{where} names {base}: its module would be imported, and what it says run; "
                     f"hpcfed does that only where you name it yourself: {advice} {base}"

@@ -162,9 +162,10 @@ def _raw_modalities(path: Path, file: Nodes, part: str) -> Raw:
                 f"{path}: {place}/{name}: a modality is named in letters, digits, - and _"
             )
     arrays = {name: _values(path, file, f"{place}/{name}") for name in names}
+    present = f"{part}/present"
     there = {
-        name: _values(path, file, f"{part}/present/{name}")
-        for name in (file[f"{part}/present"] if f"{part}/present" in file else ())
+        name: _values(path, file, f"{present}/{name}")
+        for name in (sorted(file[present]) if present in file else ())
     }
     for name in there:
         if name not in arrays:

@@ -47,6 +47,21 @@ def limit(labels: np.ndarray, n: int | None, g: np.random.Generator) -> np.ndarr
     return take(labels, apportion(n, np.bincount(labels)), g)
 
 
+def hold_out(
+    labels: np.ndarray, part: np.ndarray, share: float, g: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Divide a client's training examples into what it trains on and what is held out for
+    validation, every class in proportion.
+
+    part: the client's indices into labels, n of them.  share: of them that is held out, 0..1; the
+    number is rounded down, so that one example at least is left to train on.  Returns both parts,
+    sorted.
+    """
+    n = int(share * len(part) + 1e-9)
+    held = part[limit(labels[part], n, g)] if n else part[:0]
+    return np.setdiff1d(part, held), np.sort(held)
+
+
 def public(labels: np.ndarray, size: int, g: np.random.Generator) -> np.ndarray:
     """Draw the public examples, uniformly; what is left is the clients', so the two are disjoint.
 

@@ -86,7 +86,7 @@ class Evaluation:
         """The scores of those of these that are in the cohort, after their training."""
         with self.fed.store.past.set_recording(False):
             ours = sorted(self.cohort.intersection(ks))
-            return {client.id: self._score(client, state) for client in self._mine(ours)}
+            return {client.id: self._score(client, state, True) for client in self._mine(ours)}
 
     def note_changes(self, cohort: list[int]) -> None:
         """After the method's round: whose last score does not hold any more."""
@@ -104,7 +104,7 @@ class Evaluation:
             with self._visit(client.id):
                 if stateless and client.id not in self.cohort:
                     self._receive(client, state)
-                scores[client.id] = self._score(client, state)
+                scores[client.id] = self._score(client, state, True)
         return scores
 
     def after_last_round(self, state: State, t: int) -> Row:
@@ -157,6 +157,7 @@ class Evaluation:
         measured = self.metrics.gather(phases) if due else {phase: {} for phase in phases}
         self.metrics.update(measured[""], self.stale)
         row = self.metrics.row(ids, {**measured, "": self.metrics.last if due else {}})
+        row |= self.metrics.validate(ids, phases[""], self.stale, due)
         for phase in phases:
             row[f"rounds/accuracy{phase}_pooled"] = pooled_accuracy(
                 columns[f"accuracy{phase}"], self.fed.data.test_sizes[ids]
@@ -193,14 +194,14 @@ class Evaluation:
         """Make the client's model the one that it would start into a round with now."""
         self.algorithm.receive(client, self.algorithm.offer(self.fed, client, state))
 
-    def _score(self, client: Client, state: State) -> Score:
-        """The client's model as it is, on its test set; what predicting needs of changes to it is
-        undone.
+    def _score(self, client: Client, state: State, own: bool = False) -> Score:
+        """The client's model as it is, on its test set, and where it is its own after a round on
+        what it holds out; what predicting needs of changes to it is undone.
         """
         if self.independent:
-            return score(self.fed, client, client.model)
+            return score(self.fed, client, client.model, own)
         with client.borrowed():
-            return score(self.fed, client, self.algorithm.predictor(self.fed, client, state))
+            return score(self.fed, client, self.algorithm.predictor(self.fed, client, state), own)
 
 
 def merge_scores(phases: Mapping[str, Scores]) -> dict[int, tuple[float, ...]]:

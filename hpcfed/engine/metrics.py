@@ -35,6 +35,9 @@ class Metrics:
         if set(self.names) - {"c_index"}:
             metrics.import_library()
         self.last: Measured = {}  # of each client that was not trained since
+        # [K, 3]: accuracy, loss and number of the examples that each client holds out
+        wanted = fed.job.evaluate.validation > 0
+        self.held = np.full((fed.K, 3), np.nan) if wanted else None
 
     def gather(self, phases: Mapping[str, Scores]) -> dict[str, Measured]:
         """All ranks' scores, by phase, with the metrics of each client; collective.
@@ -75,6 +78,25 @@ class Metrics:
                 row[f"rounds/{name}{phase}_pooled"] = pooled[i]
         return row
 
+    def validate(self, ids: np.ndarray, new: Scores, stale: np.ndarray, due: bool) -> Row:
+        """Columns of what clients hold out (evaluate.validation), of these clients, [n], and over
+        all their examples; collective. Nothing where the job has no validation.
+
+        new: this rank's scores.  stale: [K], trained since the last score.
+        """
+        if self.held is None:
+            return {}
+        mine = {k: score.validation for k, score in new.items() if score.validation}
+        for k, found in (self.fed.comm.gather(mine) if due else {}).items():
+            self.held[k] = found
+        known = ~stale[ids, None] if due else False
+        accuracy, loss, n = np.where(known, self.held[ids], np.nan).T
+        return {
+            "clients/accuracy_validation": accuracy,
+            "clients/loss_validation": loss,
+            "rounds/accuracy_validation_pooled": pooled_accuracy(accuracy, n),
+        }
+
     def pool(self, answers: list[Answers]) -> Numbers:
         """The metrics of all these clients' examples together."""
         if not self.names or not answers:
@@ -84,8 +106,9 @@ class Metrics:
 
     def to_tree(self) -> dict[str, Any]:
         """What a checkpoint keeps, each name's arrays in one; nothing where nothing is known."""
+        held = {} if self.held is None else {"validation": self.held.copy()}
         if not self.last:
-            return {}
+            return held
         numbers, answers = zip(*self.last.values(), strict=True)
         sizes = [len(next(iter(one.values()))) for one in answers]
         about = {
@@ -93,11 +116,13 @@ class Metrics:
             "sizes": np.array(sizes),
             "numbers": np.array(numbers),
         }
-        return {"answers": about | {"of": metrics.concat(answers)}}
+        return held | {"answers": about | {"of": metrics.concat(answers)}}
 
     def from_tree(self, tree: Mapping[str, Any]) -> None:
         """Go on from what `to_tree` gave; older checkpoints have nothing."""
         self.last = {}
+        if self.held is not None and "validation" in tree:
+            self.held = np.array(tree["validation"])
         if "answers" not in tree:
             return
         about = tree["answers"]

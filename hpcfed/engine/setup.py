@@ -26,6 +26,7 @@ from hpcfed.data import datasets, modalities
 from hpcfed.data.modalities import Held, mislabel
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.record import DataSet, Split, Text, from_arrays, to_arrays
+from hpcfed.data.sampling import hold_out
 from hpcfed.data.synthetic import Synthetic
 from hpcfed.engine import folder
 from hpcfed.federation.federation import Federation, SharedData
@@ -35,6 +36,8 @@ from hpcfed.machine.placement import place
 from hpcfed.machine.seat import seat
 from hpcfed.models.assign import assign, without_modalities
 from hpcfed.models.cost import cost, work
+from hpcfed.models.flat import Layout
+from hpcfed.models.parts import Parts
 from hpcfed.models.widths import parse
 from hpcfed.storage import names
 
@@ -48,7 +51,7 @@ def world(job: Job, comm: Comm) -> World:
     data, other = load(job, comm, job.data.name), load(job, comm, job.data.public_source)
     on_all_ranks(comm, lambda: views(job, data))
     on_all_ranks(comm, lambda: measured(job, data))
-    partition = share_out(job, comm, data)
+    partition, validation = share_out(job, comm, data)
     data = replace(data, test=partition.common()) if isinstance(partition, Synthetic) else data
     source, rows = on_all_ranks(comm, lambda: public(job, data, other, partition))
     held = on_all_ranks(comm, lambda: modalities_of(job, data, partition))
@@ -66,6 +69,7 @@ def world(job: Job, comm: Comm) -> World:
         lambda: [models.check(name, shape, data.vocabulary) for name in (*kinds, *servers(job))],
     )
     on_all_ranks(comm, lambda: one_width(job, kinds, shape, classes))
+    on_all_ranks(comm, lambda: check_parts(job, kinds, data))
     each = on_all_ranks(
         comm,
         lambda: {name: cost(name, shape, classes, job.models.d, data.vocabulary) for name in kinds},
@@ -76,7 +80,7 @@ def world(job: Job, comm: Comm) -> World:
         for name in kinds
     }
     known = draw_profiles(job, comm, np.array([3.0 * max(1, adds[a]) for a in architectures]))
-    return World(data, partition, source, rows, architectures, costs, known, held)
+    return World(data, partition, source, rows, architectures, costs, known, held, validation)
 
 
 def modalities_of(job: Job, data: DataSet, partition: Partition | Synthetic) -> Held | None:
@@ -128,6 +132,33 @@ def one_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) 
             f"different numbers of values: {told}; set models.d = {own}, or let your own models "
             f"have so many units before the last layer as models.d says, {d}"
         )
+
+
+def check_parts(job: Job, kinds: list[str], data: DataSet) -> None:
+    """Raises ConfigError where a file of weights is not there or does not fit, or where nothing of
+    a model would be trained.
+    """
+    parts, how = Parts.of(job), job.models
+    if not parts.some and not parts.weights:
+        return
+    shape = data.train.x.shape[1:]
+    for kind in kinds:
+        with rng.scoped(0, "work"):
+            model = models.build(
+                kind, shape, len(data.classes), how.d, how.relu_head, data.vocabulary
+            )
+        parts.start(model, kind)
+        if parts.some:
+            method, before = job.algorithm, Layout.of(model).names
+            parts.check(model, kind)
+            parts.restrict(model, None)
+            if any(map(method.shared, before)) and not any(
+                map(method.shared, Layout.of(model).names)
+            ):
+                raise ConfigError(
+                    f"models.train leaves nothing that {method.name} exchanges of {kind}; name "
+                    f"more, or leave models.train and models.lora away"
+                )
 
 
 def servers(job: Job) -> list[str]:
@@ -232,19 +263,45 @@ def compact(values: np.ndarray) -> np.ndarray:
     return values if np.ptp(values) else np.broadcast_to(values[0], values.shape)
 
 
-def share_out(job: Job, comm: Comm, data: DataSet) -> Partition | Synthetic:
-    """The partition, drawn on rank 0 for all: its floating point must not depend on a rank's
-    processor.
+def share_out(
+    job: Job, comm: Comm, data: DataSet
+) -> tuple[Partition | Synthetic, tuple[np.ndarray, ...]]:
+    """The partition, and what clients hold out of it for validation, no part of it any more; drawn
+    on rank 0 for all: floating point must not depend on a rank's processor.
     """
     if data.name == "synthetic":
-        return Synthetic(
+        made = Synthetic(
             job.seed, job.clients, *job.data.synthetic, job.data.examples, job.data.test_share
         )
+        return made, ()
     settings = job.data.model_copy(update={"public": 0}) if job.data.public_source else job.data
     drawn = on_all_ranks(
-        comm, lambda: split(data, settings, job.clients, job.seed) if comm.rank == 0 else None
+        comm,
+        lambda: (
+            divide(job, data, split(data, settings, job.clients, job.seed))
+            if comm.rank == 0
+            else None
+        ),
     )
-    return Partition(*comm.bcast((drawn.train, drawn.test, drawn.public) if drawn else None))
+    train, test, apart, held = comm.bcast(drawn)
+    return Partition(train, test, apart), held
+
+
+def divide(job: Job, data: DataSet, drawn: Partition) -> tuple[tuple[np.ndarray, ...], ...]:
+    """The partition's training, test and public rows, and those held out of the training rows."""
+    share, labels = job.evaluate.validation, data.train.strata
+    if not share:
+        return drawn.train, drawn.test, drawn.public, ()
+    parts = [
+        hold_out(labels, part, share, rng.stream(job.seed, "validation", k))
+        for k, part in enumerate(drawn.train)
+    ]
+    if not any(len(held) for _, held in parts):
+        raise DataError(
+            f"evaluate.validation = {share:g}: no client has enough examples to hold one out; take "
+            f"a larger share or fewer clients"
+        )
+    return tuple(rest for rest, _ in parts), drawn.test, drawn.public, tuple(h for _, h in parts)
 
 
 def federation(job: Job, comm: Comm, world: World) -> Federation:
@@ -262,6 +319,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         job.run.resident * 2**30,
         names.spill_folder(on_all_ranks(comm, lambda: folder.of(job)), comm.rank),
         own.share / 2,
+        Parts.of(job),
     )
     fast = on_all_ranks(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []
@@ -301,7 +359,9 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
 
 def client(world: World, store: ClientStore, device: torch.device, k: int) -> Client:
     """Client k, without weights: the store makes or gets those."""
-    return Client(k, world.architectures[k], *world.client_data(k, device), store)
+    return Client(
+        k, world.architectures[k], *world.client_data(k, device), store, world.validation(k, device)
+    )
 
 
 def make_pool_client(world: World, store: ClientStore, device: torch.device, job: Job) -> Client:

@@ -27,11 +27,22 @@ class World:
     costs: np.ndarray  # [K], estimated work of one epoch: multiply-adds times examples
     profiles: Profiles  # the clients' devices and network, in virtual time
     held: Held | None = None  # which client has which modalities, where there are several
+    # rows of the training split that each client holds out for validation, K of them; (): none
+    held_out: tuple[np.ndarray, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one example, `Shapes` of several modalities."""
         return self.data.shape
+
+    def validation(self, k: int, device: torch.device) -> Shard | None:
+        """What client k holds out of its training examples; None where the job has no
+        validation.
+        """
+        if not self.held_out:
+            return None
+        train, own = self.data.train, self.held.own[k] if self.held else None
+        return Shard(train.x, train.y, self.held_out[k], device, own)
 
     @property
     def many(self) -> bool:

@@ -137,6 +137,11 @@ TABLE = (
         metavar="FIELDS",
         help="default: all other fields in which runs differ, but the seed",
     ),
+    argument(
+        "--choose",
+        metavar="FIELDS",
+        help="take the values with the best validation score (evaluate.validation), not all",
+    ),
     argument("--value", metavar="NAME", help=VALUES),
     METRIC,
     argument("--deviation", choices=("seeds", "clients", "none"), help="over what; default: seeds"),
@@ -226,6 +231,13 @@ SWEEP = (
         "--ranks", type=int, metavar="R", help="MPI ranks of each run; default: 1, without mpirun"
     ),
     argument("--launcher", metavar="COMMAND", help="what starts the ranks; default: mpirun"),
+    argument(
+        "--search",
+        choices=("random", "optuna"),
+        help="draw values of ranges (0.001..0.1, log:0.001..0.1): at random, or as hpcfed[tune] "
+        "proposes from validation scores",
+    ),
+    argument("--trials", type=int, metavar="N", help="draws of a search; default: 10"),
     argument(
         "--task",
         type=int,

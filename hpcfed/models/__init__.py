@@ -47,8 +47,8 @@ def build(
 ) -> Model | Pair:
     """A new model, in train mode, on torch's default device.
 
-    name: one of MODELS, or "module:function" or "module:Class"; with "@0.5" its sub-model of half
-    the width; "a+b": the pair of the models a and b.
+    name: one of MODELS, "torchvision:NAME", "timm:NAME", or "module:function" or "module:Class";
+    with "@0.5" its sub-model of half the width; "a+b": the pair of the models a and b.
     shape: one example, [channels, height, width] for images, `Shapes` where there are several
     modalities; the model then takes a dict of tensors.  classes: C.  d: width of the
     representation; logistic regression and a user's whole model have no layer that could set it,
@@ -94,9 +94,12 @@ def build_own(
     from hpcfed.models.model import Head, Model
     from hpcfed.models.whole import head_of, make, split
 
-    body, linear = split(name, make(name, target, shape, classes, d), shape, classes, d)
+    whole = make(name, target, shape, classes, d)
+    names = {layer: path for path, layer in whole.named_modules()}
+    body, linear = split(name, whole, shape, classes, d)
     if linear is None:
         return Model(body, Head(d, classes, relu_head))
     model = Model(body, head_of(linear, classes, relu_head))
+    model.last = names[linear]
     model.memory_format = torch.contiguous_format
     return model

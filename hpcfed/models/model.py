@@ -28,9 +28,13 @@ class Model(nn.Module):
     So parameters are named "body. ..." or "head.weight", "head.bias", the body's first.
     memory_format: of its weights. Convolutions are 1.1 to 1.5 times as fast with channels last; a
     user's whole model is contiguous, so that its forward may flatten with `view`.
+    last: the name that the head had in a whole model; "" in others.  frozen: names of what is
+    neither trained nor sent (`hpcfed.models.parts`).
     """
 
     memory_format = torch.channels_last
+    last = ""
+    frozen: frozenset[str] = frozenset()
 
     def __init__(self, body: nn.Module, head: Head):
         super().__init__()

@@ -11,6 +11,7 @@ from hpcfed.core.errors import ConfigError
 from hpcfed.report import layouts
 from hpcfed.report.cases import also_differ, axes, find_cases, name_skew, rename_data
 from hpcfed.report.cells import caption, cell, mark_best
+from hpcfed.report.choose import choose_values
 from hpcfed.report.formats import FORMATS, Grid, save_or_return
 from hpcfed.report.measures import View, view_of
 from hpcfed.results.run import Run
@@ -28,12 +29,14 @@ def table(
     format: str = "text",
     out: Path | None = None,
     metric: str | None = None,
+    choose: str | None = None,
 ) -> str:
     """The command. rows, columns: fields of the job, separated by commas; what is not given is
     chosen. value: which number of a run; metric: of which metric it is.
 
     layout: rows, columns and all else as a table of a paper has them; paper: with that one's
-    numbers. Returns the table, or the path of the file that it was written to.
+    numbers.  choose: fields, separated by commas, of which the values with the best validation
+    score are taken. Returns the table, or the path of the file that it was written to.
     """
     if layout:
         refuse(
@@ -44,6 +47,7 @@ def table(
             metric=metric,
             deviation=deviation,
             percent=percent,
+            choose=choose,
         )
         made = layouts.layout(layout)
         return save_or_return(
@@ -52,13 +56,14 @@ def table(
     if paper:
         raise ConfigError("table: --paper, but no --layout tells of which table of a paper; add it")
     chosen = [names.split(",") if names else None for names in (rows, columns)]
-    found = name_skew(
-        rename_data(find_cases(runs)), [name for names in chosen for name in names or []]
-    )
+    tried, how = rename_data(find_cases(runs)), list[str]()
+    if choose:
+        tried, how = choose_values(tried, choose.split(","))
+    found = name_skew(tried, [name for names in chosen for name in names or []])
     view = view_of(
         (run.record for run in found if run.finished), value, metric, deviation or "seeds", percent
     )
-    return save_or_return(FORMATS[format](grid(found, *axes(found, *chosen), view)), out)
+    return save_or_return(FORMATS[format](grid(found, *axes(found, *chosen), view, how)), out)
 
 
 def refuse(layout: str, **given: object) -> None:
@@ -69,8 +74,12 @@ def refuse(layout: str, **given: object) -> None:
         )
 
 
-def grid(found: list[Run], down: list[str], across: list[str], view: View) -> Grid:
-    """The cells, row by row, and what is to be said about them."""
+def grid(
+    found: list[Run], down: list[str], across: list[str], view: View, how: Sequence[str] = ()
+) -> Grid:
+    """The cells, row by row, and what is to be said about them. how: values were chosen, in
+    words.
+    """
     lines, heads = order_values(found, down), order_values(found, across)
     cells = [
         [[run for run in found if (run.at(down), run.at(across)) == (r, c)] for c in heads]
@@ -79,7 +88,7 @@ def grid(found: list[Run], down: list[str], across: list[str], view: View) -> Gr
     seeds = max(len(group) for row in cells for group in row)
     table = [[cell(group, view, seeds) for group in row] for row in cells]
     columns = ([run for run in found if run.at(across) == head] for head in heads)
-    notes = [*filter(None, [also_differ(columns, [*down, *across])])]
+    notes = [*how, *filter(None, [also_differ(columns, [*down, *across])])]
     notes += [f"{run.name}: {why}" for run in found if (why := run.absence()[1])]
     told = caption(view.what(), view.deviation, seeds)
     return Grid(

@@ -38,11 +38,13 @@ class Score(NamedTuple):
     no accuracy); nan without test examples.
 
     answers: what other metrics than accuracy are computed of, where the run measures any.
+    validation: accuracy, loss and number of the examples that the client holds out, where it does.
     """
 
     accuracy: float
     loss: float
     answers: Answers | None = None
+    validation: tuple[float, float, int] | None = None
 
 
 NONE = Score(float("nan"), float("nan"))
@@ -53,11 +55,15 @@ Predict = Callable[
 ]  # prepared inputs [n, *shape] -> logits [n, C], or other scores of the classes
 
 
-def score(fed: Federation, client: Client, predict: Predict) -> Score:
-    """The client's model as it is now, on its test set."""
+def score(fed: Federation, client: Client, predict: Predict, own: bool = False) -> Score:
+    """The client's model as it is now, on its test set; own: also on what it holds out."""
     with fed.clock("evaluate"):
         client.model.eval()
-        return measure(fed, predict, client.test)
+        found = measure(fed, predict, client.test)
+        if not own or not client.validation:
+            return found
+        held = measure(fed, predict, client.validation)
+        return found._replace(validation=(held.accuracy, held.loss, len(client.validation)))
 
 
 def common(fed: Federation, predict: Predict) -> float:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from hpcfed.core.errors import ConfigError
+
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.config.parts import Local
@@ -62,6 +64,11 @@ class Optimiser:
         self.clip = clip
         self.lr = torch.full((), lr, dtype=RATE[device.type], device=device)
         self.names = tuple(name for name in skeleton.layout.params if only is None or only(name))
+        if not self.names:
+            raise ConfigError(
+                "models.train leaves nothing to train in a phase of this method, which trains body "
+                "and head in turn; name tensors of both, or leave models.train away"
+            )
         self.params = [skeleton.view(name) for name in self.names]
         self.moments = {name: v.clone() for name, v in kept.items()} if kept else self.fresh()
         self.lists = {name: self.cut(v) for name, v in self.moments.items() if name != "step"}

@@ -84,6 +84,7 @@ def against(fed: Federation, method: Trained, architecture: str) -> str:
     layout = fed.store.layout(architecture)
     reasons = {
         "the data have several modalities": isinstance(fed.store.form[0], Shapes),
+        "only a part of the model is trained": fed.store.parts.some,
         "the method trains clients in a way of its own": not method.default_client_round,
         "clients keep weights": not fed.store.stateless,
         "local.keep_optimiser is set": fed.job.local.keep_optimiser,

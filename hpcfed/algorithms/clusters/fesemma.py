@@ -12,7 +12,7 @@ with the clusters, and the last layer is averaged by classes (head = "classes", 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import PositiveInt
@@ -35,6 +35,9 @@ HEAD = ("head.weight", "head.bias")
 
 class FeSEMMA(EM):
     """Where no other order of units is nearer it is FeSEM, bit for bit."""
+
+    # it matches the units of whole layers
+    trains_parts: ClassVar[Any] = False
 
     matchings: PositiveInt = 8
     """Most times that the clients of a centre are matched to it in a round."""

@@ -10,7 +10,7 @@ of a paper's table. `--with FILE.toml` lies over each of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,21 @@ from hpcfed.core.few import count_noun
 from hpcfed.core.status import DONE, FAULT, RESUME_ME
 from hpcfed.core.tables import console, table
 from hpcfed.engine.folder import make
-from hpcfed.launch.sweep.define import agree, check_same_job, define, job_of, split_files
+from hpcfed.launch.sweep.define import (
+    agree,
+    check_same_job,
+    define,
+    job_of,
+    ranges,
+    split_files,
+    varied,
+)
 from hpcfed.launch.sweep.launch import is_finished, launcher
-from hpcfed.launch.sweep.pool import LEFT, Outcome, Pool, room
+from hpcfed.launch.sweep.pool import BUSY, LEFT, Outcome, Pool, room
+from hpcfed.launch.sweep.search import TRIALS, Range, Values, draw, propose
+from hpcfed.report.choose import score
 from hpcfed.storage import sweep as store
+from hpcfed.storage.record import load
 from hpcfed.storage.sweep import Sweep, exists, read, write
 
 
@@ -37,22 +48,35 @@ def sweep(
     task: int | None = None,
     dry_run: bool = False,
     submit: bool = False,
+    search: str | None = None,
+    trials: int | None = None,
     **batch: Any,
 ) -> int | str:
     """The command. words: `[JOB.toml ...] --field value,value ...`, or the folder of a sweep to go
     on with.
 
     overlays: job files that lie over each of the others.  batch: what an array job asks for.
+    search, trials: how values of ranges are drawn, and how many times.
     Returns the exit status: 0 all done, 1 some failed, 75 stopped and saved; with a task that of
     its run. With submit, what is printed.
     """
-    for name, number in {"--ranks": ranks, "--at-once": at_once}.items():
+    for name, number in {"--ranks": ranks, "--at-once": at_once, "--trials": trials}.items():
         if number is not None and number < 1:
             raise ConfigError(f"sweep: {name} {number}: give at least 1")
+    if search or trials:
+        refuse_search(words, overlays or (), search, task, submit, dry_run)
+        spans, n = ranges(words, overlays or ()), trials or TRIALS
+        if search == "optuna":
+            return search_by_optuna(
+                words, overlays or (), out, ranks or 1, launcher or "", at_once, spans, n
+            )
+        drawn = [draw(spans, i) for i in range(n)]
+    else:
+        drawn = []
     found = (
         reopen_sweep(words, overlays or (), out, ranks, launcher)
         if goes_on(words)
-        else define_sweep(words, overlays or (), out, ranks or 1, launcher or "")
+        else define_sweep(words, overlays or (), out, ranks or 1, launcher or "", drawn)
     )
     tasks = select_tasks(found, task)
     if goes_on(words):
@@ -96,18 +120,126 @@ def reopen_sweep(
 
 
 def define_sweep(
-    words: Sequence[str], overlays: Sequence[Path], out: Path | None, ranks: int, launcher: str
+    words: Sequence[str],
+    overlays: Sequence[Path],
+    out: Path | None,
+    ranks: int,
+    launcher: str,
+    trials: Sequence[Values] = (),
 ) -> Sweep:
-    """The sweep of a command line, which may add runs to one that its folder holds."""
+    """The sweep of a command line, which may add runs to one that its folder holds. trials: of a
+    search.
+    """
+    folder = folder_of(words, overlays, out)
+    found = define(words, folder, ranks, launcher, overlays, trials)
+    if exists(folder):
+        agree(read(folder), found)
+    return found
+
+
+def folder_of(words: Sequence[str], overlays: Sequence[Path], out: Path | None) -> Path:
+    """The folder of a sweep."""
     files, _ = split_files(words)
     name = (
         files[0].resolve().parent.name if len(files) > 1 else files[0].stem if files else "default"
     )
-    folder = out or Path("runs") / "-".join(["sweep", name, *(path.stem for path in overlays)])
-    found = define(words, folder, ranks, launcher, overlays)
-    if exists(folder):
-        agree(read(folder), found)
-    return found
+    return out or Path("runs") / "-".join(["sweep", name, *(path.stem for path in overlays)])
+
+
+def refuse_search(
+    words: Sequence[str],
+    overlays: Sequence[Path],
+    search: str | None,
+    task: int | None,
+    submit: bool,
+    dry_run: bool,
+) -> None:
+    """ConfigError for a search of nothing, or in a way that it cannot be done."""
+    if not search:
+        raise ConfigError("sweep: --trials is of a search; add --search random")
+    if goes_on(words):
+        raise ConfigError(
+            f"sweep: --search, but {words[0]} is a sweep, which goes on with the runs that it has; "
+            f"leave --search and --trials away, or give the words that it began with"
+        )
+    if not ranges(words, overlays):
+        raise ConfigError(
+            "sweep: --search, but no field has a range; write one as --local.lr log:0.0001..0.1"
+        )
+    if search == "optuna" and (task is not None or submit or dry_run):
+        raise ConfigError(
+            "sweep: with --search optuna each run follows from those before, so that they are no "
+            "tasks of an array job and cannot be listed before; take --search random"
+        )
+    if search == "optuna" and (more := [name for name in varied(words) if name != "seed"]):
+        raise ConfigError(
+            f"sweep: --search optuna searches for one job at a time, but {more[0]} has several "
+            f"values; name one, or take --search random"
+        )
+
+
+def search_by_optuna(
+    words: Sequence[str],
+    overlays: Sequence[Path],
+    out: Path | None,
+    ranks: int,
+    launcher: str,
+    at_once: int | None,
+    spans: Mapping[str, Range],
+    n: int,
+) -> int:
+    """So many trials, one after the other, each over all seeds; the exit status. Those that the
+    folder holds are gone on with first.
+    """
+    folder, given = folder_of(words, overlays, out), (words, overlays, out, ranks, launcher)
+    tried = known_trials(read(folder), spans) if exists(folder) else []
+    status = DONE
+    for i in range(max(n, len(tried))):
+        if i == len(tried):
+            scored = [(values, score_of(define_sweep(*given, tried), values)) for values in tried]
+            tried.append(propose(spans, scored))
+            if tried[-1] in tried[:-1]:  # nothing new is left in these ranges
+                tried.pop()
+                break
+        found = define_sweep(*given, tried)
+        start(found)
+        mine = runs_of(found, tried[i])
+        open_ = [j for j in mine if not is_finished(found, found.runs[j])]
+        if open_:
+            outcomes = Pool(found, at_once or room(found)).run(open_)
+            if any(o.status in (LEFT, RESUME_ME, BUSY) for o in outcomes):
+                return RESUME_ME
+            status = FAULT if any(outcome.failed for outcome in outcomes) else status
+    return status
+
+
+def known_trials(found: Sweep, spans: Mapping[str, Range]) -> list[Values]:
+    """The trials of a sweep, in the order in which they were proposed."""
+    trials: list[Values] = []
+    for run in found.runs:
+        given = dict(zip(run.words[::2], run.words[1::2], strict=False))
+        values = {name: given[f"--{name}"] for name in spans if f"--{name}" in given}
+        if len(values) == len(spans) and values not in trials:
+            trials.append(values)
+    return trials
+
+
+def runs_of(found: Sweep, values: Values) -> list[int]:
+    """The numbers of the runs of a trial."""
+    wanted = {(f"--{name}", value) for name, value in values.items()}
+    return [
+        j
+        for j, run in enumerate(found.runs)
+        if wanted <= set(zip(run.words[::2], run.words[1::2], strict=False))
+    ]
+
+
+def score_of(found: Sweep, values: Values) -> float | None:
+    """The validation score of a trial, mean over seeds; None where a run of it is not finished."""
+    runs = [found.runs[j] for j in runs_of(found, values)]
+    if not all(is_finished(found, run) for run in runs):
+        return None
+    return sum(score(load(found.folder / run.name)) for run in runs) / len(runs)
 
 
 def preview(found: Sweep, places: int) -> int:

@@ -18,6 +18,7 @@ from hpcfed.config.job import FREE, Job, algorithm_model
 from hpcfed.config.load import DEFAULT_ALGORITHM, job_files, load, peek, split
 from hpcfed.config.messages import section
 from hpcfed.core.errors import ConfigError
+from hpcfed.launch.sweep.search import Range, parse
 from hpcfed.storage.fields import Fields, covers, flat
 from hpcfed.storage.sweep import Member, Sweep
 
@@ -36,12 +37,13 @@ Values = dict[str, str]  # of the fields that vary, as they are given
 @dataclass(frozen=True)
 class Flag:
     """A flag of the command line as it is given, and its alternatives: none where it does not
-    vary.
+    vary; or the range from which a search draws it.
     """
 
     field: str
     words: list[str]
     alternatives: tuple[str, ...] = ()
+    range: Range | None = None
 
 
 def define(
@@ -50,19 +52,21 @@ def define(
     ranks: int,
     launcher: str,
     overlays: Sequence[Path] = (),
+    trials: Sequence[Values] = (),
 ) -> Sweep:
     """The sweep that these words mean: `[JOB.toml ...] [--field value,value ...]`.
 
     Of several job files all combinations are run with each, and the overlays lie over each of them,
-    later ones over earlier ones. What all runs have in common are words of the sweep. Raises
-    ConfigError for a wrong field or value of any run, for all runs in one message.
+    later ones over earlier ones. trials: of a search, values of the fields that are given as
+    ranges; all combinations are run with each. What all runs have in common are words of the sweep.
+    Raises ConfigError for a wrong field or value of any run, for all runs in one message.
     """
     files, given = split_files(words)
     refuse_overlays(files, overlays)
     found = [
         (*run, path)
         for path in files or [None]
-        for run in choices([path, *overlays] if path else [], given, len(files))
+        for run in choices([path, *overlays] if path else [], given, len(files), trials)
     ]
     if len(found) > MOST:
         raise too_many()
@@ -76,6 +80,11 @@ def define(
     ]
     called = labels([file_label(path, files) | values for _, values, path in found])
     jobs = load_fields([[*common, *more] for more in own], called)
+    if trials and not all(job["evaluate.validation"] for job in jobs):
+        raise ConfigError(
+            "sweep: a search is judged on examples that clients hold out of their training data, "
+            "and evaluate.validation is 0; add --evaluate.validation 0.2"
+        )
     runs = (Member(*parts) for parts in zip(called, own, jobs, strict=True))
     return Sweep(folder, common, os.getcwd(), ranks, launcher, tuple(runs))
 
@@ -105,18 +114,33 @@ def refuse_overlays(files: Sequence[Path], overlays: Sequence[Path]) -> None:
             )
 
 
+def ranges(words: Sequence[str], overlays: Sequence[Path] = ()) -> dict[str, Range]:
+    """The fields of a command line that are given as ranges."""
+    files, given = split_files(words)
+    paths = [*files[:1], *overlays] if files else []
+    return {flag.field: flag.range for flag in flags_of(paths, given) if flag.range}
+
+
+def varied(words: Sequence[str]) -> list[str]:
+    """The fields of a command line that have alternatives."""
+    files, given = split_files(words)
+    return [flag.field for flag in flags_of(files[:1], given) if flag.alternatives]
+
+
 def choices(
-    paths: Sequence[Path], given: list[str], files: int
+    paths: Sequence[Path], given: list[str], files: int, trials: Sequence[Values] = ()
 ) -> Iterator[tuple[list[str], Values]]:
     """Of each run of one job: the words that do not vary, and the values of what does.
 
     paths: of its job file and its overlays.  files: how many job files the sweep has.
     """
     flags = flags_of(paths, given)
-    refuse(flags, files)
+    refuse(flags, files, bool(trials))
     fixed = [str(path.resolve()) for path in paths]
-    fixed += [word for flag in flags if not flag.alternatives for word in flag.words]
-    return ((fixed, values) for values in combinations(flags))
+    fixed += [
+        word for flag in flags if not (flag.alternatives or flag.range) for word in flag.words
+    ]
+    return ((fixed, trial | values) for trial in trials or [{}] for values in combinations(flags))
 
 
 def file_label(path: Path | None, files: list[Path]) -> Values:
@@ -156,6 +180,8 @@ def flag(group: list[str], methods: list[str]) -> Flag:
     field = group[0].removeprefix("--")
     if len(group) != 2:
         return Flag(field, group)
+    if found_range := parse(field, group[1]):
+        return Flag(field, group, range=found_range)
     mark = ";" if ";" in group[1] or takes_list(field, methods) else ","
     found = tuple(value.strip() for value in group[1].removesuffix(";").split(mark))
     if mark == ";" and len(found) == 1:  # a comma, or a list, as it stands
@@ -186,7 +212,7 @@ def takes_list(field: str, methods: list[str]) -> bool:
     )
 
 
-def refuse(flags: list[Flag], files: int) -> None:
+def refuse(flags: list[Flag], files: int, search: bool = False) -> None:
     """ConfigError for what no sweep can take, or for one that would be one run."""
     for name in (flag.field.removeprefix("no-") for flag in flags):
         if name in OURS:
@@ -194,6 +220,14 @@ def refuse(flags: list[Flag], files: int) -> None:
                 f"sweep: --{name}: a sweep gives each run its own folder, goes on with what is not "
                 f"finished, and leaves alone what is; leave {name} away"
             )
+    spans = [flag for flag in flags if flag.range]
+    if spans and not search:
+        raise ConfigError(
+            f"sweep: {' '.join(spans[0].words)} is a range, from which a search draws; add "
+            f"--search random --trials 10, or name the values, separated by commas"
+        )
+    if search:
+        return
     if files < 2 and not any(flag.alternatives for flag in flags):
         raise ConfigError(
             "sweep: no field has several values; separate them by commas, as in --seed 0,1,2, "

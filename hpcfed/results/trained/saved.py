@@ -24,6 +24,7 @@ from hpcfed.core.payload import from_tree, on_device
 from hpcfed.core.shapes import Shapes, read_numbers, read_shape, write_shape
 from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.models.assign import assign
+from hpcfed.models.parts import Parts
 from hpcfed.models.trained import About, Trained, assemble_model
 from hpcfed.results.trained.scoring import OF_NOW, pieces
 from hpcfed.results.trained.sources import CPU, Owner, Sources
@@ -182,6 +183,7 @@ def federation(
         job.models.relu_head,
         CPU,
         about["vocabulary"],
+        parts=Parts.of(job),
     )
     placement, wanted = [NOBODY] * job.clients, set(clients)
     for k in wanted:

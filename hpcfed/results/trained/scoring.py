@@ -12,6 +12,7 @@ from hpcfed.algorithms.base import Method, State
 from hpcfed.algorithms.proxies import fedgkt
 from hpcfed.core.errors import ConfigError
 from hpcfed.models.model import Pair
+from hpcfed.models.parts import plain_state
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -60,7 +61,7 @@ def alone(client: Client) -> Pieces:
 
 def copies(prefix: str, module: nn.Module, other: Tensors | None = None) -> Tensors:
     """A module's tensors by name. other: some that take the place of its own."""
-    tensors = {**module.state_dict(), **(other or {})}
+    tensors = {**plain_state(module), **(other or {})}
     return {f"{prefix}.{name}": value.detach().clone() for name, value in tensors.items()}
 
 

@@ -1,0 +1,100 @@
+"""Searches: values drawn from ranges instead of all combinations, so many trials of them.
+
+At random every value is drawn by itself, from a stream that the trial's number and the field name;
+more trials later go on with the same draws. With Optuna (Akiba et al., KDD 2019, arXiv:1907.10902)
+its tree-structured Parzen estimator proposes the next values from the validation scores of the
+trials before. A search never looks at test examples.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.extras import import_extra
+
+TRIALS = 10  # draws of a search that names no number
+NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
+RANGE = re.compile(rf"(log:)?{NUMBER}\.\.{NUMBER}")
+Values = dict[str, str]  # of the fields with a range, as they are given to a run
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from low to high; log: their logarithms are uniform; whole: integers."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def place(self, u: float) -> str:
+        """The value at a share u, 0..1, of the range, as a job takes it."""
+        if self.log:
+            value = math.exp(math.log(self.low) + u * (math.log(self.high) - math.log(self.low)))
+        elif self.whole:
+            value = self.low + math.floor(u * (self.high - self.low + 1))
+        else:
+            value = self.low + u * (self.high - self.low)
+        return self.text(value)
+
+    def text(self, value: float) -> str:
+        value = min(max(value, self.low), self.high)
+        return str(round(value)) if self.whole else f"{value:.4g}"
+
+
+def parse(field: str, text: str) -> Range | None:
+    """The range that a flag's value is, "0.001..0.1", "log:1e-4..1e-1" or "1..5" of integers; None
+    where it is none. ConfigError for one that is empty.
+    """
+    found = RANGE.fullmatch(text)
+    if not found:
+        return None
+    log, low, high = bool(found[1]), float(found[2]), float(found[3])
+    if not low < high or (log and low <= 0):
+        raise ConfigError(
+            f"sweep: {field}: {text!r} is an empty range; write it as 0.001..0.1, of logarithms as "
+            f"log:0.001..0.1, the smaller number first and above 0"
+        )
+    whole = not log and all(re.fullmatch(r"-?\d+", part) for part in found.groups()[1:])
+    return Range(low, high, log, whole)
+
+
+def draw(ranges: Mapping[str, Range], trial: int) -> Values:
+    """The values of one trial of a random search."""
+    from hpcfed.core import rng  # here: it imports torch
+
+    return {
+        name: one.place(float(rng.stream(0, "search", name, trial).random()))
+        for name, one in ranges.items()
+    }
+
+
+def propose(ranges: Mapping[str, Range], tried: Sequence[tuple[Values, float | None]]) -> Values:
+    """What Optuna proposes after these trials with their scores, more is better; None: it failed.
+
+    The same for the same trials, so that a search that is gone on with proposes what it would have.
+    """
+    optuna = import_extra("optuna", "tune", "--search optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    spaces = {name: distribution(optuna, one) for name, one in ranges.items()}
+    sampler = optuna.samplers.TPESampler(seed=len(tried))
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for values, score in tried:
+        given: dict[str, Any] = {"value": score}
+        if score is None or not math.isfinite(score):
+            given = {"state": optuna.trial.TrialState.FAIL}
+        params = {n: (int if ranges[n].whole else float)(v) for n, v in values.items()}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=spaces, **given))
+    found = study.ask(spaces).params
+    return {name: ranges[name].text(found[name]) for name in ranges}
+
+
+def distribution(optuna: Any, one: Range) -> Any:
+    if one.whole:
+        return optuna.distributions.IntDistribution(int(one.low), int(one.high))
+    return optuna.distributions.FloatDistribution(one.low, one.high, log=one.log)

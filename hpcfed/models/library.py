@@ -1,0 +1,168 @@
+"""Models of other packages by name, "torchvision:resnet50" and "timm:resnet18": built without
+weights, and with the classes of the data; the last linear layer becomes the head
+(`hpcfed.models.whole`). Nothing is ever downloaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpcfed.core.compat import import_torchvision, prepare_torchvision
+from hpcfed.core.errors import ConfigError, unknown
+from hpcfed.core.extras import import_extra
+from hpcfed.models.layers import for_small_images, stem
+
+NAME = re.compile(r"[A-Za-z0-9_.\-]+")
+COLOURS = 3  # channels of the images for which models of torchvision are made
+
+
+def maker(name: str) -> Callable[..., nn.Module]:
+    """A function (shape, num_classes) -> model for "torchvision:NAME" or "timm:NAME".
+
+    Raises ConfigError where there is no such model, or timm is not installed.
+    """
+    library, _, model = name.partition(":")
+    if not NAME.fullmatch(model):
+        raise ConfigError(f"models.mix: {name}: write it as {library}:resnet18")
+    return {"torchvision": of_torchvision, "timm": of_timm}[library](model)
+
+
+def of_torchvision(name: str) -> Callable[..., nn.Module]:
+    """As `maker`, for classification models of torchvision."""
+    models = import_torchvision().models
+    known = models.list_models(module=models)
+    if name not in known:
+        raise ConfigError(f"models.mix: torchvision:{name}: {unknown('model', name, known)}")
+
+    def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        return make_torchvision(name, shape, num_classes)
+
+    return build
+
+
+def make_torchvision(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A model of torchvision without weights. Its first convolution is replaced where images have
+    another number of channels than 3; side heads are left out; transformers are made for images of
+    this size.
+    """
+    models = import_torchvision().models
+    takes = inspect.signature(models.get_model_builder(name)).parameters
+    given: dict[str, Any] = {"weights": None, "num_classes": num_classes}
+    if name in ("googlenet", "inception_v3"):
+        given |= {"aux_logits": False, "init_weights": True}
+    if name.startswith("vit_") and "kwargs" in takes:
+        given["image_size"] = shape[1]
+    with explain(f"torchvision:{name}"):
+        net = models.get_model(name, **given)
+    replace_first(net, shape[0])
+    return for_small_images(net)
+
+
+def of_timm(name: str) -> Callable[..., nn.Module]:
+    """As `maker`, for models of timm."""
+    prepare_torchvision()  # timm imports it by itself
+    timm = import_extra("timm", "timm", f"models.mix = ['timm:{name}']")
+    if not timm.is_model(name):
+        known = timm.list_models()
+        raise ConfigError(f"models.mix: timm:{name}: {unknown('model', name, known)}")
+
+    def build(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        return make_timm(timm, name, shape, num_classes)
+
+    return build
+
+
+def make_timm(timm: Any, name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A model of timm without weights, for images of this shape."""
+    given: dict[str, Any] = {"num_classes": num_classes, "in_chans": shape[0]}
+    if getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False):
+        given["img_size"] = tuple(shape[1:])
+    with explain(f"timm:{name}"):
+        return for_small_images(timm.create_model(name, pretrained=False, **given))
+
+
+class explain:
+    """Inside, a library makes a model: what it raises becomes one ConfigError."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception):
+            told = str(error).strip() or type(error).__name__
+            raise ConfigError(
+                f"models.mix: {self.name} cannot be made for these data: {told}; take another model"
+            ) from error
+
+
+def replace_first(net: nn.Module, channels: int) -> None:
+    """Let the first convolution read images with so many channels."""
+    for path, layer in net.named_modules():
+        if isinstance(layer, nn.Conv2d):
+            if layer.in_channels == COLOURS != channels:
+                parent, _, last = path.rpartition(".")
+                setattr(net.get_submodule(parent), last, stem(layer, channels))
+            return
+
+
+def cached(name: str) -> Path:
+    """The file of this model's pretrained weights in the cache of its library.
+
+    Raises ConfigError, with what to type, where it is not there: a run downloads nothing.
+    """
+    library, _, model = name.partition(":")
+    if library == "torchvision":
+        return cached_torchvision(model)
+    if library == "timm":
+        return cached_timm(model)
+    raise ConfigError(
+        f"models.weights: 'cache' is for models of torchvision and timm, and {name} is none; give "
+        f"a file, or 'none'"
+    )
+
+
+def cached_torchvision(name: str) -> Path:
+    models = import_torchvision().models
+    of_torchvision(name)
+    url = models.get_model_weights(name).DEFAULT.url
+    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+    if not path.is_file():
+        raise missing(
+            f"torchvision:{name}",
+            str(path),
+            f"import torchvision.models as m; m.get_model({name!r}, weights='DEFAULT')",
+        )
+    return path
+
+
+def cached_timm(name: str) -> Path:
+    of_timm(name)
+    timm = import_extra("timm", "timm", f"models.mix = ['timm:{name}']")
+    hub = import_extra("huggingface_hub", "timm", "models.weights = ['cache'] of timm")
+    told = timm.get_pretrained_cfg(name)
+    where = told.hf_hub_id or ""
+    for file in ("model.safetensors", "pytorch_model.bin"):
+        found = hub.try_to_load_from_cache(where, file) if where else None
+        if isinstance(found, str):
+            return Path(found)
+    raise missing(
+        f"timm:{name}",
+        where or "no hub",
+        f"import timm; timm.create_model({name!r}, pretrained=True)",
+    )
+
+
+def missing(name: str, where: str, code: str) -> ConfigError:
+    return ConfigError(
+        f"models.weights: the weights of {name} are not in the cache ({where}), and a run "
+        f'downloads nothing; download them once, with python -c "{code}", or give a file'
+    )

@@ -1,0 +1,191 @@
+"""Parameter-efficient training: only some tensors of a model are trained and sent.
+
+Which ones is said by patterns of their names (`models.train`), by LoRA (`models.lora`), or both.
+All others are frozen: they are the same on all clients and the server, are held once a module, and
+are no part of the flat vector of a model; so they are neither sent, nor saved, nor kept a client.
+
+LoRA: Hu et al., ICLR 2022, arXiv:2106.09685, equation 3: a frozen matrix W [m, n] acts as W + B A,
+B [m, r] from 0 and A [r, n] from Kaiming's uniform distribution, as in the authors' code.
+Deviations: the scale alpha / r is 1, for with Adam it only scales the learning rate (their section
+4.1); the sum W + B A is formed in each forward pass, so that the merged weights give the same
+logits bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.few import join_few
+from hpcfed.models.model import Model, Pair
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+
+HEAD = ("head.*",)  # what is trained beside LoRA where the job names nothing
+ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+MARK = ".parametrizations."  # in torch's names of a layer's frozen weight and what is added to it
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What models start from and what of them is trained.
+
+    train: patterns of names; none: all, beside LoRA the head.  lora: rank of LoRA's matrices; 0:
+    none.  weights: by architecture the file or the word that `pretrained.find_file` takes.
+    """
+
+    train: tuple[str, ...] = ()
+    lora: int = 0
+    weights: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, job: Job) -> Parts:
+        """As the job has it."""
+        models, kinds = job.models, tuple(dict.fromkeys(job.models.mix))
+        given = models.weights if len(models.weights) > 1 else models.weights * len(kinds)
+        return cls(models.train, models.lora, dict(zip(kinds, given, strict=False)))
+
+    @property
+    def some(self) -> bool:
+        """Whether only a part of each model is trained."""
+        return bool(self.train or self.lora)
+
+    @cached_property
+    def files(self) -> dict[str, Path]:
+        """The files of weights by architecture. Raises ConfigError for one that is not there."""
+        from hpcfed.models.pretrained import find_file
+
+        found = {name: find_file(name, given) for name, given in self.weights.items()}
+        return {name: path for name, path in found.items() if path}
+
+    def wanted(self, name: str) -> bool:
+        """Whether the tensor of this name is trained as it is."""
+        patterns = self.train or (HEAD if self.lora else ("*",))
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    def start(self, model: nn.Module, architecture: str) -> None:
+        """Put the weights of its file, where it has one, into a new model."""
+        name = architecture.partition("+")[0]
+        if path := self.files.get(name):
+            from hpcfed.models.pretrained import load
+
+            load(model.own if isinstance(model, Pair) else cast(Model, model), name, path)
+
+    def restrict(self, model: nn.Module, base: Mapping[str, Tensor] | None) -> None:
+        """Leave only what is trained among the parameters of a new model, in place.
+
+        base: by name the tensors that are frozen, which the model shares from now on; None: its
+        own. What LoRA adds is drawn from torch's global generator.
+        Raises ConfigError where nothing would be trained.
+        """
+        layers = list(self.adapted(model)) if self.lora else []
+        kept = {name for name, _ in model.named_buffers() if self.wanted(name)}
+        for path, module in list(model.named_modules()):
+            prefix = f"{path}." if path else ""
+            freeze(module, lambda name, p=prefix: not self.wanted(p + name), prefix, base)
+        for module, name in layers:
+            parametrize.register_parametrization(
+                module, name, Lora(getattr(module, name), self.lora)
+            )
+        model.frozen = frozenset(n for n, _ in model.named_buffers()) - kept  # type: ignore[assignment]
+
+    def adapted(self, model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+        """The matrices that LoRA adds to: of linear and attention layers, where they are frozen."""
+        for path, module in model.named_modules():
+            names = ("weight",) if isinstance(module, nn.Linear) else ()
+            names = ATTENTION if isinstance(module, nn.MultiheadAttention) else names
+            for name in names:
+                if getattr(module, name, None) is not None and not self.wanted(f"{path}.{name}"):
+                    yield module, name
+
+    def check(self, model: nn.Module, architecture: str) -> None:
+        """ConfigError where nothing of a model, as it is built, matches a pattern, or LoRA finds no
+        layer.
+        """
+        names = [name for name, _ in model.named_parameters()]
+        for pattern in self.train:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigError(
+                    f"models.train: no parameter of {architecture} has a name like {pattern!r}; "
+                    f"its names are {join_few(names, 6)}"
+                )
+        if self.lora and not any(self.adapted(model)):
+            raise ConfigError(
+                f"models.lora = {self.lora}: {architecture} has no linear or attention layer whose "
+                f"weights models.train leaves frozen; set models.lora = 0, or take another model"
+            )
+
+
+class Lora(nn.Module):
+    """W -> W + B A, for a weight W [m, n]: b [m, rank], zeros, and a [rank, n]."""
+
+    def __init__(self, weight: Tensor, rank: int):
+        super().__init__()
+        m, n = weight.shape
+        self.a = nn.Parameter(weight.new_empty(rank, n))
+        self.b = nn.Parameter(weight.new_zeros(m, rank))
+        nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.b @ self.a
+
+
+def freeze(
+    module: nn.Module,
+    which: Callable[[str], bool],
+    prefix: str,
+    base: Mapping[str, Tensor] | None,
+) -> None:
+    """Make constants of a module's own parameters, and of its statistics, where they are wanted so.
+
+    which: by the name in the module.  prefix: of these names in the model.
+    """
+    for name, value in list(module.named_parameters(recurse=False)):
+        if which(name):
+            del module._parameters[name]
+            constant = value.detach() if base is None else base[prefix + name]
+            module.register_buffer(name, constant)
+    for name, buffer in list(module.named_buffers(recurse=False)):
+        if base is not None and which(name) and buffer.is_floating_point():
+            module._buffers[name] = base[prefix + name]
+    statistics = getattr(module, "running_mean", None)
+    if isinstance(statistics, Tensor) and which("running_mean"):
+        kind: Any = type(module)
+        module.__class__ = settled(kind)
+        module.eval()
+
+
+@cache
+def settled(cls: Any) -> Any:
+    """The class of a normalisation that always uses its running statistics and never changes
+    them.
+    """
+
+    def train(self: nn.Module, mode: bool = True) -> nn.Module:
+        return cls.train(self, False)
+
+    return type(cls.__name__, (cls,), {"train": train, "__module__": cls.__module__})
+
+
+def plain_state(module: nn.Module) -> dict[str, Tensor]:
+    """A module's tensors by the names of the plain model: what LoRA adds is merged."""
+    made: dict[str, Tensor] = {}
+    for name, value in module.state_dict().items():
+        path, mark, rest = name.partition(MARK)
+        tensor = rest.partition(".")[0]
+        layer: Any = module.get_submodule(path) if mark else None
+        if mark and isinstance(layer.parametrizations[tensor][0], Lora):
+            made.setdefault(f"{path}.{tensor}", getattr(layer, tensor).detach())
+        else:
+            made[name] = value
+    return made

@@ -1,0 +1,111 @@
+"""Weights to start from: those of a file, or of the usual cache of torchvision and timm.
+
+A file is a state dict, by the names of the model itself ("fc.weight" of torchvision's) or by those
+of hpcfed ("body. ...", "head.weight"). It is read with weights_only, or as safetensors: no code in
+it is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.extras import import_extra
+from hpcfed.core.few import join_few
+from hpcfed.models.library import cached
+from hpcfed.models.model import Model
+
+CACHE = "cache"
+NONE = "none"
+
+
+def find_file(name: str, given: str) -> Path | None:
+    """The file that models.weights names for a model: a path, "cache", or "none".
+
+    Raises ConfigError where it is not there.
+    """
+    if given == NONE:
+        return None
+    if given == CACHE:
+        return cached(name)
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"models.weights: {given}: there is no such file; give the path of a state dict, "
+            f"'cache' for weights that torchvision or timm have downloaded, or 'none'"
+        )
+    return path
+
+
+@lru_cache(maxsize=1)
+def read(path: Path) -> Mapping[str, Tensor]:
+    """The tensors of a file by name. Raises ConfigError where it holds something else."""
+    try:
+        if path.suffix == ".safetensors":
+            library = import_extra("safetensors.torch", "models", f"models.weights = {path}")
+            found = library.load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if type(error).__name__ == "UnpicklingError":  # torch's, of what weights_only refuses
+            raise ConfigError(
+                f"models.weights: {path}: holds more than tensors, and hpcfed runs no code of a "
+                f"file; save model.state_dict() alone"
+            ) from error
+        raise ConfigError(f"models.weights: {path}: cannot be read: {error}") from error
+    for inner in ("state_dict", "model"):
+        if isinstance(found, dict) and isinstance(found.get(inner), dict):
+            found = found[inner]
+    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise ConfigError(
+            f"models.weights: {path}: holds no state dict, tensors by name; save model.state_dict()"
+        )
+    return found
+
+
+@torch.no_grad()
+def load(model: Model, name: str, path: Path) -> None:
+    """Start the model from the weights of a file, in place. Its head is left as it is drawn where
+    the file's has other classes, or none.
+
+    Raises ConfigError for a file that lacks a tensor of the body, or has it in another shape.
+    """
+    found = rename(model, read(path))
+    own = {n: v for n, v in model.state_dict().items() if v.is_floating_point()}
+    body = {n: v for n, v in own.items() if not n.startswith("head.")}
+    absent = [n for n in body if n not in found]
+    if absent:
+        raise ConfigError(
+            f"models.weights: {path}: no weights of {name}: it lacks {join_few(absent, 3)}; give "
+            f"a file of that model"
+        )
+    for n, value in body.items():
+        if found[n].shape != value.shape:
+            raise ConfigError(
+                f"models.weights: {path}: {n} has shape {list(found[n].shape)}, but in {name}, for "
+                f"these data, {list(value.shape)}; give a file for inputs of this shape"
+            )
+    fits = all(n in found and found[n].shape == own[n].shape for n in own if n not in body)
+    for n, value in own.items():
+        if n in body or fits:
+            value.copy_(found[n])
+
+
+def rename(model: Model, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file by the names that they have in the model."""
+    found = {n.removeprefix("module."): v for n, v in found.items()}
+    if any(n.startswith("body.") for n in found) and "head.weight" in found:
+        return found
+    if any(n.startswith("model.body.") for n in found):  # a file of `hpcfed models`
+        return {n.removeprefix("model."): v for n, v in found.items()}
+    last = f"{model.last}." if model.last else ""
+    inner = {n: v for n, v in found.items() if not last or not n.startswith(last)}
+    head = {n.removeprefix(last): v for n, v in found.items() if last and n.startswith(last)}
+    return {f"body.{n}": v for n, v in inner.items()} | {f"head.{n}": v for n, v in head.items()}

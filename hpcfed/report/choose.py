@@ -1,0 +1,109 @@
+"""`hpcfed table --choose FIELDS`: of the values that runs tried, those with the best validation
+score, never those with the best test score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.few import count_noun
+from hpcfed.report.cases import ASIDE, SEED
+from hpcfed.results.columns import column, rounds_with_values
+from hpcfed.results.run import Run
+from hpcfed.storage.fields import covers
+from hpcfed.storage.record import Record
+
+ACCURACY, LOSS = "clients/accuracy_validation", "clients/loss_validation"
+
+
+def choose_values(found: Sequence[Run], fields: Sequence[str]) -> tuple[list[Run], list[str]]:
+    """For each method, data set and whatever else differs, the runs with those values of the fields
+    whose validation score, mean over clients and then over seeds, is best; and what was chosen, in
+    words. The fields are then no part of the runs' jobs, so that no axis tells them apart.
+
+    Raises ConfigError for a field that no job has, and for runs that held nothing out.
+    """
+    known = {name for run in found for name in run.fields}
+    for name in fields:
+        if name not in known:
+            raise ConfigError(
+                f"table: --choose {name}: no such field in the jobs of these runs; it is written "
+                f"as local.lr"
+            )
+    others = sorted(
+        name
+        for name in known - {SEED, *fields}
+        if not covers(ASIDE, name) and len({run.at([name]) for run in found}) > 1
+    )
+    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[Run]]] = {}
+    for run in found:
+        groups.setdefault(run.at(others), {}).setdefault(run.at(fields), []).append(run)
+    kept: list[Run] = []
+    notes = [
+        f"{', '.join(fields)} chosen by validation {title(found)} on what clients held out of "
+        f"their training examples (evaluate.validation), not by test examples:"
+    ]
+    for key, tried in groups.items():
+        scores = {values: mean_score(cases) for values, cases in tried.items()}
+        done = {values: score for values, score in scores.items() if score is not None}
+        if not done:
+            kept += [strip(run, fields) for run in next(iter(tried.values()))]
+            continue
+        best = max(done, key=lambda values: done[values])
+        kept += [strip(run, fields) for run in tried[best]]
+        named = found_name(tried[best][0], others)
+        told = ", ".join(f"{f} = {v}" for f, v in zip(fields, best, strict=True) if v) or "none"
+        open_ = len(tried) - len(done)
+        notes.append(
+            f"{named + ': ' if key and named else ''}{told}, of {count_noun(len(tried), 'choice')}"
+            f"{f'; {open_} not finished' if open_ else ''}"
+        )
+    return kept, notes
+
+
+def found_name(run: Run, others: Sequence[str]) -> str:
+    """What tells a group from the others, in words."""
+    parts = [
+        value if name.endswith(".name") else f"{name} = {value}"
+        for name in sorted(others, key=lambda name: name != "algorithm.name")
+        if (value := run.at([name])[0])
+    ]
+    return ", ".join(parts[:4])
+
+
+def strip(run: Run, fields: Sequence[str]) -> Run:
+    return run.with_fields({n: v for n, v in run.fields.items() if n not in fields})
+
+
+def mean_score(cases: Sequence[Run]) -> float | None:
+    """The mean over seeds; None where a run is not finished, for then it cannot be compared."""
+    if any(not run.finished for run in cases):
+        return None
+    return float(np.mean([score(run.record) for run in cases]))
+
+
+def score(record: Record) -> float:
+    """The validation score of a run after its last evaluated round, mean over clients: accuracy, or
+    of survival times the loss with its sign changed.
+    """
+    if LOSS not in record.columns:
+        raise ConfigError(
+            f"table: --choose, but {record.path} held no examples out; run it with "
+            f"evaluate.validation = 0.2"
+        )
+    name = ACCURACY if len(rounds_with_values(record, ACCURACY)) else LOSS
+    rounds = rounds_with_values(record, name)
+    if not len(rounds):
+        return -np.inf
+    value = float(np.nanmean(column(record, name)[rounds[-1]]))
+    return value if name == ACCURACY else -value
+
+
+def title(found: Sequence[Run]) -> str:
+    """What the runs are chosen by."""
+    records = [run.record for run in found if run.finished]
+    accurate = any(len(rounds_with_values(r, ACCURACY)) for r in records if LOSS in r.columns)
+    return "accuracy" if accurate or not records else "loss"

@@ -1,0 +1,156 @@
+"""Parameter-efficient training: only named tensors, or LoRA, are trained and sent."""
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.comm import Serial, spmd
+from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError
+from hpcfed.models import build
+from hpcfed.models.parts import Parts, plain_state
+from hpcfed.results.trained.saved import Saved, from_newest
+from tests.contract import toy
+from tests.contract.models import counted, load, saved_run, with_tests
+
+HEAD = ("--models.train", "head.*")
+LORA = ("--models.lora", "2")
+BYTES = {  # of float32, by hand: the head [4, 16] and [4]; the linear layer reads 2x2x16 wide maps
+    HEAD: 4 * (4 * 16 + 4),
+    LORA: 4 * (4 * 16 + 4) + 4 * 2 * (16 + 16),
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "swift", "local"])
+def test_training_all_names_is_the_plain_run_to_the_bit(method):
+    plain, every = (
+        toy.run(Serial(), toy.job(method, *flags)) for flags in ((), ("--models.train", "*"))
+    )
+    assert toy.differences(every, plain) == []
+
+
+@pytest.mark.parametrize("flags", BYTES, ids=lambda flags: flags[0])
+def test_what_is_trained_is_what_is_sent_and_nothing_else(flags):
+    run = toy.run(Serial(), toy.job("fedavg", *flags))
+    took_part = run.column("cohort").astype(bool)
+    for way in ("up", "down"):
+        assert set(run.column(way)[took_part]) == {BYTES[flags]}
+    assert sum(v.numel() for v in run.state.values()) * 4 == BYTES[flags]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "swift"])
+def test_ranks_and_engines_do_not_matter_for_lora(method):
+    want = toy.run(Serial(), toy.job(method, *LORA, "--training.engine", "eager"))
+    for got in spmd(3, lambda comm: toy.run(comm, toy.job(method, *LORA))):
+        assert toy.differences(got, want) == []
+    traced = toy.run(Serial(), toy.job(method, *LORA, "--training.engine", "traced"))
+    assert toy.differences(traced, want) == []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_run_that_is_resumed_is_the_one_that_went_through(method, tmp_path):
+    job = toy.job(method, *LORA)
+    toy.run(Serial(), job, rounds=1, save=tmp_path)
+    whole, resumed = toy.run(Serial(), job), toy.run(Serial(), job, resume=tmp_path)
+    assert toy.differences(resumed.state, whole.state) == []
+    assert toy.differences(resumed.weights, whole.weights) == []
+
+
+@pytest.mark.parametrize("flags", [HEAD, LORA], ids=lambda flags: flags[0])
+def test_saved_models_are_whole_plain_and_as_accurate_as_recorded(flags, tmp_path):
+    run = saved_run(tmp_path / "run", "fedavg", *flags)
+    record = load(run)
+    with rng.scoped(0, "init", 0):
+        start = build("small", toy.SHAPE, toy.CLASSES, toy.D).state_dict()
+    for model in from_newest(run, lambda source: list(Saved(run, source, with_tests()).models())):
+        found, recorded = counted(model, record)
+        assert found == recorded
+        tensors = model.model.state_dict()
+        assert tensors.keys() == start.keys()
+        same = {name for name in start if torch.equal(tensors[name], start[name])}
+        changed = {name for name in start if name not in same}
+        assert changed == {"head.weight", "head.bias"} | (
+            {"body.9.weight"} if flags == LORA else set()
+        )
+
+
+def adapted(architecture="small", train=(), rank=2):
+    """A model with LoRA, and the plain one that it began as."""
+    with rng.scoped(0, "init", 0):
+        plain = build(architecture, toy.SHAPE, toy.CLASSES, toy.D)
+    with rng.scoped(0, "init", 0):
+        model = build(architecture, toy.SHAPE, toy.CLASSES, toy.D)
+        Parts(train, rank).restrict(model, None)
+    return model.eval(), plain.eval()
+
+
+def test_lora_starts_as_the_frozen_model_and_merged_weights_give_the_same_logits():
+    x = torch.from_numpy(toy.blobs(9, rng.stream(1, "images"))[0]).float()
+    model, plain = adapted("mlp")
+    assert torch.equal(model(x), plain(x))
+    with torch.no_grad():
+        for value in model.parameters():
+            value += 0.1
+    assert not torch.allclose(model(x), plain(x))
+    plain.load_state_dict(plain_state(model))
+    assert torch.equal(model(x), plain(x))
+
+
+def test_lora_reaches_the_matrices_of_attention_layers():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    Parts(("norm*",), 2).restrict(layer, None)
+    names = {name for name, _ in layer.named_parameters()}
+    assert {name.partition(".param")[0] for name in names if name.endswith(".a")} == {
+        "self_attn",
+        "self_attn.out_proj",
+        "linear1",
+        "linear2",
+    }
+    assert {n for n in names if not n.endswith((".a", ".b"))} == {
+        f"norm{i}.{part}" for i in (1, 2) for part in ("weight", "bias")
+    }
+    x = torch.rand(3, 5, 8, generator=torch.Generator().manual_seed(1))
+    layer(x).sum().backward()
+    grad = layer.self_attn.parametrizations.in_proj_weight[0].b.grad
+    assert grad.shape == (24, 2) and grad.abs().sum() > 0
+    assert plain_state(layer).keys() == before.keys()
+
+
+def test_statistics_that_are_not_named_stay_and_are_used_as_they_are():
+    model, plain = adapted(train=("body.1.weight", "body.1.bias", "head.*"), rank=0)
+    x = torch.from_numpy(toy.blobs(9, rng.stream(1, "images"))[0]).float()
+    model.train()
+    assert not model.body[1].training and model.body[4].training
+    model(x)
+    assert torch.equal(model.body[1].running_mean, plain.body[1].running_mean)
+
+
+REFUSED = {
+    ("fml", *HEAD): "fml needs whole models",
+    ("fesemma", *LORA): "fesemma needs whole models",
+    ("heterofl", *HEAD, "--models.widths", "1,0.5"): "of one width",
+    ("fedavg", "--models.train", "foot.*"): r"no parameter of small has a name like 'foot\.\*'",
+    ("fedavg", "--models.mix", "cnn", "--models.lora", "2", "--models.train", "*"): "no linear or",
+    ("fedrep", *HEAD): "models.train leaves nothing that fedrep exchanges",
+    ("fedavg", "--models.weights", "none,none"): "2 entries, but models.mix 1",
+    ("fedavg", "--models.weights", "gone.pt"): "gone.pt: there is no such file",
+    ("fedavg", "--models.weights", "cache"): "small is none; give a file",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_what_cannot_be_is_refused_in_one_message(words):
+    with pytest.raises(ConfigError, match=REFUSED[words]):
+        toy.start(Serial(), toy.job(*words))
+
+
+def test_weights_of_a_file_are_where_all_clients_start(tmp_path):
+    with rng.scoped(7, "other"):
+        other = build("small", toy.SHAPE, toy.CLASSES, toy.D)
+    torch.save(other.state_dict(), tmp_path / "w.pt")
+    fed = toy.start(Serial(), toy.job("fedavg", "--models.weights", str(tmp_path / "w.pt"))).fed
+    for k in (0, 3):
+        for name, value in fed.initial(k=k).items():
+            assert torch.equal(value, other.state_dict()[name])
+    assert np.isfinite(fed.store.work("small"))

@@ -1,0 +1,64 @@
+"""evaluate.validation: what clients hold out of their own training examples to choose values by."""
+
+import numpy as np
+import pytest
+
+from hpcfed.comm import Serial, spmd
+from hpcfed.core import rng
+from hpcfed.core.errors import ConfigError
+from hpcfed.data.sampling import hold_out
+from tests.contract import toy
+
+VALIDATION = ("--evaluate.validation", "0.25")
+NAMES = ("clients/accuracy_validation", "clients/loss_validation")
+
+
+def test_what_is_held_out_is_disjoint_from_training_and_in_proportion():
+    labels = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2])
+    part = np.arange(8)
+    train, held = hold_out(labels, part, 0.5, rng.stream(0, "validation", 0))
+    assert sorted([*train, *held]) == part.tolist()
+    assert np.bincount(labels[held]).tolist() == [2, 2]
+    assert [len(p) for p in hold_out(labels, part[:1], 0.9, rng.stream(0, "v"))] == [1, 0]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_ranks_and_resumption_do_not_matter_for_its_columns(method, tmp_path):
+    job = toy.job(method, *VALIDATION)
+    want = toy.run(Serial(), job)
+    for row in want.rows:
+        assert np.isfinite(row["clients/accuracy_validation"]).any()
+    for got in spmd(3, lambda comm: toy.run(comm, job)):
+        assert toy.differences(got, want) == []
+    toy.run(Serial(), job, rounds=2, save=tmp_path)
+    resumed = toy.run(Serial(), job, resume=tmp_path)
+    assert toy.differences(resumed.rows[-1], want.rows[-1]) == []
+
+
+def test_clients_train_on_what_is_left_and_tests_stay_as_they_were():
+    whole = toy.start(Serial(), toy.job("fedavg")).fed
+    fed = toy.start(Serial(), toy.job("fedavg", *VALIDATION)).fed
+    for k, client in fed.clients.items():
+        n = whole.clients[k].n
+        assert len(client.validation) == n // 4 and client.n == n - n // 4 == fed.sizes[k]
+        assert not set(client.validation.rows) & set(client.train.rows)
+        assert client.test.rows.tolist() == whole.clients[k].test.rows.tolist()
+
+
+def test_a_pooled_accuracy_is_that_of_all_examples_together():
+    row = toy.run(Serial(), toy.job("fedavg", *VALIDATION)).rows[-1]
+    sizes = np.array(toy.SIZES) // 4
+    known = np.isfinite(row["clients/accuracy_validation"])
+    right = np.rint(row["clients/accuracy_validation"][known] * sizes[known]).sum()
+    assert row["rounds/accuracy_validation_pooled"] == right / sizes[known].sum()
+    assert not known[0]  # a single example is kept to train on
+
+
+def test_without_validation_there_are_no_such_columns():
+    assert not set(NAMES) & set(toy.run(Serial(), toy.job("fedavg"), rounds=1).rows[0])
+
+
+def test_a_population_that_makes_its_examples_has_none_to_hold_out():
+    with pytest.raises(ConfigError, match="the clients of synthetic make"):
+        words = ("--data.name", "synthetic", "--data.partition", "natural", "--clients", "6")
+        toy.job("fedavg", *VALIDATION, *words, "--models.mix", "logistic")

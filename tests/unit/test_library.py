@@ -1,0 +1,130 @@
+"""Models of torchvision and timm by name, and weights from a file or a cache."""
+
+import re
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from hpcfed.core.compat import import_torchvision
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.registry import refuse_import
+from hpcfed.core.rng import scoped
+from hpcfed.models import build, check, represents
+from hpcfed.models.library import cached
+from hpcfed.models.parts import Parts
+
+NAME = "torchvision:shufflenet_v2_x0_5"
+SHAPE = (3, 32, 32)
+
+
+def images(n, shape=SHAPE):
+    return torch.rand(n, *shape, generator=torch.Generator().manual_seed(2))
+
+
+def theirs(classes, **given):
+    with scoped(5, "theirs"):
+        net = import_torchvision().models.get_model(
+            NAME.partition(":")[2], weights=None, num_classes=classes, **given
+        )
+    return net.eval()
+
+
+def ours(path, classes):
+    with scoped(1, "init"):
+        model = build(NAME, SHAPE, classes)
+    Parts(weights={NAME: str(path)}).start(model, NAME)
+    return model.eval()
+
+
+def test_a_model_of_torchvision_has_its_last_linear_layer_as_head_and_the_data_s_classes():
+    with scoped(1, "init"):
+        model = build(NAME, (1, 28, 28), 7)
+    assert model(images(2, (1, 28, 28))).shape == (2, 7)
+    assert model.head.weight.shape == (7, 1024) and model.last == "fc"
+    assert represents(NAME, (1, 28, 28), 7, 512) == 1024
+    assert model(images(1, (1, 28, 28))).shape == (1, 7)  # a last batch of one example
+
+
+def test_weights_of_a_file_give_the_model_s_own_logits(tmp_path):
+    net = theirs(4)
+    torch.save(net.state_dict(), tmp_path / "w.pt")
+    assert torch.allclose(ours(tmp_path / "w.pt", 4)(images(3)), net(images(3)), atol=1e-6)
+
+
+def test_a_head_of_other_classes_is_left_as_it_is_drawn(tmp_path):
+    net = theirs(10)
+    torch.save({"state_dict": net.state_dict()}, tmp_path / "w.pt")
+    model = ours(tmp_path / "w.pt", 4)
+    with scoped(1, "init"):
+        drawn = build(NAME, SHAPE, 4)
+    assert torch.equal(model.head.weight, drawn.head.weight)
+    assert torch.equal(model.state_dict()["body.conv5.0.weight"], net.conv5[0].weight)
+
+
+def test_a_file_that_is_none_of_this_model_or_holds_code_is_refused(tmp_path):
+    torch.save({"conv.weight": torch.ones(2)}, tmp_path / "other.pt")
+    with pytest.raises(ConfigError, match="it lacks body.conv1.0.weight"):
+        ours(tmp_path / "other.pt", 4)
+    torch.save(theirs(4), tmp_path / "whole.pt")
+    with pytest.raises(ConfigError, match="hpcfed runs no code of a file"):
+        ours(tmp_path / "whole.pt", 4)
+    (tmp_path / "text.pt").write_text("no weights")
+    with pytest.raises(ConfigError, match="models.weights: .*text.pt"):
+        ours(tmp_path / "text.pt", 4)
+
+
+def test_weights_come_from_the_cache_or_the_message_says_how_to_download_them(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"not in the cache .*get_model\('shufflenet_v2_x0_5'"):
+        cached(NAME)
+    url = import_torchvision().models.get_model_weights("shufflenet_v2_x0_5").DEFAULT.url
+    folder = tmp_path / "hub/checkpoints"
+    folder.mkdir(parents=True)
+    net = theirs(1000)
+    torch.save(net.state_dict(), folder / url.rpartition("/")[2])
+    model = ours("cache", 4)
+    assert torch.equal(model.state_dict()["body.conv5.0.weight"], net.conv5[0].weight)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("torchvision:resnet81", "did you mean '?.*resnet"),
+        ("torchvision:vit_b_16", "cannot be made for these data"),
+        ("torchvision:squeezenet1_0", "no linear layer"),
+        ("torchvision:../x", "write it as torchvision:resnet18"),
+    ],
+)
+def test_what_cannot_be_a_model_is_refused(name, message):
+    with pytest.raises(ConfigError, match=message), torch.device("meta"):
+        build(name, (3, 68, 68), 4)
+
+
+def test_models_of_libraries_take_images_and_need_no_leave_to_be_imported():
+    with pytest.raises(ConfigError, match="takes images"):
+        check(NAME, (32,), vocabulary=100)
+    refuse_import([NAME, "timm:resnet18"], (), "job", "")
+    with pytest.raises(ConfigError, match="mine:Net"):
+        refuse_import(["mine:Net"], (), "job", "")
+
+
+def test_a_model_of_timm_has_its_last_linear_layer_as_head(tmp_path, monkeypatch):
+    if find_spec("timm") is None:
+        pytest.skip("timm is not installed")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with scoped(1, "init"):
+        model = build("timm:test_resnet", (1, 32, 32), 5)
+        transformer = build("timm:test_vit", (3, 64, 64), 5)
+    assert model(images(2, (1, 32, 32))).shape == (2, 5) and model.last
+    assert transformer(images(2, (3, 64, 64))).shape == (2, 5)
+    with pytest.raises(ConfigError, match=re.escape("timm.create_model('test_resnet'")):
+        cached("timm:test_resnet")
+
+
+def test_without_timm_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    with pytest.raises(ConfigError, match=r'pip install "hpcfed\[timm\]"'):
+        build("timm:resnet18", SHAPE, 4)

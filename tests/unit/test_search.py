@@ -1,0 +1,175 @@
+"""Searches of a sweep, and how a table chooses values: by validation, never by test examples."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.launch.sweep import command, search
+from hpcfed.launch.sweep.define import define
+from hpcfed.launch.sweep.search import Range, draw, parse
+from hpcfed.report.table import table
+from hpcfed.storage import sweep as store
+from hpcfed.storage.results import Results
+from tests.unit.test_table import job
+
+WORDS = ["--models.mix", "mlp", "--algorithm.name", "fedavg", "--evaluate.validation", "0.2"]
+LR = ["--local.lr", "log:0.001..0.1"]
+
+
+def test_a_range_is_read_and_its_places_are_within_it():
+    assert parse("f", "0.5..2") == Range(0.5, 2.0)
+    assert parse("f", "log:1e-4..1e-2") == Range(1e-4, 1e-2, log=True)
+    assert parse("f", "1..3") == Range(1.0, 3.0, whole=True)
+    assert parse("f", "data/../x.npz") is None and parse("f", "0.1,0.2") is None
+    assert [parse("f", "1..3").place(u) for u in (0.0, 0.34, 0.999, 1.0)] == ["1", "2", "3", "3"]
+    assert [Range(1e-4, 1e-2, log=True).place(u) for u in (0, 0.5, 1)] == [
+        "0.0001",
+        "0.001",
+        "0.01",
+    ]
+    with pytest.raises(ConfigError, match="empty range"):
+        parse("f", "log:0..1")
+
+
+def random(n: int, *more: str) -> store.Sweep:
+    spans = {"local.lr": Range(1e-3, 1e-1, log=True)}
+    drawn = [draw(spans, i) for i in range(n)]
+    return define([*WORDS, *LR, *more], Path("s"), 1, "", (), drawn)
+
+
+def test_a_random_search_runs_each_trial_with_all_combinations_and_more_trials_add_runs():
+    few, many = random(2, "--seed", "0,1"), random(3, "--seed", "0,1")
+    assert len(few.runs) == 4 and many.runs[:4] == few.runs
+    rates = [run.fields["local.lr"] for run in many.runs]
+    assert rates[::2] == rates[1::2] and len(set(rates)) == 3
+    assert all(1e-3 <= rate <= 1e-1 for rate in rates)
+    assert [run.fields["seed"] for run in few.runs] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "words, given, message",
+    [
+        ([*WORDS, *LR], {}, "is a range, from which a search draws"),
+        ([*WORDS, "--seed", "0,1"], {"search": "random"}, "no field has a range"),
+        ([*WORDS[:-1], "0", *LR], {"search": "random"}, "add --evaluate.validation 0.2"),
+        ([*WORDS, "--seed", "0,1"], {"trials": 3}, "add --search random"),
+        ([*WORDS, *LR], {"search": "optuna", "dry_run": True}, "take --search random"),
+        (
+            [*WORDS, *LR, "--local.batch", "8,16"],
+            {"search": "optuna"},
+            "local.batch has several values",
+        ),
+        (["runs/x"], {"search": "random"}, "goes on with the runs that it has"),
+    ],
+)
+def test_what_is_no_search_is_refused(words, given, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        command.sweep(words, out=tmp_path / "s", **given)
+
+
+class Finished:
+    """Stands for a pool: each run gets results whose validation score is best near lr = 0.01."""
+
+    def __init__(self, sweep: store.Sweep, at_once: int):
+        self.sweep = sweep
+
+    def run(self, numbers):
+        return [self.one(self.sweep.runs[j]) for j in numbers]
+
+    def one(self, run: store.Member):
+        good = 1 - abs(np.log10(run.fields["local.lr"]) + 2) / 2
+        finish(self.sweep.folder / run.name, good, 0.5, local_lr=run.fields["local.lr"])
+        return command.Outcome(run, command.DONE, "")
+
+
+def finish(folder: Path, validation: float, test: float, **about: object) -> None:
+    """A finished run with these accuracies."""
+    folder.mkdir(parents=True)
+    header = {"job": job(**about), "ranks": 1, "architectures": ["mlp", "mlp"], "ended": "finished"}
+    results = Results(folder, header, {})
+    for _ in range(3):
+        cells = {
+            "clients/accuracy": np.array([test, test]),
+            "clients/accuracy_validation": np.array([validation, np.nan]),
+            "clients/loss_validation": np.array([1.0, np.nan]),
+            "clients/cohort": np.ones(2),
+        }
+        results.append({**cells, "rounds/seconds": 2.0})
+    results.finish()
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    monkeypatch.setattr(command, "Pool", Finished)
+    monkeypatch.setattr(
+        command, "is_finished", lambda sweep, run: (sweep.folder / run.name).is_dir()
+    )
+
+
+def proposed(monkeypatch) -> list:
+    """Lets something stand for Optuna where it is not installed; what it was told."""
+    told = []
+
+    def propose(spans, tried):
+        told.append([*tried])
+        return draw(spans, len(tried))
+
+    if importlib.util.find_spec("optuna") is None:
+        monkeypatch.setattr(command, "propose", propose)
+    return told
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_search_that_is_gone_on_with_makes_the_trials_that_it_would_have_made(
+    tmp_path, monkeypatch
+):
+    told = proposed(monkeypatch)
+    words = [*WORDS, *LR, "--rounds", "3"]
+    for n in (2, 4):
+        assert command.sweep(words, out=tmp_path / "two", search="optuna", trials=n) == 0
+    assert command.sweep(words, out=tmp_path / "one", search="optuna", trials=4) == 0
+    one, two = (store.read(tmp_path / name) for name in ("one", "two"))
+    assert len(one.runs) == 4 and replace(two, folder=one.folder) == one
+    for tried in told:
+        assert all(score is not None and score > 0 for _, score in tried)
+
+
+def test_optuna_learns_from_the_trials_before():
+    pytest.importorskip("optuna")
+    spans, tried = {"local.lr": Range(1e-4, 1.0, log=True)}, []
+    for _ in range(25):
+        values = search.propose(spans, tried)
+        tried.append((values, -abs(np.log10(float(values["local.lr"])) + 2)))
+    assert search.propose(spans, tried) == search.propose(spans, tried)
+    assert np.mean([s for _, s in tried[-8:]]) > np.mean([s for _, s in tried[:8]])
+
+
+def test_a_table_takes_the_values_with_the_best_validation_score_not_the_best_test_score(tmp_path):
+    for method, good in (("fedavg", 0.01), ("fedprox", 0.1)):
+        for lr in (0.01, 0.1):
+            for seed in (0, 1):
+                best = lr == good
+                validation, test = (0.8, 0.5) if best else (0.6, 0.9)
+                folder = tmp_path / f"{method}{lr}{seed}"
+                finish(folder, validation, test, method=method, local_lr=lr, seed=seed)
+    told = table(sorted(tmp_path.iterdir()), choose="local.lr", format="csv")
+    assert "0.5" in told and "0.9" not in told
+    words = table(sorted(tmp_path.iterdir()), choose="local.lr")
+    assert "chosen by validation accuracy" in words and "not by test examples" in words
+    for claim in ("fedavg: local.lr = 0.01, of 2 choices", "fedprox: local.lr = 0.1, of 2 choices"):
+        assert claim in words
+
+
+def test_a_choice_needs_fields_that_there_are_and_examples_that_were_held_out(tmp_path):
+    finish(tmp_path / "a", 0.5, 0.5, local_lr=0.1)
+    with pytest.raises(ConfigError, match=r"--choose local\.rate: no such field"):
+        table([tmp_path / "a"], choose="local.rate")
+    from tests.unit.test_table import run, to_end
+
+    run(tmp_path / "b", to_end(0.5), local_lr=0.1)
+    with pytest.raises(ConfigError, match="held no examples out"):
+        table([tmp_path / "b"], choose="local.lr")
