@@ -30,16 +30,19 @@ class Side:
     """hpcfed with one engine and precision: calling it makes a round."""
 
     def __init__(self, case: Case, kind: str, name: str):
-        self.case, self.precision = case, SIDES[name]
-        flags = (
-            "--training.engine",
-            name.split()[0],
-            "--run.precision",
-            self.precision,
-            "--run.device",
-            kind,
-        )
-        self.rounds = case.rounds(*flags)
+        self.open(case, kind, name.split()[0], SIDES[name])
+
+    @classmethod
+    def of(cls, case: Case, kind: str, engine: str, precision: str = "float32", *more: str) -> Side:
+        """That of any engine and precision, with other flags over them."""
+        side = cls.__new__(cls)
+        side.open(case, kind, engine, precision, *more)
+        return side
+
+    def open(self, case: Case, kind: str, engine: str, precision: str, *more: str) -> None:
+        self.case, self.precision = case, precision
+        words = ("--training.engine", engine, "--run.precision", precision, "--run.device", kind)
+        self.rounds = case.rounds(*words, *more)
         self.fed, self.device = self.rounds.fed, self.rounds.fed.device
 
     def __call__(self) -> None:
