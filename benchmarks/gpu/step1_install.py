@@ -65,7 +65,7 @@ def install(told: Told, folder: Path, wheels: Path) -> Path:
     """The Python of a new environment with everything in it."""
     venv.create(folder, system_site_packages=True, with_pip=True, clear=True)
     python = folder / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", wheels]
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-index", "-f", wheels]
     status, said = command([python, "-c", "import torch; print(torch.__version__)"], told)
     told.value("torch of the machine", said.strip()[-300:])
     told.check("the machine has torch", status == 0)

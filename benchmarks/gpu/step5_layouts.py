@@ -57,6 +57,7 @@ def step(
     import torch
     import torch.nn.functional as F
 
+    from hpcfed.core import rng
     from hpcfed.machine.devices import autocast
     from hpcfed.models import build
     from hpcfed.training import graphs
@@ -65,7 +66,7 @@ def step(
     model = (
         build(name, case.shape, 10, 512).to(device, memory_format=getattr(torch, layout)).train()
     )
-    x = torch.randn(8 if told.pretend else 128, *case.shape, device=device)
+    x = torch.randn(8 if told.pretend else 128, *case.shape, device=device, generator=draws)
     x = x.contiguous(memory_format=getattr(torch, layout))
     y = torch.arange(len(x), device=device) % 10
     parameters = list(model.parameters())
@@ -76,12 +77,12 @@ def step(
         return list(torch.autograd.grad(loss, parameters, materialize_grads=True))
 
     state = [v.clone() for v in model.buffers()]
-    torch.manual_seed(1)
-    first = once()
+    with rng.scoped(0, "dropout", device=device):
+        first = once()
     for v, before in zip(model.buffers(), state, strict=True):
         v.copy_(before)
-    torch.manual_seed(1)
-    same = all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
+    with rng.scoped(0, "dropout", device=device):
+        same = all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
     told.check(f"{what}: the gradient has the same bits twice", same)
     eager = milliseconds(once, device, times)
     replay = graphs.capture(lambda: once()[0].sum(), device)
@@ -92,11 +93,12 @@ def augmentation(told: Told, case: Case, device: torch.device, times: int) -> No
     """Milliseconds of two views of a batch, and of a whole client's at once."""
     import torch
 
+    from hpcfed.core import rng
     from hpcfed.data.augment import simclr
 
-    g = torch.Generator(device).manual_seed(0)
+    g = rng.torch_stream(0, "augmentation", device=device)
     for n in (case.batch, case.n):
-        x = torch.rand(n, *case.shape, device=device)
+        x = torch.rand(n, *case.shape, device=device, generator=g)
         spent = milliseconds(lambda x=x: simclr(x, g, 2), device, times)
         told.value(f"two views of {n} images, ms", spent)
 

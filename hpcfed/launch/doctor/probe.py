@@ -77,7 +77,8 @@ def mps_server(proc: Path = Path("/proc")) -> str:
     The control program writes its process's number into its folder of pipes, which stays when that
     process is killed.
     """
-    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    default = os.path.join(os.sep, "tmp", "nvidia-mps")  # NVIDIA's, whatever TMPDIR says
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", default))
     with suppress(OSError):
         number = (pipes / f"{MPS_CONTROL}.pid").read_text().strip()
         if number.isdigit() and (proc / number).exists():
