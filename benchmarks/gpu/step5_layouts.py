@@ -62,10 +62,10 @@ def step(
     from hpcfed.models import build
     from hpcfed.training import graphs
 
-    torch.manual_seed(0)
-    model = (
-        build(name, case.shape, 10, 512).to(device, memory_format=getattr(torch, layout)).train()
-    )
+    with rng.scoped(0, "layouts", name, device=device):
+        model = build(name, case.shape, 10, 512).train()
+    model = model.to(device, memory_format=getattr(torch, layout))
+    draws = rng.torch_stream(0, "layouts", device=device)
     x = torch.randn(8 if told.pretend else 128, *case.shape, device=device, generator=draws)
     x = x.contiguous(memory_format=getattr(torch, layout))
     y = torch.arange(len(x), device=device) % 10
