@@ -41,7 +41,7 @@ class Case:
     """One model with the federation that trains it: all clients, in each round, for one epoch.
 
     module: the network as a researcher would write it.  shape: of one example.  n: examples of a
-    client.
+    client; of a mean one where `partition` gives them unequal sizes.
     """
 
     model: str
@@ -53,13 +53,14 @@ class Case:
     optimiser: str
     lr: float
     flags: tuple[str, ...] = ("--algorithm.name", "fedavg")
+    partition: str = "iid"
 
     @property
     def words(self) -> list[str]:
         """The job as hpcfed takes it on the command line."""
         words = {
             "data.name": examples(self.shape, self.clients * self.n),
-            "data.partition": "iid",
+            "data.partition": self.partition,
             "clients": self.clients,
             "models.mix": self.model,
             "local.optimiser": self.optimiser,

@@ -1,30 +1,45 @@
 """FedClassAvg of the paper's 20 clients on one GPU: engines, precisions and ranks against the naive
-loop.
+loop, and other simulators on the same card.
 
-`python benchmarks/gpu.py [--passes 5] [--check]`: under 10 minutes
+`python benchmarks/gpu.py [--passes 5] [--only paper all accuracy ranks peers] [--check]`
 
-20 clients, 5 of each of the paper's four architectures, batches of 64, two views of 3x32x32, noise;
-`naive.py` has the loop. All in one process, in turns, but for several ranks a GPU, which are runs
-of their own (time-sliced, unless an MPS server runs). Without a GPU nothing is measured; --check
-runs every part on the CPU, with small models and few examples, and writes nothing.
+paper: 20 clients, 5 of each of the paper's four architectures, of unequal sizes (log-normal, 640
+examples in the mean) with last batches of any size, batches of 64, two views of 3x32x32, noise;
+`naive.py` has the loop. all: the same with ResNet-18 everywhere, of which all is averaged. Each
+engine and precision takes turns with the naive loop, and its memory is given back before the next
+one comes. A graphed side that has captured nothing ends the benchmark with an error. ranks: several
+on a GPU (time-sliced, unless an MPS server runs), each a run of its own; clients are placed by what
+they were measured to take. peers: FedAvg by pfl-research and BlazeFL, where this Python can import
+them, on pfl-research's task: 1,000 clients with 50 images of 3x32x32, 50 in a round, batches of 10,
+SGD 0.1.
+
+Without a GPU nothing is measured; --check runs every part on the CPU with small models, few
+examples and a pretended capture, and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from cases import COLOUR, QUIET, Case
-from launch import mpirun, on_ranks
+from launch import ROOT, SETTINGS, mpirun, on_ranks
 from naive import Naive
 from paired import Ratio, Row, interleaved, ratio, save, table
-from side import SIDES, Side
+from pretend import capture_on_cpu
+from side import SIDES, Side, free
 from torch import nn
 
 from hpcfed.comm.serial import Serial
@@ -44,13 +59,16 @@ PAPER = Case(
     optimiser="adam",
     lr=1e-3,
     flags=("--algorithm.name", "fedclassavg", "--local.augment", "simclr"),
+    partition="quantity",
 )
-SMALL = replace(PAPER, model="cnn,mlp", clients=4, n=16, batch=8)
-LEAST = {"graphed": 5.0}
-WARM, ROUNDS = (
-    2,
-    4,
-)  # of a run on several ranks: the first rounds record and capture, the others count
+SMALL = replace(PAPER, model="fedhenn-1,mlp", clients=4, n=10, batch=4)
+LEAST = {"graphed": 5.0}  # goals: times the naive loop,
+RATE = 50_000.0  # examples a second with the fastest engine and precision,
+PEERS = 5.0  # and times pfl-research on its own task
+PARTS = ("paper", "all", "accuracy", "ranks", "peers")
+# of a run on several ranks: in the first rounds ranks record and capture, and clients move to where
+# their measured costs place them, which is captured anew; the others count
+WARM, ROUNDS = 4, 4
 DIGITS = (
     "--data.name",
     "digits",
@@ -61,68 +79,119 @@ DIGITS = (
 )
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What is measured, and how much of it."""
+
+    case: Case
+    kind: str  # of run.device
+    passes: int
+    ranks: tuple[int, ...]
+    rounds: int  # of the run whose accuracy is compared
+    task: str  # of the peers; see peers/task.py
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--check", action="store_true", help="run every part on the CPU, small")
     options = parser.parse_args()
     if options.check:
-        rows, more = measure(SMALL, "cpu", 1, ranks=(1, 2), rounds=2)
+        rows, more = measure(Setting(SMALL, "cpu", 1, (1, 2), 2, "toy"), options.only)
         print(table(rows), more, sep="\n")
     elif not torch.cuda.is_available():
         print("skipped: torch sees no GPU here (--check runs every part small, on the CPU)")
     else:
-        rows, more = measure(PAPER, "cuda", options.passes, ranks=(1, 2, 4), rounds=20)
-        save("gpu", rows, **more)
+        given = Setting(PAPER, "cuda", options.passes, (1, 2, 4), 20, "cifar10")
+        rows, more = measure(given, options.only)
+        save("gpu", rows, whole=set(options.only) == set(PARTS), **more)
 
 
-def measure(
-    case: Case, kind: str, passes: int, ranks: tuple[int, ...], rounds: int
-) -> tuple[list[Row], dict]:
-    """All rows, and what is no ratio. rounds: of the run whose accuracy is compared."""
-    sides = {
-        name: Side(case, kind, name) for name, p in SIDES.items() if kind == "cuda" or p != "tf32"
-    }
-    naive = Naive(case, sides["eager"].device)
-    seconds = interleaved({"naive": naive.round, **sides}, passes)
-    rows = [
-        row for name, side in sides.items() for row in speed(case, side, name, seconds)
-    ]  # each does the same
-    more = {
-        "device": devices.describe(sides["eager"].device),
-        "eager and graphed have the same bits": sides["eager"].weights()
-        == sides["graphed"].weights(),
-        "peak bytes of a client's training": sides["eager"].peaks(),
-    }
-    sides.clear()  # several ranks need the memory
-    del naive
+def measure(given: Setting, parts: Sequence[str]) -> tuple[list[Row], dict[str, Any]]:
+    """All rows of these parts, and what is no ratio."""
+    rows: list[Row] = []
+    more: dict[str, Any] = {}
+    kept = whole(given.case)
+    with capture_on_cpu() if given.kind == "cpu" else nullcontext():
+        if "paper" in parts:
+            rows += engines(given, given.case, "the paper's models", more)
+        if "all" in parts:
+            rows += engines(given, kept, "one model, all of it averaged", more, "all")
+        if "accuracy" in parts:
+            rows += accuracies(given.kind, given.rounds)
+    free()
     with tempfile.TemporaryDirectory() as folder:
-        rows += [*accuracies(kind, rounds), *shared(case, kind, ranks, Path(folder), more)]
+        if "ranks" in parts:
+            rows += shared(given, Path(folder), more)
+        if "peers" in parts:
+            rows += beside(given, more)
     return rows, more
 
 
-def speed(case: Case, side: Side, name: str, seconds: dict[str, list[float]]) -> Iterator[Row]:
-    """The naive loop over this side, with its throughput; and where its time goes."""
-    median = float(np.median(seconds[name]))
-    rate, peak = side.flop / median, side.peak_flop_rate
+def whole(case: Case) -> Case:
+    """The same with one model, of which all is averaged."""
+    return replace(
+        case, model=case.model.split(",")[0], flags=(*case.flags, "--algorithm.share", "all")
+    )
+
+
+def engines(
+    given: Setting, case: Case, title: str, more: dict[str, Any], share: str = "head"
+) -> list[Row]:
+    """The rows of each engine and precision, one after the other; `more` gets what is no ratio."""
+    rows, weights, said = [], {}, {}
+    flop: dict[str, float] = {}
+    for name, precision in SIDES.items():
+        if precision == "tf32" and given.kind == "cpu":
+            continue
+        free()
+        side = Side(case, given.kind, name)
+        naive = Naive(case, side.device, side.data(), share)
+        seconds = interleaved({"naive": naive.round, name: side}, given.passes)
+        weights[name] = side.weights()
+        del naive
+        free()
+        if name == "eager":
+            said["device"] = devices.describe(side.device)
+            said["peak bytes of a client's training"] = side.peaks()
+            flop = side.flop_by_example()
+            said["flop of an example as computed"] = flop
+        else:
+            said[f"graphs, {name}"] = side.check_captures()
+        rows += speed(side, f"{title}: naive loop over hpcfed, {name}", name, seconds, flop)
+        if name != "eager":
+            rows += replays(side, f"{title}, {name}")
+        del side
+    said["eager and graphed have the same bits"] = weights["eager"] == weights["graphed"]
+    more[title] = said
+    return rows
+
+
+def speed(
+    side: Side, what: str, name: str, seconds: dict[str, list[float]], flop: dict[str, float]
+) -> Iterator[Row]:
+    """The naive loop over this side, and its throughput. flop: of an example by architecture."""
+    fed, median = side.fed, float(np.median(seconds[name]))
+    work = sum(n * flop[a] for n, a in zip(fed.sizes, fed.architectures, strict=True))
+    rate, peak = sum(fed.sizes) / median, side.peak_flop_rate
     details = {
         "seconds": median,
         "naive": float(np.median(seconds["naive"])),
-        "flop/s": rate,
-        "samples/s": case.clients * case.n / median,
-        "of peak": rate / peak if peak else None,
+        "flop/s": work / median,
+        "examples/s": rate,
+        "of peak": work / median / peak if peak else None,
     }
-    yield Row(
-        f"naive loop over hpcfed, {name}",
-        ratio(seconds["naive"], seconds[name]),
-        least=LEAST.get(name),
-        details=details,
-    )
-    launching, running = side.shares()
-    yield Row(
-        f"{name}, profiled: share of training in which the host launches kernels", one(launching)
-    )
-    yield Row(f"{name}, profiled: share of training in which kernels run", one(running))
+    yield Row(what, ratio(seconds["naive"], seconds[name]), least=LEAST.get(name), details=details)
+    if name == "graphed tf32":
+        yield Row(f"{what}: examples a second over {RATE:,.0f}", one(rate / RATE), least=1.0)
+
+
+def replays(side: Side, what: str) -> Iterator[Row]:
+    """Of a client's training, the share in which its graph runs; mean over architectures."""
+    steps = side.steps(times=50 if side.device.type == "cuda" else 2)
+    share = float(np.mean([found["share of training"] for found in steps.values()]))
+    yield Row(f"{what}: share of training in which graphs run", one(share), details=steps)
 
 
 def accuracies(kind: str, rounds: int) -> Iterator[Row]:
@@ -146,28 +215,23 @@ def started(job: Any) -> Rounds:
     return Rounds(federation(job, Serial(), world(job, Serial())))
 
 
-def shared(
-    case: Case, kind: str, ranks: tuple[int, ...], folder: Path, more: dict[str, Any]
-) -> Iterator[Row]:
-    """Several ranks on one GPU against one; whether they have the same bits goes into `more`."""
+def shared(given: Setting, folder: Path, more: dict[str, Any]) -> Iterator[Row]:
+    """Several ranks on one GPU against one; whether they have the same bits goes into `more`.
+
+    Clients are placed by cost, as measured in the first rounds (`run.rebalance`).
+    """
     runs: dict[int, Any] = {}
-    for n in ranks if launchable() else ranks[:1]:
-        flags = (
-            *case.words,
+    for n in given.ranks if launchable() else given.ranks[:1]:
+        flags = [
+            *given.case.words,
             *QUIET,
-            "--rounds",
-            str(WARM + ROUNDS),
-            "--run.device",
-            kind,
-            "--run.rebalance",
-            "0",
-            "--training.engine",
-            "graphed",
-            "--overwrite",
-            "--quiet",
-            "--out",
-            str(folder / str(n)),
-        )
+            *("--rounds", str(WARM + ROUNDS)),
+            *("--run.device", given.kind),
+            *("--run.ranks_per_gpu", str(max(given.ranks))),
+            *("--run.rebalance", "2"),
+            *("--training.engine", "graphed" if given.kind == "cuda" else "traced"),
+            *("--overwrite", "--quiet", "--out", str(folder / str(n))),
+        ]
         on_ranks(n, "-m", "hpcfed.main", *flags)
         runs[n] = results(folder / str(n)).columns
     more["bytes of the GPU's memory by rank"] = {
@@ -182,6 +246,53 @@ def shared(
         yield Row(
             f"seconds of a round: 1 rank / {n} ranks on one GPU", ratio(seconds[1], seconds[n])
         )
+
+
+def beside(given: Setting, more: dict[str, Any]) -> Iterator[Row]:
+    """hpcfed over other simulators on pfl-research's task, each in a process of its own; who is not
+    there is told in `more`.
+    """
+    told = more["peers"] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        ours = told["hpcfed"] = peer(given, "hpcfed_run.py", 1, Path(folder))
+        for name, module, processes in (
+            ("pfl-research", "pfl", (1, 5)),
+            ("BlazeFL", "blazefl", (1,)),
+        ):
+            for n in processes if find_spec(module) else ():
+                what = f"{name}, {n} process{'es' * (n > 1)}"
+                found = told[what] = peer(given, f"{module}_run.py", n, Path(folder))
+                if isinstance(ours, float) and isinstance(found, float):
+                    yield Row(
+                        f"images a second, hpcfed with 1 process over {what}",
+                        one(ours / found),
+                        least=PEERS if module == "pfl" else None,
+                    )
+            if not find_spec(module):
+                told[name] = f"skipped: this Python has no module {module}"
+
+
+def peer(given: Setting, script: str, processes: int, folder: Path) -> float | str:
+    """Images a second of a script of `peers/` on the task, or the end of what it said instead."""
+    place = Path(__file__).parent / "peers"
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    many = launcher if processes > 1 else []
+    words = [str(place / script), "made", "--folder", str(folder / script)]
+    done = subprocess.run(
+        [sys.executable, *many, *words, "--processes", str(processes), "--rounds", "5"],
+        env=os.environ
+        | SETTINGS
+        | {
+            "PEERS_TASK": given.task,
+            "PEERS_DEVICE": given.kind,
+            "PYTHONPATH": f"{place}{os.pathsep}{ROOT}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"images_per_second"')]
+    return json.loads(lines[-1])["images_per_second"] if lines else done.stderr[-1000:]
 
 
 def launchable() -> bool:

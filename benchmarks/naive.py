@@ -40,25 +40,43 @@ class Views(Dataset):
 
 
 class Order:
-    """The rows of each batch of a round: client after client, each in a new order."""
+    """The rows of each batch of a round: client after client, each in a new order.
 
-    def __init__(self, case: Case):
-        self.case, self.g = case, stream(0, "order")
+    sizes: examples of each client, which lie one client after the other.
+    """
+
+    def __init__(self, sizes: Sequence[int], batch: int):
+        self.sizes, self.batch, self.g = sizes, batch, stream(0, "order")
 
     def __iter__(self) -> Any:
-        for k in range(self.case.clients):
-            rows = k * self.case.n + self.g.permutation(self.case.n)
-            yield from (part.tolist() for part in torch.from_numpy(rows).split(self.case.batch))
+        first = 0
+        for n in self.sizes:
+            rows = first + self.g.permutation(n)
+            yield from (part.tolist() for part in torch.from_numpy(rows).split(self.batch))
+            first += n
+
+    def owners(self) -> list[int]:
+        """The client of each batch of a round."""
+        return [k for k, n in enumerate(self.sizes) for _ in range(-(-n // self.batch))]
 
 
 class Naive:
     """All clients' models and optimisers on the device; float32, eager, every loss read when it is
     there.
+
+    data: images [n, *shape] in 0..1 and labels of each client, equal or not.  share: "head", or
+    "all" that models hold, where they are alike.
     """
 
-    def __init__(self, case: Case, device: torch.device):
+    def __init__(
+        self,
+        case: Case,
+        device: torch.device,
+        data: Sequence[tuple[Tensor, Tensor]],
+        share: str = "head",
+    ):
         import_torchvision()
-        self.case, self.device = case, device
+        self.case, self.device, self.share = case, device, share
         kinds = case.model.split(",")
         self.models = [
             net(kinds[k % len(kinds)], case.shape).to(device) for k in range(case.clients)
@@ -66,29 +84,30 @@ class Naive:
         self.optimisers = [
             torch.optim.Adam(model.parameters(), lr=case.lr) for model in self.models
         ]
-        x, y = (torch.cat(parts) for parts in zip(*case.tensors(), strict=True))
+        x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+        self.order = Order([len(labels) for _, labels in data], case.batch)
         workers = 0 if device.type == "cpu" else max(1, len(os.sched_getaffinity(0)) - 1)
         self.loader = DataLoader(
             Views(x.clamp(0, 1), y),
-            batch_sampler=Order(case),
+            batch_sampler=self.order,
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
         )
-        self.head = self.mean()
+        self.common = self.mean()
 
     def round(self) -> list[float]:
-        """One epoch of every client, then the mean of the heads. Returns the losses of all
-        steps.
+        """One epoch of every client, then the mean of what is shared. Returns the losses of
+        all steps.
         """
         as_installed()
-        losses, each = [], -(-self.case.n // self.case.batch)
-        for i, (*views, y) in enumerate(self.loader):
-            k = i // each
-            if i % each == 0:
-                self.models[k].head.load_state_dict(self.head)
+        losses, last = [], -1
+        for k, (*views, y) in zip(self.order.owners(), self.loader, strict=True):
+            if k != last:
+                self.models[k].load_state_dict(self.common, strict=False)
             losses.append(self.step(k, [v.to(self.device) for v in views], y.to(self.device)))
-        self.head = self.mean()
+            last = k
+        self.common = self.mean()
         return losses
 
     def step(self, k: int, views: Sequence[Tensor], y: Tensor) -> float:
@@ -96,15 +115,26 @@ class Naive:
         optimiser.zero_grad()
         z = model.body(torch.cat(list(views)))
         loss = F.cross_entropy(model.head(z[: len(y)]), y) + supcon(z, torch.cat([y, y]))
-        loss = loss + 0.1 * distance(model.head, self.head)
+        head = {
+            name.removeprefix("head."): v
+            for name, v in self.common.items()
+            if name.startswith("head.")
+        }
+        loss = loss + 0.1 * distance(model.head, head)
         loss.backward()
         optimiser.step()
         return loss.item()
 
     def mean(self) -> dict[str, Tensor]:
-        """The average of all heads."""
-        heads = [model.head.state_dict() for model in self.models]
-        return {name: torch.stack([head[name] for head in heads]).mean(0) for name in heads[0]}
+        """The average of what is shared over all models; integers, as counts are, of the first."""
+        states = [model.state_dict() for model in self.models]
+        wanted = [name for name in states[0] if self.share == "all" or name.startswith("head.")]
+        return {
+            name: torch.stack([state[name] for state in states]).mean(0)
+            if states[0][name].is_floating_point()
+            else states[0][name].clone()
+            for name in wanted
+        }
 
 
 class Net(nn.Module):

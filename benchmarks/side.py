@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import torch
-from cases import CLASSES, Case
-from torch.profiler import ProfilerActivity, profile
+from cases import Case
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from hpcfed.machine import devices
-from hpcfed.models.cost import work
+from hpcfed.training import graphs
+from hpcfed.training.graphs import Graph
 
 SIDES = {"eager": "float32", "graphed": "float32", "graphed tf32": "tf32", "graphed bf16": "bf16"}
 # of a device whose name holds this: 10^12 flop/s by precision, dense, from the makers' data sheets
@@ -25,16 +30,19 @@ class Side:
     """hpcfed with one engine and precision: calling it makes a round."""
 
     def __init__(self, case: Case, kind: str, name: str):
-        self.case, self.precision = case, SIDES[name]
-        flags = (
-            "--training.engine",
-            name.split()[0],
-            "--run.precision",
-            self.precision,
-            "--run.device",
-            kind,
-        )
-        self.rounds = case.rounds(*flags)
+        self.open(case, kind, name.split()[0], SIDES[name])
+
+    @classmethod
+    def of(cls, case: Case, kind: str, engine: str, precision: str = "float32", *more: str) -> Side:
+        """That of any engine and precision, with other flags over them."""
+        side = cls.__new__(cls)
+        side.open(case, kind, engine, precision, *more)
+        return side
+
+    def open(self, case: Case, kind: str, engine: str, precision: str, *more: str) -> None:
+        self.case, self.precision = case, precision
+        words = ("--training.engine", engine, "--run.precision", precision, "--run.device", kind)
+        self.rounds = case.rounds(*words, *more)
         self.fed, self.device = self.rounds.fed, self.rounds.fed.device
 
     def __call__(self) -> None:
@@ -47,17 +55,49 @@ class Side:
             torch.cuda.synchronize(self.device)
 
     def weights(self) -> list[bytes]:
-        """The weights of all clients."""
-        return [self.fed.store.flat(k).cpu().numpy().tobytes() for k in range(self.fed.K)]
+        """The weights of all clients that have some of their own, and what the server has."""
+        held = [self.fed.store.flat(k) for k in range(self.fed.K)]
+        tensors = [v for v in (*held, *self.rounds.state.values()) if isinstance(v, Tensor)]
+        return [v.cpu().numpy().tobytes() for v in tensors]
 
-    @property
-    def flop(self) -> float:
-        """Of a round: three passes of two views of each example, whole kernels counted."""
-        adds = {
-            a: work(a, self.case.shape, CLASSES, self.fed.d).multiply_adds
-            for a in set(self.fed.architectures)
+    def data(self) -> list[tuple[Tensor, Tensor]]:
+        """Images in 0..1 and labels of each client: what a loop beside this one has to train on."""
+        shards = [self.fed.clients[k].train for k in range(self.fed.K)]
+        return [
+            (torch.from_numpy(s.x[s.rows]).float() / 255, torch.from_numpy(s.labels))
+            for s in shards
+        ]
+
+    def graphs(self) -> dict[str, list[Graph]]:
+        """The captured graphs of each architecture."""
+        return {
+            name: [
+                found
+                for found in self.fed.store.skeleton(name).tapes.values()
+                if isinstance(found, Graph)
+            ]
+            for name in self.first()
         }
-        return sum(2 * 3 * 2 * self.case.n * adds[a] for a in self.fed.architectures)
+
+    def check_captures(self) -> dict[str, int]:
+        """Graphs by architecture. RuntimeError where a graphed side has none: then it is not what
+        its name says.
+        """
+        found = {name: len(graphs) for name, graphs in self.graphs().items()}
+        if missing := [name for name, n in found.items() if not n]:
+            raise RuntimeError(f"no step of {', '.join(missing)} was captured; see the warnings")
+        return found
+
+    def flop_by_example(self) -> dict[str, float]:
+        """By architecture, what a step multiplies and adds for one example: forward and backward,
+        all views, as it is computed. Of eager steps.
+        """
+        found = {}
+        for name, k in self.first().items():
+            with FlopCounterMode(display=False) as counted:
+                self.train(k)
+            found[name] = counted.get_total_flops() / self.fed.sizes[k]
+        return found
 
     @property
     def peak_flop_rate(self) -> float | None:
@@ -78,23 +118,42 @@ class Side:
         """The first client of each architecture."""
         return {name: self.fed.architectures.index(name) for name in self.fed.architectures}
 
-    def shares(self) -> tuple[float, float]:
-        """Of the time in which one client of each architecture trains: that which the host spends
-        on launches, and that in which kernels run."""
-        activity = ProfilerActivity.CUDA if self.device.type == "cuda" else ProfilerActivity.CPU
-        with profile(activities=[activity]) as profiled:
+    def steps(self, times: int) -> dict[str, dict[str, float]]:
+        """By architecture: seconds of a replay, of its launch on the host, and the share of a
+        client's training in which its graph runs. Weights are other ones afterwards.
+        """
+        found = {}
+        for name, k in self.first().items():
+            seconds = self.clock(lambda k=k: self.train(k))
+            (graph, *_), full = self.graphs()[name], self.fed.sizes[k] // self.case.batch
+            self.wait()
+            launch = -perf_counter()
+            step = self.clock(lambda graph=graph: [graph.replay() for _ in range(times)]) / times
+            launch = (launch + self.launched) / times
+            found[name] = {
+                "seconds of a step": step,
+                "of its launch": launch,
+                "share of training": full * step / seconds,
+            }
+        return found
+
+    def clock(self, work: Callable[[], Any]) -> float:
+        """Seconds from the start of this work on the device to its end: by events on a GPU, which
+        add nothing to what is between them.
+        """
+        if self.device.type == "cpu":
             start = perf_counter()
-            for k in self.first().values():
-                self.train(k)
-            wall = 1e6 * (perf_counter() - start)
-        found = profiled.key_averages()
-        launching = sum(e.self_cpu_time_total for e in found if "Launch" in e.key)
-        running = sum(
-            e.self_device_time_total
-            for e in found
-            if e.device_type == torch.autograd.DeviceType.CUDA
-        )
-        return launching / wall, running / wall
+            work()
+            self.launched = perf_counter()
+            return self.launched - start
+        with torch.cuda.device(self.device):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            work()
+            end.record()
+            self.launched = perf_counter()
+            self.wait()
+        return start.elapsed_time(end) / 1000
 
     def peaks(self) -> dict[str, int]:
         """By architecture, bytes that the training of one client takes at most, beside what
@@ -109,3 +168,11 @@ class Side:
         torch.cuda.reset_peak_memory_stats(self.device)
         self.train(k)
         return torch.cuda.max_memory_allocated(self.device) - before
+
+
+def free() -> None:
+    """Give the memory of candidates that nobody holds any more back to the device."""
+    gc.collect()
+    graphs.place.cache_clear()  # the pool of graphs
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

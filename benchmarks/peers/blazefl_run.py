@@ -8,7 +8,7 @@ from blazefl.contrib import (
     FedAvgBaseServerHandler,
     FedAvgThreadPoolClientTrainer,
 )
-from task import BATCH, CLIENTS, COHORT, LR, Watch, accuracy, arguments, clients, cnn
+from task import BATCH, CLIENTS, COHORT, DEVICE, LR, Watch, accuracy, arguments, clients, cnn
 
 
 class Data:
@@ -42,7 +42,7 @@ def main():
         "model_selector": Models(),
         "model_name": "cnn",
         "dataset": Data(given.data),
-        "device": "cpu",
+        "device": DEVICE,
         "num_clients": CLIENTS,
         "seed": 0,
     }

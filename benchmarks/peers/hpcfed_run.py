@@ -2,7 +2,7 @@
 
 import sys
 
-from task import BATCH, CLIENTS, COHORT, LR, Watch, arguments
+from task import BATCH, CLIENTS, COHORT, DEVICE, LR, Watch, arguments, file
 
 from hpcfed import main
 from hpcfed.engine import run
@@ -30,12 +30,13 @@ def words(given):
         "participation": COHORT / CLIENTS,
         "algorithm.name": "fedavg",
         "models.mix": "cnn",
-        "data.name": given.data,
+        "data.name": file(given.data),
         "data.partition": "iid",
         "local.optimiser": "sgd",
         "local.lr": LR,
         "local.batch": BATCH,
         "local.augment": "none",
+        "run.device": DEVICE,
         "evaluate.every": 10**6,
         "checkpoint.every": 0,
         "checkpoint.minutes": 0,

@@ -17,7 +17,7 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.internal.ops.selector import get_framework_module
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from task import BATCH, COHORT, LR, Watch, accuracy, arguments, clients, cnn, cohort
+from task import BATCH, COHORT, DEVICE, LR, Watch, accuracy, arguments, clients, cnn, cohort
 
 
 def loss(self, x, y, **_):
@@ -40,7 +40,7 @@ class Ticks(TrainingProcessCallback):
 
 def main():
     given = arguments()
-    x, y = clients(given.data)
+    x, y = (v.to(DEVICE) for v in clients(given.data))
     module = cnn()
     module.loss, module.metrics = types.MethodType(loss, module), types.MethodType(metrics, module)
     users = itertools.chain.from_iterable(cohort(t) for t in itertools.count())

@@ -4,21 +4,49 @@ in every environment.
 FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629) on its CNN: 100 clients with 60 grey images
 of 28x28 each, 10 clients in a round, one local epoch in batches of 10, SGD with rate 0.1. Nobody is
 evaluated.
+
+PEERS_TASK = "cifar10" is another one, for a GPU: the sizes of pfl-research's benchmark on CIFAR-10
+(Granqvist et al., NeurIPS 2024, arXiv:2404.06430): 1,000 clients with 50 images of 3x32x32, 50 in a
+round, batches of 10, SGD 0.1, here with the same CNN and made-up images. "toy" is that with a few.
+PEERS_DEVICE is "cpu" or "cuda".
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import tempfile
 import time
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-CLIENTS, EXAMPLES, COHORT, BATCH, LR = 100, 60, 10, 10, 0.1
+
+class Task(NamedTuple):
+    """What all train. shape: of an image; made: the images are noise."""
+
+    clients: int
+    examples: int
+    cohort: int
+    batch: int
+    lr: float
+    shape: tuple[int, int, int] = (1, 28, 28)
+    made: bool = False
+
+
+TASKS = {
+    "fedavg": Task(100, 60, 10, 10, 0.1),
+    "cifar10": Task(1000, 50, 50, 10, 0.1, (3, 32, 32), made=True),
+    "toy": Task(8, 4, 2, 2, 0.1, (3, 32, 32), made=True),
+}
+TASK = TASKS[os.environ.get("PEERS_TASK", "fedavg")]
+CLIENTS, EXAMPLES, COHORT, BATCH, LR, SHAPE, MADE = TASK
+DEVICE = os.environ.get("PEERS_DEVICE", "cpu")
 IMAGES = COHORT * EXAMPLES  # trained in a round
 
 
@@ -38,15 +66,34 @@ def arguments() -> argparse.Namespace:
 
 @cache
 def clients(path: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images [100, 60, 1, 28, 28], normalised floats, and labels [100, 60] of all clients."""
-    with np.load(path) as held:
+    """Images [clients, examples, *shape], normalised floats, and labels [clients, examples] of all
+    clients.
+    """
+    with np.load(file(path)) as held:
         x, y = normalised(held["x_train"]), torch.from_numpy(held["y_train"])
-    return x.reshape(CLIENTS, EXAMPLES, 1, 28, 28), y.reshape(CLIENTS, EXAMPLES)
+    return x.reshape(CLIENTS, EXAMPLES, *SHAPE), y.reshape(CLIENTS, EXAMPLES)
+
+
+def file(path: str) -> str:
+    """The file of images; where they are made up, `path` names none, and it is written here."""
+    if not MADE:
+        return path
+    path, n = os.path.join(tempfile.mkdtemp(), "made.npz"), CLIENTS * EXAMPLES
+    arrays = {}
+    for split, many in (("train", n), ("test", max(10, n // 50))):
+        numbers = np.arange(many * SHAPE[0] * SHAPE[1] * SHAPE[2], dtype=np.uint64)
+        noise = (numbers * np.uint64(2654435761)) >> np.uint64(24)  # Knuth's multiplicative hash
+        arrays[f"x_{split}"] = noise.astype(np.uint8).reshape(many, *SHAPE)
+        arrays[f"y_{split}"] = np.arange(many, dtype=np.int64) % 10
+    np.savez(path, **arrays)
+    return path
 
 
 def normalised(images: np.ndarray) -> torch.Tensor:
-    """[n, 28, 28] bytes to [n, 1, 28, 28] floats, by Fashion-MNIST's mean and deviation."""
-    return (torch.from_numpy(images).float()[:, None] / 255 - 0.2860) / 0.3530
+    """[n, *shape] bytes, of grey images without their channel, to [n, *shape] floats, by
+    Fashion-MNIST's mean and deviation.
+    """
+    return (torch.from_numpy(images).float().reshape(-1, *SHAPE) / 255 - 0.2860) / 0.3530
 
 
 def cohort(t: int) -> list[int]:
@@ -60,16 +107,16 @@ def batches() -> tuple[torch.Tensor, ...]:
 
 
 def cnn() -> nn.Sequential:
-    """The CNN of the FedAvg paper: 1,663,370 parameters."""
+    """The CNN of the FedAvg paper: 1,663,370 parameters for grey images of 28x28."""
     return nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2),
+        nn.Conv2d(SHAPE[0], 32, 5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(64 * 7 * 7, 512),
+        nn.Linear(64 * (SHAPE[1] // 4) * (SHAPE[2] // 4), 512),
         nn.ReLU(),
         nn.Linear(512, 10),
     )
@@ -82,6 +129,8 @@ class Watch:
         self.warm, self.end, self.stamps = given.warm, given.warm + given.rounds, []
 
     def tick(self) -> None:
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
         self.stamps.append(time.perf_counter())
 
     def report(self, accuracy: float) -> None:
@@ -97,8 +146,9 @@ class Watch:
 @torch.no_grad()
 def accuracy(path: str, model: nn.Module) -> float:
     """Of the global model on the test images at the end: tells that a peer did train."""
-    with np.load(path) as held:
+    with np.load(file(path)) as held:
         x, y = normalised(held["x_test"]), torch.from_numpy(held["y_test"])
+    x, y = (v.to(next(model.parameters()).device) for v in (x, y))
     return (model.eval()(x).argmax(1) == y).float().mean().item()
 
 

@@ -13,7 +13,7 @@ from hpcfed.launch.doctor import disk, hdf5, known, launchers, mpi, ranks, slurm
 from hpcfed.launch.doctor.finding import ok, warning, wrong
 from hpcfed.launch.doctor.limited import Outcome, outside
 from hpcfed.launch.doctor.main import examine
-from hpcfed.launch.doctor.probe import gpu_files
+from hpcfed.launch.doctor.probe import MPS_CONTROL, gpu_files, mps_server
 from hpcfed.launch.doctor.trials import Launcher, Trial
 from tests import limits
 from tests.mpirun import environment, launcher
@@ -35,6 +35,7 @@ def rank(
     present: int = 0,
     mask: str | None = None,
     shm: float = 1e9,
+    mps: str = "",
 ) -> dict:
     return {
         "node": node,
@@ -44,6 +45,7 @@ def rank(
         "present": present,
         "mask": mask,
         "shm": shm,
+        "mps": mps,
     }
 
 
@@ -100,6 +102,37 @@ def test_ranks_that_share_a_gpu_are_found_unless_that_is_meant():
         found.status == "warning" and "ranks_per_gpu = 2" in found.advice and "MPS" in found.advice
     )
     assert ranks.gpus(shared, 2)[0].status == "ok"
+
+
+@pytest.mark.parametrize(
+    "mps, status, said",
+    [
+        (("runs", "runs"), "ok", ""),
+        (("runs", "not started"), "warning", "nvidia-cuda-mps-control -d on each"),
+        (("", ""), "warning", "ask the site"),
+    ],
+)
+def test_ranks_that_are_meant_to_share_a_gpu_need_mps_to_compute_at_once(
+    mps: tuple[str, str], status: str, said: str
+):
+    found = ranks.gpus([rank(gpus=("a",), present=1, mps=one) for one in mps], 2)[1]
+    assert (found.what, found.status) == ("MPS", status) and said in found.advice
+    own = [rank(gpus=("a", "b"), present=2, mps=one) for one in mps]
+    assert [f.what for f in ranks.gpus(own, None)] == ["GPUs"]
+
+
+def test_mps_runs_where_its_control_process_does(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "pipes"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert mps_server(tmp_path) == ""
+    for name in ("pipes", "bin"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bin" / MPS_CONTROL).write_text("")
+    (tmp_path / "bin" / MPS_CONTROL).chmod(0o755)
+    (tmp_path / "pipes" / f"{MPS_CONTROL}.pid").write_text("123\n")
+    assert mps_server(tmp_path) == "not started"  # it was killed: no such process
+    (tmp_path / "123").mkdir()
+    assert mps_server(tmp_path) == "runs"
 
 
 def test_gpus_that_ranks_do_not_see_are_wrong_and_the_reason_is_told():

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ MARK = (
     "hpcfed-probe "  # begins a world's line, for launchers and libraries print lines of their own
 )
 SHM = "/dev/shm"
+MPS_CONTROL = "nvidia-cuda-mps-control"
 
 
 def main() -> int:
@@ -62,9 +64,26 @@ def inspect_rank(comm: Comm) -> dict[str, Any]:
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
         "gpus": visible("auto") if present else [],  # torch takes seconds to load
         "present": present,
+        "mps": mps_server() if present else "",
         "mask": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "shm": shutil.disk_usage(SHM).free if os.path.isdir(SHM) else 0,
     }
+
+
+def mps_server(proc: Path = Path("/proc")) -> str:
+    """NVIDIA's MPS for this process: "runs"; "not started", where its program is there; "" where it
+    is not to be had.
+
+    The control program writes its process's number into its folder of pipes, which stays when that
+    process is killed.
+    """
+    default = os.path.join(os.sep, "tmp", "nvidia-mps")  # NVIDIA's, whatever TMPDIR says
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", default))
+    with suppress(OSError):
+        number = (pipes / f"{MPS_CONTROL}.pid").read_text().strip()
+        if number.isdigit() and (proc / number).exists():
+            return "runs"
+    return "not started" if shutil.which(MPS_CONTROL) else ""
 
 
 def gpu_files(dev: Path = Path("/dev")) -> int:

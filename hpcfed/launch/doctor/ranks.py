@@ -97,7 +97,27 @@ def gpus(ranks: Seen, allowed: int | None) -> list[Finding]:
                 f"start one rank a GPU, or set run.ranks_per_gpu = {len(most)}; {MPS}",
             )
         ]
-    return [ok("GPUs", rows), *idle(ranks, numbers)]
+    return [ok("GPUs", rows), *packing(ranks, shared), *idle(ranks, numbers)]
+
+
+def packing(ranks: Seen, shared: dict[int, list[int]]) -> list[Finding]:
+    """Whether ranks that share a GPU compute at the same time. shared: by rank, those on its
+    GPU.
+    """
+    packed = [i for i, others in shared.items() if len(others) > 1]
+    if not packed:
+        return []
+    alone = [i for i in packed if ranks[i]["mps"] != "runs"]
+    if not alone:
+        return [ok("MPS", "runs where ranks share a GPU: they compute at the same time")]
+    there = any(ranks[i]["mps"] for i in alone)
+    who = f"does not serve ranks {join_few(alone, SHOWN)}, which share a GPU: they take turns"
+    advice = (
+        "start nvidia-cuda-mps-control -d on each of their nodes before the run, or one rank a GPU"
+        if there
+        else "its nvidia-cuda-mps-control is not there: ask the site, or start one rank a GPU"
+    )
+    return [warning("MPS", who, advice)]
 
 
 def unseen(blind: list[int], rank: dict[str, Any]) -> Finding:

@@ -1,0 +1,96 @@
+"""3: a forced failed capture and another one; spilling under load. Decides what is left behind.
+
+`FOLDER/env/bin/python benchmarks/gpu/step3_failures.py FOLDER`
+
+After a capture that failed the thread has to be on its own stream, the next capture has to end
+well, and training has to have the bits of eager training. Then clients whose weights and moments
+wait on disk have to have the bits of those that wait in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from told import Told, carry_out
+
+if TYPE_CHECKING:
+    import torch
+    from cases import Case
+
+
+def work(told: Told, given: argparse.Namespace) -> None:
+    from gpu import PAPER, SMALL
+    from side import Side, free
+
+    case = replace(SMALL if told.pretend else PAPER, clients=4)
+    case = replace(case, n=10 if told.pretend else 150)
+    eager = Side.of(case, told.kind, "eager")
+    device = eager.device
+    eager()
+    wanted = eager.weights()
+    told.attempt("a capture that fails", lambda: failure(told, device))
+    graphed = Side.of(case, told.kind, "graphed")
+    told.attempt("training after a failed capture", graphed)
+    told.value("graphs after a failed capture", told.attempt("captures", graphed.check_captures))
+    told.check("graphed bits after a failed capture are eager ones", graphed.weights() == wanted)
+    del eager, graphed
+    free()
+    told.attempt("spilling", lambda: spilling(told, case))
+
+
+def failure(told: Told, device: torch.device) -> None:
+    """Force one, and look at the thread; then one that ends well."""
+    import torch
+
+    from hpcfed.training import graphs
+
+    gpu = not told.pretend
+    before = torch.cuda.current_stream(device) if gpu else None
+    value, calls = torch.zeros(4, device=device), []
+
+    def bad() -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > graphs.WARM:
+            if told.pretend:
+                raise RuntimeError("the step asks the host")
+            value.sum().item()  # which no capture allows
+        return value.sum()
+
+    try:
+        graphs.capture(bad, device)
+        told.check("a step that asks the host is refused", False)
+    except Exception as error:  # whatever torch raises
+        told.value("how torch refuses", f"{type(error).__name__}: {error}"[:500])
+        told.check("a step that asks the host is refused", True)
+    if gpu:
+        told.check("the stream is as before", torch.cuda.current_stream(device) == before)
+
+    def good() -> torch.Tensor:
+        return torch.nn.functional.dropout(torch.ones(1000, device=device)).sum()
+
+    replay = graphs.capture(good, device)
+    first, second = replay().item(), replay().item()
+    told.check("the next capture draws anew at each replay", first != second)
+
+
+def spilling(told: Told, case: Case) -> None:
+    """Rounds with all clients on disk, against rounds with all in memory."""
+    from side import Side
+
+    def bits(resident: str) -> list[bytes]:
+        more = ("--run.resident", resident, "--local.keep_optimiser", "true")
+        side = Side.of(case, told.kind, "graphed", "float32", *more)
+        for _ in range(2):
+            side()
+        kept = [side.fed.clients[k].memory for k in range(side.fed.K)]
+        moments = [m["optimiser"]["exp_avg"].cpu().numpy().tobytes() for m in kept]
+        return [*side.weights(), *moments]
+
+    told.check("clients that wait on disk have the same bits", bits("0") == bits("8"))
+
+
+if __name__ == "__main__":
+    sys.exit(carry_out(__file__, __doc__, work))

@@ -1,0 +1,47 @@
+"""4: every method, eager and graphed, at toy size. Decides whether all tensors are on the device.
+
+`FOLDER/env/bin/python benchmarks/gpu/step4_methods.py FOLDER [--only fedavg moon ...]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from told import Told, carry_out
+
+FEW = ("fedclassavg", "fedavg")  # of a trial on the CPU
+
+
+def work(told: Told, given: argparse.Namespace) -> None:
+    from hpcfed.algorithms import ALGORITHMS
+    from hpcfed.models import MODELS, Entry
+
+    MODELS["small"] = Entry("tests.contract.toy:small", "of the tests", least=8, stem=True)
+    wanted = given.only or (FEW if told.pretend else list(ALGORITHMS))
+    for method in wanted:
+        told.attempt(method, lambda method=method: compare(told, method))
+
+
+def compare(told: Told, method: str) -> None:
+    """One method by both engines."""
+    from hpcfed.comm import Serial
+    from tests.contract import toy
+
+    where = ("--run.device", told.kind, "--rounds", "2", "--local.batch", "8")
+    eager, graphed = (
+        toy.run(Serial(), toy.job(method, *where, "--training.engine", engine))
+        for engine in ("eager", "graphed")
+    )
+    differences = toy.differences(eager, graphed)
+    if differences:
+        told.value(f"{method}: differences", differences[:20])
+    told.check(method, not differences)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", nargs="+", help="methods")
+
+
+if __name__ == "__main__":
+    sys.exit(carry_out(__file__, __doc__, work, options))

@@ -1,0 +1,127 @@
+"""5: milliseconds of a step by layout and precision; augmentation apart. Decides both.
+
+`FOLDER/env/bin/python benchmarks/gpu/step5_layouts.py FOLDER`
+
+Forward and backward of 128 images of 3x32x32 by the modules as hpcfed builds them, channels-last
+and not, captured and not; and whether the gradient has the same bits twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from told import Told, carry_out
+
+if TYPE_CHECKING:
+    import torch
+    from cases import Case
+
+LAYOUTS = ("contiguous_format", "channels_last")
+
+
+def work(told: Told, given: argparse.Namespace) -> None:
+    import torch
+    from gpu import PAPER, SMALL
+
+    from hpcfed.machine import devices
+
+    case, device = SMALL if told.pretend else PAPER, torch.device(told.kind, 0)
+    times = 2 if told.pretend else 30
+    for precision in ("float32", "bf16") if told.pretend else ("float32", "tf32", "bf16"):
+        devices.prepare(device, 1, precision)
+        for name in dict.fromkeys(case.model.split(",")):
+            for layout in LAYOUTS:
+                what = f"{name} {precision} {layout}"
+                measured = partial(step, told, what, case, name, layout, precision, device, times)
+                told.attempt(what, measured)
+    devices.prepare(device, 1)
+    told.attempt("augmentation", lambda: augmentation(told, case, device, times))
+
+
+def step(
+    told: Told,
+    what: str,
+    case: Case,
+    name: str,
+    layout: str,
+    precision: str,
+    device: torch.device,
+    times: int,
+) -> None:
+    """Milliseconds of one model in one layout and precision."""
+    import torch
+    import torch.nn.functional as F
+
+    from hpcfed.core import rng
+    from hpcfed.machine.devices import autocast
+    from hpcfed.models import build
+    from hpcfed.training import graphs
+
+    with rng.scoped(0, "layouts", name, device=device):
+        model = build(name, case.shape, 10, 512).train()
+    model = model.to(device, memory_format=getattr(torch, layout))
+    draws = rng.torch_stream(0, "layouts", device=device)
+    x = torch.randn(8 if told.pretend else 128, *case.shape, device=device, generator=draws)
+    x = x.contiguous(memory_format=getattr(torch, layout))
+    y = torch.arange(len(x), device=device) % 10
+    parameters = list(model.parameters())
+
+    def once() -> list[torch.Tensor]:
+        with autocast(precision, device):
+            loss = F.cross_entropy(model(x), y)
+        return list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+
+    state = [v.clone() for v in model.buffers()]
+    with rng.scoped(0, "dropout", device=device):
+        first = once()
+    for v, before in zip(model.buffers(), state, strict=True):
+        v.copy_(before)
+    with rng.scoped(0, "dropout", device=device):
+        same = all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
+    told.check(f"{what}: the gradient has the same bits twice", same)
+    eager = milliseconds(once, device, times)
+    replay = graphs.capture(lambda: once()[0].sum(), device)
+    told.value(what, {"eager ms": eager, "graphed ms": milliseconds(replay, device, times)})
+
+
+def augmentation(told: Told, case: Case, device: torch.device, times: int) -> None:
+    """Milliseconds of two views of a batch, and of a whole client's at once."""
+    import torch
+
+    from hpcfed.core import rng
+    from hpcfed.data.augment import simclr
+
+    g = rng.torch_stream(0, "augmentation", device=device)
+    for n in (case.batch, case.n):
+        x = torch.rand(n, *case.shape, device=device, generator=g)
+        spent = milliseconds(lambda x=x: simclr(x, g, 2), device, times)
+        told.value(f"two views of {n} images, ms", spent)
+
+
+def milliseconds(work: Callable[[], object], device: torch.device, times: int) -> float:
+    """Of one call, by CUDA events; on a CPU by its clock."""
+    import torch
+
+    for _ in range(2):
+        work()
+    if device.type == "cpu":
+        start = perf_counter()
+        for _ in range(times):
+            work()
+        return 1000 * (perf_counter() - start) / times
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        work()
+    end.record()
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end) / times
+
+
+if __name__ == "__main__":
+    sys.exit(carry_out(__file__, __doc__, work))

@@ -1,0 +1,201 @@
+"""What the steps of `benchmarks/gpu` share: their command line, their limit of time, the JSON file
+into which each writes what it finds as it finds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+ROOT = BENCHMARKS.parent
+sys.path[:0] = [str(BENCHMARKS), str(ROOT)]
+
+LIMIT = 9.5  # minutes, of each step
+GRACE = 20  # seconds after the limit, in which a step that hangs in a library is ended hard
+
+
+class OverTime(Exception):
+    """The step has used its time."""
+
+
+class Told:
+    """The findings of one step: values by name, and checks that hold or do not.
+
+    Every finding is written at once, so that what was found stays whatever happens next.
+    """
+
+    def __init__(self, path: Path, pretend: bool, limit: float):
+        self.path, self.pretend, self.start, self.limit = path, pretend, perf_counter(), limit
+        self.found: dict[str, Any] = {
+            "step": path.stem,
+            "pretended": pretend,
+            "ended": "not yet",
+            "checks": {},
+            "values": {},
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def kind(self) -> str:
+        """Of `run.device`."""
+        return "cpu" if self.pretend else "cuda"
+
+    @property
+    def left(self) -> float:
+        """Seconds until the limit."""
+        return max(1.0, 60 * self.limit - (perf_counter() - self.start))
+
+    def value(self, name: str, value: Any) -> None:
+        """Enter something that was measured or seen."""
+        self.found["values"][name] = value
+        print(f"{name}: {value}", flush=True)
+        self.write()
+
+    def check(self, name: str, holds: bool) -> None:
+        """Enter something that has to hold."""
+        self.found["checks"][name] = bool(holds)
+        print(f"{'ok' if holds else 'FAILS'}: {name}", flush=True)
+        self.write()
+
+    def attempt(self, name: str, work: Callable[[], Any]) -> Any:
+        """What `work` returns; None where it fails, which is a check that does not hold."""
+        try:
+            return work()
+        except OverTime:
+            raise
+        except Exception as error:  # one failure shall not hide what else there is to see
+            self.value(f"{name}: error", "".join(traceback.format_exception(error))[-2000:])
+            self.check(name, False)
+            return None
+
+    def write(self) -> None:
+        self.found["seconds"] = round(perf_counter() - self.start, 1)
+        text = json.dumps(self.found, indent=1, default=str)
+        self.path.write_text(text + "\n")
+
+    def end(self, how: str) -> int:
+        """Enter how it ended; the exit status: 0 where all was done and every check holds."""
+        self.found["ended"] = how
+        self.write()
+        wrong = [name for name, holds in self.found["checks"].items() if not holds]
+        print(f"{self.path}: {how}; {len(wrong)} of {len(self.found['checks'])} checks fail")
+        return int(bool(wrong) or how != "done")
+
+
+def carry_out(
+    file: str,
+    doc: str,
+    work: Callable[..., None],
+    options: Callable[[argparse.ArgumentParser], Any] | None = None,
+) -> int:
+    """Do one step as its command line says, within its time. Returns the exit status.
+
+    work: (told, the command line's values).  options: adds those of this step alone.
+    """
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where the JSON files of all steps are written")
+    parser.add_argument("--pretend", action="store_true", help="toy size on the CPU")
+    parser.add_argument("--minutes", type=float, default=LIMIT, help="limit of time")
+    if options:
+        options(parser)
+    given = parser.parse_args()
+    told = Told(given.folder.resolve() / f"{Path(file).stem}.json", given.pretend, given.minutes)
+    signal.signal(signal.SIGALRM, over_time)
+    signal.setitimer(signal.ITIMER_REAL, 60 * given.minutes)
+    faulthandler.dump_traceback_later(60 * given.minutes + GRACE, exit=True)
+    try:
+        with pretended(given.pretend):
+            work(told, given)
+        how = "done"
+    except OverTime:
+        how = "out of time"
+    except Exception as error:
+        traceback.print_exc()
+        how = f"error: {error}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+    return told.end(how)
+
+
+def over_time(*_: Any) -> None:
+    raise OverTime
+
+
+def pretended(wanted: bool) -> Any:
+    """A capture on the CPU, where one is wanted and hpcfed can be imported."""
+    if not wanted:
+        return nullcontext()
+    try:
+        from pretend import capture_on_cpu
+    except ImportError:
+        return nullcontext()
+    return capture_on_cpu()
+
+
+def command(
+    words: Sequence[str | Path], told: Told, extra: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """Exit status and output of a command, which is ended with all that it started when the time of
+    the step ends.
+    """
+    settings = {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+    }
+    process = subprocess.Popen(
+        [str(word) for word in words],
+        cwd=ROOT,
+        env=os.environ | settings | (extra or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=told.left)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise OverTime from error
+        raise
+    return process.returncode, said
+
+
+def run(flags: Sequence[str | Path], told: Told, ranks: int = 1, **extra: str) -> None:
+    """One run of hpcfed on so many ranks. RuntimeError with the end of what it said where it
+    fails.
+    """
+    from launch import mpirun
+
+    launcher = [] if ranks == 1 else [mpirun(), "-np", str(ranks)]
+    words = [*launcher, sys.executable, "-m", "hpcfed.main", *flags, "--quiet"]
+    status, said = command(words, told, extra)
+    if status:
+        raise RuntimeError(f"exit status {status}: {said[-1500:]}")
+
+
+def digest(folder: Path, told: Told) -> str:
+    """Of a run's results and weights."""
+    status, said = command([sys.executable, "-m", "hpcfed.cli", "digest", folder], told)
+    if status:
+        raise RuntimeError(said[-500:])
+    return said.split()[0]
