@@ -41,7 +41,7 @@ def work(
     with rng.scoped(0, "work"), torch.no_grad():
         model = build(name, shape, classes, d, vocabulary=vocabulary).eval()
         for module in model.modules():
-            if not list(module.children()):
+            if not list(module.children()) or makes_weight(module):
                 module.register_forward_hook(lambda m, _, y: parts.append(_work(m, y)))
         model(torch.zeros(1, *shape, dtype=torch.long if vocabulary else torch.float))
     return Work(*map(sum, zip(*parts, strict=True)))
@@ -64,8 +64,14 @@ def _work(layer: nn.Module, out: Any) -> Work:
             tokens * layer.num_layers * 6 * layer.hidden_size,
             tokens * layer.num_layers,
         )
-    dots = layer.weight[0].numel() if isinstance(layer, nn.Conv2d | nn.Linear) else 0
+    product = isinstance(layer, nn.Conv2d | nn.Linear) or makes_weight(layer)
+    dots = layer.weight[0].numel() if product else 0
     return Work(out.numel() * dots, out.numel(), 1)
+
+
+def makes_weight(layer: nn.Module) -> bool:
+    """Whether a layer computes its weight from other tensors, instead of having it."""
+    return hasattr(type(layer), "weight")
 
 
 def cost(
