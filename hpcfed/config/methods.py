@@ -66,6 +66,11 @@ ALGORITHMS = {
         "FedAvg of networks whose units know their position",
         "li2022fedpan",
     ),
+    "fedrare": Entry(
+        "hpcfed.algorithms.global_model.fedrare:FedRare",
+        "FedAvg that contrasts rare classes in batches and with class vectors of all",
+        "wu2022fedrare",
+    ),
     "fed2": Entry(
         "hpcfed.algorithms.global_model.fed2:Fed2",
         "upper layers in groups by classes, averaged over the clients that have these",
@@ -152,6 +157,11 @@ ALGORITHMS = {
         "hpcfed.algorithms.proxies.fedkd:FedKD",
         "own and common model learn from each other; the common one travels in small factors",
         "wu2022",
+    ),
+    "ghn": Entry(
+        "hpcfed.algorithms.proxies.ghn:GHN",
+        "a common graph hyper-network makes the weights of each client's own model",
+        "litany2022",
     ),
     "fedkemf": Entry(
         "hpcfed.algorithms.proxies.fedkemf:FedKEMF",

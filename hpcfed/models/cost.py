@@ -1,7 +1,7 @@
 """What a model costs to compute, so that clients are placed on ranks by work and not by number."""
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -65,7 +65,7 @@ def _work(layer: nn.Module, out: Any) -> Work:
             tokens * layer.num_layers,
         )
     product = isinstance(layer, nn.Conv2d | nn.Linear) or makes_weight(layer)
-    dots = layer.weight[0].numel() if product else 0
+    dots = cast(torch.Tensor, layer.weight)[0].numel() if product else 0
     return Work(out.numel() * dots, out.numel(), 1)
 
 

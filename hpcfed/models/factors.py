@@ -167,7 +167,7 @@ def factorise(model: Model, how: How) -> Model:
         make = next((made for kind, made in kinds if isinstance(layer, kind)), None)
         if make:
             parent = model.get_submodule(path.rpartition(".")[0])
-            setattr(parent, path.rpartition(".")[2], make(layer, how))  # type: ignore[arg-type]
+            setattr(parent, path.rpartition(".")[2], make(layer, how))
     return model
 
 

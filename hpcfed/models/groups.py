@@ -83,7 +83,7 @@ def divide(model: Model, groups: int, depth: int) -> Model:
         if isinstance(layer, nn.BatchNorm2d):
             check_divisible(path, layer.num_features, groups)
             norm = nn.GroupNorm(groups, layer.num_features, layer.eps)
-            norm.divided = seen > depth
+            norm.divided = seen > depth  # type: ignore[assignment]
             setattr(parent, name, norm)
         elif isinstance(layer, nn.Conv2d | nn.Linear):
             seen += 1

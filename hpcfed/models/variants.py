@@ -97,9 +97,17 @@ def factorise_weights(
     return factorise(model, how)
 
 
+def make_weights(model: Model, hidden: str, rounds: str) -> Model:
+    """A graph hyper-network in the place of weights, see `hpcfed.models.hyper`."""
+    from hpcfed.models.hyper import generate
+
+    return generate(model, int(hidden), int(rounds))
+
+
 VARIANTS: dict[str, Callable[..., Model]] = {
     "pan": encode_positions,
     "predictor": add_predictor,
     "groups": divide_groups,
     "factors": factorise_weights,
+    "hyper": make_weights,
 }

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.global_model import fedrare
 from hpcfed.algorithms.public_data import heterossfl
 from hpcfed.comm import Serial
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
-from hpcfed.models import build, factors
+from hpcfed.core.params import Mean, Params
+from hpcfed.models import build, factors, hyper
 from hpcfed.models.groups import row_groups
 from hpcfed.models.variants import encode_units
 from tests.contract import toy
@@ -240,3 +242,115 @@ def test_the_divergence_of_sticks_is_the_integral(c: float, d: float):
     want = float(np.mean(q * np.log(q / p)))
     got = factors.stick_divergence(torch.tensor(c), torch.tensor(d), 4.0)
     assert float(got) == pytest.approx(want, rel=5e-3)
+
+
+PLAIN = [f for n in ("exponent", "intra", "inter") for f in (f"--algorithm.{n}", "0")]
+
+
+def test_fedrare_without_contrast_and_class_weights_is_fedavg():
+    flags = tuple(f for f in PLAIN if f)
+    outcome = toy.run(
+        Serial(), toy.given("fedrare", "--algorithm.inter_after", "10", *flags, *SMALL)
+    )
+    want = toy.run(Serial(), toy.given("fedavg", "--local.keep_optimiser", "true", *SMALL))
+    model = {n: v for n, v in outcome.state.items() if n != fedrare.VECTORS}
+    assert toy.differences(model, want.state) == []
+
+
+def described(means: list[list[float]], confidences: list[float | None]) -> torch.Tensor:
+    """The vector of one class, of what clients say of it; None: nobody predicts it there."""
+    rounds = toy.start(Serial(), toy.job("fedrare", *SMALL))
+    fed, keep = rounds.fed, Params({fedrare.VECTORS: torch.full((1, 2), torch.nan)})
+    parts = [
+        (
+            k,
+            Mean.of(
+                Params({fedrare.VECTORS: torch.tensor([mean])}),
+                Params(
+                    {fedrare.VECTORS: torch.tensor([[0.0 if c is None else np.exp(c)]]).float()}
+                ),
+            ),
+        )
+        for k, (mean, c) in enumerate(zip(means, confidences, strict=True))
+    ]
+    return fed.mean(parts, keep=keep, per="row", counted=False)[fedrare.VECTORS][0]
+
+
+def test_equal_confidences_make_the_plain_mean_and_one_client_its_own_vector():
+    two = [[1.0, 0.0], [0.0, 3.0]]
+    assert described(two, [0.3, 0.3]).tolist() == pytest.approx([0.5, 1.5])
+    assert described(two, [0.3, None]).tolist() == pytest.approx([1, 0])
+    surer = np.exp(1.0) / (np.exp(1.0) + 1)  # the softmax of 1 and 0
+    assert described(two, [1.0, 0.0]).tolist() == pytest.approx([surer, 3 * (1 - surer)])
+    assert described(two, [None, None]).isnan().all()
+
+
+def test_class_weights_are_one_on_average_over_the_classes_that_are_there():
+    w = fedrare.class_weights(torch.tensor([1, 8, 0]), 1.0)
+    assert w.tolist() == pytest.approx([16 / 9, 2 / 9, 0])
+
+
+def test_a_certain_prediction_has_confidence_one_and_a_uniform_one_zero():
+    p = torch.tensor([[0.0, 1.0, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 0.0]])
+    assert fedrare.confidence(p).tolist() == pytest.approx([1, 0, 0.25])
+
+
+def test_the_contrast_with_vectors_is_computed_among_those_that_are_known():
+    vectors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [torch.nan, torch.nan]])
+    z = torch.tensor([[2.0, 0.0], [0.0, 5.0]], requires_grad=True)
+    value = fedrare.to_vectors(z, torch.tensor([0, 2]), vectors, 1.0)  # nobody knows class 2
+    assert value.item() == pytest.approx(0.5 * np.log(1 + np.exp(-1)))
+    value.backward()
+    assert z.grad.isfinite().all()
+
+
+def test_a_single_rare_example_of_a_batch_gets_the_last_one_before_as_partner():
+    rounds = toy.start(Serial(), toy.job("fedrare", *SMALL))
+    client, queues = rounds.fed.clients[5], {1: None}
+    own = np.flatnonzero(client.train.labels == 1)
+    ask = lambda *rows: rounds.algorithm.partner(client, np.array(rows), queues, 1)  # noqa: E731
+    assert ask(own[0]) == -1  # nothing in the queue yet
+    assert ask(own[1]) == own[0] and ask(own[1]) == own[0]  # never itself
+    assert ask(own[2], own[3]) == -1 and queues[1].tolist() == own[[0, 1, 2, 3]].tolist()
+    assert ask(own[0]) == own[3]
+
+
+def test_hyper_networks_are_of_one_size_whatever_they_make():
+    fed = toy.start(Serial(), toy.job("ghn")).fed
+    assert len(set(fed.architectures)) > 3
+    shared = [fed.shapes(fed.job.algorithm.shared, k) for k in range(fed.K)]
+    assert len({tuple((n, v.shape) for n, v in one.items()) for one in shared}) == 1
+    rest = {n for k in range(fed.K) for n in fed.shapes(k=k)} - set(shared[0])
+    assert rest and all("running" in name for name in rest)  # no weight is a client's own
+
+
+def test_the_gradient_of_a_hyper_network_is_that_of_finite_differences():
+    net = model("mlp~hyper_4_2").double()
+    x = torch.randn(3, *toy.SHAPE, dtype=torch.float64, generator=rng.torch_stream(0, "x"))
+    params = list(net.parameters())
+    slope = torch.autograd.grad(net(x).square().sum(), params)
+    way = [torch.randn(p.shape, dtype=p.dtype, generator=rng.torch_stream(0, "w")) for p in params]
+
+    def moved(by: float) -> float:
+        with torch.no_grad():
+            for p, w in zip(params, way, strict=True):
+                p += by * w
+            value = net(x).square().sum().item()
+            for p, w in zip(params, way, strict=True):
+                p -= by * w
+        return value
+
+    want = (moved(1e-6) - moved(-1e-6)) / 2e-6
+    got = sum((g * w).sum().item() for g, w in zip(slope, way, strict=True))
+    assert got == pytest.approx(want, rel=1e-5) and all(g.any() for g in slope)
+
+
+def test_the_order_of_a_graphs_nodes_does_not_matter():
+    with rng.scoped(0, "hyper"):
+        net = hyper.Hyper(8, 2)
+    nodes, edges = hyper.describe(model("small"))
+    order = torch.tensor([4, 1, 5, 0, 2, 3])
+    states = net.encode(nodes, edges)
+    turned = net.encode(nodes[order], edges[order][:, order])
+    assert torch.allclose(turned, states[order], atol=1e-6)
+    assert not torch.allclose(net.encode(nodes, edges.T), states, atol=1e-3)

@@ -56,6 +56,7 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.distil_lr": 0.3,
     "algorithm.merges": 2,
     "algorithm.groups": 2,
+    "algorithm.rare_share": 0.9,
     "algorithm.ramp": 2,
     "algorithm.cliques": 2,
 }
@@ -75,6 +76,7 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.max_staleness",
     "algorithm.patience",
     "algorithm.mean_over",  # all take part here
+    "algorithm.queue",  # no class is rare
     "algorithm.final_epochs",  # after the last round, which is no part of a toy run
 }
 SHORT = (

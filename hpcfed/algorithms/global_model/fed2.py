@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import PositiveInt
 
 from hpcfed.algorithms.base import RoundBased, single_step
-from hpcfed.core.params import Mean, Params
+from hpcfed.core.params import Mean, Params, Per
 from hpcfed.models.groups import class_groups, row_groups
 from hpcfed.models.variants import name_variant
 
@@ -80,5 +80,5 @@ class Fed2(RoundBased):
 
     def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
         uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
-        per = "row" if self.paired else "mean"
+        per: Per = "row" if self.paired else "mean"
         return self.server(state, fed.mean(uploads, keep=state, per=per, last=True))

@@ -144,7 +144,7 @@ def likeness(prediction: Tensor, target: Tensor) -> Tensor:
     return F.cosine_similarity(prediction, target.detach()).mean()
 
 
-def fit_head(model: Any, x: Any, y: tuple[Tensor, Tensor]) -> Tensor:
+def fit_head(model: Any, x: Any, y: Any) -> Tensor:
     """Cross-entropy of the head alone; y: labels and representations."""
     labels, z = y
     return F.cross_entropy(model.head(z), labels)
