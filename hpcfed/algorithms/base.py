@@ -20,9 +20,8 @@ else stays as it is.
 
 `weight`, a client's in the mean, follows from the field `weighting`. Beside hooks a method declares
 what it is: `accepts`, `needs`, `views`, `local_defaults`, `keeps_stragglers`, `keeps_weights`,
-`trains_parts`, `draws_widths`, `samples_cohorts`, `formerly`, as a ClassVar or, where it hangs on
-an option, a
-property.
+`trains_parts`, `draws_widths`, `samples_cohorts`, `variants`, `formerly`, as a ClassVar or, where
+it hangs on an option, a property.
 """
 
 from __future__ import annotations
@@ -74,6 +73,9 @@ class Method(Part):
     trains_parts: ClassVar[Any] = True
     # bool, whether clients have another one of models.widths in each round, drawn anew
     draws_widths: ClassVar[Any] = False
+    # tuple of str, what clients' architectures have beside their names, in turn: the method's own
+    # change of them (hpcfed.models.variants), as "~pan_add_1_0.15"
+    variants: ClassVar[Any] = ("",)
     # whether partial work counts; else stragglers are left out of the round
     keeps_stragglers: ClassVar[bool] = False
     # whether clients keep weights of their own from round to round; None: where `shared` leaves

@@ -236,6 +236,11 @@ def find(name: str) -> Entry:
     return OwnEntry(name, "a model of your own")
 
 
+def plain(name: str) -> str:
+    """The name of a model without what a method changes of it: "cnn" of "cnn~pan_add_1_0.15"."""
+    return name.partition("~")[0]
+
+
 def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
     """Whether the models of this name take inputs of this shape; loads nothing.
 
@@ -244,7 +249,7 @@ def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
     Raises ConfigError if there is no model of that name, or it cannot take the shape.
     """
     for part in name.split("+"):
-        base, at, _ = part.partition("@")
+        base, at, _ = plain(part).partition("@")
         entry = find(base)
         if at and (entry.text or entry.modal):
             why = "its gates are not cut" if entry.text else "its encoders are not cut"

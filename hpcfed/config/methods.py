@@ -61,6 +61,21 @@ ALGORITHMS = {
         "representations drawn to the global model's and away from the own one's of before",
         "li2021moon",
     ),
+    "fedpan": Entry(
+        "hpcfed.algorithms.global_model.fedpan:FedPAN",
+        "FedAvg of networks whose units know their position",
+        "li2022fedpan",
+    ),
+    "fedrare": Entry(
+        "hpcfed.algorithms.global_model.fedrare:FedRare",
+        "FedAvg that contrasts rare classes in batches and with class vectors of all",
+        "wu2022fedrare",
+    ),
+    "fed2": Entry(
+        "hpcfed.algorithms.global_model.fed2:Fed2",
+        "upper layers in groups by classes, averaged over the clients that have these",
+        "yu2021fed2",
+    ),
     "fedmd": Entry(
         "hpcfed.algorithms.public_data.fedmd:FedMD",
         "clients agree on their scores of public examples",
@@ -75,6 +90,11 @@ ALGORITHMS = {
         "hpcfed.algorithms.public_data.feddf:FedDF",
         "FedAvg by architecture, then ensemble distillation",
         "lin2020",
+    ),
+    "heterossfl": Entry(
+        "hpcfed.algorithms.public_data.heterossfl:HeteroSSFL",
+        "clients learn without labels; kernels of their representations are drawn to the mean",
+        "makhija2022ssfl",
     ),
     "fccl": Entry(
         "hpcfed.algorithms.public_data.fccl:FCCL",
@@ -148,6 +168,11 @@ ALGORITHMS = {
         "own and common model learn from each other; the common one travels in small factors",
         "wu2022",
     ),
+    "ghn": Entry(
+        "hpcfed.algorithms.proxies.ghn:GHN",
+        "a common graph hyper-network makes the weights of each client's own model",
+        "litany2022",
+    ),
     "fedkemf": Entry(
         "hpcfed.algorithms.proxies.fedkemf:FedKEMF",
         "own models and small knowledge networks, which the server fuses on public data",
@@ -165,6 +190,11 @@ ALGORITHMS = {
     ),
     "pfedme": Entry(
         "hpcfed.algorithms.personal.pfedme:PFedMe", "personal models near a common one", "dinh2020"
+    ),
+    "waffle": Entry(
+        "hpcfed.algorithms.personal.waffle:WAFFLe",
+        "weights are products of common factors; which of them count is each client's own",
+        "hao2020waffle",
     ),
     "ditto": Entry(
         "hpcfed.algorithms.personal.ditto:Ditto",

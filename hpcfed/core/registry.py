@@ -45,8 +45,8 @@ def refuse_import(
     own: those that the user gives.  where: names the file, and advice says how the user gives them.
     """
     for name in (name for name in names if isinstance(name, str)):
-        for part in name.split("+"):  # of models: a+b, and sub-models a@0.5
-            base = part.partition("@")[0]
+        for part in name.split("+"):  # of models: a+b, and sub-models a@0.5, variants a~pan
+            base = part.partition("~")[0].partition("@")[0]
             if ":" in base and base not in own and base.partition(":")[0] not in LIBRARIES:
                 raise ConfigError(
                     f"{where} names {base}: its module would be imported, and what it says run; "

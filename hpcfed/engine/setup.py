@@ -18,6 +18,7 @@ from hpcfed.clients.profiles import Profiles
 from hpcfed.clients.store import ClientStore
 from hpcfed.clients.traces import Trace
 from hpcfed.comm.agree import on_all_ranks
+from hpcfed.config.architectures import plain
 from hpcfed.config.metrics import choose
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, DataError
@@ -122,7 +123,7 @@ def one_width(job: Job, kinds: list[str], shape: tuple[int, ...], classes: int) 
     if job.algorithm.accepts != "a common head" or not any(":" in kind for kind in kinds):
         return
     d = job.models.d
-    bases = sorted({parse(kind).base for kind in kinds})
+    bases = sorted({plain(parse(kind).base) for kind in kinds})
     widths = {base: models.represents(base, shape, classes, d) for base in bases}
     if len(set(widths.values())) > 1:
         told = ", ".join(f"{base} {width}" for base, width in widths.items())

@@ -18,6 +18,7 @@ from hpcfed.config.architectures import Entry as Entry
 from hpcfed.config.architectures import check as check
 from hpcfed.config.architectures import find as find
 from hpcfed.config.architectures import parse_modal as parse_modal
+from hpcfed.config.architectures import plain as plain
 from hpcfed.core.shapes import Shapes, values
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def represents(name: str, shape: tuple[int, ...], classes: int, d: int) -> int:
     import torch
 
     if ":" not in name:
-        return values(shape) if name == "logistic" else d
+        return values(shape) if plain(name) == "logistic" else d
     with torch.device("meta"):
         return build(name, shape, classes, d).head.in_features
 
@@ -48,7 +49,8 @@ def build(
     """A new model, in train mode, on torch's default device.
 
     name: one of MODELS, "torchvision:NAME", "timm:NAME", or "module:function" or "module:Class";
-    with "@0.5" its sub-model of half the width; "a+b": the pair of the models a and b.
+    with "@0.5" its sub-model of half the width; "a+b": the pair of the models a and b;
+    with "~..." what a method changes of it (`hpcfed.models.variants`).
     shape: one example, [channels, height, width] for images, `Shapes` where there are several
     modalities; the model then takes a dict of tensors.  classes: C.  d: width of the
     representation; logistic regression and a user's whole model have no layer that could set it,
@@ -67,7 +69,8 @@ def build(
         return Pair(
             *(build(part, shape, classes, d, relu_head, vocabulary) for part in (first, proxy))  # type: ignore[arg-type]
         )
-    base, at, width = name.partition("@")
+    whole, at, width = name.partition("@")
+    base, changed, variant = whole.partition("~")
     target = find(base).load()
     if ":" in base:
         model = build_own(base, target, shape, classes, d, relu_head)
@@ -78,6 +81,10 @@ def build(
         else:
             body = target(shape, d, *([vocabulary] if vocabulary else []))
         model = Model(body, Head(values(shape) if base == "logistic" else d, classes, relu_head))
+    if changed:
+        from hpcfed.models.variants import change
+
+        model = change(model, variant, shape)
     if at:
         from hpcfed.models.widths import narrow
 

@@ -49,16 +49,24 @@ def by_mix(job: Job) -> tuple[str, ...]:
     """The architecture of each client by [models] alone."""
     mix, widths = job.models.mix, job.models.widths
     proxy = f"+{job.models.proxy}" if "proxy" in job.algorithm.needs else ""
-    kinds = {
-        (own, width): architecture_name(own, width) + proxy for own in mix for width in widths
-    }  # one object for all clients
+    variants = job.algorithm.variants
+    kinds = {  # one object for all clients
+        (own, width, variant): architecture_name(own + variant, width) + proxy
+        for own in mix
+        for width in widths
+        for variant in variants
+    }
     if job.models.assign == "random":
         drawn = lambda k, name, ways: ways[rng.stream(job.seed, name, k).integers(len(ways))]  # noqa: E731
         return tuple(
-            kinds[drawn(k, "models", mix), drawn(k, "widths", widths)] for k in range(job.clients)
+            kinds[drawn(k, "models", mix), drawn(k, "widths", widths), variants[k % len(variants)]]
+            for k in range(job.clients)
         )
     return tuple(
-        kinds[pair] for pair in islice(zip(cycle(mix), cycle(widths), strict=False), job.clients)
+        kinds[own]
+        for own in islice(
+            zip(cycle(mix), cycle(widths), cycle(variants), strict=False), job.clients
+        )
     )
 
 

@@ -1,7 +1,7 @@
 """What a model costs to compute, so that clients are placed on ranks by work and not by number."""
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -42,7 +42,7 @@ def work(
     with rng.scoped(0, "work"), torch.no_grad():
         model = build(name, shape, classes, d, vocabulary=vocabulary).eval()
         for module in model.modules():
-            if not list(module.children()):
+            if not list(module.children()) or makes_weight(module):
                 module.register_forward_hook(lambda m, _, y: parts.append(_work(m, y)))
         model(zeros(shape, 1, vocabulary))
     return Work(*map(sum, zip(*parts, strict=True)))
@@ -65,8 +65,14 @@ def _work(layer: nn.Module, out: Any) -> Work:
             tokens * layer.num_layers * gates * layer.hidden_size,
             tokens * layer.num_layers,
         )
-    dots = layer.weight[0].numel() if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear) else 0
+    product = isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear) or makes_weight(layer)
+    dots = cast(torch.Tensor, layer.weight)[0].numel() if product else 0
     return Work(out.numel() * dots, out.numel(), 1)
+
+
+def makes_weight(layer: nn.Module) -> bool:
+    """Whether a layer computes its weight from other tensors, instead of having it."""
+    return hasattr(type(layer), "weight")
 
 
 def cost(

@@ -92,17 +92,21 @@ class Parts:
         kept = {name for name, _ in model.named_buffers() if self.wanted(name)}
         for path, module in list(model.named_modules()):
             prefix = f"{path}." if path else ""
-            freeze(module, lambda name, p=prefix: not self.wanted(p + name), prefix, base)
+            freeze(module, partial(self.is_frozen, prefix), prefix, base)
         for module, name in layers:
             parametrize.register_parametrization(
                 module, name, Lora(getattr(module, name), self.lora)
             )
         model.frozen = frozenset(n for n, _ in model.named_buffers()) - kept  # type: ignore[assignment]
 
+    def is_frozen(self, prefix: str, name: str) -> bool:
+        """Whether the tensor of this name in the module at this prefix is not trained."""
+        return not self.wanted(prefix + name)
+
     def adapted(self, model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
         """The matrices that LoRA adds to: of linear and attention layers, where they are frozen."""
         for path, module in model.named_modules():
-            names = ("weight",) if isinstance(module, nn.Linear) else ()
+            names: tuple[str, ...] = ("weight",) if isinstance(module, nn.Linear) else ()
             names = ATTENTION if isinstance(module, nn.MultiheadAttention) else names
             for name in names:
                 if getattr(module, name, None) is not None and not self.wanted(f"{path}.{name}"):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from hpcfed.config.architectures import plain
 from hpcfed.report.catalogue import keys, registry
 from hpcfed.report.references import bibtex
 from hpcfed.storage.results import Record, load
@@ -18,7 +19,7 @@ def citation_keys(record: Record) -> list[str]:
         ("algorithms", job["algorithm"]["name"]),
         ("datasets", job["data"]["name"]),
         ("partitions", job["data"]["partition"]),
-        *(("models", name) for name in record.header["architectures"]),
+        *(("models", plain(name)) for name in record.header["architectures"]),
     ]
     entries = [registry(kind)[name] for kind, name in names if name in registry(kind)]
     return list(dict.fromkeys(["hpcfed", *(key for entry in entries for key in keys(entry))]))

@@ -209,3 +209,18 @@ def gaussian_divergence(m1: Tensor, s1: Tensor, m2: Tensor, s2: Tensor) -> Tenso
     log(s2 / s1) + (s1^2 + (m1 - m2)^2) / (2 s2^2) - 1/2.
     """
     return (s2 / s1).log() + (s1.square() + (m1 - m2).square()) / (2 * s2.square()) - 0.5
+
+
+def to_vectors(z: Tensor, y: Tensor, vectors: Tensor, tau: float) -> Tensor:
+    """Mean over examples of -log softmax_c(z . v_c / tau) at their class, among known vectors.
+
+    z: [n, d], scaled to length 1 here.  vectors: [C, d], rows of length 1 or nan; an example whose
+    class has none contributes 0.  FedRare, public code (wnn2000/FedRare).
+    """
+    known = ~vectors.isnan().any(1)
+    z = F.normalize(raised(z), dim=1)
+    with full(z.device):
+        similar = z @ vectors.nan_to_num().T / tau
+    share = F.log_softmax(similar.masked_fill(~known, torch.finfo(similar.dtype).min), 1)
+    own = share.gather(1, y[:, None])[:, 0]
+    return -torch.where(known[y], own, 0.0).sum() / len(y)

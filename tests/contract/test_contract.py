@@ -44,6 +44,8 @@ FASTER = {  # neutral settings where those of toy.toml do not serve
     "scaffold": ("--local.lr", "0.1"),
     "fednova": ("--local.lr", "0.1"),
     "pfedbayes": ("--algorithm.zeta", "0.01"),  # of few examples it weighs as 1 / n
+    "ghn": ("--local.lr", "0.0015"),  # one step moves all weights at once
+    "waffle": ("--algorithm.kl", "0.01"),  # so too
     "pfedme": ("--algorithm.lam", "1", "--algorithm.eta", "0.5"),
 }
 # methods whose bytes depend on what is learnt: they announce the most that can be

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpcfed.algorithms.public_data import alignment, fedhenn
+from hpcfed.algorithms.public_data import alignment, fedhenn, kernels
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
@@ -186,7 +186,7 @@ def test_recurrent_layers_keep_the_mode_that_gradients_need_and_the_others_do_no
 
 def test_the_mean_kernel_is_the_mean_of_all_clients_kernels(monkeypatch: pytest.MonkeyPatch):
     rounds = begun()
-    monkeypatch.setattr(fedhenn, "STRIP", 5)  # 32 examples: strips of 5, the last of 2
+    monkeypatch.setattr(kernels, "STRIP", 5)  # 32 examples: strips of 5, the last of 2
     want = sum(kernel(rounds, k).double() for k in range(6)) / 6
     got = fedhenn.mean_of_kernels(rounds.fed, *parts(rounds), 32)
     assert torch.allclose(got.double(), want, rtol=1e-4, atol=1e-4)

@@ -44,6 +44,7 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
     "fccl": ("--algorithm.pretrain_epochs", "1"),
     "fedbuff": ("--algorithm.K", "2"),
     "fedcompass": ("--algorithm.min_steps", "1"),
+    "fedrare": ("--algorithm.inter_after", "1"),
 }
 FOR_MOST = ("--local.keep_optimiser", "--local.epochs")  # flags that some methods refuse
 MEASURED = ("clients/seconds", "rounds/seconds", "ranks/")  # columns that differ from run to run

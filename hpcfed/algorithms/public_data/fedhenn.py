@@ -16,8 +16,7 @@ the first round has none, and the last trains all clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, single_step
 from hpcfed.algorithms.public_data.alignment import Distance, add_alignment
+from hpcfed.algorithms.public_data.kernels import BYTES, Kernel, mean_of_kernels
 from hpcfed.core.params import Mean, Params
 from hpcfed.training import similarity
 from hpcfed.training.infer import outputs, represent
@@ -44,9 +44,6 @@ GROWTH: dict[str, Callable[[int], float]] = {
     "sqrt": math.sqrt,
     "linear": float,
 }
-STRIP = 256  # rows of the kernels that are averaged at a time, at most,
-MEMORY = 1 << 28  # and as few as fit into so many bytes for all clients together
-BYTES = 4  # of a float32
 PREVIOUS = "previous"  # in the state: whether each client was in the last round's cohort, [K]
 
 
@@ -214,47 +211,6 @@ def cka_to(target: Tensor, method: FedHeNN) -> Distance:
     return lambda z: 1 - similarity.cka(similarity.rbf_kernel(z, method.bandwidth), target)
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """The kernel of a representation z [L, d], factor * k(z_p, z_q), of which only strips are in
-    memory.
-
-    precision: 1 / (2 sigma^2) of an RBF kernel; None: linear.
-    """
-
-    z: Tensor
-    precision: Tensor | None = None
-    factor: Tensor | float = 1.0
-
-    @classmethod
-    def of(cls, z: Tensor, method: FedHeNN) -> Kernel:
-        """The kernel of that kind, with kernel_norm = "frobenius" such that its centred form has
-        length 1.
-
-        One that is constant up to rounding becomes 0: scaled, that rounding would count as much as
-        the others.
-        """
-        rbf = method.kernel == "rbf"
-        made = cls(
-            z,
-            similarity.precision(similarity.squared_distances(z, z), method.bandwidth)
-            if rbf
-            else None,
-        )
-        if method.kernel_norm == "none":
-            return made
-        whole = made.rows(0, len(z))
-        length = similarity.length(similarity.centre_kernel(whole), whole).to(z.dtype)
-        return cls(z, made.precision, torch.where(length == 0, 0.0, 1 / length))
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Rows start..stop-1 from the diagonal on, [stop - start, L - start]."""
-        few, rest = self.z[start:stop], self.z[start:]
-        if self.precision is None:
-            return self.factor * (few @ rest.T)
-        return self.factor * torch.exp(-self.precision * similarity.squared_distances(few, rest))
-
-
 def mean_of_clients(
     fed: Federation, rad: Shard, cohort: list[int], members: list[int], method: FedHeNN
 ) -> Tensor | None:
@@ -301,28 +257,6 @@ def kernel_weight(client: Client, method: FedHeNN) -> float:
     """The client's weight in the mean kernel."""
     capacity = client.skeleton.layout.n_params
     return float({"uniform": 1, "samples": client.n, "capacity": capacity}[method.client_weights])
-
-
-def mean_of_kernels(
-    fed: Federation, kernels: Mapping[int, Kernel], weights: Mapping[int, float], size: int
-) -> Tensor:
-    """The exact weighted mean of all clients' kernels, [L, L], symmetric; collective, nothing is
-    counted.
-
-    kernels, weights: of this rank's clients, by id.  size: L.
-    """
-    whole = torch.zeros(size, size, device=fed.device)
-    strip = max(
-        1, min(STRIP, MEMORY // (BYTES * size * fed.K))
-    )  # of all clients, so that all ranks agree
-    for start in range(0, size, strip):
-        stop = min(start + strip, size)
-        parts = (
-            (k, Mean.of(Params(kernel=v.rows(start, stop)), weights[k])) for k, v in kernels.items()
-        )
-        keep = Params(kernel=whole[start:stop, start:])
-        whole[start:stop, start:] = fed.mean(parts, keep=keep, counted=False)["kernel"]
-    return whole.triu() + whole.triu(1).T
 
 
 def kernel_traffic(fed: Federation, k: int, method: FedHeNN) -> tuple[int, int]:

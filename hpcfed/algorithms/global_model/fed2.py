@@ -1,0 +1,84 @@
+"""Fed2: the upper layers of the network are divided into groups, each for some of the classes, and
+groups are averaged over the clients that have those classes.
+
+Yu et al. (Fed2: Feature-Aligned Federated Learning), KDD 2021, arXiv:2111.14248. Layers below the
+decoupling depth are common. Above it convolutions and linear layers are in G groups that do not see
+each other, and the logit of a class reads the features of its group alone, so that its gradient
+reaches no other group. GroupNorm takes the place of batch normalisation. Clients minimise
+cross-entropy. The server averages the common layers over all clients, and group g over those that
+hold examples of its classes ("feature paired averaging"); a group that nobody holds stays as it is.
+Class c belongs to group floor(c G / C). Rests on the abstract and on notes about the paper: no code
+is public, and its numbers are not known here. Deviations: the paper finds the depth by the variance
+of features over classes, here it is a field; a client holds a group if it has an example of one of
+its classes, and which these are (C bits) is not counted as traffic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import PositiveInt
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core.params import Mean, Params, Per
+from hpcfed.models.groups import class_groups, row_groups
+from hpcfed.models.variants import name_variant
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+
+class Fed2(RoundBased):
+    """groups = 1 is FedAvg, bit for bit."""
+
+    groups: PositiveInt = 4
+    """G, groups of features; it divides all widths above the depth, and models.d."""
+    depth: PositiveInt = 1
+    """Decoupling depth: so many convolutions and linear layers are common, those above in
+    groups.
+    """
+    pairing: Literal["classes", "none"] = "classes"
+    """Groups are averaged over the clients with examples of their classes, or over all clients."""
+
+    @property
+    def variants(self) -> Any:
+        return ("",) if self.groups == 1 else (name_variant("groups", self.groups, self.depth),)
+
+    @property
+    def paired(self) -> bool:
+        """Whether a client may send some groups only."""
+        return self.groups > 1 and self.pairing == "classes"
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if self.groups == 1:
+            why = "groups = 1: nothing is divided"
+            found |= {"algorithm.depth": why, "algorithm.pairing": why}
+        return found
+
+    def rows(self, fed: Federation, k: int) -> dict[str, np.ndarray]:
+        """By name of a tensor in the divided part: the rows that client k sends."""
+        if not self.paired:
+            return {}
+        mine = np.flatnonzero(fed.label_counts[k])
+        held = np.unique(class_groups(fed.classes, self.groups)[mine])
+        of_rows = row_groups(fed.module(fed.architectures[k]).model)
+        return {name: np.flatnonzero(np.isin(of, held)) for name, of in of_rows.items()}
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        values, rows = fed.shapes(k=k), self.rows(fed, k)
+        sent = sum(v.nbytes // len(v) * len(rows.get(n, v)) for n, v in values.items())
+        return values.nbytes, sent
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        (whole,), rows = super().local(fed, client, state, t).parts, self.rows(fed, client.id)
+        value = Params({n: v[rows[n]] if n in rows else v for n, v in whole.value.items()})
+        return Mean.of(value, whole.weight, {name: (at,) for name, at in rows.items()})
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        per: Per = "row" if self.paired else "mean"
+        return self.server(state, fed.mean(uploads, keep=state, per=per, last=True))

@@ -1,0 +1,187 @@
+"""FedRare: FedAvg for data with rare classes, whose clients contrast classes among themselves and
+with class vectors of all.
+
+Wu et al. (Federated Learning for Rare Disease Classification), whose public code is
+wnn2000/FedRare; the paper was not at hand, all of this rests on that code. A client minimises
+cross-entropy, with class c weighted by n_c^-1.2, + the supervised contrastive loss of its
+representations (Khosla et al., 2020, arXiv:2004.11362) + w times the same against the global
+vectors of the classes alone, with w = 0 in the first 10 rounds. Where a batch holds a single
+example of a rare class, one of the last 10 such examples of the client joins it. The client sends
+its model, the mean representation of its correctly predicted examples of each class, and the
+confidence in it, the mean of sum_j (max p - p_j) / (C - 1). The global vector of a class is the
+mean of these, by softmax over clients of confidence / T, at length 1; a class that nobody predicts
+keeps its vector. Adam's moments stay with the clients. Deviations: the representation itself is
+contrasted, without a projection; n_c are the client's counts, the weights 1 on average over its
+classes; a class is rare if it has less than rare_share of all examples (the code names two classes
+and four clients); vectors are unknown until somebody sends them (there random).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import class_sums, outputs
+from hpcfed.training.local import LocalSteps
+from hpcfed.training.losses import supcon, to_vectors
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+VECTORS = "vectors"  # in the state: of the classes, [C, d], nan where nobody has sent one yet
+FLOAT = 4  # bytes
+
+
+class FedRare(RoundBased):
+    """exponent = intra = inter = 0 is FedAvg, bit for bit."""
+
+    local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}
+
+    exponent: NonNegativeFloat = 1.2
+    """Cross-entropy weighs class c by its number of examples to the power of minus this."""
+    intra: NonNegativeFloat = 1.0
+    """Weight of the contrastive loss within a batch."""
+    inter: NonNegativeFloat = 2.0
+    """Weight of the contrastive loss against the global vectors of the classes."""
+    inter_after: NonNegativeInt = 10
+    """Rounds before that loss begins."""
+    tau: PositiveFloat = 0.07
+    """Temperature of both."""
+    confidence_tau: PositiveFloat = 1.0
+    """T, temperature of the clients' confidences, by which class vectors are weighted."""
+    rare_share: Share = 0.05
+    """A class is rare if it has less than this share of all training examples."""
+    queue: PositiveInt = 10
+    """Examples of each rare class from which a partner is taken."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if not self.intra and not self.inter:
+            found["algorithm.tau"] = "intra = inter = 0: nothing is contrasted"
+        if not self.inter:
+            why = "inter = 0: the vectors are not used"
+            found |= {f"algorithm.{name}": why for name in ("inter_after", "confidence_tau")}
+        return found
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        values = fed.shapes(k=k)
+        vectors = values["head.weight"].nbytes  # of the same shape, [C, d]
+        return values.nbytes + vectors, values.nbytes + vectors + FLOAT * fed.classes
+
+    def init(self, fed: Federation) -> Params:
+        first = fed.initial()
+        unknown = torch.full_like(first["head.weight"], torch.nan)
+        return Params({**first, VECTORS: unknown})
+
+    def receive(self, client: Client, state: Params) -> None:
+        client.load(state.pick(lambda name: name != VECTORS))
+
+    def loss(self, client: Client, state: Params, model: Any, x: Any, y: Tensor) -> Tensor:
+        """state: `weights` of the classes, [C], and, where they count, their vectors."""
+        z = model.body(x)
+        value = F.cross_entropy(model.head(z), y, state.get("weights"))
+        if self.intra:
+            value = value + self.intra * supcon(z, y, self.tau)
+        if VECTORS in state:
+            value = value + self.inter * to_vectors(z, y, state[VECTORS], self.tau)
+        return value
+
+    def terms(self, fed: Federation, client: Client, given: Params, t: int) -> Params:
+        """What the loss takes beside the batch."""
+        found = Params()
+        counts = torch.as_tensor(fed.label_counts[client.id], device=fed.device)
+        if self.exponent:
+            found["weights"] = class_weights(counts, self.exponent)
+        if self.inter and t >= self.inter_after:
+            found[VECTORS] = given[VECTORS]
+        return found
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        given = fed.down(client, state)
+        self.receive(client, given)
+        loss = partial(self.loss, client, self.terms(fed, client, given, t))
+        rare = rare_classes(fed, self.rare_share) if self.intra else []
+        queues = {c: client.memory.get(f"queue {c}") for c in rare}
+        with LocalSteps(fed, client, t) as steps:
+            for batch in steps:
+                x, y = batch
+                rows = [r for c in rare if (r := self.partner(client, steps.rows, queues, c)) >= 0]
+                if rows:
+                    other, label = client.train.batch(np.array(rows))
+                    x, y = torch.cat([x, fed.prepare(other)]), torch.cat([y, label])
+                steps.descend(steps.value(loss, x, y))
+        client.memory |= {f"queue {c}": q for c, q in queues.items() if q is not None}
+        means, weights = self.describe(fed, client)
+        model = Mean.of(client.params(), self.weight(client))
+        return model + Mean.of(Params({VECTORS: means}), Params({VECTORS: weights}))
+
+    def partner(
+        self, client: Client, rows: np.ndarray, queues: dict[int, Tensor | None], c: int
+    ) -> int:
+        """The position of an earlier example of class c, if the batch holds exactly one of it; else
+        -1. The batch's examples of the class go to the end of its queue.
+        """
+        new = rows[client.train.labels[rows] == c]
+        kept = queues[c]
+        old = np.zeros(0, np.int64) if kept is None else kept.numpy()
+        old = old[~np.isin(old, new)]
+        joined = np.concatenate([old, new])
+        if len(joined):
+            queues[c] = torch.from_numpy(joined[-self.queue :].astype(np.int64))
+        return int(old[-1]) if len(new) == 1 and len(old) else -1
+
+    def describe(self, fed: Federation, client: Client) -> tuple[Tensor, Tensor]:
+        """The mean representation of the correctly predicted examples of each class, [C, d], and
+        exp(confidence / T), [C, 1]; 0 in both for a class of which there are none.
+        """
+        model = client.model.eval()
+        z = outputs(fed, model.body, client.train)
+        fed.tallies[client.id].work += client.n / 3
+        with torch.no_grad():
+            p = F.softmax(model.head(z), 1)
+        labels = client.train.labels
+        right = (p.argmax(1).cpu().numpy() == labels).nonzero()[0]
+        sums, count = class_sums(z[right], labels[right], fed.classes)
+        sure, _ = class_sums(confidence(p[right])[:, None], labels[right], fed.classes)
+        there, n = (count > 0)[:, None], count.clamp(min=1)[:, None]
+        weights = torch.where(there, (sure / n / self.confidence_tau).exp(), 0.0)
+        return (sums / n).float(), weights.float()
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        mean = fed.mean(uploads, keep=state, per="row", last=True)
+        return Params({**mean, VECTORS: F.normalize(mean[VECTORS], dim=1)})
+
+
+def class_weights(counts: Tensor, exponent: float) -> Tensor:
+    """Weights of the classes, [C]: counts^-exponent, 1 on average over those that have examples; 0
+    for the others.
+    """
+    raw = torch.where(counts > 0, counts.clamp(min=1).double() ** -exponent, 0.0)
+    return (raw * (counts > 0).sum() / raw.sum()).float()
+
+
+def rare_classes(fed: Federation, share: float) -> list[int]:
+    """The classes with less than this share of all clients' examples, but with some."""
+    counts = np.zeros(fed.classes, np.int64)
+    for k in range(fed.K):
+        counts += fed.label_counts[k]
+    return np.flatnonzero((counts > 0) & (counts < share * counts.sum())).tolist()
+
+
+def confidence(p: Tensor) -> Tensor:
+    """sum_j (max p - p_j) / (C - 1) of each row: 1 for a certain prediction, 0 for a uniform one.
+
+    p: [n, C].
+    """
+    return (p.max(1, keepdim=True).values - p).sum(1) / max(1, p.shape[1] - 1)

@@ -1,0 +1,80 @@
+"""WAFFLe: weights are products of factors that all clients share and of scores that each has for
+itself; few factors serve each client.
+
+Hao et al. (WAFFLe: Weight Anonymized Factorization for Federated Learning), 2020, arXiv:2008.05687
+(not WAFFLE, Beaussart et al., 2021, arXiv:2110.06978). The weight of a layer of client k is W_k =
+W_a diag(b_k r_k) W_b; W_a and W_b are averaged by the server, each by itself, r_k (real) and b_k
+(binary) stay with the client. b_k has the prior of an Indian buffet process, in sticks: pi_f is the
+product of v_1 ... v_f with v ~ Beta(alpha, 1). The client minimises cross-entropy + (kl / n_k) (KL
+of the sticks' Kumaraswamy posterior + KL of b's Bernoulli posterior), in training with relaxed
+draws of b and one draw of the sticks, and predicts with the factors whose posterior is above 1/2.
+Rests on the abstract; the rest is recalled, and no code is public: the number of factors (120), the
+prior and the temperature are this project's. Deviations: r_k is a point, without prior; biases and
+batch normalisation are shared as in FedAvg; convolutions are factorised as matrices [out, in *
+height * width].
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.core.params import Mean, Params
+from hpcfed.models.factors import SCORES, divergence
+from hpcfed.models.variants import name_variant
+from hpcfed.training.local import sgd
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+
+class WAFFLe(RoundBased):
+    """With personal = false nobody has scores: FedAvg of the factors, bit for bit."""
+
+    factors: PositiveInt = 120
+    """F, factors of each layer."""
+    alpha: PositiveFloat = 4.0
+    """Of the prior, Beta(alpha, 1) for each stick: the larger, the more factors are likely."""
+    kl: NonNegativeFloat = 1.0
+    """Weight of the divergence from the prior; 0: all factors cost nothing."""
+    temperature: PositiveFloat = 0.67
+    """Of the relaxed draws of b: the smaller, the nearer to 0 and 1."""
+    personal: bool = True
+    """Clients have scores; else all of them are 1 and stay so."""
+
+    @property
+    def variants(self) -> Any:
+        return (name_variant("factors", self.factors, self.alpha, self.temperature, self.personal),)
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if not self.personal:
+            names = ("alpha", "kl", "temperature")
+            found |= {
+                f"algorithm.{name}": "personal = false: there are no scores" for name in names
+            }
+        elif not self.kl:
+            found["algorithm.alpha"] = "kl = 0: the prior counts for nothing"
+        return found
+
+    def shared(self, name: str) -> bool:
+        return name.rpartition(".")[2] not in SCORES
+
+    def loss(self, client: Client, state: Params, model: Any, x: Any, y: Tensor) -> Tensor:
+        value = super().loss(client, state, model, x, y)
+        if not self.personal or not self.kl:
+            return value
+        return value + self.kl * state["share"] * divergence(model)
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        self.receive(client, fed.down(client, state))
+        share = Params(share=torch.tensor(1 / client.n, device=fed.device))
+        sgd(fed, client, t, partial(self.loss, client, share))
+        return Mean.of(client.params(self.shared), self.weight(client))

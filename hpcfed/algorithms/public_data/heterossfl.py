@@ -1,0 +1,150 @@
+"""Hetero-SSFL: clients with different models learn without labels, each from two views of its
+examples, and their representations of common examples are drawn to the mean of all.
+
+Makhija et al. (Federated Self-supervised Learning for Heterogeneous Clients), 2022,
+arXiv:2205.12493: FedHeNN without labels. Client k minimises SSL_k(w_k) + mu (1 - CKA(K_k, K)) with
+the linear kernel K_k = Z_k Z_k^T of its representations of unlabelled examples that all clients
+have (RAD), and the mean K of the kernels that the cohort sends at the start of the round, which is
+constant in it. Weights are not exchanged. SSL is SimSiam's (Chen and He, CVPR 2021,
+arXiv:2011.10566, eq. 2): 1 - cos(h(z_1), z_2) / 2 - cos(h(z_2), z_1) / 2 with a predictor h of each
+client, and no gradient through the second arguments. Rests on the abstract and on one file of a
+third-party port: no code of the authors is public; the values of mu and of the number of examples
+are this project's. Deviations: z is the representation, without a projection network; the predictor
+has no batch normalisation; kernels have length 1 before they are averaged, so that none outweighs
+the others. To be evaluated each client fits its head to its labels after each round, on
+representations of the trained body, which never sees a label.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.public_data.alignment import add_alignment
+from hpcfed.algorithms.public_data.kernels import BYTES, Kernel, mean_of_kernels
+from hpcfed.clients.client import Paired
+from hpcfed.core.params import Params
+from hpcfed.models.variants import name_variant
+from hpcfed.training import similarity
+from hpcfed.training.infer import represent
+from hpcfed.training.local import sgd
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client, Shard
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.training.local import Loss
+
+
+class HeteroSSFL(RoundBased):
+    """mu = 0 is self-supervised training of each client alone, bit for bit."""
+
+    accepts: ClassVar[str] = "any models"
+    needs: ClassVar[tuple[str, ...]] = ("public",)
+    views: ClassVar[int] = 2
+    keeps_weights: ClassVar[bool | None] = True
+    variants: ClassVar[tuple[str, ...]] = (name_variant("predictor"),)
+    kernel: ClassVar[str] = "linear"  # as `Kernel` asks
+    bandwidth: ClassVar[float] = 1.0
+
+    mu: NonNegativeFloat = 1.0
+    """Weight of the distance to the mean kernel; 0: clients train alone."""
+    rad_size: PositiveInt = 1000
+    """Public examples drawn each round; all where there are fewer."""
+    kernel_norm: Literal["frobenius", "none"] = "frobenius"
+    """Average kernels each at length 1, so that none outweighs the others, or as they are."""
+    upload: Literal["kernel", "representations"] = "kernel"
+    """What is sent: the half of a kernel, or the representations, of which the server makes it."""
+    probe_epochs: PositiveInt = 1
+    """Epochs in which a client fits its head to its labels after its training of a round."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        found["algorithm.weighting"] = "models are not averaged, and kernels weigh alike"
+        if not self.mu:
+            names = ("rad_size", "kernel_norm", "upload")
+            found |= {f"algorithm.{name}": "mu = 0: there is no distance" for name in names}
+        return found
+
+    def shared(self, name: str) -> bool:
+        return False
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        if not self.mu:
+            return 0, 0
+        size = min(self.rad_size, len(fed.public))
+        return BYTES * size**2, self.upload_bytes(size, fed.shapes(k=k)["head.weight"].shape[1])
+
+    def upload_bytes(self, size: int, d: int) -> int:
+        """Bytes of a kernel [size, size], of which one half is sent, or of representations."""
+        return BYTES * (size * (size + 1) // 2 if self.upload == "kernel" else size * d)
+
+    def loss(self, client: Client, state: Params, model: Any, x: Any, y: Any) -> Tensor:
+        one, two = (model.body(view) for view in x)
+        return 1 - 0.5 * (likeness(model.predictor(one), two) + likeness(model.predictor(two), one))
+
+    def mean_kernel(self, fed: Federation, rad: Shard, cohort: list[int]) -> Tensor:
+        """The mean of the cohort's kernels, made ready as a target, [L, L]; collective."""
+
+        def represented(client: Client) -> Tensor:
+            return represent(fed, client, rad)
+
+        kernels = {}
+        for k, z in fed.stream(cohort, represented):
+            kernels[k] = Kernel.of(z, self)
+            size = self.upload_bytes(*z.shape)
+            fed.exchange.upload(k, {"representation": z}, size)
+        weights = dict.fromkeys(kernels, 1.0)
+        return similarity.normalise_kernel(mean_of_kernels(fed, kernels, weights, len(rad)))
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        rad = mean = None
+        if self.mu:
+            rad = fed.public.pick(fed.draw_public(t, self.rad_size))
+            mean = self.mean_kernel(fed, rad, cohort)
+        fed.run(cohort, lambda client: self.train(fed, client, state, t, rad, mean))
+        return state
+
+    def train(
+        self,
+        fed: Federation,
+        client: Client,
+        state: Params,
+        t: int,
+        rad: Shard | None,
+        mean: Tensor | None,
+    ) -> None:
+        """One client's round: without labels, and then its head."""
+        loss: Loss = partial(self.loss, client, state)
+        if rad is not None and mean is not None:
+            target = fed.down(client, mean)
+            distance = lambda z: 1 - similarity.cka_to_kernel(z, target)  # noqa: E731
+            loss = add_alignment(fed, client, loss, rad, distance, self.mu)
+        sgd(fed, client, t, loss, views=self.views)
+        z = represent(fed, client, client.train)
+        sgd(
+            fed,
+            client,
+            t,
+            fit_head,
+            data=Paired(client.train, z, with_labels=True),
+            only=lambda name: name.startswith("head."),
+            epochs=self.probe_epochs,
+            phase="probe",
+        )
+
+
+def likeness(prediction: Tensor, target: Tensor) -> Tensor:
+    """Mean cosine of the rows of two [n, d]; the second is a constant."""
+    return F.cosine_similarity(prediction, target.detach()).mean()
+
+
+def fit_head(model: Any, x: Any, y: Any) -> Tensor:
+    """Cross-entropy of the head alone; y: labels and representations."""
+    labels, z = y
+    return F.cross_entropy(model.head(z), labels)

@@ -1,0 +1,177 @@
+"""Networks whose weights are products of common factors, of which each client has scores of its
+own: WAFFLe.
+
+W = W_a diag(b r) W_b with W_a [outputs, F], W_b [F, inputs], real scores r and binary ones b, of
+which b has the prior of an Indian buffet process. Hao et al. (WAFFLe), 2020, arXiv:2008.05687.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpcfed.models.model import Head, Model
+
+SCORES = ("scores", "gates", "sticks")  # what is a client's own of a layer
+LIKELY = 2.0  # the logit with which each factor is there at first
+EULER = 0.5772156649015329
+SMALL = 1e-6  # uniform draws and probabilities keep so far from 0 and 1
+
+
+class How(NamedTuple):
+    """number: F.  alpha: of the prior.  temperature: of the relaxed gates.  personal: whether there
+    are scores.
+    """
+
+    number: int
+    alpha: float
+    temperature: float
+    personal: bool
+
+
+class Factors(nn.Module):
+    """The weight of a layer, [outputs, inputs], as a product.
+
+    Parameters: left [outputs, F], right [F, inputs]; scores [F], r; gates [F], the logits of b's
+    posterior probabilities; sticks [2, F], of which softplus gives the two parameters of the
+    Kumaraswamy posterior of the sticks v, whose products are the prior probabilities of b.
+    """
+
+    def __init__(self, outputs: int, inputs: int, how: How):
+        super().__init__()
+        number, self.alpha, self.temperature = how.number, how.alpha, how.temperature
+        self.personal = how.personal
+        there = 1 / (1 + math.exp(-LIKELY)) if self.personal else 1.0
+        self.left = nn.Parameter(torch.empty(outputs, number))
+        self.right = nn.Parameter(torch.empty(number, inputs))
+        nn.init.normal_(self.left, std=1 / math.sqrt(number * there))
+        nn.init.normal_(self.right, std=1 / math.sqrt(3 * inputs))
+        if not self.personal:
+            return
+        self.scores = nn.Parameter(torch.ones(number))
+        self.gates = nn.Parameter(torch.full((number,), LIKELY))
+        begin = torch.tensor([[self.alpha], [1.0]])  # the prior itself, Beta(alpha, 1)
+        self.sticks = nn.Parameter(begin.expm1().log().repeat(1, number))
+
+    def forward(self) -> Tensor:
+        if not self.personal:
+            return self.left @ self.right
+        gate = self.draw_gates() if self.training else (self.gates > 0).to(self.gates.dtype)
+        return (self.left * (gate * self.scores)) @ self.right
+
+    def draw_gates(self) -> Tensor:
+        """Relaxed draws of b, [F], in 0..1: sigmoid((logit + logistic noise) / temperature).
+
+        Maddison et al., ICLR 2017, arXiv:1611.00712.
+        """
+        u = draw_uniform(self.gates)
+        return relax(self.gates + u.log() - (-u).log1p(), self.temperature)
+
+    def divergence(self) -> Tensor:
+        """KL of the posterior of sticks and b from their prior, a scalar; one draw of the sticks
+        stands for them in the prior of b.
+        """
+        c, d = F.softplus(self.sticks)
+        u = draw_uniform(c)
+        log_stick = (-(u.log() / d).exp()).clamp(min=SMALL - 1).log1p() / c
+        prior = log_stick.cumsum(0).exp().clamp(SMALL, 1 - SMALL)
+        return stick_divergence(c, d, self.alpha).sum() + gate_divergence(self.gates, prior).sum()
+
+
+def draw_uniform(like: Tensor) -> Tensor:
+    """Values inside 0..1, as many as there; drawn as dropout is, where the step is."""
+    return nn.init.uniform_(torch.empty_like(like), SMALL, 1 - SMALL)
+
+
+def relax(logits: Tensor, temperature: float) -> Tensor:
+    """Gates between 0 and 1; the smaller the temperature, the nearer to (logits > 0)."""
+    return torch.sigmoid(logits / temperature)
+
+
+def stick_divergence(c: Tensor, d: Tensor, alpha: float) -> Tensor:
+    """KL(Kumaraswamy(c, d) || Beta(alpha, 1)), value by value.
+
+    (c - alpha) / c (-gamma - psi(d) - 1/d) + log(c d / alpha) - (d - 1) / d.
+    Nalisnick and Smyth, ICLR 2017, arXiv:1605.06197, appendix A.
+    """
+    moved = (c - alpha) / c * (-EULER - torch.digamma(d) - 1 / d)
+    return moved + (c * d / alpha).log() - (d - 1) / d
+
+
+def gate_divergence(logits: Tensor, prior: Tensor) -> Tensor:
+    """KL(Bernoulli(sigmoid(logits)) || Bernoulli(prior)), value by value; prior inside 0..1."""
+    p = torch.sigmoid(logits)
+    return p * (F.logsigmoid(logits) - prior.log()) + (1 - p) * (
+        F.logsigmoid(-logits) - (-prior).log1p()
+    )
+
+
+class FactorLinear(nn.Module):
+    """A linear layer, its weight in factors."""
+
+    def __init__(self, layer: nn.Linear, how: How):
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.factors = Factors(layer.out_features, layer.in_features, how)
+        self.bias = layer.bias
+
+    @property
+    def weight(self) -> Tensor:
+        return self.factors()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class FactorHead(FactorLinear):
+    """The head, its weight in factors."""
+
+    def __init__(self, head: Head, how: How):
+        super().__init__(head, how)
+        self.relu = head.relu
+
+    def forward(self, z: Tensor) -> Tensor:
+        return super().forward(F.relu(z) if self.relu else z)
+
+
+class FactorConv2d(nn.Module):
+    """A convolution, its weight in factors: [outputs, inputs * height * width of the kernel]."""
+
+    def __init__(self, layer: nn.Conv2d, how: How):
+        super().__init__()
+        self.shape, self.stride, self.padding = layer.weight.shape, layer.stride, layer.padding
+        self.dilation, self.groups = layer.dilation, layer.groups
+        self.factors = Factors(self.shape[0], self.shape[1:].numel(), how)
+        self.bias = layer.bias
+
+    @property
+    def weight(self) -> Tensor:
+        return self.factors().view(self.shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+def factorise(model: Model, how: How) -> Model:
+    """The model with all weights of convolutions and linear layers in so many factors; draws the
+    factors, biases stay.
+    """
+    for path, layer in list(model.named_modules()):
+        kinds = ((Head, FactorHead), (nn.Linear, FactorLinear), (nn.Conv2d, FactorConv2d))
+        make = next((made for kind, made in kinds if isinstance(layer, kind)), None)
+        if make:
+            parent = model.get_submodule(path.rpartition(".")[0])
+            setattr(parent, path.rpartition(".")[2], make(layer, how))
+    return model
+
+
+def divergence(model: nn.Module) -> Tensor:
+    """The sum of all layers' divergences, a scalar."""
+    layers = (m for m in model.modules() if isinstance(m, Factors))
+    return torch.stack([layer.divergence() for layer in layers]).sum()

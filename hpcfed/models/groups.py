@@ -1,0 +1,153 @@
+"""Networks whose upper layers are divided into groups, each of which serves some classes: Fed2.
+
+From a layer on convolutions and linear layers read and write in groups that do not see each other,
+and the logit of a class reads the features of its group alone, so its gradient reaches no other
+group. Yu et al. (Fed2), KDD 2021, arXiv:2111.14248.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.models.model import Head, Model
+
+# in which a channel of the output depends on the same channel of the input alone
+LEAVES = (
+    *(nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten),
+    *(nn.Dropout, nn.Identity, nn.BatchNorm2d, nn.Conv2d, nn.Linear),
+)
+ROWS = ("Sequential", "Bottleneck", "BasicBlock", "ResNet")  # that run or add what they hold
+
+
+class GroupLinear(nn.Linear):
+    """Linear layers side by side: [n, inputs] -> [n, outputs], group g of the outputs from group g
+    of the inputs. weight: [outputs, inputs / groups].
+    """
+
+    def __init__(self, inputs: int, outputs: int, groups: int):
+        super().__init__(inputs // groups, outputs)
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.unflatten(1, (self.groups, -1)).transpose(0, 1)
+        made = parts @ self.weight.unflatten(0, (self.groups, -1)).transpose(1, 2)
+        return made.transpose(0, 1).flatten(1) + self.bias
+
+
+class GroupHead(Head):
+    """Logits [n, C] of which each reads the features of its class's group alone. weight: [C, d /
+    groups].
+    """
+
+    def __init__(self, d: int, classes: int, relu: bool, groups: int):
+        super().__init__(d // groups, classes, relu)
+        self.in_features, self.groups = d, groups
+        self.of_class = tuple(class_groups(classes, groups).tolist())
+
+    def forward(self, z: Tensor) -> Tensor:
+        z = torch.relu(z) if self.relu else z
+        parts = z.unflatten(1, (self.groups, -1))[:, list(self.of_class)]  # [n, C, d / groups]
+        return (parts * self.weight).sum(2) + self.bias
+
+
+def class_groups(classes: int, groups: int) -> np.ndarray:
+    """The group of each class, [C]: neighbouring classes share one."""
+    return np.arange(classes) * groups // classes
+
+
+def divide(model: Model, groups: int, depth: int) -> Model:
+    """The model with so many groups above its first `depth` layers, and GroupNorm in the place of
+    batch normalisation everywhere; new layers draw their weights.
+
+    Raises ConfigError for a body in which groups would mix, or widths that cannot be divided.
+    """
+    body, seen = model.body, 0
+    known = {type(m).__name__ for m in body.modules() if list(m.children())} | {"Sequential"}
+    strange = {type(m).__name__ for m in body.modules() if not known_layer(m)} - set(ROWS)
+    if strange or not known <= set(ROWS):
+        found = ", ".join(sorted(strange | (known - set(ROWS))))
+        raise ConfigError(
+            f"fed2 divides rows of layers and residual blocks, but the model has {found}, in which "
+            f"groups may mix; use cnn, resnet18 or another row of layers"
+        )
+    if groups > model.head.out_features:
+        raise ConfigError(
+            f"algorithm.groups = {groups} is more than there are classes, "
+            f"{model.head.out_features}; give each group one class at least"
+        )
+    for path, layer in list(body.named_modules()):
+        parent, name = body.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
+        if isinstance(layer, nn.BatchNorm2d):
+            check_divisible(path, layer.num_features, groups)
+            norm = nn.GroupNorm(groups, layer.num_features, layer.eps)
+            norm.divided = seen > depth  # type: ignore[assignment]
+            setattr(parent, name, norm)
+        elif isinstance(layer, nn.Conv2d | nn.Linear):
+            seen += 1
+            if seen > depth:
+                setattr(parent, name, divided(path, layer, groups))
+    if seen <= depth:
+        raise ConfigError(
+            f"algorithm.depth = {depth} leaves no layer of the body to divide, which has {seen}; "
+            "set a smaller depth"
+        )
+    d, classes = model.head.in_features, model.head.out_features
+    model.head = GroupHead(d, classes, model.head.relu, groups)
+    return model
+
+
+def known_layer(module: nn.Module) -> bool:
+    """Whether groups stay apart in a module, as far as it alone decides."""
+    if list(module.children()):
+        return type(module).__name__ in ROWS
+    return isinstance(module, LEAVES) and getattr(module, "groups", 1) == 1
+
+
+def divided(path: str, layer: nn.Conv2d | nn.Linear, groups: int) -> nn.Module:
+    """A new layer of the same widths, in groups."""
+    if isinstance(layer, nn.Linear):
+        for width in (layer.in_features, layer.out_features):
+            check_divisible(path, width, groups)
+        return GroupLinear(layer.in_features, layer.out_features, groups)
+    for width in (layer.in_channels, layer.out_channels):
+        check_divisible(path, width, groups)
+    return nn.Conv2d(
+        layer.in_channels,
+        layer.out_channels,
+        layer.kernel_size,  # type: ignore[arg-type]
+        layer.stride,  # type: ignore[arg-type]
+        layer.padding,  # type: ignore[arg-type]
+        groups=groups,
+        bias=layer.bias is not None,
+    )
+
+
+def check_divisible(path: str, width: int, groups: int) -> None:
+    """ConfigError for a width that is no multiple of the number of groups."""
+    if width % groups:
+        raise ConfigError(
+            f"algorithm.groups = {groups}: layer body.{path} has a width of {width}, no multiple "
+            f"of it; set groups (or models.d) so that it divides each width above algorithm.depth"
+        )
+
+
+def row_groups(model: Model) -> dict[str, np.ndarray]:
+    """By name of a tensor in the divided part: the group to which each of its rows belongs."""
+    found = {}
+    for path, module in model.named_modules():
+        groups = getattr(module, "groups", 1)
+        if isinstance(module, nn.GroupNorm):
+            groups = module.num_groups if module.divided else 1
+        if groups == 1:
+            continue
+        for name, value in module.named_parameters(recurse=False):
+            rows = len(value)
+            found[f"{path}.{name}"] = (
+                np.array(module.of_class)
+                if isinstance(module, GroupHead)
+                else np.arange(rows) * groups // rows
+            )
+    return found
