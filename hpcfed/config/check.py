@@ -48,6 +48,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_metrics(job.evaluate.metrics)
     check_listed(job)
     population(job)
+    check_adapt(job, stored)
     check_method(job)
     if not stored:
         effective(job)
@@ -62,6 +63,26 @@ def check_metrics(names: Sequence[str]) -> None:
             raise ConfigError(f"evaluate.metrics: {unknown('metric', name, METRICS)}")
         if name in names[:i]:
             raise ConfigError(f"evaluate.metrics names {name} twice; leave one of them away")
+
+
+def check_adapt(job: Job, stored: bool = False) -> None:
+    """ConfigError for an adaptation that lacks what it needs, or whose fields change nothing."""
+    adapt = job.adapt
+    if adapt.how == "ewc" and not job.data.public:
+        raise ConfigError(
+            "adapt.how = 'ewc' needs public data, of which the Fisher information is; set "
+            "data.public to the number of public examples"
+        )
+    own = {"lam": ("ewc",), "alpha": ("distil",), "tau": ("distil",)}
+    usual = type(adapt)()
+    for name in type(adapt).model_fields:
+        kinds = own.get(name, ("all", "head", "ewc", "distil"))
+        value, default = getattr(adapt, name), getattr(usual, name)
+        if name != "how" and not stored and adapt.how not in kinds and value != default:
+            raise ConfigError(
+                f"adapt.{name} = {format_value(value)} has no effect: adapt.how = {adapt.how!r}\n"
+                f"  leave it away, or set its default, {format_value(default)}"
+            )
 
 
 def check_listed(job: Job) -> None:

@@ -74,6 +74,7 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.max_staleness",
     "algorithm.patience",
     "algorithm.mean_over",  # all take part here
+    "algorithm.c",  # ARUBA++, also then
     "algorithm.final_epochs",  # after the last round, which is no part of a toy run
 }
 SHORT = (
@@ -96,6 +97,8 @@ BY_METHOD = {  # what a method needs beside it so that its options can have an e
     "fesem": TWO_OF_FIVE,
     "fesemma": TWO_OF_FIVE,
     "tkm": TWO_OF_FIVE,
+    "reptile": ("--rounds", "4"),  # moments count from the second step on
+    "semicyclic": ("--rounds", "4"),  # two days
 }
 SAME = (  # what makes of [local] what a method's clients do
     *("receive", "local", "round", "refuses"),

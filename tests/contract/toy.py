@@ -42,6 +42,8 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
     "dsgd": ("--algorithm.topology", "complete"),
     "feddf": ("--algorithm.steps", "12"),
     "fccl": ("--algorithm.pretrain_epochs", "1"),
+    "reptile": ("--algorithm.first_rounds", "2"),
+    "semicyclic": ("--algorithm.blocks", "2"),
 }
 FOR_MOST = ("--local.keep_optimiser", "--local.epochs")  # flags that some methods refuse
 MEASURED = ("clients/seconds", "rounds/seconds", "ranks/")  # columns that differ from run to run
