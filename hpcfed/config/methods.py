@@ -186,6 +186,11 @@ ALGORITHMS = {
         "FedAvg, and personal models that stay near its model",
         "li2021ditto",
     ),
+    "mocha": Entry(
+        "hpcfed.algorithms.personal.mocha:MOCHA",
+        "linear models whose relations are learned; clients ascend the dual",
+        "smith2017",
+    ),
     "heterofl": Entry(
         "hpcfed.algorithms.widths.heterofl:HeteroFL",
         "slices of one model by clients' widths",

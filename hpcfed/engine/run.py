@@ -12,8 +12,8 @@ from hpcfed.core.errors import DataError, WriteError
 from hpcfed.core.few import join_few
 from hpcfed.core.status import DONE
 from hpcfed.data.holdings import Partition, check_seal
-from hpcfed.engine.adapted import keep_adapted
 from hpcfed.engine import describe, memory
+from hpcfed.engine.adapted import keep_adapted
 from hpcfed.engine.calibration import calibrate
 from hpcfed.engine.folder import prepare, run_id
 from hpcfed.engine.loop import Loop

@@ -2,6 +2,8 @@
 settings, and where they lead.
 """
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -295,3 +297,63 @@ def test_clients_predict_with_the_read_out_of_their_block():
             rounds.algorithm.predictor(fed, client, state)
             assert toy.differences(client.params(), state.readouts.under(f"{block}.")) == []
     assert toy.differences(state.readouts.under("0."), state.chains.under("0.")) == []
+
+
+# --- MOCHA
+
+LINEAR = ("--models.mix", "logistic", *ALL, "--algorithm.lam", "0.1")
+
+
+def values_of(rounds: Rounds) -> tuple[float, float]:
+    """Primal and dual value of MOCHA's problem."""
+    fed, state, lam = rounds.fed, rounds.state, rounds.algorithm.lam
+    pull = (state.b * (state.sigma @ state.b)).sum().item() / (2 * lam)
+    primal, dual = pull, -pull
+    for client in fed.clients.values():
+        x, y = client.train.batch(torch.arange(client.n).numpy())
+        signs = 2.0 * F.one_hot(y, fed.classes) - 1
+        with client.borrowed(), torch.no_grad():
+            rounds.algorithm.receive(client, rounds.algorithm.offer(fed, client, state))
+            out = client.model(fed.prepare(x))
+        primal += (1 - signs * out).clamp(min=0).sum(1).mean().item()
+        dual += (signs * torch.as_tensor(client.memory["alpha"])).sum(1).mean().item()
+    return primal, dual
+
+
+@pytest.mark.parametrize("relations", ["fixed", "learned"])
+def test_mochas_dual_rises_to_the_primal_while_relations_stay(relations: str):
+    # where they are learned: once, after the fifth round
+    fields = ("--algorithm.relations", relations, "--rounds", "30")
+    fields += ("--algorithm.sigma_rounds", "15") if relations == "learned" else ()
+    rounds, duals = begun("mocha", *LINEAR, *fields), []
+    for _ in range(29):
+        rounds.step()
+        duals.append(values_of(rounds)[1])
+    steps = [b - a for a, b in pairwise(duals)]
+    if relations == "learned":
+        del steps[13]  # the problem is another one from there on
+    assert all(step > -1e-6 for step in steps)
+    primal, dual = values_of(rounds)
+    assert -1e-5 < primal - dual < 0.2 * primal
+
+
+def test_mochas_b_is_what_the_dual_variables_say():
+    rounds = begun("mocha", *LINEAR, "--participation", "0.5")
+    for _ in range(3):
+        rounds.step()
+    for k, client in rounds.fed.clients.items():
+        x, _ = client.train.batch(torch.arange(client.n).numpy())
+        z = rounds.fed.prepare(x).flatten(1).double()
+        z = torch.cat([z, torch.ones(len(z), 1)], 1)
+        alpha = torch.as_tensor(client.memory.get("alpha", torch.zeros(client.n, 4))).double()
+        want = (alpha.T @ z / client.n).flatten()
+        assert torch.allclose(rounds.state.b[k], want, atol=1e-5)
+
+
+def test_clients_of_fixed_relations_learn_alone(monkeypatch: pytest.MonkeyPatch):
+    flags = (*LINEAR, "--algorithm.relations", "fixed", "--rounds", "2")
+    whole, part = begun("mocha", *flags), begun("mocha", *flags)
+    whole.step()
+    monkeypatch.setattr(type(part.algorithm), "cohort", lambda self, fed, t: [4])
+    part.step()
+    assert torch.equal(whole.state.b[4], part.state.b[4]) and not part.state.b[0].any()

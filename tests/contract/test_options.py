@@ -97,6 +97,7 @@ BY_METHOD = {  # what a method needs beside it so that its options can have an e
     "fesem": TWO_OF_FIVE,
     "fesemma": TWO_OF_FIVE,
     "tkm": TWO_OF_FIVE,
+    "mocha": ("--algorithm.sigma_rounds", "1"),
     "reptile": ("--rounds", "4"),  # moments count from the second step on
     "semicyclic": ("--rounds", "4"),  # two days
 }

@@ -42,6 +42,7 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
     "dsgd": ("--algorithm.topology", "complete"),
     "feddf": ("--algorithm.steps", "12"),
     "fccl": ("--algorithm.pretrain_epochs", "1"),
+    "mocha": ("--local.lr", "0.001"),  # the default: it has no learning rate
     "reptile": ("--algorithm.first_rounds", "2"),
     "semicyclic": ("--algorithm.blocks", "2"),
 }

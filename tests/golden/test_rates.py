@@ -1,9 +1,11 @@
 """ARUBA's sums and rates, and the elastic penalty of adaptation, by hand."""
 
+import numpy as np
 import torch
 from torch import nn
 
 from hpcfed.algorithms.global_model.aruba import ARUBA, State, rates_of
+from hpcfed.algorithms.personal.mocha import ascend, relate, rho_of
 from hpcfed.core.params import Params
 from hpcfed.training.losses import elastic
 
@@ -34,3 +36,21 @@ def test_the_elastic_penalty_weighs_each_square():
     model.weight.data = torch.tensor([[1.0, 2.0]])
     anchor, weights = {"weight": torch.zeros(1, 2)}, {"weight": torch.tensor([[3.0, 0.5]])}
     assert elastic(model, anchor, weights, lam=4.0).item() == 10.0
+
+
+def test_mochas_coordinate_by_hand():
+    """n = x = y = lam = Sigma = rho = 1 leads to alpha = w = 1 at once, and nothing moves then."""
+    w, db, one = np.zeros((1, 1)), np.zeros((1, 1)), np.ones(1)
+    numbers = {"w": w, "db": db, "lam_n": 1.0, "sigma": 1.0, "rho": 1.0}
+    alpha = ascend(np.zeros(1), one, 0, **numbers)
+    assert alpha.tolist() == [1.0] and db.tolist() == [[1.0]]
+    assert ascend(alpha, one, 0, **numbers).tolist() == [1.0] and db.tolist() == [[1.0]]
+    assert ascend(np.zeros(1), 0 * one, 0, **numbers).tolist() == [0.0]
+
+
+def test_relations_of_models_by_hand():
+    """Lengths 3 and 4 at right angles: Sigma = diag(3, 4) / 7; no model at all: the identity."""
+    got = relate(torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64))
+    assert torch.allclose(got, torch.diag(torch.tensor([3.0, 4.0], dtype=torch.float64)) / 7)
+    assert torch.equal(relate(torch.zeros(2, 3)), torch.eye(2) / 2)
+    assert rho_of(torch.tensor([[2.0, -1.0], [-1.0, 4.0]])).item() == 1.5
