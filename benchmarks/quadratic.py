@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 import hpcfed
 from hpcfed.algorithms import load
 from hpcfed.algorithms.base import RoundBased
+from hpcfed.core import rng
 from hpcfed.storage import results
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +48,7 @@ FIELDS: dict[str, Any] = {
 @cache
 def problem(size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Curvatures and centres of the clients, each [CLIENTS, size]."""
-    g = torch.Generator().manual_seed(0)
+    g = rng.torch_stream(0, "quadratic", device=torch.device("cpu"))
     return torch.rand(CLIENTS, size, generator=g) + 0.5, torch.randn(CLIENTS, size, generator=g)
 
 

@@ -207,8 +207,8 @@ class Evaluation:
     def _adapted(
         self, client: Client, state: State, adapt: Callable[[Federation, Client, int], None]
     ) -> Score:
-        """The score of the client's model, or where clients keep none of what the server would send,
-        when it has been adapted; without it the model is forgotten where clients keep none.
+        """The score of the model that a client keeps, or else of what the server would send,
+        when it has been adapted; where clients keep none it is forgotten then.
         """
         fed = self.fed
         with self._visit(client.id):

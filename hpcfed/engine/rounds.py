@@ -173,8 +173,8 @@ class Rounds:
         return self.schedule.begin(t)
 
     def finish(self) -> Row:
-        """What the method does after the last round, and clients where the job lets them adapt their
-        models; their scores then, nothing if nothing is done.
+        """What the method does after the last round, and clients where the job has [adapt]; their
+        scores then, nothing if nothing is done.
         """
         t = self.t - 1
         self.fed.participation.open(t)  # a run that is resumed at its end has had no round

@@ -26,8 +26,8 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased, single_step
-from hpcfed.config.parts import Share
+from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.algorithms.global_model.shares import share_of
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
@@ -118,10 +118,3 @@ class FedPD(RoundBased):
 def products(a: Params, b: Params) -> Tensor:
     """<a, b>, over the tensors that b names."""
     return torch.stack([torch.vdot(a[n].flatten(), v.flatten()) for n, v in b.items()]).sum()
-
-
-def share_of(method: RoundBased, fed: Federation, cohort: list[int]) -> float:
-    """The weight of these clients over that of all."""
-    if method.weighting == "uniform":
-        return len(cohort) / fed.K
-    return sum(int(fed.sizes[k]) for k in cohort) / int(sum(fed.sizes))

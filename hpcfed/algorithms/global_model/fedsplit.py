@@ -21,7 +21,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased
-from hpcfed.algorithms.global_model.fedpd import share_of
+from hpcfed.algorithms.global_model.shares import share_of
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import proximal

@@ -22,9 +22,8 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from hpcfed.algorithms.base import RoundBased
-from hpcfed.algorithms.global_model.fedopt import Decay, direction, second_moment
-from hpcfed.config.parts import Share
+from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.algorithms.global_model.moments import Decay, direction, second_moment
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import sgd
 
