@@ -54,6 +54,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_weights(job)
     population(job)
     check_validation(job)
+    check_adapt(job, stored)
     check_method(job)
     check_selection(job)
     if not stored:
@@ -93,6 +94,26 @@ def check_validation(job: Job) -> None:
             f"evaluate.validation = {job.evaluate.validation:g}: the clients of synthetic make "
             f"their own examples and hold none out; set evaluate.validation = 0"
         )
+
+
+def check_adapt(job: Job, stored: bool = False) -> None:
+    """ConfigError for an adaptation that lacks what it needs, or whose fields change nothing."""
+    adapt = job.adapt
+    if adapt.how == "ewc" and not job.data.public:
+        raise ConfigError(
+            "adapt.how = 'ewc' needs public data, of which the Fisher information is; set "
+            "data.public to the number of public examples"
+        )
+    own = {"lam": ("ewc",), "alpha": ("distil",), "tau": ("distil",)}
+    usual = type(adapt)()
+    for name in type(adapt).model_fields:
+        kinds = own.get(name, ("all", "head", "ewc", "distil"))
+        value, default = getattr(adapt, name), getattr(usual, name)
+        if name != "how" and not stored and adapt.how not in kinds and value != default:
+            raise ConfigError(
+                f"adapt.{name} = {format_value(value)} has no effect: adapt.how = {adapt.how!r}\n"
+                f"  leave it away, or set its default, {format_value(default)}"
+            )
 
 
 def check_listed(job: Job) -> None:

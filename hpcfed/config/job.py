@@ -22,6 +22,7 @@ from pydantic_settings import (
 )
 
 from hpcfed.config import methods
+from hpcfed.config.adapt import Adapt
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_switch
@@ -53,6 +54,7 @@ FREE = (
     "quiet",
     "verbose",
     "rounds",
+    "adapt",
     "checkpoint",
     "data.label",
     "data.root",
@@ -145,6 +147,7 @@ class Job(BaseSettings):
     selection: Selection = Selection()
     system: System = System()
     evaluate: Evaluate = Evaluate()
+    adapt: Adapt = Adapt()
     checkpoint: Checkpoint = Checkpoint()
     run: Run = Run()
     log: Log = Log()

@@ -76,6 +76,31 @@ ALGORITHMS = {
         "upper layers in groups by classes, averaged over the clients that have these",
         "yu2021fed2",
     ),
+    "fedpd": Entry(
+        "hpcfed.algorithms.global_model.fedpd:FedPD",
+        "augmented Lagrangians with a dual variable a client; may skip communication",
+        "zhang2021fedpd",
+    ),
+    "fedsplit": Entry(
+        "hpcfed.algorithms.global_model.fedsplit:FedSplit",
+        "Peaceman-Rachford splitting: proximal steps from reflected variables",
+        "pathak2020",
+    ),
+    "reptile": Entry(
+        "hpcfed.algorithms.global_model.reptile:Reptile",
+        "FedAvg, then few steps and Adam on the server: a start that personalises well",
+        "jiang2019",
+    ),
+    "aruba": Entry(
+        "hpcfed.algorithms.global_model.aruba:ARUBA",
+        "FedAvg with a learned local rate for each weight",
+        "khodak2019",
+    ),
+    "semicyclic": Entry(
+        "hpcfed.algorithms.global_model.semicyclic:SemiCyclic",
+        "clients by time of day; a read-out of the common chain for each block",
+        "eichner2019",
+    ),
     "fedmd": Entry(
         "hpcfed.algorithms.public_data.fedmd:FedMD",
         "clients agree on their scores of public examples",
@@ -200,6 +225,11 @@ ALGORITHMS = {
         "hpcfed.algorithms.personal.ditto:Ditto",
         "FedAvg, and personal models that stay near its model",
         "li2021ditto",
+    ),
+    "mocha": Entry(
+        "hpcfed.algorithms.personal.mocha:MOCHA",
+        "linear models whose relations are learned; clients ascend the dual",
+        "smith2017",
     ),
     "heterofl": Entry(
         "hpcfed.algorithms.widths.heterofl:HeteroFL",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,8 @@ class Evaluation:
         self.metrics = Metrics(fed)
         self.cohort: set[int] = set()
         self._t = 0
+        # what is done with each client's adapted model
+        self.save: Callable[[Client], None] = lambda client: None
 
     def begin(self, cohort: Iterable[int], t: int) -> None:
         """Round t begins, also again, with this cohort."""
@@ -107,16 +109,25 @@ class Evaluation:
                 scores[client.id] = self._score(client, state, True)
         return scores
 
-    def after_last_round(self, state: State, t: int) -> Row:
+    def after_last_round(
+        self,
+        state: State,
+        t: int,
+        adapt: Callable[[Federation, Client, int], None] | None = None,
+    ) -> Row:
         """All clients' scores, own and received, when the method has finished; collective.
 
-        t: rounds done.
+        t: rounds done.  adapt: (fed, client, last round), what clients do with the model that they
+        predict with before they are evaluated.
         """
         self._t = t
         own: Scores = {}
         received: Scores = {}
         for client in self._mine(self.clients_to_evaluate(self.fed.sample(t - 1))):
-            own[client.id] = self._score(client, state)
+            if adapt:
+                own[client.id] = self._adapted(client, state, adapt)
+            else:
+                own[client.id] = self._score(client, state)
             received |= self.received([client.id], state)
         self.fed.exchange.wait("last scores")
         every = self.fed.comm.gather({k: [*own[k][:2], *received[k][:2]] for k in own})
@@ -193,6 +204,24 @@ class Evaluation:
     def _receive(self, client: Client, state: State) -> None:
         """Make the client's model the one that it would start into a round with now."""
         self.algorithm.receive(client, self.algorithm.offer(self.fed, client, state))
+
+    def _adapted(
+        self, client: Client, state: State, adapt: Callable[[Federation, Client, int], None]
+    ) -> Score:
+        """The score of the model that a client keeps, or else of what the server would send,
+        when it has been adapted; where clients keep none it is forgotten then.
+        """
+        fed = self.fed
+        with self._visit(client.id):
+            if fed.store.stateless:
+                self._receive(client, state)
+            predict = self.algorithm.predictor(fed, client, state)
+            adapt(fed, client, self._t - 1)
+            if predict is not client.model:
+                predict = self.algorithm.predictor(fed, client, state)
+            found = score(fed, client, predict)
+            self.save(client)
+        return found
 
     def _score(self, client: Client, state: State, own: bool = False) -> Score:
         """The client's model as it is, on its test set, and where it is its own after a round on

@@ -22,6 +22,7 @@ from hpcfed.engine.record import Flags, Recorder, Row
 from hpcfed.federation.replay_log import STOP, Again
 from hpcfed.machine.heartbeat import Stopped
 from hpcfed.training import stacked
+from hpcfed.training.adapt import adapt
 from hpcfed.training.evaluate import Score
 
 if TYPE_CHECKING:
@@ -185,16 +186,18 @@ class Rounds:
         return self.schedule.begin(t)
 
     def finish(self) -> Row:
-        """What the method does after the last round, and all clients' scores then; nothing if it
-        does nothing.
+        """What the method does after the last round, and clients where the job has [adapt]; their
+        scores then, nothing if nothing is done.
         """
         t = self.t - 1
         self.fed.participation.open(t)  # a run that is resumed at its end has had no round
         state = self.algorithm.finish(self.fed, self.state, t)
-        if state is None:
+        adapts = self.fed.job.adapt.how != "none"
+        if state is None and not adapts:
             return {}
-        self.state = state
-        return self.evaluation.after_last_round(state, self.t)
+        if state is not None:
+            self.state = state
+        return self.evaluation.after_last_round(self.state, self.t, adapt if adapts else None)
 
     def _open(self, t: int) -> Opened:
         """All that comes before the method's round; collective."""

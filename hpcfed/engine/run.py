@@ -13,6 +13,7 @@ from hpcfed.core.few import join_few
 from hpcfed.core.status import DONE
 from hpcfed.data.holdings import Partition, check_seal
 from hpcfed.engine import describe, memory
+from hpcfed.engine.adapted import keep_adapted
 from hpcfed.engine.calibration import calibrate
 from hpcfed.engine.folder import prepare, run_id
 from hpcfed.engine.loop import Loop
@@ -110,6 +111,7 @@ def attempt(course: Course, comm: Comm) -> int:
             Logs(job.log, folder, fed.warnings.say) as log,
             Progress(job, folder, facts, active=shown) as progress,
         ):
+            keep_adapted(rounds, facts, folder)
             begin(log, rounds, results, course)
             course.begun = True
             course.heartbeat.look = progress.look

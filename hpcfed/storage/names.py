@@ -124,6 +124,11 @@ def models_folder(run: Path) -> Path:
     return run / "models"
 
 
+def adapted_folder(run: Path) -> Path:
+    """Where the models go that clients adapted after the last round."""
+    return run / "adapted"
+
+
 def model_file(folder: Path, k: int) -> Path:
     """The trained model of client k."""
     return folder / f"client-{k:04d}.safetensors"

@@ -99,6 +99,18 @@ def distance(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.cat([d.flatten() for d in differences(model, anchor)]))
 
 
+def elastic(
+    model: nn.Module, anchor: Mapping[str, Tensor], weights: Mapping[str, Tensor], lam: float
+) -> Tensor:
+    """lam / 2 sum_i weights_i (parameter_i - anchor_i)^2, over the parameters that have weights.
+
+    weights: by name, the diagonal of the Fisher information, say. Kirkpatrick et al., PNAS 2017,
+    arXiv:1612.00796, eq. 3.
+    """
+    pairs = ((v - anchor[n], weights[n]) for n, v in model.named_parameters() if n in weights)
+    return 0.5 * lam * sum(((w * d.square()).sum() for d, w in pairs), torch.zeros(()))
+
+
 def half_mean_squares(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
     """Half the sum over tensors of the mean squared difference: the proximal term of FedClassAvg's
     public code.

@@ -78,6 +78,7 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.patience",
     "algorithm.mean_over",  # all take part here
     "algorithm.queue",  # no class is rare
+    "algorithm.c",  # ARUBA++, also then
     "algorithm.final_epochs",  # after the last round, which is no part of a toy run
 }
 SHORT = (
@@ -105,6 +106,9 @@ BY_METHOD = {  # what a method needs beside it so that its options can have an e
     "fesemma": TWO_OF_FIVE,
     "tkm": TWO_OF_FIVE,
     "fed2": SMALL,
+    "mocha": ("--algorithm.sigma_rounds", "1"),
+    "reptile": ("--rounds", "4"),  # moments count from the second step on
+    "semicyclic": ("--rounds", "4"),  # two days
 }
 SAME = (  # what makes of [local] what a method's clients do
     *("receive", "local", "round", "refuses"),

@@ -45,6 +45,9 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
     "fedbuff": ("--algorithm.K", "2"),
     "fedcompass": ("--algorithm.min_steps", "1"),
     "fedrare": ("--algorithm.inter_after", "1"),
+    "mocha": ("--local.lr", "0.001"),  # the default: it has no learning rate
+    "reptile": ("--algorithm.first_rounds", "2"),
+    "semicyclic": ("--algorithm.blocks", "2"),
 }
 FOR_MOST = ("--local.keep_optimiser", "--local.epochs")  # flags that some methods refuse
 MEASURED = ("clients/seconds", "rounds/seconds", "ranks/")  # columns that differ from run to run

@@ -11,22 +11,20 @@ averaged, not adapted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.global_model.moments import Decay, Rule, direction, second_moment
 from hpcfed.core.params import Params
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
-
-Rule = Literal["adam", "yogi", "adagrad"]
-Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
@@ -97,19 +95,3 @@ class FedOpt(RoundBased):
         if self.optimiser == "adagrad":
             return 1.0
         return (1 - self.b2**steps) ** 0.5 / (1 - self.b1**steps)
-
-
-def second_moment(v: Tensor, change: Tensor, rule: Rule, b2: float) -> Tensor:
-    """The next second moment.  Reddi et al., algorithm 2, the lines of v_t."""
-    square = change.square()
-    if rule == "adagrad":
-        return v + square
-    if rule == "adam":
-        return b2 * v + (1 - b2) * square
-    return v - (1 - b2) * square * torch.sign(v - square)
-
-
-def direction(m: Tensor, v: Tensor, tau: float) -> Tensor:
-    """m / (sqrt(v) + tau); 0 where that is 0 / 0."""
-    below = v.sqrt() + tau
-    return torch.where(below > 0, m / below, 0.0)

@@ -1,0 +1,183 @@
+"""ARUBA: FedAvg whose local learning rates, one for each weight, are learned from how far clients
+move and how large their gradients are.
+
+Khodak et al. (Adaptive Gradient-Based Meta-Learning Methods), NeurIPS 2019, arXiv:1906.02717,
+section 4 and algorithm 2; held against the authors' code (mkhodak/ARUBA). A client steps by
+w <- w - eta g and adds up G_k = sum g^2. For each client in turn, counted by t from 1, the server
+adds (w_k - phi)^2 / 2 + eps^2 / (t + 1)^p to b and G_k + zeta^2 / (t + 1)^p to G; they begin with
+eps^2 and zeta^2. After the round eta = sqrt(b / G), and phi is the mean of the w_k, weighted by
+examples. eps is zeta local.lr, so that the first rates are local.lr, as in that code. ARUBA++
+(`final_epochs`): after the last round clients personalise phi, G <- G + c g^2, with eta of every
+step. Beside the models travel G_k and eta. Deviations: float buffers of batch normalisation are
+averaged plainly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import LocalSteps
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+ALL = "all"  # the name of the one rate of all weights
+SQUARES = "squares."
+
+
+@dataclass(frozen=True)
+class State:
+    """x: the model, phi.  b, g: sums of squared moves and gradients, by parameter, or one number of
+    the name `all`.  clients: how many have reported, a scalar.
+    """
+
+    x: Params
+    b: Params
+    g: Params
+    clients: Tensor
+
+
+class ARUBA(RoundBased):
+    """learn = false is FedAvg, bit for bit."""
+
+    learn: bool = True
+    """Learn rates; else they stay at local.lr, and clients send models alone."""
+    scope: Literal["weight", "all"] = "weight"
+    """What has a rate of its own: each weight, or all together (isotropic)."""
+    zeta: PositiveFloat = 1.0
+    """How much the sums begin with: the larger, the slower rates leave local.lr."""
+    p: NonNegativeFloat = 1.0
+    """How fast what is added to the sums for each client falls."""
+    final_epochs: NonNegativeInt = 0
+    """ARUBA++: epochs in which all clients personalise the model after the last round."""
+    c: NonNegativeFloat = 0.0
+    """ARUBA++: weight of a client's own squared gradients; 0: learned rates stay as they are."""
+
+    local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        if not self.learn:
+            why = "learn = false: nothing is learned of rates"
+            names = ("scope", "zeta", "p", "final_epochs", "c")
+            return found | {f"algorithm.{name}": why for name in names}
+        if job.local.optimiser != "sgd":
+            found["job"] = "needs SGD, whose rates it learns; set local.optimiser = 'sgd'"
+        names = ("momentum", "weight_decay", "keep_optimiser", "schedule", "milestones", "decay")
+        why = "the learned rates are all of the optimiser"
+        found |= {f"local.{name}": why for name in names}
+        if not self.final_epochs:
+            found["algorithm.c"] = "final_epochs = 0: no client personalises the model"
+        return found
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        trained = fed.store.layout(fed.architectures[k]).params
+        rates = 4 if self.scope == "all" else fed.shapes(trained.__contains__, k).nbytes
+        return (fed.shapes(k=k).nbytes + (rates if self.learn else 0),) * 2
+
+    def init(self, fed: Federation) -> State:
+        x = fed.initial()
+        trained = fed.store.layout(fed.architectures[0]).params
+        one = x.pick(trained.__contains__).map(torch.ones_like)
+        if self.scope == "all":
+            one = Params({ALL: torch.ones((), device=fed.device)})
+        eps = self.zeta * fed.job.local.lr
+        count = torch.zeros((), dtype=torch.int64, device=fed.device)
+        return State(x, eps**2 * one, self.zeta**2 * one, count)
+
+    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+        return state.x
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> tuple[Mean, Params]:
+        if not self.learn:
+            return super().local(fed, client, state, t), Params()
+        self.receive(client, fed.down(client, state.x))
+        rates = fed.down(client, rates_of(state.b, state.g))
+        squares = self.descend(fed, client, state.x, t, lambda _: rates)
+        sent = client.params()
+        moved = {n: (sent[n] - state.x[n]).square() for n in client.skeleton.layout.params}
+        mean = Mean.of(sent, self.weight(client)) + Mean.of(squares.prefixed(SQUARES))
+        return mean, self.sums(moved)
+
+    def descend(
+        self, fed: Federation, client: Client, x: Params, t: int, rates: Any, **how: Any
+    ) -> Params:
+        """Local training; returns the sums of squared gradients. rates: those of a step, from the
+        sums so far with that step's.
+        """
+        skeleton, layout = client.skeleton, client.skeleton.layout
+        total = torch.zeros_like(skeleton.grad)
+        step, loss = torch.zeros_like(total), partial(self.loss, client, x)
+        with LocalSteps(fed, client, t, **how) as steps:
+            for inputs, y in steps:
+                value = steps.value(loss, inputs, y)
+                steps.backward(value)
+                total += skeleton.grad.square()
+                self.spread(rates(self.sums(layout.views(total))), layout.views(step))
+                skeleton.flat[: len(step)] -= step * skeleton.grad
+                steps.done(value)
+        return self.sums(layout.views(total)).clone()
+
+    def sums(self, total: Any) -> Params:
+        """Squares by weight, as they are or added up."""
+        if self.scope == "weight":
+            return Params(total)
+        return Params({ALL: torch.stack([v.sum() for v in total.values()]).sum()})
+
+    def spread(self, rates: Params, step: Any) -> None:
+        """Write rates to where each weight has its own."""
+        for name, values in step.items():
+            values.copy_(rates[ALL] if self.scope == "all" else rates[name])
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        done = fed.run(cohort, lambda client: self.local(fed, client, state, t))
+        keep = state.x
+        if self.learn:
+            keep = Params({**state.x, **(state.g * 0).prefixed(SQUARES)})
+        sent = ((k, mean) for k, (mean, _) in done.items())
+        mean = fed.mean(sent, keep=keep, per="tensor", last=True)
+        x = mean.pick(state.x.__contains__)
+        if not self.learn:
+            return State(x, state.b, state.g, state.clients)
+        own = ((k, Mean.of(moves)) for k, (_, moves) in done.items())
+        moves = fed.mean(own, keep=state.b * 0, counted=False)
+        return self.follow(state, x, moves, mean.under(SQUARES), len(cohort), fed.job.local.lr)
+
+    def follow(
+        self, state: State, x: Params, moves: Params, squares: Params, clients: int, lr: float
+    ) -> State:
+        """The new state, from mean squared moves and mean sums of squared gradients of so many
+        clients. lr: what rates began with.
+        """
+        seen = int(state.clients)
+        prior = sum((seen + i + 1.0) ** -self.p for i in range(1, clients + 1))
+        zeta = self.zeta**2 * prior
+        eps = zeta * lr**2
+        b = (state.b + 0.5 * clients * moves).map(lambda v: v + eps)
+        g = (state.g + clients * squares).map(lambda v: v + zeta)
+        return State(x, b, g, state.clients + clients)
+
+    def finish(self, fed: Federation, state: State, t: int) -> State | None:
+        if not self.final_epochs:
+            return None
+        how = {"epochs": self.final_epochs, "phase": "final"}
+        for client in fed.mine(range(fed.K)):
+            self.receive(client, state.x)
+            own = lambda total: rates_of(state.b, state.g + self.c * total)  # noqa: E731
+            self.descend(fed, client, state.x, t, own, **how)
+        return state
+
+
+def rates_of(b: Params, g: Params) -> Params:
+    """The learning rates, sqrt(b / G)."""
+    return Params({name: (b[name] / g[name]).sqrt() for name in b})

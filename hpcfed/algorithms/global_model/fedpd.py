@@ -1,0 +1,120 @@
+"""FedPD: clients solve an augmented Lagrangian of the consensus problem, each with a dual variable
+of its own.
+
+Zhang et al. (FedPD: A Federated Learning Framework with Adaptivity to Non-IID Data), IEEE Trans.
+Signal Process. 69, 2021, arXiv:2005.11418, algorithm 1. A client minimises
+F_k(x) + <l_k, x - x0_k> + ||x - x0_k||^2 / (2 eta) from its last x_k, sets l_k <- l_k + (x_k -
+x0_k) / eta, and u_k = x_k + eta l_k. One coin a round, the same for all: with probability 1 - p
+they send u_k, and x0 = mean u_k is the anchor of all; else x0_k = u_k, and nothing travels. With
+p = 0 and start = "anchor" this is FedDyn with alpha = 1 / eta.
+Rests on the authors' Python code (564612540/FedPD), which has the paper's form of u_k; their MATLAB
+code sends x_k + eta l_k with the old l_k, and the oracle with variance reduction is not here. With
+weighting = "samples" it converges to the optimum of the sum weighted by examples. With p > 0 and
+exact local solutions it was seen to go around the optimum of quadratics without settling: in a
+round without communication a client steps towards its own. Deviations: local training is the job's,
+not to a given accuracy; a client sends by how much its u_k changed since it last sent, so that the
+mean is over all clients where not all take part, which the paper assumes; float buffers of batch
+normalisation are averaged plainly.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import PositiveFloat
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.algorithms.global_model.shares import share_of
+from hpcfed.core import rng
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import sgd
+from hpcfed.training.losses import inner_product, proximal
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+
+class FedPD(RoundBased):
+    """A client's own model is its x_k; l_k, the u_k that it last sent, and x0_k where it is its
+    own, are in its memory.
+    """
+
+    keeps_weights: ClassVar[bool | None] = True
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: 1, or its number of training examples."""
+    eta: PositiveFloat = 1.0
+    """Step of the dual variable; 1 / eta weighs the distance to the anchor."""
+    p: Share = 0.0
+    """Probability that a round is not followed by communication."""
+    start: Literal["own", "anchor"] = "own"
+    """Where local training starts: at the client's last model, or at its anchor."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        return super().refuses(job) | single_step(job)
+
+    def communicates(self, fed: Federation, t: int) -> bool:
+        """The coin of round t: whether clients send at its end."""
+        return rng.stream(fed.seed, "communication", t).random() >= self.p
+
+    def objective(
+        self, client: Client, anchor: Params, dual: Params, model: Model, x: Any, y: Tensor
+    ) -> Tensor:
+        """The augmented Lagrangian on one batch."""
+        value = self.loss(client, anchor, model, x, y)
+        linear = inner_product(model, dual) - products(anchor, dual)
+        return value + proximal(model, anchor, 1 / self.eta) + linear
+
+    def anchor(self, fed: Federation, client: Client, state: Params, t: int) -> Params:
+        """x0_k: the client's own where nothing was sent since it made it, else the server's, which
+        is downloaded.
+        """
+        made = client.memory.get("made", -1)
+        if made >= 0 and not any(self.communicates(fed, s) for s in range(made, t)):
+            return Params(client.memory["anchor"])
+        return fed.down(client, state)
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        anchor = self.anchor(fed, client, state, t)
+        if self.start == "anchor" or "dual" not in client.memory:
+            client.load(anchor)
+        trained = fed.store.layout(client.architecture).params
+        start = fed.initial(trained.__contains__)
+        dual = Params(client.memory.get("dual", start * 0))
+        sgd(fed, client, t, partial(self.objective, client, anchor, dual))
+        moved = client.params() - anchor
+        dual = dual + (1 / self.eta) * moved.pick(dual.__contains__)
+        target = client.params(dual.__contains__) + self.eta * dual
+        sends, sent = self.communicates(fed, t), Params(client.memory.get("sent", start))
+        buffers = client.params(lambda name: name not in dual)
+        memory = client.memory
+        memory |= {"dual": dual, "sent": target if sends else sent}
+        if not sends:
+            memory |= {"made": t, "anchor": Params({**target, **buffers})}
+            return Mean()
+        for name in ("made", "anchor"):
+            memory.pop(name, None)
+        return Mean.of(Params({**(target - sent), **buffers}), self.weight(client))
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        work = partial(self.local, fed)
+        if not self.communicates(fed, t):
+            fed.run(cohort, lambda client: work(client, state, t))
+            return state
+        uploads = fed.stream(cohort, work, given=(state, t))
+        trained = fed.store.layout(fed.architectures[0]).params
+        keep = Params({n: v * 0 if n in trained else v for n, v in state.items()})
+        mean = fed.mean(uploads, keep=keep, last=True)
+        share = share_of(self, fed, cohort)
+        return Params({n: state[n] + share * v if n in trained else v for n, v in mean.items()})
+
+
+def products(a: Params, b: Params) -> Tensor:
+    """<a, b>, over the tensors that b names."""
+    return torch.stack([torch.vdot(a[n].flatten(), v.flatten()) for n, v in b.items()]).sum()

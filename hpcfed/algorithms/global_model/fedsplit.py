@@ -1,0 +1,64 @@
+"""FedSplit: Peaceman-Rachford splitting; each client takes a proximal step from the reflection of
+its own variable, which remembers its past.
+
+Pathak, Wainwright (FedSplit: an algorithmic framework for fast federated optimization), NeurIPS
+2020, arXiv:2005.05238, algorithm 1: c_k = 2 x - z_k, x_k = prox of F_k with step s at c_k =
+argmin F_k(w) + ||w - c_k||^2 / (2 s), z_k <- z_k + 2 (x_k - x), x = mean z_k. There is no code of
+the authors; the iteration was held against wenh06/fl-sim, whose pseudo-code, not its program, sets
+z_k to x in each round and so loses what the method is. The paper's s is 1 / sqrt(l L) for F_k that
+are l-strongly convex and L-smooth. What it converges to with weighting = "samples" is the optimum
+of the sum weighted by examples. Deviations: the proximal step is the job's local training from x;
+a client sends the change of its z_k, so that the mean is over all clients where not all take part,
+which the paper assumes; float buffers of batch normalisation are averaged plainly.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import PositiveFloat
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.global_model.shares import share_of
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import sgd
+from hpcfed.training.losses import proximal
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+
+class FedSplit(RoundBased):
+    """z_k of a client is in its memory; before its first round it is the server's first model."""
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: 1, or its number of training examples."""
+    s: PositiveFloat = 1.0
+    """Step of the proximal operator; 1 / s weighs the distance to the reflected point."""
+
+    def objective(self, client: Client, centre: Params, model: Model, x: Any, y: Tensor) -> Tensor:
+        """The objective of the proximal step on one batch."""
+        return self.loss(client, centre, model, x, y) + proximal(model, centre, 1 / self.s)
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        self.receive(client, fed.down(client, state))
+        trained = fed.store.layout(client.architecture).params
+        common = state.pick(trained.__contains__)
+        z = Params(client.memory.get("z", fed.initial(trained.__contains__)))
+        sgd(fed, client, t, partial(self.objective, client, 2 * common - z))
+        change = 2 * (client.params(trained.__contains__) - common)
+        client.memory["z"] = z + change
+        buffers = client.params(lambda name: name not in trained)
+        return Mean.of(Params({**change, **buffers}), self.weight(client))
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        trained = fed.store.layout(fed.architectures[0]).params
+        keep = Params({n: v * 0 if n in trained else v for n, v in state.items()})
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        mean = fed.mean(uploads, keep=keep, last=True)
+        share = share_of(self, fed, cohort)
+        return Params({n: state[n] + share * v if n in trained else v for n, v in mean.items()})

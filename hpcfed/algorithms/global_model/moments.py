@@ -1,0 +1,28 @@
+"""Moments of a server that takes the mean change of models for a gradient."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+Rule = Literal["adam", "yogi", "adagrad"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+def second_moment(v: Tensor, change: Tensor, rule: Rule, b2: float) -> Tensor:
+    """The next second moment.  Reddi et al., algorithm 2, the lines of v_t."""
+    square = change.square()
+    if rule == "adagrad":
+        return v + square
+    if rule == "adam":
+        return b2 * v + (1 - b2) * square
+    return v - (1 - b2) * square * torch.sign(v - square)
+
+
+def direction(m: Tensor, v: Tensor, tau: float) -> Tensor:
+    """m / (sqrt(v) + tau); 0 where that is 0 / 0."""
+    below = v.sqrt() + tau
+    return torch.where(below > 0, m / below, 0.0)

@@ -1,0 +1,131 @@
+"""FedAvg then Reptile: FedAvg first, then few local steps and an adaptive server, which leave a
+model that is easy to personalise.
+
+Jiang et al. (Improving Federated Learning Personalization via Model Agnostic Meta Learning), 2019,
+arXiv:1909.12488, section 4. Phase 1: FedAvg, clients weighted by examples, the server steps along
+the mean change with momentum. Phase 2: clients take K steps, the mean of w - w_k, all weighted
+alike, is a gradient for Adam on the server, whose moments begin with the phase. Phase 3, in which
+each client fine-tunes the model with the optimiser of training, is the job's: [adapt]. The full
+text and code were not at hand: this rests on abstract and summaries, so that K, the rates, the
+momentum and the round of the switch are fields, whose defaults are not the paper's. Deviations:
+float buffers of batch normalisation are averaged, not adapted; the clients' optimiser is the job's
+in both phases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.algorithms.global_model.moments import Decay, direction, second_moment
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import sgd
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+
+@dataclass(frozen=True)
+class State:
+    """x: the model.  m, v: moments of the server's optimiser, of parameters alone.  steps: the
+    server's in the second phase, a scalar.
+    """
+
+    x: Params
+    m: Params
+    v: Params
+    steps: Tensor
+
+
+class Reptile(RoundBased):
+    """Without rounds of Reptile, and with a server that steps by 1 without momentum, FedAvg."""
+
+    first_rounds: NonNegativeInt = 50
+    """Rounds of FedAvg, before those of Reptile."""
+    first_lr: PositiveFloat = 1.0
+    """Server's step in the rounds of FedAvg."""
+    first_momentum: Share = 0.9
+    """Server's momentum in the rounds of FedAvg."""
+    inner_steps: PositiveInt = 5
+    """Steps of a client in a round of Reptile (K of the paper)."""
+    server_optimiser: Literal["adam", "sgd"] = "adam"
+    """How the server steps in the rounds of Reptile."""
+    server_lr: PositiveFloat = 0.01
+    """The server's step in the rounds of Reptile."""
+    b1: Decay = 0.9
+    """Adam: decay of the first moment."""
+    b2: Decay = 0.999
+    """Adam: decay of the second moment."""
+    tau: PositiveFloat = 1e-3
+    """Adam: added to the root of the second moment."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        if not self.first_rounds:
+            why = "first_rounds = 0: there are no rounds of FedAvg"
+            names = ("algorithm.first_lr", "algorithm.first_momentum", "algorithm.weighting")
+            found |= dict.fromkeys((*names, "local.epochs", "local.steps"), why)
+        if self.first_rounds >= job.rounds:
+            why = f"first_rounds = {self.first_rounds}: the job's {job.rounds} rounds end before"
+            names = ("inner_steps", "server_optimiser", "server_lr", "b1", "b2", "tau")
+            found |= {f"algorithm.{name}": why for name in names}
+        elif self.server_optimiser == "sgd":
+            why = "server_optimiser = 'sgd' has no moments"
+            found |= {f"algorithm.{name}": why for name in ("b1", "b2", "tau")}
+        return found
+
+    def init(self, fed: Federation) -> State:
+        x = fed.initial()
+        trained = fed.store.layout(fed.architectures[0]).params
+        zero = x.pick(trained.__contains__) * 0
+        return State(x, zero, zero, torch.zeros((), dtype=torch.int64, device=fed.device))
+
+    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+        return state.x
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
+        self.receive(client, fed.down(client, state.x))
+        first = t < self.first_rounds
+        how = {} if first else {"amount": self.inner_steps}
+        sgd(fed, client, t, partial(self.loss, client, state.x), **how)
+        return Mean.of(client.params(), self.weight(client) if first else 1.0)
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        uploads = fed.stream(cohort, partial(self.local, fed), given=(state, t))
+        mean = fed.mean(uploads, keep=state.x, last=True)
+        return self.first(state, mean) if t < self.first_rounds else self.second(state, mean)
+
+    def first(self, state: State, mean: Params) -> State:
+        """A server's step of phase 1."""
+        m = self.first_momentum * state.m + change(state, mean)
+        if not self.first_momentum and self.first_lr == 1:
+            return State(mean, m, state.v, state.steps)
+        x = state.x.pick(m.__contains__) + self.first_lr * m
+        return State(Params({**mean, **x}), m, state.v, state.steps)
+
+    def second(self, state: State, mean: Params) -> State:
+        """A server's step of phase 2, whose moments begin at 0."""
+        step, k = change(state, mean), int(state.steps) + 1
+        if self.server_optimiser == "sgd":
+            x = state.x.pick(step.__contains__) + self.server_lr * step
+            x = mean if self.server_lr == 1 else Params({**mean, **x})
+            return State(x, state.m, state.v, state.steps + 1)
+        m = (1 - self.b1) * step if k == 1 else self.b1 * state.m + (1 - self.b1) * step
+        old = state.v * 0 if k == 1 else state.v
+        v = Params({n: second_moment(old[n], step[n], "adam", self.b2) for n in step})
+        rate = self.server_lr * (1 - self.b2**k) ** 0.5 / (1 - self.b1**k)
+        x = {n: state.x[n] + rate * direction(m[n], v[n], self.tau) for n in step}
+        return State(Params({**mean, **x}), m, v, state.steps + 1)
+
+
+def change(state: State, mean: Params) -> Params:
+    """The mean change of the clients' parameters."""
+    return Params({n: mean[n] - state.x[n] for n in state.m})

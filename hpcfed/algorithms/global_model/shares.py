@@ -1,0 +1,16 @@
+"""What part of all clients' weight a cohort has, for means that are over all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpcfed.algorithms.base import RoundBased
+    from hpcfed.federation.federation import Federation
+
+
+def share_of(method: RoundBased, fed: Federation, cohort: list[int]) -> float:
+    """The weight of these clients over that of all."""
+    if method.weighting == "uniform":
+        return len(cohort) / fed.K
+    return sum(int(fed.sizes[k]) for k in cohort) / int(sum(fed.sizes))

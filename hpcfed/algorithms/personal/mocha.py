@@ -1,0 +1,202 @@
+"""MOCHA: federated multi-task learning of linear models, whose relations are learned too; clients
+ascend the dual by coordinates.
+
+Smith et al. (Federated Multi-Task Learning), NeurIPS 2017, arXiv:1705.10467, algorithm 1 and
+section 3.3; held against the authors' code (gingsmith/fmtl). min over W, one w_k a client, of the
+sum of mean hinge losses + lam / 2 tr(W Omega W^T), Sigma = Omega^-1. A client goes over its
+examples: a <- y clip(lam n (1 - y x.(w_k + rho dw)) / (Sigma_kk rho |x|^2) + y a, 0, 1), dw +=
+Sigma_kk da x / (lam n), and sends db_k = sum da x / n; the server has W = B Sigma / lam. Every
+`sigma_rounds` Sigma = (W^T W)^(1/2) / trace, and rho = max_k sum_s |Sigma_ks| / Sigma_kk, for which
+the dual never falls. Partial work of stragglers counts, as in the paper. Deviations: of C classes
+each has a hinge loss against the rest, all with one Sigma, which of two classes is the paper's
+problem twice; the bias is the weight of a constant 1; examples come in the job's epochs of batches,
+without replacement; W is made anew when Sigma changes, where the authors' code keeps it;
+eigenvalues of Sigma have a floor of 1e-7. The loss that is recorded is that of the received model.
+The paper's models are linear (models.mix = "logistic"); of others the head alone is trained, on
+what the body of the server's first model makes of examples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.core.params import Params
+from hpcfed.training.local import LocalSteps
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+FLOOR = 1e-7  # of eigenvalues of Sigma
+
+
+@dataclass(frozen=True)
+class State:
+    """b: [K, C (d + 1)], float64, X_k^T alpha_k / n_k of each client.  sigma: [K, K], float64.
+    body: what lies below the linear models, which nobody trains.
+    """
+
+    b: Tensor
+    sigma: Tensor
+    body: Params
+
+
+class MOCHA(RoundBased):
+    """alpha of a client, [n, C], is in its memory; before its first round it is 0."""
+
+    keeps_stragglers: ClassVar[bool] = True
+    keeps_weights: ClassVar[bool | None] = False
+
+    lam: PositiveFloat = 0.01
+    """Weight of the relations of the models; the paper picks it from 1e-5 to 10."""
+    relations: Literal["learned", "fixed"] = "learned"
+    """Sigma follows the models, or stays the identity over K, so that clients learn alone."""
+    sigma_rounds: PositiveInt = 10
+    """Rounds from one Sigma to the next."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        if job.local.augment not in ("auto", "none") or (
+            job.local.augment == "auto" and job.data.name == "digits"
+        ):
+            found["job"] = (
+                "needs the same examples in each round, for each has a dual variable; set "
+                "local.augment = 'none'"
+            )
+        names = ("optimiser", "lr", "betas", "momentum", "weight_decay", "keep_optimiser")
+        names = (*names, "schedule", "milestones", "decay")
+        why = "clients ascend the dual exactly, coordinate by coordinate"
+        found |= {f"local.{name}": why for name in names}
+        found["algorithm.weighting"] = "nothing is averaged"
+        if self.relations == "fixed":
+            found["algorithm.sigma_rounds"] = "relations = 'fixed'"
+        return found
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        size = fed.shapes(of_head, k).nbytes
+        return size + 16, size  # 16: Sigma_kk and rho
+
+    def init(self, fed: Federation) -> State:
+        size = sum(v.numel() for v in fed.shapes(of_head).values())
+        options: dict[str, Any] = {"dtype": torch.float64, "device": fed.device}
+        return State(
+            torch.zeros(fed.K, size, **options),
+            torch.eye(fed.K, **options) / fed.K,
+            fed.initial(lambda name: not of_head(name)),
+        )
+
+    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+        w = (state.sigma[client.id] @ state.b / self.lam).view(fed.classes, -1).float()
+        head = {"head.weight": w[:, :-1].contiguous(), "head.bias": w[:, -1].contiguous()}
+        return Params({**state.body, **head})
+
+    def loss(self, client: Client, state: Any, model: Model, x: Any, y: Tensor) -> Tensor:
+        out = model(x)
+        signs = 2.0 * torch.nn.functional.one_hot(y, out.shape[1]) - 1
+        return (1 - signs * out).clamp(min=0).sum(1).mean()
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Params:
+        self.receive(client, self.offer(fed, client, state))
+        given = fed.down(client, client.params(of_head))
+        own = torch.stack([state.sigma[client.id, client.id], rho_of(state.sigma)])
+        sigma, rho = fed.down(client, own).tolist()
+        w = torch.cat([given["head.weight"], given["head.bias"][:, None]], 1).double().cpu().numpy()
+        alpha = (
+            torch.as_tensor(client.memory.get("alpha", self.none(fed, client))).cpu().numpy().copy()
+        )
+        before, db = alpha.copy(), np.zeros_like(w)
+        dual = partial(ascend, w=w, db=db, lam_n=self.lam * client.n, sigma=sigma, rho=rho)
+        loss, seen = partial(self.loss, client, state), {}
+        with torch.no_grad(), LocalSteps(fed, client, t) as steps:
+            steps.model.eval()  # the body's features of an example are always the same
+            for x, y in steps:
+                value = steps.value(loss, x, y)
+                rows = features(steps.model, x)
+                for i, row, label in zip(steps.rows, rows, y.tolist(), strict=True):
+                    alpha[i] = dual(alpha[i], row, label)
+                    seen[int(i)] = row
+                steps.done(value)
+        # of the changes alone: each example counts once, whatever the order
+        exact = sum((np.outer(alpha[i] - before[i], seen[i]) for i in sorted(seen)), 0 * w)
+        exact = exact / client.n
+        client.memory["alpha"] = torch.from_numpy(alpha)
+        new = torch.from_numpy(w + sigma / self.lam * exact).float().to(fed.device)
+        client.load({"head.weight": new[:, :-1], "head.bias": new[:, -1]})
+        return Params(db=torch.from_numpy(exact).float().flatten().to(fed.device))
+
+    def none(self, fed: Federation, client: Client) -> Tensor:
+        """The dual variables of a client that has not trained."""
+        return torch.zeros(client.n, fed.classes, dtype=torch.float64)
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        done = fed.run(cohort, lambda client: self.local(fed, client, state, t))
+        b = state.b.clone()
+        for k, sent in fed.gather(done).items():
+            b[k] += sent["db"].to(b)
+        sigma = state.sigma
+        if self.relations == "learned" and (t + 1) % self.sigma_rounds == 0:
+            sigma = fed.on_root(lambda: relate(sigma @ b / self.lam))
+        return State(b, sigma, state.body)
+
+    def columns(self, fed: Federation, state: State) -> dict[str, float]:
+        return {}  # each client has a model of its own, nobody else's
+
+
+def of_head(name: str) -> bool:
+    """Whether a tensor is the linear model's."""
+    return name.startswith("head.")
+
+
+def features(model: Model, x: Any) -> np.ndarray:
+    """Inputs of the linear model with a constant 1, [n, d + 1], float64."""
+    z = model.body(x).double().cpu()
+    return torch.cat([z, torch.ones(len(z), 1, dtype=z.dtype)], 1).numpy()
+
+
+def ascend(
+    alpha: np.ndarray,
+    x: np.ndarray,
+    label: int,
+    *,
+    w: np.ndarray,
+    db: np.ndarray,
+    lam_n: float,
+    sigma: float,
+    rho: float,
+) -> np.ndarray:
+    """The new dual variables of an example, [C]; db, [C, d + 1], n times as in the docstring of
+    this module without n, has their change added.
+    """
+    y = np.where(np.arange(len(alpha)) == label, 1.0, -1.0)
+    size = float(x @ x)
+    if not size:
+        return alpha
+    margin = y * ((w + rho * sigma / lam_n * db) @ x)
+    new = y * np.clip(lam_n * (1 - margin) / (sigma * rho * size) + y * alpha, 0, 1)
+    db += np.outer(new - alpha, x)
+    return new
+
+
+def rho_of(sigma: Tensor) -> Tensor:
+    """max_k sum_s |Sigma_ks| / Sigma_kk."""
+    return (sigma.abs().sum(1) / sigma.diagonal()).max()
+
+
+def relate(w: Tensor) -> Tensor:
+    """(W^T W)^(1/2) / trace for models as rows, [K, D] -> [K, K], with a floor of eigenvalues."""
+    values, vectors = torch.linalg.eigh(w @ w.T)
+    values = values.clamp(min=0).sqrt()
+    if not values.sum():
+        return torch.eye(len(w), dtype=w.dtype, device=w.device) / len(w)
+    values = (values / values.sum()).clamp(min=FLOOR)
+    return (vectors * (values / values.sum())) @ vectors.T

@@ -1,0 +1,44 @@
+"""The models that clients adapted after the last round, as files that `hpcfed.load_model` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcfed.core.extras import import_extra
+from hpcfed.engine.describe import inputs
+from hpcfed.models import files
+from hpcfed.models.trained import About, assemble_model
+from hpcfed.results.trained.scoring import alone
+from hpcfed.storage import names
+from hpcfed.storage.atomic import put
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.engine.rounds import Rounds
+    from hpcfed.federation.world import World
+
+
+def keep_adapted(rounds: Rounds, facts: World, folder: Path) -> None:
+    """Let each adapted model be written by the rank that has its client. Raises ConfigError before
+    anything is trained where safetensors is not installed.
+    """
+    job = rounds.fed.job
+    if job.adapt.how == "none" or not job.adapt.save:
+        return
+    import_extra("safetensors.torch", "models", "adapt.save = true")
+    about = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in inputs(facts).items()
+    }
+    about |= {"classes": tuple(facts.data.classes), "d": job.models.d}
+    about |= {"relu_head": job.models.relu_head, "job": job.plain(), "counted": "final/accuracy"}
+
+    def save(client: Client) -> None:
+        found = alone(client)
+        told = About(**about, architecture=found.architecture, client=client.id, rounds=rounds.t)
+        tensors = {name: value.cpu() for name, value in found.tensors.items()}
+        path = names.model_file(names.adapted_folder(folder), client.id)
+        put(path, files.encode(assemble_model(told, tensors)))
+
+    rounds.evaluation.save = save
