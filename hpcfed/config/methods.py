@@ -254,6 +254,11 @@ ALGORITHMS = {
         "FeSEM with units matched before they are averaged",
         "long2023,wang2020fedma",
     ),
+    "ccvr": Entry(
+        "hpcfed.algorithms.global_model.ccvr:CCVR",
+        "FedAvg, then the head learns features drawn from a Gaussian of each class",
+        "luo2021",
+    ),
 }
 
 

@@ -75,6 +75,10 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.patience",
     "algorithm.mean_over",  # all take part here
     "algorithm.final_epochs",  # after the last round, which is no part of a toy run
+    "algorithm.final_samples",
+    "algorithm.final_balance",
+    "algorithm.final_lr",
+    "algorithm.final_batch",
 }
 SHORT = (
     *("--rounds", "2", "--participation", "1", "--clients", "3", "--data.train_limit", "36"),
