@@ -13,6 +13,7 @@ from hpcfed.core.registry import Entry, find
 KINDS = {  # folders of hpcfed/algorithms, in the order in which methods are listed
     "references": "references",
     "global_model": "one global model",
+    "matching": "one global model, units matched",
     "common_head": "different models, a common head",
     "public_data": "different models, public data",
     "proxies": "different models, a small common one or a server's",
@@ -258,6 +259,21 @@ ALGORITHMS = {
         "hpcfed.algorithms.global_model.ccvr:CCVR",
         "FedAvg, then the head learns features drawn from a Gaussian of each class",
         "luo2021",
+    ),
+    "otfusion": Entry(
+        "hpcfed.algorithms.matching.otfusion:OTFusion",
+        "units moved onto those of one model by optimal transport, then averaged",
+        "singh2020",
+    ),
+    "pfnm": Entry(
+        "hpcfed.algorithms.matching.pfnm:PFNM",
+        "units matched to as many as a beta process finds",
+        "yurochkin2019",
+    ),
+    "fedma": Entry(
+        "hpcfed.algorithms.matching.fedma:FedMA",
+        "units matched layer by layer; clients train the layers above on",
+        "wang2020fedma",
     ),
 }
 

@@ -67,6 +67,13 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.iterations",  # these few are settled at once
     "algorithm.later",
     "algorithm.matchings",  # these few agree at once
+    "algorithm.sweeps",
+    "algorithm.reference",
+    "algorithm.sigma",  # what is matched to what
+    "algorithm.sigma0",
+    "algorithm.count_limit",
+    "algorithm.count_weight",
+    "algorithm.most",
     "algorithm.eps1",
     "algorithm.eps2",
     "algorithm.gamma",

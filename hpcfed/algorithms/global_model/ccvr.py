@@ -84,9 +84,7 @@ class CCVR(RoundBased):
         square = ((n - 1) * spread + n * outer(mean)) / n
         rows = ([int(c) for c in held],)
         weights = Params(mean=n[:, 0], square=n)
-        return Mean.of(
-            Params(mean=mean, square=square), weights, {"mean": rows, "square": rows}
-        )
+        return Mean.of(Params(mean=mean, square=square), weights, {"mean": rows, "square": rows})
 
     def finish(self, fed: Federation, state: Params, t: int) -> Params | None:
         if not self.final_epochs:

@@ -21,7 +21,9 @@ WHOLE = {
     "dsgd",
     "fedgh",
     "fedgkt",
+    "fedma",
     "ktpfl",
+    "pfnm",
     "tkm",
 }  # methods whose uploads travel as they are; others' are averaged
 
