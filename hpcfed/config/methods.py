@@ -16,6 +16,7 @@ KINDS = {  # folders of hpcfed/algorithms, in the order in which methods are lis
     "matching": "one global model, units matched",
     "common_head": "different models, a common head",
     "public_data": "different models, public data",
+    "data_free": "made examples, no public data",
     "proxies": "different models, a small common one or a server's",
     "widths": "one model in several widths",
     "personal": "personal models, one architecture",
@@ -274,6 +275,11 @@ ALGORITHMS = {
         "hpcfed.algorithms.matching.fedma:FedMA",
         "units matched layer by layer; clients train the layers above on",
         "wang2020fedma",
+    ),
+    "fedzkt": Entry(
+        "hpcfed.algorithms.data_free.fedzkt:FedZKT",
+        "any models and the server's teach one another on examples of a generator",
+        "zhang2022zkt",
     ),
 }
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from hpcfed.algorithms.data_free import fedzkt
+from hpcfed.algorithms.data_free.generators import Generator
 from hpcfed.algorithms.global_model import ccvr
 from hpcfed.algorithms.matching import nonparametric, otfusion
 from hpcfed.algorithms.matching.nonparametric import Prior
@@ -307,3 +309,87 @@ def test_a_client_goes_on_from_the_units_that_its_own_became():
 def test_models_whose_units_are_not_known_are_refused():
     with pytest.raises(ConfigError, match="otfusion matches the units of models"):
         begun("otfusion", "--models.mix", "wavy")
+
+
+# FedZKT
+
+NO_SERVER = ("--algorithm.server_steps", "0", "--algorithm.distil_steps", "0")
+
+
+def test_fedzkt_without_a_server_that_learns_is_local_training():
+    ours = toy.run(Serial(), toy.given("fedzkt", *NO_SERVER, "--algorithm.mu", "0"))
+    theirs = toy.run(Serial(), toy.given("local"))
+    for part in ("weights", "scores"):
+        assert toy.differences(getattr(ours, part), getattr(theirs, part)) == [], part
+
+
+def test_disagreement_by_hand():
+    far = torch.tensor([[100.0, 0]]), torch.tensor([[0.0, 100]])
+    assert float(fedzkt.disagreement(*far)) == 2.0
+    half = torch.tensor([[0.0, 0]]), torch.tensor([[100.0, 0]])
+    assert float(fedzkt.disagreement(*half)) == 1.0
+
+
+def test_a_server_that_agrees_with_all_clients_gives_the_generator_no_gradient():
+    rounds = begun("fedzkt", *MLP)
+    fed, method, state = rounds.fed, rounds.algorithm, rounds.state
+    weights = state.generator.clone().map(lambda v: v.requires_grad_())
+    x = Generator(fed, method.noise).make(weights, 6, fedzkt.noise(fed, "test"))
+    assert x.shape == (6, *toy.SHAPE)
+    own = fedzkt.answer(fed, "mlp", state.server, x)
+    value = fedzkt.disagreement(own, method.ensemble(fed, {0: state.server, 2: state.server}, x))
+    value.backward()
+    assert value.item() == 0 and all(not v.grad.any() for v in weights.values())
+    assert x.detach().std() > 0.5  # normalised, as images are
+
+
+def test_the_generator_widens_the_disagreement_that_the_server_then_narrows():
+    flags = (
+        "--algorithm.server_batch",
+        "32",
+        "--models.mix",
+        "small,mlp",
+        "--models.server",
+        "mlp",
+    )
+    steps = ("--algorithm.server_steps", "60", "--algorithm.server_lr", "0.1")
+    rounds = begun("fedzkt", *flags, *steps)
+    fed, method, state = rounds.fed, rounds.algorithm, rounds.state
+    fed.participation.open(0)
+    sent = {k: fed.clients[k].params() for k in (0, 1, 2)}
+
+    def apart(server: Params, generator: Params) -> float:
+        with torch.no_grad():
+            x = Generator(fed, method.noise).make(generator, 64, fedzkt.noise(fed, "test"))
+            ours = fedzkt.answer(fed, "mlp", server, x)
+            return float(fedzkt.disagreement(ours, method.ensemble(fed, sent, x)))
+
+    new = method.transfer(fed, state, sent, 0)
+    assert apart(state.server, new.generator) > apart(state.server, state.generator)
+    assert apart(new.server, new.generator) < apart(state.server, new.generator)
+    assert toy.differences(sent, {k: fed.clients[k].params() for k in sent}) == []
+    taught = method.teach(fed, new, sent, 0)
+    assert all(toy.differences(taught[k], sent[k]) for k in sent)
+
+
+def test_a_strong_pull_holds_a_client_at_the_weights_that_it_received():
+    flags = (
+        *NO_SERVER,
+        *MLP,
+        "--local.optimiser",
+        "sgd",
+        "--local.lr",
+        "0.01",
+        "--local.epochs",
+        "6",
+    )
+
+    def moved(mu: str) -> float:
+        rounds = toy.start(Serial(), toy.given("fedzkt", *flags, "--algorithm.mu", mu))
+        before = rounds.fed.clients[5].params()
+        rounds.fed.participation.open(0)
+        rounds.algorithm.local(rounds.fed, rounds.fed.clients[5], rounds.state, 0)
+        after = rounds.fed.clients[5].params()
+        return float(sum((after[n] - before[n]).square().sum() for n in before) ** 0.5)
+
+    assert moved("50") < 0.5 * moved("0")  # lr * 2 mu = 1: a step undoes all those before

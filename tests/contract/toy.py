@@ -42,6 +42,10 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
     "dsgd": ("--algorithm.topology", "complete"),
     "feddf": ("--algorithm.steps", "12"),
     "fccl": ("--algorithm.pretrain_epochs", "1"),
+    "fedzkt": (
+        *("--algorithm.server_steps", "2", "--algorithm.distil_steps", "2"),
+        *("--algorithm.server_batch", "8"),
+    ),
 }
 FOR_MOST = ("--local.keep_optimiser", "--local.epochs")  # flags that some methods refuse
 MEASURED = ("clients/seconds", "rounds/seconds", "ranks/")  # columns that differ from run to run

@@ -22,6 +22,7 @@ WHOLE = {
     "fedgh",
     "fedgkt",
     "fedma",
+    "fedzkt",
     "ktpfl",
     "pfnm",
     "tkm",
