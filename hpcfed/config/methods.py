@@ -13,8 +13,10 @@ from hpcfed.core.registry import Entry, find
 KINDS = {  # folders of hpcfed/algorithms, in the order in which methods are listed
     "references": "references",
     "global_model": "one global model",
+    "matching": "one global model, units matched",
     "common_head": "different models, a common head",
     "public_data": "different models, public data",
+    "data_free": "made examples, no public data",
     "proxies": "different models, a small common one or a server's",
     "widths": "one model in several widths",
     "personal": "personal models, one architecture",
@@ -323,6 +325,31 @@ ALGORITHMS = {
         "hpcfed.algorithms.clusters.fesemma:FeSEMMA",
         "FeSEM with units matched before they are averaged",
         "long2023,wang2020fedma",
+    ),
+    "ccvr": Entry(
+        "hpcfed.algorithms.global_model.ccvr:CCVR",
+        "FedAvg, then the head learns features drawn from a Gaussian of each class",
+        "luo2021",
+    ),
+    "otfusion": Entry(
+        "hpcfed.algorithms.matching.otfusion:OTFusion",
+        "units moved onto those of one model by optimal transport, then averaged",
+        "singh2020",
+    ),
+    "pfnm": Entry(
+        "hpcfed.algorithms.matching.pfnm:PFNM",
+        "units matched to as many as a beta process finds",
+        "yurochkin2019",
+    ),
+    "fedma": Entry(
+        "hpcfed.algorithms.matching.fedma:FedMA",
+        "units matched layer by layer; clients train the layers above on",
+        "wang2020fedma",
+    ),
+    "fedzkt": Entry(
+        "hpcfed.algorithms.data_free.fedzkt:FedZKT",
+        "any models and the server's teach one another on examples of a generator",
+        "zhang2022zkt",
     ),
 }
 

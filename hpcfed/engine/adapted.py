@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcfed.core.extras import import_extra
 from hpcfed.engine.describe import inputs
@@ -27,7 +27,7 @@ def keep_adapted(rounds: Rounds, facts: World, folder: Path) -> None:
     if job.adapt.how == "none" or not job.adapt.save:
         return
     import_extra("safetensors.torch", "models", "adapt.save = true")
-    about = {
+    about: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in inputs(facts).items()
     }

@@ -70,6 +70,13 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.iterations",  # these few are settled at once
     "algorithm.later",
     "algorithm.matchings",  # these few agree at once
+    "algorithm.sweeps",
+    "algorithm.reference",
+    "algorithm.sigma",  # what is matched to what
+    "algorithm.sigma0",
+    "algorithm.count_limit",
+    "algorithm.count_weight",
+    "algorithm.most",
     "algorithm.eps1",
     "algorithm.eps2",
     "algorithm.gamma",
@@ -80,6 +87,10 @@ DATA = {  # what depends on the data, or on the models: not refused, and not alw
     "algorithm.queue",  # no class is rare
     "algorithm.c",  # ARUBA++, also then
     "algorithm.final_epochs",  # after the last round, which is no part of a toy run
+    "algorithm.final_samples",
+    "algorithm.final_balance",
+    "algorithm.final_lr",
+    "algorithm.final_batch",
 }
 SHORT = (
     *("--rounds", "2", "--participation", "1", "--clients", "3", "--data.train_limit", "36"),

@@ -69,8 +69,8 @@ class ARUBA(RoundBased):
         found = super().refuses(job)
         if not self.learn:
             why = "learn = false: nothing is learned of rates"
-            names = ("scope", "zeta", "p", "final_epochs", "c")
-            return found | {f"algorithm.{name}": why for name in names}
+            idle = ("scope", "zeta", "p", "final_epochs", "c")
+            return found | {f"algorithm.{name}": why for name in idle}
         if job.local.optimiser != "sgd":
             found["job"] = "needs SGD, whose rates it learns; set local.optimiser = 'sgd'"
         names = ("momentum", "weight_decay", "keep_optimiser", "schedule", "milestones", "decay")

@@ -75,8 +75,8 @@ class Reptile(RoundBased):
             found |= dict.fromkeys((*names, "local.epochs", "local.steps"), why)
         if self.first_rounds >= job.rounds:
             why = f"first_rounds = {self.first_rounds}: the job's {job.rounds} rounds end before"
-            names = ("inner_steps", "server_optimiser", "server_lr", "b1", "b2", "tau")
-            found |= {f"algorithm.{name}": why for name in names}
+            later = ("inner_steps", "server_optimiser", "server_lr", "b1", "b2", "tau")
+            found |= {f"algorithm.{name}": why for name in later}
         elif self.server_optimiser == "sgd":
             why = "server_optimiser = 'sgd' has no moments"
             found |= {f"algorithm.{name}": why for name in ("b1", "b2", "tau")}
@@ -122,8 +122,8 @@ class Reptile(RoundBased):
         old = state.v * 0 if k == 1 else state.v
         v = Params({n: second_moment(old[n], step[n], "adam", self.b2) for n in step})
         rate = self.server_lr * (1 - self.b2**k) ** 0.5 / (1 - self.b1**k)
-        x = {n: state.x[n] + rate * direction(m[n], v[n], self.tau) for n in step}
-        return State(Params({**mean, **x}), m, v, state.steps + 1)
+        moved = {n: state.x[n] + rate * direction(m[n], v[n], self.tau) for n in step}
+        return State(Params({**mean, **moved}), m, v, state.steps + 1)
 
 
 def change(state: State, mean: Params) -> Params:

@@ -73,8 +73,10 @@ class MOCHA(RoundBased):
                 "needs the same examples in each round, for each has a dual variable; set "
                 "local.augment = 'none'"
             )
-        names = ("optimiser", "lr", "betas", "momentum", "weight_decay", "keep_optimiser")
-        names = (*names, "schedule", "milestones", "decay")
+        names = [
+            *("optimiser", "lr", "betas", "momentum", "weight_decay", "keep_optimiser"),
+            *("schedule", "milestones", "decay"),
+        ]
         why = "clients ascend the dual exactly, coordinate by coordinate"
         found |= {f"local.{name}": why for name in names}
         found["algorithm.weighting"] = "nothing is averaged"

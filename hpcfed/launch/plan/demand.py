@@ -21,7 +21,10 @@ WHOLE = {
     "dsgd",
     "fedgh",
     "fedgkt",
+    "fedma",
+    "fedzkt",
     "ktpfl",
+    "pfnm",
     "tkm",
 }  # methods whose uploads travel as they are; others' are averaged
 

@@ -1,0 +1,1 @@
+"""Methods whose server has no data and makes its examples."""

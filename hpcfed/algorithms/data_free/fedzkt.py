@@ -1,0 +1,211 @@
+"""FedZKT: models of any architectures and the server's model teach one another without data, on
+examples of a generator.
+
+Zhang, Wu and Yuan (FedZKT: Zero-Shot Knowledge Transfer towards Resource-Constrained Federated
+Learning with Heterogeneous On-Device Models), ICDCS 2022, arXiv:2109.03775. A round: clients
+descend CE + mu |w - w_received|^2 on their own models and send them. The server has a model F
+(models.server) and a generator G, which play min_F max_G D(F(G(z)), f(G(z))), where f is the mean
+of the clients' logits and D = |softmax F - softmax f|_1 (the paper's SL loss: KL has vanishing
+gradients near agreement, the l1 distance of logits unbounded ones). Then F teaches each of the
+round's models on G's examples, and its weights go back to its client.
+What this rests on: the authors have published no code; the loop is the abstract's and that of
+descriptions of the paper, the loss and the numbers are less certain.
+Deviations: F teaches by KL of soft predictions; one step of G for one of F; all numbers of steps,
+and the generator (Fang et al., 2019), are our choice. Normalisation in the clients' models is that
+of evaluation while they are an ensemble, and by the batch while they learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, score_server
+from hpcfed.algorithms.data_free.generators import Generator
+from hpcfed.core import rng
+from hpcfed.core.errors import DivergedError
+from hpcfed.core.params import Params
+from hpcfed.core.payload import not_finite
+from hpcfed.training.local import sgd
+from hpcfed.training.losses import distil, proximal, soften
+from hpcfed.training.server import call, parameters
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+
+@dataclass(frozen=True)
+class State:
+    """server: F.  generator: G. The clients' models are with the clients between rounds."""
+
+    server: Params
+    generator: Params
+
+
+class FedZKT(RoundBased):
+    """server_steps = distil_steps = 0 with mu = 0 is local training, bit for bit."""
+
+    accepts: ClassVar[str] = "any models"
+    needs: ClassVar[tuple[str, ...]] = ("server",)
+    keeps_weights: ClassVar[bool | None] = True
+
+    mu: NonNegativeFloat = 0.01
+    """Weight of the squared distance to the received weights in a client's loss."""
+    server_steps: NonNegativeInt = 200
+    """Steps of the generator, and as many of the server's model, in a round."""
+    distil_steps: NonNegativeInt = 50
+    """Steps in which the server's model teaches each client's."""
+    server_lr: PositiveFloat = 0.01
+    """Learning rate of the server's model and of the taught ones, by plain SGD."""
+    generator_lr: PositiveFloat = 1e-3
+    """Learning rate of the generator, by Adam."""
+    server_batch: PositiveInt = 256
+    """Made examples in one step of the server; a single one has nothing to be normalised by."""
+    noise: PositiveInt = 100
+    """Values from which the generator makes an example."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        found["algorithm.weighting"] = "all models of the ensemble weigh alike"
+        if not self.server_steps:
+            why = "server_steps = 0: the generator is not trained"
+            found["algorithm.generator_lr"] = why
+        if not self.server_steps and not self.distil_steps:
+            why = "server_steps = distil_steps = 0: the server learns nothing"
+            names = ("server_lr", "server_batch", "noise")
+            found |= {f"algorithm.{name}": why for name in names}
+        if self.server_batch == 1:
+            found["job"] = (
+                "needs two made examples in a step, but has one; set algorithm.server_batch = 2"
+            )
+        return found
+
+    def init(self, fed: Federation) -> State:
+        generator = Generator(fed, self.noise).initial()
+        return State(fed.initial(architecture=fed.job.models.server), generator)
+
+    def receive(self, client: Client, state: State) -> None:
+        pass  # its weights have come back to it in its last round
+
+    def columns(self, fed: Federation, state: State) -> dict[str, float]:
+        return score_server(fed, fed.job.models.server, state.server)
+
+    def loss(self, client: Client, state: Params, model: Any, x: Any, y: Any) -> Tensor:
+        value = super().loss(client, state, model, x, y)
+        return value + proximal(model, state, 2 * self.mu) if self.mu else value
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Params:
+        trained = set(client.skeleton.layout.params)
+        received = client.params(trained.__contains__) if self.mu else Params()
+        sgd(fed, client, t, partial(self.loss, client, received))
+        return fed.up(client, client.params())
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
+        models: dict[int, Params] = {}  # on the rank of the server
+
+        def work() -> tuple[Params, Params]:
+            new = self.transfer(fed, state, sent, t)
+            models.update(self.teach(fed, new, sent, t))
+            return new.server, new.generator
+
+        new = State(*fed.on_root(work))
+        back = fed.from_root(models)
+        for client in fed.mine(cohort):
+            if client.id in back:
+                client.load(fed.down(client, back[client.id]))
+        return new
+
+    def transfer(self, fed: Federation, state: State, sent: Mapping[int, Params], t: int) -> State:
+        """F and G after their game with the ensemble of the round's models."""
+        if not sent or not self.server_steps:
+            return state
+        generator, kind = Generator(fed, self.noise), fed.job.models.server
+        made = partial(generator.make, n=self.server_batch, g=noise(fed, "game", t))
+        G, Fs = state.generator.clone(), state.server.clone()
+        best = torch.optim.Adam([v.requires_grad_() for v in G.values()], self.generator_lr)
+        trained = parameters(fed.module(kind))
+        leaves = [v.requires_grad_() for name, v in Fs.items() if trained(name)]
+        descent = torch.optim.SGD(leaves, self.server_lr)
+        with rng.scoped(fed.seed, "game", "dropout", t, device=fed.device):
+            for _ in range(self.server_steps):
+                best.zero_grad()
+                x = made(G)
+                (-disagreement(answer(fed, kind, Fs, x), self.ensemble(fed, sent, x))).backward()
+                best.step()
+                with torch.no_grad():
+                    x = made(G)
+                    wanted = self.ensemble(fed, sent, x)
+                descent.zero_grad()
+                disagreement(answer(fed, kind, Fs, x, learns=True), wanted).backward()
+                descent.step()
+                fed.clock.heartbeat.step()
+        return State(check(fed, "model", Fs.clone()), check(fed, "generator", G.clone()))
+
+    def ensemble(self, fed: Federation, sent: Mapping[int, Params], x: Tensor) -> Tensor:
+        """The mean of the clients' logits, [n, C], through which gradients flow to x."""
+        every = [answer(fed, fed.architectures[k], model, x) for k, model in sent.items()]
+        return torch.stack(every).mean(0)
+
+    def teach(
+        self, fed: Federation, state: State, sent: Mapping[int, Params], t: int
+    ) -> dict[int, Params]:
+        """The round's models after F has taught each of them."""
+        if not self.distil_steps:
+            return dict(sent)
+        generator, new = Generator(fed, self.noise), {}
+        for k, model in sent.items():
+            kind, g = fed.architectures[k], noise(fed, "lessons", t, k)
+            learnt, trained = model.clone(), parameters(fed.module(kind))
+            leaves = [v.requires_grad_() for name, v in learnt.items() if trained(name)]
+            descent = torch.optim.SGD(leaves, self.server_lr)
+            with rng.scoped(fed.seed, "lessons", "dropout", t, k, device=fed.device):
+                for _ in range(self.distil_steps):
+                    with torch.no_grad():
+                        x = generator.make(state.generator, self.server_batch, g)
+                        target = soften(answer(fed, fed.job.models.server, state.server, x))
+                    descent.zero_grad()
+                    distil(target, answer(fed, kind, learnt, x, learns=True)).backward()
+                    descent.step()
+                    fed.clock.heartbeat.step()
+            new[k] = check(fed, f"model of client {k}", learnt.clone())
+        return new
+
+
+def noise(fed: Federation, *key: str | int) -> torch.Generator:
+    """What the noise of a part of a round is drawn from."""
+    return rng.torch_stream(fed.seed, "noise", *key)
+
+
+def answer(
+    fed: Federation, kind: str, model: Mapping[str, Tensor], x: Tensor, learns: bool = False
+) -> Tensor:
+    """A model's logits, in eval mode unless it learns; its statistics then follow."""
+    module = fed.module(kind)
+    module.model.train(learns)
+    return call(module, Params(model), x)
+
+
+def disagreement(ours: Tensor, theirs: Tensor) -> Tensor:
+    """D, the mean l1 distance of soft predictions, from 0 to 2; logits: [n, C]."""
+    return (F.softmax(ours, dim=1) - F.softmax(theirs, dim=1)).abs().sum(1).mean()
+
+
+def check(fed: Federation, what: str, value: Params) -> Params:
+    """The value; DivergedError where it is nan or infinite."""
+    if name := not_finite(value):
+        raise DivergedError(
+            f"{fed.warnings.where(None)}: {name} of its {what} is nan or infinite after round "
+            f"{fed.t + 1}; {fed.warnings.last_checkpoint}\n  smaller learning rates of the server "
+            f"may help (algorithm.server_lr, algorithm.generator_lr)"
+        )
+    return value

@@ -1,0 +1,164 @@
+"""CCVR: FedAvg whose classifier is trained on after the last round, on features drawn from a
+Gaussian of each class.
+
+Luo et al. (No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID
+Data), NeurIPS 2021, arXiv:2106.05001, section 4. After the last round every client k sends of each
+of its classes c the number n_kc, the mean mu_kc and the covariance S_kc (over n_kc - 1) of what the
+common head reads. The server has from these the statistics of all features together,
+mu_c = sum_k n_kc mu_kc / N_c (eq. 3) and
+S_c = [sum_k (n_kc - 1) S_kc + sum_k n_kc mu_kc mu_kc^T - N_c mu_c mu_c^T] / (N_c - 1) (eq. 4),
+draws virtual features from N(mu_c, S_c) and trains the head alone on them. A class with fewer than
+two examples is left out. What is sent then, C + C_k (d^2 + d) numbers, comes after the last round
+and is in no round's record.
+Deviations: features are in eval mode; the authors have published no code, so that number of virtual
+features, optimiser and epochs of the head are our choice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.core import rng
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import represent
+from hpcfed.training.server import fit
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+
+class CCVR(RoundBased):
+    """Until the last round is over it is FedAvg, bit for bit; with final_epochs = 0 beyond it."""
+
+    final_epochs: NonNegativeInt = 10
+    """Epochs of the head over the virtual features, after the last round."""
+    final_samples: PositiveInt = 200
+    """Virtual features of each class, on average."""
+    final_balance: Literal["equal", "shares"] = "equal"
+    """Every class gets as many of them, or as its share of the clients' examples is."""
+    final_lr: PositiveFloat = 0.01
+    """Learning rate of the head, by plain SGD."""
+    final_batch: PositiveInt = 64
+    """Virtual features in one step of the head."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        if not self.final_epochs:
+            names = ("final_samples", "final_balance", "final_lr", "final_batch")
+            why = "final_epochs = 0: the head is not trained on"
+            found |= {f"algorithm.{name}": why for name in names}
+        return found
+
+    def statistics(self, fed: Federation, client: Client) -> dict[str, Tensor]:
+        """What a client sends: counts [C], int32, and of each class that it has the mean and the
+        covariance of what the head reads, [C_k, d] and [C_k, d, d].
+        """
+        z = represent(fed, client, client.train).double()
+        z = F.relu(z) if fed.job.models.relu_head else z
+        labels = torch.from_numpy(client.train.labels).to(z.device)
+        classes = [z[labels == c] for c in range(fed.classes)]
+        held = [rows for rows in classes if len(rows)]
+        return {
+            "counts": torch.tensor([len(rows) for rows in classes], dtype=torch.int32),
+            "mean": torch.stack([rows.mean(0) for rows in held]).float(),
+            "covariance": torch.stack([covariance(rows) for rows in held]).float(),
+        }
+
+    def moments(self, fed: Federation, client: Client, state: Params) -> Mean:
+        """A client's part in mu_c and in the mean of z z^T, by class, float64, as the server has it
+        from what was sent.
+        """
+        self.receive(client, fed.down(client, state))
+        sent = fed.up(client, self.statistics(fed, client))
+        counts = sent["counts"].to(fed.device)
+        held, n = counts.nonzero()[:, 0], counts[counts > 0].double()[:, None, None]
+        mean, spread = sent["mean"].double(), sent["covariance"].double()
+        square = ((n - 1) * spread + n * outer(mean)) / n
+        rows = ([int(c) for c in held],)
+        weights = Params(mean=n[:, 0], square=n)
+        return Mean.of(Params(mean=mean, square=square), weights, {"mean": rows, "square": rows})
+
+    def finish(self, fed: Federation, state: Params, t: int) -> Params | None:
+        if not self.final_epochs:
+            return None
+        d = state["head.weight"].shape[1]
+        zero = torch.zeros(fed.classes, d, d, dtype=torch.float64, device=fed.device)
+        keep = Params(mean=zero[:, 0], square=zero)
+        parts = ((client.id, self.moments(fed, client, state)) for client in fed.mine(range(fed.K)))
+        pooled = fed.mean(parts, keep=keep, per="row", counted=False)
+        return fed.on_root(lambda: self.calibrate(fed, state, pooled, t))
+
+    def calibrate(self, fed: Federation, state: Params, pooled: Params, t: int) -> Params:
+        """The model whose head has learnt the virtual features; pooled: mu_c and the mean of
+        z z^T.
+        """
+        N = torch.as_tensor(sum(fed.label_counts))  # [C]
+        drawn = self.count_virtual(N)
+        z, y = [], []
+        for c in torch.nonzero(drawn)[:, 0].tolist():
+            g = rng.torch_stream(fed.seed, "virtual", t, c)
+            z.append(draw(pooled["mean"][c], pool(pooled, c, int(N[c])), int(drawn[c]), g))
+            y += [c] * int(drawn[c])
+        if not y:
+            return state
+        features, labels = torch.cat(z).float(), torch.tensor(y, device=fed.device)
+
+        def loss(model: Params, rows: Tensor) -> Tensor:
+            head = F.linear(features[rows], model["head.weight"], model["head.bias"])
+            return F.cross_entropy(head, labels[rows])
+
+        head = fit(
+            fed,
+            state.pick(lambda name: name.startswith("head.")),
+            loss,
+            torch.from_numpy,
+            len(labels),
+            "calibration",
+            t,
+            epochs=self.final_epochs,
+            size=self.final_batch,
+            lr=self.final_lr,
+        )
+        return Params({**state, **head})
+
+    def count_virtual(self, N: Tensor) -> Tensor:
+        """Virtual features of each class, [C], of which the clients have N examples, [C]."""
+        known = N >= 2
+        if self.final_balance == "equal":
+            return self.final_samples * known
+        total = self.final_samples * int(known.sum())
+        return torch.round(total * N * known / (N * known).sum().clamp(min=1)).long()
+
+
+def covariance(z: Tensor) -> Tensor:
+    """Of the rows of z, [n, d], over n - 1: [d, d]; 0 for a single row."""
+    centred = z - z.mean(0)
+    return centred.T @ centred / max(len(z) - 1, 1)
+
+
+def outer(mu: Tensor) -> Tensor:
+    """mu mu^T of each row: [n, d] -> [n, d, d]."""
+    return mu[:, :, None] * mu[:, None, :]
+
+
+def pool(pooled: Params, c: int, N: int) -> Tensor:
+    """S_c, the covariance of all N >= 2 features of class c together, [d, d] (eq. 4)."""
+    return (pooled["square"][c] - outer(pooled["mean"][c : c + 1])[0]) * (N / (N - 1))
+
+
+def draw(mean: Tensor, spread: Tensor, n: int, g: torch.Generator) -> Tensor:
+    """n draws from N(mean, spread), [n, d]; g: on the CPU. Negative eigenvalues, which rounding
+    leaves, are 0.
+    """
+    values, vectors = torch.linalg.eigh(spread)
+    root = vectors * values.clamp(min=0).sqrt()
+    noise = torch.randn(n, len(mean), generator=g, dtype=torch.float64).to(mean.device)
+    return mean + noise @ root.T

@@ -1,0 +1,1 @@
+"""One global model, of clients' models whose units are matched first."""

@@ -1,0 +1,142 @@
+"""What methods share whose server matches the units of its clients' models before it averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased
+from hpcfed.algorithms.matching import nonparametric
+from hpcfed.algorithms.matching.nonparametric import Prior
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.params import Params
+from hpcfed.models.matching import Order
+from hpcfed.models.widths import Units
+from hpcfed.training import evaluate
+from hpcfed.training.server import parameters, predictor
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+
+
+@dataclass(frozen=True)
+class State:
+    """model: the wide model.  sizes: units of each of its groups, [G], in the order of groups.
+    orders: of each client of the last cohort, "ID/GROUP", the places of its units there, int64.
+    """
+
+    model: Params
+    sizes: Tensor
+    orders: Params = field(default_factory=Params)
+
+
+class Matched(RoundBased):
+    """The server's model; what a client is sent of it; how units are matched."""
+
+    start: Literal["common", "own"] = "common"
+    """Clients of the first round train on from one model, or each from random weights of its
+    own.
+    """
+
+    def units(self, fed: Federation) -> Units:
+        """The groups of units of the clients' model."""
+        kind, name = fed.architectures[0], fed.job.algorithm.name
+        try:
+            return fed.store.units(kind)
+        except ConfigError as why:
+            raise ConfigError(
+                f"{name} matches the units of models, but which units of {kind} belong together "
+                f"is not known\n  take another model, cnn or mlp for one, or fedavg"
+            ) from why
+
+    def counts(self, fed: Federation) -> Callable[[str], bool]:
+        """Whether units are matched by this tensor: parameters, not statistics."""
+        return parameters(fed.module(fed.architectures[0]))
+
+
+class Widened(Matched):
+    """A server whose layers have as many units as the beta process finds (`nonparametric`)."""
+
+    sigma0: PositiveFloat = 1.0
+    """Standard deviation of the values of the wide model's units, around 0."""
+    sigma: PositiveFloat = 1.0
+    """Standard deviation of the values of a client's units around those of the wide model's."""
+    gamma: PositiveFloat = 1.0
+    """Mass of the beta process: the larger, the more units the wide model has."""
+    sweeps: NonNegativeInt = 5
+    """Most times that every client's units are taken out and matched again."""
+    count_limit: NonNegativeInt = 0
+    """Most clients that count in the prior of a unit that many have; 0: all of them."""
+    count_weight: NonNegativeFloat = 2.0
+    """Factor of that prior, log(n_i / (J - n_i))."""
+    most: NonNegativeInt = 0
+    """Most units of a layer of the wide model, as long as no client alone has more; 0: any
+    number.
+    """
+
+    @property
+    def prior(self) -> Prior:
+        """What `nonparametric` takes."""
+        return Prior(
+            self.sigma0,
+            self.sigma,
+            self.gamma,
+            self.count_limit,
+            self.count_weight,
+            self.most,
+        )
+
+    def init(self, fed: Federation) -> State:
+        return self.gathered(fed, fed.initial(), list(self.units(fed).sizes.values()), {})
+
+    def widened(self, fed: Federation, sizes: Sequence[int]) -> Units:
+        """The groups of a model whose groups have so many units, in their order."""
+        units = self.units(fed)
+        for group, size in zip(list(units.sizes), sizes, strict=True):
+            units = nonparametric.widen(units, group, size)
+        return units
+
+    def order(self, fed: Federation, state: State, k: int) -> Order:
+        """The units of the server's model that client k gets: those that its own became, or where
+        it was not in the last cohort those that most clients had.
+        """
+        own = state.orders.under(f"{k}/")
+        if own:
+            return {int(group): at.cpu().numpy() for group, at in own.items()}
+        sizes = self.units(fed).sizes
+        return {group: torch.arange(size).numpy() for group, size in sizes.items()}
+
+    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+        if self.start == "own" and not state.orders and client.id < fed.K:
+            return fed.initial(k=client.id)
+        order, wide = (
+            self.order(fed, state, client.id),
+            self.widened(fed, state.sizes.tolist()),
+        )
+        return nonparametric.take(state.model, wide, self.units(fed), order)
+
+    def columns(self, fed: Federation, state: State) -> dict[str, float]:
+        found = {"units": float(state.sizes.sum())}
+        if fed.job.evaluate.common:
+            answer = predictor(fed, fed.architectures[0], state.model)
+            found["accuracy_common"] = evaluate.common(fed, answer)
+        return found
+
+    def gathered(
+        self, fed: Federation, model: Params, sizes: Sequence[int], orders: Mapping[int, Order]
+    ) -> State:
+        """The state with a new wide model; orders: of the clients that have part in it."""
+        kept = {
+            f"{k}/{group}": torch.from_numpy(at).to(fed.device, torch.int64)
+            for k, order in orders.items()
+            for group, at in order.items()
+        }
+        return State(
+            model, torch.tensor(list(sizes), dtype=torch.int64, device=fed.device), Params(kept)
+        )

@@ -1,0 +1,76 @@
+"""PFNM: the server matches the clients' hidden units and has as many as a beta process finds.
+
+Yurochkin et al. (Bayesian Nonparametric Federated Learning of Neural Networks), ICML 2019,
+arXiv:1905.12022, sections 3.1 to 3.3; the gains and the sweeps are in `nonparametric`. A unit of
+the lowest layer is its weights from the inputs, its bias and its weights to the layer above, a unit
+of a higher one its bias and its weights to the layer above; layers are matched from the classes
+down. Then a unit of the wide model is the posterior mean of the vectors that were matched,
+sum v / s^2 / (1/s0^2 + n/s^2). Rounds follow one another as in section 3.4: a client goes on from
+the wide model's units that its own became, so that its model keeps its size; paper: one round.
+Deviations: convolutions and normalisation are matched as well, where the paper has linear layers
+alone; biases of the classes are a plain mean; estimate = "mean" takes the mean of the vectors, for
+the posterior mean of a unit that a single client has is half as long with s0 = s. The public code
+(IBM/probabilistic-federated-neural-matching), preset authors, weighs the popularity of a unit once,
+not twice, counts it up to 10, and has no more than 700 units in a layer; it tries several priors
+and keeps the best on training data, which is not followed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpcfed.algorithms.base import single_step
+from hpcfed.algorithms.matching import nonparametric
+from hpcfed.algorithms.matching.matched import State, Widened
+from hpcfed.core.params import Params
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+
+class PFNM(Widened):
+    """Of one client, with estimate = "mean", it is that client's model, as FedAvg's is."""
+
+    estimate: Literal["map", "mean"] = "map"
+    """A unit of the wide model is the posterior mean of the vectors matched to it, all of equal
+    weight, or their mean by `weighting`.
+    """
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if self.estimate == "map":
+            found["algorithm.weighting"] = "estimate = 'map': all clients weigh alike"
+        return found
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Params:
+        (sent,) = super().local(fed, client, state, t).parts
+        return fed.up(client, sent.value)
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        sent = fed.at_root(fed.run(cohort, lambda client: self.local(fed, client, state, t)))
+        found = fed.on_root(lambda: self.merge(fed, sent))
+        return self.gathered(fed, *found) if found else state
+
+    def merge(self, fed: Federation, sent: dict[int, Params]) -> Any:
+        """The server's work: the wide model, its sizes and the orders of the clients."""
+        if not sent:
+            return None
+        units, counts = self.units(fed), self.counts(fed)
+        plan = sorted(units.sizes, reverse=True)
+        wide = nonparametric.match_models(
+            list(sent.values()), units, plan, counts, self.prior, self.sweeps
+        )
+        mean, number = nonparametric.fuse(wide, units, [self.share(fed, k) for k in sent], side=1)
+        if self.estimate == "map":
+            ratio = (self.sigma / self.sigma0) ** 2
+            for name, n in number.items():
+                if counts(name) and n.numel() > 1:
+                    mean[name] = (mean[name] * (n / (n + ratio))).to(mean[name].dtype)
+        return mean, list(wide.units.sizes.values()), dict(zip(sent, wide.orders, strict=True))
+
+    def share(self, fed: Federation, k: int) -> float:
+        """The weight of client k in the mean."""
+        uniform = self.estimate == "map" or self.weighting == "uniform"
+        return 1.0 if uniform else float(fed.sizes[k])
