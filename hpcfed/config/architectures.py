@@ -194,7 +194,7 @@ MODELS: dict[str, Entry] = {
     "lstm-char": Entry(
         "hpcfed.models.lstm:lstm_char",
         "LEAF's model for characters, 2 LSTM of d units",
-        "caldas2018",
+        "caldas2018leaf",
         text=True,
     ),
     "concat": _fusion("concat", "an encoder for each modality, features side by side", "feng2023"),

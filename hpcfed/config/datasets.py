@@ -75,17 +75,17 @@ DATASETS = {  # a target is called as function(name, root, download, text) and r
     "femnist": Entry(
         "hpcfed.data.leaf:femnist",
         "digits and letters by writer, 62 classes, 1x28x28; LEAF's files",
-        "caldas2018",
+        "caldas2018leaf",
     ),
     "celeba": Entry(
         "hpcfed.data.celeba:load",
         "faces by celebrity, smiling or not, 3x84x84; torchvision's files",
-        "liu2015,caldas2018",
+        "liu2015,caldas2018leaf",
     ),
     "shakespeare": Entry(
         "hpcfed.data.leaf:shakespeare",
         "the next of 80 characters by role; LEAF's files",
-        "caldas2018",
+        "caldas2018leaf",
     ),
     "sentiment140": Entry(
         "hpcfed.data.sentiment140:load",
