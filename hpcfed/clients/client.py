@@ -62,6 +62,12 @@ class Shard:
         """The modalities that these examples have; none where inputs are of one kind."""
         return tuple(self.x) if isinstance(self.x, Mapping) else ()
 
+    def holds(self, other: Shard) -> bool:
+        """Whether all examples of another shard are of this one."""
+        if other.rows is self.rows:
+            return True
+        return same(other.x, self.x) and bool(np.isin(other.rows, self.rows).all())
+
     def pick(self, which: np.ndarray) -> Shard:
         """The examples at these positions."""
         part = copy(self)

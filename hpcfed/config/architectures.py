@@ -208,6 +208,7 @@ MODELS: dict[str, Entry] = {
         text=True,
     ),
     "concat": _fusion("concat", "an encoder for each modality, features side by side", "feng2023"),
+    "gated": _fusion("gated", "concat, whose representation gates itself", "wang2022"),
     "mean": _fusion("mean", "an encoder for each modality, mean of features", "ouyang2023"),
     "attention": _fusion(
         "attention", "an encoder for each modality, attention over all steps", "feng2023"

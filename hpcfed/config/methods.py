@@ -22,6 +22,7 @@ KINDS = {  # folders of hpcfed/algorithms, in the order in which methods are lis
     "personal": "personal models, one architecture",
     "clusters": "clusters of clients",
     "bayesian": "distributions over models",
+    "multimodal": "several modalities, health records",
     "asynchronous": "asynchronous, in virtual time",
     "decentralised": "decentralised, without a server",
 }
@@ -205,6 +206,12 @@ ALGORITHMS = {
         "own models and small knowledge networks, which the server fuses on public data",
         "yu2022",
     ),
+    "fedtype": Entry(
+        "hpcfed.algorithms.proxies.fedtype:FedType",
+        "private models imitate small proxies where conformal sets agree; proxies are aggregated "
+        "as in FedAvg, FedProx, pFedMe or pFedBayes",
+        "wang2024,angelopoulos2021",
+    ),
     "scaffold": Entry(
         "hpcfed.algorithms.global_model.scaffold:Scaffold",
         "control variates against drift",
@@ -310,6 +317,17 @@ ALGORITHMS = {
         "hpcfed.algorithms.clusters.cfl:CFL",
         "a cluster is cut in two where updates pull apart",
         "sattler2021,long2023",
+    ),
+    "harmony": Entry(
+        "hpcfed.algorithms.multimodal.harmony:Harmony",
+        "modality-wise training, then fusion in clusters by how encoders moved",
+        "ouyang2023",
+    ),
+    "fedcovid": Entry(
+        "hpcfed.algorithms.multimodal.fedcovid:FedCovid",
+        "records with few positives: copies of them, a margin, logarithmic weights, large clients "
+        "first",
+        "wang2022",
     ),
     "fedbe": Entry(
         "hpcfed.algorithms.bayesian.fedbe:FedBE",

@@ -352,6 +352,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         device=device,
         gpu_memory=own.share,
         pool=cache(partial(make_pool_client, world, store, device, job)),
+        modalities=lambda: world.held.train if world.held else (),
     )
     if own.warning:
         fed.warnings.say(own.warning)

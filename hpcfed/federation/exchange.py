@@ -4,7 +4,7 @@ checked here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcfed.core.averaging import mean_of
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hpcfed.machine.clock import Clock
 
 T = TypeVar("T")
+Item = TypeVar("Item", bound=Hashable)  # of server-side work
 
 
 class Exchange:
@@ -140,6 +141,20 @@ class Exchange:
         self.wait("on root")
         with self._clock("communicate"):
             return on_device(self._comm.bcast(value), self._device)
+
+    def spread(self, items: Iterable[Item], work: Callable[[Item], T]) -> dict[Item, T]:
+        """The results of pieces of server-side work, by item, in the items' order; collective, not
+        counted. Item i is done on rank i modulo their number.
+        """
+        rank, size, listed = self._comm.rank, self._comm.size, list(items)
+        if len(set(listed)) < len(listed):
+            raise ValueError(f"items of server-side work come twice: {listed}; give each once")
+        with self._clock.rest("server"):
+            done = {i: work(item) for i, item in enumerate(listed) if i % size == rank}
+        self.wait("spread")
+        with self._clock("communicate"):
+            found = on_device(self._comm.gather(done), self._device)
+        return {item: found[i] for i, item in enumerate(listed)}
 
     def wait(self, what: str, over: bool = False) -> None:
         """Until all ranks are here, before an exchange; what the slowest rank costs the others is

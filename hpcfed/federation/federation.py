@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hpcfed.models.flat import Skeleton
 
 T = TypeVar("T")
+Item = TypeVar("Item", bound=Hashable)  # an item of server-side work
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,14 @@ class Federation:
     What an author of methods uses, in the order in which a method meets it:
 
     - the job: `job`, `seed`, `K`, `classes`, `d`, `device`;
-    - the clients: `architectures`, `sizes`, `largest`, `label_counts`; the examples of nobody,
-      `public`;
+    - the clients: `architectures`, `modalities`, `sizes`, `largest`, `label_counts`; the examples
+      of nobody, `public`;
     - models to start from: `initial`, `shapes`, `module`, `start_alike`;
     - a round: `t`, `sample`, `cohort_size`, `draw_public`;
     - the clients' work: `run`, `stream`, `mine`, `clients`, `work`, `prepare`, `pooled`;
     - what is sent, and counted: `down`, `up`, `mean`, `gather`;
-    - what is counted so, moved between ranks: `each`, `at_root`, `from_root`, `on_root`.
+    - what is counted so, moved between ranks: `each`, `at_root`, `from_root`;
+    - the server's own work: `on_root` in one piece, `spread` in several.
 
     The engine uses its parts: `comm`, `exchange` (moves values, counts bytes), `turns` (the
     clients' work, and failures), `replay` (turns that are done), `participation` (who takes part
@@ -85,7 +87,7 @@ class Federation:
     `warnings`, `clock`, `store` (weights and memories), `data`, `gpu`.
 
     For the parameters see `Placement`, `Exchange`, `Participants`; pool: makes a client that holds
-    all clients' data.
+    all clients' data.  modalities: finds those of all clients, where inputs are of several.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Federation:
         data: SharedData,
         gpu_memory: float = 0.0,
         pool: Callable[[], Client] | None = None,
+        modalities: Callable[[], Sequence[tuple[str, ...]]] = tuple,
     ) -> None:
         self.job = job
         self.device = device
@@ -115,7 +118,7 @@ class Federation:
         self.label_counts = label_counts  # [K, C], examples of each class that each client has
         self.classes = classes
         self.clients = clients  # this rank's, by id
-        self._pool = pool
+        self._pool, self._modalities = pool, modalities
 
         self.comm = comm
         self.store = store
@@ -169,6 +172,13 @@ class Federation:
     def public(self) -> Shard:
         """Examples that no client holds (`data.public`); may be empty."""
         return self.data.public
+
+    @cached_property
+    def modalities(self) -> Sequence[tuple[str, ...]]:
+        """The modalities that each client's training examples have, [K]; none where inputs are of
+        one kind.
+        """
+        return self._modalities() or ((),) * self.K
 
     @cached_property
     def largest(self) -> int:
@@ -384,3 +394,18 @@ class Federation:
     def on_root(self, fn: Callable[[], T]) -> T:
         """The result of server-side work: done on rank 0, then sent to all ranks; collective."""
         return self.exchange.on_root(fn)
+
+    def spread(self, items: Iterable[Item], work: Callable[[Item], T]) -> dict[Item, T]:
+        """The results of pieces of server-side work, by item, in the items' order, on all ranks;
+        collective, not counted.
+
+        For what is independent by candidate, cluster, student or teacher: item i is done on rank i
+        modulo the number of ranks, instead of all on rank 0 while the others wait. The bits are
+        those of one rank.
+
+        items: the same on all ranks, each once.  work: item -> a value that can travel
+        (`comm.codec`). It may read what all ranks have, and draws from streams that the item names;
+        it makes no collective call, and nothing that it leaves elsewhere is kept.
+        Raises ValueError where an item comes twice.
+        """
+        return self.exchange.spread(items, work)

@@ -3,6 +3,8 @@
 Feng et al. (FedMultimodal), KDD 2023, arXiv:2306.09486, section 4.2: concat and attention, where
 their classifier's first layer, with its ReLU, is the last of the body, so that models.d = 64 gives
 theirs. mean: Ouyang et al. (Harmony), MobiSys 2023, whose features of all modalities are averaged.
+gated: Wang et al. (FedCovid), ECML-PKDD 2022, section 5.2: features side by side, h' = W h, and the
+representation is sigmoid(h') h', value by value.
 A batch that lacks a modality is fused from the others: concat reads zeros in its place, which is
 what FedMultimodal feeds; mean and attention leave it out.
 """
@@ -13,6 +15,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hpcfed.core.shapes import Shapes
 from hpcfed.models.encoders import STEP, Encoders, encoder, stacked
@@ -74,8 +77,26 @@ class Fusion(nn.Module):
         self.fusion = fusion(len(shapes))
         self.out = nn.Linear(self.fusion.width, d)  # type: ignore[arg-type]
 
+    def fuse(self, x: dict[str, Tensor]) -> Tensor:
+        """The fused features, [n, width], of which `represent` makes the representation."""
+        return self.fusion(self.encoders(x), self.encoders.names)
+
+    def represent(self, h: Tensor) -> Tensor:
+        return self.out(h).relu()
+
     def forward(self, x: dict[str, Tensor]) -> Tensor:
-        return self.out(self.fusion(self.encoders(x), self.encoders.names)).relu()
+        return self.represent(self.fuse(x))
+
+
+class Gated(Fusion):
+    """As Fusion, but sigmoid(out) times out in the place of the ReLU."""
+
+    def represent(self, h: Tensor) -> Tensor:
+        return F.silu(self.out(h))
+
+
+def gated(shapes: Shapes, d: int, kinds: dict[str, str]) -> nn.Module:
+    return Gated(Concat, shapes, kinds, d)
 
 
 def _body(shapes: Shapes, d: int, kinds: dict[str, str], fusion: type[nn.Module]) -> nn.Module:

@@ -111,7 +111,7 @@ class LocalSteps:
         check_finite(
             self.fed, self.client, self.t, values, weights, self.examples, self.lr, len(self.data)
         )
-        own = self.data.rows is self.client.train.rows
+        own = self.client.train.holds(self.data)
         seconds = perf_counter() - self.start
         # recordings are the rank's time, not the client's, which is placed by what it takes each
         # time: it was only the first of its architecture

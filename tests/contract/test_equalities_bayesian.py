@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.algorithms.bayesian import gaussian
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.params import Params
 from hpcfed.training.server import recalibrate
@@ -100,7 +101,7 @@ def test_pfedbayes_personal_part_heeds_the_common_one_by_its_divergence_alone():
 def test_pfedbayes_divergence_pulls_both_distributions_towards_each_other():
     method = toy.job("pfedbayes", *MLP, "--algorithm.zeta", "6").algorithm
     q, p = ((torch.tensor([m]), torch.tensor([-3.0])) for m in (1.0, 0.0))
-    value, (of_mu, of_rho, of_common, of_deviation) = method.pull(3, q, p)
+    value, (of_mu, of_rho, of_common, of_deviation) = gaussian.pull(method.zeta, 3, q, p)
     s = torch.nn.functional.softplus(torch.tensor(-3.0))
     assert value.item() == pytest.approx(float(1 / s**2), rel=1e-5)  # 6 / 3 * 1 / (2 s^2)
     assert of_mu.item() == -of_common.item() == pytest.approx(float(2 / s**2), rel=1e-5)

@@ -99,3 +99,9 @@ def test_no_method_has_a_hook_of_former_times():
         cls = entry.load()
         wrong[name] = {n for n in former if replacement(n, getattr(cls, n, None), cls)}
     assert {name: found for name, found in wrong.items() if found} == {}
+
+
+def test_each_reference_is_whole_and_has_a_key_of_its_own():
+    text = (source.ROOT / "hpcfed/report/references.bib").read_text()
+    keys = re.findall(r"^@\w+\{([^,]+),", text, re.MULTILINE)
+    assert sorted(keys) == sorted(set(keys)) and set(keys) == set(references())

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.comm import Serial, spmd
+from hpcfed.comm import Comm, Serial, spmd
+from hpcfed.core import rng
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import nbytes, on_device
@@ -198,3 +199,28 @@ def test_clients_that_keep_nothing_move_without_a_message_and_the_others_with_al
 def test_the_pooled_client_holds_all_training_examples_once():
     pooled = federation().pooled()
     assert pooled.id == 6 and pooled.n == len(set(pooled.train.rows.tolist())) == sum(toy.SIZES)
+
+
+def test_server_work_is_spread_over_the_ranks_to_the_same_results():
+    def on_rank(comm: Comm) -> tuple[dict[str, torch.Tensor], list[str]]:
+        fed, done = toy.start(comm, toy.job("fedavg", "--models.mix", "mlp")).fed, []
+
+        def work(item: str) -> torch.Tensor:
+            done.append(item)
+            return rng.torch_stream(0, "spread", item).initial_seed() * torch.ones(2).double()
+
+        return fed.spread(["c", "a", "b", "d"], work), done
+
+    (want, _), *_ = spmd(1, on_rank)
+    assert list(want) == ["c", "a", "b", "d"]
+    ranks = spmd(3, on_rank)
+    assert [done for _, done in ranks] == [["c", "d"], ["a"], ["b"]]
+    assert all(
+        toy.differences(found, want) == [] and list(found) == list(want) for found, _ in ranks
+    )
+
+
+def test_an_item_of_server_work_comes_once():
+    fed = toy.start(Serial(), toy.job("fedavg", "--models.mix", "mlp")).fed
+    with pytest.raises(ValueError, match="come twice: \\[1, 1\\]"):
+        fed.spread([1, 1], lambda item: item)

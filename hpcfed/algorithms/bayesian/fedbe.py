@@ -97,7 +97,11 @@ class FedBE(RoundBased):
         clients = fed.mean(parts, keep=nobody, counted=False)["p"]
         number = len(fed.gather(dict.fromkeys(sent, 1)))
         drawn = self.draw(fed, sent, state, t)
-        return fed.on_root(lambda: self.learn(fed, mean, clients, number, drawn, t))
+        teach = lambda i: self.answer(fed, self.sample(fed, *drawn[i], t))  # noqa: E731
+        answers = fed.spread(range(len(drawn)), teach)
+        return fed.on_root(
+            lambda: self.learn(fed, mean, clients, number, list(answers.values()), t)
+        )
 
     def draw(
         self, fed: Federation, sent: dict[int, Mean], state: Params, t: int
@@ -129,16 +133,17 @@ class FedBE(RoundBased):
         mean: Params,
         clients: Tensor,
         number: int,
-        drawn: list[tuple[Params, Params, int]],
+        drawn: list[Tensor],
         t: int,
     ) -> Params:
         """The mean model after it has learnt the teachers' predictions; the server's work.
 
         clients: the mean soft prediction of the clients' models, of which there are `number`.
+        drawn: that of each drawn model.
         """
         total = number * clients.double() + self.answer(fed, mean)
-        for centre, variance, i in drawn:
-            total += self.answer(fed, self.sample(fed, centre, variance, i, t))
+        for answer in drawn:
+            total += answer
         target = sharpen(total / (number + 1 + len(drawn)), self.sharpen).float()
         kind = fed.architectures[0]
         average = Average(parameters(fed.module(kind)), self.swa_start, self.swa_every)

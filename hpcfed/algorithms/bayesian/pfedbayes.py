@@ -15,7 +15,6 @@ decay is for the personal mu alone.
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -24,19 +23,16 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, Share, single_step
+from hpcfed.algorithms.bayesian.gaussian import RHO, flatten, follower, means, pull
 from hpcfed.core import rng
 from hpcfed.core.params import Mean, Params
 from hpcfed.training.local import LocalSteps
-from hpcfed.training.losses import gaussian_divergence
-from hpcfed.training.optimisers import Optimiser, keep_moments, moments
+from hpcfed.training.optimisers import Optimiser, keep_moments
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
-    from hpcfed.models.flat import Layout
-
-RHO = "rho/"  # before the names of parameters: what their standard deviations are made of
 
 
 class PFedBayes(RoundBased):
@@ -97,7 +93,7 @@ class PFedBayes(RoundBased):
                     self.personal_step(steps, loss, (x, y), spread, rho, (mu, deviation), noise)
                 if self.zeta:
                     q = client.skeleton.flat[: len(rho)], rho
-                    copy.step(self.pull(client.n, q, (mu, deviation))[1][2:])
+                    copy.step(pull(self.zeta, client.n, q, (mu, deviation))[1][2:])
         keep_moments(client, spread, settings, "rho")
         keep_moments(client, copy, settings, "copy")
         client.memory["rho"] = rho
@@ -127,50 +123,11 @@ class PFedBayes(RoundBased):
         skeleton.flat[:n] = mu
         slope = skeleton.grad * eps * rho.sigmoid()  # of rho; sigmoid is softplus's derivative
         if self.zeta:
-            divergence, (of_mu, of_rho, *_) = self.pull(steps.client.n, (mu, rho), common)
+            divergence, (of_mu, of_rho, *_) = pull(self.zeta, steps.client.n, (mu, rho), common)
             skeleton.grad.add_(of_mu)
             value, slope = value.detach() + divergence, slope + of_rho
         spread.step([slope])
         steps.step(value)
 
-    def pull(
-        self, n: int, q: tuple[Tensor, Tensor], p: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """(zeta / n) KL(q || p), and its gradient with respect to the means and rhos of q and p.
-
-        q, p: (mu, rho), [values] each.
-        """
-        leaves = [v.detach().clone().requires_grad_() for v in (*q, *p)]
-        mu, rho, common, deviation = leaves
-        each = gaussian_divergence(mu, F.softplus(rho), common, F.softplus(deviation))
-        value = self.zeta / n * each.sum()
-        return value.detach(), torch.autograd.grad(value, leaves)
-
     def server(self, state: Params, mean: Params) -> Params:
         return mean if self.beta == 1 else (1 - self.beta) * state + self.beta * mean
-
-
-def means(state: Params) -> Params:
-    """The network of the means, with its buffers."""
-    return state.pick(lambda name: not name.startswith(RHO))
-
-
-def flatten(layout: Layout, values: Params) -> Tensor:
-    """The parameters of a model as one new vector, [values], in its memory layout."""
-    vector = next(iter(values.values())).new_empty(layout.n_params)
-    for name, view in layout.views(vector).items():
-        view.copy_(values[name])
-    return vector
-
-
-def follower(fed: Federation, client: Client, lr: float, phase: str, *vectors: Tensor) -> Optimiser:
-    """The job's optimiser, without weight decay, for vectors that are no model's, with the moments
-    of its last round where they are kept.
-    """
-    plain = fed.job.local.model_copy(update={"weight_decay": 0.0})
-    kept = client.memory.get(moments(phase)) if plain.keep_optimiser else None
-    named = {str(i): vector for i, vector in enumerate(vectors)}
-    stand_in: Any = SimpleNamespace(  # all that an optimiser asks of a model
-        flat=vectors[0], layout=SimpleNamespace(params=tuple(named)), view=named.__getitem__
-    )
-    return Optimiser(stand_in, plain, lr, None, kept)

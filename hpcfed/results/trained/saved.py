@@ -204,4 +204,5 @@ def federation(
         # nothing takes time here, and no examples but the clients' are used
         profiles=None,
         data=SharedData(None, None, about["mean"], about["std"]),
+        modalities=lambda: sources.held(several).train if several else (),
     )

@@ -1,0 +1,61 @@
+"""Gaussians over weights, value by value: N(mu, softplus(rho)^2), as pFedBayes has them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpcfed.core.params import Params
+from hpcfed.training.losses import gaussian_divergence
+from hpcfed.training.optimisers import Optimiser, moments
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.flat import Layout
+
+RHO = "rho/"  # before the names of parameters: what their standard deviations are made of
+
+
+def pull(
+    zeta: float, n: int, q: tuple[Tensor, Tensor], p: tuple[Tensor, Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """(zeta / n) KL(q || p), and its gradient with respect to the means and rhos of q and p.
+
+    q, p: (mu, rho), [values] each.
+    """
+    leaves = [v.detach().clone().requires_grad_() for v in (*q, *p)]
+    mu, rho, common, deviation = leaves
+    each = gaussian_divergence(mu, F.softplus(rho), common, F.softplus(deviation))
+    value = zeta / n * each.sum()
+    return value.detach(), torch.autograd.grad(value, leaves)
+
+
+def means(state: Params) -> Params:
+    """The network of the means, with its buffers."""
+    return state.pick(lambda name: not name.startswith(RHO))
+
+
+def flatten(layout: Layout, values: Params) -> Tensor:
+    """The parameters of a model as one new vector, [values], in its memory layout."""
+    vector = next(iter(values.values())).new_empty(layout.n_params)
+    for name, view in layout.views(vector).items():
+        view.copy_(values[name])
+    return vector
+
+
+def follower(fed: Federation, client: Client, lr: float, phase: str, *vectors: Tensor) -> Optimiser:
+    """The job's optimiser, without weight decay, for vectors that are no model's, with the moments
+    of its last round where they are kept.
+    """
+    plain = fed.job.local.model_copy(update={"weight_decay": 0.0})
+    kept = client.memory.get(moments(phase)) if plain.keep_optimiser else None
+    named = {str(i): vector for i, vector in enumerate(vectors)}
+    stand_in: Any = SimpleNamespace(  # all that an optimiser asks of a model
+        flat=vectors[0], layout=SimpleNamespace(params=tuple(named)), view=named.__getitem__
+    )
+    return Optimiser(stand_in, plain, lr, None, kept)

@@ -1,0 +1,1 @@
+"""Data of several modalities, or of records: what clients have differs in kind."""

@@ -1,0 +1,181 @@
+"""FedCovid: binary records with few positives, on clients of very different sizes.
+
+Wang et al., ECML-PKDD 2022, doi:10.1007/978-3-031-26422-1_27. The model `gated` is the paper's
+(section 5.2): encoders of age, of person and brand, and of visits; h' = W h of their features side
+by side, and the representation is p = phi h' with phi = sigmoid(h'). Of n examples and n+ copies of
+the positives a client descends
+    CE(examples) + lam_c CE(copies) + lam_m L_m + (lam_w / N_w) ||w - w_g||^2        (section 5.3)
+    L_m = mean_i max(d(p_i, p+_i) - d(p_i, p-_i) + margin, 0)
+with N_w the number of parameters. The server weighs client k by log n_k (section 5.4). Training
+goes from large to small (section 5.5): in the first `warmup` rounds the `large` largest clients
+alone, then all, of which the small ones take fewer epochs and smaller steps.
+
+Copies are the examples' fused features, before W, with Gaussian noise, as in the authors' code
+(JackqqWang/FedCovid); a body that has none copies its representation. Deviations: d is the cosine
+distance, as in the code; p+_i and p-_i are the means, over a batch with its copies, of the other
+items of i's side, positive or not, and of the items of the other side; an item that lacks one of
+them contributes 0. The code takes triplets of logits instead, and divides the sum of losses by 3.
+log 1 = 0 would leave a client with one example without a voice: n_k counts as 2 at least. Not
+followed, being defects: there one network object serves all clients and the server; the proximal
+term has no gradient; small clients never train; the area under the precision-recall curve is that
+of the largest logit.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from torch import Tensor
+from torch.nn import functional as F
+
+from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.core import rng
+from hpcfed.core.params import Mean, Params
+from hpcfed.models.fusion import Fusion
+from hpcfed.training.local import LocalSteps, learning_rate, sgd
+from hpcfed.training.losses import proximal
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.model import Model
+
+
+NOISE = "noise"  # in what the loss gets: standard normal, [copies * n, width of the features]
+
+
+class FedCovid(RoundBased):
+    """Clients of one size, all of them large, without copies, margin and proximal term: FedAvg."""
+
+    weighting: Literal["log_samples", "samples", "uniform"] = "log_samples"  # type: ignore[assignment]
+    """Weight of a client in the mean: the logarithm of its number of examples, that number, or
+    1.
+    """
+    positive: NonNegativeInt = 1
+    """The class of the positives."""
+    copies: PositiveInt = 4
+    """Copies of each positive example in a batch."""
+    noise: NonNegativeFloat = 0.2
+    """Standard deviation of what is added to a copy."""
+    lam_c: NonNegativeFloat = 1.0
+    """Weight of the cross-entropy of the copies."""
+    lam_m: NonNegativeFloat = 1.0
+    """Weight of the margin loss."""
+    margin: NonNegativeFloat = 0.2
+    """How much farther the other side has to be than the own one, in cosine distance."""
+    lam_w: NonNegativeFloat = 0.5
+    """Weight of the proximal term, which is a mean over parameters."""
+    large: PositiveInt = 10
+    """The clients with most examples: so many are large."""
+    warmup: NonNegativeInt = 200
+    """Rounds in which large clients alone take part; 0: none."""
+    small_epochs: Share = 0.5
+    """Epochs, or steps, of a small client, as a part of the job's; at least one."""
+    small_lr: NonNegativeFloat = 0.2
+    """Learning rate of a small client, as a part of the job's."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        if not self.lam_m:
+            found["algorithm.margin"] = "lam_m = 0: there is no margin loss"
+        if not self.augments:
+            why = "lam_c = 0 and lam_m = 0: there are no copies"
+            found |= {f"algorithm.{name}": why for name in ("copies", "noise", "positive")}
+        if self.large >= job.clients:
+            why = f"large = {self.large}: no client is small"
+            found |= {f"algorithm.{name}": why for name in ("warmup", "small_epochs", "small_lr")}
+        elif (job.local.steps or job.local.epochs) == 1:
+            found["algorithm.small_epochs"] = "a part of a single epoch or step is all of it"
+        return found
+
+    @property
+    def augments(self) -> bool:
+        return self.lam_c > 0 or self.lam_m > 0
+
+    def largest(self, fed: Federation) -> list[int]:
+        """The large clients, in id order; of equal ones the first."""
+        return sorted(sorted(range(fed.K), key=lambda k: (-fed.sizes[k], k))[: self.large])
+
+    def cohort(self, fed: Federation, t: int) -> list[int]:
+        large = self.largest(fed)
+        if t >= self.warmup or len(large) == fed.K:
+            return fed.sample(t)
+        size = min(fed.cohort_size, len(large))
+        chosen = rng.stream(fed.seed, "cohort", t).choice(large, size, replace=False)
+        return sorted(chosen.tolist())
+
+    def weight(self, client: Client) -> float:
+        if self.weighting == "log_samples":
+            return math.log(max(client.n, 2))
+        return super().weight(client)
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        given = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, given)
+        how: dict[str, Any] = {}
+        if client.id not in self.largest(fed):
+            local = fed.job.local
+            amount = max(1, round(self.small_epochs * (local.steps or local.epochs)))
+            how = {"amount" if local.steps else "epochs": amount}
+            how["lr"] = self.small_lr * learning_rate(fed, t)
+        if not self.augments:
+            sgd(fed, client, t, partial(self.loss, client, given), **how)
+            return Mean.of(client.params(self.shared), self.weight(client))
+        draws = rng.torch_stream(fed.seed, "copies", t, client.id, device=fed.device)
+        body = client.model.body
+        width = body.fusion.width if isinstance(body, Fusion) else client.model.head.in_features
+        with LocalSteps(fed, client, t, **how) as steps:
+            for x, y in steps:
+                size = self.copies * len(y), width
+                noise = torch.randn(size, generator=draws, device=fed.device)
+                drawn = Params({**given, NOISE: noise})
+                steps.descend(steps.value(partial(self.loss, client, drawn), x, y))
+        return Mean.of(client.params(self.shared), self.weight(client))
+
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
+        body = model.body
+        fused = isinstance(body, Fusion)
+        h = body.fuse(x) if fused else body(x)
+        p = body.represent(h) if fused else h
+        value = F.cross_entropy(model.head(p), y)
+        if self.augments:
+            # of all examples, so that shapes do not hang on labels; those of positives count
+            more = h.repeat(self.copies, 1)
+            more = more + self.noise * state[NOISE]
+            more, labels = body.represent(more) if fused else more, y.repeat(self.copies)
+            positive = labels == self.positive
+            each = F.cross_entropy(model.head(more), labels, reduction="none")
+            copied = torch.where(positive, each, 0.0).sum() / positive.sum().clamp(min=1)
+            value = value + self.lam_c * copied
+            if self.lam_m:
+                counts = torch.cat([torch.ones_like(y, dtype=torch.bool), positive])
+                sides = torch.cat([y, labels]) == self.positive
+                value = value + self.lam_m * margin_loss(
+                    torch.cat([p, more]), sides, counts, self.margin
+                )
+        if self.lam_w:
+            number = sum(parameter.numel() for parameter in model.parameters())
+            value = value + proximal(model, anchor=state, mu=2 * self.lam_w / number)
+        return value
+
+
+def margin_loss(p: Tensor, side: Tensor, counts: Tensor, margin: float) -> Tensor:
+    """Mean over the items that count of max(d(p_i, own side) - d(p_i, other side) + margin, 0), a
+    scalar.
+
+    p: [n, d].  side: [n], bool.  counts: [n], bool.  d: cosine distance to the mean of the items
+    that count of a side, without i itself. An item without one of the means contributes 0.
+    """
+    member = torch.stack([side & counts, ~side & counts], 1).to(p.dtype)  # [n, 2]
+    sums, sizes = member.T @ p, member.sum(0)  # [2, d], [2]
+    own, other = torch.where(side, 0, 1), torch.where(side, 1, 0)
+    near = (sums[own] - p) / (sizes[own] - 1).clamp(min=1)[:, None]
+    far = sums[other] / sizes[other].clamp(min=1)[:, None]
+    apart = F.cosine_similarity(p, far, dim=1) - F.cosine_similarity(p, near, dim=1)
+    known = counts & (sizes[own] > 1) & (sizes[other] > 0)
+    return torch.where(known, (apart + margin).relu(), 0.0).sum() / counts.sum()

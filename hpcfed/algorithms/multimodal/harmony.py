@@ -1,0 +1,272 @@
+"""Harmony: modality-wise federated training of single-modal networks, then federated fusion, in
+clusters of clients whose encoders moved alike.
+
+Ouyang et al., MobiSys 2023, doi:10.1145/3581791.3596844. Stage 1: a client trains one network for
+each modality that it has (eq. 6), and the server averages those of each modality over the clients
+that have it (eq. 7). Stage 2, clients with several modalities alone: encoders start from those of
+stage 1, f0_i, and stay with their client; classifiers are averaged within clusters. A client k
+reports for each of its modalities i the discrepancy d_k(i) = 1 - cos(f_k,i, f0_i) of its encoder's
+parameters (eq. 9); each modality's are divided by their maximum over clients, and K-means groups
+the vectors, anew in each round. A client's next round starts from the mean classifier of its
+cluster.
+
+The network of one modality is the fused model that gets this modality alone; all but encoders is
+classifier. Deviations: stage 1 averages by examples, the authors' code (xmouyang/Harmony, preset
+`authors`) evenly. Parameters are compared, and buffers of encoders are averaged with them in stage
+1; the code never exchanges them. A modality that a client lacks counts as discrepancy 0. K-means
+starts from points far from each other, so that the order of clients does not matter; the code draws
+its start. Encoders learn at a tenth of the rate in stage 2, which the code declares, and then
+overwrites. Not followed, being defects: three of four of its servers add the mean update to
+classifiers that contain the client's own already, one has its clusters written down by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import NonNegativeInt, PositiveInt
+from torch import Tensor
+from torch.nn import functional as F
+
+from hpcfed.algorithms.base import RoundBased, Share
+from hpcfed.algorithms.clusters import clusters, kmeans
+from hpcfed.core import rng
+from hpcfed.core.params import Mean, Params
+from hpcfed.training import evaluate
+from hpcfed.training.local import LocalSteps, sgd
+from hpcfed.training.server import predictor
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.federation.federation import Federation
+
+ALL = "all"  # stands for the modality where inputs are of one kind
+FUSION = "fusion/"  # before the names of the classifier that stage 2 starts from
+FUSED = "fused"  # in the memory of a client that has begun stage 2
+ITERATIONS = 20  # of K-means
+
+
+class Harmony(RoundBased):
+    """With one modality it is FedAvg, bit for bit; stage 2 then has nobody."""
+
+    keeps_weights: ClassVar[bool | None] = True
+
+    stage1_rounds: NonNegativeInt = 19
+    """Rounds of modality-wise training, before those of fusion."""
+    clusters: PositiveInt = 3
+    """Clusters of clients in the fusion; as many as clients: classifiers are not averaged."""
+    encoder_rate: Share = 0.1
+    """Learning rate of encoders in the fusion, as a part of local.lr; 0: they stay as they are."""
+
+    def fuses(self, fed: Federation, t: int) -> bool:
+        """Whether round t is one of stage 2: where no client has several modalities none is."""
+        return t >= self.stage1_rounds and any(len(own) > 1 for own in fed.modalities)
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        """Stage 1: networks of the client's modalities, both ways. Stage 2: the classifier both
+        ways, and up a number a modality; in a client's first round down its encoders and the
+        classifier to start from, too.
+        """
+        shapes, own = fed.shapes(k=k), modalities(fed, k)
+        if not self.fuses(fed, fed.t):
+            return (sum(shapes.pick(in_network(m)).nbytes for m in own),) * 2
+        classifier = shapes.pick(in_classifier).nbytes
+        return classifier, classifier + 4 * len(own)
+
+    def init(self, fed: Federation) -> Params:
+        """Networks, "MODALITY/name", and the classifier for stage 2, "fusion/name"."""
+        first = fed.initial()
+        named = sorted({m for k in range(fed.K) for m in modalities(fed, k)})
+        networks = {m: first.pick(in_network(m)).prefixed(f"{m}/") for m in named}
+        merged = {name: v for network in networks.values() for name, v in network.items()}
+        return Params({**merged, **first.pick(in_classifier).prefixed(FUSION)})
+
+    def cohort(self, fed: Federation, t: int) -> list[int]:
+        if not self.fuses(fed, t):
+            return fed.sample(t)
+        several = [k for k in range(fed.K) if len(fed.modalities[k]) > 1]
+        size = min(len(several), fed.cohort_size)
+        chosen = rng.stream(fed.seed, "cohort", t).choice(several, size, replace=False)
+        return sorted(chosen.tolist())
+
+    def offer(self, fed: Federation, client: Client, state: Params) -> Params:
+        """Stage 1: the networks of the client's modalities. Stage 2: nothing, but once encoders and
+        a classifier.
+        """
+        own = modalities(fed, client.id)
+        if FUSED in client.memory:
+            return Params()
+        if not self.fuses(fed, fed.t):
+            return state.pick(lambda name: name.partition("/")[0] in own)
+        encoders = {
+            name: v
+            for m in own
+            for name, v in state.under(f"{m}/").items()
+            if not in_classifier(name)
+        }
+        return Params({**encoders, **state.under(FUSION)})
+
+    def receive(self, client: Client, state: Params) -> None:
+        """Encoders and classifiers by their names in the model; of several classifiers the last."""
+        client.load({name.rpartition("/")[2]: v for name, v in state.items()})
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        if self.fuses(fed, t):
+            return self.fuse(fed, state, cohort, t)
+        uploads = fed.stream(cohort, partial(self.local, fed), given=(state, t))
+        return fed.mean(uploads, keep=state, per="tensor", last=True)
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        """Stage 1: each network of the client's modalities, one after the other."""
+        given, sent = fed.down(client, self.offer(fed, client, state)), Params()
+        for m in modalities(fed, client.id):
+            network = given.under(f"{m}/")
+            client.load(network)
+            loss = partial(self.part_loss, client, network, (m,))
+            sgd(fed, client, t, loss, only=in_network(m), phase=phase(fed, m))
+            sent |= client.params(in_network(m)).prefixed(f"{m}/")
+        return Mean.of(Params(sent), self.weight(client))
+
+    def part_loss(
+        self, client: Client, state: Params, own: tuple[str, ...], model: Any, x: Any, y: Tensor
+    ) -> Tensor:
+        """The loss of the model that gets these modalities alone."""
+        return self.loss(client, state, model, only(x, own), y)
+
+    def fuse(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        """A round of stage 2; what the server has does not change."""
+        sent = fed.run(cohort, lambda client: self.fusion(fed, client, state, t))
+        moved = fed.gather({k: discrepancies for k, (_, discrepancies) in sent.items()})
+        cluster = fed.on_root(lambda: self.group(fed, moved))
+        keep = state.under(FUSION).map(
+            lambda v: torch.stack([v] * (max(cluster.values(), default=0) + 1))
+        )
+        parts = (
+            (k, clusters.part(value, self.weight(fed.clients[k]), cluster[k], keep))
+            for k, (value, _) in sent.items()
+        )
+        means = fed.mean(parts, keep=keep, per="row")
+        fetch = lambda c: c.load(fed.down(c, clusters.row(means, cluster[c.id])))  # noqa: E731
+        fed.run(sorted(cluster), fetch)
+        return state
+
+    def fusion(
+        self, fed: Federation, client: Client, state: Params, t: int
+    ) -> tuple[Params, Tensor]:
+        """A client's training of the fused model: its classifier, and d_k(i) of its modalities."""
+        given, own = fed.down(client, self.offer(fed, client, state)), modalities(fed, client.id)
+        if given:
+            self.receive(client, given)
+        loss = partial(self.part_loss, client, given, own)
+        wanted = lambda name: any(in_network(m)(name) for m in own)  # noqa: E731
+        with LocalSteps(fed, client, t, phase="fusion", only=wanted) as steps:
+            encoders = [
+                client.skeleton.view(n) for n in steps.optimiser.names if not in_classifier(n)
+            ]
+            for x, y in steps:
+                before = [v.clone() for v in encoders]
+                steps.descend(steps.value(loss, x, y))
+                for value, old in zip(encoders, before, strict=True):
+                    value.lerp_(old, 1 - self.encoder_rate)
+        client.memory[FUSED] = 1
+        params = client.skeleton.layout.params
+        first = {m: state.under(f"{m}/").pick(encoder_of(m, params)) for m in own}
+        found = [discrepancy(client.params(encoder_of(m, params)), first[m]) for m in own]
+        return client.params(in_classifier), torch.tensor(found)
+
+    def group(self, fed: Federation, moved: dict[int, Tensor]) -> dict[int, int]:
+        """The cluster of each client by its discrepancies."""
+        named = all_modalities(fed)
+        d = torch.zeros(len(moved), len(named), dtype=torch.float64)
+        for row, (k, values) in enumerate(moved.items()):
+            d[row, [named.index(m) for m in modalities(fed, k)]] = values.double().cpu()
+        return dict(zip(moved, cluster(d, self.clusters), strict=True))
+
+    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
+        """The client's model; before fusion, of several modalities, the mean soft prediction of the
+        server's networks.
+        """
+        own = modalities(fed, client.id)
+        if len(own) == 1 or FUSED in client.memory:
+            plain = own == (ALL,) or set(client.test.modalities) <= set(own)
+            model = client.model
+            return model if plain else lambda x: model(only(x, own))
+        kind = client.architecture
+        answers = [(m, predictor(fed, kind, state.under(f"{m}/"))) for m in own]
+        soft = lambda x: torch.stack([F.softmax(f(only(x, (m,))), 1) for m, f in answers])  # noqa: E731
+        return lambda x: soft(x).mean(0).log()
+
+    def columns(self, fed: Federation, state: Params) -> dict[str, float]:
+        """With evaluate.common the accuracy of each modality's network on the whole test split."""
+        if not fed.job.evaluate.common:
+            return {}
+        found = {}
+        for m in all_modalities(fed):
+            network = predictor(fed, fed.architectures[0], state.under(f"{m}/"))
+            right = evaluate.common(fed, lambda x, m=m, f=network: f(only(x, (m,))))  # type: ignore[misc]
+            found["accuracy_common" + (f"_{m}" if m != ALL else "")] = right
+        return found
+
+
+def modalities(fed: Federation, k: int) -> tuple[str, ...]:
+    """The modalities of a client's training examples; where inputs are of one kind, that one."""
+    return fed.modalities[k] or (ALL,)
+
+
+def all_modalities(fed: Federation) -> list[str]:
+    return sorted({m for k in range(fed.K) for m in modalities(fed, k)})
+
+
+def only(x: Any, own: tuple[str, ...]) -> Any:
+    """Inputs of these modalities alone."""
+    return x if own == (ALL,) else {m: x[m] for m in own}
+
+
+def phase(fed: Federation, m: str) -> str:
+    """Names the random streams of a modality's training; the first one's are FedAvg's."""
+    return "train" if m == all_modalities(fed)[0] else f"train {m}"
+
+
+def in_classifier(name: str) -> bool:
+    return not name.startswith("body.encoders.")
+
+
+def in_network(m: str) -> Callable[[str], bool]:
+    """Whether a tensor belongs to the network of a modality: its encoder, and the classifier."""
+    return lambda name: m == ALL or in_classifier(name) or name.startswith(f"body.encoders.{m}.")
+
+
+def encoder_of(m: str, params: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a tensor is a parameter of a modality's encoder."""
+    own = {name for name in params if name.startswith(f"body.encoders.{m}.")}
+    return own.__contains__
+
+
+def discrepancy(encoder: Params, first: Params) -> float:
+    """1 - cos of the flattened parameters, in float64; 0 for an encoder that has not changed."""
+    a, b = (torch.cat([p[n].double().flatten() for n in first]) for p in (encoder, first))
+    if torch.equal(a, b):
+        return 0.0
+    return max(0.0, 1 - float(F.cosine_similarity(a, b, dim=0)))
+
+
+def cluster(d: Tensor, number: int) -> list[int]:
+    """K-means on discrepancies [N, M], each modality divided by its maximum, where that is not 0.
+
+    It starts from the point that is farthest from the mean, and then from the one that is farthest
+    from those taken; from at most as many as there are different points.
+    """
+    points = d / d.amax(0).clamp(min=torch.finfo(d.dtype).tiny)
+    if number >= len(points):
+        return list(range(len(points)))
+    taken = [int((points - points.mean(0)).norm(dim=1).argmax())]
+    while len(taken) < number:
+        far = torch.cdist(points, points[taken]).amin(1)
+        if not far.max():
+            break
+        taken.append(int(far.argmax()))
+    centres = Params(d=points[taken])
+    return kmeans.lloyd(Params(d=points), centres, lambda name: True, 0.0, ITERATIONS)[1]

@@ -1,0 +1,365 @@
+"""FedType: a large private model that never travels, beside a small proxy, which any method for one
+architecture aggregates; each learns from the other, the private one where conformal sets agree.
+
+Wang et al. (Bridging Model Heterogeneity in Federated Learning via Uncertainty-based Asymmetrical
+Reciprocity Learning), 2024, arXiv:2407.03247. On a batch the private model g takes a step down
+    CE(g) + imitation * mean_x c(x) L(x),
+    L(x) = mean of max(0, z_out - z_in + margin) over classes in and outside of the proxy's set S_s,
+with its logits z, and then the proxy p down CE(p) + kl KL(g -> p). Sets are those of RAPS, with
+temperatures and thresholds of this round's models on calibration examples; c(x) is |S_g & S_s| over
+|S_g | S_s|, or over |S_s| where S_g is larger. Where the proxy's accuracy fell by D since the
+client's last round, its lam is lam_small - (1 - lam_small) D. `aggregation` says how proxies are
+trained and averaged: as FedAvg, FedProx, pFedMe or pFedBayes have it.
+
+Deviations: calibration examples are held out of the training (`held`), and their accuracy is the
+one that may fall; the authors' code (JackqqWang/FedType, preset `authors`) calibrates on what it
+trains on, which covers less than it promises. The two models step in turn by batch, there by epoch.
+Sets are not randomised, and c(x) weighs each example, there the batch's mean weighs all. Not
+followed, being defects: there the ranking loss has the wrong sign and no gradient, the adapted lam
+is thrown away, KL is divided by the number of classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpcfed.algorithms.base import RoundBased, Share, score_server
+from hpcfed.algorithms.bayesian.gaussian import RHO, follower, means, pull
+from hpcfed.algorithms.proxies import conformal
+from hpcfed.core import rng
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import FORWARD, outputs
+from hpcfed.training.local import LocalSteps
+from hpcfed.training.losses import distil, proximal, soften
+from hpcfed.training.optimisers import Optimiser, keep_moments, make_optimiser
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client, Shard
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+    from hpcfed.models.flat import Layout
+    from hpcfed.models.model import Pair
+
+SETS = "sets/"  # before the names of what a client's sets are made with
+FIELDS = {  # of each aggregation
+    "fedprox": ("mu",),
+    "pfedme": ("inner_steps", "lam", "eta"),
+    "pfedbayes": ("inner_steps", "zeta", "rho", "eps_std"),
+}
+
+
+class FedType(RoundBased):
+    """imitation = 0 and kl = 0: local training of the private models beside the aggregation of
+    proxies alone.
+    """
+
+    accepts: ClassVar[str] = "any models"
+    needs: ClassVar[tuple[str, ...]] = ("proxy",)
+
+    aggregation: Literal["fedavg", "fedprox", "pfedme", "pfedbayes"] = "fedavg"
+    """The method that proxies are trained and averaged by."""
+    imitation: NonNegativeFloat = 1.0
+    """Weight of the imitation loss of the private model; 0: it learns from labels alone."""
+    kl: NonNegativeFloat = 1.0
+    """Weight of the proxy's KL to the private model."""
+    margin: NonNegativeFloat = 0.0
+    """By how much logits in the proxy's set have to be above those outside."""
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Sets hold the label with probability 1 - alpha at least."""
+    k_reg: PositiveInt = 5
+    """RAPS: classes of a set that cost nothing."""
+    lam_small: Share = 0.5
+    """RAPS: what each further class of a proxy's set costs."""
+    lam_large: NonNegativeFloat = 1.0
+    """RAPS: what each further class of a private model's set costs."""
+    adapt: bool = True
+    """Whether a proxy that has become worse gets larger sets."""
+    held: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Share of a client's training examples that calibrates; 0: all calibrate, and train too."""
+    mu: NonNegativeFloat = 0.1
+    """FedProx: weight of the proximal term."""
+    inner_steps: PositiveInt = 5
+    """pFedMe, pFedBayes: steps of the personal proxy on each batch."""
+    lam: NonNegativeFloat = 15.0
+    """pFedMe: how strongly personal proxies are held near the common one."""
+    eta: PositiveFloat = 0.005
+    """pFedMe: step of the common proxy towards the personal one, times lam."""
+    zeta: NonNegativeFloat = 10.0
+    """pFedBayes: weight of the divergence between personal and common distribution."""
+    rho: float = -3.0
+    """pFedBayes: where all rho start."""
+    eps_std: NonNegativeFloat = 1.0
+    """pFedBayes: standard deviation of the noise that weights are drawn with."""
+    inference: Literal["own", "proxy"] = "own"
+    """Which of a client's two models is evaluated."""
+
+    @model_validator(mode="after")
+    def contracts(self) -> FedType:
+        if self.aggregation == "pfedme" and self.eta * self.lam >= 1:
+            raise ValueError(
+                f"eta * lam = {self.eta * self.lam:g} must be < 1, else the common proxy oversteps"
+            )
+        return self
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        used = FIELDS.get(self.aggregation, ())
+        for name in sorted({name for names in FIELDS.values() for name in names} - set(used)):
+            found[f"algorithm.{name}"] = f"aggregation = {self.aggregation!r} has none"
+        if not self.imitation:
+            names = ("margin", "alpha", "k_reg", "lam_small", "lam_large", "adapt", "held")
+            found |= {f"algorithm.{n}": "imitation = 0: there are no sets" for n in names}
+        if self.aggregation == "pfedme" and not self.lam:
+            found["algorithm.eta"] = "lam = 0: the common proxy does not move"
+        if self.aggregation == "pfedbayes" and not self.eps_std and not self.zeta:
+            found["algorithm.rho"] = "eps_std = 0 and zeta = 0: no deviation counts"
+        return found
+
+    def shared(self, name: str) -> bool:
+        return name.startswith("proxy.")
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        bytes_ = fed.shapes(self.shared, k).nbytes
+        if self.aggregation == "pfedbayes":
+            bytes_ += fed.shapes(self.trained(fed, k).__contains__, k).nbytes
+        return bytes_, bytes_
+
+    def trained(self, fed: Federation, k: int) -> list[str]:
+        """The names of the proxy's parameters."""
+        return [n for n in fed.store.layout(fed.architectures[k]).params if self.shared(n)]
+
+    def init(self, fed: Federation) -> Params:
+        proxy = fed.initial(self.shared)
+        if self.aggregation != "pfedbayes":
+            return proxy
+        rho = {name: torch.full_like(proxy[name], self.rho) for name in self.trained(fed, 0)}
+        return Params({**proxy, **Params(rho).prefixed(RHO)})
+
+    def receive(self, client: Client, state: Params) -> None:
+        """The common proxy; of distributions a client has its own once it has trained."""
+        if "rho" not in client.memory:
+            client.load(means(state))
+
+    def columns(self, fed: Federation, state: Params) -> dict[str, float]:
+        return score_server(fed, fed.job.models.proxy, state.under("proxy."))
+
+    def predictor(self, fed: Federation, client: Client, state: Params) -> Callable[[Any], Tensor]:
+        model: Any = client.model  # a pair, as `needs` has it
+        return model.proxy if self.inference == "proxy" else model
+
+    def loss(self, client: Client, state: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
+        """The private model's; state: with what sets are made with, where it imitates."""
+        z = model.own(x)
+        value = F.cross_entropy(z, y)
+        made = state.under(SETS)
+        if not made:
+            return value
+        found = {"own": z.detach(), "proxy": said(model.proxy, x)}
+        inside = {
+            name: conformal.sets(
+                conformal.scores(logits, made[f"{name}/t"], made[f"{name}/lam"], self.k_reg),
+                made[f"{name}/limit"],
+            )
+            for name, logits in found.items()
+        }
+        weight = conformal.consensus(inside["proxy"], inside["own"])
+        apart = conformal.imitation(z, inside["proxy"], self.margin)
+        return value + self.imitation * (weight * apart).mean()
+
+    def proxy_loss(self, given: Params, model: Pair, x: Any, y: Tensor) -> Tensor:
+        """The proxy's, without what pFedMe and pFedBayes add."""
+        z = model.proxy(x)
+        value = F.cross_entropy(z, y)
+        if self.kl:
+            value = value + self.kl * distil(soften(said(model.own, x)), z)
+        if self.aggregation == "fedprox":
+            value = value + proximal(model, anchor=given, mu=self.mu)
+        return value
+
+    def calibrate(self, fed: Federation, client: Client, data: Shard) -> Params:
+        """Temperature, cost of a class and threshold of both models on these examples."""
+        model: Any = client.model.eval()
+        y, made = torch.from_numpy(data.labels).to(fed.device), Params()
+        costs = {"own": self.lam_large, "proxy": self.lam_small}
+        for name, lam in costs.items():
+            fed.tallies[client.id].work += FORWARD * len(data)
+            z = outputs(fed, getattr(model, name), data)
+            if name == "proxy" and self.adapt:
+                accuracy = float((z.argmax(1) == y).double().mean())
+                drop = max(0.0, client.memory.get("accuracy", accuracy) - accuracy)
+                lam = max(0.0, lam - (1 - lam) * drop)
+                client.memory["accuracy"] = accuracy
+            t = conformal.fit_temperature(z, y)
+            score = conformal.scores(z, t, lam, self.k_reg).gather(1, y[:, None])[:, 0]
+            limit = conformal.threshold(score, self.alpha)
+            made |= {f"{name}/t": t, f"{name}/lam": t.new_tensor(lam), f"{name}/limit": limit}
+        return Params(made).prefixed(SETS)
+
+    def split(self, fed: Federation, client: Client) -> tuple[Shard, Shard]:
+        """Examples to train on, and those to calibrate on: the same in all rounds."""
+        apart = round(self.held * client.n) if self.imitation else 0
+        if not apart or apart == client.n:
+            return client.train, client.train
+        order = rng.stream(fed.seed, "calibration", client.id).permutation(client.n)
+        return client.train.pick(np.sort(order[apart:])), client.train.pick(np.sort(order[:apart]))
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        given = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, given)
+        data, calibration = self.split(fed, client)
+        made = self.calibrate(fed, client, calibration) if self.imitation else Params()
+        loss = partial(self.loss, client, Params({**given, **made}))
+        own = lambda name: not self.shared(name)  # noqa: E731
+        with LocalSteps(fed, client, t, data=data, only=own) as steps:
+            client.model.requires_grad_(True)  # the proxy learns too, by an optimiser of its own
+            proxy = PROXIES[self.aggregation](self, fed, client, given, steps)
+            for x, y in steps:
+                value = steps.value(loss, x, y)
+                steps.backward(value)
+                steps.optimiser.step()
+                steps.done(value.detach() + proxy.learn(x, y))
+        return Mean.of(proxy.end(), self.weight(client))
+
+
+class Proxy:
+    """A client's proxy in a round of FedAvg or FedProx."""
+
+    def __init__(
+        self, method: FedType, fed: Federation, client: Client, given: Params, steps: LocalSteps
+    ):
+        self.method, self.fed, self.client, self.steps = method, fed, client, steps
+        self.settings, self.given = fed.job.local, given
+        self.optimiser = make_optimiser(client, self.settings, steps.lr, method.shared, "proxy")
+        self.loss = partial(method.proxy_loss, given)
+
+    def learn(self, x: Any, y: Tensor) -> Tensor:
+        """What follows on a batch; returns the loss."""
+        value = self.steps.value(self.loss, x, y)
+        self.steps.backward(value)
+        self.optimiser.step()
+        return value.detach()
+
+    def end(self) -> Params:
+        """What is uploaded."""
+        keep_moments(self.client, self.optimiser, self.settings, "proxy")
+        return self.client.params(self.method.shared)
+
+
+class Personal(Proxy):
+    """In a round of pFedMe."""
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self.anchor = self.client.params(self.optimiser.names.__contains__)
+
+    def learn(self, x: Any, y: Tensor) -> Tensor:
+        method, view = self.method, self.client.skeleton.view
+        for _ in range(method.inner_steps):
+            value = self.steps.value(self.loss, x, y)
+            value = value + proximal(self.steps.model, self.anchor, method.lam)
+            self.steps.backward(value)
+            self.optimiser.step()
+        for name, w in self.anchor.items():
+            w -= method.eta * method.lam * (w - view(name))
+        return value.detach()
+
+    def end(self) -> Params:
+        return Params({**super().end(), **self.anchor})
+
+
+class Gaussian(Proxy):
+    """In a round of pFedBayes; as there, the personal distribution stays with the client."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        fed, client, layout = self.fed, self.client, self.client.skeleton.layout
+        names, slots = self.optimiser.names, layout.slots
+        self.at = slice(slots[names[0]].start, slots[names[-1]].stop)
+        self.mu = self.flatten(layout, self.given)
+        self.deviation = self.flatten(layout, self.given.under(RHO))
+        own = client.memory.get("rho")
+        self.rho = (self.deviation if own is None else own).clone()
+        lr = self.steps.lr
+        self.spread = follower(fed, client, lr, "rho", self.rho)
+        self.copy: Optimiser = follower(fed, client, lr, "copy", self.mu, self.deviation)
+        self.noise = rng.torch_stream(
+            fed.seed, "weights", self.steps.t, client.id, device=fed.device
+        )
+
+    def flatten(self, layout: Layout, values: Params) -> Tensor:
+        """The proxy's parameters as one new vector, in the layout's order."""
+        vector = self.client.skeleton.flat.new_zeros(layout.n_params)
+        for name, view in layout.views(vector).items():
+            if name in self.optimiser.names:
+                view.copy_(values[name])
+        return vector[self.at].clone()
+
+    def unflatten(self, vector: Tensor) -> Params:
+        layout = self.client.skeleton.layout
+        whole = vector.new_zeros(layout.n_params)
+        whole[self.at] = vector
+        return Params(layout.views(whole)).pick(self.optimiser.names.__contains__).clone()
+
+    def learn(self, x: Any, y: Tensor) -> Tensor:
+        for _ in range(self.method.inner_steps):
+            value = self.personal_step(x, y)
+        if self.method.zeta:
+            q = self.client.skeleton.flat[self.at], self.rho
+            pulled = pull(self.method.zeta, self.client.n, q, (self.mu, self.deviation))
+            self.copy.step(pulled[1][2:])
+        return value
+
+    def personal_step(self, x: Any, y: Tensor) -> Tensor:
+        """As pFedBayes' `personal_step`, on the proxy's part of the model."""
+        skeleton, method, rho = self.client.skeleton, self.method, self.rho
+        mine = skeleton.flat[self.at]
+        mu = mine.clone()
+        eps = method.eps_std * torch.randn(len(rho), generator=self.noise, device=rho.device)
+        mine += F.softplus(rho) * eps
+        value = self.steps.value(self.loss, x, y)
+        self.steps.backward(value)
+        mine.copy_(mu)
+        slope = skeleton.grad[self.at] * eps * rho.sigmoid()
+        if method.zeta:
+            common = (self.mu, self.deviation)
+            divergence, (of_mu, of_rho, *_) = pull(method.zeta, self.client.n, (mu, rho), common)
+            skeleton.grad[self.at].add_(of_mu)
+            value, slope = value.detach() + divergence, slope + of_rho
+        self.spread.step([slope])
+        self.optimiser.step()
+        return value.detach()
+
+    def end(self) -> Params:
+        client = self.client
+        keep_moments(client, self.optimiser, self.settings, "proxy")
+        keep_moments(client, self.spread, self.settings, "rho")
+        keep_moments(client, self.copy, self.settings, "copy")
+        client.memory["rho"] = self.rho
+        buffers = client.params(lambda n: self.method.shared(n) and n not in self.optimiser.names)
+        deviations = self.unflatten(self.deviation).prefixed(RHO)
+        return Params({**self.unflatten(self.mu), **deviations, **buffers})
+
+
+PROXIES: dict[str, type[Proxy]] = {
+    "fedavg": Proxy,
+    "fedprox": Proxy,
+    "pfedme": Personal,
+    "pfedbayes": Gaussian,
+}
+
+
+@torch.no_grad()
+def said(model: nn.Module, x: Any) -> Tensor:
+    """Logits in eval mode, of a model in train mode, which stays as it is."""
+    model.eval()
+    z = model(x)
+    model.train()
+    return z
