@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.storage.journal import HEAD
+from hpcfed.storage.journal import HEAD, START, SUM, with_sum
 from hpcfed.storage.seal import BLOCK, checksums, text
 
 Draw = np.random.Generator
@@ -112,6 +112,8 @@ def json_changed(value: Any, g: Draw) -> Any:
     if not isinstance(value, dict | list) or not g.integers(12):
         return choice(g, HOSTILE)
     visit(value)
+    if not places:
+        return choice(g, HOSTILE)
     for _ in range(choice(g, (1, 1, 1, 2, 5))):
         item, key = choice(g, places)
         try:
@@ -284,8 +286,8 @@ def journal(path: Path, g: Draw) -> str:
     if g.integers(3) == 0:
         path.write_bytes(flipped(data, g))
         return "bytes"
-    first, size, _ = HEAD.unpack_from(data, BLOCK)
-    block = data[BLOCK + HEAD.size :][:size]
+    first, size, _ = HEAD.unpack_from(data, START)
+    block = data[START + HEAD.size + SUM.size :][:size]
     about, _, values = block.partition(b"\n")
     kind = int(g.integers(3))
     if kind == 0:
@@ -300,7 +302,7 @@ def journal(path: Path, g: Draw) -> str:
         block = dumped(columns) + b"\n" + values
     first = choice(g, (first, first, 0, 2**63))
     head = HEAD.pack(first, len(block), hashlib.sha256(block).digest())
-    path.write_bytes(data[:BLOCK] + head + block)
+    path.write_bytes(data[:START] + with_sum(head) + block)
     return "sealed"
 
 

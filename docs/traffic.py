@@ -9,11 +9,13 @@ from text import block, joined, table
 from hpcfed.algorithms import ALGORITHMS
 from hpcfed.comm import Serial
 from hpcfed.config.load import load
+from hpcfed.core.errors import ConfigError
 from hpcfed.engine.setup import federation, world
 from hpcfed.federation.world import World
 
 PUBLIC = 200
-COMMON = ("--clients", "20", "--local.optimiser", "sgd")  # which every method accepts
+SGD = ("--local.optimiser", "sgd")  # which all take but those that have no optimiser
+COMMON = ("--clients", "20", "--local.augment", "none")  # which every method accepts
 MODELS = {  # what a method accepts: a job's models, and what they are
     "one architecture": (("--models.mix", "cnn"), "all with the CNN of the FedAvg paper"),
     "widths": (
@@ -45,7 +47,11 @@ def traffic(name: str) -> str:
     parts = [MODELS[cls().accepts], *(NEEDED[need] for need in cls().needs)]
     words = [*COMMON, *(word for flags, _ in parts for word in flags)]
     told = parts[-1][1] if "server" in cls().needs else "; ".join(text for _, text in parts)
-    job = load(["--algorithm.name", name, *words], environ={})
+    given = ["--algorithm.name", name, *words]
+    try:
+        job = load([*given, *SGD], environ={})
+    except ConfigError:  # a method that has no optimiser
+        job = load([*given, "--local.lr", "0.001"], environ={})  # the default
     # the other methods do not decide about data and clients
     like = name if "proxy" in cls().needs else "local"
     fed = federation(job, Serial(), known(like, *words))

@@ -127,8 +127,10 @@ class FedCovid(RoundBased):
             sgd(fed, client, t, partial(self.loss, client, given), **how)
             return Mean.of(client.params(self.shared), self.weight(client))
         draws = rng.torch_stream(fed.seed, "copies", t, client.id, device=fed.device)
-        body = client.model.body
-        width = body.fusion.width if isinstance(body, Fusion) else client.model.head.in_features
+        body: Any = client.model.body
+        width: Any = (
+            body.fusion.width if isinstance(body, Fusion) else client.model.head.in_features
+        )
         with LocalSteps(fed, client, t, **how) as steps:
             for x, y in steps:
                 size = self.copies * len(y), width
@@ -138,7 +140,7 @@ class FedCovid(RoundBased):
         return Mean.of(client.params(self.shared), self.weight(client))
 
     def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
-        body = model.body
+        body: Any = model.body
         fused = isinstance(body, Fusion)
         h = body.fuse(x) if fused else body(x)
         p = body.represent(h) if fused else h
