@@ -65,12 +65,9 @@ class Synchronous:
         self.fed, self.algorithm, self.balance = fed, algorithm, balance
         self.now = 0.0
 
-    def round(self, fed: Federation, state: Any, cohort: list[int], t: int) -> Any:
-        """The method's round; then each client says what the choice of cohorts asks for."""
-        state = self.algorithm.round(fed, state, cohort, t)
-        for client in fed.mine(cohort):
-            fed.tallies[client.id].up += fed.choice.nbytes
-        return state
+    @property
+    def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
+        return self.algorithm.round
 
     def begin(self, t: int) -> list[int]:
         fed, method = self.fed, self.algorithm
@@ -81,6 +78,8 @@ class Synchronous:
         cohort = fed.participation.begin(t, drawn, keeps, self.now)
         if fed.store.stateless and fed.comm.size > 1:
             self.balance.deal(cohort)
+        for client in fed.mine(cohort) if fed.choice.nbytes else ():
+            fed.tallies[client.id].up += fed.choice.nbytes  # what the choice of cohorts asks for
         return cohort
 
     def next_clients(self, t: int) -> list[int]:

@@ -502,7 +502,7 @@ def test_a_users_loss_that_collects_does_so_in_every_step_with_every_engine(engi
         Serial(), toy.job("fedavg", *flags, "--local.batch", "8", "--training.engine", engine)
     )
     Collects.seen.clear()
-    rounds.algorithm = Collects()
+    rounds.algorithm = rounds.schedule.algorithm = Collects()
     row, _ = rounds.step()
     assert sum(map(len, Collects.seen)) == row["clients/examples"].sum()
     assert "Collects.loss cannot be recorded" in capsys.readouterr().err
