@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Any, Literal
 
 import torch
 from pydantic import PositiveInt
@@ -44,6 +44,8 @@ class State:
 
 class SemiCyclic(RoundBased):
     """The chain is FedAvg's with the same cohorts, bit for bit."""
+
+    samples_cohorts: ClassVar[bool] = False
 
     blocks: PositiveInt = 6
     """Blocks of a day, and groups of clients."""
