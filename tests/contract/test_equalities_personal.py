@@ -131,7 +131,8 @@ def test_fedreps_last_head_training_is_recorded_apart_and_reaches_all_clients():
     rounds.step()
     bodies = rounds.state.clone()
     final = rounds.finish()
-    assert set(final) == {"accuracy", "loss", "accuracy_received", "loss_received"}
+    pooled = {"accuracy_pooled", "accuracy_received_pooled"}
+    assert set(final) == {"accuracy", "loss", "accuracy_received", "loss_received"} | pooled
     assert np.isfinite(final["loss"][:5]).all() and toy.differences(rounds.state, bodies) == []
 
 

@@ -163,9 +163,3 @@ def test_the_table_of_the_jobs_says_what_the_jobs_say():
 def test_a_job_of_natural_clients_is_named_for_its_data(name: str):
     found = job(f"natural/{name}.toml")
     assert found.data.name == name and found.algorithm.name == "fedavg"
-
-
-def test_a_job_file_is_short():
-    assert {
-        p.name: n for p in JOBS.rglob("*.toml") if (n := len(p.read_text().splitlines())) > 32
-    } == {}

@@ -249,7 +249,8 @@ def plays(monkeypatch, **scripts: str) -> None:
     monkeypatch.setattr(launch, "command", lambda sweep, run: ["sh", "-c", commands[run.name]])
     monkeypatch.setattr(pool, "is_finished", lambda sweep, run: (sweep.folder / run.name).exists())
     monkeypatch.setattr(pool, "load", lambda path: None)
-    monkeypatch.setattr(pool, "accuracy", lambda record: {"mean": 0.5})
+    monkeypatch.setattr(pool, "main_metric", lambda record: "accuracy")
+    monkeypatch.setattr(pool, "metric", lambda record, name: {"mean": 0.5})
 
 
 def test_a_failing_run_ends_no_other_and_its_reason_is_told(sweep, monkeypatch, capsys):
