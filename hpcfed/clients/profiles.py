@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from hpcfed.clients.csv_lines import read_csv
 from hpcfed.clients.traces import Trace
 from hpcfed.config.system import System
 from hpcfed.core import rng
 from hpcfed.core.errors import DataError
-from hpcfed.core.paths import regular
 
 HEADER = ("client", "speed", "bandwidth", "latency", "availability")
 COLUMNS = HEADER[1:]
@@ -99,19 +98,7 @@ def read(path: Path, clients: int) -> dict[str, np.ndarray]:
     """A file with one line for each client, in any order. DataError with the line that is wrong,
     and why.
     """
-    try:
-        with regular(path).open(newline="", encoding="utf-8") as file:
-            header, *lines = [row for row in csv.reader(file) if row] or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(
-            f"system.file: {path}: cannot be read: {reason}; give a CSV file, or another path"
-        ) from error
-    if tuple(word.strip() for word in header) != HEADER:
-        raise DataError(
-            f"system.file: {path}: begins with {','.join(header)!r}; the first line must be "
-            f"{','.join(HEADER)}"
-        )
+    lines = read_csv(path, HEADER, "system.file")
     rows = dict(parse(path, line) for line in lines)
     if len(rows) < len(lines) or sorted(rows) != list(range(clients)):
         raise DataError(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from hpcfed.clients.csv_lines import read_csv
 from hpcfed.core.errors import DataError
-from hpcfed.core.paths import regular
 
 HEADER = ("client", "time", "available", "speed")
 
@@ -49,19 +48,7 @@ def read(path: Path, clients: int) -> Trace:
     """A file with the lines of some clients or all, in any order. DataError with the line that is
     wrong, and why.
     """
-    try:
-        with regular(path).open(newline="", encoding="utf-8") as file:
-            header, *lines = [row for row in csv.reader(file) if row] or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(
-            f"system.trace: {path}: cannot be read: {reason}; give a CSV file, or another path"
-        ) from error
-    if tuple(word.strip() for word in header) != HEADER:
-        raise DataError(
-            f"system.trace: {path}: begins with {','.join(header)!r}; the first line must be "
-            f"{','.join(HEADER)}"
-        )
+    lines = read_csv(path, HEADER, "system.trace")
     rows = sorted(parse(path, line, clients) for line in lines)
     table = np.array(rows, dtype=np.float64).reshape(-1, len(HEADER))
     ids = table[:, 0].astype(np.int64)

@@ -306,7 +306,7 @@ ALGORITHMS = {
     "cyclic": Entry(
         "hpcfed.algorithms.global_model.cyclic:Cyclic",
         "one model goes from client to client",
-        "chang2018,terrail2022",
+        "chang2018,flamby2022",
     ),
     "tkm": Entry(
         "hpcfed.algorithms.clusters.tkm:TKM",

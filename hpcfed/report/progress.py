@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
@@ -43,6 +43,19 @@ class TwoLines(Bar):
     def get_renderables(self) -> Iterator[RenderableType]:
         yield self.make_tasks_table(self.tasks)
         yield from (Text(line) for task in self.tasks if (line := task.fields.get("line")))
+
+
+def round_bar(console: Console, shown: bool) -> TwoLines:
+    """A bar over rounds."""
+    return TwoLines(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        expand=True,
+        disable=not shown,
+    )
 
 
 class Cell:
@@ -89,15 +102,7 @@ class Rounds:
         self.cell = (
             Cell(job.algorithm.name, job.rounds) if in_notebook() and not job.quiet else None
         )
-        self.bar = TwoLines(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            expand=True,
-            disable=not self.live or self.cell is not None,
-        )
+        self.bar = round_bar(self.console, self.live and self.cell is None)
         self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")
 
     def __enter__(self) -> Self:
@@ -135,15 +140,7 @@ class Progress:
         shown = active and not job.quiet
         self.cell = Cell(job.algorithm.name, job.rounds) if shown and in_notebook() else None
         self.live = shown and self.cell is None and self.console.is_terminal
-        self.bar = TwoLines(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            expand=True,
-            disable=not self.live,
-        )
+        self.bar = round_bar(self.console, self.live)
         self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")
         self.inside = self.bar.add_task("", total=None, line="", visible=False)
         self.begun: float | None = None

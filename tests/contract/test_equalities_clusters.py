@@ -132,12 +132,7 @@ def test_ranks_do_not_matter_for_the_variants(claim: str):
 
 @pytest.mark.parametrize("claim", VARIANTS)
 def test_traffic_of_the_variants_is_what_they_announce(claim: str):
-    rounds = toy.start(Serial(), toy.job(*VARIANTS[claim]))
-    down, up = np.array([rounds.algorithm.traffic(rounds.fed, k) for k in range(6)]).T
-    outcome = toy.outcome(rounds, [rounds.step()[0]])
-    member = outcome.column("cohort")[0].astype(int)
-    assert outcome.column("down")[0].tolist() == (member * down).tolist()
-    assert outcome.column("up")[0].tolist() == (member * up).tolist()
+    toy.check_traffic(toy.job(*VARIANTS[claim]))
 
 
 @pytest.mark.parametrize("flags", [(), ("--models.mix", "mlp,cnn")])

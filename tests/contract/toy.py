@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from hpcfed.algorithms import load as algorithm
-from hpcfed.comm import Comm
+from hpcfed.comm import Comm, Serial
 from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core import rng
@@ -270,3 +270,13 @@ def partition(y: np.ndarray) -> Partition:
         rng.stream(0, "toy", "tests", k).choice(32, n, replace=False) for k, n in enumerate(TESTS)
     ]
     return Partition(tuple(map(np.sort, train)), tuple(map(np.sort, test)), np.zeros(0, np.int64))
+
+
+def check_traffic(job: Job) -> None:
+    """The first cohort receives and sends what the method announces, others nothing."""
+    rounds = start(Serial(), job)
+    down, up = np.array([rounds.algorithm.traffic(rounds.fed, k) for k in range(6)]).T
+    found = outcome(rounds, [rounds.step()[0]])
+    member = found.column("cohort")[0].astype(int)
+    assert found.column("down")[0].tolist() == (member * down).tolist()
+    assert found.column("up")[0].tolist() == (member * up).tolist()

@@ -1,0 +1,30 @@
+"""CSV files of clients, as a job names them."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcfed.core.errors import DataError
+from hpcfed.core.paths import regular
+
+
+def read_csv(path: Path, header: Sequence[str], field: str) -> list[list[str]]:
+    """The lines after the header, without empty ones.
+
+    field: of the job, which messages name. Raises DataError for a file that cannot be read, or
+    begins with another header.
+    """
+    try:
+        with regular(path).open(newline="", encoding="utf-8") as file:
+            first, *lines = [row for row in csv.reader(file) if row] or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"{field}: {path}: cannot be read: {reason}; give a CSV file, or another path"
+        ) from error
+    if [word.strip() for word in first] != list(header):
+        raise DataError(
+            f"{field}: {path}: begins with {','.join(first)!r}; the first line must be "
+            f"{','.join(header)}"
+        )
+    return lines
