@@ -25,10 +25,10 @@ from launch import on_ranks
 from paired import Ratio, Row, ratio, save, table
 
 from hpcfed.comm import Comm, connect
+from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
 from hpcfed.engine.record import peak_bytes
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
-from hpcfed.engine.survival.saver import Saver
 from hpcfed.storage import names
 
 RANKS, LIMIT = 2, 3600  # seconds that the run may take
@@ -114,7 +114,7 @@ def inside(options: argparse.Namespace) -> None:
         "without": [],
         "parts": [],
     }
-    with Saver(rounds, run) as saver:
+    with BackgroundSave(rounds, run) as saver:
         for _ in range(options.passes):
             found["without"].append(timed(rounds))
             took, parts = with_checkpoint(rounds, saver)
@@ -139,7 +139,7 @@ def timed(rounds: Rounds) -> float:
     return perf_counter() - start
 
 
-def with_checkpoint(rounds: Rounds, saver: Saver) -> tuple[float, dict[str, list[Any]]]:
+def with_checkpoint(rounds: Rounds, saver: BackgroundSave) -> tuple[float, dict[str, list[Any]]]:
     """Seconds of a round with a checkpoint, and of its parts on each rank: snapshot, write (beside
     the round), end.
 

@@ -40,11 +40,11 @@ from hpcfed.comm import Serial
 from hpcfed.config.load import load
 from hpcfed.core.errors import HpcfedError
 from hpcfed.core.rng import stream
-from hpcfed.data.holdings import Partition
+from hpcfed.data.partition_file import Partition
 from hpcfed.engine import folder
+from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
-from hpcfed.engine.survival import saving
 from hpcfed.report.watch.terminal import render
 from hpcfed.report.watch.view import look
 from hpcfed.results.run import find
@@ -115,7 +115,7 @@ def resumed(run: Path) -> None:
     """What `--resume` reads."""
     job = load(["--resume", str(run)], folder.read_job, environ={})
     rounds = Rounds(federation(job, Serial(), facts(clean_of(run))))
-    saving.restore(rounds, run)
+    save_restore.restore(rounds, run)
     results.Results.resume(run, rounds.t, {"job": job.plain()})
 
 

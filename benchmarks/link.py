@@ -15,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run from anywhere
 
-from hpcfed.comm.start import MPI  # with its settings
+from hpcfed.comm.mpi_init import MPI  # with its settings
 
 SHORT, LONG = 8, 1 << 19  # bytes; a line of a large message of a sum
 TIMES, BLOCKS = 10, 5

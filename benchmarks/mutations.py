@@ -12,8 +12,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.storage.journal import HEAD, START, SUM, with_sum
-from hpcfed.storage.seal import BLOCK, checksums, text
+from hpcfed.storage.append_log import HEAD, START, SUM, with_sum
+from hpcfed.storage.checksum import BLOCK, checksums, text
 
 Draw = np.random.Generator
 MODULE = "evil:X"  # would leave a mark if anybody imported it

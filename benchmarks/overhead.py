@@ -22,12 +22,12 @@ from paired import Row, interleaved, ratio, save
 from rawloop import RawLoop
 
 from hpcfed.comm.serial import Serial
+from hpcfed.engine.fault_tolerance.recover import Course
 from hpcfed.engine.folder import of as folder_of
 from hpcfed.engine.folder import prepare
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import Loop, open_results
 from hpcfed.engine.setup import federation, world
-from hpcfed.engine.survival.recover import Course
 from hpcfed.report.progress import Progress
 
 CASES = {case.model: case for case in (CNN, RESNET18, LOGISTIC)}

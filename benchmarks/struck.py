@@ -21,8 +21,8 @@ from watched import Hung, Told, Watched
 from hpcfed.core.errors import HpcfedError
 from hpcfed.core.rng import stream
 from hpcfed.core.status import DONE
-from hpcfed.data.holdings import Partition
-from hpcfed.engine.survival.supervise import checkpoint_rounds, onward
+from hpcfed.data.partition_file import Partition
+from hpcfed.engine.fault_tolerance.supervise import checkpoint_rounds, onward
 from hpcfed.storage import names
 from hpcfed.storage.digest import digest
 

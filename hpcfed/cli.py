@@ -52,9 +52,9 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        from hpcfed.core import own  # here: `hpcfed --help` answers at once
+        from hpcfed.core import user_code  # here: `hpcfed --help` answers at once
 
-        if not (theirs := own.explain_error(error)):
+        if not (theirs := user_code.explain_error(error)):
             raise
         print(f"hpcfed: {format_error(theirs)}", file=sys.stderr)
         return 2

@@ -19,20 +19,20 @@ from contextlib import suppress
 from typing import NoReturn
 
 from hpcfed.comm import Comm, connect, ulfm
-from hpcfed.comm.agree import on_all_ranks
+from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.comm.connect import other_process_reports
 from hpcfed.config import help
 from hpcfed.config.load import load, peek
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.parts import Run
-from hpcfed.core import own
+from hpcfed.core import user_code
 from hpcfed.core.errors import HpcfedError, RankLost, escape_unprintable, format_error, plain
 from hpcfed.core.status import DONE, FAULT, RESUME_ME, WRONG
+from hpcfed.engine.fault_tolerance import signals
+from hpcfed.engine.fault_tolerance.watchdog import Guard
 from hpcfed.engine.folder import read_job
 from hpcfed.engine.run import run
-from hpcfed.engine.survival import signals
-from hpcfed.engine.survival.watchdog import Guard
-from hpcfed.machine.faults import ADVICE, out_of_memory
+from hpcfed.machine.error_messages import ADVICE, out_of_memory
 
 EARLY = "hpcfed: a rank died before the run began; start it again"
 # seconds; launchers pass on what ranks print a little later, and drop the rest when a rank aborts
@@ -98,7 +98,7 @@ def run_or_abort(comm: Comm, words: Sequence[str], guard: Guard) -> int:
                 f"{format_error(add_rank(comm, MemoryError(f'out of memory: {error}; {ADVICE}')))}",
                 WRONG,
             )
-        if theirs := own.explain_error(error):
+        if theirs := user_code.explain_error(error):
             leave(comm, f"hpcfed: {format_error(add_rank(comm, theirs))}", WRONG)
         leave(comm, f"rank {comm.rank} of {comm.size}: {traceback.format_exc()}", FAULT)
     guard.begin("at the end")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hpcfed.algorithms.base import Method, RoundBased
 from hpcfed.algorithms.events import EventBased
-from hpcfed.core import own
+from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.inputs import count
 from hpcfed.core.params import Mean
@@ -90,7 +90,7 @@ def wrongs(cls: type) -> Iterator[str]:
     """What is wrong with the class, one sentence each, with its place."""
     if not issubclass(cls, RoundBased | EventBased):
         yield (
-            f"{own.line_of(cls)}: {cls.__name__} is a {cls.__bases__[0].__name__}; make it a "
+            f"{user_code.line_of(cls)}: {cls.__name__} is a {cls.__bases__[0].__name__}; make it a "
             f"subclass of RoundBased (hpcfed.algorithms.base) or EventBased "
             f"(hpcfed.algorithms.events)"
         )
@@ -159,14 +159,14 @@ def assignments(cls: type, tree: ast.Module | None) -> Iterator[str]:
                     and part.value.id == first
                     and part.attr not in private
                 ):
-                    file = own.display_path(inspect.getfile(cls))
-                    told = own.explain_assignment(part.attr, method.name)
+                    file = user_code.display_path(inspect.getfile(cls))
+                    told = user_code.explain_assignment(part.attr, method.name)
                     yield f"{file}, line {part.lineno}, in {method.name}: {told}"
 
 
 def values(cls: type, base: type) -> Iterator[str]:
     """What a class says of itself in words that nobody knows."""
-    place = own.line_of(cls)
+    place = user_code.line_of(cls)
     for name in cls.__annotations__ if "__annotations__" in vars(cls) else ():
         if name in cls.model_fields and hasattr(base, name):  # type: ignore[attr-defined]
             if callable(getattr(base, name)):
@@ -214,7 +214,7 @@ def hook(
         fn = fn.fget
     if not isinstance(fn, FunctionType):
         return
-    place = own.line_of(fn)
+    place = user_code.line_of(fn)
     if not hasattr(base, name):
         if words := replacement(name, fn, base):
             yield f"{place}: {cls.__name__}.{name} is called no more; {words}"
@@ -298,9 +298,9 @@ def add_check(fn: Callable, check: Callable) -> Callable:
     def call(self: Any, *args: Any, **named: Any) -> Any:
         made = fn(self, *args, **named)
         if wrong := check(self, made, *args):
-            raise own.OwnError(
-                f"{own.line_of(fn)}: {type(self).__name__}.{fn.__name__} returns {kind(made)}; "
-                f"{wrong}"
+            raise user_code.OwnError(
+                f"{user_code.line_of(fn)}: {type(self).__name__}.{fn.__name__} returns "
+                f"{kind(made)}; {wrong}"
             )
         return made
 
@@ -319,9 +319,9 @@ def check_answers(predictor: Callable) -> Callable:
         def checked(x: Any) -> Any:
             made = answer(x)
             if wrong := scores(fed, x, made):
-                raise own.OwnError(
-                    f"{own.line_of(predictor)}: the function that {type(self).__name__}.predictor "
-                    f"gives returns {kind(made)}; {wrong}"
+                raise user_code.OwnError(
+                    f"{user_code.line_of(predictor)}: the function that {type(self).__name__}."
+                    f"predictor gives returns {kind(made)}; {wrong}"
                 )
             return made
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hpcfed.clients.kept import Kept, Past, shelf
+from hpcfed.clients.client_state import ClientState, UndoLog, state_store
 from hpcfed.core import rng
 from hpcfed.core.payload import on_device
 from hpcfed.models import build
@@ -63,8 +63,8 @@ class ClientStore:
         self.active: dict[
             str, int
         ] = {}  # architecture -> the client whose weights are in its module
-        self.kept = shelf(folder, resident, device, room)
-        self.past = Past(self, shelf(folder / "before", resident, device, 0.0))
+        self.kept = state_store(folder, resident, device, room)
+        self.past = UndoLog(self, state_store(folder / "before", resident, device, 0.0))
         self.weighted: set[int] = set()  # clients that have weights of their own
         self.stateless = (
             False  # every tensor is received anew each round: clients have no weights of their own
@@ -157,15 +157,15 @@ class ClientStore:
             self.entry(k).weights = self.skeleton(architecture).flat.clone()
             self.kept.fit(keep=self.active.values())
 
-    def own(self, k: int) -> Kept:
+    def own(self, k: int) -> ClientState:
         """What client k keeps, to be changed."""
         self.past.note(k)
         return self.entry(k)
 
-    def entry(self, k: int) -> Kept:
+    def entry(self, k: int) -> ClientState:
         kept = self.kept.get(k)
         if kept is None:
-            self.kept.put(k, kept := Kept())
+            self.kept.put(k, kept := ClientState())
         return kept
 
     def parcel(self, k: int) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class ClientStore:
         saved.
         """
         self.settle(k)
-        kept = self.kept.peek(k) or Kept()
+        kept = self.kept.peek(k) or ClientState()
         return {"weights": kept.weights, "memory": kept.memory}
 
     def settle(self, k: int) -> None:

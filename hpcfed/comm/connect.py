@@ -3,8 +3,8 @@
 import os
 from collections.abc import Mapping
 
-from hpcfed.comm import leftovers, ulfm
-from hpcfed.comm.foreign import Foreign
+from hpcfed.comm import stale_segments, ulfm
+from hpcfed.comm.launcher_check import Foreign
 from hpcfed.comm.protocol import Comm
 from hpcfed.comm.serial import Serial
 from hpcfed.core.errors import ConfigError
@@ -74,7 +74,7 @@ def connect_mpi(name: str, size: int | None) -> Comm:
             "the launcher is not that of mpi4py's MPI library"
         )
     if comm.local_rank == 0:
-        leftovers.remove()
+        stale_segments.remove()
     return comm
 
 

@@ -12,14 +12,14 @@ from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from hpcfed.comm import board, memory
-from hpcfed.comm.board import Board
+from hpcfed.comm import memory, node_memory
 from hpcfed.comm.codec import decode, encode
 from hpcfed.comm.messages import Ways, exact_sum, private_buffers
-from hpcfed.comm.mortal import Mortal, raise_rank_lost
+from hpcfed.comm.mpi_init import MPI
+from hpcfed.comm.node_memory import NodeMemory
 from hpcfed.comm.nodes import Nodes
 from hpcfed.comm.protocol import Arrays, Into, Row, union, valid_rank
-from hpcfed.comm.start import MPI
+from hpcfed.comm.rank_failure import Mortal, raise_rank_lost
 
 T = TypeVar("T")
 SHORT, LONG = (
@@ -87,12 +87,14 @@ class Mpi(Mortal):
             collect=nodes.collect if nodes else self._world.Allgather,
         )  # itself, several times slower
 
-    def _board(self) -> Board | None:
+    def _board(self) -> NodeMemory | None:
         """Memory that the ranks of each node share, where there is room for it on all nodes, and
         all ranks see it.
         """
         each = self._node.size
-        found = self._in_memory(lambda: (board.make(each, self.size), each, self.size), board.look)
+        found = self._in_memory(
+            lambda: (node_memory.make(each, self.size), each, self.size), node_memory.look
+        )
         return found if min(self._allgather(found is not None)) else None
 
     def _in_memory(self, make: Callable[[], tuple], look: Callable[..., T]) -> T:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpcfed.comm.board import Board
 from hpcfed.comm.messages import Room, sum_lines
-from hpcfed.comm.start import MPI
+from hpcfed.comm.mpi_init import MPI
+from hpcfed.comm.node_memory import NodeMemory
 
 Spread = tuple[
     np.ndarray, np.ndarray
@@ -24,7 +24,7 @@ class Nodes:
     """
 
     def __init__(
-        self, world: MPI.Intracomm, node: MPI.Intracomm, node_of: Sequence[int], board: Board
+        self, world: MPI.Intracomm, node: MPI.Intracomm, node_of: Sequence[int], board: NodeMemory
     ):
         self.world, self.node, self.board = world, node, board
         here, rank = node_of[world.rank], world.rank

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from hpcfed.core import own, registry
+from hpcfed.core import registry, user_code
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.core.shapes import Modality, Shapes, describe_shape
 
@@ -136,7 +136,7 @@ class OwnEntry(Entry):
     """A model of a user's own."""
 
     def load(self) -> Any:
-        return own.load("models.mix", self.target, "module:function")
+        return user_code.load("models.mix", self.target, "module:function")
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def find(name: str) -> Entry:
     if name.partition(":")[0] in registry.LIBRARIES:
         line = "a model of another package"
         return LibraryEntry("hpcfed.models.library:maker", line, least=1, name=name)
-    own.load("models.mix", name, "module:function")
+    user_code.load("models.mix", name, "module:function")
     return OwnEntry(name, "a model of your own")
 
 

@@ -40,7 +40,7 @@ from hpcfed.config.parts import (
 )
 from hpcfed.config.selection import Selection
 from hpcfed.config.system import System
-from hpcfed.core import own
+from hpcfed.core import user_code
 from hpcfed.core.registry import Entry
 from hpcfed.storage.fields import flat
 
@@ -263,7 +263,7 @@ def named_model(name: str, cls: type[Part]) -> type[Part]:
     refuse, guard = (
         Entry(f"hpcfed.algorithms.hooks:{fn}", "").load() for fn in ("refuse", "guard")
     )
-    with own.making(where, cls):
+    with user_code.making(where, cls):
         refuse(cls, where)
         model: type[Part] = create_model(
             cls.__name__, __base__=cls, __doc__=cls.__doc__, name=field

@@ -6,7 +6,7 @@ the folder where you start or anywhere on Python's path.
 """
 
 from hpcfed.config.parts import Part
-from hpcfed.core import own
+from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.registry import Entry, find
 
@@ -391,11 +391,11 @@ def load(name: str) -> type:
     """
     if ":" not in name:
         return find("algorithm", name, ALGORITHMS).load()
-    cls = own.load("algorithm.name", name, "module:Class")
+    cls = user_code.load("algorithm.name", name, "module:Class")
     if not (isinstance(cls, type) and issubclass(cls, Part)):
         attribute = name.partition(":")[2]
         raise ConfigError(
-            f"algorithm.name = {name!r}: {own.line_of(cls)}: {attribute} is no algorithm; "
+            f"algorithm.name = {name!r}: {user_code.line_of(cls)}: {attribute} is no algorithm; "
             f"write `class {attribute}(RoundBased):`, or EventBased"
         )
     return cls

@@ -19,9 +19,9 @@ from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
 from hpcfed.core.rng import stream
 from hpcfed.data.absent import absent
+from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.moments import moments
-from hpcfed.data.readable import fits, readable
-from hpcfed.data.record import DataSet, Split
+from hpcfed.data.user_arrays import fits, readable
 
 FOLDER, IMAGES = "celeba", "img_align_celeba"
 IDENTITY, ATTRIBUTES = "identity_CelebA.txt", "list_attr_celeba.txt"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hpcfed.core.errors import ConfigError, DataError, unknown
 from hpcfed.data import DATASETS
-from hpcfed.data.record import TEXT, DataSet, Text
+from hpcfed.data.dataset import TEXT, DataSet, Text
 
 
 def load(name: str, root: Path, download: bool = True, text: Text = TEXT) -> DataSet:

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import interpolate
 
 from hpcfed.core.rng import stream
+from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.moments import moments
-from hpcfed.data.record import DataSet, Split
 from hpcfed.data.sampling import apportion, take
 
 TEST = 360  # of 1797

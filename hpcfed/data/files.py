@@ -13,15 +13,15 @@ import numpy as np
 from PIL import Image
 
 from hpcfed.config.metrics import TASKS
-from hpcfed.core.content import parse_json
 from hpcfed.core.errors import DataError, unknown
 from hpcfed.core.rng import stream
+from hpcfed.core.safe_read import parse_json
 from hpcfed.data import check
+from hpcfed.data.dataset import TEXT, DataSet, Split, Task, Text, several
 from hpcfed.data.moments import moments
-from hpcfed.data.readable import Nodes, add_path_to_errors, fits, hdf5, readable, whole
-from hpcfed.data.record import TEXT, DataSet, Split, Task, Text, several
 from hpcfed.data.sampling import apportion, take
 from hpcfed.data.text import encode
+from hpcfed.data.user_arrays import Nodes, add_path_to_errors, fits, hdf5, readable, whole
 from hpcfed.storage.untrusted import attribute
 
 ADVICE = "make or copy it again, or check --data.name (pickled objects are never read)"

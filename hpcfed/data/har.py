@@ -19,8 +19,8 @@ from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
 from hpcfed.data import check
 from hpcfed.data.absent import absent
-from hpcfed.data.readable import readable
-from hpcfed.data.record import DataSet, Split, several
+from hpcfed.data.dataset import DataSet, Split, several
+from hpcfed.data.user_arrays import readable
 
 FOLDER = "UCI HAR Dataset"
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip"

@@ -21,8 +21,8 @@ from hpcfed.core.paths import regular
 from hpcfed.core.rng import stream
 from hpcfed.data import check
 from hpcfed.data.absent import absent
-from hpcfed.data.readable import Nodes, hdf5, readable, whole
-from hpcfed.data.record import DataSet, Split
+from hpcfed.data.dataset import DataSet, Split
+from hpcfed.data.user_arrays import Nodes, hdf5, readable, whole
 from hpcfed.storage.atomic import instead
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")

@@ -18,9 +18,9 @@ from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
 from hpcfed.data import check
 from hpcfed.data.absent import absent
+from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.moments import moments
-from hpcfed.data.readable import Nodes, fits, hdf5, readable, whole
-from hpcfed.data.record import DataSet, Split
+from hpcfed.data.user_arrays import Nodes, fits, hdf5, readable, whole
 
 DIGITS, UPPER = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FEMNIST = (*DIGITS, *UPPER, *UPPER.lower())

@@ -15,8 +15,8 @@ import numpy as np
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.rng import stream
-from hpcfed.data.holdings import Partition
-from hpcfed.data.record import DataSet, Split
+from hpcfed.data.dataset import DataSet, Split
+from hpcfed.data.partition_file import Partition
 
 Set = tuple[str, ...]  # modalities of one client, in the order of the data set
 

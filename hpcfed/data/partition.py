@@ -11,9 +11,9 @@ from hpcfed.core.errors import ConfigError, DataError, unknown
 from hpcfed.core.registry import find
 from hpcfed.core.rng import stream
 from hpcfed.data import PARTITIONS, schemes
-from hpcfed.data.holdings import Partition
+from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.modalities import labelled
-from hpcfed.data.record import DataSet, Split
+from hpcfed.data.partition_file import Partition
 from hpcfed.data.sampling import limit, mirror, public
 
 

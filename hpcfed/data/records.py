@@ -13,7 +13,7 @@ A state is a natural client, with test examples of its own.
 import numpy as np
 
 from hpcfed.core.rng import stream
-from hpcfed.data.record import DataSet, Split, several
+from hpcfed.data.dataset import DataSet, Split, several
 from hpcfed.data.sampling import apportion
 
 STATES, CODES, LENGTH = 29, 803, 50  # LENGTH: of the last codes of a patient

@@ -21,7 +21,7 @@ import numpy as np
 from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
 from hpcfed.data import files
-from hpcfed.data.record import TEXT, DataSet, Split, Text
+from hpcfed.data.dataset import TEXT, DataSet, Split, Text
 from hpcfed.data.text import encode
 from hpcfed.storage.atomic import instead
 

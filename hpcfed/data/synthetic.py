@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed.core.rng import stream
-from hpcfed.data.record import DataSet, Split
+from hpcfed.data.dataset import DataSet, Split
 
 SHAPE, CLASSES = (1, 1, 60), 10
 SPREAD = np.arange(1, 61) ** -0.6  # [60], standard deviations: the variances fall as j^-1.2

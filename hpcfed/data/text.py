@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from hpcfed.core.errors import DataError
-from hpcfed.data.record import Split, Text
+from hpcfed.data.dataset import Split, Text
 
 PADDING, UNKNOWN = 0, 1  # numbers that are no word's
 RULES = (  # what is replaced by what, one after the other

@@ -17,8 +17,8 @@ from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
 from hpcfed.data import check
 from hpcfed.data.absent import absent
-from hpcfed.data.readable import Nodes, hdf5, readable, whole
-from hpcfed.data.record import DataSet, Split, several
+from hpcfed.data.dataset import DataSet, Split, several
+from hpcfed.data.user_arrays import Nodes, hdf5, readable, whole
 
 INERTIAL, SKELETON = 128, 48  # steps in time
 JOINTS = 20

@@ -15,8 +15,8 @@ import numpy as np
 from hpcfed.core.compat import import_torchvision
 from hpcfed.core.errors import DataError
 from hpcfed.data import check, files
+from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.moments import moments
-from hpcfed.data.record import DataSet, Split
 
 TIMEOUT = 60.0  # seconds without a byte before a download is given up
 DIGITS = tuple("0123456789")

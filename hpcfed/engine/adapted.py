@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcfed.core.extras import import_extra
+from hpcfed.core.optional_imports import import_extra
 from hpcfed.engine.describe import inputs
 from hpcfed.models import files
 from hpcfed.models.trained import About, assemble_model

@@ -20,8 +20,8 @@ from hpcfed.engine.memory import need
 from hpcfed.engine.record import SMALL
 from hpcfed.federation.replay_log import WHY
 from hpcfed.machine import devices
+from hpcfed.machine.memory_budget import weights
 from hpcfed.machine.placement import makespan
-from hpcfed.machine.room import weights
 from hpcfed.storage.record import JOB_ID, RUN_ID
 
 if TYPE_CHECKING:

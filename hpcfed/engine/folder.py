@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from hpcfed.comm.agree import on_all_ranks
+from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.config.write import without_call
 from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError, HpcfedError, may_pass
 from hpcfed.storage import checkpoint, names, results

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from hpcfed.core.status import DONE, RESUME_ME
 from hpcfed.engine import describe
+from hpcfed.engine.fault_tolerance import save_restore
+from hpcfed.engine.fault_tolerance.checkpoints import Checkpoints
 from hpcfed.engine.output import Output
 from hpcfed.engine.rounds import Rounds, stop_together
-from hpcfed.engine.survival import saving
-from hpcfed.engine.survival.checkpoints import Checkpoints
 from hpcfed.machine.heartbeat import Stopped
 from hpcfed.storage.record import FINISHED, STOPPED, Record
 
 if TYPE_CHECKING:
-    from hpcfed.engine.survival.recover import Course
+    from hpcfed.engine.fault_tolerance.recover import Course
     from hpcfed.report.progress import Progress
     from hpcfed.report.sinks.logs import Logs
     from hpcfed.storage.results import Results
@@ -129,7 +129,7 @@ class Loop:
             self.output.progress.finish(self.output.results, picture)
             return DONE
         if not self.checkpoints.saver.exists:
-            raise saving.everywhere(refused)
+            raise save_restore.everywhere(refused)
         self.rounds.fed.warnings.say(
             f"warning: {refused}\n  the end is not on disk; make room, and go on with --resume "
             f"{self.folder}"

@@ -2,7 +2,7 @@
 
 What is counted is the least that a run takes, so that a job that is refused cannot run. One that is
 let through may still run out of memory, in a method that computes more than a plain loss; that is
-told by `hpcfed.machine.faults`.
+told by `hpcfed.machine.error_messages`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
-from hpcfed.comm.agree import on_all_ranks
+from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.inputs import zeros
 from hpcfed.core.shapes import each, parts
 from hpcfed.machine.devices import CONTEXT, autocast
-from hpcfed.machine.faults import explain_fault, out_of_memory
+from hpcfed.machine.error_messages import explain_fault, out_of_memory
 from hpcfed.models.flat import Skeleton
 from hpcfed.models.model import Pair
 from hpcfed.training.engines import gradient

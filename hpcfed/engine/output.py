@@ -8,8 +8,8 @@ from hpcfed.core.errors import WriteError
 from hpcfed.storage.results import FINAL, Results
 
 if TYPE_CHECKING:
+    from hpcfed.engine.fault_tolerance.recover import Course
     from hpcfed.engine.rounds import Rounds
-    from hpcfed.engine.survival.recover import Course
     from hpcfed.report.progress import Progress
     from hpcfed.report.sinks.logs import Logs
 

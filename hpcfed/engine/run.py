@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfed.comm.agree import on_all_ranks
+from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import DataError, WriteError
-from hpcfed.core.few import join_few
 from hpcfed.core.status import DONE
-from hpcfed.data.holdings import Partition, check_seal
+from hpcfed.core.wording import join_few
+from hpcfed.data.partition_file import Partition, check_seal
 from hpcfed.engine import describe, memory
 from hpcfed.engine.adapted import keep_adapted
 from hpcfed.engine.calibration import calibrate
+from hpcfed.engine.fault_tolerance.recover import Course, run_with_recovery
 from hpcfed.engine.folder import prepare, run_id
 from hpcfed.engine.loop import Loop
-from hpcfed.engine.rehearsal import rehearse
+from hpcfed.engine.method_check import rehearse
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import World, federation, world
-from hpcfed.engine.survival.recover import Course, run_with_recovery
 from hpcfed.report.progress import Progress
 from hpcfed.report.sinks import logs
 from hpcfed.report.sinks.logs import Logs
@@ -32,7 +32,7 @@ from hpcfed.storage.results import Results, Rows, set_aside
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
-    from hpcfed.engine.survival.watchdog import Guard
+    from hpcfed.engine.fault_tolerance.watchdog import Guard
     from hpcfed.federation.federation import Federation
 
 

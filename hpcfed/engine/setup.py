@@ -17,24 +17,24 @@ from hpcfed.clients.client import Client, Clients, Shard
 from hpcfed.clients.profiles import Profiles
 from hpcfed.clients.store import ClientStore
 from hpcfed.clients.traces import Trace
-from hpcfed.comm.agree import on_all_ranks
+from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.config.architectures import plain
 from hpcfed.config.metrics import choose
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.shapes import describe_shape
 from hpcfed.data import datasets, modalities
+from hpcfed.data.dataset import DataSet, Split, Text, from_arrays, to_arrays
 from hpcfed.data.modalities import Held, mislabel
 from hpcfed.data.partition import Partition, split
-from hpcfed.data.record import DataSet, Split, Text, from_arrays, to_arrays
 from hpcfed.data.sampling import hold_out
 from hpcfed.data.synthetic import Synthetic
 from hpcfed.engine import folder
 from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.federation.world import World
 from hpcfed.machine import speeds
+from hpcfed.machine.device_choice import choose_device
 from hpcfed.machine.placement import place
-from hpcfed.machine.seat import seat
 from hpcfed.models.assign import assign, without_modalities
 from hpcfed.models.cost import cost, work
 from hpcfed.models.flat import Layout
@@ -307,7 +307,7 @@ def divide(job: Job, data: DataSet, drawn: Partition) -> tuple[tuple[np.ndarray,
 
 def federation(job: Job, comm: Comm, world: World) -> Federation:
     """This rank's federation; its clients are placed by estimated cost."""
-    own = seat(job, comm)
+    own = choose_device(job, comm)
     device, data, models_ = own.device, world.data, job.models
     store = ClientStore(
         job.seed,

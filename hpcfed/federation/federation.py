@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.selection import Choice
-from hpcfed.core import own, rng
+from hpcfed.core import rng, user_code
 from hpcfed.core.inputs import prepare
 from hpcfed.core.params import Mean, Params, Part, Per
 from hpcfed.federation.exchange import Exchange
@@ -356,9 +356,9 @@ class Federation:
         parts: list[Part] = []
         for k, part in uploads:
             if not isinstance(part, Mean):
-                raise own.OwnError(
-                    f"{own.caller()}fed.mean gets a {type(part).__name__} from client {k}; give "
-                    f"(client id, Mean.of(Params, weight)) for each client"
+                raise user_code.OwnError(
+                    f"{user_code.caller()}fed.mean gets a {type(part).__name__} from client {k}; "
+                    f"give (client id, Mean.of(Params, weight)) for each client"
                 )
             self.exchange.upload(k, [p.value for p in part.parts], part.nbytes if counted else 0)
             parts.extend(part.parts)

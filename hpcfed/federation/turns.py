@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.core.errors import DivergedError
 from hpcfed.core.payload import not_finite, on_device
 from hpcfed.federation.replay_log import Turn
-from hpcfed.machine.faults import explain_fault, kind, memory_allocated
+from hpcfed.machine.error_messages import explain_fault, kind, memory_allocated
 
 if TYPE_CHECKING:
     import torch

@@ -9,9 +9,9 @@ import torch
 
 from hpcfed.clients.client import Shard
 from hpcfed.clients.profiles import Profiles
+from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.modalities import Held
 from hpcfed.data.partition import Partition
-from hpcfed.data.record import DataSet, Split
 from hpcfed.data.synthetic import Synthetic
 
 

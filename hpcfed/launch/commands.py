@@ -435,7 +435,7 @@ COMMANDS = {
         JSON,
     ),
     "supervise": command(
-        "hpcfed.engine.survival.supervise:supervise",
+        "hpcfed.engine.fault_tolerance.supervise:supervise",
         "start a run, again when it is cut short",
         BY,
         WORDS,

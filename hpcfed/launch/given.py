@@ -17,7 +17,7 @@ from hpcfed.config.load import Given, peek
 from hpcfed.config.methods import ALGORITHMS
 from hpcfed.config.parts import Data
 from hpcfed.core.errors import ConfigError, DataError
-from hpcfed.core.few import join_few
+from hpcfed.core.wording import join_few
 from hpcfed.storage.atomic import convert_write_errors, instead
 
 # Arrays of a data set, by the names that an .npz file has for them. What other kinds of data a file

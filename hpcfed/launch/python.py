@@ -23,16 +23,16 @@ from hpcfed.comm.serial import Serial
 from hpcfed.config.load import Given, load
 from hpcfed.config.messages import PREFIX
 from hpcfed.config.write import to_toml
-from hpcfed.core import own
+from hpcfed.core import user_code
 from hpcfed.core.errors import CheckpointError, ConfigError, HpcfedError, StoppedError
 from hpcfed.core.status import DONE, RESUME_ME
 from hpcfed.engine import folder
+from hpcfed.engine.fault_tolerance.signals import handle_signals
+from hpcfed.engine.fault_tolerance.supervise import MAIN
 from hpcfed.engine.run import run_here
-from hpcfed.engine.survival.signals import handle_signals
-from hpcfed.engine.survival.supervise import MAIN
 from hpcfed.launch.given import Call, check_importable
 from hpcfed.launch.sweep.launch import UNBOUND, find_launcher
-from hpcfed.machine.faults import ADVICE, out_of_memory
+from hpcfed.machine.error_messages import ADVICE, out_of_memory
 from hpcfed.machine.settings import usual_settings
 from hpcfed.models import cost, widths
 from hpcfed.report.progress import Rounds
@@ -65,7 +65,7 @@ def run(
         )
     call = Call(job, fields)
     with ExitStack() as stack:
-        stack.enter_context(own.lend(call.lent))
+        stack.enter_context(user_code.lend(call.lent))
         forget_own_models()
         stack.callback(forget_own_models)
         found = checked(call, resume)
@@ -146,8 +146,8 @@ def here(job: Any) -> tuple[int, int | None]:
     except Exception as error:
         if out_of_memory(error):
             raise HpcfedError(f"out of memory: {error}; {ADVICE}") from error
-        if theirs := own.explain_error(error):
-            raise own.OwnError(theirs) from error
+        if theirs := user_code.explain_error(error):
+            raise user_code.OwnError(theirs) from error
         raise
     finally:
         ONE.release()

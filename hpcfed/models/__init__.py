@@ -6,7 +6,7 @@ models is built, so that names and shapes are checked without loading torch.
 
 A model of your own needs no line here: `models.mix = ["mine:tiny"]` is function tiny(shape, d) of
 mine.py, in the folder where you start or anywhere on Python's path; it returns the body, or a whole
-model that ends in a linear layer (`hpcfed.models.whole`).
+model that ends in a linear layer (`hpcfed.models.user_model`).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def build_own(
     import torch
 
     from hpcfed.models.model import Head, Model
-    from hpcfed.models.whole import head_of, make, split
+    from hpcfed.models.user_model import head_of, make, split
 
     whole = make(name, target, shape, classes, d)
     names = {layer: path for path, layer in whole.named_modules()}

@@ -14,11 +14,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from hpcfed.core.content import convert_read_errors, parse_json
 from hpcfed.core.errors import CheckpointError, DamagedError
-from hpcfed.core.extras import import_extra
+from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.paths import regular
 from hpcfed.core.registry import refuse_import
+from hpcfed.core.safe_read import convert_read_errors, parse_json
 from hpcfed.core.shapes import Modality, Shapes, read_numbers, read_shape, write_shape
 from hpcfed.models import scores
 from hpcfed.models.trained import KINDS, About, Trained, assemble_model

@@ -1,6 +1,6 @@
 """Models of other packages by name, "torchvision:resnet50" and "timm:resnet18": built without
 weights, and with the classes of the data; the last linear layer becomes the head
-(`hpcfed.models.whole`). Nothing is ever downloaded.
+(`hpcfed.models.user_model`). Nothing is ever downloaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 from hpcfed.core.compat import import_torchvision, prepare_torchvision
 from hpcfed.core.errors import ConfigError, unknown
-from hpcfed.core.extras import import_extra
+from hpcfed.core.optional_imports import import_extra
 from hpcfed.models.layers import for_small_images, stem
 
 NAME = re.compile(r"[A-Za-z0-9_.\-]+")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.few import join_few
+from hpcfed.core.wording import join_few
 from hpcfed.models.model import Model, Pair
 
 if TYPE_CHECKING:

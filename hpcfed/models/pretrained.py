@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.extras import import_extra
-from hpcfed.core.few import join_few
+from hpcfed.core.optional_imports import import_extra
+from hpcfed.core.wording import join_few
 from hpcfed.models.library import cached
 from hpcfed.models.model import Model
 

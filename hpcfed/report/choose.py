@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.few import count_noun
+from hpcfed.core.wording import count_noun
 from hpcfed.report.cases import ASIDE, SEED
 from hpcfed.results.columns import column, rounds_with_values
 from hpcfed.results.run import Run

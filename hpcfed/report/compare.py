@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed.core.errors import ConfigError, unknown
-from hpcfed.core.few import count_noun
+from hpcfed.core.wording import count_noun
 from hpcfed.report import differences
 from hpcfed.report.cases import also_differ, find_cases, rename_data
 from hpcfed.report.formats import align_columns, booktabs, markdown_table, save_or_return, tex

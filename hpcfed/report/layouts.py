@@ -13,9 +13,9 @@ from typing import Any
 
 from hpcfed.core.errors import ConfigError, unknown
 from hpcfed.report.cases import SEED, conflicting_values
-from hpcfed.report.cells import caption, cell, mark_best
 from hpcfed.report.formats import Grid
 from hpcfed.report.measures import View, measure
+from hpcfed.report.table_cells import caption, cell, mark_best
 from hpcfed.results.run import Run, format_value
 from hpcfed.storage.fields import Fields, flat
 

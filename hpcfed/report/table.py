@@ -10,10 +10,10 @@ from pathlib import Path
 from hpcfed.core.errors import ConfigError
 from hpcfed.report import layouts
 from hpcfed.report.cases import also_differ, axes, find_cases, name_skew, rename_data
-from hpcfed.report.cells import caption, cell, mark_best
 from hpcfed.report.choose import choose_values
 from hpcfed.report.formats import FORMATS, Grid, save_or_return
 from hpcfed.report.measures import View, view_of
+from hpcfed.report.table_cells import caption, cell, mark_best
 from hpcfed.results.run import Run
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcfed.config.load import fill_former_defaults
 from hpcfed.config.write import to_toml, without_call
-from hpcfed.core.extras import import_extra
+from hpcfed.core.optional_imports import import_extra
 from hpcfed.results.tables import TABLES, Table
 from hpcfed.storage.atomic import convert_write_errors
 from hpcfed.storage.record import load

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from hpcfed.core.errors import AbsentError, CheckpointError, printable
-from hpcfed.core.extras import import_extra
-from hpcfed.core.few import count_noun
+from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.paths import unique_names
 from hpcfed.core.progress import track
 from hpcfed.core.tables import duration, size
+from hpcfed.core.wording import count_noun
 from hpcfed.results import state
 from hpcfed.results.columns import by_round, column, main_metric, metrics, phases, title_metric
 from hpcfed.results.summary import data_name, facts, share, title

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.core.errors import printable
-from hpcfed.core.few import count_noun
 from hpcfed.core.tables import duration, size, table
+from hpcfed.core.wording import count_noun
 from hpcfed.results.columns import (
     architectures,
     by_round,

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import h5py
 
-from hpcfed.core.content import convert_read_errors
 from hpcfed.core.errors import CheckpointError, DamagedError, WriteError, may_pass
 from hpcfed.core.paths import regular
-from hpcfed.storage import names, passing
-from hpcfed.storage.seal import BLOCK, seal, verify_seal
+from hpcfed.core.safe_read import convert_read_errors
+from hpcfed.storage import names, uncached
+from hpcfed.storage.checksum import BLOCK, seal, verify_seal
 from hpcfed.storage.untrusted import attribute
 
 VERSIONS = {  # of each format: the version that is written, and the older ones that are read too
@@ -50,7 +50,7 @@ def replace_file(
     """
     with convert_write_errors(path), instead(path) as new:
         _prepare(path)
-        with passing.new(new) as raw:
+        with uncached.new(new) as raw:
             with h5py.File(raw, "w", userblock_size=BLOCK) as file:
                 file.attrs.update({"format": form, "format_version": versions(form)[0]})
                 yield file
@@ -91,7 +91,7 @@ def open_file(path: Path, form: str, whole: bool = True) -> Iterator[h5py.File]:
     """
     try:
         with (
-            passing.open_existing(regular(path)) as raw,
+            uncached.open_existing(regular(path)) as raw,
             h5py.File(verify_seal(path, raw, whole), "r") as file,
         ):
             with convert_read_errors(path):

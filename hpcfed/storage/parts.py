@@ -8,13 +8,13 @@ from typing import Any
 
 import h5py
 
-from hpcfed.core.content import convert_read_errors
 from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
+from hpcfed.core.safe_read import convert_read_errors
 from hpcfed.storage import checkpoint, names, record, tree
 from hpcfed.storage.atomic import open_file, replace_file
+from hpcfed.storage.checksum import identity
+from hpcfed.storage.equality import same
 from hpcfed.storage.header import Piece, check_header
-from hpcfed.storage.same import same
-from hpcfed.storage.seal import identity
 from hpcfed.storage.untrusted import subgroup
 
 Items = Callable[

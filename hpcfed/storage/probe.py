@@ -9,13 +9,13 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.core.content import convert_read_errors
 from hpcfed.core.errors import CheckpointError, DamagedError
-from hpcfed.core.few import count_noun
+from hpcfed.core.safe_read import convert_read_errors
+from hpcfed.core.wording import count_noun
 from hpcfed.storage import checkpoint, names, tree
 from hpcfed.storage.atomic import open_file, replace_file
+from hpcfed.storage.checksum import identity
 from hpcfed.storage.header import Answers
-from hpcfed.storage.seal import identity
 from hpcfed.storage.untrusted import Budget, array, child, subgroup
 
 

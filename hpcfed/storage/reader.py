@@ -8,12 +8,12 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
-from hpcfed.core.content import convert_read_errors
 from hpcfed.core.errors import CheckpointError, DamagedError, unknown
+from hpcfed.core.safe_read import convert_read_errors
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import open_file
+from hpcfed.storage.checksum import identity
 from hpcfed.storage.header import Index, check_header
-from hpcfed.storage.seal import identity
 from hpcfed.storage.untrusted import link, number, subgroup
 
 OPEN = 64  # parts that are open at a time: systems allow about 1000 files

@@ -10,10 +10,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.core.content import Table, convert_read_errors
 from hpcfed.core.errors import AbsentError, CheckpointError, DamagedError, unknown
 from hpcfed.core.paths import glob_folder
-from hpcfed.storage import journal, names, tree
+from hpcfed.core.safe_read import Table, convert_read_errors
+from hpcfed.storage import append_log, names, tree
 from hpcfed.storage.atomic import open_file
 from hpcfed.storage.columns import concat_columns, length
 from hpcfed.storage.header import check_columns, check_record
@@ -93,7 +93,7 @@ def _read(path: Path, whole: bool = True) -> Record:
     parts = [columns] if rounds else []
     try:
         with convert_read_errors(path):
-            for first, block in journal.blocks(names.journal_file(path), path):
+            for first, block in append_log.blocks(names.journal_file(path), path):
                 if first != rounds:  # the file has been made anew meanwhile
                     break
                 parts.append(block)
@@ -136,7 +136,7 @@ def _advice(folder: Path) -> str:
 def stamp(run: Path) -> tuple[Any, ...]:
     """What tells the results of a run from those of another moment, without reading them."""
     path = names.results_of(run)
-    return journal.stamp(path), journal.stamp(names.journal_file(path))
+    return append_log.stamp(path), append_log.stamp(names.journal_file(path))
 
 
 def recover(run: Path, rounds: int = 0) -> Record:

@@ -16,9 +16,9 @@ import numpy as np
 
 from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.storage import names, tree
+from hpcfed.storage.append_log import Journal
 from hpcfed.storage.atomic import convert_write_errors, replace_file
 from hpcfed.storage.columns import Columns, concat_columns, length, stack_rows
-from hpcfed.storage.journal import Journal
 from hpcfed.storage.record import JOB_ID, Header, Record, load, recover
 
 __all__ = ["Record", "Results", "load", "recover"]

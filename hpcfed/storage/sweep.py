@@ -13,9 +13,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from hpcfed.core.content import Table, parse_json
 from hpcfed.core.errors import CheckpointError, DamagedError
 from hpcfed.core.paths import read_text
+from hpcfed.core.safe_read import Table, parse_json
 from hpcfed.storage import names
 from hpcfed.storage.atomic import put
 from hpcfed.storage.fields import Fields

@@ -14,8 +14,8 @@ from urllib.parse import quote, unquote
 import h5py
 import numpy as np
 
-from hpcfed.core.content import parse_json
 from hpcfed.core.errors import CheckpointError, DamagedError
+from hpcfed.core.safe_read import parse_json
 from hpcfed.storage.untrusted import BYTES, DEPTH, NUMBERS, Budget, array, attribute, child, where
 
 KIND = "kind"

@@ -2,13 +2,14 @@
 same bits.
 
 eager: the loss, then autograd, in Python. traced: the step is recorded once for each architecture
-and shape of a batch, and replayed (`hpcfed.training.tape`). graphed: what is recorded becomes one
-CUDA graph together with the optimiser (`hpcfed.training.graphs`), for full batches. auto: on the
-CPU traced where a step is so short that Python is most of it, on a GPU graphed, each where there
-are enough steps to pay for the recording; eager elsewhere. An objective that cannot be recorded
-trains eagerly, a step that cannot be captured is replayed, and the run says so once. stacked:
-several clients train as one (`hpcfed.training.stacked`, with bits of its own); those that cannot
-are traced.
+and shape of a batch, and replayed (`hpcfed.training.recorded_step`). graphed: what is recorded
+becomes one CUDA graph together with the optimiser (`hpcfed.training.graphs`), for full batches.
+auto: on the CPU traced where a step is so short that Python is most of it, on a GPU graphed, each
+where there are enough steps to pay for the recording; eager elsewhere. stacked: several clients
+train as one (`hpcfed.training.stacked`, with bits of its own); those that cannot are traced.
+
+An objective that cannot be recorded trains eagerly, a step that cannot be captured is replayed, and
+the run says so once.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hpcfed.core import own
+from hpcfed.core import user_code
 from hpcfed.core.errors import first_line
 from hpcfed.machine.devices import autocast
-from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.graphs import Fixed, Graph
 from hpcfed.training.objective import extract_tensors, flat, form, like, title
-from hpcfed.training.tape import Objective, Tape, alike, signature
+from hpcfed.training.recorded_step import Objective, RecordedStep, alike, signature
+from hpcfed.training.side_effects import Untraceable, of_model
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
@@ -84,7 +85,7 @@ def sound(loss: Loss, value: Any, leaves: Sequence[Tensor]) -> None:
     else:
         what = "does not depend on the model's parameters: it has no gradient"
         advice = "compute it from model(x), without .item(), .detach() or torch.no_grad()"
-    raise own.OwnError(f"{own.line_of(fn)}: {title(loss)} {what}; {advice}")
+    raise user_code.OwnError(f"{user_code.line_of(fn)}: {title(loss)} {what}; {advice}")
 
 
 def gradient(value: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
@@ -129,7 +130,7 @@ class Traced:
 
     def __init__(self, steps: LocalSteps, loss: Loss):
         self.steps, self.loss, self.tapes = steps, loss, steps.skeleton.tapes
-        self.found: dict[int, Tape | None] = {}
+        self.found: dict[int, RecordedStep | None] = {}
         try:
             fixed, self.given, self.refill = extract_tensors(loss)
             self.key = fixed, steps.optimiser.names, of_model(steps.model)
@@ -144,7 +145,7 @@ class Traced:
         else:
             self.steps.step(*tape([*self.given, *flat(x), *flat(y)]))
 
-    def tape(self, x: Any, y: Any) -> Tape | None:
+    def tape(self, x: Any, y: Any) -> RecordedStep | None:
         """The recording for batches like this; None where there can be none."""
         size = len(flat(x)[0])  # the one thing in which the batches of a client differ
         if size not in self.found:
@@ -156,11 +157,11 @@ class Traced:
             self.found[size] = self.tapes[key]
         return self.found[size]
 
-    def record(self, x: Any, y: Any) -> Tape | None:
+    def record(self, x: Any, y: Any) -> RecordedStep | None:
         """A new recording; None where there can be none."""
         objective = recordable(self.steps.fed, self.refill, len(self.given), x, y)
         try:
-            return Tape(
+            return RecordedStep(
                 self.steps.skeleton,
                 objective,
                 [*self.given, *flat(x), *flat(y)],
@@ -204,7 +205,7 @@ class Graphed(Traced):
             graph.give(self.given)
         self.steps.done(graph([*flat(x), *flat(y)]))
 
-    def record(self, x: Any, y: Any) -> Graph | Tape | None:
+    def record(self, x: Any, y: Any) -> Graph | RecordedStep | None:
         """A graph, or a mere recording where it cannot be captured."""
         tape = super().record(x, y)
         try:

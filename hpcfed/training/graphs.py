@@ -25,7 +25,7 @@ from torch import Tensor
 from hpcfed.core import rng
 from hpcfed.models.flat import Skeleton
 from hpcfed.training.optimisers import Moments, Optimiser
-from hpcfed.training.tape import Tape
+from hpcfed.training.recorded_step import RecordedStep
 
 WARM = 3  # steps before a capture, in which libraries make what they make at a first call
 
@@ -42,7 +42,11 @@ class Graph:
     """
 
     def __init__(
-        self, tape: Tape, optimiser: Optimiser, given: Sequence[Tensor], batch: Sequence[Tensor]
+        self,
+        tape: RecordedStep,
+        optimiser: Optimiser,
+        given: Sequence[Tensor],
+        batch: Sequence[Tensor],
     ):
         self.given, self.batch = ([v.clone() for v in part] for part in (given, batch))
         flat = optimiser.skeleton.flat

@@ -18,7 +18,7 @@ from hpcfed.machine.devices import autocast
 from hpcfed.models.model import Model
 from hpcfed.training import engines
 from hpcfed.training.batches import batches, inputs, plan_batches, prepare_batches
-from hpcfed.training.checks import check_finite, on_host
+from hpcfed.training.divergence import check_finite, on_host
 from hpcfed.training.optimisers import freeze, keep_moments, learning_rate, make_optimiser
 
 if TYPE_CHECKING:

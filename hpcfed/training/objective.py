@@ -15,8 +15,8 @@ from torch import Tensor
 from hpcfed.clients.client import Client
 from hpcfed.config.parts import Part
 from hpcfed.core.params import Params
-from hpcfed.training.effects import Untraceable, of_objective, plain
-from hpcfed.training.tape import signature
+from hpcfed.training.recorded_step import signature
+from hpcfed.training.side_effects import Untraceable, of_objective, plain
 
 if TYPE_CHECKING:
     from hpcfed.training.local import Loss

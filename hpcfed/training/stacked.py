@@ -26,13 +26,13 @@ from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import finite
 from hpcfed.core.shapes import Shapes
 from hpcfed.training.batches import plan_batches, policy, prepare_batches
-from hpcfed.training.checks import check_finite, on_host
-from hpcfed.training.effects import Untraceable, of_model
+from hpcfed.training.divergence import check_finite, on_host
 from hpcfed.training.engines import recordable
 from hpcfed.training.objective import extract_tensors, title
 from hpcfed.training.optimisers import Optimiser, learning_rate
-from hpcfed.training.stack import Stack, Stacked
-from hpcfed.training.tape import Tape, signature
+from hpcfed.training.recorded_step import RecordedStep, signature
+from hpcfed.training.side_effects import Untraceable, of_model
+from hpcfed.training.stacked_step import Stack, StackedStep
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client
@@ -192,7 +192,7 @@ class Group:
             self.losses.append(values)
             self.fed.clock.heartbeat.step()
 
-    def tape(self, x: Tensor, y: Tensor) -> Tape:
+    def tape(self, x: Tensor, y: Tensor) -> RecordedStep:
         """The recording for batches like this."""
         fixed, _, refill = self.opened[0]
         inputs = [*self.own, x, y]
@@ -200,7 +200,7 @@ class Group:
         if key not in self.stack.tapes:
             objective, start = recordable(self.fed, refill, len(self.own), x, y), perf_counter()
             try:
-                self.stack.tapes[key] = Stacked(
+                self.stack.tapes[key] = StackedStep(
                     self.stack, objective, inputs, (*(self.dims for _ in self.own), 0, 0)
                 )
             except (

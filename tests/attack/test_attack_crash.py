@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from hpcfed.core.errors import DataError
-from hpcfed.data import files, readable
+from hpcfed.data import files, user_arrays
 from tests import limits
 from tests.attack.claims import damaged
 from tests.attack.test_attack_data import hdf5, jpegs, text
@@ -62,7 +62,7 @@ def test_files_over_which_hdf5_crashes_are_refused(tmp_path):
 def trial(tmp_path, monkeypatch) -> Path:
     """The program that reads a file first, to be written by the test."""
     program = tmp_path / "trial.py"
-    monkeypatch.setattr(readable.trial, "__file__", str(program))
+    monkeypatch.setattr(user_arrays.trial, "__file__", str(program))
     return program
 
 
@@ -74,7 +74,7 @@ def test_a_crash_and_an_endless_read_are_told_in_words(tmp_path, trial, monkeypa
         match=r"data\.h5: cannot be read: HDF5 crashes over it \(SIGSEGV\); make or copy it",
     ):
         files.read(path)
-    monkeypatch.setattr(readable, "START", 1)
+    monkeypatch.setattr(user_arrays, "START", 1)
     trial.write_text("while True: pass")
     with pytest.raises(DataError, match="HDF5 does not come to its end within 1 s"):
         files.read(path)

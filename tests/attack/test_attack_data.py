@@ -17,8 +17,8 @@ from PIL import Image
 
 from hpcfed.config.parts import Data
 from hpcfed.core.errors import DataError, HpcfedError
-from hpcfed.data import datasets, files, partition, readable
-from hpcfed.data.record import DataSet, Split
+from hpcfed.data import datasets, files, partition, user_arrays
+from hpcfed.data.dataset import DataSet, Split
 from tests.attack.claims import TINY, damaged, refused, run
 
 X = np.random.Generator(np.random.Philox(0)).integers(0, 255, (40, 8, 8)).astype(np.uint8)
@@ -178,7 +178,7 @@ def test_more_than_the_machine_holds_is_refused_before_it_is_unpacked(tmp_path, 
     with h5py.File(tmp_path / "zeros.h5", "w") as file:
         file.create_dataset("train/images", (10**9, 64, 64), "u1", chunks=(1, 64, 64))
         file["train/labels"] = Y
-    monkeypatch.setattr(readable.trial, "memory", lambda: 10**6)
+    monkeypatch.setattr(user_arrays.trial, "memory", lambda: 10**6)
     for name in ("zeros.npz", "zeros.h5"):
         with pytest.raises(DataError, match="GiB, more than this machine's memory"):
             files.read(tmp_path / name)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hpcfed.clients import profiles
 from hpcfed.core.errors import DataError
-from hpcfed.data.holdings import Partition
+from hpcfed.data.partition_file import Partition
 from hpcfed.storage import names, results
 from tests.attack.claims import TINY, command, damaged, refused, run
 

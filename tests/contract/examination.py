@@ -37,10 +37,10 @@ from hpcfed.config.job import Job
 from hpcfed.config.parts import Training
 from hpcfed.core.errors import DivergedError
 from hpcfed.engine.evaluation import Evaluation
+from hpcfed.engine.fault_tolerance import save_restore, snapshot
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import open_results
 from hpcfed.engine.setup import federation, world
-from hpcfed.engine.survival import saving, snapshot
 from hpcfed.machine.heartbeat import Heartbeat, Stopped
 from hpcfed.storage import names
 from hpcfed.training import graphs, local, stacked
@@ -158,7 +158,7 @@ class Examination:
                     watch.copied = copy, dict(toy.leaves(taken))
                 if t == STOPPED:
                     watch.steps = counting.made
-        saving.save(rounds, run)
+        save_restore.save(rounds, run)
         results.write(force=True)
         watch.generators = before, global_generators()
         watch.messages = said.getvalue()
@@ -180,7 +180,7 @@ class Examination:
             for t in range(1, ROUNDS + 1):
                 outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
                 if t == SAVED:
-                    saving.save(rounds, self.folder / "saved")
+                    save_restore.save(rounds, self.folder / "saved")
                 if t == MOVED:  # as if the smallest clients had been the slowest
                     rounds.balance.seconds = np.array([32, 16, 8, 4, 2, 1]) / np.array(
                         rounds.fed.sizes
@@ -200,14 +200,14 @@ class Examination:
         """The run that goes on from the checkpoint of three ranks, and is stopped in a round."""
         assert self.spread
         watch, rounds = Watch(), toy.start(Serial(), self.stopping)
-        saving.restore(rounds, self.folder / "saved")
+        save_restore.restore(rounds, self.folder / "saved")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Evaluation, "independent", False)  # scored when the round is over
             watch.outcomes.append(deepcopy(toy.outcome(rounds, [rounds.step()[0]])))
         rounds.fed.clock.heartbeat = Impatient(rounds, self.whole.steps // 2, self.trains)
         with pytest.raises(Stopped):
             rounds.step()
-        saving.save(rounds, self.folder / "stopped")
+        save_restore.save(rounds, self.folder / "stopped")
         watch.turns = finished_turns(rounds)
         return watch
 
@@ -219,7 +219,7 @@ class Examination:
 
         def on_rank(comm: Comm) -> list[toy.Outcome]:
             rounds = toy.start(comm, self.stopping)
-            saving.restore(rounds, self.folder / "stopped")
+            save_restore.restore(rounds, self.folder / "stopped")
             outcomes = [toy.outcome(rounds, [rounds.step()[0]])]
             if comm.rank == 0:
                 watch.empty = comm.size - len(set(rounds.fed.placement.ranks))

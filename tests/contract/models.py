@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from hpcfed.comm import Serial
+from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.run import open_results
 from hpcfed.engine.setup import federation, world
-from hpcfed.engine.survival import saving
 from hpcfed.models.trained import Trained
 from hpcfed.storage import names
 from hpcfed.storage.record import Record, load
@@ -33,7 +33,7 @@ def saved_run(
     while going.t < rounds:
         results.append(going.step()[0])
         if going.t in (saves or (rounds,)):
-            saving.save(going, folder)
+            save_restore.save(going, folder)
     results.write(force=True)
     return folder
 

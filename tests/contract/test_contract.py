@@ -17,7 +17,7 @@ from hpcfed.launch.plan.costs import Costs
 from hpcfed.launch.plan.demand import WHOLE, demand
 from hpcfed.launch.plan.network import Network
 from hpcfed.launch.plan.predict import Cluster, predict
-from hpcfed.results.trained.saved import Saved, from_newest
+from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from tests.contract import toy
 from tests.contract.examination import (
     FAILED,

@@ -14,8 +14,8 @@ from hpcfed.algorithms.public_data import alignment, fedhenn, kernels
 from hpcfed.comm import Serial, spmd
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Params
+from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.survival import saving
 from hpcfed.training import similarity
 from hpcfed.training.infer import represent
 from tests.contract import toy
@@ -390,7 +390,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_the_same_final_model(tmp_pat
     def final(comm, resume: bool) -> Params:
         rounds = toy.start(comm, job)
         if resume:
-            saving.restore(rounds, tmp_path)
+            save_restore.restore(rounds, tmp_path)
         while rounds.t < job.rounds:
             rounds.step()
         rounds.finish()

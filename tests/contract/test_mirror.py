@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hpcfed.comm import Comm, spmd
-from hpcfed.engine.survival.mirror import Mirror, stride
-from hpcfed.engine.survival.snapshot import take_up
+from hpcfed.engine.fault_tolerance.buddy_copy import BuddyCopy, stride
+from hpcfed.engine.fault_tolerance.snapshot import take_up
 from tests.contract import toy
 
 ROUNDS = 3
@@ -17,11 +17,11 @@ def job(method: str):
     return toy.job(method, *FLAGS, *(("--participation", "0.5") if method != "swift" else ()))
 
 
-def interrupted(comm: Comm, method: str) -> Mirror:
+def interrupted(comm: Comm, method: str) -> BuddyCopy:
     """The copies of a run that is cut off in its fourth round; every rank has them of all rounds
     before.
     """
-    mirror, rounds = Mirror(), toy.start(comm, job(method))
+    mirror, rounds = BuddyCopy(), toy.start(comm, job(method))
     mirror.take(rounds, {})
     for _ in range(ROUNDS):
         rounds.step()
@@ -30,7 +30,7 @@ def interrupted(comm: Comm, method: str) -> Mirror:
     return mirror
 
 
-def resumed(comm: Comm, method: str, mirrors: list[Mirror]) -> tuple[int, toy.Outcome | None]:
+def resumed(comm: Comm, method: str, mirrors: list[BuddyCopy]) -> tuple[int, toy.Outcome | None]:
     """From what is left to the end, and the round from which it went on; -1 where the copies are
     not whole.
     """
@@ -66,8 +66,8 @@ def test_a_rank_that_dies_with_the_one_that_kept_its_copy_is_lost():
 
 
 def test_all_go_back_to_the_newest_copy_that_everyone_has():
-    def behind(comm: Comm) -> Mirror:
-        mirror, rounds = Mirror(), toy.start(comm, job("fedclassavg"))
+    def behind(comm: Comm) -> BuddyCopy:
+        mirror, rounds = BuddyCopy(), toy.start(comm, job("fedclassavg"))
         mirror.take(rounds, ROWS)
         rounds.step()
         if comm.rank == 1:
@@ -83,7 +83,7 @@ def test_all_go_back_to_the_newest_copy_that_everyone_has():
 def test_only_what_a_round_has_changed_travels():
     def moved(comm: Comm) -> list[int]:
         mirror, rounds = (
-            Mirror(),
+            BuddyCopy(),
             toy.start(comm, toy.job("local", *FLAGS, "--participation", "0.2")),
         )
         mirror.take(rounds, {})

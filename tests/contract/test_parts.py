@@ -9,7 +9,7 @@ from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.models import build
 from hpcfed.models.parts import Parts, plain_state
-from hpcfed.results.trained.saved import Saved, from_newest
+from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from tests.contract import toy
 from tests.contract.models import counted, load, saved_run, with_tests
 

@@ -12,7 +12,7 @@ import hpcfed
 from hpcfed.algorithms.global_model.fedavg import FedAvg
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.results.trained.export import models
-from hpcfed.results.trained.saved import Saved, from_newest
+from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.storage import checkpoint, names
 from tests import limits
 from tests.contract import toy
@@ -115,7 +115,7 @@ def test_results_without_facts_of_the_inputs_are_completed_from_the_data(tmp_pat
     run = saved_run(tmp_path / "run", "fedclassavg", rounds=1)
     new = hpcfed.load_model(run, client=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hpcfed.results.trained.saved.record.recover", without_inputs)
+        patch.setattr("hpcfed.results.trained.from_checkpoint.record.recover", without_inputs)
         old = hpcfed.load_model(run, client=2)
     assert old.about == new.about and torch.equal(old(images()), new(images()))
 

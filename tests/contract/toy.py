@@ -24,11 +24,11 @@ from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
-from hpcfed.data.holdings import Partition
+from hpcfed.data.partition_file import Partition
+from hpcfed.engine.fault_tolerance import save_restore, snapshot
 from hpcfed.engine.record import Row
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
-from hpcfed.engine.survival import saving, snapshot
 from hpcfed.models.layers import BatchNorm2d
 from hpcfed.training import graphs
 
@@ -161,12 +161,12 @@ def run(
     """
     going, rows = start(comm, job), []
     if resume:
-        saving.restore(going, resume)
+        save_restore.restore(going, resume)
     while going.t < (rounds or job.rounds):
         rows.append(going.step()[0])
         between(going)
     if save:
-        saving.save(going, save)
+        save_restore.save(going, save)
     return outcome(going, rows)
 
 

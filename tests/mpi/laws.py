@@ -13,7 +13,7 @@ from importlib import import_module
 
 import numpy as np
 
-from hpcfed.comm import Comm, Row, Serial, board, connect
+from hpcfed.comm import Comm, Row, Serial, connect, node_memory
 from hpcfed.comm.messages import WORK, width
 from hpcfed.launch.plan.collectives import NEAR, Wires, buffers
 
@@ -261,7 +261,7 @@ def main() -> None:
     comm = connect()
     if kind == "pieces":
         comm.limit = int(number)  # so small that everything goes in pieces
-        board.make = lambda *_: ""  # and there is no memory that ranks share
+        node_memory.make = lambda *_: ""  # and there is no memory that ranks share
     for name, check in LAWS.items():
         try:
             check(comm)

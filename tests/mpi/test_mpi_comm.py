@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.comm import leftovers
-from hpcfed.comm.foreign import Foreign, check
+from hpcfed.comm import stale_segments
+from hpcfed.comm.launcher_check import Foreign, check
 from tests import limits
 from tests.mpi.laws import LAWS
 from tests.mpirun import environment, launcher, mpirun
@@ -142,7 +142,7 @@ def test_worlds_of_one_rank_say_so_once():
 
 
 def test_shared_memory_of_dead_processes_is_removed_and_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(leftovers.socket, "gethostname", lambda: "node7")
+    monkeypatch.setattr(stale_segments.socket, "gethostname", lambda: "node7")
     uid, gone = os.getuid(), subprocess.Popen(["true"])
     gone.wait()
     old = {
@@ -161,12 +161,12 @@ def test_shared_memory_of_dead_processes_is_removed_and_no_other(tmp_path, monke
     new.write_bytes(b"x")
     with open(tmp_path / f"sm_segment.node7.{uid}.2f5d0001.1", "r+b") as file:
         held = mmap.mmap(file.fileno(), 4096)
-        removed = leftovers.remove(tmp_path)
+        removed = stale_segments.remove(tmp_path)
         held.close()
     assert {path.name for path in removed} == {name for name, dead in old.items() if dead} - {
         f"sm_segment.node7.{uid}.2f5d0001.1"
     }
-    assert leftovers.remove(tmp_path) == [tmp_path / f"sm_segment.node7.{uid}.2f5d0001.1"]
+    assert stale_segments.remove(tmp_path) == [tmp_path / f"sm_segment.node7.{uid}.2f5d0001.1"]
     assert new.exists()
 
 

@@ -15,11 +15,11 @@ from typing import Any
 from hpcfed.comm.mpi import Mpi
 from hpcfed.engine import loop, run
 from hpcfed.engine.evaluation import Evaluation
+from hpcfed.engine.fault_tolerance import recover
+from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
+from hpcfed.engine.fault_tolerance.buddy_copy import BuddyCopy
 from hpcfed.engine.record import Recorder
 from hpcfed.engine.rounds import Rounds
-from hpcfed.engine.survival import recover
-from hpcfed.engine.survival.mirror import Mirror
-from hpcfed.engine.survival.saver import Saver
 from hpcfed.federation.tallies import Tallies
 from hpcfed.main import main
 from hpcfed.storage import parts
@@ -37,8 +37,8 @@ WHERE: dict[str, tuple[Any, str]] = {
     "evaluate": (Evaluation, "_score"),
     "record": (Recorder, "gather"),
     "results": (Results, "write"),
-    "copy": (Mirror, "make_copy"),
-    "save": (Saver, "start"),
+    "copy": (BuddyCopy, "make_copy"),
+    "save": (BackgroundSave, "start"),
     "part": (parts, "write_part"),
     "index": (parts, "write_index"),
     "recover": (recover.Course, "restore"),

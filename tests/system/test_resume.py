@@ -10,7 +10,7 @@ import pytest
 
 from hpcfed.cli import main as cli
 from hpcfed.core.errors import CheckpointError, DataError
-from hpcfed.data.holdings import Partition
+from hpcfed.data.partition_file import Partition
 from hpcfed.results.trained.load import load_model
 from hpcfed.storage import checkpoint, names, results
 from hpcfed.storage.digest import digest

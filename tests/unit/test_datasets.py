@@ -16,9 +16,9 @@ from sklearn.datasets import load_digits
 from hpcfed.core.compat import import_torchvision
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.data import DATASETS, digits, vision
+from hpcfed.data.dataset import from_arrays, to_arrays
 from hpcfed.data.datasets import load
 from hpcfed.data.moments import moments
-from hpcfed.data.record import from_arrays, to_arrays
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"

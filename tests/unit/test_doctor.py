@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from hpcfed import cli
-from hpcfed.launch.doctor import disk, hdf5, known, launchers, mpi, ranks, slurm
+from hpcfed.launch.doctor import disk, hdf5, launcher_cache, launchers, mpi, ranks, slurm
 from hpcfed.launch.doctor.finding import ok, warning, wrong
-from hpcfed.launch.doctor.limited import Outcome, outside
 from hpcfed.launch.doctor.main import examine
 from hpcfed.launch.doctor.probe import MPS_CONTROL, gpu_files, mps_server
+from hpcfed.launch.doctor.timeout import Outcome, outside
 from hpcfed.launch.doctor.trials import Launcher, Trial
 from tests import limits
 from tests.mpirun import environment, launcher
@@ -314,7 +314,7 @@ def test_the_whole_examination_of_this_machine(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = {f.what: f for f in examine(load([]), 2, tmp_path, "", 60)}
     assert found["launcher"].found == "use mpirun" and found["mpirun"].status == "ok"
-    assert known.read_launcher() == "mpirun"  # for `hpcfed submit`
+    assert launcher_cache.read_launcher() == "mpirun"  # for `hpcfed submit`
     assert {
         "MPI library",
         "cores",

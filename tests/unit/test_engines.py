@@ -23,12 +23,12 @@ from hpcfed.federation.federation import Federation
 from hpcfed.models import MODELS, build
 from hpcfed.models.flat import Skeleton
 from hpcfed.training import engines
-from hpcfed.training.effects import Untraceable, of_model
 from hpcfed.training.engines import gradient
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import contrastive_cross_entropy, proximal
 from hpcfed.training.objective import extract_tensors
-from hpcfed.training.tape import Tape
+from hpcfed.training.recorded_step import RecordedStep
+from hpcfed.training.side_effects import Untraceable, of_model
 from tests.contract import toy
 
 IMAGES = [name for name, entry in MODELS.items() if not entry.text]
@@ -70,7 +70,7 @@ def test_a_replayed_step_has_the_bits_of_the_eager_one(name: str):
     own = skeleton(name)
     x = torch.rand(2, 4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     inputs, before = [x[0], x[1], torch.tensor([0, 1, 0, 2])], own.flat.clone()
-    tape = Tape(own, of_a_batch, inputs, own.layout.params)
+    tape = RecordedStep(own, of_a_batch, inputs, own.layout.params)
     outcomes = []
     for eagerly in (True, False, False):
         own.load(before)
@@ -88,7 +88,7 @@ def test_a_replayed_step_has_the_bits_of_the_eager_one(name: str):
 def test_recording_computes_nothing_and_draws_nothing():
     own, state = skeleton("googlenet"), torch.get_rng_state()
     before = own.flat.clone()
-    Tape(
+    RecordedStep(
         own,
         lambda model, given: model(given[0]).sum(),
         [torch.zeros(4, 3, 32, 32)],

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpcfed.core.few import evenly, join_few
+from hpcfed.core.wording import evenly, join_few
 
 
 def test_few_places_are_evenly_spread_to_the_ends():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpcfed.core.errors import CheckpointError, ConfigError
-from hpcfed.report.figures import labels, look, runs
+from hpcfed.report.figures import labels, plotting, runs
 from hpcfed.report.figures.command import plot
 from hpcfed.report.figures.curves import Curve, figure
 from hpcfed.report.figures.registry import FIGURES, select_figures
@@ -142,7 +142,7 @@ def test_labels_of_few_and_of_many_clients_are_drawn(run, K, C):
     one.record.arrays["label_counts"] = np.arange(K * C).reshape(K, C)
     one.record.header["classes"] = [f"class {c}" for c in range(C)]
     drawing = labels.figure([one])
-    look.save(drawing, run / "labels.png")
+    plotting.save(drawing, run / "labels.png")
     [ax] = drawing.axes
     most = K * C - 1
     if not most:

@@ -8,7 +8,16 @@ import pytest
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.figures import clients, halved, learning, look, memory, phases, topology, virtual
+from hpcfed.report.figures import (
+    clients,
+    halved,
+    learning,
+    memory,
+    phases,
+    style,
+    topology,
+    virtual,
+)
 from hpcfed.report.figures.groups import groups
 from hpcfed.report.figures.registry import FIGURES
 from hpcfed.report.figures.runs import load_runs, setting
@@ -265,7 +274,7 @@ def test_ticks_of_a_logarithmic_axis_do_not_touch_each_other(tmp_path, name, tim
 
 def test_where_there_is_no_unit_a_tick_is_a_plain_number():
     ax = Figure().subplots()
-    look.unit(ax.xaxis, "")
+    style.unit(ax.xaxis, "")
     assert ax.xaxis.get_major_formatter()(0.1) == "0.1"  # and no 100 m, for metres or minutes
 
 

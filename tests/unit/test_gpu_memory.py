@@ -24,7 +24,7 @@ from hpcfed.engine.memory import (
 )
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import world
-from hpcfed.machine.faults import MemoryFault
+from hpcfed.machine.error_messages import MemoryFault
 from hpcfed.models import MODELS
 from hpcfed.training import engines
 from hpcfed.training.local import LocalSteps
@@ -146,8 +146,10 @@ def test_every_model_takes_a_first_step(name):
 @pytest.mark.parametrize("method", ["fedavg", "fedclassavg", "fml", "heterofl"])
 def test_a_run_is_refused_on_all_ranks_before_it_makes_a_folder(method, monkeypatch, tmp_path):
     job = toy.job(method, "--models.mix", "mlp", "--out", str(tmp_path / "run"))
-    real = setup.seat
-    monkeypatch.setattr(setup, "seat", lambda job, comm: replace(real(job, comm), share=1e6))
+    real = setup.choose_device
+    monkeypatch.setattr(
+        setup, "choose_device", lambda job, comm: replace(real(job, comm), share=1e6)
+    )
 
     def refused(comm) -> str:
         with pytest.raises(ConfigError, match="not enough GPU memory") as error:

@@ -21,12 +21,12 @@ from hpcfed.core.params import Params
 from hpcfed.core.rng import shuffled, torch_stream
 from hpcfed.federation.federation import Federation
 from hpcfed.machine import devices
-from hpcfed.machine.ferry import Ferry
+from hpcfed.machine.transfer import Transfer
 from hpcfed.training import engines, graphs, local, stacked
 from hpcfed.training.graphs import Fixed, Graph
 from hpcfed.training.local import LocalSteps, sgd
 from hpcfed.training.losses import proximal
-from hpcfed.training.tape import Tape
+from hpcfed.training.recorded_step import RecordedStep
 from tests.contract import toy
 from tests.contract.conftest import small_model  # noqa: F401, a fixture
 
@@ -96,7 +96,7 @@ def test_one_capture_serves_all_clients_of_an_architecture_and_smaller_last_batc
         sgd(fed, fed.clients[k], 0, cross_entropy)
     kept = fed.store.skeletons["mlp", "clients"].tapes.values()
     assert len(captures) == 1 == sum(isinstance(found, Graph) for found in kept)
-    assert not any(isinstance(found, Tape) for found in kept)
+    assert not any(isinstance(found, RecordedStep) for found in kept)
 
 
 @pytest.mark.parametrize("k, captured", [(5, 1), (4, 0)])
@@ -123,13 +123,13 @@ def test_a_recording_is_the_ranks_time_and_not_that_of_the_client_that_came_firs
 ):
     now = 0.0
 
-    class Slow(Tape):
+    class Slow(RecordedStep):
         def __init__(self, *args: object):
             nonlocal now
             now += 100.0
             super().__init__(*args)
 
-    class SlowStacked(stacked.Stacked):
+    class SlowStacked(stacked.StackedStep):
         def __init__(self, *args: object):
             nonlocal now
             now += 100.0
@@ -137,8 +137,8 @@ def test_a_recording_is_the_ranks_time_and_not_that_of_the_client_that_came_firs
 
     for module in (engines, local, stacked):
         monkeypatch.setattr(module, "perf_counter", lambda: now)
-    monkeypatch.setattr(engines, "Tape", Slow)
-    monkeypatch.setattr(stacked, "Stacked", SlowStacked)
+    monkeypatch.setattr(engines, "RecordedStep", Slow)
+    monkeypatch.setattr(stacked, "StackedStep", SlowStacked)
     equal = ("--clients", "2", "--data.partition", "iid", "--data.test_share", "0.25")
     flags = ("--models.mix", "mlp", "--participation", "1", "--training.engine", engine, *equal)
     going = toy.start(Serial(), toy.job("fedavg", *flags))
@@ -316,7 +316,7 @@ def test_every_stream_is_entered_and_left_on_the_device_that_it_is_of(monkeypatc
     monkeypatch.setattr(torch.cuda, "stream", noted)
     monkeypatch.setattr(torch, "empty_like", lambda tensor, **how: torch.zeros(2))
     graphs.capture(lambda: found.append(cuda.index), device)
-    ferry = Ferry(device)
+    ferry = Transfer(device)
     assert torch.equal(ferry.up(torch.ones(2)), torch.ones(2))
     assert torch.equal(ferry.down(torch.ones(2)), torch.ones(2))
     assert set(found) == {1} and len(found) == 1 + graphs.WARM + 1 + 2 and cuda.index == 0

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from hpcfed.cli import main
-from hpcfed.comm import facts
-from hpcfed.launch.doctor import known, launchers
+from hpcfed.comm import mpi_library
+from hpcfed.launch.doctor import launcher_cache, launchers
 from hpcfed.launch.doctor.launchers import PROBE, candidates, starters
-from hpcfed.launch.doctor.limited import Outcome, run_with_timeout, split
 from hpcfed.launch.doctor.probe import MARK
+from hpcfed.launch.doctor.timeout import Outcome, run_with_timeout, split
 from hpcfed.launch.doctor.trials import Launcher, Trial, explain_trial, launcher_finding
 from tests import limits
 from tests.mpirun import environment, launcher
@@ -87,7 +87,7 @@ def test_so_it_is_where_the_launcher_told_of_two_but_the_library_connects_one():
     "text", ["sleep 600 & sleep 600", "trap '' TERM\nwhile :; do sleep 600; done"]
 )
 def test_a_launcher_that_hangs_is_ended_with_its_processes(bin, monkeypatch, text):
-    monkeypatch.setattr("hpcfed.launch.doctor.limited.GRACE", 0.2)
+    monkeypatch.setattr("hpcfed.launch.doctor.timeout.GRACE", 0.2)
     found = tried(script(bin / "mpirun", f"#!/bin/sh\necho $$ > {bin}/pid\n{text}\n"), limit=0.5)
     assert found.outcome.status is None and not found.works
     assert explain_trial(found)[0] == "did not end in time"
@@ -175,8 +175,8 @@ def test_the_mpi_librarys_path_may_hold_spaces(tmp_path, monkeypatch):
         "7f00-7f01 r-xp 00000000 08:01 42      /opt/other/libmpicxx/x\n"
         "7f00-7f01 r-xp 00000000 08:01 42      /opt/my mpi/lib/libmpi.so.40\n"
     )
-    monkeypatch.setattr(facts, "MAPS", maps)
-    assert facts.library_path("libmpi") == "/opt/my mpi/lib/libmpi.so.40"
+    monkeypatch.setattr(mpi_library, "MAPS", maps)
+    assert mpi_library.library_path("libmpi") == "/opt/my mpi/lib/libmpi.so.40"
 
 
 def test_mpirun_has_its_short_name_where_the_path_finds_it(tmp_path):
@@ -216,30 +216,30 @@ def test_what_works_is_known_on_that_cluster_and_to_that_python_alone(bin, monke
         )
 
     on("one")
-    assert known.read_launcher() is None
-    known.keep("srun --mpi=pmix")
+    assert launcher_cache.read_launcher() is None
+    launcher_cache.keep("srun --mpi=pmix")
     on("two")
-    assert known.read_launcher() is None
-    known.keep("mpirun")
+    assert launcher_cache.read_launcher() is None
+    launcher_cache.keep("mpirun")
     on("one")
-    assert known.read_launcher() == "srun --mpi=pmix"
-    known.keep(None)  # nothing works any more
-    assert known.read_launcher() is None
+    assert launcher_cache.read_launcher() == "srun --mpi=pmix"
+    launcher_cache.keep(None)  # nothing works any more
+    assert launcher_cache.read_launcher() is None
     on("two")
-    assert known.read_launcher() == "mpirun"
+    assert launcher_cache.read_launcher() == "mpirun"
     monkeypatch.setattr(sys, "prefix", "another")
-    assert known.read_launcher() is None
+    assert launcher_cache.read_launcher() is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}'])
 def test_a_spoilt_note_of_what_works_is_as_none(tmp_path, monkeypatch, text):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(known, "here", lambda: "a")
+    monkeypatch.setattr(launcher_cache, "here", lambda: "a")
     (tmp_path / "hpcfed").mkdir()
-    known.file().write_text(text)
-    assert known.read_launcher() is None
-    known.keep("mpirun")
-    assert known.read_launcher() == "mpirun"
+    launcher_cache.file().write_text(text)
+    assert launcher_cache.read_launcher() is None
+    launcher_cache.keep("mpirun")
+    assert launcher_cache.read_launcher() == "mpirun"
 
 
 def test_the_probe_runs_with_this_python():

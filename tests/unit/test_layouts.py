@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.launch.sweep.define import define
+from hpcfed.launch.sweep.grid import define
 from hpcfed.report.layouts import Layout, fits, layout, otherwise, papers
 from hpcfed.report.table import table
 from hpcfed.results.run import Run

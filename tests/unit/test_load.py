@@ -12,7 +12,7 @@ import pytest
 
 import hpcfed
 from hpcfed import cli
-from hpcfed.core import extras
+from hpcfed.core import optional_imports
 from hpcfed.core.errors import AbsentError, CheckpointError, ConfigError
 from hpcfed.results import export
 from hpcfed.results.tables import TABLES, table
@@ -216,4 +216,4 @@ def test_results_are_read_without_torch_pandas_or_mpi(run):
 
 
 def test_what_is_needed_and_there_is_given():
-    assert extras.import_extra("json", "export", "a test") is json
+    assert optional_imports.import_extra("json", "export", "a test") is json

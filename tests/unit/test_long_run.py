@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from hpcfed.core.errors import DamagedError
-from hpcfed.engine.survival.checkpoints import Checkpoints
+from hpcfed.engine.fault_tolerance.checkpoints import Checkpoints
 from hpcfed.main import main
 from hpcfed.storage import names, results
-from hpcfed.storage.journal import HEAD, START, SUM, seal
+from hpcfed.storage.append_log import HEAD, START, SUM, seal
 from hpcfed.storage.results import Results, load, recover
 
 TINY = [

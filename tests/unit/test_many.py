@@ -9,8 +9,8 @@ import torch
 from hpcfed.comm import Serial, codec, spmd
 from hpcfed.core.errors import HpcfedError
 from hpcfed.core.payload import nbytes
-from hpcfed.engine.survival import saving
-from hpcfed.storage.shelf import Shelf
+from hpcfed.engine.fault_tolerance import save_restore
+from hpcfed.storage.lru_store import LruStore
 from tests.contract import toy
 
 FLAGS = (
@@ -30,7 +30,7 @@ TINY = ("--run.resident", "1e-9")  # of a GiB: nothing but the client in use
 
 @pytest.fixture
 def shelf(tmp_path):
-    found = Shelf(tmp_path / "spill", 100, codec.encode, codec.decode, nbytes)
+    found = LruStore(tmp_path / "spill", 100, codec.encode, codec.decode, nbytes)
     yield found
     found.close()
 
@@ -119,7 +119,7 @@ def test_saving_reads_what_is_on_disk_without_bringing_it_back(tmp_path):
     for _ in range(3):
         rounds.step()
     before = set(rounds.fed.store.kept.away)
-    saving.save(rounds, tmp_path / "run")
+    save_restore.save(rounds, tmp_path / "run")
     assert before and before <= rounds.fed.store.kept.away
     rounds.fed.store.kept.close()
 

@@ -18,15 +18,15 @@ from hpcfed.core.inputs import prepare
 from hpcfed.core.rng import scoped
 from hpcfed.core.shapes import Modality, Shapes, read_shape, write_shape
 from hpcfed.data import modalities, records, utd_mhad
+from hpcfed.data.dataset import Split, from_arrays, several, to_arrays
 from hpcfed.data.datasets import load
-from hpcfed.data.record import Split, from_arrays, several, to_arrays
 from hpcfed.models import build
 from hpcfed.models.assign import with_modalities, without_modalities
 from hpcfed.models.cost import work
 from hpcfed.models.files import check_about, flat
 from hpcfed.results.trained.export import models
+from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.results.trained.probe import make
-from hpcfed.results.trained.saved import Saved, from_newest
 from tests.contract.models import saved_run
 from tests.contract.test_methods_on_modalities import folder, write
 from tests.unit.test_datasets import shared

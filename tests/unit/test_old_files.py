@@ -11,9 +11,9 @@ import hpcfed
 from hpcfed.comm import Serial
 from hpcfed.config.load import again, load
 from hpcfed.engine import folder, run
+from hpcfed.engine.fault_tolerance import save_restore
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation, world
-from hpcfed.engine.survival import saving
 from hpcfed.storage import names, results
 from hpcfed.storage.atomic import VERSIONS
 from hpcfed.storage.digest import digest
@@ -56,8 +56,8 @@ def test_what_a_run_takes_up_from_an_old_checkpoint_is_all_that_it_holds(old, tm
     """Taken up and saved again, in today's format, it has the same digest."""
     given, comm = job(old), Serial()
     rounds = Rounds(federation(given, comm, world(given, comm)))
-    saving.restore(rounds, old)
-    saving.save(rounds, tmp_path)
+    save_restore.restore(rounds, old)
+    save_restore.save(rounds, tmp_path)
     shutil.copy(names.results_file(old), tmp_path)
     assert digest(tmp_path) == recorded(old)
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import hpcfed
 from hpcfed.config.job import algorithm_model
-from hpcfed.core import own, rng
+from hpcfed.core import rng, user_code
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine import run as engine
 from hpcfed.main import main
@@ -415,11 +415,11 @@ def test_a_file_in_a_folder_that_is_not_on_the_path_is_told_apart_from_one_that_
 
 
 def test_a_file_beside_the_users_module_is_the_users_and_an_installed_one_is_not(module, tmp_path):
-    own.load("models.mix", f"{module('x = 1')}:x", "module:function")
-    assert own.is_own(str(tmp_path / "helper.py"))
-    assert not own.is_own(nn.__file__)
-    assert not own.is_own(hpcfed.__file__)
-    assert not own.is_own(subprocess.__file__)
+    user_code.load("models.mix", f"{module('x = 1')}:x", "module:function")
+    assert user_code.is_own(str(tmp_path / "helper.py"))
+    assert not user_code.is_own(nn.__file__)
+    assert not user_code.is_own(hpcfed.__file__)
+    assert not user_code.is_own(subprocess.__file__)
 
 
 def test_a_method_of_ones_own_needs_one_import_line_and_may_use_the_former_names(
@@ -437,8 +437,10 @@ def test_a_method_of_ones_own_needs_one_import_line_and_may_use_the_former_names
         "class Former(RoundBased):\n    pass\nfound = Mean, Params\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert issubclass(own.load("algorithm.name", "one:One", "module:Class"), hpcfed.RoundBased)
-    found = own.load("algorithm.name", "former:found", "module:Class")
+    assert issubclass(
+        user_code.load("algorithm.name", "one:One", "module:Class"), hpcfed.RoundBased
+    )
+    found = user_code.load("algorithm.name", "former:found", "module:Class")
     assert found == (hpcfed.Mean, hpcfed.Params)
 
 

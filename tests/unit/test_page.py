@@ -15,7 +15,7 @@ import pytest
 from hpcfed import cli
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.report.compare import compare
-from hpcfed.report.page import curves, job, methods, notes, packed, tables, write
+from hpcfed.report.page import curves, encode, job, methods, notes, tables, write
 from hpcfed.report.page.command import render_page, report, split_runs
 from hpcfed.results.run import Run, find, name_runs
 from hpcfed.storage import sweep as store
@@ -68,12 +68,12 @@ def unpacked(found: dict) -> np.ndarray:
     low, high = back(found["data"], np.uint8).reshape(2, n, T).astype(np.uint16)
     steps = np.cumsum(low + 256 * high, axis=1, dtype=np.uint16)
     least, width = (back(found[name]["data"], "<f8")[:, None] for name in ("low", "width"))
-    return np.where(steps > packed.STEPS, NAN, least + steps / packed.STEPS * width)
+    return np.where(steps > encode.STEPS, NAN, least + steps / encode.STEPS * width)
 
 
 def test_numbers_of_runs_come_back_to_the_bit():
     values = np.array([[0.1, NAN, 1e300], [-0.0, np.inf, 3.0]])
-    found = packed.exact(values)
+    found = encode.exact(values)
     assert found["shape"] == [2, 3]
     np.testing.assert_array_equal(back(found["data"], "<f8").reshape(2, 3), values)
 
@@ -85,17 +85,17 @@ def test_curves_of_clients_come_back_within_half_a_step():
     )
     values[3, 0] = NAN
     np.testing.assert_allclose(
-        unpacked(packed.curves(values)).T, values, rtol=0, atol=1e9 * 49 / packed.STEPS / 2
+        unpacked(encode.curves(values)).T, values, rtol=0, atol=1e9 * 49 / encode.STEPS / 2
     )
     np.testing.assert_allclose(
-        unpacked(packed.curves(values))[0], values[:, 0], rtol=0, atol=2 / packed.STEPS / 2
+        unpacked(encode.curves(values))[0], values[:, 0], rtol=0, atol=2 / encode.STEPS / 2
     )
 
 
 def test_curves_without_rounds_or_with_infinite_losses_can_be_packed():
-    assert unpacked(packed.curves(np.empty((0, 2)))).shape == (2, 0)
+    assert unpacked(encode.curves(np.empty((0, 2)))).shape == (2, 0)
     np.testing.assert_array_equal(
-        unpacked(packed.curves(np.array([[1.0], [np.inf], [3.0]]))), [[1.0, NAN, 3.0]]
+        unpacked(encode.curves(np.array([[1.0], [np.inf], [3.0]]))), [[1.0, NAN, 3.0]]
     )
 
 

@@ -11,9 +11,9 @@ from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.rng import stream
 from hpcfed.data import PARTITIONS, sampling, schemes
 from hpcfed.data.allocate import allocate
-from hpcfed.data.holdings import check_seal
+from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.partition import Partition, split
-from hpcfed.data.record import DataSet, Split
+from hpcfed.data.partition_file import check_seal
 
 pytestmark = pytest.mark.quick
 

@@ -10,8 +10,8 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from hpcfed.storage import passing
-from hpcfed.storage.passing import BLOCK, CHUNK, Passing
+from hpcfed.storage import uncached
+from hpcfed.storage.uncached import BLOCK, CHUNK, Passing
 
 SIZES = (1, 511, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7)
 
@@ -21,7 +21,7 @@ def written(path: Path) -> tuple[bytes, dict[int, int]]:
     there, and the sums.
     """
     g, whole = np.random.default_rng(0), bytearray(8 * CHUNK)
-    with passing.new(path) as file:
+    with uncached.new(path) as file:
         file.write(whole)
         for start in (BLOCK, 0, BLOCK + CHUNK, 3 * CHUNK, BLOCK + 2 * CHUNK + 5):
             for size in SIZES:
@@ -38,12 +38,12 @@ def test_what_is_written_is_there_and_sums_of_whole_chunks_are_right(tmp_path):
     assert (tmp_path / "a").read_bytes() == whole
     assert sums == {i: crc32(whole[BLOCK + i * CHUNK : BLOCK + (i + 1) * CHUNK]) for i in sums}
     assert len(sums) >= 2
-    with passing.open_existing(tmp_path / "a") as file:
+    with uncached.open_existing(tmp_path / "a") as file:
         assert file.read() == whole
 
 
 @pytest.mark.parametrize(
-    "number", passing.UNKNOWN, ids=[errno.errorcode[n] for n in passing.UNKNOWN]
+    "number", uncached.UNKNOWN, ids=[errno.errorcode[n] for n in uncached.UNKNOWN]
 )
 def test_where_the_system_knows_no_such_thing_the_file_is_as_ever(tmp_path, monkeypatch, number):
     def refuse(*_: object) -> None:

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from hpcfed.comm.board import size_of
 from hpcfed.comm.messages import WORK, private_buffers, width
+from hpcfed.comm.node_memory import size_of
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.plan.collectives import LOOK, Wires, buffers
+from hpcfed.launch.plan.contention import finish, finish_by_group, slowest
 from hpcfed.launch.plan.demand import Demand
 from hpcfed.launch.plan.network import Network, disk, network
 from hpcfed.launch.plan.predict import COPY, ROW, SENT, TOTAL, Cluster, predict
-from hpcfed.launch.plan.sharing import finish, finish_by_group, slowest
 
 FAR, NEAR = (
     Network(1.0, 100.0),

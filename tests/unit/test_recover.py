@@ -7,8 +7,8 @@ import pytest
 from hpcfed.comm import Serial, ulfm
 from hpcfed.config.load import load
 from hpcfed.core.errors import DivergedError, RankLost
-from hpcfed.engine.survival.recover import Course, run_with_recovery
-from hpcfed.engine.survival.snapshot import Snapshot
+from hpcfed.engine.fault_tolerance.recover import Course, run_with_recovery
+from hpcfed.engine.fault_tolerance.snapshot import Snapshot
 from hpcfed.storage import names
 from hpcfed.storage.results import Results
 from hpcfed.storage.results import load as load_results

@@ -14,10 +14,10 @@ import pytest
 from hpcfed.comm import Comm, Serial, spmd
 from hpcfed.core.errors import WriteError
 from hpcfed.core.status import DONE, RESUME_ME
-from hpcfed.data.holdings import check_seal
+from hpcfed.data.partition_file import check_seal
 from hpcfed.engine import loop, run
-from hpcfed.engine.survival import saving, snapshot
-from hpcfed.engine.survival.saver import Saver
+from hpcfed.engine.fault_tolerance import save_restore, snapshot
+from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
 from hpcfed.storage import atomic, checkpoint, names, parts, results
 from hpcfed.storage.digest import digest
 from tests.contract import toy
@@ -52,11 +52,11 @@ def contents(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_what_is_trained_while_a_checkpoint_is_written_is_not_in_it(tmp_path, ranks):
-    saving.save(started(Serial()), tmp_path / "at once")
+    save_restore.save(started(Serial()), tmp_path / "at once")
 
     def run(comm: Comm) -> str:
         rounds, go_on = started(comm), Event()
-        with Saver(rounds, tmp_path / "later") as saver:
+        with BackgroundSave(rounds, tmp_path / "later") as saver:
             saver.thread.submit(
                 go_on.wait
             )  # nothing is written before the next round has been trained
@@ -71,7 +71,7 @@ def test_what_is_trained_while_a_checkpoint_is_written_is_not_in_it(tmp_path, ra
 
 
 def test_ranks_without_clients_write_a_part_too(tmp_path):
-    spmd(8, lambda comm: saving.save(started(comm, 1, "--participation", "1"), tmp_path))
+    spmd(8, lambda comm: save_restore.save(started(comm, 1, "--participation", "1"), tmp_path))
     with checkpoint.open_checkpoint(tmp_path) as saved:
         assert len(saved.parts) == 8 and saved.names("clients/") == [
             f"clients/{k}" for k in range(6)
@@ -90,7 +90,7 @@ def test_a_part_that_one_rank_cannot_write_leaves_the_checkpoint_before_and_the_
 
     def run(comm: Comm) -> list[str]:
         rounds, said = started(comm, 0), []
-        with Saver(rounds, tmp_path) as saver:
+        with BackgroundSave(rounds, tmp_path) as saver:
             for _ in range(3):
                 rounds.step()
                 saver.start()
@@ -113,7 +113,7 @@ def test_saving_and_waiting_raises_what_the_disk_refuses_on_all_ranks(tmp_path):
     with pytest.raises(
         WriteError, match="file/checkpoints.*cannot be written: .*Not a directory"
     ) as refusal:
-        spmd(2, lambda comm: saving.save(started(comm, 1), tmp_path / "file"))
+        spmd(2, lambda comm: save_restore.save(started(comm, 1), tmp_path / "file"))
     assert refusal.value.everywhere
 
 
@@ -260,13 +260,13 @@ def test_a_part_that_is_not_what_was_to_be_written_never_comes_to_be(tmp_path, m
     with pytest.raises(
         WriteError, match="state is not what was to be written; it was just written: check the disk"
     ):
-        saving.save(started(Serial()), tmp_path)
+        save_restore.save(started(Serial()), tmp_path)
     assert list(tmp_path.rglob("*.h5")) == []
 
 
 def test_a_slow_disk_is_a_sign_of_life(tmp_path):
     rounds = started(Serial())
-    with Saver(rounds, tmp_path) as saver:
+    with BackgroundSave(rounds, tmp_path) as saver:
         saver.start()
         beats = rounds.fed.clock.heartbeat.beats
         assert [*saver.with_heartbeat(lambda: [("a", 1), ("b", 2)])] == [("a", 1), ("b", 2)]
@@ -276,7 +276,7 @@ def test_a_slow_disk_is_a_sign_of_life(tmp_path):
 
 def test_who_goes_on_from_an_early_checkpoint_leaves_none_of_the_later_ones(tmp_path):
     whole_run(tmp_path, "--checkpoint.keep", "9")
-    saving.save(
+    save_restore.save(
         started(Serial(), 0, "--checkpoint.keep", "9"), tmp_path
     )  # as a signal in the first round does
     first = names.checkpoint_file(tmp_path, 0)

@@ -9,7 +9,7 @@ import pytest
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.sweep import command, search
-from hpcfed.launch.sweep.define import define
+from hpcfed.launch.sweep.grid import define
 from hpcfed.launch.sweep.search import Range, draw, parse
 from hpcfed.report.table import table
 from hpcfed.storage import sweep as store

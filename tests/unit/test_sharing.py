@@ -10,8 +10,8 @@ import torch
 
 from hpcfed.comm import spmd
 from hpcfed.core.errors import ConfigError
-from hpcfed.machine import devices, seat, sharing
-from hpcfed.machine.sharing import check_sharing, gpu_name, sharers, take, visible
+from hpcfed.machine import device_choice, devices, gpu_sharing
+from hpcfed.machine.gpu_sharing import check_sharing, gpu_name, sharers, take, visible
 from tests.contract.toy import job
 
 A, B, C, D = "GPU-a", "GPU-b", "GPU-c", "GPU-d"
@@ -127,7 +127,7 @@ def test_a_job_that_wants_a_gpu_is_refused_where_there_is_none():
 
 
 def test_all_ranks_agree_on_devices_and_shares(monkeypatch):
-    monkeypatch.setattr(sharing, "visible", lambda wanted: [A, B])
+    monkeypatch.setattr(gpu_sharing, "visible", lambda wanted: [A, B])
     monkeypatch.setattr(devices, "prepare", lambda *_: None)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16e9)
@@ -138,7 +138,11 @@ def test_all_ranks_agree_on_devices_and_shares(monkeypatch):
         "set_per_process_memory_fraction",
         lambda part, device: capped.append((part, device.index)),
     )
-    seats = spmd(6, lambda comm: seat.seat(job("fedavg", "--models.mix", "mlp"), comm), nodes=2)
+    seats = spmd(
+        6,
+        lambda comm: device_choice.choose_device(job("fedavg", "--models.mix", "mlp"), comm),
+        nodes=2,
+    )
     # ranks of two nodes: one has ranks 0, 2, 4 or 0, 1, 2, each with two GPUs
     assert sorted(s.device.index for s in seats) == [0, 0, 0, 0, 1, 1]
     assert sorted(s.share for s in seats) == [8e9] * 4 + [16e9] * 2
@@ -148,7 +152,7 @@ def test_all_ranks_agree_on_devices_and_shares(monkeypatch):
     with pytest.raises(ConfigError, match="ranks_per_gpu = 1"):
         spmd(
             6,
-            lambda comm: seat.seat(
+            lambda comm: device_choice.choose_device(
                 job("fedavg", "--models.mix", "mlp", "--run.ranks_per_gpu", "1"), comm
             ),
             nodes=2,

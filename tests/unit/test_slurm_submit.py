@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcfed.cli import main
-from hpcfed.launch.doctor import known
+from hpcfed.launch.doctor import launcher_cache
 from hpcfed.launch.slurm import script
 from hpcfed.launch.slurm.launcher import launcher
 from hpcfed.launch.slurm.script import Batch
@@ -181,7 +181,7 @@ def test_a_study_runs_on_each_number_of_ranks_in_a_folder_of_its_own(bin):
 
 def test_links_of_a_chain_wait_for_one_another_and_never_queue_themselves(bin, capsys, monkeypatch):
     monkeypatch.setattr(
-        "hpcfed.launch.slurm.asked.python_first", lambda _: []
+        "hpcfed.launch.slurm.resources.python_first", lambda _: []
     )  # so that the stand-in is found
     assert main(["submit", *SMALL, "--out", "run", "--chain", "3"]) == 0
     submitted = [json.loads(line) for line in (bin / "submitted").read_text().splitlines()]
@@ -265,10 +265,10 @@ def test_the_launcher_gets_cores_and_image(batch, words):
 
 
 def test_the_launcher_is_what_doctor_found_to_work(bin, monkeypatch):
-    monkeypatch.setattr(known, "here", lambda: "this cluster")
-    known.keep("srun --mpi=pmix")
+    monkeypatch.setattr(launcher_cache, "here", lambda: "this cluster")
+    launcher_cache.keep("srun --mpi=pmix")
     assert launcher() == ("srun", "--mpi=pmix", "--kill-on-bad-exit=1")
-    known.keep("'/a b/mpirun'")
+    launcher_cache.keep("'/a b/mpirun'")
     assert launcher() == ("/a b/mpirun",) and launcher("mpirun") == ("mpirun",)
 
 

@@ -19,8 +19,8 @@ from hpcfed.core.errors import CheckpointError, DamagedError
 from hpcfed.core.params import Params
 from hpcfed.storage import tree
 from hpcfed.storage.atomic import VERSIONS, open_file, replace_file
-from hpcfed.storage.same import same
-from hpcfed.storage.seal import BLOCK, CHUNK
+from hpcfed.storage.checksum import BLOCK, CHUNK
+from hpcfed.storage.equality import same
 
 REPOSITORY = Path(hpcfed.__file__).parents[1]
 

@@ -15,9 +15,9 @@ from hpcfed.core.errors import CheckpointError
 from hpcfed.core.params import Params
 from hpcfed.storage import checkpoint, names
 from hpcfed.storage.checkpoint import newest, open_checkpoint
+from hpcfed.storage.equality import same_job
 from hpcfed.storage.parts import About, adopt, compare, write_index, write_part
 from hpcfed.storage.results import Results
-from hpcfed.storage.same import same_job
 
 REPOSITORY = Path(hpcfed.__file__).parents[1]
 REFUSED = r"round-000020.*.h5: (damaged|not a file of hpcfed)"

@@ -15,7 +15,7 @@ import pytest
 from hpcfed.cli import main
 from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.launch.sweep import gpus, launch, pool
-from hpcfed.launch.sweep.define import agree, define
+from hpcfed.launch.sweep.grid import agree, define
 from hpcfed.launch.sweep.pool import BUSY, LEFT, Pool
 from hpcfed.storage import names
 from hpcfed.storage import sweep as store

@@ -14,8 +14,8 @@ import pytest
 
 from hpcfed.core.errors import DataError
 from hpcfed.data import sentiment140
+from hpcfed.data.dataset import Text, from_arrays, to_arrays
 from hpcfed.data.datasets import load
-from hpcfed.data.record import Text, from_arrays, to_arrays
 from hpcfed.data.text import encode, numbers, rows, tokenise
 from tests.unit.test_datasets import shared
 

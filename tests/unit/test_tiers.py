@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfed.clients import kept
+from hpcfed.clients import client_state
 from hpcfed.comm import Serial, codec
 from hpcfed.core.errors import HpcfedError
 from hpcfed.core.payload import map_tensors, nbytes
 from hpcfed.engine.rounds import Rounds
-from hpcfed.machine.ferry import locked
-from hpcfed.storage.shelf import Shelf
-from hpcfed.storage.tiers import Upper
+from hpcfed.machine.transfer import locked
+from hpcfed.storage.lru_store import LruStore
+from hpcfed.storage.tiered_store import TieredStore
 from tests.contract import toy
 
 ONE = 40  # bytes of a value here
@@ -28,13 +28,13 @@ def value(k: int) -> Tensor:
 @pytest.fixture
 def shelf(tmp_path):
     """Room for two values above and for two below."""
-    below = Shelf(tmp_path / "spill", 2 * ONE, codec.encode, codec.decode, nbytes)
-    found = Upper(below, 2 * ONE, Tensor.clone, Tensor.clone, nbytes)
+    below = LruStore(tmp_path / "spill", 2 * ONE, codec.encode, codec.decode, nbytes)
+    found = TieredStore(below, 2 * ONE, Tensor.clone, Tensor.clone, nbytes)
     yield found
     found.close()
 
 
-def filled(shelf: Upper, n: int = 6) -> Upper:
+def filled(shelf: TieredStore, n: int = 6) -> TieredStore:
     for k in range(n):
         shelf.put(k, value(k))
         shelf.fit(keep=[])
@@ -82,12 +82,19 @@ def test_a_value_that_is_replaced_while_it_lies_below_is_the_new_one(shelf):
 
 def test_what_comes_from_a_gpu_counts_as_the_page_locked_blocks_that_hold_it(monkeypatch, tmp_path):
     """torch rounds each up to a power of two."""
-    monkeypatch.setattr(kept, "Ferry", lambda device: SimpleNamespace(down=None, up=None))
-    one = kept.Kept(torch.zeros(1025), {"moments": torch.zeros(3), "step": torch.zeros(())})
-    found = kept.shelf(tmp_path, 100.0, torch.device("cuda", 1), 200.0)
+    monkeypatch.setattr(
+        client_state, "Transfer", lambda device: SimpleNamespace(down=None, up=None)
+    )
+    one = client_state.ClientState(
+        torch.zeros(1025), {"moments": torch.zeros(3), "step": torch.zeros(())}
+    )
+    found = client_state.state_store(tmp_path, 100.0, torch.device("cuda", 1), 200.0)
     assert (found.limit, found.below.limit) == (200.0, 100.0)
     assert found.size(one) == 4100 + 12 + 4 and found.below.size(one) == 8192 + 16 + 4
-    assert kept.shelf(tmp_path, 100.0, torch.device("cpu"), 200.0).size(one) == 4100 + 12 + 4
+    assert (
+        client_state.state_store(tmp_path, 100.0, torch.device("cpu"), 200.0).size(one)
+        == 4100 + 12 + 4
+    )
     assert [locked(n) for n in (0, 1, 4096, 4097)] == [0, 1, 4096, 8192]
 
 
@@ -125,7 +132,7 @@ def test_a_run_with_two_shelves_has_the_bits_of_one_with_all_in_memory(tmp_path)
         store = going.fed.store
         below, moved = store.kept, lambda kept: kept.map_tensors(Tensor.clone)
         below.limit = 1.0
-        store.kept = Upper(below, 1.0, moved, moved, below.size)
+        store.kept = TieredStore(below, 1.0, moved, moved, below.size)
         return going
 
     going, rows = layered(), []

@@ -12,7 +12,7 @@ from hpcfed.core.params import Mean, Params
 from hpcfed.core.payload import Tally
 from hpcfed.engine.rounds import Rounds
 from hpcfed.federation.replay_log import WHY, Entry, Turn
-from hpcfed.machine import faults
+from hpcfed.machine import error_messages
 from tests.contract import toy
 
 DROP = ("--run.on_client_fault", "drop")
@@ -145,7 +145,7 @@ def test_a_round_that_all_clients_leave_changes_nothing():
 def test_without_drop_the_run_ends_and_the_message_names_client_and_batch():
     rounds = failing(started(), MemoryError(), 2)
     with pytest.raises(
-        faults.MemoryFault, match=r"client 2 \(mlp\): out of memory at local.batch = 16"
+        error_messages.MemoryFault, match=r"client 2 \(mlp\): out of memory at local.batch = 16"
     ):
         rounds.step()
 
@@ -162,11 +162,15 @@ def test_what_would_fit_is_reckoned_from_the_peak_and_from_what_was_asked_for_in
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 9 * 2**30)
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has ...")
-    told = faults.no_room(
+    told = error_messages.no_room(
         error, 128, torch.device("cuda"), 2**30
     )  # 9 GiB for a step that took 24 or more
     assert "local.batch = 128" in told and "9.00 GiB of 10.00 GiB at its peak" in told
     assert "local.batch = 48 may fit (an estimate)" in told
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.5)
-    assert "of 5.00 GiB at its peak" in faults.no_room(error, 128, torch.device("cuda"), 2**30)
-    assert "a smaller model is needed" in faults.no_room(error, 1, torch.device("cuda"), 2**30)
+    assert "of 5.00 GiB at its peak" in error_messages.no_room(
+        error, 128, torch.device("cuda"), 2**30
+    )
+    assert "a smaller model is needed" in error_messages.no_room(
+        error, 1, torch.device("cuda"), 2**30
+    )

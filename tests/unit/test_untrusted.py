@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 import hpcfed
 from hpcfed import cli
 from hpcfed.config.load import again, load
-from hpcfed.core.content import DamagedError, parse_json
 from hpcfed.core.errors import (
     CheckpointError,
     ConfigError,
@@ -26,15 +25,16 @@ from hpcfed.core.errors import (
     plain,
     printable,
 )
+from hpcfed.core.safe_read import DamagedError, parse_json
 from hpcfed.data import files
-from hpcfed.data.holdings import Partition
+from hpcfed.data.partition_file import Partition
 from hpcfed.storage import names, record, tree
 from hpcfed.storage import sweep as sweeps
+from hpcfed.storage.append_log import unpack
 from hpcfed.storage.atomic import replace_file
+from hpcfed.storage.checksum import identity
 from hpcfed.storage.columns import concat_columns
-from hpcfed.storage.journal import unpack
 from hpcfed.storage.reader import Reader
-from hpcfed.storage.seal import identity
 from tests import records
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.engine.survival import watchdog
-from hpcfed.engine.survival.watchdog import HUNG, Watchdog
+from hpcfed.engine.fault_tolerance import watchdog
+from hpcfed.engine.fault_tolerance.watchdog import HUNG, Watchdog
 from hpcfed.machine.heartbeat import Heartbeat, Stopped
 from hpcfed.storage import names
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from hpcfed.core.tables import size
 from hpcfed.launch.doctor.finding import Finding, ok, warning, wrong
-from hpcfed.launch.doctor.limited import run_with_timeout
+from hpcfed.launch.doctor.timeout import run_with_timeout
 
 AMOUNT = 32 << 20  # bytes that are written to measure the speed
 ROOM, SPEED = 1e9, 20e6  # bytes free and bytes per second below which checkpoints become a nuisance

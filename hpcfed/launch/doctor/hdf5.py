@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from hpcfed.comm.facts import library_path
+from hpcfed.comm.mpi_library import library_path
 from hpcfed.launch.doctor.finding import Finding, ok, wrong
 
 OLDEST = (1, 10)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
-from hpcfed.launch.doctor.limited import outside, run_with_timeout
+from hpcfed.launch.doctor.timeout import outside, run_with_timeout
 from hpcfed.launch.doctor.trials import Launcher, Trial
 
 PLUGINS = ("pmix", "pmi2", "cray_shasta")  # of srun --mpi, in the order in which they are tried

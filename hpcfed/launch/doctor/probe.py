@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from hpcfed.comm import Comm, connect
-from hpcfed.comm.facts import library
+from hpcfed.comm.mpi_library import library
 from hpcfed.core.errors import HpcfedError
-from hpcfed.machine.sharing import visible
+from hpcfed.machine.gpu_sharing import visible
 
 MARK = (
     "hpcfed-probe "  # begins a world's line, for launchers and libraries print lines of their own

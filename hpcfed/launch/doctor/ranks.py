@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hpcfed.core.few import join_few
 from hpcfed.core.tables import size
+from hpcfed.core.wording import join_few
 from hpcfed.launch.doctor.finding import Finding, ok, warning, wrong
-from hpcfed.machine.sharing import MPS, sharers, take
+from hpcfed.machine.gpu_sharing import MPS, sharers, take
 
 SHOWN = 8  # ranks
 Seen = Sequence[dict[str, Any]]  # by rank, as `probe.inspect_rank` makes it

@@ -6,9 +6,9 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from hpcfed.core.few import join_few
+from hpcfed.core.wording import join_few
 from hpcfed.launch.doctor.finding import Finding, ok, warning
-from hpcfed.launch.doctor.limited import run_with_timeout
+from hpcfed.launch.doctor.timeout import run_with_timeout
 
 SHOWN = 8  # partitions
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from hpcfed.core.few import count_noun
+from hpcfed.core.wording import count_noun
 from hpcfed.launch.doctor.finding import Finding
-from hpcfed.launch.doctor.limited import Outcome
 from hpcfed.launch.doctor.probe import worlds
+from hpcfed.launch.doctor.timeout import Outcome
 
 OWN = (
     "use the launcher of that library (an MPI module's mpirun), or install mpi4py for this "

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcfed.comm.board import size_of
 from hpcfed.comm.messages import ITEM, SMALL, WORK, private_buffer_bytes, width
+from hpcfed.comm.node_memory import size_of
 from hpcfed.launch.plan.network import Network
 
 LOOK = 2e-4  # seconds between two looks of a rank that waits in a barrier (comm.mpi.LONG)

@@ -19,7 +19,7 @@ from hpcfed.core.tables import duration, size, table
 from hpcfed.launch.plan.network import disk as disks
 from hpcfed.launch.plan.network import network
 from hpcfed.launch.plan.predict import Cluster, Prediction, predict
-from hpcfed.machine.room import weights
+from hpcfed.machine.memory_budget import weights
 
 if TYPE_CHECKING:
     from hpcfed.config.job import Job

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hpcfed.launch.plan.collectives import NEAR, Wires, buffers
+from hpcfed.launch.plan.contention import finish_by_group, slowest
 from hpcfed.launch.plan.demand import Demand
 from hpcfed.launch.plan.network import Network
-from hpcfed.launch.plan.sharing import finish_by_group, slowest
+from hpcfed.machine.memory_budget import weights
 from hpcfed.machine.placement import place
-from hpcfed.machine.room import weights
 
 ROW, TOTAL = (
     1.6e-9,

@@ -4,9 +4,9 @@ import shlex
 import shutil
 import sys
 
-from hpcfed.launch.doctor.known import read_launcher
+from hpcfed.launch.doctor.launcher_cache import read_launcher
 from hpcfed.launch.doctor.launchers import PLUGINS, list_srun_plugins, starters
-from hpcfed.launch.doctor.limited import split
+from hpcfed.launch.doctor.timeout import split
 
 AUTO = "auto"
 

@@ -14,11 +14,11 @@ from hpcfed.config.job import Job
 from hpcfed.config.load import load
 from hpcfed.core.errors import ConfigError
 from hpcfed.engine import folder
-from hpcfed.launch.doctor.known import read_launcher
-from hpcfed.launch.doctor.limited import split
+from hpcfed.launch.doctor.launcher_cache import read_launcher
+from hpcfed.launch.doctor.timeout import split
 from hpcfed.launch.slurm import script
-from hpcfed.launch.slurm.asked import batch_of
 from hpcfed.launch.slurm.launcher import AUTO
+from hpcfed.launch.slurm.resources import batch_of
 from hpcfed.launch.slurm.script import Batch
 from hpcfed.results.state import GOING_ON, SIGNS, state
 from hpcfed.storage import checkpoint, lock

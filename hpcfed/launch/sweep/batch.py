@@ -10,8 +10,8 @@ from typing import Any
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.launch.slurm import script
-from hpcfed.launch.slurm.asked import batch_of
 from hpcfed.launch.slurm.launcher import AUTO
+from hpcfed.launch.slurm.resources import batch_of
 from hpcfed.launch.slurm.submit import how_to_stop, sbatch
 from hpcfed.storage.sweep import Sweep, array_size
 

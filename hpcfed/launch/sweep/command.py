@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.core.errors import ConfigError, printable
-from hpcfed.core.few import count_noun
 from hpcfed.core.status import DONE, FAULT, RESUME_ME
 from hpcfed.core.tables import console, table
+from hpcfed.core.wording import count_noun
 from hpcfed.engine.folder import make
-from hpcfed.launch.sweep.define import (
+from hpcfed.launch.sweep.grid import (
     agree,
     check_same_job,
     define,

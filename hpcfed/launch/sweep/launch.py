@@ -15,9 +15,9 @@ from typing import BinaryIO
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.paths import tail
-from hpcfed.engine.survival.supervise import MAIN, onward
-from hpcfed.engine.survival.supervise import is_finished as all_done
-from hpcfed.launch.doctor.limited import split
+from hpcfed.engine.fault_tolerance.supervise import MAIN, onward
+from hpcfed.engine.fault_tolerance.supervise import is_finished as all_done
+from hpcfed.launch.doctor.timeout import split
 from hpcfed.launch.sweep.gpus import MASK
 from hpcfed.storage.atomic import convert_write_errors
 from hpcfed.storage.sweep import Member, Sweep

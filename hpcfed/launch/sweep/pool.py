@@ -20,7 +20,7 @@ from hpcfed.core.paths import tail
 from hpcfed.core.progress import display
 from hpcfed.core.status import DONE, RESUME_ME, WRONG, as_shells_count
 from hpcfed.core.tables import duration
-from hpcfed.engine.survival.signals import handle_signals
+from hpcfed.engine.fault_tolerance.signals import handle_signals
 from hpcfed.launch.sweep.gpus import shares, usable
 from hpcfed.launch.sweep.launch import is_finished, lock_log, reason, start
 from hpcfed.results.columns import main_metric, title_metric

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.extras import import_extra
+from hpcfed.core.optional_imports import import_extra
 
 TRIALS = 10  # draws of a search that names no number
 NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.figures import look
+from hpcfed.report.figures import plotting
 from hpcfed.report.figures.curves import in_words
 from hpcfed.report.figures.groups import Group, by_panel, groups, labels
 from hpcfed.report.figures.runs import short
@@ -80,17 +80,17 @@ def figure(runs: Sequence[Run]) -> Figure:
     across = 1 if columns > 8 else 2
     wide = columns > 5
     below = (
-        look.lines(texts, look.PAGE if wide or len(panels) > 1 else look.COLUMN)
+        plotting.lines(texts, plotting.PAGE if wide or len(panels) > 1 else plotting.COLUMN)
         if len(texts) > 1
         else 0
     )
-    drawing, axes = look.panels(len(panels), across, below=below, wide=wide, sharey=True)
+    drawing, axes = plotting.panels(len(panels), across, below=below, wide=wide, sharey=True)
     for i, (ax, title) in enumerate(zip(axes, panels, strict=True)):
         panel(ax, [strip for strip in found if strip.group.panel == title], texts)
-        look.frame(ax, "architecture", "" if i % across else f"test {what} of a client")
-        look.head(ax, title)
+        plotting.frame(ax, "architecture", "" if i % across else f"test {what} of a client")
+        plotting.head(ax, title)
     if below:
-        look.below(drawing, [look.dot(i) for i in range(len(texts))], texts)
+        plotting.below(drawing, [plotting.dot(i) for i in range(len(texts))], texts)
     return drawing
 
 
@@ -108,8 +108,8 @@ def panel(ax: Axes, strips: Sequence[Strip], texts: Sequence[str]) -> None:
             x,
             strip.accuracy,
             size,
-            marker=look.MARKERS[i // len(look.COLOURS) % len(look.MARKERS)],
-            color=look.style(i)["color"],
+            marker=plotting.MARKERS[i // len(plotting.COLOURS) % len(plotting.MARKERS)],
+            color=plotting.style(i)["color"],
             alpha=0.7,
             linewidth=0,
             zorder=4,
@@ -120,5 +120,5 @@ def panel(ax: Axes, strips: Sequence[Strip], texts: Sequence[str]) -> None:
     turned: dict[str, Any] = {}
     if len(kinds) > 4:
         turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    ax.set_xticks(range(len(kinds)), [look.plain(short(kind, 20)) for kind in kinds], **turned)
+    ax.set_xticks(range(len(kinds)), [plotting.plain(short(kind, 20)) for kind in kinds], **turned)
     ax.set_xlim(-0.5, len(kinds) - 0.5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcfed.core.errors import ConfigError, first_line, unknown
 from hpcfed.core.progress import track
-from hpcfed.report.figures import look
+from hpcfed.report.figures import plotting
 from hpcfed.report.figures.registry import ALL, FIGURES, select_figures
 from hpcfed.report.figures.runs import load_runs
 from hpcfed.results.columns import metrics
@@ -53,7 +53,7 @@ def plot(
             told.append(f"left out: {first_line(error)}")
             continue
         bare = len(names) == 1 or (not figure and name == "curves")
-        told.append(str(look.save(drawing, place(name, seen, out, format, bare))))
+        told.append(str(plotting.save(drawing, place(name, seen, out, format, bare))))
     return "\n".join(told)
 
 
@@ -82,7 +82,7 @@ def place(name: str, runs: Sequence[Run], out: Path | None, format: str | None, 
     path = out or runs[0].folder / f"{usual}.png"
     if not path.name:
         raise ConfigError(
-            f"{path}: is a folder, not a picture; end the name in {', '.join(look.FORMATS)}"
+            f"{path}: is a folder, not a picture; end the name in {', '.join(plotting.FORMATS)}"
         )
     path = path.with_suffix(f".{format}") if format else path
     return path if bare or not out else path.with_name(f"{path.stem}-{name}{path.suffix}")
@@ -92,4 +92,4 @@ def at_end(record: Record, folder: Path) -> Path:
     """The learning curves of a run that has ended, in its folder."""
     run = Run(folder, record=record)
     run.name = folder.name
-    return look.save(FIGURES["curves"].load()([run]), folder / "curves.png")
+    return plotting.save(FIGURES["curves"].load()([run]), folder / "curves.png")

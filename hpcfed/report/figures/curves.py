@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.figures import look
+from hpcfed.report.figures import plotting
 from hpcfed.report.figures.runs import short
 from hpcfed.results.columns import main_metric, metric_by_client, so_far, title_metric
 from hpcfed.results.run import Run
@@ -110,16 +110,17 @@ def figure(runs: Sequence[Run]) -> Figure:
         ),
     ]
     texts = [run.title for run in runs]
-    below = look.lines(texts, look.PAGE) if len(runs) > 1 else 1
-    drawing, axes = look.panels(len(across), below=below, sharey=True)
+    below = plotting.lines(texts, plotting.PAGE) if len(runs) > 1 else 1
+    drawing, axes = plotting.panels(len(across), below=below, sharey=True)
     for ax, axis in zip(axes, across, strict=True):
         lines(ax, axis, found)
     for ax in axes[::2]:
-        ax.set_ylabel(y(len(found), runs[0].drawn_metric), fontsize=look.LETTERS)
+        ax.set_ylabel(y(len(found), runs[0].drawn_metric), fontsize=plotting.LETTERS)
     if len(runs) > 1:
-        look.legend(drawing, texts)
+        plotting.legend(drawing, texts)
     else:
-        drawing.suptitle(look.plain(short(title(runs[0].record), 100)), fontsize=look.LETTERS)
+        heading = plotting.plain(short(title(runs[0].record), 100))
+        drawing.suptitle(heading, fontsize=plotting.LETTERS)
     return drawing
 
 
@@ -147,10 +148,10 @@ def lines(
     """One panel with all curves, and bands where they are few. styles: the numbers of their looks,
     0, 1 ... if none.
     """
-    look.frame(ax, axis.text)
+    plotting.frame(ax, axis.text)
     for i, curve in zip(styles or range(len(found)), found, strict=True):
-        line(ax, axis.of(curve), curve, look.style(i), band=len(found) <= FEW)
-    look.set_x_axis(ax, integer=axis is ROUNDS)
+        line(ax, axis.of(curve), curve, plotting.style(i), band=len(found) <= FEW)
+    plotting.set_x_axis(ax, integer=axis is ROUNDS)
     scale(ax, [axis.of(curve)[-1] for curve in found if axis.of(curve).any()], len(found), axis)
 
 
@@ -160,9 +161,9 @@ def line(ax: Axes, x: np.ndarray, curve: Curve, style: dict[str, Any], band: boo
         for level in curve.mean[-1:]:
             ax.axhline(level, linewidth=1.2, **style)
         return
-    look.line(ax, x, curve.mean, style)
+    plotting.line(ax, x, curve.mean, style)
     if band:
-        look.band(
+        plotting.band(
             ax,
             x,
             curve.mean,
@@ -178,9 +179,9 @@ def scale(ax: Axes, totals: Sequence[float], curves: int, axis: Axis) -> None:
     """
     if not totals:
         ax.xaxis.set_major_formatter(NullFormatter())
-    elif look.widely(totals) and axis is not ROUNDS:
-        look.logarithmic_across(ax, axis.unit)
+    elif plotting.widely(totals) and axis is not ROUNDS:
+        plotting.logarithmic_across(ax, axis.unit)
     elif axis.unit:
-        look.unit(ax.xaxis, axis.unit)
+        plotting.unit(ax.xaxis, axis.unit)
     if len(totals) < curves:
-        ax.set_xlabel(f"{ax.get_xlabel()}\n(level line: none)", fontsize=look.LETTERS)
+        ax.set_xlabel(f"{ax.get_xlabel()}\n(level line: none)", fontsize=plotting.LETTERS)

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.figures import look
+from hpcfed.report.figures import plotting
 from hpcfed.report.figures.groups import Group, by_panel, groups, labels
 from hpcfed.results.run import Run
 from hpcfed.results.summary import accuracy
@@ -63,8 +63,10 @@ def figure(runs: Sequence[Run]) -> Figure:
     """A line for each method, a panel for each data set."""
     found = numbers(runs)
     panels, texts = by_panel([one.group for one in found]), labels([one.group for one in found])
-    width = look.COLUMN if len(panels) == 1 else look.PAGE
-    drawing, axes = look.panels(len(panels), across=3, below=look.lines(texts, width), sharey=True)
+    width = plotting.COLUMN if len(panels) == 1 else plotting.PAGE
+    drawing, axes = plotting.panels(
+        len(panels), across=3, below=plotting.lines(texts, width), sharey=True
+    )
     several = any(one.std.any() for one in found)
     for i, (ax, title) in enumerate(zip(axes, panels, strict=True)):
         for one in (one for one in found if one.group.panel == title):
@@ -75,16 +77,16 @@ def figure(runs: Sequence[Run]) -> Figure:
                 one.std if several else None,
                 capsize=2,
                 linewidth=1.2,
-                marker=look.MARKERS[at % len(look.MARKERS)],
+                marker=plotting.MARKERS[at % len(plotting.MARKERS)],
                 markersize=4,
-                **look.style(at),
+                **plotting.style(at),
             )
         over = ",\nmean ± std over seeds" if several else ""
-        look.frame(
+        plotting.frame(
             ax,
             "clients with half of their data, %",
             "" if i % 3 else f"clients' mean test accuracy{over}",
         )
-        look.head(ax, title)
-    look.legend(drawing, texts)
+        plotting.head(ax, title)
+    plotting.legend(drawing, texts)
     return drawing

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
 from hpcfed.report.figures.groups import by_panel, groups
-from hpcfed.report.figures.look import COLOURS, COLUMN, LETTERS, PAGE, SMALL, places, plain
+from hpcfed.report.figures.plotting import COLOURS, COLUMN, LETTERS, PAGE, SMALL, places, plain
 from hpcfed.report.figures.runs import short
 from hpcfed.results.run import Run
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.figures import curves, look
+from hpcfed.report.figures import curves, plotting
 from hpcfed.report.figures.curves import EPOCHS, SECONDS, TRAFFIC, Axis, Curve
 from hpcfed.report.figures.groups import Group, by_panel, groups, labels
 from hpcfed.results.run import Run
@@ -64,8 +64,10 @@ def over(axis: Axis, found: list[tuple[Group, Curve]]) -> Figure:
     """The picture."""
     panels, texts = by_panel([group for group, _ in found]), labels([group for group, _ in found])
     of = dict(found)
-    width = look.COLUMN if len(panels) == 1 else look.PAGE
-    drawing, axes = look.panels(len(panels), across=3, below=look.lines(texts, width), sharey=True)
+    width = plotting.COLUMN if len(panels) == 1 else plotting.PAGE
+    drawing, axes = plotting.panels(
+        len(panels), across=3, below=plotting.lines(texts, width), sharey=True
+    )
     most = max(map(len, panels.values()))
     for i, (ax, (title, members)) in enumerate(zip(axes, panels.items(), strict=True)):
         curves.lines(
@@ -74,8 +76,9 @@ def over(axis: Axis, found: list[tuple[Group, Curve]]) -> Figure:
             [of[group] for group in members],
             [texts.index(group.label) for group in members],
         )
-        look.head(ax, title)
+        plotting.head(ax, title)
         if not i % min(3, len(panels)):
-            ax.set_ylabel(curves.y(most, found[0][0].runs[0].drawn_metric), fontsize=look.LETTERS)
-    look.legend(drawing, texts)
+            metric = found[0][0].runs[0].drawn_metric
+            ax.set_ylabel(curves.y(most, metric), fontsize=plotting.LETTERS)
+    plotting.legend(drawing, texts)
     return drawing

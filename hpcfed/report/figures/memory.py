@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.figures import look
+from hpcfed.report.figures import plotting
 from hpcfed.results.run import Run
 
 COLUMNS = {"host": "ranks/peak_bytes", "device": "ranks/peak_device_bytes"}
@@ -59,15 +59,15 @@ def figure(runs: Sequence[Run]) -> Figure:
             "of which a round is done"
         )
     texts = [run.title for run in runs]
-    drawing, axes = look.panels(2 * len(found), below=look.lines(texts, look.PAGE))
+    drawing, axes = plotting.panels(2 * len(found), below=plotting.lines(texts, plotting.PAGE))
     for i, (where, peaks) in enumerate(found.items()):
         left, right = axes[2 * i : 2 * i + 2]
         for one in peaks:
-            style = look.style(texts.index(one.run.title))
+            style = plotting.style(texts.index(one.run.title))
             by_rank(left, one, style)
             over_rounds(right, one, style)
         finish(left, right, where, max(len(one.final) for one in peaks))
-    look.legend(drawing, texts)
+    plotting.legend(drawing, texts)
     return drawing
 
 
@@ -82,19 +82,19 @@ def over_rounds(ax: Axes, one: Peaks, style: dict[str, Any]) -> None:
     """The rank that took most as a line."""
     low, high = one.spread
     rounds = np.arange(1, len(high) + 1)
-    look.line(ax, rounds, high, style)
-    look.band(ax, rounds, high, low, high, style)
+    plotting.line(ax, rounds, high, style)
+    plotting.band(ax, rounds, high, low, high, style)
 
 
 def finish(left: Axes, right: Axes, where: str, ranks: int) -> None:
     """What stands at the axes of both panels, from 0 both."""
-    look.frame(left, "rank", WORDS[where])
-    look.frame(right, "round", "peak of a rank so far")
-    look.head(left, "each rank, over the whole run")
-    look.head(right, "line: highest rank; band: down to the lowest rank")
-    left.set_xticks(look.places(ranks, 12))
+    plotting.frame(left, "rank", WORDS[where])
+    plotting.frame(right, "round", "peak of a rank so far")
+    plotting.head(left, "each rank, over the whole run")
+    plotting.head(right, "line: highest rank; band: down to the lowest rank")
+    left.set_xticks(plotting.places(ranks, 12))
     left.set_xlim(-0.5, ranks - 0.5)
-    look.set_x_axis(right, integer=True)
+    plotting.set_x_axis(right, integer=True)
     for ax in (left, right):
-        look.upwards(ax)
-        look.unit(ax.yaxis, "B")
+        plotting.upwards(ax)
+        plotting.unit(ax.yaxis, "B")

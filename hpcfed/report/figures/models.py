@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from hpcfed.core.errors import CheckpointError, ConfigError, DataError
-from hpcfed.report.figures import look
+from hpcfed.report.figures import plotting
 from hpcfed.results.run import Run
 from hpcfed.storage import probe
 from hpcfed.storage.probe import Probe
@@ -81,9 +81,9 @@ def confusion(runs: Sequence[Run]) -> Figure:
     for ax, one in zip(axes, found, strict=True):
         C = len(one.classes)
         seen = heat(ax, one.shares, "Blues")
-        names = [look.plain(look.short(one.classes[c], 12)) for c in look.places(C)]
-        ax.set_xticks(look.places(C), names, rotation=90 if max(map(len, names)) > 2 else 0)
-        ax.set_yticks(look.places(C), names)
+        names = [plotting.plain(plotting.short(one.classes[c], 12)) for c in plotting.places(C)]
+        ax.set_xticks(plotting.places(C), names, rotation=90 if max(map(len, names)) > 2 else 0)
+        ax.set_yticks(plotting.places(C), names)
         set_titles(ax, one.title, "predicted class", "class")
         write_shares(ax, one.shares, len(found))
     colours(drawing, seen, axes, "share of the answers to examples of the class (in cells: %)")
@@ -94,7 +94,7 @@ def write_shares(ax: Axes, shares: np.ndarray, panels: int) -> None:
     """The shares in per cent, where there is room for them."""
     if len(shares) > CELLS:
         return
-    points = look.SMALL - (1.5 if panels == 1 else 2.0)
+    points = plotting.SMALL - (1.5 if panels == 1 else 2.0)
     for (i, j), share in np.ndenumerate(shares):
         if np.isfinite(share) and share >= 0.005:
             ax.text(
@@ -150,7 +150,7 @@ def cka(runs: Sequence[Run]) -> Figure:
             continue
         shown.append(ax)
         seen = heat(ax, one.cka[p], "viridis")
-        at = look.numbers(one.clients, (drawing.get_figwidth() - BAR) / across)
+        at = plotting.numbers(one.clients, (drawing.get_figwidth() - BAR) / across)
         ax.set_xticks(at, one.clients[at])
         ax.set_yticks(at, one.clients[at])
         mean = f": mean {one.means[p]:.2f}" if np.isfinite(one.means[p]) else ""
@@ -170,8 +170,8 @@ def squares(n: int, across: int, side: float) -> tuple[Figure, list[Axes]]:
     scale beside them.
     """
     rows = -(-n // across)
-    width = min(look.PAGE, max(look.COLUMN, side * across + BAR))
-    return look.grid(n, across, (width, rows * ((width - BAR) / across + 0.45) + 0.1))
+    width = min(plotting.PAGE, max(plotting.COLUMN, side * across + BAR))
+    return plotting.grid(n, across, (width, rows * ((width - BAR) / across + 0.45) + 0.1))
 
 
 def heat(ax: Axes, table: np.ndarray, scale: str) -> AxesImage:
@@ -182,8 +182,8 @@ def heat(ax: Axes, table: np.ndarray, scale: str) -> AxesImage:
 def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -> None:
     """What the colours of these panels mean, beside them."""
     bar = drawing.colorbar(seen, ax=list(axes), aspect=drawing.get_figheight() / THIN, pad=0.02)
-    bar.set_label(text, fontsize=look.SMALL)
-    bar.ax.tick_params(labelsize=look.SMALL, length=2)
+    bar.set_label(text, fontsize=plotting.SMALL)
+    bar.ax.tick_params(labelsize=plotting.SMALL, length=2)
 
 
 def set_titles(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42) -> None:
@@ -191,9 +191,8 @@ def set_titles(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42
     its axes.
     """
     name, *rest = title.split("\n")
-    ax.set_title(
-        "\n".join(map(look.plain, (look.short(name, letters), *rest))), fontsize=look.SMALL
-    )
-    ax.set_xlabel(x, fontsize=look.LETTERS)
-    ax.set_ylabel(y, fontsize=look.LETTERS)
-    ax.tick_params(labelsize=look.SMALL, length=2)
+    lines = map(plotting.plain, (plotting.short(name, letters), *rest))
+    ax.set_title("\n".join(lines), fontsize=plotting.SMALL)
+    ax.set_xlabel(x, fontsize=plotting.LETTERS)
+    ax.set_ylabel(y, fontsize=plotting.LETTERS)
+    ax.tick_params(labelsize=plotting.SMALL, length=2)

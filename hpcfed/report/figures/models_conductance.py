@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.few import count_noun
-from hpcfed.report.figures import look
+from hpcfed.core.wording import count_noun
+from hpcfed.report.figures import plotting
 from hpcfed.report.figures.models import BAR, THIN, WIDE, load_probe, set_titles
 from hpcfed.report.figures.models_tsne import most_common_width
 from hpcfed.report.figures.runs import short
@@ -145,7 +145,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     found = numbers(runs)
     across = min(ACROSS, len(found))
     blocks = -(-len(found) // across)
-    width = look.PAGE if across > 1 else look.COLUMN + BAR
+    width = plotting.PAGE if across > 1 else plotting.COLUMN + BAR
     side = (width - BAR) / across
     heights = [LOW * side, side]
     drawing = Figure(figsize=(width, blocks * (sum(heights) + 1.2)), layout="constrained")
@@ -182,8 +182,8 @@ def figure(runs: Sequence[Run]) -> Figure:
     ):
         panels = grid[: len(found), row].tolist()
         bar = drawing.colorbar(seen, ax=panels, aspect=blocks * heights[row] / THIN, pad=0.02)
-        bar.set_label(text, fontsize=look.SMALL)
-        bar.ax.tick_params(labelsize=look.SMALL, length=2)
+        bar.set_label(text, fontsize=plotting.SMALL)
+        bar.ax.tick_params(labelsize=plotting.SMALL, length=2)
     return drawing
 
 
@@ -237,13 +237,13 @@ def label_clients(above: Axes, below: Axes, one: Ranks, side: float) -> None:
     """Numbers of clients at both panels, each so many inches wide; lines between architectures, and
     their names.
     """
-    at = look.numbers(one.clients, side - 0.6)
+    at = plotting.numbers(one.clients, side - 0.6)
     for ax in (above, below):
         ax.set_xticks(at, one.clients[at])
     starts = np.flatnonzero(np.r_[True, one.kinds[1:] != one.kinds[:-1]])
     ends = np.r_[starts[1:], len(one.kinds)]
-    few = np.arange(0, len(starts), look.step(len(starts), 16))
-    names = [look.plain(short(str(one.kinds[starts[i]]), 12)) for i in few]
+    few = np.arange(0, len(starts), plotting.step(len(starts), 16))
+    names = [plotting.plain(short(str(one.kinds[starts[i]]), 12)) for i in few]
     below.set_yticks((starts[few] + ends[few] - 1) / 2, names)
     for start in starts[1:]:
         above.axvline(start - 0.5, color="white", linewidth=0.8)

@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.few import evenly
-from hpcfed.report.figures import look
+from hpcfed.core.wording import evenly
+from hpcfed.report.figures import plotting
 from hpcfed.report.figures.models import BESIDE, THIN, WIDE, load_probe, set_titles
 from hpcfed.results.run import Run
 from hpcfed.storage.probe import Probe
@@ -114,7 +114,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     """
     found = blocks(numbers(runs))
     across = max(map(len, found))
-    width = max(look.COLUMN, min(look.PAGE, 2.2 * across + 1.0))
+    width = max(plotting.COLUMN, min(plotting.PAGE, 2.2 * across + 1.0))
     drawing = Figure(
         figsize=(width, len(found) * (2 * (width - 1.0) / across + 0.6)), layout="constrained"
     )
@@ -159,7 +159,8 @@ def draw(
         scatter(column[0], one.xy, one.labels, *palette(len(classes)))
         scatter(column[1], one.xy, order(one), *palette(len(clients)))
         set_titles(column[0], one.title, letters=letters)
-    bar(drawing, two[0], height, "class", [look.plain(look.short(name, 12)) for name in classes])
+    names = [plotting.plain(plotting.short(name, 12)) for name in classes]
+    bar(drawing, two[0], height, "class", names)
     bar(drawing, two[1], height, "client", [str(k) for k in clients])
 
 
@@ -189,10 +190,10 @@ def bar(drawing: Figure, axes: np.ndarray, height: float, text: str, names: Sequ
     """What the colours of a row of panels, so many inches high, are."""
     colours, norm = palette(len(names))
     scale = matplotlib.cm.ScalarMappable(norm, colours)
-    at = look.places(len(names), int(height / LINE))
+    at = plotting.places(len(names), int(height / LINE))
     shown = drawing.colorbar(scale, ax=axes.tolist(), ticks=at, aspect=height / THIN, pad=0.02)
-    shown.ax.set_yticklabels([names[i] for i in at], fontsize=look.SMALL)
+    shown.ax.set_yticklabels([names[i] for i in at], fontsize=plotting.SMALL)
     shown.ax.invert_yaxis()
     shown.ax.tick_params(length=0)
     shown.ax.minorticks_off()
-    shown.set_label(text, fontsize=look.LETTERS)
+    shown.set_label(text, fontsize=plotting.LETTERS)

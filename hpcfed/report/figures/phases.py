@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.tables import duration
 from hpcfed.report.colours import phase
-from hpcfed.report.figures import look
+from hpcfed.report.figures import plotting
 from hpcfed.results.columns import phases
 from hpcfed.results.run import Run
 from hpcfed.storage.record import Record
@@ -82,7 +82,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     """Stacked bars of the ranks, a panel for each run, all on one scale of seconds."""
     found = numbers(runs)
     most = max(len(one.seconds[OTHER]) for one in found)
-    drawing, axes = look.panels(
+    drawing, axes = plotting.panels(
         len(found),
         across=3 if most <= WIDE else 1,
         below=2,
@@ -96,7 +96,7 @@ def figure(runs: Sequence[Run]) -> Figure:
         Patch(facecolor=LOOKS[n][0], hatch=2 * LOOKS[n][1], edgecolor="white", linewidth=0)
         for n in shown
     ]
-    look.below(drawing, patches, shown)
+    plotting.below(drawing, patches, shown)
     return drawing
 
 
@@ -117,9 +117,10 @@ def bars(ax: Axes, one: Phases, shown: Sequence[str], first: bool) -> None:
             linewidth=0,
         )
         base = base + one.seconds[name]
-    look.frame(ax, "rank", "seconds of a round, mean" if first else "")
-    look.head(ax, f"{one.run.title}: {100 * one.wait_share:.0f} % waiting, {duration(base.max())}")
-    ax.set_xticks(look.places(len(ranks), 10 if len(ranks) <= WIDE else 20))
+    plotting.frame(ax, "rank", "seconds of a round, mean" if first else "")
+    waiting = f"{100 * one.wait_share:.0f} % waiting"
+    plotting.head(ax, f"{one.run.title}: {waiting}, {duration(base.max())}")
+    ax.set_xticks(plotting.places(len(ranks), 10 if len(ranks) <= WIDE else 20))
     ax.set_xlim(-0.6 if len(ranks) > 2 else -1, len(ranks) - (0.4 if len(ranks) > 2 else 0))
 
 
@@ -158,21 +159,21 @@ def smooth(values: np.ndarray, reach: int) -> np.ndarray:
 def seconds(runs: Sequence[Run]) -> Figure:
     """Wall time of each round; of long runs the median of near ones in front of it."""
     found, texts = pace(runs), [run.title for run in runs]
-    drawing, [ax] = look.panels(1, below=look.lines(texts, look.COLUMN))
+    drawing, [ax] = plotting.panels(1, below=plotting.lines(texts, plotting.COLUMN))
     for i, one in enumerate(found):
-        style = look.style(i)
+        style = plotting.style(i)
         if not np.array_equal(one.middle, one.seconds):
             ax.plot(one.rounds, one.seconds, color=style["color"], linewidth=0.4, alpha=0.4)
-        look.line(ax, one.rounds, one.middle, style)
-    look.frame(ax, "round", "wall time of a round")
-    look.set_x_axis(ax, integer=True)
+        plotting.line(ax, one.rounds, one.middle, style)
+    plotting.frame(ax, "round", "wall time of a round")
+    plotting.set_x_axis(ax, integer=True)
     every = np.concatenate([one.seconds for one in found])
     if (every > 0).all() and every.max() > 5 * np.median(
         every
     ):  # as that of a first round, which warms up
-        look.logarithmic(ax, "s")
+        plotting.logarithmic(ax, "s")
     else:
-        look.upwards(ax)
-        look.unit(ax.yaxis, "s")
-    look.legend(drawing, texts)
+        plotting.upwards(ax)
+        plotting.unit(ax.yaxis, "s")
+    plotting.legend(drawing, texts)
     return drawing

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfed.core.errors import CheckpointError
-from hpcfed.core.few import count_noun
+from hpcfed.core.wording import count_noun
 from hpcfed.report.cases import one_skew
 from hpcfed.results.run import Run, data_names, find, name_runs
 from hpcfed.storage import names

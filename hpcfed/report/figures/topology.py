@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.figures import look
+from hpcfed.report.figures import plotting
 from hpcfed.results.columns import by_round, last
 from hpcfed.results.run import Run
 
@@ -79,8 +79,8 @@ def figure(runs: Sequence[Run]) -> Figure:
     """
     found = numbers(runs)
     below, texts = sum(len(one.rounds) > 0 for one in found) > 0, [one.run.title for one in found]
-    drawing, axes = look.panels(
-        len(found) + below, height=2.9, below=look.lines(texts, look.PAGE) * below
+    drawing, axes = plotting.panels(
+        len(found) + below, height=2.9, below=plotting.lines(texts, plotting.PAGE) * below
     )
     known = np.concatenate([one.accuracy[np.isfinite(one.accuracy)] for one in found])
     low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
@@ -89,15 +89,17 @@ def figure(runs: Sequence[Run]) -> Figure:
         graph(ax, one, shades)
     if len(known):
         bar = drawing.colorbar(shades, ax=axes[: len(found)], shrink=0.7, aspect=30)
-        bar.set_label("test accuracy of a client", fontsize=look.LETTERS)
-        bar.ax.tick_params(labelsize=look.SMALL)
+        bar.set_label("test accuracy of a client", fontsize=plotting.LETTERS)
+        bar.ax.tick_params(labelsize=plotting.SMALL)
     if below:
         for i, one in enumerate(found):
-            look.line(axes[-1], one.rounds, one.distance, look.style(i))
-        look.frame(axes[-1], "round", "distance to the mean model,\nroot mean square over clients")
-        look.set_x_axis(axes[-1], integer=True)
-        look.upwards(axes[-1])
-        look.legend(drawing, texts)
+            plotting.line(axes[-1], one.rounds, one.distance, plotting.style(i))
+        plotting.frame(
+            axes[-1], "round", "distance to the mean model,\nroot mean square over clients"
+        )
+        plotting.set_x_axis(axes[-1], integer=True)
+        plotting.upwards(axes[-1])
+        plotting.legend(drawing, texts)
     return drawing
 
 
@@ -106,7 +108,7 @@ def graph(ax: Axes, one: Topology, shades: ScalarMappable) -> None:
     K, few = len(one.at), len(one.at) <= NUMBERED
     width = float(np.clip(40 / max(1, len(one.links)), 0.15, 1.0))
     ax.add_collection(
-        LineCollection(one.at[one.links], colors=look.GREY, linewidths=width, zorder=1)
+        LineCollection(one.at[one.links], colors=plotting.GREY, linewidths=width, zorder=1)
     )
     colours = shades.to_rgba(np.nan_to_num(one.accuracy))
     colours[~np.isfinite(one.accuracy)] = (1, 1, 1, 1)
@@ -124,7 +126,7 @@ def graph(ax: Axes, one: Topology, shades: ScalarMappable) -> None:
         )
     ax.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal")
     ax.axis("off")
-    look.head(
+    plotting.head(
         ax,
         f"{one.run.title}: {one.run.fields.get('algorithm.topology', 'links')}, "
         f"{len(one.links):,} links",

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.report.figures import look
+from hpcfed.report.figures import plotting
 from hpcfed.results.columns import by_round, column, so_far
 from hpcfed.results.run import Run
 from hpcfed.storage.record import Record
@@ -94,27 +94,27 @@ def figure(runs: Sequence[Run]) -> Figure:
     found = numbers(runs)
     texts = [one.run.title for one in found]
     both = any(np.isfinite(one.mean).any() for one in found)
-    width = look.PAGE if both else look.COLUMN
-    drawing, axes = look.panels(1 + both, below=look.lines(texts, width))
+    width = plotting.PAGE if both else plotting.COLUMN
+    drawing, axes = plotting.panels(1 + both, below=plotting.lines(texts, width))
     for i, one in enumerate(found):
         if both:
-            band(axes[0], one.seconds, (one.least, one.mean, one.most), look.style(i))
-        band(axes[-1], one.seconds, tuple(one.done), look.style(i))
+            band(axes[0], one.seconds, (one.least, one.mean, one.most), plotting.style(i))
+        band(axes[-1], one.seconds, tuple(one.done), plotting.style(i))
     if both:
-        look.frame(axes[0], "virtual time", "staleness, merges")
-        look.head(axes[0], "merges from download to merge; band: clients' means")
-    look.frame(axes[-1], "virtual time", "reports of a client so far")
-    look.head(axes[-1], "mean over clients; band: fewest to most")
+        plotting.frame(axes[0], "virtual time", "staleness, merges")
+        plotting.head(axes[0], "merges from download to merge; band: clients' means")
+    plotting.frame(axes[-1], "virtual time", "reports of a client so far")
+    plotting.head(axes[-1], "mean over clients; band: fewest to most")
     for ax in axes:
-        look.upwards(ax)
-        look.set_x_axis(ax)
-        look.unit(ax.xaxis, "s")
-    look.legend(drawing, texts)
+        plotting.upwards(ax)
+        plotting.set_x_axis(ax)
+        plotting.unit(ax.xaxis, "s")
+    plotting.legend(drawing, texts)
     return drawing
 
 
 def band(ax: Axes, x: np.ndarray, values: Sequence[np.ndarray], style: dict[str, Any]) -> None:
     """A line between two bounds."""
     low, middle, high = values
-    look.line(ax, x, middle, style)
-    look.band(ax, x, middle, low, high, style)
+    plotting.line(ax, x, middle, style)
+    plotting.band(ax, x, middle, low, high, style)

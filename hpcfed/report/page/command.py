@@ -11,7 +11,7 @@ from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.core.paths import output
 from hpcfed.core.version import __version__
 from hpcfed.report import colours
-from hpcfed.report.page import curves, job, methods, notes, packed, tables, write
+from hpcfed.report.page import curves, encode, job, methods, notes, tables, write
 from hpcfed.results.columns import title_metric
 from hpcfed.results.run import Run, find, name_runs
 from hpcfed.results.state import RECENT
@@ -81,7 +81,7 @@ def constants(metric: str, axes: dict[str, tuple[str, str]]) -> dict[str, Any]:
     return {
         "x": curves.X,
         "y": axes,
-        "steps": packed.STEPS,
+        "steps": encode.STEPS,
         **colours.for_scripts(),
         "heads": {
             "runs": tables.heads(tables.RUNS, metric),
@@ -164,7 +164,7 @@ def some(run: Run, n: int) -> str:
 def resolution(found: Sequence[Run], choices: Sequence[curves.Chosen]) -> str:
     """How exact the curves are."""
     text = (
-        f"Curves of runs are exact; each curve of a client is rounded to {packed.STEPS:,} steps "
+        f"Curves of runs are exact; each curve of a client is rounded to {encode.STEPS:,} steps "
         f"between its lowest and highest value."
     )
     if all(len(c.rounds) == run.record.rounds for run, c in zip(found, choices, strict=True)):

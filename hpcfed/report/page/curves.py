@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.core.few import evenly
-from hpcfed.report.page import packed
+from hpcfed.core.wording import evenly
+from hpcfed.report.page import encode
 from hpcfed.results.columns import (
     by_round,
     column,
@@ -116,6 +116,6 @@ def content(record: Record, choice: Chosen, metric: str = "accuracy") -> dict[st
     t, k = choice.rounds, choice.clients
     table = np.array([column[t] for column in run.values()], dtype=float).reshape(len(run), len(t))
     of_clients = (
-        {name: packed.curves(rows[np.ix_(t, k)]) for name, rows in values.items()} if len(k) else {}
+        {name: encode.curves(rows[np.ix_(t, k)]) for name, rows in values.items()} if len(k) else {}
     )
-    return {"columns": list(run), "values": packed.exact(table), "clients": of_clients}
+    return {"columns": list(run), "values": encode.exact(table), "clients": of_clients}

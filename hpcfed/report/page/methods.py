@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.few import count_noun
+from hpcfed.core.wording import count_noun
 from hpcfed.report import compare
 from hpcfed.report.cases import SEED, axes
 from hpcfed.report.formats import label_value

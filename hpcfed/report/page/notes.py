@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.core.few import count_noun, join_few
+from hpcfed.core.wording import count_noun, join_few
 from hpcfed.report.page.job import environment, environments
 from hpcfed.results.columns import (
     faults,

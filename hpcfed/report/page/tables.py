@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.report.page import packed
+from hpcfed.report.page import encode
 from hpcfed.results.columns import column, last, main_metric, title_metric
 from hpcfed.results.columns import phases as spent
 from hpcfed.results.run import Run
@@ -162,7 +162,7 @@ def labels(record: Record, ids: np.ndarray) -> dict[str, Any] | None:
         return None
     return {
         "classes": list(map(str, record.header["classes"])),
-        "counts": packed.exact(counts[ids]),
+        "counts": encode.exact(counts[ids]),
     }
 
 

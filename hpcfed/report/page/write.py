@@ -14,7 +14,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-from hpcfed.core.extras import import_extra
+from hpcfed.core.optional_imports import import_extra
 
 SCRIPTS = ("data.js", "tables.js", "curves.js", "csv.js", "live.js", "page.js")
 FILES = files("hpcfed.report.page") / "files"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.extras import import_extra
+from hpcfed.core.optional_imports import import_extra
 from hpcfed.report.sinks import SINKS
 from hpcfed.report.sinks.base import Sink
 from hpcfed.report.sinks.numbers import Row, numbers

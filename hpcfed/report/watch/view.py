@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from hpcfed.core.errors import printable
-from hpcfed.core.few import count_noun, join_few
 from hpcfed.core.paths import tail
+from hpcfed.core.wording import count_noun, join_few
 from hpcfed.report.page.tables import recent_phases
 from hpcfed.results.columns import (
     architectures,

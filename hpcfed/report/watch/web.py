@@ -20,8 +20,8 @@ from time import monotonic, sleep, time
 from typing import Any
 
 from hpcfed.core.errors import ConfigError, printable
-from hpcfed.core.few import count_noun
 from hpcfed.core.status import DONE
+from hpcfed.core.wording import count_noun
 from hpcfed.report.page import command, write
 from hpcfed.report.status import metric_cell
 from hpcfed.report.watch.terminal import format_rounds, pace

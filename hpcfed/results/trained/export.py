@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfed.core.errors import ConfigError
-from hpcfed.core.few import count_noun
+from hpcfed.core.wording import count_noun
 from hpcfed.models import files
-from hpcfed.results.trained.saved import Saved, from_newest
+from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from hpcfed.storage import names
 from hpcfed.storage.atomic import put
 from hpcfed.storage.reader import Reader

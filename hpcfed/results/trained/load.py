@@ -33,7 +33,7 @@ def from_file(path: Path, client: int | None, own: Collection[str]) -> Trained:
 
 def from_run(path: Path, client: int | None, own: Collection[str]) -> Trained:
     """The model in the newest checkpoint of a run that is whole."""
-    from hpcfed.results.trained.saved import Saved, from_newest
+    from hpcfed.results.trained.from_checkpoint import Saved, from_newest
     from hpcfed.storage import names
 
     if client is None:

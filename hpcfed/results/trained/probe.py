@@ -17,19 +17,19 @@ from torch import Tensor
 
 from hpcfed.core import rng
 from hpcfed.core.errors import CheckpointError, ConfigError
-from hpcfed.core.extras import import_extra
-from hpcfed.core.few import count_noun, evenly
 from hpcfed.core.inputs import pieces
+from hpcfed.core.optional_imports import import_extra
 from hpcfed.core.progress import say, track
 from hpcfed.core.shapes import Shapes, each
-from hpcfed.data.record import Split
+from hpcfed.core.wording import count_noun, evenly
+from hpcfed.data.dataset import Split
 from hpcfed.models.trained import Trained
 from hpcfed.results.trained.export import numbers
-from hpcfed.results.trained.saved import Saved, checkpoints_of, from_newest
+from hpcfed.results.trained.from_checkpoint import Saved, checkpoints_of, from_newest
 from hpcfed.storage import checkpoint, names, probe
+from hpcfed.storage.checksum import identity
 from hpcfed.storage.probe import Probe
 from hpcfed.storage.reader import Reader
-from hpcfed.storage.seal import identity
 from hpcfed.training.similarity import pairwise_cka
 
 STEPS = 50  # of conductance: of the path from the baseline to the image

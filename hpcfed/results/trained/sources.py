@@ -15,8 +15,8 @@ from hpcfed.clients.client import Client, Shard
 from hpcfed.clients.store import ClientStore
 from hpcfed.config.job import Job
 from hpcfed.data import datasets, modalities
-from hpcfed.data.holdings import Partition
-from hpcfed.data.record import DataSet, Split, Text
+from hpcfed.data.dataset import DataSet, Split, Text
+from hpcfed.data.partition_file import Partition
 from hpcfed.data.synthetic import Synthetic
 from hpcfed.storage import names
 

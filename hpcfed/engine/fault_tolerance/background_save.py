@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from hpcfed.comm.agree import on_all_ranks
+from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import WriteError
-from hpcfed.engine.survival import snapshot
+from hpcfed.engine.fault_tolerance import snapshot
 from hpcfed.storage import checkpoint, names, parts
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpcfed.storage.results import Results
 
 
-class Saver:
+class BackgroundSave:
     """Writes the checkpoints of a run; all ranks make the same calls.
 
     results: on rank 0, what must be on disk up to a checkpoint's round before that checkpoint

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.comm import codec
-from hpcfed.engine.survival import snapshot
+from hpcfed.engine.fault_tolerance import snapshot
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
@@ -37,7 +37,7 @@ class Copy:
     ward: Items  # of rank - step
 
 
-class Mirror:
+class BuddyCopy:
     """The copies that this rank keeps: the newest, and the one before until all ranks have the
     newest.
     """

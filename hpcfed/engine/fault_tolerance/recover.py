@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.comm import ulfm
-from hpcfed.comm.agree import on_all_ranks
+from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import CheckpointError, HpcfedError, RankLost, printable
 from hpcfed.core.status import FAULT, RESUME_ME
 from hpcfed.engine import folder
+from hpcfed.engine.fault_tolerance import save_restore, snapshot
+from hpcfed.engine.fault_tolerance.buddy_copy import BuddyCopy
+from hpcfed.engine.fault_tolerance.signals import Signals
+from hpcfed.engine.fault_tolerance.watchdog import Guard, Watchdog
 from hpcfed.engine.folder import Claim
-from hpcfed.engine.survival import saving, snapshot
-from hpcfed.engine.survival.mirror import Mirror
-from hpcfed.engine.survival.signals import Signals
-from hpcfed.engine.survival.watchdog import Guard, Watchdog
 from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.storage import names
 from hpcfed.storage.lock import LONGEST
@@ -33,8 +33,8 @@ from hpcfed.storage.record import recover
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
+    from hpcfed.engine.fault_tolerance.snapshot import Snapshot
     from hpcfed.engine.rounds import Rounds
-    from hpcfed.engine.survival.snapshot import Snapshot
     from hpcfed.federation.world import World
     from hpcfed.storage.record import Record
     from hpcfed.storage.results import Results
@@ -49,7 +49,7 @@ class Course:
     begun: bool = False  # the run folder holds this run, and nothing of one before it
     reached: int = 0  # rounds done
     deaths: list[str] = field(default_factory=list)  # not yet told
-    mirror: Mirror | None = None
+    mirror: BuddyCopy | None = None
     rows: dict[str, Any] = field(default_factory=dict)  # of the results, that may not be on disk
     results: Results | None = None  # on rank 0, while it writes them
     record: Record | None = None  # and all that was in them when another rank died
@@ -164,10 +164,10 @@ class Course:
             on_all_ranks(comm, lambda: snapshot.take_up(rounds, copy))
             rounds.fed.turns.share_failures()
             self.rows = copy.get("rows")
-        elif self.begun and saving.exists(rounds.fed, run):
-            saving.restore(rounds, run)
+        elif self.begun and save_restore.exists(rounds.fed, run):
+            save_restore.restore(rounds, run)
         elif self.job.resume:
-            saving.restore(rounds, self.job.resume)
+            save_restore.restore(rounds, self.job.resume)
         comm.confirm()
         self.saved = 0 if copy else rounds.t
         self.tell(rounds, copy is not None)
@@ -231,10 +231,10 @@ def retry_attempts(course: Course, comm: Comm, attempt: Callable[[Course, Comm],
             return end(course, comm)
 
 
-def mirror(job: Job, comm: Comm) -> Mirror | None:
+def mirror(job: Job, comm: Comm) -> BuddyCopy | None:
     """A mirror, where it is of use; rank 0 says why if not."""
     if comm.size > 1 and ulfm.available() and job.run.on_fault == "shrink":
-        return Mirror()
+        return BuddyCopy()
     if comm.size > 1 and comm.rank == 0:
         why = (
             "run.on_fault is not 'shrink'"

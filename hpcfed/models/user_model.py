@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpcfed.core import own
+from hpcfed.core import user_code
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.inputs import Inputs, zeros
 from hpcfed.core.shapes import Shapes, describe_shape, each
@@ -48,7 +48,7 @@ def make(
             f"models.mix: {name}: is a {type(target).__name__}, no function or class; name one "
             f"that returns a torch.nn.Module, as in `def tiny(shape, d): ...`"
         )
-    place = f"models.mix: {name}: {own.line_of(target)}"
+    place = f"models.mix: {name}: {user_code.line_of(target)}"
     positional, named = arguments(place, target, shape, classes, d)
     try:
         module = target(*positional, **named)
@@ -57,8 +57,8 @@ def make(
     except Exception as error:
         given = ", ".join([*map(repr, positional), *(f"{n}={v!r}" for n, v in named.items())])
         raise ConfigError(
-            f"models.mix: {name}: {own.refusal(error)}\n  while {target.__name__}({given}) was "
-            f"called"
+            f"models.mix: {name}: {user_code.refusal(error)}\n  while {target.__name__}({given}) "
+            f"was called"
         ) from error
     if not isinstance(module, nn.Module):
         what = "None (is a `return` missing?)" if module is None else f"{module!r:.60}"
@@ -93,7 +93,7 @@ def arguments(
     if not several:
         values |= {**dict.fromkeys(CHANNELS, shape[0]), **dict.fromkeys(VALUES, math.prod(shape))}
     try:
-        must, named, any_number = own.parameters_of(target)
+        must, named, any_number = user_code.parameters_of(target)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{place}: cannot be called with (shape, d): {error}") from error
     unknown = [p for p in must if p not in values]
@@ -123,7 +123,7 @@ def split(
     module.eval()
     out, layers = run(name, module, x)
     made = list(out.shape) if isinstance(out, Tensor) else None
-    place = f"models.mix: {name}: {own.line_of(type(module).forward)}"
+    place = f"models.mix: {name}: {user_code.line_of(type(module).forward)}"
     want = (
         f"return the representation, here [2, {d}], or logits of a last nn.Linear, [2, {classes}]"
     )
@@ -177,8 +177,8 @@ def run(name: str, module: nn.Module, x: Inputs) -> tuple[Any, list[tuple[str, T
         made = PRODUCT.search(str(error))
         hint = f"\n  the layer gets {made[1]} values and was made for {made[2]}" if made else ""
         raise ConfigError(
-            f"models.mix: {name}: {own.refusal(error)}{hint}\n  two inputs of this data set have "
-            f"shape {each(x, lambda v: list(v.shape))}: let the layers take them"
+            f"models.mix: {name}: {user_code.refusal(error)}{hint}\n  two inputs of this data set "
+            f"have shape {each(x, lambda v: list(v.shape))}: let the layers take them"
         ) from error
     finally:
         for handle in handles:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcfed.core.errors import DamagedError, DataError, HpcfedError
 from hpcfed.core.paths import regular
-from hpcfed.data import trial
+from hpcfed.data import hdf5_check
 from hpcfed.storage.untrusted import NUMBERS, STRINGS, check_dataset, child, subgroup
 
 START, PACE = (
@@ -90,7 +90,7 @@ def check_hdf5(path: Path) -> None:
     """DataError for a file that HDF5 cannot read, crashes over, or does not come to the end of."""
     limit = START + os.stat(path).st_size // PACE
     env = os.environ | {"MPI4PY_RC_INITIALIZE": "0"}  # an h5py built for MPI would start it
-    command = [sys.executable, "-P", trial.__file__, str(path)]
+    command = [sys.executable, "-P", hdf5_check.__file__, str(path)]
     try:
         done = subprocess.run(
             command,
@@ -122,7 +122,7 @@ def whole(node: h5py.Dataset, where: str) -> np.ndarray:
 
 def fits(size: int, where: str) -> None:
     """DataError where an array of so many bytes cannot be held; small files can declare it."""
-    if size > trial.memory():
+    if size > hdf5_check.memory():
         raise DataError(
             f"{where}: declares {size / 2**30:.3g} GiB, more than this machine's memory; "
             "make the file again, or smaller"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from hpcfed.models.flat import Skeleton
-from hpcfed.training.tape import Objective, Tape, Whole, graph
+from hpcfed.training.recorded_step import Objective, RecordedStep, Whole, graph
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -24,7 +24,9 @@ class Stack:
     def __init__(self, skeleton: Skeleton, G: int):
         self.model, self.layout, self.G = skeleton.model, skeleton.layout, G
         self.flat = torch.empty(G * self.layout.size, device=skeleton.flat.device)
-        self.tapes: dict[Hashable, Tape | str] = {}  # recordings of steps, or why there can be none
+        self.tapes: dict[
+            Hashable, RecordedStep | str
+        ] = {}  # recordings of steps, or why there can be none
         parts = self.flat.split([G * (at.stop - at.start) for at in self.layout.slots.values()])
         self.parts = [part.view(G, -1) for part in parts]
         forms = zip(self.parts, self.layout.shapes, self.layout.strides, strict=True)
@@ -47,12 +49,12 @@ class Stack:
         return torch.cat(self.parts, dim=1)
 
 
-class Stacked(Tape):
+class StackedStep(RecordedStep):
     """One recorded step of all clients of a stack: (other inputs) -> their losses [G], and the
     gradient by parameter.
 
-    inputs: as those of a Tape, with the clients as first dimension where dims is 0; the same for
-    all where it is None.
+    inputs: as those of a RecordedStep, with the clients as first dimension where dims is 0; the
+    same for all where it is None.
     """
 
     def __init__(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from hpcfed.comm.agree import on_all_ranks
+from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
-from hpcfed.engine.survival.saver import Saver
-from hpcfed.engine.survival.snapshot import take_up
+from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
+from hpcfed.engine.fault_tolerance.snapshot import take_up
 from hpcfed.storage import checkpoint
 from hpcfed.storage.parts import adopt_all
 from hpcfed.storage.record import RUN_ID, same_run
@@ -23,7 +23,7 @@ def save(rounds: Rounds, run: Path) -> None:
 
     Raises WriteError, on all ranks, where the disk refuses.
     """
-    with Saver(rounds, run) as saver:
+    with BackgroundSave(rounds, run) as saver:
         saver.start()
         if error := saver.finish():
             raise everywhere(error)

@@ -1,26 +1,26 @@
-"""A shelf over another: a GPU's memory over the host's, say, which lies over the disk."""
+"""A store over another: a GPU's memory over the host's, say, which lies over the disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
 
-from hpcfed.storage.shelf import Shelf
+from hpcfed.storage.lru_store import LruStore
 
 T = TypeVar("T")
 
 
-class Upper(Shelf[T]):
-    """Values by number, as many here as fit; the others lie on the shelf below, which only this
+class TieredStore(LruStore[T]):
+    """Values by number, as many here as fit; the others lie in the store below, which only this
     one's thread uses.
 
-    limit, size: as `Shelf` has them.  down, up: a value as it lies below, and back, called in the
-    background.
+    limit, size: as `LruStore` has them.  down, up: a value as it lies below, and back, called in
+    the background.
     """
 
     def __init__(
         self,
-        below: Shelf[T],
+        below: LruStore[T],
         limit: float,
         down: Callable[[T], T],
         up: Callable[[T], T],

@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from hpcfed.launch.doctor.limited import run_with_timeout
+from hpcfed.launch.doctor.timeout import run_with_timeout
 
 
 def keep(launcher: str | None) -> None:

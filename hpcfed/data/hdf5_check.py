@@ -29,7 +29,7 @@ def read(name: str, node: h5py.Group | h5py.Dataset) -> None:
     """All attributes and values of one group or dataset."""
     dict(node.attrs)
     if not isinstance(node, h5py.Dataset) or node.shape is None or node.nbytes > memory():
-        return  # hpcfed.data.readable refuses what does not fit
+        return  # hpcfed.data.user_arrays refuses what does not fit
     try:
         check_dataset(node, NUMBERS + STRINGS, filters=True)
     except DamagedError:

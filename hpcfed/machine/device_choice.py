@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hpcfed.comm.agree import on_all_ranks
-from hpcfed.machine import devices, sharing
+from hpcfed.comm.collective_errors import on_all_ranks
+from hpcfed.machine import devices, gpu_sharing
 
 if TYPE_CHECKING:
     from hpcfed.comm import Comm
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Seat:
+class DeviceChoice:
     """share: bytes of the GPU's memory for this rank, 0 on a CPU.  warning: of ranks that share one
     unasked; or "".
     """
@@ -26,14 +26,14 @@ class Seat:
     warning: str
 
 
-def seat(job: Job, comm: Comm) -> Seat:
+def choose_device(job: Job, comm: Comm) -> DeviceChoice:
     """This rank's device, prepared; collective. Raises ConfigError on all ranks where the job wants
     another.
     """
-    seen = comm.gather({comm.rank: (comm.node_of[comm.rank], sharing.visible(job.run.device))})
-    gpu, shared = sharing.take(seen).get(comm.rank), sharing.sharers(seen)
+    seen = comm.gather({comm.rank: (comm.node_of[comm.rank], gpu_sharing.visible(job.run.device))})
+    gpu, shared = gpu_sharing.take(seen).get(comm.rank), gpu_sharing.sharers(seen)
     device = on_all_ranks(comm, lambda: devices.choose(job.run.device, gpu, job.run.precision))
-    warning = on_all_ranks(comm, lambda: sharing.check_sharing(shared, job.run.ranks_per_gpu))
+    warning = on_all_ranks(comm, lambda: gpu_sharing.check_sharing(shared, job.run.ranks_per_gpu))
     devices.prepare(device, job.run.threads, job.run.precision)
     devices.cap(device, len(shared[comm.rank]))
-    return Seat(device, devices.share(device, len(shared[comm.rank])), warning)
+    return DeviceChoice(device, devices.share(device, len(shared[comm.rank])), warning)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from hpcfed.core.params import Params
 from hpcfed.core.payload import from_tree, on_device, to_tree
-from hpcfed.machine.ferry import Ferry
+from hpcfed.machine.transfer import Transfer
+from hpcfed.storage.equality import same_job
 from hpcfed.storage.record import JOB_ID, RUN_ID
-from hpcfed.storage.same import same_job
 
 if TYPE_CHECKING:
     from hpcfed.engine.rounds import Rounds
@@ -91,7 +91,9 @@ def take_snapshot(rounds: Rounds) -> Snapshot:
     train meanwhile take memory twice.
     """
     device = rounds.fed.device
-    copy: Callable[[Tensor], Tensor] = Ferry(device).down if device.type == "cuda" else Tensor.clone
+    copy: Callable[[Tensor], Tensor] = (
+        Transfer(device).down if device.type == "cuda" else Tensor.clone
+    )
     share = copy if device.type == "cuda" else lambda weights: weights
     held = {}
     for name, item in items(rounds):

@@ -7,7 +7,7 @@ import os
 
 import mpi4py
 
-from hpcfed.comm import foreign, settings, ulfm
+from hpcfed.comm import launcher_check, settings, ulfm
 
 mpi4py.rc.initialize = False  # not before the library is known to be the launcher's
 mpi4py.rc.finalize = True
@@ -17,7 +17,7 @@ if ulfm.available():
 
 from mpi4py import MPI  # noqa: E402  (reads the settings above)
 
-foreign.check(MPI.Get_library_version(), os.environ)
+launcher_check.check(MPI.Get_library_version(), os.environ)
 if not MPI.Is_initialized():
     MPI.Init_thread(MPI.THREAD_FUNNELED)  # only the main thread calls MPI; torch's threads never do
 

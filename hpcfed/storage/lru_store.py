@@ -20,7 +20,7 @@ T = TypeVar("T")
 BEHIND = 8  # values that may wait to be written: what bounds the memory that they still take
 
 
-class Shelf(Generic[T]):
+class LruStore(Generic[T]):
     """Values by number. limit: bytes in memory, beside those on their way to or from the disk.
 
     folder: made when the first value leaves memory, and removed by `close`.  encode, decode: a

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hpcfed.comm import ulfm
-from hpcfed.comm.start import MPI
+from hpcfed.comm.mpi_init import MPI
 from hpcfed.core.errors import RankLost
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from isal.isal_zlib import crc32
 
 from hpcfed.core.errors import DamagedError
 from hpcfed.core.paths import only_regular, regular
-from hpcfed.storage.passing import BLOCK, CHUNK, open_existing
+from hpcfed.storage.uncached import BLOCK, CHUNK, open_existing
 
 PLAIN = b"hpcfed crc32 "
 SEAL = re.compile(PLAIN + rb"(\d{1,18}) ([0-9a-f]{64})\n\0*")

@@ -44,15 +44,15 @@ def make(each: int, ranks: int) -> str:
     return ""
 
 
-def look(path: str, each: int, ranks: int) -> "Board | None":
+def look(path: str, each: int, ranks: int) -> "NodeMemory | None":
     """A rank's view of the file at that path, if it sees one."""
     try:
-        return Board(path, each, ranks) if path else None
+        return NodeMemory(path, each, ranks) if path else None
     except OSError:
         return None
 
 
-class Board:
+class NodeMemory:
     """A rank's view of such a file, which may be removed as soon as all ranks have theirs.
 
     What is given and what is done never share a place, also where messages differ in size: a rank

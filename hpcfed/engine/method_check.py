@@ -16,11 +16,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from hpcfed.comm import Serial
-from hpcfed.comm.agree import on_all_ranks
+from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.parts import Run
 from hpcfed.config.system import System
-from hpcfed.core import own, rng
+from hpcfed.core import rng, user_code
 from hpcfed.data.partition import Partition
 from hpcfed.engine.rounds import Rounds
 from hpcfed.engine.setup import federation
@@ -50,12 +50,12 @@ def attempt(job: Job, facts: World) -> None:
     with rng.scoped(job.seed, "rehearsal"):  # what a user draws from torch's generator
         try:
             perform(shorten_job(job), small(facts))
-        except own.OwnError:
+        except user_code.OwnError:
             raise
         except Exception as error:
-            theirs = own.explain_error(error)
+            theirs = user_code.explain_error(error)
             if theirs and certain(error):
-                raise own.OwnError(theirs) from error
+                raise user_code.OwnError(theirs) from error
 
 
 def certain(error: Exception) -> bool:

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from hpcfed.engine.survival import saving
-from hpcfed.engine.survival.saver import Saver
+from hpcfed.engine.fault_tolerance import save_restore
+from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
 
 if TYPE_CHECKING:
+    from hpcfed.engine.fault_tolerance.recover import Course
     from hpcfed.engine.rounds import Rounds
-    from hpcfed.engine.survival.recover import Course
     from hpcfed.storage.results import Results
 
 
@@ -26,7 +26,7 @@ class Checkpoints:
     ) -> None:
         self.rounds, self.results, self.course = rounds, results, course
         self.comm, self.wanted = rounds.fed.comm, rounds.fed.job.checkpoint
-        self.saver = Saver(rounds, folder, results, exists=course.saved > 0)
+        self.saver = BackgroundSave(rounds, folder, results, exists=course.saved > 0)
         self.saved_at, self.saved_t = time.monotonic(), course.saved
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class Checkpoints:
         error = self.saver.finish() if self.saver.pending else ""
         warnings = self.rounds.fed.warnings
         if error and (needed or self.wanted.required):
-            raise saving.everywhere(f"{error}\n  {warnings.last_checkpoint}")
+            raise save_restore.everywhere(f"{error}\n  {warnings.last_checkpoint}")
         if error:
             warnings.say(
                 f"warning: no checkpoint of round {self.saver.about.rounds}: {error}\n"

@@ -8,8 +8,8 @@ import numpy as np
 from hpcfed.core.errors import DamagedError, DataError
 from hpcfed.core.paths import regular
 from hpcfed.data import check
-from hpcfed.data.readable import hdf5, readable, whole
-from hpcfed.storage import names, seal
+from hpcfed.data.user_arrays import hdf5, readable, whole
+from hpcfed.storage import checksum, names
 from hpcfed.storage.atomic import replace_file
 from hpcfed.storage.record import RUN_ID, differ
 from hpcfed.storage.untrusted import child
@@ -134,7 +134,7 @@ def check_seal(path: Path) -> None:
             return
         raw.seek(0)
         try:
-            seal.verify_seal(path, raw, whole=True)
+            checksum.verify_seal(path, raw, whole=True)
         except DamagedError as error:
             raise DataError(
                 f"{error}; restore it from a copy, resume its run, which writes it anew, or write "

@@ -11,7 +11,7 @@ def locked(nbytes: int) -> int:
     return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
-class Ferry:
+class Transfer:
     """Copies to the host's page-locked memory and back, on a stream of its own; for one thread in
     the background.
 

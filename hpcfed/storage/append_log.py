@@ -21,12 +21,12 @@ from typing import BinaryIO
 import numpy as np
 from isal.isal_zlib import crc32
 
-from hpcfed.core.content import parse_json
 from hpcfed.core.errors import DamagedError
 from hpcfed.core.paths import only_regular
+from hpcfed.core.safe_read import parse_json
 from hpcfed.storage.atomic import convert_write_errors
+from hpcfed.storage.checksum import BLOCK, PLAIN, WHOLE, checksum_error, intact
 from hpcfed.storage.columns import Columns
-from hpcfed.storage.seal import BLOCK, PLAIN, WHOLE, checksum_error, intact
 from hpcfed.storage.untrusted import NUMBERS
 
 MARK = b"hpcfed journal 2\n"

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from hpcfed.comm import codec
 from hpcfed.core.payload import map_tensors, nbytes, tensors
-from hpcfed.machine.ferry import Ferry, locked
-from hpcfed.storage.shelf import Shelf
-from hpcfed.storage.tiers import Upper
+from hpcfed.machine.transfer import Transfer, locked
+from hpcfed.storage.lru_store import LruStore
+from hpcfed.storage.tiered_store import TieredStore
 
 if TYPE_CHECKING:
     from hpcfed.clients.store import ClientStore
 
 
 @dataclass
-class Kept:
+class ClientState:
     """What one client keeps from round to round: its weights, unless they are in a module, and its
     memory.
     """
@@ -45,15 +45,17 @@ class Kept:
         return codec.encode([self.weights, self.memory])
 
     @classmethod
-    def decode(cls, data: bytes) -> Kept:
+    def decode(cls, data: bytes) -> ClientState:
         return cls(*codec.decode(data))
 
-    def map_tensors(self, how: Callable[[Tensor], Tensor]) -> Kept:
+    def map_tensors(self, how: Callable[[Tensor], Tensor]) -> ClientState:
         """The same, with all tensors moved so."""
-        return Kept(map_tensors(self.weights, how), map_tensors(self.memory, how))
+        return ClientState(map_tensors(self.weights, how), map_tensors(self.memory, how))
 
 
-def shelf(folder: Path, resident: float, device: torch.device, room: float) -> Shelf[Kept]:
+def state_store(
+    folder: Path, resident: float, device: torch.device, room: float
+) -> LruStore[ClientState]:
     """What clients keep: in the device's memory, then in the host's where that is another one, then
     on the disk.
 
@@ -61,10 +63,14 @@ def shelf(folder: Path, resident: float, device: torch.device, room: float) -> S
     page-locked, in blocks that may be up to twice as large: these count.
     """
     if device.type == "cpu":
-        return Shelf(folder, resident, Kept.encode, Kept.decode, lambda kept: kept.nbytes)
-    host: Shelf[Kept] = Shelf(folder, resident, Kept.encode, Kept.decode, lambda kept: kept.locked)
-    ferry = Ferry(device)
-    return Upper(
+        return LruStore(
+            folder, resident, ClientState.encode, ClientState.decode, lambda kept: kept.nbytes
+        )
+    host: LruStore[ClientState] = LruStore(
+        folder, resident, ClientState.encode, ClientState.decode, lambda kept: kept.locked
+    )
+    ferry = Transfer(device)
+    return TieredStore(
         host,
         room,
         lambda kept: kept.map_tensors(ferry.down),
@@ -73,14 +79,14 @@ def shelf(folder: Path, resident: float, device: torch.device, room: float) -> S
     )
 
 
-class Past:
+class UndoLog:
     """The clients that were used while it was open, as they were before.
 
     It holds the tensors themselves, not copies: a client's are replaced, never changed. shelf:
     where they are.
     """
 
-    def __init__(self, store: ClientStore, shelf: Shelf[Kept]):
+    def __init__(self, store: ClientStore, shelf: LruStore[ClientState]):
         self.store, self.shelf, self.open = store, shelf, False
         # the clients that are in it; one that kept nothing is not on the shelf
         self.before: set[int] = set()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hpcfed.training.effects import Untraceable, undo_writes
+from hpcfed.training.side_effects import Untraceable, undo_writes
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
@@ -42,7 +42,7 @@ ALONE = threading.Lock()
 SAME = {"aten::detach", "aten::alias"}  # of tensors without gradient: nothing
 
 
-class Tape:
+class RecordedStep:
     """One recorded step of a skeleton's model: (other inputs) -> its loss, and the gradient by
     parameter.
 
