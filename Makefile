@@ -13,6 +13,8 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export PRTE_MCA_hwloc_default_binding_policy := none
 export OMP_NUM_THREADS := 1
+# Many short processes: what Python compiles is kept, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
 
 RUN := $(BIN)/mpirun -np 2 $(BIN)/python -m hpcfed.main
 ONE_LINE := 'import json, sys; print("{run}: {algorithm}, test accuracy {accuracy[mean]:.4f}".format(**json.load(sys.stdin)))'

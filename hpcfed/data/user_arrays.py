@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import h5py
@@ -87,8 +88,18 @@ class Nodes(Mapping[str, "h5py.Group | h5py.Dataset"]):
 
 
 def check_hdf5(path: Path) -> None:
-    """DataError for a file that HDF5 cannot read, crashes over, or does not come to the end of."""
-    limit = START + os.stat(path).st_size // PACE
+    """OSError for a file that HDF5 cannot read, crashes over, or does not come to the end of.
+
+    A file that has passed and has not changed since is not read again by this process.
+    """
+    now = os.stat(path)
+    check_once(path, now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+
+
+@lru_cache(maxsize=1024)  # an error is not kept: what failed is tried again
+def check_once(path: Path, device: int, inode: int, size: int, *times: int) -> None:
+    """`check_hdf5` of one state of a file, of which the arguments tell."""
+    limit = START + size // PACE
     env = os.environ | {"MPI4PY_RC_INITIALIZE": "0"}  # an h5py built for MPI would start it
     command = [sys.executable, "-P", hdf5_check.__file__, str(path)]
     try:

@@ -21,7 +21,7 @@ MAIN = ("-m", "hpcfed.main")
 # Dropout is in AlexNet and GoogLeNet, batch normalisation in all but AlexNet; clients move after
 # round 1.
 PAPER = shlex.split(
-    "--clients 8 --models.mix resnet18,shufflenetv2,googlenet,alexnet --data.train_limit 160 "
+    "--clients 6 --models.mix resnet18,shufflenetv2,googlenet,alexnet --data.train_limit 72 "
     "--data.test_share 0.5 --rounds 2 --evaluate.every 1 --run.rebalance 1"
 )
 

@@ -163,17 +163,24 @@ def test_a_command_takes_the_arguments_of_its_line(name):
     assert taken == named or (code.co_flags & CO_VARKEYWORDS and taken > named)
 
 
-def test_run_is_the_command_of_a_run_with_all_its_arguments(tmp_path):
+def test_run_is_the_command_of_a_run_with_all_its_arguments(tmp_path, monkeypatch):
+    """Once as two processes, with a user's method beside them; else by what the one gives the
+    other.
+    """
     (tmp_path / "mine.py").write_text("from hpcfed import RoundBased as Mine\n")
     own = ["--algorithm.name", "mine:Mine", "--models.mix", "mlp", "--rounds", "3", "--dry-run"]
-    command = [sys.executable, "-m", "hpcfed.cli", "run"]
+    ways = [
+        subprocess.run(
+            [sys.executable, "-m", *way, *own], cwd=tmp_path, capture_output=True, text=True
+        )
+        for way in (["hpcfed.cli", "run"], ["hpcfed.main"])
+    ]
+    assert len({(way.returncode, way.stdout, way.stderr) for way in ways}) == 1
+    assert ways[0].stdout and ways[0].returncode == 0
+    started = []
+    monkeypatch.setattr("hpcfed.main.program", lambda words: started.append(words) or 2)
     for words in (own, ["--rounds", "0"], ["--help", "fedprox"]):
-        ways = [
-            subprocess.run([*way, *words], cwd=tmp_path, capture_output=True, text=True)
-            for way in (command, [sys.executable, "-m", "hpcfed.main"])
-        ]
-        assert len({(way.returncode, way.stdout, way.stderr) for way in ways}) == 1
-        assert ways[0].stdout or words == ["--rounds", "0"]
+        assert cli.main(["run", *words]) == 2 and started.pop() == words
 
 
 def test_run_without_words_says_what_it_does_and_ends_with_three_commands_that_there_are(

@@ -14,7 +14,7 @@ from hpcfed.report.figures import (
     learning,
     memory,
     phases,
-    style,
+    plotting,
     topology,
     virtual,
 )
@@ -274,7 +274,7 @@ def test_ticks_of_a_logarithmic_axis_do_not_touch_each_other(tmp_path, name, tim
 
 def test_where_there_is_no_unit_a_tick_is_a_plain_number():
     ax = Figure().subplots()
-    style.unit(ax.xaxis, "")
+    plotting.unit(ax.xaxis, "")
     assert ax.xaxis.get_major_formatter()(0.1) == "0.1"  # and no 100 m, for metres or minutes
 
 

@@ -5,6 +5,7 @@ obeyed.
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from hpcfed.core.errors import (
     printable,
 )
 from hpcfed.core.safe_read import DamagedError, parse_json
-from hpcfed.data import files
+from hpcfed.data import files, user_arrays
 from hpcfed.data.partition_file import Partition
 from hpcfed.storage import names, record, tree
 from hpcfed.storage import sweep as sweeps
@@ -362,3 +363,19 @@ def test_mutated_files_of_every_kind_are_refused_or_read(tmp_path, monkeypatch):
             faults, _ = crafted.play(kind, number, 0, tmp_path)
             assert faults == []
     shutil.rmtree(tmp_path / "s")
+
+
+def test_a_file_that_has_passed_is_tried_again_only_when_it_has_changed(tmp_path, monkeypatch):
+    path, tried, run = tmp_path / "data.h5", [], subprocess.run
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(100)
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: tried.append(path) or run(*a, **k))
+    for _ in range(3):
+        with user_arrays.hdf5(path) as file:
+            assert file["x"][-1] == 99
+    assert len(tried) == 1
+    path.write_bytes(path.read_bytes()[:100])
+    for _ in range(2):  # what has failed is no file that has passed
+        with pytest.raises(OSError, match="truncated"), user_arrays.hdf5(path):
+            pass
+    assert len(tried) == 3
