@@ -1,6 +1,6 @@
 """Files as attackers make them: what each command answers to thousands of mutated files of a run.
 
-`python benchmarks/crafted.py [--cases 2000] [--seed 0] [--only KIND --number I]`
+`python benchmarks/crafted.py [--cases 2200] [--seed 0] [--only KIND --number I]`
 
 Each case changes one file of a small run (`mutations`) and asks everything that reads it. An answer
 is right where it is a result, or one message and status 2. It is not where it is a traceback, a
@@ -186,6 +186,7 @@ READERS: dict[str, dict[str, Callable[[Path], Any]]] = {
     "journal": OF_RESULTS,
     "index": OF_CHECKPOINTS,
     "part": OF_CHECKPOINTS,
+    "owned part": OF_CHECKPOINTS,
     "copy": {"resume": resumed},
     "partition": {"partition": partition, "probe": command("probe", "RUN", "--examples", 5)},
     "probe": OF_PROBES,
@@ -193,9 +194,11 @@ READERS: dict[str, dict[str, Callable[[Path], Any]]] = {
     "sweep": OF_SWEEPS,
     "end": OF_SWEEPS,
 }
-WAYS = {"journal": mutations.journal, "model": mutations.model} | dict.fromkeys(
-    ("sweep", "end"), mutations.json_file
-)
+WAYS = {
+    "journal": mutations.journal,
+    "owned part": mutations.owned_part,
+    "model": mutations.model,
+} | dict.fromkeys(("sweep", "end"), mutations.json_file)
 
 
 def files(run: Path) -> dict[str, Path]:
@@ -207,6 +210,7 @@ def files(run: Path) -> dict[str, Path]:
         "journal": names.journal_file(names.results_file(run)),
         "index": index,
         "part": names.part_file(parts, 0),
+        "owned part": names.part_file(parts, 0),
         "copy": names.results_copy(parts),
         "partition": names.partition_file(run),
         "probe": names.probe_file(run),
@@ -421,7 +425,7 @@ def drawn(cases: int) -> list[tuple[str, int]]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--cases", type=int, default=2200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=READERS, metavar="KIND", help="nothing is written")
     parser.add_argument("--number", type=int, help="with --only: this case alone")

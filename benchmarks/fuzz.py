@@ -5,7 +5,7 @@ message.
 
 Hypothesis draws so many examples of each kind. A job: an HpcfedError is right, any other exception
 is not. A name, of a folder, a method, an architecture, a class: what is printed of it has to be
-what a terminal shows, and as many lines as with a plain name.
+what a terminal shows, and as many lines as with a plain name; a run that takes a name can be read.
 """
 
 from __future__ import annotations
@@ -129,7 +129,12 @@ class Fuzz:
     def labels(self, name: str) -> None:
         """A run whose method, data, classes and architectures have that name."""
         own = self.place / "labels"
-        run(own, name)
+        try:
+            run(own, name)
+        except HpcfedError as error:  # no file could hold it: said before the first round
+            assert format_error(error).replace("\n", "").isprintable()
+            self.counts["refused"] += 1
+            return
         for words in (["summary"], ["status"], ["table"], ["cite"]):
             self.printed("", lambda words=words: cli.main([*words, str(own)]))
         self.printed("", lambda: print(repr(hpcfed.load(own))))

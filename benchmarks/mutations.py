@@ -13,7 +13,8 @@ import h5py
 import numpy as np
 
 from hpcfed.storage.append_log import HEAD, START, SUM, with_sum
-from hpcfed.storage.checksum import BLOCK, checksums, text
+from hpcfed.storage.checksum import BLOCK, checksums, identity, text
+from hpcfed.storage.names import index_of
 
 Draw = np.random.Generator
 MODULE = "evil:X"  # would leave a mark if anybody imported it
@@ -278,6 +279,29 @@ def hdf5(path: Path, g: Draw) -> str:
                 raw.write(block)
         reseal(path)
     return way
+
+
+def owned_part(path: Path, g: Draw) -> str:
+    """One change to a part of a checkpoint, whose index then takes it for its own."""
+    way = hdf5(path, g)
+    parts = path.parent
+    index = index_of(parts)
+    with h5py.File(index, "r+") as file:
+        known = json.loads(file["parts"][()])
+        known[f"{parts.name}/{path.name}"] = identity(path)
+        put_text(file, "parts", dumped(known))
+        block = index.read_bytes()[:BLOCK]
+    with open(index, "r+b") as raw:
+        raw.write(block)
+    reseal(index)
+    return way
+
+
+def put_text(file: h5py.File, name: str, text_: bytes) -> None:
+    """Another text in the place of one, with its mark."""
+    marks = dict(file[name].attrs)
+    del file[name]
+    file.create_dataset(name, data=np.bytes_(text_)).attrs.update(marks)
 
 
 def journal(path: Path, g: Draw) -> str:

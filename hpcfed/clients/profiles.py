@@ -48,11 +48,13 @@ class Profiles:
 
     def compute(self, k: int, examples: float) -> float:
         """Seconds that client k takes for so many examples, forward and backward."""
-        return float(examples * self.example[k] / self.speed[k])
+        with infinite_times():
+            return float(examples * self.example[k] / self.speed[k])
 
     def transfer(self, k: int, nbytes: float) -> float:
         """Seconds that so many bytes take to or from client k."""
-        return float(nbytes / self.bandwidth[k])
+        with infinite_times():
+            return float(nbytes / self.bandwidth[k])
 
     def seconds(self, k: int, examples: float, down: float, up: float) -> float:
         """One exchange of client k: latency, download, work, upload, one after the other."""
@@ -66,7 +68,15 @@ class Profiles:
     def fit(self, k: int, seconds: float, down: float, up: float) -> float:
         """Examples that client k works through in an exchange of so many seconds, >= 0."""
         left = seconds - self.seconds(k, 0, down, up)
-        return max(0.0, left * float(self.speed[k] / self.example[k]))
+        with infinite_times():
+            return max(0.0, left * float(self.speed[k] / self.example[k]))
+
+
+def infinite_times() -> np.errstate:
+    """Inside, what is beyond all numbers is infinite, and numpy does not warn of it: a job may ask
+    for a device that never comes to its end.
+    """
+    return np.errstate(over="ignore", divide="ignore")
 
 
 def draw(system: System, clients: int, seed: int) -> dict[str, np.ndarray]:
@@ -76,9 +86,11 @@ def draw(system: System, clients: int, seed: int) -> dict[str, np.ndarray]:
     """
     if system.file is not None:
         return read(system.file, clients)
-    varied = {
-        name: getattr(system, name) * factors(system, clients, seed, name) for name in COLUMNS[:-1]
-    }
+    with infinite_times():
+        varied = {
+            name: getattr(system, name) * factors(system, clients, seed, name)
+            for name in COLUMNS[:-1]
+        }
     return varied | {"availability": np.full(clients, system.availability)}
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import tomli_w
 
+from hpcfed.core.errors import ConfigError
+from hpcfed.storage.fields import flat
+
 # fields of one call of a run, which another call of the same job has not
 OF_ONE_CALL = ("out", "resume", "overwrite", "force", "dry_run", "quiet", "verbose")
 
@@ -18,7 +21,17 @@ def without_call(job: dict[str, Any]) -> dict[str, Any]:
 def to_toml(job: dict[str, Any]) -> str:
     """The TOML text of a job's fields, nested; those that are None have no line, for TOML has no
     such value, and it is their default.
+
+    Raises ConfigError for a field that no job file can hold: None in a list, a name of a file that
+    is no Unicode text.
     """
+    for name, value in flat(job).items():
+        try:
+            tomli_w.dumps({} if value is None else {name: value}).encode()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{name}: {value!r:.200} cannot stand in a job file: {error}"
+            ) from error
     return tomli_w.dumps(without_none(job))
 
 

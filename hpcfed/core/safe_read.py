@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hpcfed.core.errors import DamagedError
+from hpcfed.core.errors import DamagedError, first_line
 
 NESTED = 32  # tables and lists inside one another
 TEXT = 2**26  # bytes of a JSON text
@@ -36,6 +36,26 @@ def convert_read_errors(path: Path) -> Iterator[None]:
     except UNREADABLE as error:
         what = str(error) or type(error).__name__
         raise DamagedError(f"{path}: holds what hpcfed does not write: {what}") from error
+
+
+# what code raises over values that it takes for its own, and that are of other types or shapes
+UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+@contextmanager
+def convert_unfit_errors(path: Path) -> Iterator[None]:
+    """Inside, a run takes up what was read from a file: what is raised because that is not what
+    such a run saves becomes a DamagedError. A lack of memory does not.
+    """
+    try:
+        yield
+    except UNFIT as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, a RuntimeError
+            raise
+        raise DamagedError(
+            f"{path}: holds what this job does not save, or another version of hpcfed did "
+            f"({type(error).__name__}: {first_line(error)})"
+        ) from error
 
 
 class Table(dict[str, Any]):

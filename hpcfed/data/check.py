@@ -168,6 +168,16 @@ def classes(given: list[str] | None, y: np.ndarray, where: str) -> tuple[str, ..
     return tuple(map(str, range(int(y.max()) + 1) if given is None else given))
 
 
+def text(name: str, where: str) -> None:
+    """DataError for a name that no file can hold, because it is no Unicode text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: {name!r} is no Unicode text; store another name there"
+        ) from error
+
+
 def below(y: np.ndarray, n_classes: int, where: str) -> None:
     """Raise DataError for a label that is not below n_classes."""
     first_bad(

@@ -128,6 +128,8 @@ def _read_hdf5(path: Path) -> File:
         raise DataError(
             f"{path}: attribute 'classes' is {names!r}; store a JSON list of class names"
         )
+    for name in names or ():
+        check.text(str(name), f"{path}: attribute 'classes'")
     named = train.users is not None and (test is None or test.users is not None)
     if np.shape(own_tests) or own_tests not in (0, 1) or (own_tests and not named):
         raise DataError(

@@ -150,6 +150,8 @@ def _below(rows: np.ndarray, n: int, where: str, data: str) -> None:
 def _integers(values: np.ndarray, where: str) -> np.ndarray:
     if np.ndim(values) != 1 or (values.size and values.dtype.kind not in "iu"):
         raise DataError(f"{where}: is no row of whole numbers; write the file with Partition.save")
+    if not values.size:  # of whatever type: numpy makes an empty list one of floats
+        return np.zeros(0, np.int64)
     check.first_bad(
         values, (values < 0) | (values > check.MOST), where, f"an index lies in 0..{check.MOST}"
     )

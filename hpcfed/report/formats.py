@@ -267,5 +267,5 @@ def save_or_return(text: str, out: Path | None) -> str:
     if out is None:
         return text
     with output(out, "the table"):
-        out.write_text(text + "\n", encoding="utf-8")
+        out.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     return str(out)

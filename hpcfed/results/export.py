@@ -25,7 +25,7 @@ def export(run: Path, format: str = "csv", out: Path | None = None) -> str:
     `job.toml`, which runs the job again. Returns what was written.
 
     out: the folder to write to; default: `export` in the run's.  ConfigError where Parquet's
-    package is missing.
+    package is missing, or no job file can hold a field of the job.
     """
     write, record = writer(format), load(run)
     folder = out or record.path.parent / "export"

@@ -21,9 +21,8 @@ from hpcfed.core.errors import CheckpointError, DamagedError
 from hpcfed.core.paths import glob_folder
 from hpcfed.storage import names
 from hpcfed.storage.atomic import TEMPORARY, convert_write_errors
-from hpcfed.storage.reader import Reader
+from hpcfed.storage.reader import NAME, Reader
 
-NAME = re.compile(r"round-(\d{6,})\.h5")
 PARTS = re.compile(r"round-\d{6,}(?:-(\d+))?")
 
 

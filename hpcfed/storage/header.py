@@ -6,19 +6,24 @@ fields are read as they are.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
-from hpcfed.core.errors import DamagedError
+from hpcfed.core.errors import ConfigError, DamagedError
+from hpcfed.core.safe_read import parse_json
 from hpcfed.storage.columns import PADDED, PADDING
+from hpcfed.storage.fields import Fields
 
 if TYPE_CHECKING:
     from hpcfed.storage.record import Record
 
 PART = r"^round-\d{6,}(-\d+)?/rank-\d{4,}\.h5$"  # path of a part of a checkpoint
 Text = Annotated[str, Field(max_length=100_000)]
+# names of files, and what holds them: on Linux any bytes, which Python has as lone surrogates
+FileText = Annotated[InstanceOf[str], Field(max_length=100_000)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -39,20 +44,38 @@ class Data(Part):
     """The clients' examples."""
 
     name: Text = ""
+    label: Text = ""
     partition: Text = ""
     alpha: Finite | None = None
+    halve: Finite = 0.0
+
+
+class Mix(Part):
+    """The clients' models."""
+
+    mix: list[Text] = []
+
+
+class Process(Part):
+    """How the run was carried out."""
+
+    threads: Count = 1
+    device: Text = ""
+    speeds: list[Finite] = []
 
 
 class Job(Part):
-    """The fields of a job that readers of results use; `config.load.again` checks all of them."""
+    """The fields of a job that readers of results and of sweeps use; `config.load.again` checks all
+    of them.
+    """
 
     algorithm: Method = Method()
     data: Data = Data()
     clients: Annotated[int, Field(ge=1, le=10**8)] = 1
     rounds: Count = 0
     seed: int = 0
-    run: dict[str, Any] = {}
-    models: dict[str, Any] = {}
+    run: Process = Process()
+    models: Mix = Mix()
 
 
 class Past(Part):
@@ -101,6 +124,7 @@ class Header(Past):
     placement: list[int] = []
     history: list[Past] = []
     ended: Text | None = None
+    settings: Job = Job()  # of a checkpoint: the whole job
 
 
 class Index(BaseModel):
@@ -147,9 +171,53 @@ def check_header(header: Any) -> None:
     try:
         Header.model_validate(header)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "all of it"
-        raise DamagedError(f"header: {place}: {first['msg'].lower()}") from error
+        raise DamagedError(f"header: {first_mistake(error)}") from error
+
+
+def first_mistake(error: ValidationError) -> str:
+    """Where pydantic found the first mistake, and what it is."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"])) or "all of it"
+    if first["type"] == "string_unicode":
+        return f"{place}: {first['input']!r:.200} is no Unicode text"
+    return f"{place}: {first['msg'].lower()}"
+
+
+def check_own_header(header: dict[str, Any]) -> None:
+    """ConfigError for a header that, once it is written, no reader would take."""
+    try:
+        check_header(parse_json(json.dumps(header), "header"))
+    except DamagedError as error:
+        raise ConfigError(
+            f"the results of this run could not be read: {error}; change it in the job, or in the "
+            "data that it is from"
+        ) from error
+
+
+def check_fields(fields: Fields) -> None:
+    """DamagedError for a job by dotted names of which a field that readers use has another type."""
+    tables: dict[str, Any] = {}
+    for name in FIELDS:
+        if name in fields:
+            *above, last = name.split(".")
+            (tables.setdefault(above[0], {}) if above else tables)[last] = fields[name]
+    try:
+        Job.model_validate(tables)
+    except ValidationError as error:
+        raise DamagedError(first_mistake(error)) from error
+
+
+def leaves(part: type[BaseModel], above: str = "") -> list[str]:
+    """The dotted names of a table's fields."""
+    found: list[str] = []
+    for name, field in part.model_fields.items():
+        kind = field.annotation
+        below = isinstance(kind, type) and issubclass(kind, BaseModel)
+        found += leaves(kind, f"{above}{name}.") if below else [above + name]  # type: ignore[arg-type]
+    return found
+
+
+FIELDS = tuple(leaves(Job))
 
 
 def check_columns(columns: dict[str, np.ndarray], rounds: int) -> None:

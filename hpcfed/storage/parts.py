@@ -15,6 +15,7 @@ from hpcfed.storage.atomic import open_file, replace_file
 from hpcfed.storage.checksum import identity
 from hpcfed.storage.equality import same
 from hpcfed.storage.header import Piece, check_header
+from hpcfed.storage.reader import same_round
 from hpcfed.storage.untrusted import subgroup
 
 Items = Callable[
@@ -89,6 +90,7 @@ def adopt(folder: Path, most: int, run_id: str = "") -> bool:
     Raises CheckpointError if parts are missing or damaged, or the index is refused.
     """
     about, first = read_part(folder, 0)
+    same_round(names.index_of(folder), about.rounds)
     if about.rounds > most or record.differ(run_id, about.header.get(record.RUN_ID)):
         return False
     others = {rank: read_part(folder, rank) for rank in range(1, about.ranks)}

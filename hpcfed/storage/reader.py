@@ -1,5 +1,6 @@
 """One checkpoint, open for reading: its index, and the parts that are needed."""
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -9,13 +10,14 @@ import h5py
 import numpy as np
 
 from hpcfed.core.errors import CheckpointError, DamagedError, unknown
-from hpcfed.core.safe_read import convert_read_errors
+from hpcfed.core.safe_read import Table, convert_read_errors
 from hpcfed.storage import names, tree
 from hpcfed.storage.atomic import open_file
 from hpcfed.storage.checksum import identity
 from hpcfed.storage.header import Index, check_header
 from hpcfed.storage.untrusted import link, number, subgroup
 
+NAME = re.compile(r"round-(\d{6,})\.h5")  # of an index: how many rounds are done
 OPEN = 64  # parts that are open at a time: systems allow about 1000 files
 
 
@@ -49,7 +51,8 @@ class Reader:
             parts=tree.read_json(self._file, "parts") if "parts" in self._file else {},
         )
         check_header(found.header)
-        self.header: dict[str, Any] = found.header
+        same_round(self.path, found.rounds)
+        self.header: dict[str, Any] = Table(found.header, self.path)
         self.rounds = found.rounds
         self._names, self._known = found.names, set(found.names)
         self.parts: dict[str, str] = found.parts
@@ -115,3 +118,12 @@ class Reader:
                 f"{path}: damaged: another part than the one that {self.path.name} was written with"
             )
         return open_file(path, names.PART, self.whole)
+
+
+def same_round(index: Path, rounds: int) -> None:
+    """DamagedError where the name of a checkpoint's index says another round than the file."""
+    match = NAME.fullmatch(index.name)
+    if match and int(match[1]) != rounds:
+        raise DamagedError(
+            f"{index}: is of round {rounds}, not of the round that its name says; give it its name"
+        )

@@ -18,7 +18,8 @@ from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
 from hpcfed.storage import names, tree
 from hpcfed.storage.append_log import Journal
 from hpcfed.storage.atomic import convert_write_errors, replace_file
-from hpcfed.storage.columns import Columns, concat_columns, length, stack_rows
+from hpcfed.storage.columns import PADDED, Columns, concat_columns, length, stack_rows
+from hpcfed.storage.header import check_own_header
 from hpcfed.storage.record import JOB_ID, Header, Record, load, recover
 
 __all__ = ["Record", "Results", "load", "recover"]
@@ -54,6 +55,8 @@ class Results:
     classes ...).
     arrays: facts that do not change from round to round, such as label_counts [K, C].
     warn: is told where files had changed.
+    Raises ConfigError for a header that could not be read again, such as one with a name that is no
+    Unicode text.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Results:
         arrays: dict[str, np.ndarray],
         warn: Callable[[str], None] = lambda text: None,
     ):
+        check_own_header(header)
         self.path, self.header, self.arrays = names.results_file(run), header, arrays
         self.warn = warn
         self._blocks: list[Columns] = []  # rounds that are on disk
@@ -94,7 +98,8 @@ class Results:
         memory: what a process that goes on has of the results; then no file is read.
         Rounds without a record are `lost`: they have a row with 1 in "rounds/lost", and nan in all
         other columns. A file that cannot be read then stays beside the new one, as `set_aside`
-        names it. Raises CheckpointError if the results are foreign or of another version.
+        names it. Raises CheckpointError if the results are foreign or of another version, or the
+        rounds are more than any run has.
         """
         known = known or {}
         needed = next((t for t in range(rounds, 0, -1) if str(t - 1) not in known), 0)
@@ -112,7 +117,10 @@ class Results:
         results._blocks = (
             [{name: column[:written] for name, column in old.columns.items()}] if written else []
         )
-        for t in range(written, rounds):
+        first = min([int(t) for t in known if int(t) >= written] + [rounds])
+        if first > written:
+            results._lose(first - written)
+        for t in range(first, rounds):
             if str(t) not in known:
                 results.lost.append(t + 1)
             results.append(known.get(str(t), {LOST: 1.0}))
@@ -122,6 +130,16 @@ class Results:
                 with suppress(OSError):
                     os.replace(path, set_aside(path))
         return results
+
+    def _lose(self, n: int) -> None:
+        """Add so many rounds without a record. DamagedError for more than any run has."""
+        if n * 8 > PADDED:
+            raise DamagedError(
+                f"{self.path}: holds {self.rounds} rounds, but the checkpoint says that "
+                f"{self.rounds + n} are done, more than it can; resume from another checkpoint"
+            )
+        self.lost += range(self.rounds + 1, self.rounds + n + 1)
+        self._blocks.append({LOST: np.ones(n)})
 
     def record(self) -> Record:
         """All rounds so far, as `load` would give them."""

@@ -16,10 +16,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from hpcfed.core.errors import CheckpointError, DamagedError
 from hpcfed.core.paths import read_text
 from hpcfed.core.safe_read import Table, parse_json
-from hpcfed.storage import names
+from hpcfed.storage import header, names
 from hpcfed.storage.atomic import put
 from hpcfed.storage.fields import Fields
-from hpcfed.storage.header import Count, Finite, Text
+from hpcfed.storage.header import FileText, Finite
 
 
 def of_folder(name: str) -> str:
@@ -84,7 +84,7 @@ class OneRun(BaseModel):
 
     model_config = ConfigDict(strict=True)
     name: NAME
-    words: list[Text]
+    words: list[FileText]
     job: Fields
 
 
@@ -92,10 +92,10 @@ class Definition(BaseModel):
     """What the file has to say."""
 
     model_config = ConfigDict(strict=True)
-    words: list[Text]
-    directory: Text
+    words: list[FileText]
+    directory: FileText
     ranks: Annotated[int, Field(ge=1, le=10**7)]
-    launcher: Text
+    launcher: FileText
     job: Fields
     runs: list[OneRun]
 
@@ -105,24 +105,21 @@ class Ended(BaseModel):
 
     model_config = ConfigDict(strict=True)
     status: Annotated[int, Field(ge=-(2**31), le=2**31)]
-    line: Text
+    line: FileText
     when: Annotated[Finite, Field(ge=0, le=1e11)]
 
     def end(self) -> End:
         return End(self.status, self.line, self.when)
 
 
-class Known(BaseModel):
-    """The fields of a run's job that are used before the run is begun."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    rounds: Count = 1
-    threads: Annotated[Count, Field(alias="run.threads")] = 1
-
-
 def check_fields(fields: Fields, path: Path) -> Fields:
-    """A run's job in the file at this path. ValueError for a field of another type."""
-    Known.model_validate(fields)
+    """A run's job in the file at this path. DamagedError for a field of another type."""
+    try:
+        header.check_fields(fields)
+    except DamagedError as error:
+        raise DamagedError(
+            f"{path}: not as `hpcfed sweep` writes it: {error}; define the sweep again"
+        ) from error
     return Table(fields, path)
 
 

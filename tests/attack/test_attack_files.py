@@ -166,6 +166,7 @@ def test_a_picture_that_cannot_be_written_is_refused(made, tmp_path):
         refused(command("plot", str(made), *words), "is a folder, not a picture")
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_times_beyond_all_measure_are_not_drawn(tmp_path):
     for name, value in (("latency", "1.7e308"), ("speed", "5e-324")):
         words = [*TINY, "--overwrite", "--out", str(tmp_path / "run"), f"--system.{name}", value]
@@ -223,6 +224,7 @@ WRONG = {
     "nobody": (parts(train=np.zeros(0, int), train_sizes=np.zeros(0, int)), "0 clients"),
     "empty": (parts(public=h5py.Empty("i8")), "public: is no array"),
     "text": (parts(train="all"), "train: is no row"),
+    "no_texts": (parts(train_sizes=np.zeros(0, "S3")), "0 clients"),
 }
 
 

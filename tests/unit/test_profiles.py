@@ -39,6 +39,17 @@ def test_an_exchange_is_latency_download_work_and_upload_one_after_the_other():
     assert p.fit(0, 5.5, 100, 50) == 20.0 and p.fit(0, 1.0, 100, 50) == 0.0
 
 
+@pytest.mark.filterwarnings("error")
+def test_times_beyond_all_numbers_are_infinite_and_numpy_does_not_warn():
+    tiny, huge = np.array([5e-324, 0.0]), np.full(2, 1.7e308)
+    slow = Profiles(speed=tiny, bandwidth=tiny, latency=tiny, availability=tiny, example=huge)
+    for k in range(2):
+        assert slow.compute(k, 1) == slow.transfer(k, 1) == slow.seconds(k, 1, 1, 1) == np.inf
+    assert Profiles(huge, huge, tiny, tiny, example=tiny + 5e-324).fit(0, 1.0, 0, 0) == np.inf
+    fast = System(distribution="uniform", spread=0.9, speed=1.7e308)
+    assert np.isinf(draw(fast, 50, 0)["speed"]).any()
+
+
 def test_equal_profiles_are_the_settings():
     drawn = draw(System(speed=3.0, bandwidth=2.0, latency=1.0, availability=0.5), 3, seed=0)
     assert {name: values.tolist() for name, values in drawn.items()} == {

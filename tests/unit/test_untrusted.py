@@ -26,21 +26,24 @@ from hpcfed.core.errors import (
     plain,
     printable,
 )
-from hpcfed.core.safe_read import DamagedError, parse_json
+from hpcfed.core.safe_read import DamagedError, convert_unfit_errors, parse_json
 from hpcfed.data import files, user_arrays
 from hpcfed.data.partition_file import Partition
 from hpcfed.storage import names, record, tree
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.append_log import unpack
 from hpcfed.storage.atomic import replace_file
-from hpcfed.storage.checksum import identity
+from hpcfed.storage.checksum import BLOCK, identity
 from hpcfed.storage.columns import concat_columns
+from hpcfed.storage.header import check_header
 from hpcfed.storage.reader import Reader
+from hpcfed.storage.results import Results
 from tests import records
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import crafted
+from mutations import reseal
 
 MARKS = "\x1b[31m\n\u202e"
 
@@ -102,6 +105,9 @@ HOSTILE = {
     "huge": (field("job.clients", 2**40), "header: job.clients"),
     "names": (field("architectures", [1, None]), "header: architectures.0"),
     "clients": (field("job.clients", 5), "4 architectures of 5 clients"),
+    "label": (field("job.data.label", ["a"]), "header: job.data.label"),
+    "models": (field("job.models", {"mix": [["mlp"]]}), "header: job.models.mix.0"),
+    "no text": (field("classes", ["\ud800", "b"]), "classes.0: '.ud800' is no Unicode text"),
     "rounds": (lambda file: file.attrs.modify("rounds", 2**40), "but 1099511627776 rounds"),
     "many rounds": (lambda file: file.attrs.modify("rounds", -1), "which is no count"),
     "no rounds": (lambda file: file.attrs.pop("rounds"), "None, which is no count"),
@@ -175,10 +181,10 @@ def test_a_pipe_is_refused_at_once_wherever_a_file_is_read(tmp_path):
         source.get("state")
 
 
-def checkpoint(index: Path, parts: dict[str, str]) -> Path:
+def checkpoint(index: Path, parts: dict[str, str], rounds: int = 1) -> Path:
     """An index of these parts, the state in the first of them."""
     with replace_file(index, names.CHECKPOINT) as file:
-        file.attrs["rounds"] = 1
+        file.attrs["rounds"] = rounds
         tree.write_json(file, "header", {"job": {}})
         tree.write_json(file, "names", ["state"])
         tree.write_json(file, "parts", parts)
@@ -190,6 +196,69 @@ def checkpoint(index: Path, parts: dict[str, str]) -> Path:
 def test_an_index_names_parts_beside_it_alone(tmp_path, part):
     with pytest.raises(DamagedError, match="parts"):
         Reader(checkpoint(names.checkpoint_file(tmp_path, 1), {part: "0" * 64}))
+
+
+def test_a_checkpoint_of_another_round_than_its_name_says_is_refused(tmp_path):
+    """A resume fills in all rounds that its results lack: of 2**53 it would never end."""
+    index, part = names.checkpoint_file(tmp_path, 1), {"round-000001/rank-0000.h5": "0" * 64}
+    for rounds in (0, 2, 2**53):
+        with pytest.raises(DamagedError, match=f"round-000001.h5: is of round {rounds}, not"):
+            Reader(checkpoint(index, part, rounds))
+    Reader(checkpoint(index.with_name("copy.h5"), part, 2)).close()
+    with pytest.raises(DamagedError, match="holds 3 rounds, but the checkpoint says that 9007199"):
+        Results.resume(records.run(tmp_path).path.parent, 2**53, records.header(4, 2, 3))
+
+
+def test_a_checkpoint_that_does_not_say_its_job_is_refused(tmp_path):
+    index = checkpoint(names.checkpoint_file(tmp_path, 1), {"round-000001/rank-0000.h5": "0" * 64})
+    with h5py.File(index, "r+") as file:
+        put("header", lambda f, name: f.create_dataset(name, data=np.bytes_(b"{}")))(file)
+        block = index.read_bytes()[:BLOCK]
+    with open(index, "r+b") as raw:
+        raw.write(block)
+    reseal(index)
+    with Reader(index) as source, pytest.raises(DamagedError, match="does not say 'job'"):
+        source.header["job"]
+
+
+@pytest.mark.parametrize("settings", [[1], "x", {"rounds": -1}, {"data": {"name": []}}])
+def test_the_job_in_a_checkpoint_is_a_job(settings):
+    with pytest.raises(DamagedError, match="header: settings"):
+        check_header({"job": {}, "settings": settings})
+
+
+def test_items_that_a_run_does_not_save_are_damage_of_their_file_and_a_lack_of_memory_is_not():
+    for error in (KeyError("stale"), AttributeError("to"), RuntimeError("size"), ValueError("x")):
+        said = f"a.h5: holds .*{type(error).__name__}"
+        with pytest.raises(DamagedError, match=said), convert_unfit_errors(Path("a.h5")):
+            raise error
+    with pytest.raises(torch.OutOfMemoryError), convert_unfit_errors(Path("a.h5")):
+        raise torch.OutOfMemoryError("full")
+
+
+def test_what_a_run_writes_can_be_read_or_is_refused_before_its_first_round(tmp_path):
+    for place, value in (("classes", ["\ud800"]), ("algorithm", "x" * 100_001)):
+        with pytest.raises(ConfigError, match=f"could not be read: header: {place}"):
+            Results(tmp_path, records.header(4, 2, 3) | {place: value}, {})
+    made = records.header(4, 2, 3)
+    made["job"]["out"] = "runs/\udcff"  # a folder may have any bytes in its name
+    Results(tmp_path, made, {}).finish()
+    assert record.load(tmp_path).header["job"]["out"] == "runs/\udcff"
+
+
+def test_a_page_and_a_table_of_a_folder_whose_name_is_no_unicode_text_are_written(tmp_path):
+    run = records.run(tmp_path / "run\udcff").path.parent
+    for words in (["report", run, "-o", "a.html"], ["table", run, "-o", "a.csv"]):
+        out = tmp_path / words[-1]
+        assert cli.main([*map(str, words[:-1]), str(out)]) == 0
+        assert out.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("value", [[1, None], ["\ud800"], "\ud800"])
+def test_a_field_that_no_job_file_can_hold_is_named_by_export(tmp_path, capsys, value):
+    run = crafted_run(tmp_path / "run", field("job.other", {"field": value}))
+    assert cli.main(["export", str(run)]) == 2
+    assert "other.field: " in capsys.readouterr().err
 
 
 def test_groups_in_a_circle_and_objects_of_many_names_end():
@@ -351,6 +420,28 @@ def test_names_in_a_sweep_are_folders_beside_it(tmp_path):
         )
         with pytest.raises(CheckpointError, match=r"sweep\.json"):
             sweeps.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["data.name", "data.label", "data.partition", "algorithm.name", "rounds", "models.mix"]
+)
+@pytest.mark.parametrize("value", [[1, [2]], {"a": 1}, None, "\ud800"])
+def test_a_field_of_a_sweeps_job_has_its_type(tmp_path, capsys, name, value):
+    job = {"algorithm.name": "local", "data.name": "digits", "rounds": 1, name: value}
+    runs = [{"name": "a", "words": [], "job": job}]
+    text = {"format": "hpcfed-sweep", "version": 1, "words": [], "directory": "", "ranks": 1}
+    names.sweep_file(tmp_path).write_text(
+        json.dumps(text | {"launcher": "", "job": {}, "runs": runs})
+    )
+    assert cli.main(["table", str(tmp_path)]) == 2
+    assert f"sweep.json: not as `hpcfed sweep` writes it: {name}" in capsys.readouterr().err
+
+
+def test_a_sweep_that_was_begun_in_a_folder_whose_name_is_no_unicode_text_is_read(tmp_path):
+    member = sweeps.Member("a", ["--system.file", "\udcff.csv"], {"rounds": 1})
+    made = sweeps.Sweep(tmp_path, ["\udcff.toml"], "/home/\udcff", 1, "", (member,))
+    sweeps.write(made)
+    assert sweeps.read(tmp_path) == made
 
 
 def test_mutated_files_of_every_kind_are_refused_or_read(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import CheckpointError, DamagedError, WriteError
+from hpcfed.core.safe_read import convert_unfit_errors
 from hpcfed.engine.fault_tolerance.background_save import BackgroundSave
 from hpcfed.engine.fault_tolerance.snapshot import take_up
 from hpcfed.storage import checkpoint
@@ -97,7 +98,8 @@ def try_on_rank(rounds: Rounds, file: Path) -> str:
     try:
         with checkpoint.Reader(file) as source:
             same_run({RUN_ID: rounds.run_id}, source.header, file)
-            take_up(rounds, source)
+            with convert_unfit_errors(file):
+                take_up(rounds, source)
     except DamagedError as error:
         return str(error)
     return ""

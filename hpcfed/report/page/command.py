@@ -38,7 +38,7 @@ def report(runs: Sequence[Path], out: Path | None = None) -> str:
         raise ConfigError(f"{path}: not the name of a page; end it in .html")
     text = render_page(found, absent)
     with output(path, "the page"):
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     return str(path)
 
 

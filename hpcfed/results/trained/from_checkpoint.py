@@ -21,6 +21,7 @@ from hpcfed.config.load import again
 from hpcfed.core.errors import CheckpointError, ConfigError, DamagedError
 from hpcfed.core.params import Params
 from hpcfed.core.payload import from_tree, on_device
+from hpcfed.core.safe_read import convert_unfit_errors
 from hpcfed.core.shapes import Shapes, read_numbers, read_shape, write_shape
 from hpcfed.federation.federation import Federation, SharedData
 from hpcfed.models.assign import assign
@@ -66,7 +67,8 @@ class Saved:
         self.keeps = keeps_weights(self.method, self.fed)
         self.fed.store.stateless = not self.keeps
         self.fed.participation.open(self.t)
-        self.state = self.state_of(source.get("state"))
+        with convert_unfit_errors(source.path):
+            self.state = self.state_of(source.get("state"))
 
     def state_of(self, tree: Any) -> Any:
         """The server's state; of a method whose state is no Params the type is that of its first
@@ -88,14 +90,15 @@ class Saved:
         """
         fed, client = self.fed, self.fed.clients[k]
         client.architecture = architecture(self.method, fed, k, self.t)
-        if not self.keeps:
-            self.method.receive(client, self.method.offer(fed, client, self.state))
-        elif f"clients/{k}" in self.source.names(f"clients/{k}"):
-            kept = self.source.get(f"clients/{k}")
-            fed.store.put(k, kept["weights"], kept["memory"])
-        client.model.eval()
-        with client.borrowed():
-            found = pieces(fed, client, self.method, self.state)
+        with convert_unfit_errors(self.source.path):
+            if not self.keeps:
+                self.method.receive(client, self.method.offer(fed, client, self.state))
+            elif f"clients/{k}" in self.source.names(f"clients/{k}"):
+                kept = self.source.get(f"clients/{k}")
+                fed.store.put(k, kept["weights"], kept["memory"])
+            client.model.eval()
+            with client.borrowed():
+                found = pieces(fed, client, self.method, self.state)
         fed.store.forget(k)
         counted = OWN if self.keeps and found.kind not in OF_NOW else RECEIVED
         more: dict[str, Any] = {
