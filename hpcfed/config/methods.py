@@ -135,6 +135,11 @@ ALGORITHMS = {
         "FedAvg by architecture; the small models teach a large one on the server",
         "cho2022",
     ),
+    "pfedhr": Entry(
+        "hpcfed.algorithms.public_data.pfedhr:PFedHR",
+        "new models put together of blocks of the clients' teach each client",
+        "wang2023",
+    ),
     "fedasync": Entry(
         "hpcfed.algorithms.asynchronous.fedasync:FedAsync",
         "asynchronous: models are merged as they come",

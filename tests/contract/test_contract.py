@@ -50,7 +50,7 @@ FASTER = {  # neutral settings where those of toy.toml do not serve
     "pfedme": ("--algorithm.lam", "1", "--algorithm.eta", "0.5"),
 }
 # methods whose bytes depend on what is learnt: they announce the most that can be
-COMPRESSED = ("fedkd",)
+COMPRESSED = ("fedkd", "pfedhr")
 
 
 @pytest.fixture(scope="module", params=ALGORITHMS)

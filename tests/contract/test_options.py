@@ -64,6 +64,7 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.held": 0.3,
     "algorithm.encoder_rate": 0.5,
     "algorithm.small_epochs": 1.0,
+    "algorithm.longest": 2,
 }
 DATA = {  # what depends on the data, or on the models: not refused, and not always of effect
     "algorithm.empty",  # a centre without clients
@@ -179,6 +180,10 @@ CASES = {  # claim: flags; what other options depend on is on in one case and of
     "fedtype by fedprox": ("--algorithm.aggregation", "fedprox", *SMALL_SETS, *MLP),
     "fedtype by pfedme": ("--algorithm.aggregation", "pfedme", "--algorithm.imitation", "0"),
     "fedtype by pfedbayes": ("--algorithm.aggregation", "pfedbayes", "--algorithm.imitation", "0"),
+    "pfedhr without labels": ("--algorithm.public_labels", "false", *MLP),
+    "pfedhr of means": (
+        *("--algorithm.merge", "true", "--algorithm.groups", "3", "--models.mix", "mlp,fedhenn-3"),
+    ),
     "dsfl with a server's model": ("--models.server", "mlp", *MLP),
 }
 

@@ -1,0 +1,317 @@
+"""Models cut into blocks, and blocks of several models in a row, stitched where widths differ.
+
+A block is a layer with weights and what follows it up to the next one: normalisation, activation,
+pooling. Bodies that run their parts one after the other are cut so (rows of layers, torchvision's
+ResNets and GoogLeNet, whose residual and inception modules are one block each); of any other body
+the whole is one block. The head is the last block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hpcfed.core.params import Params
+from hpcfed.core.shapes import each
+from hpcfed.models.flat import Skeleton
+
+KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (  # the first of which a block has layers is its
+    ("convolution", (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
+    ("recurrence", (nn.RNNBase,)),
+    ("attention", (nn.MultiheadAttention,)),
+    ("embedding", (nn.Embedding, nn.EmbeddingBag)),
+    ("linear", (nn.Linear,)),
+)
+# operations in the order in which models have them
+ORDER = ("embedding", "convolution", "recurrence", "attention", "other", "linear")
+NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
+LAST = 1 << 30  # the depth of heads: beyond all other blocks
+MAPS = 3  # dimensions of maps [c, h, w]
+Layer = tuple[str, nn.Module]  # with its name in the model; "" for what has no weights
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some layers of a model, run one after the other.
+
+    depth: its place in the model, from 0; heads are at LAST.  takes, gives: shapes of one example.
+    first: whether it takes the data themselves.
+    """
+
+    layers: tuple[Layer, ...]
+    kind: str
+    depth: int
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    first: bool = False
+
+    @property
+    def last(self) -> bool:
+        return self.depth == LAST
+
+    @property
+    def values(self) -> int:
+        """Values of its parameters and float buffers."""
+        return sum(v.numel() for _, v in self.tensors())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Its parameters and float buffers, by their names in the model."""
+        for path, module in self.layers:
+            for name, value in (*module.named_parameters(), *module.named_buffers()):
+                if value.is_floating_point():
+                    yield f"{path}.{name}", value
+
+    def run(self, params: Mapping[str, Tensor], x: Any) -> Any:
+        """The output with these tensors, by their names in the model."""
+        for path, module in self.layers:
+            start = f"{path}."
+            own = {n[len(start) :]: v for n, v in params.items() if n.startswith(start)}
+            x = functional_call(module, own, (x,)) if own else module(x)
+        return x
+
+
+class MeanOfPlaces(nn.Module):
+    """Maps [n, c, h, w] -> their means [n, c]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+@torch.no_grad()
+def cut(skeleton: Skeleton, x: Any) -> tuple[Block, ...]:
+    """The blocks of a model, the head last.
+
+    x: prepared examples, of which the shapes are taken; a body that is no Sequential is cut where
+    its children, one after the other, give for them what it gives.
+    """
+    model, x = skeleton.model.eval(), each(x, torch.clone)  # for layers may work in place
+    groups: list[list[Layer]] = [[]]
+    for path, layer in (*row("body", model.body, x), ("head", model.head)):
+        begins = weighs(layer) and not isinstance(layer, NORMS)
+        if begins and any(weighs(own) for _, own in groups[-1]):
+            groups.append([])
+        groups[-1].append((path, layer))
+    blocks = []
+    for i, layers in enumerate(groups):
+        takes = tuple(x.shape[1:]) if isinstance(x, Tensor) else ()
+        for _, layer in layers:
+            x = layer(x)
+        depth = LAST if i == len(groups) - 1 else i
+        kind = operation(layers)
+        blocks.append(Block(tuple(layers), kind, depth, takes, tuple(x.shape[1:]), first=i == 0))
+    return tuple(blocks)
+
+
+def weighs(layer: nn.Module) -> bool:
+    """Whether a layer has parameters."""
+    return next(layer.parameters(), None) is not None
+
+
+def row(path: str, module: nn.Module, x: Any) -> list[Layer]:
+    """The layers that a module runs one after the other; itself alone where it does something else.
+
+    A layer is a Sequential's in it, too; what stands between maps and a linear layer is one more.
+    """
+    if type(module).forward is nn.Sequential.forward:
+        found = []
+        for name, child in module.named_children():
+            found += row(f"{path}.{name}", child, x)
+            x = child(each(x, torch.clone))
+        return found
+    if isinstance(module, NORMS) or not list(module.children()):
+        return [(path, module)]
+    try:
+        whole, layers, given = module(each(x, torch.clone)), [], each(x, torch.clone)
+        for name, child in module.named_children():
+            parts = joined(f"{path}.{name}", child, given)
+            layers += parts
+            for _, layer in parts:
+                given = layer(given)
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+        return [(path, module)]  # its parts do not fit one behind the other
+    same = isinstance(given, Tensor) and given.shape == whole.shape
+    return layers if same and torch.allclose(given, whole) else [(path, module)]
+
+
+def joined(path: str, layer: nn.Module, x: Any) -> list[Layer]:
+    """A layer that gets x in a body whose forward may flatten maps, or average them, before it."""
+    if isinstance(layer, nn.Linear) and isinstance(x, Tensor) and x.dim() == 1 + MAPS:
+        flat = x.flatten(1).shape[1] == layer.in_features
+        return [("", nn.Flatten() if flat else MeanOfPlaces()), (path, layer)]
+    if type(layer).forward is nn.Sequential.forward:
+        return row(path, layer, x)
+    return [(path, layer)]
+
+
+def operation(layers: Sequence[Layer]) -> str:
+    """What kind of layers a block has, one of ORDER."""
+    inner = [module for _, layer in layers for module in layer.modules()]
+    for kind, types in KINDS:
+        if any(isinstance(module, types) for module in inner):
+            return kind
+    return "other"
+
+
+def fits(before: Block, after: Block) -> bool:
+    """Whether a block may follow another: deeper in its model, no earlier operation, and with an
+    input that can be made of the other's output.
+    """
+    deeper = after.depth > before.depth and not before.last
+    ordered = ORDER.index(after.kind) >= ORDER.index(before.kind)
+    given, taken = len(before.gives), len(after.takes)
+    made = taken == 1 or taken == given == MAPS or before.gives == after.takes
+    return deeper and ordered and made
+
+
+def stitch_shape(before: Block, after: Block) -> tuple[int, int]:
+    """Outputs and inputs of the layer between two blocks; none, (0, 0), where widths agree.
+
+    Maps are stitched at each place, with as many weights whatever their sizes.
+    """
+    given, taken = before.gives, after.takes
+    if len(given) > len(taken):  # places become values
+        return taken[0], math.prod(given)
+    return (0, 0) if given[0] == taken[0] or given == taken else (taken[0], given[0])
+
+
+def stitch(x: Tensor, takes: tuple[int, ...], weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """ReLU(W x + b), at each place, with as many places as the next block takes.
+
+    x: [n, *shape], takes: the next block's shape.  weight: [outputs, inputs], None where the widths
+    agree.
+    """
+    if x.dim() - 1 > len(takes):
+        x = x.flatten(1)
+    maps = x.dim() == 1 + MAPS
+    if weight is not None:
+        x = F.relu(F.linear(x.movedim(1, -1) if maps else x, weight, bias))
+        x = x.movedim(-1, 1) if maps else x
+    for dim in (2, 3) if maps else ():
+        if x.shape[dim] != takes[dim - 1]:
+            means = pooling(x.shape[dim], takes[dim - 1]).to(x)
+            x = torch.tensordot(x, means, dims=([dim], [1])).movedim(-1, dim)
+    return x
+
+
+@cache
+def pooling(size: int, wanted: int) -> Tensor:
+    """Adaptive average pooling of a side as a matrix, [wanted, size]: a product has one order of
+    additions, which torch's pooling backward has not on a GPU.
+    """
+    rows = torch.zeros(wanted, size)
+    for i in range(wanted):
+        start, stop = i * size // wanted, -(-(i + 1) * size // wanted)
+        rows[i, start:stop] = 1 / (stop - start)
+    return rows
+
+
+class Row:
+    """Blocks of any models one after the other, with stitches between them.
+
+    Its tensors are named "0.body.0.weight", the place of the block and the name in its own model,
+    and "1.stitch.weight" before block 1.
+    """
+
+    def __init__(self, blocks: Sequence[Block]):
+        self.blocks = tuple(blocks)
+        self.stitches = {
+            i: shape
+            for i, pair in enumerate(pairwise(self.blocks), start=1)
+            if (shape := stitch_shape(*pair))[0]
+        }
+
+    def initial(self, models: Sequence[Mapping[str, Tensor]]) -> Params:
+        """Copies of the blocks' own tensors, and new stitches, drawn from torch's global generator.
+
+        models: of which block i is, by i. Tensors lie in memory as the models' modules have them,
+        for that decides on bits.
+        """
+        new = Params()
+        for i, (block, model) in enumerate(zip(self.blocks, models, strict=True)):
+            for name, value in block.tensors():
+                new[f"{i}.{name}"] = torch.empty_like(value).copy_(model[name]).detach()
+            if i in self.stitches:
+                width, inputs = self.stitches[i]
+                layer = nn.Linear(inputs, width)
+                for part in ("weight", "bias"):
+                    made = getattr(layer, part).detach()
+                    new[f"{i}.stitch.{part}"] = made.to(next(iter(new.values())).device)
+        return new
+
+    def like(self, params: Mapping[str, Tensor]) -> Params:
+        """The tensors, copied to where the modules would have them in memory."""
+        own = {f"{i}.{n}": v for i, block in enumerate(self.blocks) for n, v in block.tensors()}
+        return Params(
+            {n: torch.empty_like(own[n]).copy_(v) if n in own else v for n, v in params.items()}
+        )
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """The names of what is trained; the others are buffers."""
+        names = {f"{i}.stitch.{part}" for i in self.stitches for part in ("weight", "bias")}
+        for i, block in enumerate(self.blocks):
+            for path, module in block.layers:
+                names |= {f"{i}.{path}.{name}" for name, _ in module.named_parameters()}
+        return frozenset(names)
+
+    def train(self, mode: bool) -> None:
+        """Let the modules, which are those of their models, be in train or eval mode."""
+        for block in self.blocks:
+            for _, layer in block.layers:
+                layer.train(mode)
+
+    def own(self, params: Mapping[str, Tensor], i: int) -> Params:
+        """The tensors of block i and of the stitch before it."""
+        start = f"{i}."
+        return Params({n[len(start) :]: v for n, v in params.items() if n.startswith(start)})
+
+    def named(self, model: Mapping[str, Tensor]) -> Params:
+        """The tensors of a whole model, of which this is the row, as `outputs` takes them."""
+        every = ((i, n) for i, block in enumerate(self.blocks) for n, _ in block.tensors())
+        return Params({f"{i}.{name}": model[name] for i, name in every})
+
+    def outputs(self, params: Mapping[str, Tensor], x: Any) -> Iterator[Tensor]:
+        """What each block gives, in turn; the last are the logits [n, C]."""
+        for i, block in enumerate(self.blocks):
+            own = self.own(params, i)
+            if i:
+                x = stitch(x, block.takes, own.get("stitch.weight"), own.get("stitch.bias"))
+            x = block.run(own, x)
+            yield x
+
+    def represent(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
+        """What the head's linear layer gets, [n, d]."""
+        *body, head = self.blocks
+        x = [x, *Row(body).outputs(params, x)][-1]
+        i, own = len(body), self.own(params, len(body))
+        if i:
+            x = stitch(x, head.takes, own.get("stitch.weight"), own.get("stitch.bias"))
+        for _, layer in head.layers[:-1]:
+            x = layer(x)
+        return x
+
+    def logits(self, params: Mapping[str, Tensor], x: Any) -> Tensor:
+        """[n, C]."""
+        return list(self.outputs(params, x))[-1]
+
+    def predictor(self, params: Params) -> Callable[[Any], Tensor]:
+        """As `logits`, with these tensors, in eval mode from now on."""
+        self.train(False)
+        own = self.like(params)
+        return lambda x: self.logits(own, x)
+
+
+def nbytes(before: Block | None, block: Block) -> int:
+    """Bytes of a block in a row, and of the stitch before it."""
+    width, inputs = stitch_shape(before, block) if before else (0, 0)
+    return 4 * (block.values + width * (inputs + 1))
