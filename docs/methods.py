@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 MODELS = {  # what a method accepts, as the table of all methods has it
     "one architecture": "the same on all clients",
     "widths": "one architecture, in several widths",
+    "depths": "one family, in several depths",
     "a common head": "different ones, with a common head",
     "any models": "different ones",
 }

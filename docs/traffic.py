@@ -22,6 +22,10 @@ MODELS = {  # what a method accepts: a job's models, and what they are
         ("--models.mix", "cnn", "--models.widths", "1,0.5,0.25"),
         "with the CNN of the FedAvg paper in widths 1, 1/2 and 1/4",
     ),
+    "depths": (
+        ("--models.mix", "resmlp-2,resmlp-4,resmlp-8"),
+        "with residual networks of 2, 4 and 8 blocks",
+    ),
     "a common head": (
         ("--models.mix", "cnn,fedhenn-3,fedhenn-5,mlp"),
         "with four architectures in turn",

@@ -56,8 +56,8 @@ class Method(Part):
 
     # What a method is. Where it hangs on an option a property stands in its place, hence Any.
 
-    # str, which models clients may have: "one architecture", "widths" of one, "a common head", "any
-    # models"
+    # str, which models clients may have: "one architecture", "widths" of one, "depths" of one
+    # family, "a common head", "any models"
     accepts: ClassVar[Any] = "one architecture"
     # tuple of str, what it cannot do without: "public" data, a "proxy" model beside each client's
     # own, a "server" model

@@ -26,7 +26,7 @@ from hpcfed.core.inputs import count
 from hpcfed.core.params import Mean
 
 OURS = {"hpcfed", "pydantic", "builtins", "abc", "typing"}  # whose classes are not the user's
-ACCEPTS = ("one architecture", "widths", "a common head", "any models")
+ACCEPTS = ("one architecture", "widths", "depths", "a common head", "any models")
 NEEDS = ("public", "proxy", "server")
 ELSEWHERE = {  # what other frameworks call the same
     "train": "local",

@@ -23,6 +23,7 @@ class Entry(registry.Entry):
     text: it takes tokens, [L], and nothing else; the target is called as function(shape, d,
     vocabulary).
     stem: its body is a row of layers of which the first run apart (`hpcfed.models.model.stem`).
+    family: name of those models that differ from it in their number of equal blocks alone.
     modal: it takes several modalities, and nothing else; the target is called as function(shapes,
     d, kinds), with the `Shapes` of those that it has encoders for and the encoder of each by name.
     """
@@ -31,6 +32,7 @@ class Entry(registry.Entry):
     text: bool = False
     stem: bool = False
     modal: bool = False
+    family: str = ""
 
     def takes(self, shape: tuple[int, ...], vocabulary: int = 0) -> bool:
         if self.modal or isinstance(shape, Shapes):
@@ -157,6 +159,16 @@ def _gkt(name: str, line: str) -> Entry:
     return Entry(f"hpcfed.models.gkt:{name}", line, "he2020,he2016", 1, stem=name == "resnet8")
 
 
+def _residual(family: str, blocks: int, line: str, least: int | None) -> Entry:
+    target = f"hpcfed.models.residual:{family}_{blocks}"
+    return Entry(target, line.format(blocks), "he2016", least, family=family)
+
+
+def _depths(family: str, line: str, least: int | None = None) -> dict[str, Entry]:
+    """The models of one family, in several depths."""
+    return {f"{family}-{n}": _residual(family, n, line, least) for n in (2, 4, 8)}
+
+
 MODELS: dict[str, Entry] = {
     "resnet18": Entry("hpcfed.models.resnet:resnet18", "ResNet-18, ImageNet stem", "he2016", 1),
     "shufflenetv2": Entry(
@@ -183,6 +195,8 @@ MODELS: dict[str, Entry] = {
     "mlp": Entry(
         "hpcfed.models.mlp:mlp", "one hidden layer of 200 units", "mcmahan2017", stem=True
     ),
+    **_depths("resmlp", "residual network of {} blocks of 2 FC, for any inputs"),
+    **_depths("rescnn", "residual network of {} blocks of 2 conv", 1),
     "logistic": Entry(
         "hpcfed.models.mlp:logistic", "logistic regression; d is the input size", "li2020"
     ),

@@ -300,20 +300,31 @@ def refusal(algorithm: Method, job: Job) -> str | None:
 
 def models(algorithm: Method, job: Job) -> str | None:
     """Some methods average whole models, so that all clients need one architecture, some in several
-    widths.
+    widths or depths.
     """
     kinds, widths = sorted(set(job.models.mix)), sorted(set(job.models.widths))
-    if algorithm.accepts not in ("one architecture", "widths"):
+    if algorithm.accepts not in ("one architecture", "widths", "depths"):
         return None
     if job.modalities.encoders == "own":
         return (
             "needs one architecture, but clients have encoders of their own modalities alone; "
             "set modalities.encoders = 'all'"
         )
-    if len(kinds) > 1:
+    if algorithm.accepts == "depths":
+        families = {find_model(kind).family or kind for kind in kinds if ":" not in kind}
+        if len(families) > 1:
+            return (
+                f"needs one architecture, or one family in several depths, but models.mix has "
+                f"{', '.join(kinds)}; set models.mix = ['resmlp-2', 'resmlp-4', 'resmlp-8']"
+            )
+    elif len(kinds) > 1:
         return (
             f"needs one architecture, but models.mix has {', '.join(kinds)}; "
             f"set models.mix = ['{kinds[0]}']"
+        )
+    if set(widths) != {1} and algorithm.accepts == "depths":
+        return (
+            "needs models of one width, but models.widths has sub-models; set models.widths = [1]"
         )
     if len(widths) > 1 and algorithm.accepts != "widths":
         return (

@@ -18,7 +18,7 @@ KINDS = {  # folders of hpcfed/algorithms, in the order in which methods are lis
     "public_data": "different models, public data",
     "data_free": "made examples, no public data",
     "proxies": "different models, a small common one or a server's",
-    "widths": "one model in several widths",
+    "widths": "one model in several widths or depths",
     "personal": "personal models, one architecture",
     "clusters": "clusters of clients",
     "bayesian": "distributions over models",
@@ -262,6 +262,11 @@ ALGORITHMS = {
         "hpcfed.algorithms.widths.fjord:FjORD",
         "ordered dropout: nested slices of one model",
         "horvath2021",
+    ),
+    "inclusivefl": Entry(
+        "hpcfed.algorithms.widths.inclusivefl:InclusiveFL",
+        "models of several depths; last layers of shallow ones learn from deeper ones",
+        "liu2022inclusivefl",
     ),
     "ktpfl": Entry(
         "hpcfed.algorithms.public_data.ktpfl:KTpFL",

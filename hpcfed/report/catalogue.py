@@ -119,6 +119,7 @@ def plain(name: str) -> str:
 ACCEPTS = {  # which models clients may have, in words
     "one architecture": "the same architecture on all clients",
     "widths": "one architecture, in several widths (models.widths)",
+    "depths": "architectures of one family, which differ in their number of equal blocks",
     "a common head": "any architectures; their heads (last layers) have one shape",
     "any models": "any architectures",
 }

@@ -2,6 +2,7 @@
 networks must not do.
 """
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,11 +12,14 @@ import torch
 from hpcfed.algorithms.base import RoundBased
 from hpcfed.algorithms.global_model import fedrare
 from hpcfed.algorithms.public_data import heterossfl
+from hpcfed.algorithms.widths import inclusivefl
 from hpcfed.comm import Serial
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.params import Mean, Params
 from hpcfed.models import build, factors, hyper
+from hpcfed.models.depths import family, find_row
+from hpcfed.models.flat import Layout
 from hpcfed.models.groups import row_groups
 from hpcfed.models.variants import encode_units
 from tests.contract import toy
@@ -34,10 +38,14 @@ def model(name: str, shape=toy.SHAPE) -> torch.nn.Module:
     {
         ("fedpan", "--algorithm.amplitude", "0"): ("--algorithm.weighting", "uniform"),
         ("fed2", "--algorithm.groups", "1"): (),
+        ("inclusivefl", "--algorithm.weighting", "uniform"): ("--algorithm.weighting", "uniform"),
     }.items(),
 )
 def test_without_its_change_of_the_network_a_method_is_fedavg(ours, theirs):
     one, other = run(*ours, *SMALL), run("fedavg", *theirs, *SMALL)
+    if ours[0] == "inclusivefl":  # its state holds what the server keeps beside
+        one = replace(one, state={name: v for name, v in one.state["models"].items()})
+        other = replace(other, state=Params(other.state).prefixed("small/"))
     assert toy.differences(one, other) == []
 
 
@@ -354,3 +362,108 @@ def test_the_order_of_a_graphs_nodes_does_not_matter():
     turned = net.encode(nodes[order], edges[order][:, order])
     assert torch.allclose(turned, states[order], atol=1e-6)
     assert not torch.allclose(net.encode(nodes, edges.T), states, atol=1e-3)
+
+
+class Layers(torch.nn.Module):
+    """A stem, so many blocks of one weight, a last layer."""
+
+    def __init__(self, blocks: int, last: int = 1):
+        super().__init__()
+        self.stem = torch.nn.Linear(1, 1, bias=False)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(1, 1, bias=False) for _ in range(blocks))
+        self.last = torch.nn.Linear(1, last, bias=False)
+
+
+def two_depths(**method):
+    """Tiers a, of one block, and b, of three, by name their tensors; and the method."""
+    kin = family({"b": Layout.of(Layers(3)), "a": Layout.of(Layers(1))})
+    values = lambda *v: {  # noqa: E731
+        name: torch.tensor([[float(x)]])
+        for name, x in zip(
+            ("stem.weight", *(f"blocks.{i}.weight" for i in range(len(v) - 2)), "last.weight"),
+            v,
+            strict=True,
+        )
+    }
+    return kin, values, inclusivefl.InclusiveFL(**method)
+
+
+def join(a, b):
+    return Params({f"a/{n}": v for n, v in a.items()} | {f"b/{n}": v for n, v in b.items()})
+
+
+@pytest.mark.parametrize("source, momentum", [("last", (4 + 2 + 6) / 3), ("above", (2 + 6) / 2)])
+def test_layers_of_two_depths_are_averaged_and_the_shallow_ones_last_is_distilled(source, momentum):
+    kin, values, method = two_depths(beta=0.25, distil_from=source)
+    assert (kin.row, dict(kin.depths), kin.tiers) == ("blocks", {"a": 1, "b": 3}, ["a", "b"])
+    old = join(values(0, 0, 0), values(0, 0, 0, 0, 0))
+    before = Params({"b/weight": torch.tensor([[8.0]])})
+    state = inclusivefl.State(old, before, Params(), Params(), torch.zeros(2, dtype=torch.int64))
+    means = join(values(1, 2, 3), values(5, 4, 2, 6, 7))
+    new = method.step(kin, state, means, {"a": 0.25, "b": 0.75})
+    found = {name: float(v) for name, v in new.models.items()}
+    assert found == {
+        "a/stem.weight": 4.0,  # 0.25 * 1 + 0.75 * 5, of both
+        "b/stem.weight": 4.0,
+        "a/blocks.0.weight": 3.5,  # the tier's own: 0.75 * 2 + 0.25 * 8
+        "a/last.weight": 3.0,
+        "b/blocks.0.weight": 4.0,  # of b alone, for it is the last one of a
+        "b/blocks.1.weight": 2.0,
+        "b/blocks.2.weight": 6.0,
+        "b/last.weight": 7.0,
+    }
+    assert {n: float(v) for n, v in new.momentum.items()} == {"b/weight": momentum}
+
+
+def test_a_depth_without_clients_keeps_its_last_layers_and_has_no_momentum():
+    kin, values, method = two_depths()
+    old = join(values(1, 1, 1), values(1, 1, 1, 1, 1))
+    before = Params({"b/weight": torch.tensor([[5.0]])})
+    state = inclusivefl.State(old, before, Params(), Params(), torch.zeros(2, dtype=torch.int64))
+    new = method.step(kin, state, join(values(3, 3, 3), values(1, 1, 1, 1, 1)), {"a": 1, "b": 0})
+    assert float(new.models["b/stem.weight"]) == float(new.models["a/stem.weight"]) == 3
+    assert [float(new.models[f"b/{n}"]) for n in ("blocks.0.weight", "last.weight")] == [1, 1]
+    assert float(new.momentum["b/weight"]) == 0
+
+
+def test_the_servers_adam_steps_by_its_rate_at_first_whatever_the_change():
+    kin, values, method = two_depths(server_optimiser="adam", server_lr=0.5, beta=0)
+    old = join(values(0, 0, 0), values(0, 0, 0, 0, 0))
+    steps = torch.zeros(2, dtype=torch.int64)
+    state = inclusivefl.State(old, Params(), old * 0, old * 0, steps)
+    new = method.step(kin, state, join(values(1, -2, 3), values(-5, 4, 2, 0, 7)), {"a": 1, "b": 1})
+    found = [round(float(v), 6) for v in new.models.values()]
+    assert found == [0, -0.5, 0.5, 0, 0.5, 0.5, 0, 0.5] and new.steps.tolist() == [1, 1]
+
+
+def test_layers_that_several_depths_have_are_the_same_bits_in_each_and_last_ones_are_not():
+    rounds = toy.start(Serial(), toy.job("inclusivefl", "--participation", "1"))
+    rounds.step()
+    models = rounds.state.models
+    assert {n.partition("/")[0] for n in models} == {"resmlp-2", "resmlp-4"}
+    shallow, deep = (models.under(f"resmlp-{n}/") for n in (2, 4))
+    same = {name for name in shallow if torch.equal(shallow[name], deep[name])}
+    assert same == {n for n in shallow if n.startswith(("body.stem.", "body.blocks.0."))}
+
+
+def test_the_row_of_blocks_of_a_transformer_is_found_by_names_and_shapes():
+    encoder = torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 3
+    )
+    assert find_row({n: tuple(v.shape) for n, v in encoder.named_parameters()}) == ("layers", 3)
+    resnet = {n: tuple(v.shape) for n, v in model("resnet18", (3, 8, 8)).named_parameters()}
+    assert find_row(resnet) == ("body.layer1", 2)
+    assert find_row({"0.weight": (3, 2), "2.weight": (3, 2)}) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    "layers, words",
+    [
+        ((Layers(2), Layers(3, last=2)), r"last.weight \[1, 1\] in one and \[2, 1\] in the other"),
+        ((Layers(2), torch.nn.Linear(1, 1)), "only one of them has bias"),
+        ((Layers(2), Layers(2)), "two have as many blocks"),
+    ],
+)
+def test_models_that_differ_in_more_than_depth_are_refused(layers, words: str):
+    with pytest.raises(ConfigError, match=words):
+        family({f"m{i}": Layout.of(layer) for i, layer in enumerate(layers)})

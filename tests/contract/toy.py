@@ -36,7 +36,11 @@ CLASSES, D, SHAPE = 4, 16, (1, 8, 8)
 SIZES = (1, 9, 8, 17, 21, 32)  # training examples of each client; 17 leaves a last batch of one
 TESTS = (1, 4, 6, 5, 7, 0)
 MIX = "small,mlp,fedhenn-3,small,cnn,fedhenn-1"
-MIXES = {"one architecture": "small", "widths": "small"}  # by what a method accepts; others: MIX
+MIXES = {
+    "one architecture": "small",
+    "widths": "small",
+    "depths": "resmlp-2,resmlp-4",
+}  # by what a method accepts; others: MIX
 DIFFERENT = {"widths": ("--models.widths", "1,0.5,0.25")}  # in which clients may differ beside it
 SETTINGS = {  # what a method needs beside its defaults, the last for a fraction of a second
     "dsgd": ("--algorithm.topology", "complete"),

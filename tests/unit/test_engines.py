@@ -31,7 +31,11 @@ from hpcfed.training.recorded_step import RecordedStep
 from hpcfed.training.side_effects import Untraceable, of_model
 from tests.contract import toy
 
-IMAGES = [name for name, entry in MODELS.items() if not entry.text]
+IMAGES = [  # of a family of several depths the shallowest
+    name
+    for name, entry in MODELS.items()
+    if not entry.text and (not entry.family or name.endswith("-2"))
+]
 
 
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

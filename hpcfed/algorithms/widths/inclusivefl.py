@@ -1,0 +1,218 @@
+"""InclusiveFL: clients have models of several depths; layers that several depths have are averaged
+over all of them, and the last layer of a shallow model learns from the layers that it lacks.
+
+Liu et al. (No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices), KDD 2022,
+arXiv:2202.08036, sections 3.2 and 3.3. A tier is all clients of one depth: the first L_i of the
+layers of one model. Clients train with cross-entropy. The server takes the mean change of each
+tier, then the mean over the tiers of each layer that several have, weighted by the examples of the
+round. The last layer of each tier, what follows it, and the head stay the tier's own. Momentum
+distillation: of the last layer of tier i the change is (1 - beta) g_i + beta m, where m is the mean
+change, a round before, of layers L_i to L_(i+1) of the next deeper tier; a tier without clients in
+that round has m = 0.
+Rests on the authors' code (Rachelxuan11/InclusiveFL) and on the one in royson/reefl; the text of
+the paper was not at hand. The authors' clients send one gradient at fixed weights, with which the
+server steps by Adam, one for each tier; that is the preset `authors`. Not followed, being defects
+of their code: momentum counts in a single round only (an inverted test), of several layers the last
+one alone (= for +=), and gradients are kept by reference and then set to zero. In reefl's code m is
+of layers L_i + 1 to L_(i+1) (`distil_from = "above"`), and has the distilled change of that tier.
+Deviations: by default clients train locally and the mean of their models is the server's step; the
+authors have a learning rate for each tier, here it is one; batch statistics are averaged, not
+distilled. Layers are any row of equal blocks (`hpcfed.models.depths`), where the paper has those of
+a Transformer: what a model defines before the blocks (embeddings) is common to all tiers, what it
+defines after them is each tier's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import PositiveFloat
+
+from hpcfed.algorithms.base import RoundBased, Share, score_common, single_step
+from hpcfed.algorithms.global_model.moments import direction
+from hpcfed.core.params import Mean, Params
+from hpcfed.models.depths import Family, family
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+B1, B2, EPS = 0.9, 0.999, 1e-8  # of the server's Adam, torch's defaults
+
+
+@dataclass(frozen=True)
+class State:
+    """models: of each tier, "ARCHITECTURE/name"; tensors that several have are equal.  momentum:
+    what the next shallower tier's last block learns from, "ARCHITECTURE/rest".  m, v: moments of
+    the server's Adam, of parameters; empty without it.  steps: of each tier, [tiers].
+    """
+
+    models: Params
+    momentum: Params
+    m: Params
+    v: Params
+    steps: torch.Tensor
+
+
+class InclusiveFL(RoundBased):
+    """With one depth it is FedAvg, bit for bit."""
+
+    accepts: ClassVar[str] = "depths"
+    trains_parts: ClassVar[bool] = False
+
+    beta: Share = 0.2
+    """Weight of the deeper tier's momentum in the last layer of a shallower one; 0: none."""
+    distil_from: Literal["last", "above"] = "last"
+    """The deeper tier's layers from which momentum comes: from the shallower one's last layer on,
+    or those above it alone.
+    """
+    server_optimiser: Literal["none", "adam"] = "none"
+    """The server's step: to the mean of the clients' models, or by Adam with their mean change."""
+    server_lr: PositiveFloat = 5e-5
+    """Learning rate of the server's Adam."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        if len(set(job.models.mix)) == 1:
+            why = "all clients have one depth"
+            found |= {"algorithm.beta": why, "algorithm.distil_from": why}
+        if not self.beta:
+            found["algorithm.distil_from"] = "beta = 0: nothing is distilled"
+        if self.server_optimiser == "none":
+            found["algorithm.server_lr"] = "server_optimiser = 'none' takes the mean of the models"
+        return found
+
+    def init(self, fed: Federation) -> State:
+        kin = tiers(fed)
+        deepest = kin.tiers[-1]
+        start = fed.initial(architecture=deepest)
+        models, trained = Params(), Params()
+        for kind in kin.tiers:
+            names = fed.shapes(architecture=kind)
+            models.update(start.pick(names.__contains__).clone().prefixed(f"{kind}/"))
+            if self.server_optimiser == "adam":
+                params = set(fed.store.layout(kind).params)
+                trained.update((start.pick(params.__contains__) * 0).prefixed(f"{kind}/"))
+        momentum = Params(
+            {
+                f"{kind}/{rest}": torch.zeros_like(start[kin.block(0, rest)])
+                for kind in kin.tiers[1:]
+                for rest, is_param in kin.inner.items()
+                if is_param
+            }
+        )
+        steps = torch.zeros(len(kin.tiers), dtype=torch.int64, device=fed.device)
+        return State(models, momentum, trained, trained.clone(), steps)
+
+    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+        return state.models.under(f"{client.architecture}/")
+
+    def columns(self, fed: Federation, state: State) -> dict[str, float]:
+        found, kinds = super().columns(fed, state), tiers(fed).tiers
+        if not found or len(kinds) == 1:
+            return found
+        return found | {
+            f"accuracy_common_{kind}": score_common(self, fed, state, kind) for kind in kinds
+        }
+
+    def upload(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
+        """The client's model as its part of its tier's mean."""
+        (sent,) = self.local(fed, client, state, t).parts
+        return Mean.of(sent.value.prefixed(f"{client.architecture}/"), sent.weight)
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        weights: dict[int, Any] = {}
+
+        def uploads() -> Iterator[tuple[int, Mean]]:
+            for k, sent in fed.stream(cohort, lambda c: self.upload(fed, c, state, t)):
+                weights[k] = sent.parts[0].weight
+                yield k, sent
+
+        means = fed.mean(uploads(), keep=state.models, per="tensor", last=True)
+        return self.step(tiers(fed), state, means, self.shares(fed, weights))
+
+    def shares(self, fed: Federation, weights: Mapping[int, Any]) -> dict[str, float]:
+        """Each tier's part of the weights of the clients that have sent, by architecture;
+        collective. weights: of this rank's.
+        """
+        kinds = tiers(fed).tiers
+        zero = torch.zeros(len(kinds), dtype=torch.float64, device=fed.device)
+        own = {kind: zero.clone() for kind in kinds}
+        for i, kind in enumerate(kinds):
+            own[kind][i] = 1
+        parts = ((k, Mean.of(Params(of=own[fed.architectures[k]]), w)) for k, w in weights.items())
+        found = fed.mean(parts, keep=Params(of=zero), counted=False)["of"]
+        return dict(zip(kinds, found.tolist(), strict=True))
+
+    def step(self, kin: Family, state: State, means: Params, shares: Mapping[str, float]) -> State:
+        """The new state. means: of each tier's models.  shares: each tier's part of the weights of
+        this round, 0 where it had no client.
+        """
+        new, momentum = Params(means), state.momentum * 0
+        m, v, steps = Params(state.m), Params(state.v), state.steps.clone()
+        for i, kind in enumerate(kin.tiers):
+            if not shares[kind]:
+                continue
+            old = state.models.under(f"{kind}/")
+            change = means.under(f"{kind}/") - old
+            if i and self.beta:
+                shallower = kin.depths[kin.tiers[i - 1]]
+                first = shallower - (self.distil_from == "last")
+                momentum.update(mean_change(kin, kind, change, first))
+            if i + 1 < len(kin.tiers) and self.beta:
+                deeper = state.momentum.under(f"{kin.tiers[i + 1]}/")
+                for rest, value in deeper.items():
+                    name = kin.block(kin.depths[kind] - 1, rest)
+                    change[name] = (1 - self.beta) * change[name] + self.beta * value
+                    new[f"{kind}/{name}"] = old[name] + change[name]
+            if self.server_optimiser == "adam":
+                steps[i] += 1
+                for name in state.m.under(f"{kind}/"):
+                    key = f"{kind}/{name}"
+                    m[key] = B1 * m[key] + (1 - B1) * change[name]
+                    v[key] = B2 * v[key] + (1 - B2) * change[name].square()
+                    n = int(steps[i])
+                    unbiased = (1 - B1**n), (1 - B2**n)
+                    step = direction(m[key] / unbiased[0], v[key] / unbiased[1], EPS)
+                    new[key] = old[name] + self.server_lr * step
+        return State(share_layers(kin, state.models, new, shares), momentum, m, v, steps)
+
+
+def tiers(fed: Federation) -> Family:
+    """The depths of the clients' models. Raises ConfigError where they are of no one family."""
+    return family({kind: fed.store.layout(kind) for kind in dict.fromkeys(fed.architectures)})
+
+
+def mean_change(kin: Family, kind: str, change: Params, first: int) -> Params:
+    """The mean change of a tier's blocks from this one on, of parameters, "ARCHITECTURE/rest"."""
+    blocks = range(first, kin.depths[kind])
+    return Params(
+        {
+            f"{kind}/{rest}": torch.stack([change[kin.block(b, rest)] for b in blocks]).mean(0)
+            for rest, is_param in kin.inner.items()
+            if is_param
+        }
+    )
+
+
+def share_layers(kin: Family, old: Params, new: Params, shares: Mapping[str, float]) -> Params:
+    """The tiers' models with each tensor that several have as the mean over those of them that had
+    clients in this round, by their shares; a tensor of which none had stays as it was.
+    """
+    found = Params(new)
+    deepest = kin.tiers[-1]
+    for name in old.under(f"{deepest}/"):
+        mine = [k for k in kin.tiers if f"{k}/{name}" in old and kin.common(k, name)]
+        there = [k for k in mine if shares[k]]
+        total = sum(shares[k] for k in there)
+        value = old[f"{deepest}/{name}"] if not there else None
+        for kind in there:
+            part = new[f"{kind}/{name}"]
+            part = part if len(there) == 1 else part * (shares[kind] / total)
+            value = part if value is None else value + part
+        found.update({f"{kind}/{name}": value for kind in mine})
+    return found

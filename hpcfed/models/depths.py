@@ -1,0 +1,140 @@
+"""Families of models that differ in depth alone: which tensors belong to which of their equal
+blocks.
+
+Any model whose body has a row of equal blocks is of such a family: `resmlp-4`, a transformer's
+encoder, a user's `nn.Sequential` of blocks. Blocks are found by names and shapes: those of block i
+are "ROW.i.REST", with the same rests and shapes for each i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from hpcfed.core.errors import ConfigError
+from hpcfed.models.flat import Layout
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of several depths.
+
+    row: name of the row of blocks, "body.blocks".  depths: blocks by architecture, the shallowest
+    first.  below: tensors beside the blocks that were defined before them (stem, embeddings).
+    above: those after them (last layers, head).  inner: by the rest of its name a block's tensors,
+    whether they are parameters; else they are statistics.
+    """
+
+    row: str
+    depths: Mapping[str, int]
+    below: frozenset[str]
+    above: frozenset[str]
+    inner: Mapping[str, bool]
+
+    @property
+    def tiers(self) -> list[str]:
+        """The architectures, the shallowest first."""
+        return list(self.depths)
+
+    def block(self, i: int, rest: str) -> str:
+        """The name of a tensor of block i."""
+        return f"{self.row}.{i}.{rest}" if self.row else rest
+
+    def common(self, architecture: str, name: str) -> bool:
+        """Whether this tensor of the architecture is the same one in deeper members: it is below
+        the blocks, or in a block that is not the architecture's last.
+        """
+        if name in self.below or name in self.above:
+            return name in self.below
+        return index(self.row, name) < self.depths[architecture] - 1
+
+
+def is_inside(row: str, name: str) -> bool:
+    """Whether a tensor belongs to a block of this row."""
+    return name.startswith(f"{row}.") and name[len(row) + 1 :].partition(".")[0].isdecimal()
+
+
+def index(row: str, name: str) -> int:
+    """The number of the block to which a tensor belongs."""
+    return int(name[len(row) + 1 :].partition(".")[0])
+
+
+def find_row(shapes: Mapping[str, Shape]) -> tuple[str, int]:
+    """The name of the longest row of equal blocks among tensors of these names, and how many blocks
+    it has; "" and 0 where no two are equal.
+
+    Of rows of one length the one with most tensors counts, then the first.
+    """
+    found: dict[str, dict[int, dict[str, Shape]]] = {}
+    for name, shape in shapes.items():
+        parts = name.split(".")
+        for i, part in enumerate(parts):
+            if part.isdecimal():
+                blocks = found.setdefault(".".join(parts[:i]), {})
+                blocks.setdefault(int(part), {})[".".join(parts[i + 1 :])] = shape
+    best, length, most = "", 0, 0
+    for row, blocks in found.items():
+        alike = all(blocks.get(i) == blocks.get(0) for i in range(len(blocks)))
+        size = (len(blocks), len(blocks) * len(blocks.get(0, ())))
+        if alike and len(blocks) > 1 and size > (length, most):
+            best, (length, most) = row, size
+    return best, length
+
+
+def family(layouts: Mapping[str, Layout]) -> Family:
+    """What the models of these layouts, by architecture, have in common.
+
+    A single architecture is a family, whether it has blocks or not.
+    Raises ConfigError where several differ in more than their number of equal blocks.
+    """
+    return relate(tuple(layouts.items()))
+
+
+@cache
+def relate(layouts: tuple[tuple[str, Layout], ...]) -> Family:
+    """As `family`."""
+    shapes = {kind: dict(zip(x.names, x.shapes, strict=True)) for kind, x in layouts}
+    deepest = max(shapes, key=lambda kind: len(shapes[kind]))
+    row, _ = find_row(shapes[deepest])
+    if len(shapes) == 1 or not row:
+        for kind in shapes.keys() - {deepest}:
+            raise different(deepest, kind, f"{deepest} has no row of equal blocks")
+        names = frozenset(shapes[deepest])
+        return Family("", {deepest: 1}, names, frozenset(), {})
+    inside = {kind: [n for n in s if is_inside(row, n)] for kind, s in shapes.items()}
+    depths = {kind: len({index(row, n) for n in names}) for kind, names in inside.items()}
+    outside = {n: s for n, s in shapes[deepest].items() if n not in inside[deepest]}
+    for kind, own in shapes.items():
+        beside = {n: s for n, s in own.items() if n not in inside[kind]}
+        for name in sorted(beside.keys() ^ outside.keys()):
+            raise different(deepest, kind, f"only one of them has {name}")
+        for name, shape in (beside | {n: own[n] for n in inside[kind]}).items():
+            there = shapes[deepest].get(name, ())
+            if there != shape:
+                why = f"{name} has shape {list(there)} in one and {list(shape)} in the other"
+                raise different(deepest, kind, why)
+    if len(set(depths.values())) < len(depths):
+        raise different(deepest, deepest, "two have as many blocks")
+    params = dict(layouts)[deepest].params
+    first = next(i for i, name in enumerate(params) if name in inside[deepest])
+    below = before(outside, params[:first])
+    ordered = dict(sorted(depths.items(), key=lambda item: item[1]))
+    inner = {n.removeprefix(f"{row}.0."): n in params for n in inside[deepest] if not index(row, n)}
+    return Family(row, ordered, below, frozenset(outside) - below, inner)
+
+
+def before(outside: Collection[str], params: Collection[str]) -> frozenset[str]:
+    """Of the tensors outside of blocks these parameters, and statistics of the same layers."""
+    layers = {name.rpartition(".")[0] for name in params}
+    return frozenset(n for n in outside if n in params or n.rpartition(".")[0] in layers)
+
+
+def different(deepest: str, other: str, why: str) -> ConfigError:
+    """Of architectures that are of no one family."""
+    return ConfigError(
+        f"models.mix: {deepest} and {other} do not differ in the number of equal blocks alone: "
+        f"{why}; take models of one family, as ['resmlp-2', 'resmlp-4'], or a single one"
+    )

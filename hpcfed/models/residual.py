@@ -1,0 +1,64 @@
+"""Families of models that differ in depth alone: a stem, N equal residual blocks, and a last layer.
+
+Blocks of He et al., CVPR 2016, arXiv:1512.03385, section 3. All blocks are alike, so that the first
+ones of a deep model are those of a shallower one (`hpcfed.models.depths`): the tensors of block i
+are named "body.blocks.i. ..." in each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpcfed.models.gkt import convolution, pool_layers
+
+UNITS, MAPS = 128, 32  # of each block
+
+
+class Block(nn.Module):
+    """A path of layers, added to its input, then a ReLU: the output has the input's shape."""
+
+    def __init__(self, *path: nn.Module):
+        super().__init__()
+        self.path = nn.Sequential(*path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.path(x))
+
+
+def row(stem: list[nn.Module], blocks: list[nn.Module], last: list[nn.Module]) -> nn.Module:
+    """The three parts one after the other, named so that the last one's names do not hang on the
+    number of blocks.
+    """
+    parts = {"stem": stem, "blocks": blocks, "last": last}
+    named = OrderedDict((name, nn.Sequential(*layers)) for name, layers in parts.items())
+    return nn.Sequential(named)
+
+
+def resmlp(shape: tuple[int, ...], d: int, blocks: int) -> nn.Module:
+    """128 units, so many blocks of two linear layers, d linear units: [n, *shape] -> [n, d]."""
+    stem = [nn.Flatten(), nn.Linear(math.prod(shape), UNITS), nn.ReLU()]
+    made = [
+        Block(nn.Linear(UNITS, UNITS), nn.ReLU(), nn.Linear(UNITS, UNITS)) for _ in range(blocks)
+    ]
+    return row(stem, made, [nn.Linear(UNITS, d)])
+
+
+def rescnn(shape: tuple[int, ...], d: int, blocks: int) -> nn.Module:
+    """32 maps of half the height and width, so many blocks of two 3x3 convolutions with batch
+    normalisation, the mean of each map, d linear units: [n, c, h, w] -> [n, d].
+    """
+    stem = [convolution(shape[0], MAPS, kernel=3, stride=2), nn.ReLU()]
+    made = [
+        Block(convolution(MAPS, MAPS, 3), nn.ReLU(), convolution(MAPS, MAPS, 3))
+        for _ in range(blocks)
+    ]
+    return row(stem, made, pool_layers(MAPS, d))
+
+
+resmlp_2, resmlp_4, resmlp_8 = (partial(resmlp, blocks=n) for n in (2, 4, 8))
+rescnn_2, rescnn_4, rescnn_8 = (partial(rescnn, blocks=n) for n in (2, 4, 8))
