@@ -64,6 +64,8 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.held": 0.3,
     "algorithm.encoder_rate": 0.5,
     "algorithm.small_epochs": 1.0,
+    "algorithm.samples": 1,
+    "algorithm.prior": 10.0,
 }
 DATA = {  # what depends on the data, or on the models: not refused, and not always of effect
     "algorithm.empty",  # a centre without clients
@@ -136,6 +138,7 @@ BY_METHOD = {  # what a method needs beside it so that its options can have an e
     "tkm": TWO_OF_FIVE,
     "fed2": SMALL,
     "mocha": ("--algorithm.sigma_rounds", "1"),
+    "zeroshot": SMALL,
     "reptile": ("--rounds", "4"),  # moments count from the second step on
     "semicyclic": ("--rounds", "4"),  # two days
 }
@@ -179,6 +182,8 @@ CASES = {  # claim: flags; what other options depend on is on in one case and of
     "fedtype by fedprox": ("--algorithm.aggregation", "fedprox", *SMALL_SETS, *MLP),
     "fedtype by pfedme": ("--algorithm.aggregation", "pfedme", "--algorithm.imitation", "0"),
     "fedtype by pfedbayes": ("--algorithm.aggregation", "pfedbayes", "--algorithm.imitation", "0"),
+    "zeroshot at the server": ("--algorithm.at", "server", *SMALL),
+    "zeroshot by a generator": ("--algorithm.by", "generator", *SMALL),
     "dsfl with a server's model": ("--models.server", "mlp", *MLP),
 }
 
