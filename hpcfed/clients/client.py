@@ -138,6 +138,19 @@ class Paired(Shard):
         return (super().targets(which), soft) if self.with_labels else soft
 
 
+class Extended(Shard):
+    """A client's own examples, and after them others that a method has made for it: training on
+    them is training on its own.
+    """
+
+    def __init__(self, own: Shard, made: Shard):
+        self.__dict__ = dict(concat_shards([own, made]).__dict__)
+        self.own = own
+
+    def holds(self, other: Shard) -> bool:
+        return self.own.holds(other)
+
+
 @dataclass(eq=False)
 class Client:
     """One data holder."""

@@ -379,6 +379,16 @@ ALGORITHMS = {
         "any models and the server's teach one another on examples of a generator",
         "zhang2022zkt",
     ),
+    "zeroshot": Entry(
+        "hpcfed.algorithms.data_free.zeroshot:ZeroShot",
+        "FedAvg with made examples of the classes that clients lack, at these or at the server",
+        "hao2021zeroshot",
+    ),
+    "fedsynth": Entry(
+        "hpcfed.algorithms.data_free.fedsynth:FedSynth",
+        "clients send a few made examples whose gradient is their update",
+        "goetz2020",
+    ),
 }
 
 

@@ -77,6 +77,15 @@ def prepare_(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     return floats(x).sub_(centre).div_(scale)
 
 
+def restore(x: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """The inverse of `prepare` for one tensor: examples as they are stored, of this type; bytes are
+    rounded to the nearest, between 0 and 255.
+    """
+    centre, scale = _constants(tuple(mean), tuple(std), x.device, x.dim())
+    x = x * scale + centre
+    return x.mul(255).round().clamp(0, 255).to(dtype) if dtype == torch.uint8 else x.to(dtype)
+
+
 @cache
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dim: int

@@ -33,12 +33,13 @@ class Tallies(defaultdict[int, Tally]):
         seconds: float,
         own: bool = True,
         views: int = 1,
+        size: int | None = None,
     ) -> None:
         """Add a stretch of local training: mean losses and sizes of its batches.
 
         seconds: what it takes each time.  own: on the client's own examples; training on others'
         (public data) is work, but no epoch and no training loss.  views: copies of each example
-        that went through the model.
+        that went through the model.  size: examples in an epoch; default: the client's.
         """
         tally = self[client.id]
         tally.work += views * sum(examples)
@@ -46,4 +47,4 @@ class Tallies(defaultdict[int, Tally]):
         if own:
             tally.loss += float(losses @ np.array(examples, dtype=float))
             tally.examples += sum(examples)
-            tally.epochs += sum(examples) / client.n
+            tally.epochs += sum(examples) / (size or client.n)

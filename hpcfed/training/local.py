@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -111,12 +111,14 @@ class LocalSteps:
         check_finite(
             self.fed, self.client, self.t, values, weights, self.examples, self.lr, len(self.data)
         )
-        own = self.client.train.holds(self.data)
+        own = self.data.holds(self.client.train)  # and perhaps made ones beside them
+        size = len(self.data) if own else None
+        own = own or self.client.train.holds(self.data)
         seconds = perf_counter() - self.start
         # recordings are the rank's time, not the client's, which is placed by what it takes each
         # time: it was only the first of its architecture
         self.fed.tallies.add_training(
-            self.client, values, self.examples, seconds - self.once, own, self.views
+            self.client, values, self.examples, seconds - self.once, own, self.views, size
         )
         self.fed.clock.add("train", seconds)
 
@@ -182,6 +184,19 @@ def sgd(fed: Federation, client: Client, t: int, loss: Loss, views: int = 1, **h
         for x, y in steps:
             step(x, y)
     return len(steps)
+
+
+@contextmanager
+def count_work(fed: Federation, client: Client, examples: float) -> Iterator[None]:
+    """Inside, a client works at something that is no training of its model, so long as so many
+    examples take to train on: its time and its work are counted.
+    """
+    start = perf_counter()
+    yield
+    seconds = perf_counter() - start
+    fed.tallies[client.id].work += examples
+    fed.tallies[client.id].seconds += seconds
+    fed.clock.add("train", seconds)
 
 
 def gradient(

@@ -215,6 +215,22 @@ def model_contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
         return F.softplus(apart / tau).mean()
 
 
+def moment_distance(x: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-5) -> Tensor:
+    """Sum over channels of the squared differences of mean and standard deviation to stored ones.
+
+    x: [n, C, ...], what comes to a layer of batch normalisation, whose statistics `mean` and
+    `variance`, [C], are. As there a variance is over one less than the number of values, and
+    deviations are sqrt(variance + eps).  Haroush et al. (The Knowledge Within), CVPR 2020,
+    arXiv:1912.01274, and Yin et al. (DeepInversion), CVPR 2020, arXiv:1912.08795, eq. 4, match
+    such statistics.
+    """
+    dims = [d for d in range(x.dim()) if d != 1]
+    single = x.numel() == x.shape[1]
+    var, mu = torch.var_mean(x, dims, correction=0 if single else 1)
+    deviations = (var + eps).sqrt() - (variance + eps).sqrt()
+    return (mu - mean).square().sum() + deviations.square().sum()
+
+
 def gaussian_divergence(m1: Tensor, s1: Tensor, m2: Tensor, s2: Tensor) -> Tensor:
     """KL(N(m1, s1^2) || N(m2, s2^2)), value by value; the deviations are > 0.
 

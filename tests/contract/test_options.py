@@ -65,6 +65,8 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.encoder_rate": 0.5,
     "algorithm.small_epochs": 1.0,
     "algorithm.longest": 2,
+    "algorithm.samples": 1,
+    "algorithm.prior": 10.0,
 }
 DATA = {  # what depends on the data, or on the models: not refused, and not always of effect
     "algorithm.empty",  # a centre without clients
@@ -137,6 +139,7 @@ BY_METHOD = {  # what a method needs beside it so that its options can have an e
     "tkm": TWO_OF_FIVE,
     "fed2": SMALL,
     "mocha": ("--algorithm.sigma_rounds", "1"),
+    "zeroshot": SMALL,
     "reptile": ("--rounds", "4"),  # moments count from the second step on
     "semicyclic": ("--rounds", "4"),  # two days
 }
@@ -184,6 +187,8 @@ CASES = {  # claim: flags; what other options depend on is on in one case and of
     "pfedhr of means": (
         *("--algorithm.merge", "true", "--algorithm.groups", "3", "--models.mix", "mlp,fedhenn-3"),
     ),
+    "zeroshot at the server": ("--algorithm.at", "server", *SMALL),
+    "zeroshot by a generator": ("--algorithm.by", "generator", *SMALL),
     "dsfl with a server's model": ("--models.server", "mlp", *MLP),
 }
 

@@ -56,6 +56,8 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
         *("--algorithm.server_epochs", "1", "--algorithm.server_batch", "16"),
         *("--algorithm.candidates", "3"),
     ),
+    "fedsynth": ("--algorithm.passes", "2", "--algorithm.steps", "2"),
+    "zeroshot": ("--algorithm.samples", "2", "--algorithm.steps", "3"),
     "fedzkt": (
         *("--algorithm.server_steps", "2", "--algorithm.distil_steps", "2"),
         *("--algorithm.server_batch", "8"),

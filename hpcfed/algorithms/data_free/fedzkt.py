@@ -28,11 +28,9 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from hpcfed.algorithms.base import RoundBased, score_server
-from hpcfed.algorithms.data_free.generators import Generator
+from hpcfed.algorithms.data_free.generators import Generator, check_finite
 from hpcfed.core import rng
-from hpcfed.core.errors import DivergedError
 from hpcfed.core.params import Params
-from hpcfed.core.payload import not_finite
 from hpcfed.training.local import sgd
 from hpcfed.training.losses import distil, proximal, soften
 from hpcfed.training.server import call, parameters
@@ -41,6 +39,8 @@ if TYPE_CHECKING:
     from hpcfed.clients.client import Client
     from hpcfed.config.job import Job
     from hpcfed.federation.federation import Federation
+
+RATES = "algorithm.server_lr, algorithm.generator_lr"
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,10 @@ class FedZKT(RoundBased):
                 disagreement(answer(fed, kind, Fs, x, learns=True), wanted).backward()
                 descent.step()
                 fed.clock.heartbeat.step()
-        return State(check(fed, "model", Fs.clone()), check(fed, "generator", G.clone()))
+        return State(
+            check_finite(fed, "model", Fs.clone(), RATES),
+            check_finite(fed, "generator", G.clone(), RATES),
+        )
 
     def ensemble(self, fed: Federation, sent: Mapping[int, Params], x: Tensor) -> Tensor:
         """The mean of the clients' logits, [n, C], through which gradients flow to x."""
@@ -177,7 +180,7 @@ class FedZKT(RoundBased):
                     distil(target, answer(fed, kind, learnt, x, learns=True)).backward()
                     descent.step()
                     fed.clock.heartbeat.step()
-            new[k] = check(fed, f"model of client {k}", learnt.clone())
+            new[k] = check_finite(fed, f"model of client {k}", learnt.clone(), RATES)
         return new
 
 
@@ -198,14 +201,3 @@ def answer(
 def disagreement(ours: Tensor, theirs: Tensor) -> Tensor:
     """D, the mean l1 distance of soft predictions, from 0 to 2; logits: [n, C]."""
     return (F.softmax(ours, dim=1) - F.softmax(theirs, dim=1)).abs().sum(1).mean()
-
-
-def check(fed: Federation, what: str, value: Params) -> Params:
-    """The value; DivergedError where it is nan or infinite."""
-    if name := not_finite(value):
-        raise DivergedError(
-            f"{fed.warnings.where(None)}: {name} of its {what} is nan or infinite after round "
-            f"{fed.t + 1}; {fed.warnings.last_checkpoint}\n  smaller learning rates of the server "
-            f"may help (algorithm.server_lr, algorithm.generator_lr)"
-        )
-    return value

@@ -1,4 +1,4 @@
-"""Networks that make examples from noise, for servers without data.
+"""Networks that make examples from noise, and what methods share that make examples without data.
 
 The generator of images is that of Fang et al. (Data-Free Adversarial Distillation), 2019,
 arXiv:1912.11006: it ends in a normalisation, for models take normalised images.
@@ -7,7 +7,7 @@ arXiv:1912.11006: it ends in a normalisation, for models take normalised images.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,15 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from hpcfed.core import rng
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import ConfigError, DivergedError
 from hpcfed.core.params import Params
+from hpcfed.core.payload import not_finite
+from hpcfed.core.shapes import Shapes
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
+Values = TypeVar("Values")  # tensors, alone or by name
 CHANNELS = 64  # of the generator's widest maps
 HIDDEN = 256  # units of a generator of examples that are no images
 
@@ -70,32 +73,58 @@ class VectorGenerator(nn.Module):
         return self.last(F.leaky_relu(self.first(noise), 0.2)).view(-1, *self.shape)
 
 
-class Generator:
-    """A generator of examples of the job's shape for the server's work.
+def example_shape(fed: Federation) -> tuple[int, ...]:
+    """The shape of one example; ConfigError where examples cannot be made as values."""
+    shape = fed.store.form[0]
+    if fed.store.vocabulary or isinstance(shape, Shapes):
+        what = "texts" if fed.store.vocabulary else "of several modalities"
+        raise ConfigError(
+            f"{fed.job.algorithm.name} makes examples as values, but those of "
+            f"{fed.job.data.name} are {what}\n  take a data set of images, or another method"
+        )
+    return shape
 
-    size: values of the noise of one example. Its weights are the caller's, by name; ConfigError
-    where examples are texts, which cannot be made so.
+
+def check_finite(fed: Federation, what: str, value: Values, advice: str) -> Values:
+    """The value; DivergedError where it is nan or infinite.
+
+    what: whose it is, "model of client 3".  advice: which learning rates may be too large.
+    """
+    if name := not_finite(value):
+        raise DivergedError(
+            f"{fed.warnings.where(None)}: {name} of its {what} is nan or infinite after round "
+            f"{fed.t + 1}; {fed.warnings.last_checkpoint}\n  smaller learning rates may help "
+            f"({advice})"
+        )
+    return value
+
+
+class Generator:
+    """A generator of examples of the job's shape.
+
+    size: values of the noise of one example.  classes: of which it is told which to make; 0: of
+    none. Its weights are the caller's, by name; ConfigError where examples cannot be made so.
     """
 
-    def __init__(self, fed: Federation, size: int):
-        if fed.store.vocabulary:
-            raise ConfigError(
-                f"{fed.job.algorithm.name} makes examples as values, but those of "
-                f"{fed.job.data.name} are texts\n  take a data set of images, or another method"
-            )
-        shape = fed.store.form[0]
+    def __init__(self, fed: Federation, size: int, classes: int = 0):
+        shape = example_shape(fed)
         kind = ImageGenerator if len(shape) == 3 else VectorGenerator
         with rng.scoped(fed.seed, "generator"):
-            self.module = kind(size, shape).to(fed.device)
-        self.size, self.device = size, fed.device
+            self.module = kind(size + classes, shape).to(fed.device)
+        self.size, self.classes, self.device = size, classes, fed.device
 
     def initial(self) -> Params:
         """Random weights, the same on all ranks."""
         return Params(self.module.named_parameters()).clone()
 
-    def make(self, weights: Params, n: int, g: torch.Generator) -> Tensor:
-        """n examples as models take them, [n, *shape]; g: what the noise is drawn from, on the
-        CPU.
+    def make(
+        self, weights: Params, n: int, g: torch.Generator, labels: Tensor | None = None
+    ) -> Tensor:
+        """n examples as models take them, [n, *shape].
+
+        g: what the noise is drawn from, on the CPU.  labels: their classes, [n], where it is told.
         """
         noise = torch.randn(n, self.size, generator=g).to(self.device)
+        if labels is not None:
+            noise = torch.cat([noise, F.one_hot(labels, self.classes).to(noise.dtype)], 1)
         return functional_call(self.module, dict(weights), (noise,))

@@ -1,0 +1,197 @@
+"""Learning by synthetic data: clients send a few made examples on which a step of the global model
+goes where their training went, instead of their models.
+
+Goetz and Tewari (Federated Learning via Synthetic Data), 2020, arXiv:2008.04489; FedSynth of Hu et
+al. (2022) is another method. Client k trains the model w that it received as in FedAvg, which gives
+its update H = w - w_k, and changes n examples with soft labels by Adam so that the gradient g of
+their cross-entropy at w points along H: it descends 1 - cos(g, H) through the gradient. After every
+pass the update that they stand for, |H| g / |g|, is scored by the cross-entropy of w - |H| g / |g|
+on the client's own examples, and the best examples so far are kept. It sends them, their labels and
+|H|: n (|x| + C) + 1 numbers. The server computes g at the w that it has sent, a gradient a client,
+and averages the models that result as FedAvg does.
+What this rests on: the abstract, the first page and descriptions of the paper, no code of the
+authors is public. Message, norm and selection are theirs; Adam, its steps and the number of
+examples are our choice.
+Deviations: examples and labels begin as noise. Dropout is off and batch normalisation that of
+evaluation wherever a gradient of made examples is taken, on both sides alike; its statistics, which
+no gradient carries, are sent as they are, and counted. Where g = 0 nothing is moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.data_free.generators import example_shape
+from hpcfed.core import rng
+from hpcfed.core.errors import HpcfedError
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.infer import FORWARD, outputs
+from hpcfed.training.local import count_work, sgd
+from hpcfed.training.server import call, parameters, predictor
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+Sent = Mapping[str, Any]  # x [n, *shape], labels [n, C], norm [], statistics by name, version
+FLOAT = 4  # bytes
+COSINE = "cosine"  # beside the model in a mean
+
+
+@dataclass(frozen=True)
+class State:
+    """model: w.  cosine: of the updates that the last cohort's examples stand for and those that
+    they had, weighted mean, []; nan before the first.
+    """
+
+    model: Params
+    cosine: Tensor
+
+
+class FedSynth(RoundBased):
+    """Of one full-batch step of SGD, real examples would be perfect synthetic ones."""
+
+    examples: PositiveInt = 10
+    """n, examples that a client makes and sends."""
+    passes: PositiveInt = 10
+    """Times that the examples are scored, and the best ones kept."""
+    steps: PositiveInt = 20
+    """Steps of Adam from one score to the next."""
+    examples_lr: PositiveFloat = 0.1
+    """Learning rate of examples and labels, by Adam."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        return super().refuses(job) | single_step(job)
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        whole, trained = fed.shapes(k=k), fed.store.layout(fed.architectures[k]).params
+        statistics = whole.pick(lambda name: name not in trained)
+        values = prod(example_shape(fed)) + fed.classes
+        return whole.nbytes, FLOAT * (self.examples * values + 1) + statistics.nbytes
+
+    def init(self, fed: Federation) -> State:
+        example_shape(fed)  # refuses texts
+        return State(fed.initial(), torch.full((), torch.nan, device=fed.device))
+
+    def offer(self, fed: Federation, client: Client, state: State) -> Params:
+        return state.model
+
+    def columns(self, fed: Federation, state: State) -> dict[str, float]:
+        return super().columns(fed, state) | {"cosine_updates": float(state.cosine)}
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        uploads = fed.stream(cohort, lambda client: self.local(fed, client, state, t))
+        keep = Params({**state.model, COSINE: state.cosine})
+        mean = fed.mean(uploads, keep=keep, counted=False, last=True)
+        return State(mean.pick(lambda name: name != COSINE), mean[COSINE])
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Mean:
+        """A client's round; its part in the mean is what the server makes of what it sends."""
+        w = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, w)
+        sgd(fed, client, t, partial(self.loss, client, w))
+        own = client.params()
+        sent = fed.up(client, self.imitate(fed, client, w, own, t))
+        kind = client.architecture
+        with fed.clock("server"):
+            model = rebuild(fed, kind, state.model, sent, t)
+        is_trained = parameters(fed.module(kind))
+        update, theirs = ((w - new).pick(is_trained) for new in (own, model))
+        measured = cosine(theirs, update).float()
+        return Mean.of(Params({**model, COSINE: measured}), self.weight(client))
+
+    def imitate(self, fed: Federation, client: Client, w: Params, own: Params, t: int) -> Sent:
+        """What a client sends for its model: the best of the examples that it makes."""
+        kind, is_trained = client.architecture, parameters(fed.module(client.architecture))
+        update = (w - own).pick(is_trained)
+        beside = {
+            "norm": length(update).float(),
+            "statistics": own.pick(lambda name: not is_trained(name)),
+            "version": t,
+        }
+        g = rng.torch_stream(fed.seed, "synthetic", t, client.id)
+        x = torch.randn(self.examples, *example_shape(fed), generator=g).to(fed.device)
+        z = torch.randn(self.examples, fed.classes, generator=g).to(fed.device)
+        descent = torch.optim.Adam([x.requires_grad_(), z.requires_grad_()], self.examples_lr)
+        best: Sent = {}
+        least = float("inf")
+        # the gradient of a gradient takes about as long as two steps
+        work = 2 * self.examples * self.steps + FORWARD * client.n
+        with count_work(fed, client, self.passes * work):
+            for _ in range(self.passes):
+                for _ in range(self.steps):
+                    found = gradient(fed, kind, w, x, F.softmax(z, 1), through=True)
+                    x.grad, z.grad = torch.autograd.grad(1 - cosine(found, update), [x, z])
+                    descent.step()
+                    fed.clock.heartbeat.step()
+                now = {"x": x.detach().clone(), "labels": F.softmax(z.detach(), 1), **beside}
+                score = self.score(fed, client, rebuild(fed, kind, w, now, t))
+                if not best or score < least:
+                    best, least = now, score
+        return best
+
+    def score(self, fed: Federation, client: Client, model: Params) -> float:
+        """Cross-entropy of a model on the client's own examples."""
+        answers = outputs(fed, predictor(fed, client.architecture, model), client.train)
+        return float(F.cross_entropy(answers, client.train.targets(np.arange(client.n))))
+
+
+def gradient(
+    fed: Federation, kind: str, w: Params, x: Tensor, labels: Tensor, through: bool = False
+) -> Params:
+    """The gradient of the cross-entropy of examples and soft labels, [n, C], at w, by parameter.
+
+    through: whether gradients flow through it to the examples.
+    """
+    skeleton = fed.module(kind)
+    skeleton.model.eval()
+    leaves = {name: w[name].detach().requires_grad_() for name in skeleton.layout.params}
+    value = F.cross_entropy(call(skeleton, Params({**w, **leaves}), x), labels)
+    found = torch.autograd.grad(
+        value, list(leaves.values()), create_graph=through, materialize_grads=True
+    )
+    return Params(zip(leaves, found, strict=True))
+
+
+def rebuild(fed: Federation, kind: str, w: Params, sent: Sent, t: int) -> Params:
+    """The model that made examples stand for, w - |H| g / |g|, and the statistics that were sent.
+
+    t: the round in which w was sent.  Raises HpcfedError where the examples were made at another w.
+    """
+    if sent["version"] != t:
+        raise HpcfedError(
+            f"fedsynth: examples were made at the model of round {sent['version'] + 1}, but are "
+            f"read at that of round {t + 1}; both sides need the same one"
+        )
+    g = gradient(fed, kind, w, sent["x"], sent["labels"])
+    size = float(length(g))
+    factor = float(sent["norm"]) / size if size else 0.0
+    moved = {name: w[name] - factor * step for name, step in g.items()}
+    return Params({**w, **moved, **sent["statistics"]})
+
+
+def length(values: Params) -> Tensor:
+    """Euclidean norm of all tensors together, float64, []."""
+    return dot(values, values).sqrt()
+
+
+def dot(a: Params, b: Params) -> Tensor:
+    """Inner product of all tensors together, float64, []."""
+    return torch.stack([(v.double() * b[name].double()).sum() for name, v in a.items()]).sum()
+
+
+def cosine(a: Params, b: Params) -> Tensor:
+    """Of two directions, float64, []; 0 where one has length 0."""
+    return dot(a, b) / (dot(a, a) * dot(b, b)).clamp(min=1e-30).sqrt()

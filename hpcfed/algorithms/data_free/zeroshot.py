@@ -1,0 +1,223 @@
+"""Fed-ZDAC and Fed-ZDAS: FedAvg with examples of under-represented classes that are made from
+models, at the clients or at the server.
+
+Hao et al. (Towards Fair Federated Learning with Zero-Shot Data Augmentation), CVPR Workshops 2021,
+arXiv:2104.13417, doi:10.1109/CVPRW53098.2021.00369. At the clients (ZDAC): each makes examples of
+the classes that it has fewest of from the model that it received, until all its classes count as
+much, and trains on these and its own. At the server (ZDAS): examples are made from each model that
+was sent, of the classes that its client has, and the mean of the models is trained on with them.
+Examples descend CE(f(x), c) + lam sum_l (|mu_l(x) - mu_l|^2 + |sigma_l(x) - sigma_l|^2), where mu_l
+and sigma_l are what batch normalisation has stored; no real example is needed. What it aims at is
+a small variance of accuracy over clients.
+What this rests on: the abstract; no code of the authors is public. Who makes examples from what is
+the paper's, the loss is that of the works it builds on (Haroush et al., 2020, arXiv:1912.01274),
+all numbers are our choice.
+Deviations: the first rounds make nothing, for a model that knows nothing has nothing to tell; a
+model without batch normalisation has the cross-entropy and a small square of the values alone; made
+images are rounded to bytes at the clients, as those of the data are; the server's loss weighs
+classes alike; for ZDAS a client sends which classes it has, a bit for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, single_step
+from hpcfed.algorithms.data_free.generators import example_shape
+from hpcfed.algorithms.data_free.inversion import Inversion
+from hpcfed.clients.client import Extended, Shard
+from hpcfed.core.inputs import restore
+from hpcfed.core.params import Mean, Params
+from hpcfed.training.local import count_work, sgd
+from hpcfed.training.server import call, fit, parameters
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+Made = tuple[Tensor, Tensor]  # examples as models take them, [n, *shape], and their classes, [n]
+
+
+class ZeroShot(RoundBased):
+    """samples = 0 is FedAvg, bit for bit; at clients that have as much of each class, too."""
+
+    at: Literal["clients", "server"] = "clients"
+    """Who makes examples: Fed-ZDAC, or Fed-ZDAS."""
+    samples: NonNegativeInt = 20
+    """Made examples of a class: at a client the most that it adds of each, at the server those from
+    each model.
+    """
+    after: NonNegativeInt = 1
+    """Rounds before the first examples are made."""
+    by: Literal["examples", "generator"] = "examples"
+    """What is trained: the values of the examples, or a generator that makes them of noise."""
+    steps: PositiveInt = 100
+    """Steps in which examples are made."""
+    examples_lr: PositiveFloat = 0.1
+    """Learning rate of the examples, by Adam."""
+    generator_lr: PositiveFloat = 1e-3
+    """Learning rate of the generator, by Adam."""
+    noise: PositiveInt = 100
+    """Values from which the generator makes an example."""
+    moments: NonNegativeFloat = 0.1
+    """lam, weight of the distance to the stored statistics; a model without them has none."""
+    prior: NonNegativeFloat = 1e-3
+    """Weight of the mean square of the examples' normalised values."""
+    source: Literal["each", "mean"] = "each"
+    """What the server makes examples from: each model that is sent, or their mean, of all
+    classes.
+    """
+    server_epochs: PositiveInt = 1
+    """Epochs of the server over the made examples of a round."""
+    server_lr: PositiveFloat = 0.01
+    """Learning rate of the server, by plain SGD."""
+    server_batch: PositiveInt = 64
+    """Made examples in one step of the server."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job) | single_step(job)
+        unused = "generator_lr", "noise"
+        if self.by == "generator":
+            unused = ("examples_lr",)
+        found |= {f"algorithm.{name}": f"by = {self.by!r}" for name in unused}
+        if self.at == "clients":
+            names = ("source", "server_epochs", "server_lr", "server_batch")
+            found |= {f"algorithm.{name}": "at = 'clients': the server only adds" for name in names}
+        if not self.samples:
+            names = set(type(self).model_fields) - {"name", "weighting", "samples"}
+            why = "samples = 0: no example is made"
+            found |= {f"algorithm.{name}": why for name in sorted(names)}
+        return found
+
+    @property
+    def tells_classes(self) -> bool:
+        """Whether a client sends which classes it has."""
+        return self.samples > 0 and self.at == "server" and self.source == "each"
+
+    @property
+    def inversion(self) -> Inversion:
+        lr = self.examples_lr if self.by == "examples" else self.generator_lr
+        return Inversion(self.steps, lr, self.moments, self.prior, self.by, self.noise)
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        down, up = super().traffic(fed, k)
+        return down, up + (len(class_bits(fed, k)) if self.tells_classes else 0)
+
+    def init(self, fed: Federation) -> Params:
+        if self.samples:
+            example_shape(fed)  # refuses texts
+        return super().init(fed)
+
+    def local(self, fed: Federation, client: Client, state: Params, t: int) -> Mean:
+        if self.at == "server" or t < self.after:
+            return super().local(fed, client, state, t)
+        labels = missing(fed.label_counts[client.id], self.samples)
+        if not len(labels):
+            return super().local(fed, client, state, t)
+        given = fed.down(client, self.offer(fed, client, state))
+        self.receive(client, given)
+        classes = torch.from_numpy(labels).to(fed.device)
+        with count_work(fed, client, self.steps * len(labels)):
+            x = self.inversion.examples(fed, client.architecture, given, classes, t, client.id)
+        data = Extended(client.train, as_stored(fed, client.train, x, labels))
+        sgd(fed, client, t, partial(self.loss, client, given), data=data)
+        return Mean.of(client.params(self.shared), self.weight(client))
+
+    def told(
+        self, fed: Federation, client: Client, state: Params, t: int
+    ) -> tuple[Mean, Made | None]:
+        """A client's model, and what the server makes of it."""
+        sent = self.local(fed, client, state, t)
+        bits = fed.up(client, class_bits(fed, client.id))
+        if t < self.after:
+            return sent, None
+        held = np.flatnonzero(np.unpackbits(bits.numpy(), count=fed.classes))
+        with fed.clock("server"):
+            return sent, self.make(fed, sent.parts[0].value, held, t, client.id)
+
+    def make(self, fed: Federation, model: Params, classes: np.ndarray, *key: int) -> Made:
+        """`samples` examples of each of these classes from a model; the server's work."""
+        labels = torch.from_numpy(np.repeat(classes, self.samples)).to(fed.device)
+        kind = fed.architectures[0]
+        return self.inversion.examples(fed, kind, model, labels, "server", *key), labels
+
+    def round(self, fed: Federation, state: Params, cohort: list[int], t: int) -> Params:
+        if self.at == "clients" or not self.samples:
+            return super().round(fed, state, cohort, t)
+        if self.source == "mean":
+            mean, idle = super().round(fed, state, cohort, t), t < self.after
+            everything = np.arange(fed.classes)
+            return (
+                mean
+                if idle
+                else fed.on_root(
+                    lambda: self.learn(fed, mean, {0: self.make(fed, mean, everything, t)}, t)
+                )
+            )
+        parts: dict[int, Made] = {}
+
+        def models() -> Iterator[tuple[int, Mean]]:
+            for k, (model, made) in fed.stream(cohort, lambda c: self.told(fed, c, state, t)):
+                if made is not None:
+                    parts[k] = made
+                yield k, model
+
+        mean = fed.mean(models(), keep=state)
+        made = fed.at_root(parts)
+        return fed.on_root(lambda: self.learn(fed, mean, made, t))
+
+    def learn(self, fed: Federation, model: Params, made: Mapping[int, Made], t: int) -> Params:
+        """The model after training on what was made; all classes weigh alike."""
+        if not made:
+            return model
+        x, y = (torch.cat(part) for part in zip(*made.values(), strict=True))
+        module = fed.module(fed.architectures[0])
+        module.model.train()
+        counts = torch.bincount(y, minlength=fed.classes)
+        weight = len(y) / (counts.clamp(min=1) * (counts > 0).sum()).float()
+
+        def loss(params: Params, rows: Tensor) -> Tensor:
+            return F.cross_entropy(call(module, params, x[rows]), y[rows], weight)
+
+        return fit(
+            fed,
+            model,
+            loss,
+            torch.from_numpy,
+            len(y),
+            "zero-shot",
+            t,
+            epochs=self.server_epochs,
+            size=self.server_batch,
+            lr=self.server_lr,
+            trained=parameters(module),
+        )
+
+
+def missing(counts: np.ndarray, most: int) -> np.ndarray:
+    """The classes of the examples that even out a client's counts, [C], in order: of each class as
+    many as it has less than the one with most, at most `most`.
+    """
+    lacking: Any = np.minimum(np.max(counts) - counts, most)
+    return np.repeat(np.arange(len(counts)), lacking)
+
+
+def class_bits(fed: Federation, k: int) -> Tensor:
+    """Which classes client k has, a bit for each: [ceil(C / 8)], uint8."""
+    return torch.from_numpy(np.packbits(np.asarray(fed.label_counts[k]) > 0))
+
+
+def as_stored(fed: Federation, like: Shard, x: Tensor, labels: np.ndarray) -> Shard:
+    """Made examples, [n, *shape] and [n], as data that are stored as a client's are."""
+    dtype = like.batch(np.zeros(1, np.int64))[0].dtype
+    stored = restore(x, fed.data.mean, fed.data.std, dtype).cpu().numpy()
+    return Shard(stored, labels.astype(np.int64), np.arange(len(labels)), like.device)
