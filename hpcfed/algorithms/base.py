@@ -20,8 +20,8 @@ else stays as it is.
 
 `weight`, a client's in the mean, follows from the field `weighting`. Beside hooks a method declares
 what it is: `accepts`, `needs`, `views`, `local_defaults`, `keeps_stragglers`, `keeps_weights`,
-`trains_parts`, `draws_widths`, `samples_cohorts`, `variants`, `formerly`, as a ClassVar or, where
-it hangs on an option, a property.
+`trains_parts`, `draws_widths`, `samples_cohorts`, `edges`, `variants`, `formerly`, as a ClassVar
+or, where it hangs on an option, a property.
 """
 
 from __future__ import annotations
@@ -73,6 +73,10 @@ class Method(Part):
     trains_parts: ClassVar[Any] = True
     # bool, whether clients have another one of models.widths in each round, drawn anew
     draws_widths: ClassVar[Any] = False
+    # str, what edge servers can do between the clients and the server: "sums", add up in each round
+    # what their clients send; "models", also have a model of their own for several rounds; "",
+    # nothing, for the server needs each client's upload, or there is none
+    edges: ClassVar[Any] = ""
     # tuple of str, what clients' architectures have beside their names, in turn: the method's own
     # change of them (hpcfed.models.variants), as "~pan_add_1_0.15"
     variants: ClassVar[Any] = ("",)
@@ -191,6 +195,17 @@ class RoundBased(Method):
         """Whether no hook of what clients do was replaced but `loss` and `offer`."""
         hooks = ("receive", "local", "round")
         return all(getattr(type(self), hook) is getattr(RoundBased, hook) for hook in hooks)
+
+    @property
+    def edges(self) -> str:
+        """What edge servers can do, by the hooks: where each round is one mean of what clients
+        send, add that up; where the mean is the new state, also go on from their own. A method
+        with a round of its own, of means alone, says `edges = "sums"`.
+        """
+        own = type(self)
+        if own.round is not RoundBased.round or own.offer is not RoundBased.offer:
+            return ""
+        return "models" if own.server is RoundBased.server else "sums"
 
     def refuses(self, job: Job) -> dict[str, str]:
         """As for all methods; and of an optimiser that takes one step and is forgotten, its

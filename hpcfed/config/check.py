@@ -57,6 +57,7 @@ def check(job: Job, stored: bool = False) -> None:
     check_adapt(job, stored)
     check_method(job)
     check_selection(job)
+    check_edges(job, stored)
     if not stored:
         effective(job)
 
@@ -240,6 +241,46 @@ def check_selection(job: Job) -> None:
             f"selection.candidates = {chosen.candidates}: a cohort of {m} is chosen from them; "
             f"give a number from {m} to {job.clients}, the number of clients"
         )
+
+
+def check_edges(job: Job, stored: bool = False) -> None:
+    """ConfigError for edge servers that the job says too little of, or whose fields change nothing,
+    and for a method that they cannot serve.
+    """
+    edges, usual = job.edges, type(job.edges)()
+    if not edges.number:
+        for name in type(edges).model_fields:
+            value = getattr(edges, name)
+            if value != getattr(usual, name) and not stored:
+                raise ConfigError(
+                    f"edges.{name} = {format_value(to_jsonable_python(value))} has no effect "
+                    f"without edge servers; set edges.number, or leave it away"
+                )
+        return
+    if edges.number > job.clients:
+        raise ConfigError(
+            f"edges.number = {edges.number}: there are {job.clients} clients, and an edge has at "
+            f"least one; set edges.number to at most {job.clients}"
+        )
+    if edges.clients and len(edges.clients) != job.clients:
+        raise ConfigError(
+            f"edges.clients names the edge of {len(edges.clients)} clients, the job has "
+            f"{job.clients}; name one for each"
+        )
+    can = getattr(job.algorithm, "edges", "")
+    if can == "models" or (can == "sums" and edges.rounds == 1):
+        return
+    if can == "sums":
+        raise ConfigError(
+            f"edges.rounds = {edges.rounds}: the server of {job.algorithm.name} makes a step of "
+            f"its own from what all clients send, which an edge cannot do alone; set "
+            f"edges.rounds = 1"
+        )
+    raise ConfigError(
+        f"edges.number = {edges.number}: {job.algorithm.name} does not average one model of all "
+        f"clients, so there is nothing that edge servers could add up; leave [edges] away, or take "
+        f"a method that does, as fedavg"
+    )
 
 
 def check_method(job: Job) -> None:

@@ -23,6 +23,7 @@ from pydantic_settings import (
 
 from hpcfed.config import methods
 from hpcfed.config.adapt import Adapt
+from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.files import read_preset
 from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_switch
@@ -146,6 +147,7 @@ class Job(BaseSettings):
     training: Training = Training()
     selection: Selection = Selection()
     system: System = System()
+    edges: Edges = Edges()
     evaluate: Evaluate = Evaluate()
     adapt: Adapt = Adapt()
     checkpoint: Checkpoint = Checkpoint()

@@ -60,10 +60,10 @@ def to_tree(state: Any) -> Any:
 
 
 def from_tree(like: Any, tree: Any, device: torch.device) -> Any:
-    """The inverse of `to_tree`; like: the method's initial state, for its type."""
+    """The inverse of `to_tree`; like: the method's initial state, for its type, or that type."""
     tree = on_device(tree, device)
-    kind: Any = type(like)
-    return kind(**tree) if is_dataclass(like) else kind(tree)
+    kind: Any = like if isinstance(like, type) else type(like)
+    return kind(**tree) if is_dataclass(kind) else kind(tree)
 
 
 def nbytes(value: Any) -> int:

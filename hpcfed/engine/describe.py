@@ -87,17 +87,22 @@ def arrays(facts: World, rounds: Rounds) -> dict[str, np.ndarray]:
 
     partition: rows of the training split, client after client, `train_sizes` of each. One array,
     not one a client, for the file is written anew each time.  links: [E, 2], pairs of neighbours
-    where there is no server.
+    where there is no server.  edges: [K], each client's edge server where there are such.
     """
     if facts.many:
         return {}  # the job says it all
+    edges = {"edges": facts.edges.of} if facts.edges else {}
     split = facts.partition
-    return {
-        "label_counts": split.counts(facts.data.train.y, len(facts.data.classes)),
-        "train_sizes": np.array([len(rows) for rows in split.train]),
-        "test_sizes": np.array([len(rows) for rows in split.test]),
-        "partition": split.everything,
-    } | neighbours(rounds)
+    return (
+        {
+            "label_counts": split.counts(facts.data.train.y, len(facts.data.classes)),
+            "train_sizes": np.array([len(rows) for rows in split.train]),
+            "test_sizes": np.array([len(rows) for rows in split.test]),
+            "partition": split.everything,
+        }
+        | neighbours(rounds)
+        | edges
+    )
 
 
 def neighbours(rounds: Rounds) -> dict[str, np.ndarray]:

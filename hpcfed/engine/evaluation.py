@@ -35,6 +35,8 @@ class Evaluation:
         self._t = 0
         # what is done with each client's adapted model
         self.save: Callable[[Client], None] = lambda client: None
+        # what a client gets its part of, which is the server's state where there are no edges
+        self.state_of: Callable[[int, State], State] = lambda k, state: state
 
     def begin(self, cohort: Iterable[int], t: int) -> None:
         """Round t begins, also again, with this cohort."""
@@ -203,7 +205,8 @@ class Evaluation:
 
     def _receive(self, client: Client, state: State) -> None:
         """Make the client's model the one that it would start into a round with now."""
-        self.algorithm.receive(client, self.algorithm.offer(self.fed, client, state))
+        given = self.state_of(client.id, state)
+        self.algorithm.receive(client, self.algorithm.offer(self.fed, client, given))
 
     def _adapted(
         self, client: Client, state: State, adapt: Callable[[Federation, Client, int], None]
@@ -215,10 +218,11 @@ class Evaluation:
         with self._visit(client.id):
             if fed.store.stateless:
                 self._receive(client, state)
-            predict = self.algorithm.predictor(fed, client, state)
+            given = self.state_of(client.id, state)
+            predict = self.algorithm.predictor(fed, client, given)
             adapt(fed, client, self._t - 1)
             if predict is not client.model:
-                predict = self.algorithm.predictor(fed, client, state)
+                predict = self.algorithm.predictor(fed, client, given)
             found = score(fed, client, predict)
             self.save(client)
         return found
@@ -230,7 +234,8 @@ class Evaluation:
         if self.independent:
             return score(self.fed, client, client.model, own)
         with client.borrowed():
-            return score(self.fed, client, self.algorithm.predictor(self.fed, client, state), own)
+            given = self.state_of(client.id, state)
+            return score(self.fed, client, self.algorithm.predictor(self.fed, client, given), own)
 
 
 def merge_scores(phases: Mapping[str, Scores]) -> dict[int, tuple[float, ...]]:

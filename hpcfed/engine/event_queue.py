@@ -5,17 +5,20 @@ same on all ranks.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcfed.algorithms.events import Coordinator, Work
+from hpcfed.algorithms.events import Coordinator, Decision, Work
 from hpcfed.core import rng
 
 if TYPE_CHECKING:
+    from hpcfed.algorithms.base import State
+    from hpcfed.clients.edges import EdgeMap
     from hpcfed.clients.participation import Draws
+    from hpcfed.federation.federation import Federation
 
 # what a checkpoint keeps of a job that is open: the first fields of Work, in their order
 COLUMNS = {
@@ -27,6 +30,40 @@ COLUMNS = {
     "share": np.float64,
 }
 NAP = 1000  # unlucky draws of a client that is hard to reach, after which it is reached
+
+
+class EdgeCoordinator(Coordinator):
+    """A coordinator at each edge server, which decides about the edge's own clients.
+
+    own: by edge.  edge_map: the edge of each client.
+    """
+
+    def __init__(self, own: Sequence[Coordinator], edge_map: EdgeMap) -> None:
+        self.own, self.map = own, edge_map
+
+    @property
+    def buffers(self) -> bool:  # type: ignore[override]  # as each of them has it
+        return self.own[0].buffers
+
+    def begin(self, k: int, now: float, most: int) -> int:
+        return self.of(k).begin(k, now, most)
+
+    def end(self, job: Work) -> Decision:
+        return self.of(job.client).end(job)
+
+    def close(self, fed: Federation, state: State, group: int) -> State:
+        return self.own[0].close(fed, state, group)
+
+    def of(self, k: int) -> Coordinator:
+        """The coordinator at the edge of client k."""
+        return self.own[int(self.map.of[k])]
+
+    def to_tree(self) -> dict[str, Any]:
+        return {str(e): one.to_tree() for e, one in enumerate(self.own)}
+
+    def from_tree(self, tree: dict[str, Any]) -> None:
+        for e, one in enumerate(self.own):
+            one.from_tree(tree[str(e)])
 
 
 @dataclass(frozen=True)
@@ -92,13 +129,15 @@ class EventQueue:
     of clients, but for a logarithm.
 
     draws: what becomes of clients.  at_once: how many clients are busy at any time.  seconds:
-    (client, examples) -> virtual seconds of a job.  coordinator: what the server decides.
+    (client, examples) -> virtual seconds of a job.  coordinator: what the server decides.  ready:
+    client -> virtual time from which it can get a model.
     """
 
     draws: Draws
     at_once: int
     seconds: Callable[[int, int], float]
     coordinator: Coordinator = field(default_factory=Coordinator)
+    ready: Callable[[int], float] = lambda k: 0.0
     now: float = 0.0
     started: int = 0  # jobs so far
     counts: np.ndarray = field(init=False)  # [K], jobs started by each client
@@ -132,7 +171,7 @@ class EventQueue:
         draws, number = self.draws, int(self.counts[k])
         most = self.coordinator.begin(k, self.now, draws.full)
         amount, name = self.amount(k, number, most), number * NAP
-        free = draws.profiles.available_from(k, self.now)
+        free = draws.profiles.available_from(k, max(self.now, self.ready(k)))
         draws.profiles.follow(k, free)
         whole = self.seconds(k, draws.examples(k, amount))
         naps = next((i for i in range(NAP) if draws.reachable(name + i, k)), NAP)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.algorithms.events import EventBased, Work
-from hpcfed.engine.event_queue import Ended, EventQueue
+from hpcfed.engine.edges import EventEdges
+from hpcfed.engine.event_queue import EdgeCoordinator, Ended, EventQueue
 from hpcfed.engine.record import Row
 
 if TYPE_CHECKING:
@@ -29,14 +30,16 @@ if TYPE_CHECKING:
 class Events:
     """The schedule of an event-based method: its jobs and its clock, between rounds and in them.
 
-    version: models that the server has made so far, one a merge unless it buffers.  queue: the jobs
-    that are open, and virtual time.  state: what the server starts with, of which the first jobs
-    get their part.
+    version: models that the server has made so far, one a merge unless it buffers; with edge
+    servers [E], those of each.  queue: the jobs that are open, and virtual time.  state: what the
+    server starts with, of which the first jobs get their part.  edges: the edge servers of the
+    job; None: it has none.
     """
 
     def __init__(self, fed: Federation, algorithm: EventBased, state: State) -> None:
         self.fed, self.algorithm = fed, algorithm
-        self.version = 0
+        self.edges = EventEdges(fed, algorithm, fed.edges, state) if fed.edges else None
+        self.version = np.zeros(fed.edges.number if fed.edges else 1, np.int64)
         self._since = np.zeros(fed.K, np.int64)  # version at the start of each client's open job
         self._ended: list[Ended] = []  # of this round
         # jobs of clients that the server cannot reach yet, by client and in the order of starts
@@ -51,7 +54,12 @@ class Events:
         seconds = partial(algorithm.seconds, fed)
         at_once = fed.cohort_size if algorithm.to_server else fed.K
         self.coordinator = algorithm.coordinator
+        ready = None
+        if self.edges:
+            own = [algorithm.coordinator for _ in range(self.edges.map.number)]
+            self.coordinator, ready = EdgeCoordinator(own, self.edges.map), self.edges.ready_for
         self.queue = EventQueue(fed.participation.draws, at_once, seconds, self.coordinator)
+        self.queue.ready = ready or self.queue.ready
         self._hand_out(self._waits(self.queue.fill(), self.queue.now), state)
 
     @property
@@ -59,12 +67,34 @@ class Events:
         """Virtual seconds."""
         return self.queue.now
 
+    def state_of(self, k: int, state: State) -> State:
+        """What client k gets its part of: the server's state, or that of its edge."""
+        return self.edges.state_of(k, state) if self.edges else state
+
+    def _server(self, k: int) -> int:
+        """The number of the server that client k talks to: its edge, or else 0."""
+        return int(self.edges.map.of[k]) if self.edges else 0
+
+    def _made(self, k: int, state: State, new: State, models: int) -> State:
+        """Client k's server has a new state, and has made so many models of it. Returns the
+        server's state.
+        """
+        e = self._server(k)
+        self.version[e] += models
+        if self.edges is None:
+            return new
+        self.edges.states[e] = new
+        self.edges.weights[e] += models
+        return state
+
     def begin(self, t: int) -> list[int]:
         """Open round t, also again. Returns the clients that will report."""
         self.fed.participation.open(t)
         self._opened = {job.client: job for job in self.queue.going.values()}
         failed = {(k, number) for k, jobs in self.fed.replay.left.items() for number in jobs}
         self._ended = self.queue.advance(self.algorithm.merges or self.fed.cohort_size, failed)
+        if self.edges:
+            self.edges.let_travel(t, self.now)
         return sorted({job.client for job in self._jobs() if job.reports})
 
     def _jobs(self, begin: int = 0) -> list[Work]:
@@ -79,18 +109,23 @@ class Events:
             if event.job is not None:
                 state = self._end(i, event.job, state)
             if event.closes is not None:
-                state = self.coordinator.close(fed, state, event.closes)
-                self.version += 1
+                state = self._close(event, state)
             self._opened |= {new.client: new for new in event.started}
             self._hand_out(self._waits(event.started, event.time), state)
-        return state
+        return self.edges.finish(t, state) if self.edges else state
+
+    def _close(self, event: Ended, state: State) -> State:
+        """A server makes a new model of what it has buffered. Returns the server's state."""
+        k = event.job.client if event.job else 0  # with edges a job closes it, none has a deadline
+        new = self.coordinator.close(self.fed, self.state_of(k, state), event.closes)
+        return self._made(k, state, new, models=1)
 
     def _end(self, i: int, job: Work, state: State) -> State:
         """A job ends, the round's event i; collective. Returns the server's state."""
         if job.reports:
             if job.client not in self._worked:
                 self._compute(self._jobs(i))
-            staleness = self.version - int(self._since[job.client])
+            staleness = int(self.version[self._server(job.client)] - self._since[job.client])
             state = self.merge(replace(job, staleness=staleness), state)
         else:
             who = self.fed.participation
@@ -105,9 +140,10 @@ class Events:
         if self.algorithm.to_server:
             self._staleness.append((k, job.staleness))
             up = fed.exchange.from_client(k, self._results.pop(k, None))
-            merged = self.algorithm.merge(fed, job, state, up, {})
-            self.version += merged is not None and not self.coordinator.buffers
-            return state if merged is None else merged
+            merged = self.algorithm.merge(fed, job, self.state_of(k, state), up, {})
+            if merged is None:
+                return state
+            return self._made(k, state, merged, models=0 if self.coordinator.buffers else 1)
         near = self._arrived(job)
         for client in fed.mine([k]):
             held = client.params(self.algorithm.shared)
@@ -129,6 +165,7 @@ class Events:
             "clients/reports": np.array([counts[k] for k in ids.tolist()]),
             "clients/lost": np.isin(ids, list(lost)),
             **self._stale_reports(ids),
+            **(self.edges.traffic() if self.edges else {}),
         }
 
     def to_tree(self) -> Row:
@@ -136,15 +173,17 @@ class Events:
         waiting = np.array([*self._waiting], dtype=np.int64)
         return {
             "agenda": self.queue.to_tree(),  # the queue's name in files
-            "version": self.version,
+            "version": self.version.copy() if self.edges else int(self.version[0]),
             "since": self._since.copy(),
             "waiting": waiting,
-        }
+        } | ({"edges": self.edges.to_tree()} if self.edges else {})
 
     def from_tree(self, kept: Row) -> None:
         """Continue from what `to_tree` gave."""
         self.queue.from_tree(kept["agenda"])
-        self.version = kept["version"]
+        self.version = np.array(kept["version"], np.int64).reshape(-1)
+        if self.edges:
+            self.edges.from_tree(kept["edges"])
         self._since = np.array(kept["since"])
         self._waiting, self._starts = {}, []
         self._wait(self.queue.going[int(k)] for k in kept["waiting"])
@@ -180,10 +219,14 @@ class Events:
         that they had before, which others have until the new one arrives.
         """
         for job in jobs:
-            self._since[job.client] = self.version
+            k = job.client
+            self._since[k] = self.version[self._server(k)]
+            if self.edges:
+                self.edges.serve(k)
             for client in self.fed.mine([job.client]):
                 if self.algorithm.to_server:
-                    client.memory["download"] = self.algorithm.offer(self.fed, client, state)
+                    own = self.state_of(k, state)
+                    client.memory["download"] = self.algorithm.offer(self.fed, client, own)
                 else:
                     client.memory["before"] = client.memory.pop("merged", None) or client.params()
 

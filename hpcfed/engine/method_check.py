@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from hpcfed.comm import Serial
 from hpcfed.comm.collective_errors import on_all_ranks
+from hpcfed.config.edges import Edges
 from hpcfed.config.evaluate import Evaluate
 from hpcfed.config.parts import Run
 from hpcfed.config.system import System
@@ -94,6 +95,7 @@ def shorten_job(job: Job) -> Job:
                 update={"every": 1, "batch": min(Evaluate().batch, EXAMPLES)}
             ),
             "system": System(),
+            "edges": Edges(),
             "run": Run(**kept),
         }
     )
@@ -112,4 +114,5 @@ def small(facts: World) -> World:
         public=facts.public[:EXAMPLES],
         architectures=facts.architectures[:n],
         costs=facts.costs[:n],
+        edges=None,
     )

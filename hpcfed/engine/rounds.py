@@ -16,6 +16,7 @@ import numpy as np
 from hpcfed.algorithms.base import keeps_weights
 from hpcfed.algorithms.events import EventBased
 from hpcfed.engine.balance import Balance
+from hpcfed.engine.edges import SynchronousEdges
 from hpcfed.engine.evaluation import Evaluation, merge_scores
 from hpcfed.engine.events import Events
 from hpcfed.engine.record import Flags, Recorder, Row
@@ -42,6 +43,9 @@ class Schedule(Protocol):
     def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
         """What the method does in a round: (fed, state, cohort, t) -> the new state."""
 
+    def state_of(self, k: int, state: State) -> State:
+        """What client k gets its part of: the server's state, or that of its edge."""
+
     def begin(self, t: int) -> list[int]:
         """Open round t, also again. Returns the clients that will report."""
 
@@ -59,15 +63,24 @@ class Schedule(Protocol):
 
 
 class Synchronous:
-    """The schedule of a method that works in rounds, each as long as its slowest client."""
+    """The schedule of a method that works in rounds, each as long as its slowest client.
 
-    def __init__(self, fed: Federation, algorithm: RoundBased, balance: Balance) -> None:
+    state: what the server starts with.  edges: the edge servers of the job; None: it has none.
+    """
+
+    def __init__(
+        self, fed: Federation, algorithm: RoundBased, state: State, balance: Balance
+    ) -> None:
         self.fed, self.algorithm, self.balance = fed, algorithm, balance
         self.now = 0.0
+        self.edges = SynchronousEdges(fed, algorithm, fed.edges, state) if fed.edges else None
 
     @property
     def round(self) -> Callable[[Federation, Any, list[int], int], Any]:
-        return self.algorithm.round
+        return self.edges.round if self.edges else self.algorithm.round
+
+    def state_of(self, k: int, state: State) -> State:
+        return self.edges.state_of(k, state) if self.edges else state
 
     def begin(self, t: int) -> list[int]:
         fed, method = self.fed, self.algorithm
@@ -75,7 +88,10 @@ class Synchronous:
         if fed.participation.profiles.trace:  # the server waits until somebody can be reached
             reached = (fed.participation.profiles.available_from(k, self.now) for k in drawn)
             self.now = min(reached, default=self.now)
-        cohort = fed.participation.begin(t, drawn, keeps, self.now)
+            if self.edges:
+                self.edges.wait_for(drawn)
+        time_of = self.edges.time_of if self.edges else lambda k: self.now
+        cohort = fed.participation.begin(t, drawn, keeps, time_of)
         if fed.store.stateless and fed.comm.size > 1:
             self.balance.deal(cohort)
         for client in fed.mine(cohort) if fed.choice.nbytes else ():
@@ -95,19 +111,28 @@ class Synchronous:
             *(columns[name][there] for name in ("work", "down", "up")),
             strict=True,
         )
-        took = [profiles.seconds(*cells) for cells in done]
-        deadline = self.fed.job.system.deadline or 0.0
-        self.now += max([*took, deadline] if lost else took, default=0.0)
+        cells = {k: (work, down, up) for k, work, down, up in done}
+        took = {k: profiles.seconds(k, *did) for k, did in cells.items()}
+        deadline, traffic = self.fed.job.system.deadline or 0.0, dict[str, Any]()
+        if self.edges:
+            bytes_ = {k: (int(down), int(up)) for k, (_, down, up) in cells.items()}
+            self.now, traffic = self.edges.elapse(self.fed.t, took, bytes_, [*lost], deadline)
+        else:
+            seconds = took.values()
+            self.now += max([*seconds, deadline] if lost else seconds, default=0.0)
         losses = dict(zip(ids.tolist(), columns["train_loss"].tolist(), strict=True))
         self.fed.choice.learn(self.fed.t, set(cohort), losses)
-        return {"clients/reports": np.isin(ids, cohort).astype(np.int64)}
+        return {"clients/reports": np.isin(ids, cohort).astype(np.int64)} | traffic
 
     def to_tree(self) -> Row:
         learnt = {"choice": self.fed.choice.to_tree()} if self.fed.choice.learns else {}
-        return {"now": self.now} | learnt
+        edges = {"edges": self.edges.to_tree()} if self.edges else {}
+        return {"now": self.now} | learnt | edges
 
     def from_tree(self, kept: Row) -> None:
         self.now = kept["now"]
+        if self.edges:
+            self.edges.from_tree(kept["edges"])
         if self.fed.choice.learns:
             self.fed.choice.from_tree(kept["choice"])
 
@@ -150,8 +175,9 @@ class Rounds:
         self.schedule: Schedule = (
             Events(fed, algorithm, state)
             if isinstance(algorithm, EventBased)
-            else Synchronous(fed, algorithm, self.balance)
+            else Synchronous(fed, algorithm, state, self.balance)
         )
+        self.evaluation.state_of = self.schedule.state_of
 
     def step(self, flags: Flags = dict) -> tuple[Row, dict[str, bool]]:
         """One round; collective. Returns its record and the flags that any rank raised, the same on
@@ -168,7 +194,7 @@ class Rounds:
             try:
                 with stop_together(fed.comm):
                     opened = self._open(t)
-                    if opened.cohort:
+                    if opened.cohort or fed.edges:  # edges that nobody uses are aggregated too
                         with fed.store.past.set_recording():
                             self.state = self.schedule.round(fed, self.state, opened.cohort, t)
                     return self._close(opened, start, flags)

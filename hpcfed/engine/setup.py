@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from hpcfed import models
-from hpcfed.clients import profiles, traces
+from hpcfed.clients import edges, profiles, traces
 from hpcfed.clients.client import Client, Clients, Shard
+from hpcfed.clients.edges import EdgeMap
 from hpcfed.clients.profiles import Profiles
 from hpcfed.clients.store import ClientStore
 from hpcfed.clients.traces import Trace
@@ -81,7 +82,10 @@ def world(job: Job, comm: Comm) -> World:
         for name in kinds
     }
     known = draw_profiles(job, comm, np.array([3.0 * max(1, adds[a]) for a in architectures]))
-    return World(data, partition, source, rows, architectures, costs, known, held, validation)
+    between = edge_servers(job, comm)
+    return World(
+        data, partition, source, rows, architectures, costs, known, held, validation, between
+    )
 
 
 def modalities_of(job: Job, data: DataSet, partition: Partition | Synthetic) -> Held | None:
@@ -259,6 +263,15 @@ def draw_profiles(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
     return Profiles(**given, trace=Trace(**lines))
 
 
+def edge_servers(job: Job, comm: Comm) -> EdgeMap | None:
+    """The edge server of each client, read on rank 0 for all; None: there are none."""
+    if not job.edges.number:
+        return None
+    first = comm.rank == 0
+    of = on_all_ranks(comm, lambda: edges.assign(job.edges, job.clients) if first else None)
+    return edges.make_map(job.edges, comm.bcast(of))
+
+
 def compact(values: np.ndarray) -> np.ndarray:
     """The same values; where all are equal they take no memory."""
     return values if np.ptp(values) else np.broadcast_to(values[0], values.shape)
@@ -353,6 +366,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         gpu_memory=own.share,
         pool=cache(partial(make_pool_client, world, store, device, job)),
         modalities=lambda: world.held.train if world.held else (),
+        edges=world.edges,
     )
     if own.warning:
         fed.warnings.say(own.warning)

@@ -27,6 +27,7 @@ from hpcfed.machine.clock import Clock
 
 if TYPE_CHECKING:
     from hpcfed.clients.client import Client, Clients, ClientStore, Shard
+    from hpcfed.clients.edges import EdgeMap
     from hpcfed.clients.profiles import Profiles
     from hpcfed.comm import Comm
     from hpcfed.config.job import Job
@@ -88,6 +89,7 @@ class Federation:
 
     For the parameters see `Placement`, `Exchange`, `Participants`; pool: makes a client that holds
     all clients' data.  modalities: finds those of all clients, where inputs are of several.
+    edges: which client has which edge server.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Federation:
         gpu_memory: float = 0.0,
         pool: Callable[[], Client] | None = None,
         modalities: Callable[[], Sequence[tuple[str, ...]]] = tuple,
+        edges: EdgeMap | None = None,
     ) -> None:
         self.job = job
         self.device = device
@@ -118,6 +121,7 @@ class Federation:
         self.label_counts = label_counts  # [K, C], examples of each class that each client has
         self.classes = classes
         self.clients = clients  # this rank's, by id
+        self.edges = edges  # edge servers between clients and server; None: there are none
         self._pool, self._modalities = pool, modalities
 
         self.comm = comm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING
 
 from hpcfed.clients.participation import Draws, Participation, Traffic
@@ -45,11 +45,16 @@ class Participants:
         self.lost, self.partial = {}, {}
 
     def begin(
-        self, t: int, cohort: list[int], keep_stragglers: bool, now: float = 0.0
+        self,
+        t: int,
+        cohort: list[int],
+        keep_stragglers: bool,
+        time_of: Callable[[int], float] = lambda k: 0.0,
     ) -> list[int]:
         """Begin round t, and draw what becomes of its cohort. Returns the clients that will report.
 
-        now: virtual seconds, at which traces say who is available, and how fast for all the round.
+        time_of: client -> virtual seconds, at which traces say whether it is available, and how
+        fast for all the round.
 
         A client that is lost received what the method announces, and worked, but sends nothing:
         that is counted. So it is for a client that has failed in the round (`ReplayLog.left`).
@@ -58,10 +63,11 @@ class Participants:
         there = [
             k
             for k in cohort
-            if self.draws.reachable(t, k) and self.profiles.available_from(k, now) == now
+            if self.draws.reachable(t, k)
+            and self.profiles.available_from(k, time_of(k)) == time_of(k)
         ]
         for k in there:
-            self.profiles.follow(k, now)
+            self.profiles.follow(k, time_of(k))
         slow = self.draws.stragglers(t, there)
         drawn = self.draws.participation(t, there, slow, keep_stragglers, self.announced)
         found: Participation = drawn.without(self._replay.left, self.draws)

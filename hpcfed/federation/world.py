@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hpcfed.clients.client import Shard
+from hpcfed.clients.edges import EdgeMap
 from hpcfed.clients.profiles import Profiles
 from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.modalities import Held
@@ -29,6 +30,7 @@ class World:
     held: Held | None = None  # which client has which modalities, where there are several
     # rows of the training split that each client holds out for validation, K of them; (): none
     held_out: tuple[np.ndarray, ...] = ()
+    edges: EdgeMap | None = None  # which client has which edge server, where there are such
 
     @property
     def shape(self) -> tuple[int, ...]:

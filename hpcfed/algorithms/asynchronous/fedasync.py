@@ -10,7 +10,7 @@ them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
@@ -32,6 +32,8 @@ class FedAsync(EventBased):
     """participation * clients work at the same time; alpha = 1 with one client is sequential
     training, bit for bit.
     """
+
+    edges: ClassVar[str] = "models"
 
     alpha: Share = 0.6
     """Weight of a fresh model in a merge."""

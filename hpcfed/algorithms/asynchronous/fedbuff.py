@@ -17,7 +17,7 @@ client would send too, is part of the message's header and not counted.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -75,6 +75,8 @@ class FedBuff(EventBased):
     """K = participation * clients, equal speeds, lr = 1 and staleness = "const": the first model is
     FedAvg's uniform mean.
     """
+
+    edges: ClassVar[str] = "models"
 
     K: PositiveInt = 10
     """Updates of which the server makes a new model."""

@@ -14,7 +14,7 @@ share = "all" is the paper's "+weight" for one architecture.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 class FedClassAvg(RoundBased):
     """averaging, rho and contrastive are the switches of the paper's table 4 (CA, PR, CL)."""
+
+    edges: ClassVar[str] = "sums"
 
     share: Literal["head", "all"] = "head"
     """Exchange the classifier only, or all weights ("+weight", one architecture)."""

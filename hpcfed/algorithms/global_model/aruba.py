@@ -50,6 +50,8 @@ class State:
 class ARUBA(RoundBased):
     """learn = false is FedAvg, bit for bit."""
 
+    edges: ClassVar[str] = "sums"
+
     learn: bool = True
     """Learn rates; else they stay at local.lr, and clients send models alone."""
     scope: Literal["weight", "all"] = "weight"

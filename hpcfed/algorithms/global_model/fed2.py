@@ -15,7 +15,7 @@ its classes, and which these are (C bits) is not counted as traffic.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import PositiveInt
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 class Fed2(RoundBased):
     """groups = 1 is FedAvg, bit for bit."""
+
+    edges: ClassVar[str] = "sums"
 
     groups: PositiveInt = 4
     """G, groups of features; it divides all widths above the depth, and models.d."""

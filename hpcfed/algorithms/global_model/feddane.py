@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat
@@ -45,6 +45,8 @@ class Task:
 
 class FedDANE(RoundBased):
     """One client alone has no correction: it is FedProx."""
+
+    edges: ClassVar[str] = "sums"
 
     mu: NonNegativeFloat = 0.0
     """Weight of the proximal term."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PositiveFloat
 from torch import Tensor
@@ -39,6 +39,8 @@ class State:
 
 class FedDyn(RoundBased):
     """g_k of a client is in its memory; before its first round it is 0."""
+
+    edges: ClassVar[str] = "sums"
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: 1, or its number of training examples."""

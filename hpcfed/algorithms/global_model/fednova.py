@@ -50,6 +50,7 @@ def count_gradients(steps: int, momentum: float = 0.0, shrink: float = 0.0) -> f
 class FedNova(RoundBased):
     """Where all clients take equally many steps this is FedAvg, but for rounding."""
 
+    edges: ClassVar[str] = "sums"
     keeps_stragglers: ClassVar[bool] = True
     local_defaults: ClassVar[dict[str, Any]] = {"optimiser": "sgd", "lr": 0.1}
 

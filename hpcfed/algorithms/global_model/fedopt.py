@@ -11,7 +11,7 @@ averaged, not adapted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -39,6 +39,8 @@ class State:
 
 class FedOpt(RoundBased):
     """tau = eta, both huge, with b1 = 0 and start = "zero" is FedAvg."""
+
+    edges: ClassVar[str] = "sums"
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: its number of training examples, or 1."""

@@ -45,6 +45,7 @@ class FedPD(RoundBased):
     own, are in its memory.
     """
 
+    edges: ClassVar[str] = "sums"
     keeps_weights: ClassVar[bool | None] = True
 
     weighting: Literal["samples", "uniform"] = "uniform"

@@ -45,6 +45,7 @@ FLOAT = 4  # bytes
 class FedRare(RoundBased):
     """exponent = intra = inter = 0 is FedAvg, bit for bit."""
 
+    edges: ClassVar[str] = "sums"
     local_defaults: ClassVar[dict[str, Any]] = {"keep_optimiser": True}
 
     exponent: NonNegativeFloat = 1.2

@@ -15,7 +15,7 @@ which the paper assumes; float buffers of batch normalisation are averaged plain
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PositiveFloat
 from torch import Tensor
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 class FedSplit(RoundBased):
     """z_k of a client is in its memory; before its first round it is the server's first model."""
+
+    edges: ClassVar[str] = "sums"
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean: 1, or its number of training examples."""

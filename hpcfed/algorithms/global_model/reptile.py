@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
@@ -47,6 +47,8 @@ class State:
 
 class Reptile(RoundBased):
     """Without rounds of Reptile, and with a server that steps by 1 without momentum, FedAvg."""
+
+    edges: ClassVar[str] = "sums"
 
     first_rounds: NonNegativeInt = 50
     """Rounds of FedAvg, before those of Reptile."""

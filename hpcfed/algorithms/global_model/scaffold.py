@@ -34,6 +34,8 @@ class State:
 class Scaffold(RoundBased):
     """The control variate of a client is in its memory; before its first round it is 0."""
 
+    edges: ClassVar[str] = "sums"
+
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of the updates of the model."""
     eta_g: PositiveFloat = 1.0

@@ -45,6 +45,7 @@ class State:
 class SemiCyclic(RoundBased):
     """The chain is FedAvg's with the same cohorts, bit for bit."""
 
+    edges: ClassVar[str] = "sums"
     samples_cohorts: ClassVar[bool] = False
 
     blocks: PositiveInt = 6

@@ -31,6 +31,7 @@ class PFedMe(RoundBased):
     forgotten.
     """
 
+    edges: ClassVar[str] = "sums"
     keeps_weights: ClassVar[bool | None] = True
 
     weighting: Literal["samples", "uniform"] = "uniform"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class Local(RoundBased):
     """Nothing is shared, so all clients may differ."""
 
+    edges: ClassVar[str] = ""
     accepts: ClassVar[str] = "any models"
     survival: ClassVar[bool] = True
     keeps_stragglers: ClassVar[bool] = True

@@ -69,6 +69,13 @@ class Saved:
         self.fed.participation.open(self.t)
         with convert_unfit_errors(source.path):
             self.state = self.state_of(source.get("state"))
+            edges = (
+                source.get("time").get("edges", {}).get("states", {})
+                if self.job.edges.number
+                else {}
+            )
+            self.edges = {int(e): self.state_of(tree) for e, tree in edges.items()}
+            self.edge_of = found.arrays.get("edges") if edges else None
 
     def state_of(self, tree: Any) -> Any:
         """The server's state; of a method whose state is no Params the type is that of its first
@@ -90,15 +97,18 @@ class Saved:
         """
         fed, client = self.fed, self.fed.clients[k]
         client.architecture = architecture(self.method, fed, k, self.t)
+        state = (
+            self.state if self.edge_of is None else self.edges.get(int(self.edge_of[k]), self.state)
+        )
         with convert_unfit_errors(self.source.path):
             if not self.keeps:
-                self.method.receive(client, self.method.offer(fed, client, self.state))
+                self.method.receive(client, self.method.offer(fed, client, state))
             elif f"clients/{k}" in self.source.names(f"clients/{k}"):
                 kept = self.source.get(f"clients/{k}")
                 fed.store.put(k, kept["weights"], kept["memory"])
             client.model.eval()
             with client.borrowed():
-                found = pieces(fed, client, self.method, self.state)
+                found = pieces(fed, client, self.method, state)
         fed.store.forget(k)
         counted = OWN if self.keeps and found.kind not in OF_NOW else RECEIVED
         more: dict[str, Any] = {

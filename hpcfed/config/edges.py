@@ -1,0 +1,43 @@
+"""The part of a job that puts edge servers between the clients and the server."""
+
+from typing import Annotated, Self
+
+from annotated_types import Ge
+from pydantic import Field, PositiveFloat, model_validator
+
+from hpcfed.config.limits import Count, FileName, PositiveInt
+from hpcfed.config.parts import NonNegative, Part
+
+
+class Edges(Part):
+    """Edge servers: each aggregates its clients, and the server aggregates the edges."""
+
+    number: Count = 0
+    """Number of edge servers; 0: clients talk to the server."""
+    clients: tuple[Annotated[int, Ge(0)], ...] = ()
+    """The edge server of each client, in id order; default: client k has edge k modulo number."""
+    file: FileName | None = None
+    """CSV with the edge server of each client instead: client,edge."""
+    rounds: PositiveInt = 1
+    """Rounds after which the server aggregates the edges; till then each has a model of its own."""
+    bandwidth: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1e7,)
+    """Bytes per second between an edge and the server, up and down; one number, or one an edge."""
+    latency: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.1,)
+    """Seconds of one exchange of an edge with the server, beside its bytes; as bandwidth."""
+
+    @model_validator(mode="after")
+    def agrees(self) -> Self:
+        if self.clients and self.file is not None:
+            raise ValueError("clients and file both say which client has which edge: set one")
+        for name in ("bandwidth", "latency"):
+            given = len(getattr(self, name))
+            if self.number and given not in (1, self.number):
+                raise ValueError(
+                    f"{name} has {given} numbers for {self.number} edges; give one, or one an edge"
+                )
+        for k, e in enumerate(self.clients):
+            if self.number and e >= self.number:
+                raise ValueError(
+                    f"clients: client {k} has edge {e}; edges are 0..{self.number - 1}"
+                )
+        return self
