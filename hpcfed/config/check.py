@@ -49,6 +49,7 @@ def check(job: Job, stored: bool = False) -> None:
     for name in filter(None, (job.data.name, job.data.public_source)):
         check_data_name(name, job.data.root)
     check_columns(job)
+    check_partition(job)
     check_metrics(job.evaluate.metrics)
     check_listed(job)
     check_modalities(job)
@@ -88,6 +89,26 @@ def check_columns(job: Job) -> None:
             raise ConfigError(
                 f"{name} = {told} has no effect: {job.data.name} is a data set that hpcfed knows, "
                 f"not a file of your own; leave it away, or set data.name"
+            )
+
+
+def check_partition(job: Job) -> None:
+    """ConfigError for a field of [data] that only other partitions read."""
+    data = job.data
+    readers = {
+        "client_sizes": ("sizes", "inner-dirichlet"),
+        "class_choice": ("pathological",),
+        "distribution": ("distribution",),
+        "preassigned": ("distribution",),
+        "rescale": ("distribution",),
+    }
+    for name, partitions in readers.items():
+        value, usual = getattr(data, name), type(data).model_fields[name].get_default()
+        if value != usual and data.partition not in partitions:
+            raise ConfigError(
+                f"data.{name} = {format_value(to_jsonable_python(value))} has no effect with "
+                f"data.partition = {data.partition!r}; set that to {' or '.join(partitions)}, or "
+                f"leave {name} away"
             )
 
 

@@ -62,18 +62,46 @@ class Data(Part):
     """The folder in which known data sets lie or are downloaded to."""
     download: bool = True
     """Download a known data set that is not in root."""
-    partition: Literal["iid", "dirichlet", "classes", "shards", "quantity", "natural"] = "dirichlet"
+    partition: Literal[
+        "iid",
+        "dirichlet",
+        "classes",
+        "shards",
+        "quantity",
+        "natural",
+        "sizes",
+        "linear",
+        "square",
+        "exponential",
+        "inner-dirichlet",
+        "pathological",
+        "distribution",
+    ] = "dirichlet"
     """How the training examples are assigned to clients (`hpcfed list partitions`)."""
+    partition_by: Literal["label", "client"] = "label"
+    """What partitions by class go by: labels, or any column (columns.client, or the data's
+    users).
+    """
     sizes: Literal["equal", "free"] = "equal"
     """Dirichlet: all clients of one size, or sizes as they are drawn."""
     alpha: PositiveFloat = 0.5
-    """Dirichlet: concentration; smaller is more skewed."""
+    """Dirichlet, inner-dirichlet: concentration; smaller is more skewed."""
+    client_sizes: tuple[PositiveInt, ...] = ()
+    """Sizes, inner-dirichlet: examples of each client; of inner-dirichlet none: all alike."""
     classes_per_client: PositiveInt = 2
-    """Classes: how many classes each client holds."""
+    """Classes, pathological, distribution: how many classes each client holds."""
+    class_choice: Literal["random", "first-deterministic", "deterministic"] = "random"
+    """Pathological: classes are drawn; the first is k modulo C for client k; all follow from k."""
+    distribution: FileName | None = None
+    """Distribution: a .csv file of numbers, a row for each class; none: drawn log-normal."""
+    preassigned: Count = 0
+    """Distribution: examples of each of its classes that a client has beforehand."""
+    rescale: bool = True
+    """Distribution: the rows of the table are proportions; else numbers of examples."""
     shards_per_client: PositiveInt = 2
     """Shards: how many label-sorted shards each client gets."""
     spread: NonNegative = 1.0
-    """Quantity: standard deviation of the logarithm of the client sizes."""
+    """Quantity, distribution: standard deviation of the logarithm of the client sizes."""
     synthetic: tuple[NonNegative, NonNegative] = (1.0, 1.0)
     """Synthetic: alpha, how much the clients' models differ, and beta, how much their inputs do."""
     examples: PositiveInt | None = None

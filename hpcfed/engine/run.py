@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 
 FEW = 8  # classes and clients that a warning names
-BY_CLASS = ("classes", "shards", "dirichlet", "pathological")  # with them it is the aim
+# partitions with which clients of one label are the aim, or nothing unusual
+BY_CLASS = ("classes", "shards", "dirichlet", "inner-dirichlet", "pathological", "distribution")
 
 
 def run(job: Job, comm: Comm, guard: Guard | None = None) -> int:
@@ -179,7 +180,8 @@ def odd_labels(job: Job, facts: World) -> list[str]:
             f"(client {join_few(alike, FEW)}), so that local accuracy says little there; check "
             f"data.partition = {job.data.partition!r}, unless that is meant"
         )
-    if job.columns.client and job.data.partition != "natural" and not job.data.partition_file:
+    used = job.data.partition == "natural" or job.data.partition_by == "client"
+    if job.columns.client and not used and not job.data.partition_file:
         found.append(
             f"{name}: column {job.columns.client!r} names clients, but data.partition = "
             f"{job.data.partition!r} shares the examples out otherwise; set data.partition = "

@@ -123,7 +123,9 @@ def test_suspicious_labels_are_warned_of_in_a_line_each(labels, classes, parts, 
         task="classes",
     )
     about = {"name": str(Path("folder") / "mine.npz")}
-    own = SimpleNamespace(model_dump=lambda: about, partition="iid", partition_file=None)
+    own = SimpleNamespace(
+        model_dump=lambda: about, partition="iid", partition_file=None, partition_by="label"
+    )
     job = SimpleNamespace(data=own, columns=SimpleNamespace(client=""))
     held = SimpleNamespace(train=[np.array(part) for part in parts])
     found = odd_labels(job, SimpleNamespace(data=data, many=False, partition=held))
