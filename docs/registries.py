@@ -12,7 +12,7 @@ from hpcfed.data import DATASETS, PARTITIONS, schemes
 from hpcfed.data.partition import split
 from hpcfed.data.sampling import mirror
 from hpcfed.models import MODELS, Entry
-from hpcfed.report.catalogue import keys, model, parameter
+from hpcfed.report.catalogue import concerns, keys, model, parameter
 from hpcfed.report.references import bibtex
 
 
@@ -71,9 +71,10 @@ def partitions() -> str:
 
 def partition(name: str) -> str:
     """One partition: its functions' texts, and the fields that concern it."""
+    function = name.replace("-", "_")
     drawn = {
-        "": getattr(schemes, name),
-        ' with `sizes = "free"`': getattr(schemes, f"{name}_free", None),
+        "": getattr(schemes, function),
+        ' with `sizes = "free"`': getattr(schemes, f"{function}_free", None),
     }
     texts = [
         joined(f"### {name}{how}" if how else "", prose(fn.__doc__))
@@ -81,7 +82,7 @@ def partition(name: str) -> str:
         if fn
     ]
     known = (parameter(n, field) for n, field in Data.model_fields.items())
-    mine = [f for f in known if f["meaning"].lower().startswith(f"{name}:")]
+    mine = [f for f in known if concerns(name, f["meaning"])]
     rows = (
         (f"[`data.{f['name']}`](job.md#data-{f['name']})", code(f["default"]), prose(f["meaning"]))
         for f in mine

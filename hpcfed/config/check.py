@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,8 +47,9 @@ def check(job: Job, stored: bool = False) -> None:
     for name in (*job.models.mix, *filter(None, (job.models.proxy, job.models.server))):
         find_model(name)
     for name in filter(None, (job.data.name, job.data.public_source)):
-        if not Path(name).suffix:
-            find("data set", name, DATASETS)
+        check_data_name(name, job.data.root)
+    check_columns(job)
+    check_partition(job)
     check_metrics(job.evaluate.metrics)
     check_listed(job)
     check_modalities(job)
@@ -60,6 +62,55 @@ def check(job: Job, stored: bool = False) -> None:
     check_edges(job, stored)
     if not stored:
         effective(job)
+
+
+def check_data_name(name: str, root: Path) -> None:
+    """ConfigError for what is no known data set, and no name of a file, of a folder that is there,
+    or of a data set of Hugging Face.
+    """
+    own = name.startswith("hf:") or Path(name).suffix or os.path.isdir(os.path.expanduser(name))
+    if not own and not os.path.isdir(root / name):
+        find("data set", name, DATASETS)
+
+
+def check_columns(job: Job) -> None:
+    """ConfigError for columns, and what else is said of own data, of a data set that has a name of
+    its own here.
+    """
+    if {job.data.name, job.data.public_source} - set(DATASETS) - {""}:
+        return
+    fields = ("test_file", "held_out", "image_size")
+    given = {f"data.{name}": (getattr(job.data, name), type(job.data)) for name in fields}
+    names = type(job.columns).model_fields
+    given |= {f"columns.{name}": (getattr(job.columns, name), type(job.columns)) for name in names}
+    for name, (value, part) in given.items():
+        usual = part.model_fields[name.partition(".")[2]].get_default()
+        if value != usual:
+            told = format_value(to_jsonable_python(value))
+            raise ConfigError(
+                f"{name} = {told} has no effect: {job.data.name} is a data set that hpcfed knows, "
+                f"not a file of your own; leave it away, or set data.name"
+            )
+
+
+def check_partition(job: Job) -> None:
+    """ConfigError for a field of [data] that only other partitions read."""
+    data = job.data
+    readers = {
+        "client_sizes": ("sizes", "inner-dirichlet"),
+        "class_choice": ("pathological",),
+        "distribution": ("distribution",),
+        "preassigned": ("distribution",),
+        "rescale": ("distribution",),
+    }
+    for name, partitions in readers.items():
+        value, usual = getattr(data, name), type(data).model_fields[name].get_default()
+        if value != usual and data.partition not in partitions:
+            raise ConfigError(
+                f"data.{name} = {format_value(to_jsonable_python(value))} has no effect with "
+                f"data.partition = {data.partition!r}; set that to {' or '.join(partitions)}, or "
+                f"leave {name} away"
+            )
 
 
 def check_metrics(names: Sequence[str]) -> None:

@@ -120,4 +120,41 @@ PARTITIONS = {
     "natural": Scheme(
         "hpcfed.data.partition:natural", "by the users that the data come from", complete=True
     ),
+    "sizes": Scheme(
+        "hpcfed.data.partition:sizes", "at random, client_sizes examples each", "flower"
+    ),
+    "linear": Scheme(
+        "hpcfed.data.partition:linear",
+        "at random, sizes in proportion to 1, 2, 3, ...",
+        "flower",
+        complete=True,
+    ),
+    "square": Scheme(
+        "hpcfed.data.partition:square",
+        "at random, sizes in proportion to 1, 4, 9, ...",
+        "flower",
+        complete=True,
+    ),
+    "exponential": Scheme(
+        "hpcfed.data.partition:exponential",
+        "at random, sizes in proportion to e, e^2, e^3, ...",
+        "flower",
+        complete=True,
+    ),
+    "inner-dirichlet": Scheme(
+        "hpcfed.data.partition:inner_dirichlet",
+        "client_sizes examples each, drawn one by one from Dirichlet(alpha)",
+        "acar2021,flower",
+    ),
+    "pathological": Scheme(
+        "hpcfed.data.partition:pathological",
+        "classes_per_client classes a client, chosen by class_choice; free sizes",
+        "li2022,flower",
+    ),
+    "distribution": Scheme(
+        "hpcfed.data.partition:distribution",
+        "classes_per_client neighbouring classes a client, shares of a table or log-normal",
+        "li2020,flower",
+        complete=True,
+    ),
 }

@@ -30,6 +30,7 @@ from hpcfed.config.limits import FileName, PositiveInt, describe_limits, no_swit
 from hpcfed.config.messages import PREFIX, Layer, origin
 from hpcfed.config.parts import (
     Checkpoint,
+    Columns,
     Data,
     Local,
     Log,
@@ -142,6 +143,7 @@ class Job(BaseSettings):
     """The method and its own parameters (`hpcfed show NAME`)."""
     models: Models = Models()
     data: Data = Data()
+    columns: Columns = Columns()
     modalities: Modalities = Modalities()
     local: Local = Local()
     training: Training = Training()
@@ -181,7 +183,8 @@ class Job(BaseSettings):
     @property
     def folder(self) -> Path:
         """Where the run's files are."""
-        method, data = self.algorithm.name.replace(":", "."), Path(self.data.name).stem
+        method = self.algorithm.name.replace(":", ".")
+        data = Path(self.data.name.removeprefix("hf:")).stem.replace(":", ".")
         return self.out or Path("runs") / f"{method}-{data}-{self.data.partition}-seed{self.seed}"
 
     def sources(self) -> dict[str, str]:

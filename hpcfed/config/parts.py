@@ -51,7 +51,9 @@ class Data(Part):
     """Which examples the clients hold."""
 
     name: Annotated[str, Field(min_length=1)] = "digits"
-    """A known data set (`hpcfed list datasets`), or the path of an .h5 or .npz file."""
+    """A known data set (`hpcfed list datasets`), a .csv, .parquet, .h5 or .npz file, a folder of
+    images, or hf:NAME.
+    """
     label: Annotated[str, Field(max_length=60)] = ""
     """What the data are called in titles and tables; default: the name, of a file without its
     folders.
@@ -60,18 +62,46 @@ class Data(Part):
     """The folder in which known data sets lie or are downloaded to."""
     download: bool = True
     """Download a known data set that is not in root."""
-    partition: Literal["iid", "dirichlet", "classes", "shards", "quantity", "natural"] = "dirichlet"
+    partition: Literal[
+        "iid",
+        "dirichlet",
+        "classes",
+        "shards",
+        "quantity",
+        "natural",
+        "sizes",
+        "linear",
+        "square",
+        "exponential",
+        "inner-dirichlet",
+        "pathological",
+        "distribution",
+    ] = "dirichlet"
     """How the training examples are assigned to clients (`hpcfed list partitions`)."""
+    partition_by: Literal["label", "client"] = "label"
+    """What partitions by class go by: labels, or any column (columns.client, or the data's
+    users).
+    """
     sizes: Literal["equal", "free"] = "equal"
     """Dirichlet: all clients of one size, or sizes as they are drawn."""
     alpha: PositiveFloat = 0.5
-    """Dirichlet: concentration; smaller is more skewed."""
+    """Dirichlet, inner-dirichlet: concentration; smaller is more skewed."""
+    client_sizes: tuple[PositiveInt, ...] = ()
+    """Sizes, inner-dirichlet: examples of each client; of inner-dirichlet none: all alike."""
     classes_per_client: PositiveInt = 2
-    """Classes: how many classes each client holds."""
+    """Classes, pathological, distribution: how many classes each client holds."""
+    class_choice: Literal["random", "first-deterministic", "deterministic"] = "random"
+    """Pathological: classes are drawn; the first is k modulo C for client k; all follow from k."""
+    distribution: FileName | None = None
+    """Distribution: a .csv file of numbers, a row for each class; none: drawn log-normal."""
+    preassigned: Count = 0
+    """Distribution: examples of each of its classes that a client has beforehand."""
+    rescale: bool = True
+    """Distribution: the rows of the table are proportions; else numbers of examples."""
     shards_per_client: PositiveInt = 2
     """Shards: how many label-sorted shards each client gets."""
     spread: NonNegative = 1.0
-    """Quantity: standard deviation of the logarithm of the client sizes."""
+    """Quantity, distribution: standard deviation of the logarithm of the client sizes."""
     synthetic: tuple[NonNegative, NonNegative] = (1.0, 1.0)
     """Synthetic: alpha, how much the clients' models differ, and beta, how much their inputs do."""
     examples: PositiveInt | None = None
@@ -88,6 +118,14 @@ class Data(Part):
     """Load the partition from this file instead of drawing it."""
     train_limit: PositiveInt | None = None
     """Use only so many training examples in all, drawn class by class."""
+    test_file: FileName | None = None
+    """A table, .csv or .parquet, whose rows are the test examples of the table in data.name."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Own data without test examples: the share of the examples that serves as such, drawn label by
+    label.
+    """
+    image_size: Count = 0
+    """Folder of images, hf: scale them to so many pixels in height and width; 0: they are alike."""
     test_share: Annotated[float, Gt(0), Le(1e6)] = 0.3
     """Size of a client's test set as a share of its training set; natural clients of data whose
     test examples name their users have all of those instead.
@@ -104,6 +142,35 @@ class Data(Part):
     """
     tokens: PositiveInt = 32
     """Text: length of an example; longer texts are cut, shorter ones filled up."""
+
+
+class Columns(Part):
+    """Which column of a table is what: CSV, Parquet, rows of numbers in HDF5 and NPZ, and hf:."""
+
+    label: str = ""
+    """Column of the labels; default: label, labels, target, class or y, whichever there is."""
+    client: str = ""
+    """Column that names the client of each example, for data.partition = "natural"; of HDF5 and NPZ
+    any array with a value an example.
+    """
+    test: str = ""
+    """Column that says which examples are tests: test, true or 1; train, false or 0."""
+    inputs: Names = ()
+    """Columns that models are given, separated by commas; default: all that are nothing else."""
+    ignore: Names = ()
+    """Columns that are not used."""
+    one_hot: Names = ()
+    """Columns of kinds; each kind is a 0 or 1 of its own. Columns of words are, unless in codes."""
+    codes: Names = ()
+    """Columns of kinds that become 0, 1, 2, ... in the order of their values."""
+    text: str = ""
+    """Column of texts, which are then the inputs (data.vocabulary, data.tokens)."""
+    image: str = ""
+    """Hugging Face: column of images, which are then the inputs."""
+    missing: Literal["refuse", "fill", "drop"] = "refuse"
+    """Values that are not there: refuse the table; fill in the mean of the training part; drop the
+    rows.
+    """
 
 
 class Modalities(Part):

@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hpcfed.core.errors import ConfigError
+from hpcfed.config.parts import Columns
+from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.shapes import Modality, Shapes, each, read_numbers
 from hpcfed.data.moments import moments
 
@@ -29,6 +31,40 @@ class Text(NamedTuple):
 
 
 TEXT = Text()
+HELD_OUT = 0.2  # share of the examples that serves as test split where own data have none
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a user's own data are read: the fields of the job that say it.
+
+    columns: which column of a table is what.  test_file: the table of the test examples.  held_out:
+    share of the examples that serves as test split where there is none.  image_size: pixels, in
+    height and width, that images of a folder are scaled to; 0: they are alike.
+    """
+
+    text: Text = TEXT
+    columns: Columns = field(default_factory=Columns)
+    test_file: Path | None = None
+    held_out: float = HELD_OUT
+    image_size: int = 0
+
+    def refuse_others(self, where: str, what: str, taken: Collection[str]) -> None:
+        """DataError for a field of the job that is set and has no effect on such data.
+
+        taken: the fields that have one, as "data.held_out" and "columns.label".
+        """
+        usual = Reading()
+        names = [f"data.{name}" for name in ("test_file", "held_out", "image_size")]
+        names += [f"columns.{name}" for name in type(self.columns).model_fields]
+        for name in names:
+            table, _, last = name.partition(".")
+            mine, other = (r.columns if table == "columns" else r for r in (self, usual))
+            if name not in taken and getattr(mine, last) != getattr(other, last):
+                raise DataError(f"{where}: {name} has no effect on {what}; leave it away")
+
+
+COLUMNS = tuple(f"columns.{name}" for name in Columns.model_fields if name != "image")
 
 
 @dataclass(frozen=True)
@@ -78,6 +114,8 @@ class DataSet:
     times, and a model has one output, the logarithm of the risk, which `classes` names.
     own_tests: test examples belong to the users that they name. In the natural partition a client
     is then tested on those of its own users, otherwise on examples that mirror its labels.
+    notes: what was done to the data as they were read, such as gaps that were filled in; a line
+    each.
     """
 
     name: str
@@ -90,6 +128,7 @@ class DataSet:
     vocabularies: Mapping[str, int] = field(default_factory=dict)
     task: Task = "classes"
     own_tests: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -168,7 +207,10 @@ def fill_absent(split: Split, mean: Mapping[str, Sequence[float]]) -> Split:
     return replace(split, x=filled)
 
 
-FACTS = ("name", "classes", "mean", "std", "vocabulary", "vocabularies", "task", "own_tests")
+FACTS = (
+    *("name", "classes", "mean", "std", "vocabulary", "vocabularies", "task", "own_tests"),
+    "notes",
+)
 
 
 def to_arrays(data: DataSet) -> Arrays:
@@ -200,5 +242,5 @@ def from_arrays(arrays: Arrays) -> DataSet:
         return Split(x, arrays[f"{part}_y"], arrays.get(f"{part}_users"), there)
 
     facts |= {key: read_numbers(facts[key]) for key in ("mean", "std")}
-    facts["classes"] = tuple(facts["classes"])
+    facts |= {key: tuple(facts[key]) for key in ("classes", "notes")}
     return DataSet(train=split("train"), test=split("test"), **facts)

@@ -1,36 +1,67 @@
-"""A data set by its name; a path to an HDF5 or NPZ file is a name too."""
+"""A data set by its name; the path of a file, or of a folder of images, is a name too."""
+
+from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcfed.core.errors import ConfigError, DataError, unknown
 from hpcfed.data import DATASETS
-from hpcfed.data.dataset import TEXT, DataSet, Text
+from hpcfed.data.dataset import DataSet, Reading, Text
+
+if TYPE_CHECKING:
+    from hpcfed.config.job import Job
+
+ARRAYS = (".h5", ".hdf5", ".npz")
+TABLES = (".csv", ".parquet")
+HUGGING_FACE = "hf:"  # begins the name of a data set that Hugging Face's `datasets` loads
+READING = Reading()
 
 
-def load(name: str, root: Path, download: bool = True, text: Text = TEXT) -> DataSet:
-    """The data set of that name, or the one in the file of that name.
+def load(name: str, root: Path, download: bool = True, how: Reading = READING) -> DataSet:
+    """The data set of that name, or the one in the file or folder of that name.
 
-    name: one of DATASETS, or a path that ends in .h5, .hdf5 or .npz (as it stands, else below
-    root).
-    root: folder of the data files, where downloads go too.  text: how texts become numbers.  Call
-    it once a
-    node: it reads all examples.
+    name: one of DATASETS; a path that ends in .h5, .hdf5, .npz, .csv or .parquet, or that of a
+    folder of images (as it stands, else below root); or hf:NAME.
+    root: folder of the data files, where downloads go too.  how: how own data are read.  Call it
+    once a node: it reads all examples.
     Raises ConfigError for an unknown name, DataError for data that are missing, damaged or
     unusable.
     """
     if name in DATASETS:
-        return DATASETS[name].load()(name, Path(root), download, text)
-    if not name.endswith((".h5", ".hdf5", ".npz")):
-        raise ConfigError(
-            unknown("data set", name, DATASETS, "hpcfed list datasets")
-            + ", or a path that ends in .h5, .hdf5 or .npz"
-        )
-    from hpcfed.data import files
+        return DATASETS[name].load()(name, Path(root), download, how.text)
+    if name.startswith(HUGGING_FACE):
+        from hpcfed.data import hugging_face
 
+        return hugging_face.load(name, download, how)
     path = Path(os.path.expanduser(name))
     found = next((place for place in (path, Path(root) / path) if os.path.exists(place)), None)
+    if found is not None and os.path.isdir(found):
+        from hpcfed.data import image_folder
+
+        return image_folder.read(found, how)
+    if not name.endswith(ARRAYS + TABLES):
+        raise ConfigError(
+            unknown("data set", name, DATASETS, "hpcfed list datasets")
+            + f", or a path that ends in {', '.join(ARRAYS + TABLES)}, or of a folder of images"
+        )
     if found is None:
         also = "" if path.is_absolute() else f", nor in {root} (data.root)"
         raise DataError(f"{path}: no such file{also}; check --data.name")
-    return files.read(found, text)
+    if name.endswith(TABLES):
+        from hpcfed.data import tables
+
+        return tables.read(found, how)
+    from hpcfed.data import files
+
+    return files.read(found, how)
+
+
+def load_for(job: Job, name: str) -> DataSet:
+    """A data set that a job names, read as the job says; raises as `load`."""
+    data = job.data
+    test = data.test_file if name == data.name else None
+    text = Text(data.vocabulary, data.tokens)
+    how = Reading(text, job.columns, test, data.held_out, data.image_size)
+    return load(name, data.root, data.download, how)

@@ -14,12 +14,11 @@ from PIL import Image
 
 from hpcfed.config.metrics import TASKS
 from hpcfed.core.errors import DataError, unknown
-from hpcfed.core.rng import stream
 from hpcfed.core.safe_read import parse_json
 from hpcfed.data import check
-from hpcfed.data.dataset import TEXT, DataSet, Split, Task, Text, several
+from hpcfed.data.dataset import COLUMNS, DataSet, Reading, Split, Task, several
 from hpcfed.data.moments import moments
-from hpcfed.data.sampling import apportion, take
+from hpcfed.data.tables import MISSING, Table, held_out, to_dataset
 from hpcfed.data.text import encode
 from hpcfed.data.user_arrays import Nodes, add_path_to_errors, fits, hdf5, readable, whole
 from hpcfed.storage.untrusted import attribute
@@ -28,7 +27,8 @@ ADVICE = "make or copy it again, or check --data.name (pickled objects are never
 OUTPUTS = {"binary": 2, "survival": 1}  # of models, where a task says how many
 RISK = ("log risk",)  # what a model of survival times gives
 MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a name of one
-HELD_OUT = 0.2  # share of the training examples that serves as test split where a file has none
+LABELS, INPUTS = ("labels", "y"), ("images", "x", "features")  # names in an HDF5 file
+USERS = ("users", "user_hash")
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,18 @@ class File:
     are; by modality where there are several.
     """
 
-    train: Raw
+    train: Raw | None
     test: Raw | None
     classes: list[str] | None = None
     vocabulary: int = 0
     vocabularies: Mapping[str, int] = field(default_factory=dict)
     task: Task = "classes"
     own_tests: bool = False
+    tables: tuple[Table, Table | None] | None = None
+    label: str = ""  # of tables: the array of labels 0..C-1
 
 
-def read(path: Path, text: Text = TEXT) -> DataSet:
+def read(path: Path, how: Reading | None = None) -> DataSet:
     """The data set in an .h5, .hdf5 or .npz file.
 
     HDF5: groups `train` and `test`, each with `images` (or `x`; or `jpeg_offsets` and `jpeg_body`,
@@ -71,26 +73,65 @@ def read(path: Path, text: Text = TEXT) -> DataSet:
     the attribute `vocabulary`. Attribute `own_tests` (1: a user's test examples test the client
     that has this user) is that of `DataSet`.
     NPZ: x_train (or text_train), y_train, x_test, y_test, perhaps users_train, users_test, and
-    vocabulary. Without a test split, a fixed, stratified fifth of the training examples is held
-    out.  Mean and deviation, and the vocabulary of texts, are those of the training split.  text:
-    how texts become numbers. Raises DataError with file, array, index and value for whatever cannot
-    be used.
+    vocabulary. Without a test split, a fixed, stratified share of the training examples is held
+    out.  Mean and deviation, and the vocabulary of texts, are those of the training split.
+    Rows of numbers, [n, features], named images, x or features, are a table (`hpcfed.data.tables`)
+    whose columns are named by an array `columns` (NPZ) or an attribute `columns` or `features`
+    (HDF5: a JSON list), else x0, x1, ...; the other arrays [n] beside them are columns too, which
+    the job may name.
+    how: how texts become numbers, and what else the job says of own data. `columns.client` names
+    the array of users.  Raises DataError with file, array, index and value for whatever cannot be
+    used.
     """
+    how = how or Reading()
     with readable(path, ADVICE):
-        file = _read_npz(path) if path.suffix == ".npz" else _read_hdf5(path)
-    return _assemble(path, file, text)
+        file = _read_npz(path, how) if path.suffix == ".npz" else _read_hdf5(path, how)
+    check_idle(path, file, how)
+    if file.tables:
+        train, test = file.tables
+        columns = how.columns
+        own = {
+            "label": columns.label or file.label,
+            "client": columns.client or next((u for u in USERS if u in train.names), ""),
+        }
+        numbered = own["label"] == file.label
+        names = file.classes if numbered else None
+        how = replace(how, columns=columns.model_copy(update=own))
+        return to_dataset(path.stem, train, test, how, names, numbered, file.task)
+    return _assemble(path, file, how)
 
 
-def _read_npz(path: Path) -> File:
+def check_idle(path: Path, file: File, how: Reading) -> None:
+    """DataError for what the job says of own data that has no effect on this file."""
+    tested = file.test is not None or (file.tables is not None and file.tables[1] is not None)
+    taken = {"columns.client"} if file.tables is None else set(COLUMNS)
+    what = ("arrays" if file.tables is None else "rows of numbers") + " in HDF5 or NPZ"
+    if tested:
+        how.refuse_others(str(path), f"{what}, with test examples", taken - {"columns.test"})
+    else:
+        how.refuse_others(str(path), what, taken | {"data.held_out"})
+
+
+def _read_npz(path: Path, how: Reading) -> File:
     with np.load(path, allow_pickle=False) as file:
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise DataError(
                 f"{path}: is one array; save x_train, y_train, x_test, y_test with numpy.savez"
             )
         fits(sum(member.file_size for member in file.zip.infolist()), str(path))
-        train = _raw(path, file, "{}_train", x=("x", "text"), y=("y",))
         tested = any(name in file for name in ("x_test", "text_test", "y_test"))
-        test = _raw(path, file, "{}_test", x=("x", "text"), y=("y",)) if tested else None
+        if is_table(file.get("x_train"), file.get("y_train")) and "vocabulary" not in file:
+            named = file["columns"].tolist() if "columns" in file else None
+            parts = [
+                _table(path, _endings(file, part), "x", ("y",), named, "{}_" + part)
+                for part in (("train", "test") if tested else ("train",))
+            ]
+            return File(None, None, tables=(parts[0], parts[1] if tested else None), label="y")
+        users = how.columns.client
+        train = _raw(path, file, "{}_train", x=("x", "text"), y=("y",), client=users)
+        test = None
+        if tested:
+            test = _raw(path, file, "{}_test", x=("x", "text"), y=("y",), client=users)
         size = (
             check.vocabulary(file["vocabulary"], f"{path}: vocabulary")
             if "vocabulary" in file
@@ -99,7 +140,7 @@ def _read_npz(path: Path) -> File:
         return File(train, test, vocabulary=size)
 
 
-def _read_hdf5(path: Path) -> File:
+def _read_hdf5(path: Path, how: Reading) -> File:
     with hdf5(path) as opened:
         file = Nodes(opened)
         if "train" not in file:
@@ -107,10 +148,14 @@ def _read_hdf5(path: Path) -> File:
             raise DataError(
                 f"{path}: holds {held}, but no group 'train'; store train/images, train/labels"
             )
-        train = _raw_group(path, file, "train")
-        test = _raw_group(path, file, "test") if "test" in file else None
         stored = attribute(opened, "classes")
         names = None if stored is None else parse_json(stored, "attribute 'classes'")
+        if (found := _hdf5_tables(path, file, opened)) is not None:
+            task = str(attribute(opened, "task", "classes"))
+            _check_facts(path, task, names)
+            return File(None, None, names, task=task, tables=found[:2], label=found[2])
+        train = _raw_group(path, file, "train", how.columns.client)
+        test = _raw_group(path, file, "test", how.columns.client) if "test" in file else None
         vocabulary = check.vocabulary(
             attribute(opened, "vocabulary", 0), f"{path}: attribute vocabulary"
         )
@@ -122,14 +167,7 @@ def _read_hdf5(path: Path) -> File:
         }
         task = str(attribute(opened, "task", "classes"))
         own_tests = attribute(opened, "own_tests", 0)
-    if task not in TASKS:
-        raise DataError(f"{path}: attribute task: {unknown('task', task, TASKS)}")
-    if names is not None and not (isinstance(names, list) and names):
-        raise DataError(
-            f"{path}: attribute 'classes' is {names!r}; store a JSON list of class names"
-        )
-    for name in names or ():
-        check.text(str(name), f"{path}: attribute 'classes'")
+    _check_facts(path, task, names)
     named = train.users is not None and (test is None or test.users is not None)
     if np.shape(own_tests) or own_tests not in (0, 1) or (own_tests and not named):
         raise DataError(
@@ -139,20 +177,127 @@ def _read_hdf5(path: Path) -> File:
     return File(train, test, names, vocabulary, vocabularies, task, bool(own_tests))
 
 
-def _raw_group(path: Path, file: Nodes, part: str) -> Raw:
+def _check_facts(path: Path, task: str, names: Any) -> None:
+    """DataError for a task or names of classes that cannot be."""
+    if task not in TASKS:
+        raise DataError(f"{path}: attribute task: {unknown('task', task, TASKS)}")
+    if names is not None and not (isinstance(names, list) and names):
+        raise DataError(
+            f"{path}: attribute 'classes' is {names!r}; store a JSON list of class names"
+        )
+    for name in names or ():
+        check.text(str(name), f"{path}: attribute 'classes'")
+
+
+def is_table(x: Any, y: Any) -> bool:
+    """Whether inputs are rows of numbers, each with one label."""
+    shapes = [getattr(v, "shape", None) for v in (x, y)]
+    if None in shapes or len(shapes[0]) != 2 or x.dtype.kind not in "biuf":
+        return False
+    return len(shapes[1]) == 1 or shapes[1][1:] == (1,)
+
+
+def _endings(file: Mapping, part: str) -> dict[str, np.ndarray]:
+    """The arrays of one split of an .npz file, by their names without its own."""
+    end = f"_{part}"
+    return {name.removesuffix(end): file[name] for name in file if name.endswith(end)}
+
+
+def _hdf5_tables(
+    path: Path, file: Nodes, opened: h5py.File
+) -> tuple[Table, Table | None, str] | None:
+    """The tables of an HDF5 file whose inputs are rows of numbers, and the name of their labels;
+    else None.
+    """
+    if not isinstance(file["train"], h5py.Group) or attribute(opened, "vocabulary", 0):
+        return None
+    held = {part: file[part] for part in ("train", "test") if part in file}
+    inputs = next((name for name in INPUTS if f"train/{name}" in file), "")
+    labels = next((name for name in LABELS if f"train/{name}" in file), "")
+    nodes = [file[f"train/{name}"] if name else None for name in (inputs, labels)]
+    if not is_table(*nodes):
+        return None
+    given = (attribute(opened, name) for name in ("columns", "features"))
+    stored = next((value for value in given if value is not None), None)
+    named = None if stored is None else parse_json(stored, "attribute 'columns'")
+    made = []
+    for part, group in held.items():
+        if not isinstance(group, h5py.Group):
+            raise DataError(f"{path}: {part} is no group; store {part}/{inputs}, {part}/{labels}")
+        arrays = {
+            name: whole(node, f"{path}: {part}/{name}")
+            for name in group
+            if isinstance(node := file[f"{part}/{name}"], h5py.Dataset)
+        }
+        made.append(_table(path, arrays, inputs, (labels,), named, part + "/{}"))
+    return made[0], made[1] if len(made) > 1 else None, labels
+
+
+def _table(
+    path: Path,
+    arrays: Mapping[str, np.ndarray],
+    inputs: str,
+    labels: tuple[str, ...],
+    named: Any,
+    place: str,
+) -> Table:
+    """The columns of rows of numbers and of the arrays beside them.
+
+    place: where an array stands, as in "train/{}".
+    """
+    for name in (inputs, *labels):
+        if name not in arrays:
+            raise DataError(f"{path}: has no {place.format(name)}; store it there")
+    x, where = arrays[inputs], f"{path}: {place.format(inputs)}"
+    if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "biuf":
+        raise DataError(f"{where}: {x.dtype} {list(x.shape)}; store numbers, [n, features]")
+    names = [f"x{i}" for i in range(x.shape[1])] if named is None else named
+    if not isinstance(names, list) or len(set(map(str, names))) != x.shape[1]:
+        raise DataError(
+            f"{where}: has {x.shape[1]} columns, but their names are {names!s:.80}; store as many "
+            f"different names, or none"
+        )
+    found: dict[str, np.ndarray] = {}
+    for i, name in enumerate(map(str, names)):
+        found[name] = x[:, i].astype(np.float64)
+    odd = {}
+    for name, given in arrays.items():
+        if name == inputs:
+            continue
+        values = given[:, 0] if given.ndim == 2 and given.shape[1:] == (1,) else given
+        if values.shape != (len(x),):
+            if name in (*labels, *USERS):
+                raise DataError(
+                    f"{path}: {place.format(name)}: shape {list(given.shape)}, but there are "
+                    f"{len(x)} examples; store one an example"
+                )
+            odd[name] = f"{given.dtype} {list(given.shape)}"
+        elif values.dtype.kind in "biuf":
+            found[name] = values.astype(np.float64)
+        elif values.dtype.kind in "OSU":
+            told = check.texts(values, f"{path}: {place.format(name)}")
+            told[[text.strip().lower() in MISSING for text in told]] = None
+            found[name] = told
+        else:
+            odd[name] = str(values.dtype)
+    return Table(f"{path}: {place.split('/')[0].strip('{}_')}", found, len(x), odd)
+
+
+def _raw_group(path: Path, file: Nodes, part: str, client: str = "") -> Raw:
     if not isinstance(file[part], h5py.Group):
         raise DataError(f"{path}: {part} is no group; store {part}/images, {part}/labels")
     if f"{part}/x" in file and isinstance(file[f"{part}/x"], h5py.Group):
-        return _raw_modalities(path, file, part)
+        return _raw_modalities(path, file, part, client)
+    place, inputs = part + "/{}", ("images", "x", "text", "features")
     if f"{part}/jpeg_body" not in file:
-        return _raw(path, file, part + "/{}", x=("images", "x", "text"), y=("labels", "y"))
-    places = [f"{part}/{key}" for key in ("labels", "users")]
+        return _raw(path, file, place, x=inputs, y=LABELS, client=client)
+    places = [f"{part}/{key}" for key in ("labels", client or "users")]
     arrays = {place: file[place] for place in places if place in file}
     arrays[f"{part}/images"] = _decode_jpegs(path, file, part)
-    return _raw(path, arrays, part + "/{}", x=("images",), y=("labels",))
+    return _raw(path, arrays, place, x=("images",), y=("labels",), client=client)
 
 
-def _raw_modalities(path: Path, file: Nodes, part: str) -> Raw:
+def _raw_modalities(path: Path, file: Nodes, part: str, client: str) -> Raw:
     """A split whose inputs are a group with an array for each modality, in alphabetical order."""
     place = f"{part}/x"
     names = sorted(file[place])
@@ -175,15 +320,33 @@ def _raw_modalities(path: Path, file: Nodes, part: str) -> Raw:
     key = next((k for k in ("labels", "y") if f"{part}/{k}" in file), None)
     if key is None:
         raise DataError(f"{path}: has no {part}/labels or {part}/y; store it there")
-    users = next((u for u in ("users", "user_hash") if f"{part}/{u}" in file), "users")
-    ids = _values(path, file, f"{part}/{users}") if f"{part}/{users}" in file else None
+    users = users_place(path, file, part + "/{}", client)
+    ids = _values(path, file, users) if users in file else None
     y = _values(path, file, f"{part}/{key}")
-    return Raw(arrays, y, ids, (place, f"{part}/{key}", f"{part}/{users}"), there)
+    return Raw(arrays, y, ids, (place, f"{part}/{key}", users), there)
 
 
-def _raw(path: Path, arrays: Mapping, place: str, x: tuple[str, ...], y: tuple[str, ...]) -> Raw:
+def users_place(path: Path, arrays: Mapping, place: str, client: str) -> str:
+    """Where the users of the examples stand, or would. client: the array that the job names."""
+    if client and place.format(client) not in arrays:
+        raise DataError(
+            f"{path}: has no {place.format(client)}, which columns.client names; name an array "
+            f"with a value an example"
+        )
+    names = map(place.format, (client,) if client else USERS)
+    return next((name for name in names if name in arrays), place.format(USERS[0]))
+
+
+def _raw(
+    path: Path,
+    arrays: Mapping,
+    place: str,
+    x: tuple[str, ...],
+    y: tuple[str, ...],
+    client: str = "",
+) -> Raw:
     """Pick inputs, labels and users; `place` says where a name stands, as in "train/{}" or
-    "{}_train".
+    "{}_train". client: the array of users that the job names.
     """
     names = [
         next((place.format(n) for n in any_of if place.format(n) in arrays), None)
@@ -194,9 +357,7 @@ def _raw(path: Path, arrays: Mapping, place: str, x: tuple[str, ...], y: tuple[s
             raise DataError(
                 f"{path}: has no {' or '.join(place.format(n) for n in wanted)}; store it there"
             )
-    users = next(
-        (u for u in map(place.format, ("users", "user_hash")) if u in arrays), place.format("users")
-    )
+    users = users_place(path, arrays, place, client)
     ids = _values(path, arrays, users) if users in arrays else None
     return Raw(
         _values(path, arrays, names[0]), _values(path, arrays, names[1]), ids, (*names, users)
@@ -236,7 +397,8 @@ def _decode_jpegs(path: Path, file: Nodes, part: str) -> np.ndarray:
     return np.stack(decoded)
 
 
-def _assemble(path: Path, file: File, text: Text) -> DataSet:
+def _assemble(path: Path, file: File, how: Reading) -> DataSet:
+    assert file.train is not None
     train, raws = file.train, [file.train, *filter(None, [file.test])]
     splits = number_users([_split(path, raw, file) for raw in raws])
     survival = file.task == "survival"
@@ -258,7 +420,8 @@ def _assemble(path: Path, file: File, text: Text) -> DataSet:
                 f"them alike"
             )
     if file.test is None:
-        splits = _hold_out(splits[0], path)
+        rows = held_out(str(path), splits[0].strata, None, how.held_out)
+        splits = [splits[0].take(part) for part in rows]
     vocabulary = file.vocabulary
     facts: Any = {"task": file.task, "own_tests": file.own_tests}
     if file.task in OUTPUTS and len(classes) != OUTPUTS[file.task]:
@@ -270,7 +433,7 @@ def _assemble(path: Path, file: File, text: Text) -> DataSet:
         return several(path.stem, *splits, classes, file.vocabularies, **facts)
     if splits[0].x.dtype == object:
         with add_path_to_errors(path):
-            splits, vocabulary = encode(splits, text)
+            splits, vocabulary = encode(splits, how.text)
     numbers = ((), ()) if vocabulary else moments(splits[0].x)
     return DataSet(path.stem, *splits, classes, *numbers, vocabulary, **facts)
 
@@ -321,11 +484,9 @@ def _split(path: Path, raw: Raw, file: File) -> Split:
     if raw.x.dtype.kind in "OSU":
         x = check.texts(raw.x, where)
     else:
-        x = (
-            check.tokens(raw.x, file.vocabulary, where)
-            if file.vocabulary
-            else check.images(raw.x, where)
-        )
+        numbers = check.numbers if raw.x.ndim == 2 else check.images
+        tokens = file.vocabulary
+        x = check.tokens(raw.x, tokens, where) if tokens else numbers(raw.x, where)
     as_task = check.survival if file.task == "survival" else check.labels
     y = as_task(raw.y, len(x), f"{path}: {raw.names[1]}")
     users = None if raw.users is None else check.users(raw.users, len(x), f"{path}: {raw.names[2]}")
@@ -342,15 +503,3 @@ def number_users(splits: list[Split]) -> list[Split]:
     return [
         s if s.users is None else replace(s, users=next(numbers).astype(np.int64)) for s in splits
     ]
-
-
-def _hold_out(split: Split, path: Path) -> list[Split]:
-    size = int(HELD_OUT * len(split.y))
-    if not size:
-        raise DataError(
-            f"{path}: {len(split.y)} examples are too few to hold out a test split; store one"
-        )
-    strata = split.strata
-    test = take(strata, apportion(size, np.bincount(strata)), stream(0, "hold-out"))
-    train = np.setdiff1d(np.arange(len(split.y)), test)
-    return [split.take(i) for i in (train, test)]

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from hpcfed.core.errors import ConfigError, DataError, unknown
+from hpcfed.core.paths import read_text
 from hpcfed.core.registry import find
 from hpcfed.core.rng import stream
 from hpcfed.data import PARTITIONS, schemes
@@ -15,6 +16,7 @@ from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.modalities import labelled
 from hpcfed.data.partition_file import Partition
 from hpcfed.data.sampling import limit, mirror, public
+from hpcfed.data.user_arrays import readable
 
 
 class Settings(Protocol):
@@ -22,8 +24,14 @@ class Settings(Protocol):
 
     partition: str  # one of PARTITIONS
     sizes: str  # "equal" or "free"; of dirichlet
+    partition_by: str  # "label" or "client"
     alpha: float
+    client_sizes: tuple[int, ...]
     classes_per_client: int
+    class_choice: str  # of pathological
+    distribution: Path | None
+    preassigned: int
+    rescale: bool
     shards_per_client: int
     spread: float
     halve: float
@@ -70,6 +78,59 @@ def natural(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> s
             "data.partition is 'natural', but these data name no users; take another partition"
         )
     return schemes.natural(pool.users, clients, g)
+
+
+def sizes(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+    """So many examples each, at random. ConfigError where the job does not say how many."""
+    if not s.client_sizes:
+        raise ConfigError("data.partition = 'sizes' needs data.client_sizes, as [100, 50, 50]")
+    return schemes.sizes(pool.y, clients, s.client_sizes, g)
+
+
+def linear(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+    """Sizes in proportion to 1, 2, 3, ..."""
+    return schemes.linear(pool.y, clients, g)
+
+
+def square(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+    """Sizes in proportion to 1, 4, 9, ..."""
+    return schemes.square(pool.y, clients, g)
+
+
+def exponential(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+    """Sizes in proportion to e, e^2, e^3, ..."""
+    return schemes.exponential(pool.y, clients, g)
+
+
+def inner_dirichlet(
+    pool: Split, s: Settings, clients: int, g: np.random.Generator
+) -> schemes.Parts:
+    """Given sizes, class by class as each client's draw from Dirichlet(alpha) has it."""
+    given = s.client_sizes or (len(pool.y) // clients,) * clients
+    return schemes.inner_dirichlet(pool.y, clients, s.alpha, given, g)
+
+
+def pathological(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+    """So many classes a client, chosen in one of three ways."""
+    return schemes.pathological(pool.y, clients, s.classes_per_client, s.class_choice, g)
+
+
+def distribution(pool: Split, s: Settings, clients: int, g: np.random.Generator) -> schemes.Parts:
+    """So many neighbouring classes a client, in the shares of a table. Raises DataError."""
+    table = None if s.distribution is None else read_shares(s.distribution)
+    n, many = s.classes_per_client, s.preassigned
+    return schemes.distribution(pool.y, clients, n, table, many, s.rescale, s.spread, g)
+
+
+def read_shares(path: Path) -> np.ndarray:
+    """The numbers of a .csv file, [C, m]. Raises DataError."""
+    with readable(path, "write rows of numbers, separated by commas"):
+        lines = [line for line in read_text(path).splitlines() if line.strip()]
+        rows = [[float(value) for value in line.split(",")] for line in lines]
+        table = np.array(rows, np.float64)
+    if table.ndim != 2 or not np.isfinite(table).all() or (table < 0).any():
+        raise DataError(f"{path}: data.distribution: numbers are finite and not below 0")
+    return table
 
 
 def split(data: DataSet, settings: Settings, clients: int, seed: int) -> Partition:
@@ -137,9 +198,16 @@ def _draw(
         raise DataError(
             f"{clients} clients cannot share {len(pool)} examples; take 1 to {len(pool)} clients"
         )
-    mine = Split(
-        np.zeros(0), train.strata[pool], None if train.users is None else train.users[pool]
-    )
+    users = None if train.users is None else train.users[pool]
+    labels = train.strata[pool]
+    if settings.partition_by == "client":
+        if users is None:
+            raise DataError(
+                "data.partition_by is 'client', but these data name no users; set columns.client "
+                "to a column, or data.partition_by = 'label'"
+            )
+        labels = np.unique(users, return_inverse=True)[1]
+    mine = Split(np.zeros(0), labels, users)
     parts = draw(mine, settings, clients, stream(seed, "partition"))
     for k, part in enumerate(parts):
         if not len(part):

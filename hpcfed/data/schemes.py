@@ -5,6 +5,8 @@ generator g, and returns K index arrays (int64) into labels, disjoint and withou
 client can come out empty; `hpcfed.data.partition.split` refuses that.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hpcfed.core.errors import ConfigError, DataError
@@ -95,10 +97,7 @@ def classes(labels: np.ndarray, clients: int, per_client: int, g: np.random.Gene
     """
     supply = np.bincount(labels)
     present = int((supply > 0).sum())
-    if not 1 <= per_client <= present:
-        raise ConfigError(
-            f"data.classes_per_client is {per_client}, but the data have {present} classes"
-        )
+    _check_classes(per_client, present)
     mix, used = np.zeros((clients, len(supply))), np.zeros(len(supply))
     for k in range(clients):
         burden = np.where(supply > 0, used / np.maximum(supply, 1), np.inf)
@@ -152,6 +151,214 @@ def natural(users: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
         )
     groups = np.array_split(ids if len(ids) == clients else g.permutation(ids), clients)
     return [np.flatnonzero(np.isin(users, group)) for group in groups]
+
+
+def sizes(labels: np.ndarray, clients: int, wanted: Sequence[int], g: np.random.Generator) -> Parts:
+    """Deal the examples at random, wanted[k] of them to client k; the rest goes to nobody.
+
+    Raises ConfigError for another number of sizes than of clients, and for more than there are.
+    Flower Datasets, SizePartitioner. Deviations: it gives out the examples in the data's order.
+    """
+    _check_sizes(wanted, clients, len(labels))
+    return np.split(g.permutation(len(labels)), np.cumsum(wanted))[:-1]
+
+
+def linear(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
+    """Sizes in proportion to k + 1, rounded down; what is left over is the last client's. Complete.
+
+    Flower Datasets, LinearPartitioner. Deviations: it gives out the examples in the data's order.
+    """
+    return _by_weight(labels, np.arange(1.0, clients + 1), g)
+
+
+def square(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
+    """Sizes in proportion to (k + 1)^2, rounded down; what is left over is the last client's.
+    Complete.
+
+    Flower Datasets, SquarePartitioner. Deviations: it gives out the examples in the data's order.
+    """
+    return _by_weight(labels, np.arange(1.0, clients + 1) ** 2, g)
+
+
+def exponential(labels: np.ndarray, clients: int, g: np.random.Generator) -> Parts:
+    """Sizes in proportion to exp(k + 1), rounded down; what is left over is the last client's.
+    Complete; so steep that more than about log(n) clients leave the first without an example.
+
+    Flower Datasets, ExponentialPartitioner. Deviations: it gives out the examples in the data's
+    order.
+    """
+    return _by_weight(labels, np.exp(np.arange(1.0 - clients, 1)), g)
+
+
+def _by_weight(labels: np.ndarray, weights: np.ndarray, g: np.random.Generator) -> Parts:
+    """The examples in random order, cut in proportion to the weights; the last gets the rest."""
+    n = len(labels)
+    share = np.floor(n * weights / weights.sum() + 1e-9).astype(np.int64)
+    return np.split(g.permutation(n), np.cumsum(share)[:-1])
+
+
+def inner_dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    alpha: float,
+    wanted: Sequence[int],
+    g: np.random.Generator,
+) -> Parts:
+    """Given sizes: examples are handed out one by one, to a random client that lacks some, from a
+    class drawn from this client's own Dirichlet(alpha). Who comes late takes what is left.
+
+    wanted: [K] sizes; what is left over goes to nobody. A class without examples is drawn no more:
+    the others keep their proportions.  Raises ConfigError as `sizes`.
+
+    Acar et al. (FedDyn), ICLR 2021, arXiv:2111.04263, as in their code; Flower Datasets,
+    InnerDirichletPartitioner.
+    Deviations: one alpha for all classes; a client of whose classes none is left takes from the
+    others in proportion to what they have (there this divides by 0).
+    """
+    _check_sizes(wanted, clients, len(labels))
+    left = np.bincount(labels)
+    mix = g.dirichlet(np.full(len(left), _positive("alpha", alpha)), clients)
+    counts, lacking = np.zeros((clients, len(left)), np.int64), np.array(wanted)
+    waiting = list(range(clients))
+    while waiting:
+        at = int(g.integers(len(waiting)))
+        k = waiting[at]
+        weights = mix[k] * (left > 0)
+        heights = np.cumsum(weights if weights.sum() > 0 else left)
+        c = int(np.searchsorted(heights, g.random() * heights[-1], side="right"))
+        counts[k, c] += 1
+        left[c] -= 1
+        lacking[k] -= 1
+        if not lacking[k]:
+            waiting.pop(at)
+    return deal(labels, counts, g)
+
+
+def pathological(
+    labels: np.ndarray, clients: int, per_client: int, how: str, g: np.random.Generator
+) -> Parts:
+    """Every client holds `per_client` classes; the clients of a class have equal parts of it, to
+    one example. Sizes differ. Every example of a class that some client holds goes to a client.
+
+    how: "random", each client's classes are drawn; "first-deterministic", of the C classes client k
+    gets the (k modulo C)-th, the others are drawn; "deterministic", it gets the (k + i modulo C)-th
+    for i = 0..per_client - 1. C: classes that occur.  Raises ConfigError for per_client outside
+    1..C, and where a class has fewer examples than clients.
+
+    Li et al. (NIID-Bench), ICDE 2022, arXiv:2102.02079, quantity-based label imbalance, which is
+    first-deterministic; Flower Datasets, PathologicalPartitioner.
+    Deviations: a class's examples are shared out in random order, there in that of the data.
+    """
+    supply = np.bincount(labels)
+    there = np.flatnonzero(supply)
+    C = len(there)
+    _check_classes(per_client, C)
+    held = np.zeros((clients, len(supply)), bool)
+    for k in range(clients):
+        if how == "deterministic":
+            mine = (k + np.arange(per_client)) % C
+        elif how == "first-deterministic":
+            others = np.delete(np.arange(C), k % C)
+            mine = np.append(g.choice(others, per_client - 1, replace=False), k % C)
+        else:
+            mine = g.choice(C, per_client, replace=False)
+        held[k, there[mine]] = True
+    counts = np.zeros((clients, len(supply)), np.int64)
+    for c in there:
+        holders = np.flatnonzero(held[:, c])
+        if len(holders) > supply[c]:
+            raise ConfigError(
+                f"data.partition = 'pathological': {len(holders)} clients hold class {c}, which "
+                f"has {supply[c]} examples; take fewer clients, or classes_per_client below "
+                f"{per_client}"
+            )
+        if len(holders):
+            each, more = divmod(int(supply[c]), len(holders))
+            counts[holders, c] = each + (np.arange(len(holders)) < more)
+    return deal(labels, counts, g)
+
+
+def distribution(
+    labels: np.ndarray,
+    clients: int,
+    per_client: int,
+    table: np.ndarray | None,
+    preassigned: int,
+    rescale: bool,
+    spread: float,
+    g: np.random.Generator,
+) -> Parts:
+    """Client k holds the classes k, k + 1, ..., k + per_client - 1, modulo C; a table says how much
+    of each class its holders get. Complete.
+
+    table: [C, K * per_client / C], not negative: row c is for the clients that hold class c, in
+    their order; None: log-normal of this spread, as in FedProx.  rescale: a row is in proportion:
+    floor(share * what is left) + preassigned examples; else it is numbers of examples.  What
+    rounding leaves of a class, or the numbers, goes to one of its clients, drawn.  C: classes that
+    occur. Raises ConfigError where K is no multiple of C, the table has another shape, or asks for
+    more examples than a class has.
+
+    Li et al. (FedProx), MLSys 2020, arXiv:1812.06127, MNIST and FEMNIST; Flower Datasets,
+    DistributionPartitioner.
+    Deviations: a class's examples are shared out in random order, there in that of the data; there
+    preassigned is passed over, not refused, without rescale.
+    """
+    supply = np.bincount(labels)
+    there = np.flatnonzero(supply)
+    C = len(there)
+    _check_classes(per_client, C)
+    if clients % C:
+        raise ConfigError(
+            f"data.partition = 'distribution' needs a multiple of {C} clients, the number of "
+            f"classes, but there are {clients}; set clients = {C * max(1, clients // C)}"
+        )
+    if preassigned and not rescale:
+        raise ConfigError(
+            "data.preassigned has no effect where data.rescale = false; leave it away"
+        )
+    m = clients * per_client // C
+    if table is None:
+        table = g.lognormal(0, spread, (C, m))
+    if table.shape != (C, m):
+        raise ConfigError(
+            f"data.distribution has {table.shape[0]} rows of {table.shape[1]} numbers; "
+            f"{clients} clients with {per_client} of {C} classes each need {C} rows of {m}"
+        )
+    counts = np.zeros((clients, len(supply)), np.int64)
+    for row, c in zip(table, there, strict=True):
+        place = int(np.searchsorted(there, c))
+        holders = [k for k in range(clients) if (place - k) % C < per_client]
+        free = int(supply[c]) - m * preassigned
+        if rescale and (free < 0 or row.sum() <= 0):
+            raise ConfigError(
+                f"data.distribution: class {c} has {supply[c]} examples for {m} clients with "
+                f"{preassigned} beforehand, and shares that add up to {row.sum():g}; lower "
+                f"data.preassigned, or give a share above 0"
+            )
+        share = row / row.sum() * free if rescale else row
+        each = np.floor(share + 1e-9).astype(np.int64) + preassigned
+        rest = int(supply[c]) - int(each.sum())
+        if rest < 0:
+            raise ConfigError(
+                f"data.distribution asks for {each.sum()} examples of class {c}, which has "
+                f"{supply[c]}; set data.rescale = true, or lower numbers"
+            )
+        each[g.integers(m)] += rest
+        counts[holders, c] = each
+    return deal(labels, counts, g)
+
+
+def _check_sizes(wanted: Sequence[int], clients: int, n: int) -> None:
+    if len(wanted) != clients or sum(wanted) > n or min(wanted) < 1:
+        raise ConfigError(
+            f"data.client_sizes has {len(wanted)} sizes, {sum(wanted)} examples in all; give one "
+            f"for each of {clients} clients, at least 1, and at most {n} in all"
+        )
+
+
+def _check_classes(per_client: int, C: int) -> None:
+    if not 1 <= per_client <= C:
+        raise ConfigError(f"data.classes_per_client is {per_client}, but the data have {C} classes")
 
 
 def halve(parts: Parts, share: float, g: np.random.Generator) -> Parts:

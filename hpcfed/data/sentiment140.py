@@ -21,7 +21,7 @@ import numpy as np
 from hpcfed.core.errors import DataError
 from hpcfed.core.paths import regular
 from hpcfed.data import files
-from hpcfed.data.dataset import TEXT, DataSet, Split, Text
+from hpcfed.data.dataset import TEXT, DataSet, Reading, Split, Text
 from hpcfed.data.text import encode
 from hpcfed.storage.atomic import instead
 
@@ -44,7 +44,7 @@ def load(name: str, root: Path, download: bool, text: Text = TEXT) -> DataSet:
     """
     present, hdf5 = all(os.path.exists(root / file) for file in FILES), root / "sentiment140.h5"
     if os.path.exists(hdf5) and not present:
-        return replace(files.read(hdf5, text), name=name)
+        return replace(files.read(hdf5, Reading(text)), name=name)
     if not present:
         if not download:
             raise _missing(root, "downloading is switched off")

@@ -10,7 +10,7 @@ import numpy as np
 from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.core.errors import DataError, WriteError
 from hpcfed.core.status import DONE
-from hpcfed.core.wording import join_few
+from hpcfed.core.wording import count_noun, join_few
 from hpcfed.data.partition_file import Partition, check_seal
 from hpcfed.engine import describe, memory
 from hpcfed.engine.adapted import keep_adapted
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from hpcfed.federation.federation import Federation
 
 
-FEW = 8  # classes without examples that are named
+FEW = 8  # classes and clients that a warning names
+# partitions with which clients of one label are the aim, or nothing unusual
+BY_CLASS = ("classes", "shards", "dirichlet", "inner-dirichlet", "pathological", "distribution")
 
 
 def run(job: Job, comm: Comm, guard: Guard | None = None) -> int:
@@ -70,7 +72,7 @@ def attempt(course: Course, comm: Comm) -> int:
         rehearse(job, comm, facts)
     fed = federation(job, comm, facts)
     fed.clock.heartbeat = course.heartbeat
-    if odd := odd_labels(job, facts):
+    for odd in (*facts.data.notes, *odd_labels(job, facts)):
         fed.warnings.say(f"warning: {odd}")
     if folder is None:
         if comm.rank == 0:
@@ -140,22 +142,52 @@ def warn(fed: Federation) -> None:
         fed.warnings.say(f"warning: {idle} of {fed.comm.size} ranks have no client and stay idle")
 
 
-def odd_labels(job: Job, facts: World) -> str:
-    """What is odd about the labels of the training data: classes that have no example; "" for
-    nothing.
+def odd_labels(job: Job, facts: World) -> list[str]:
+    """What is odd about the labels of the training data, a line each: classes that have no example,
+    or one alone; clients whose examples all have one label; clients that the data name, and that
+    the job does not use.
     """
-    y = facts.data.train.y
+    y, C = facts.data.train.y, len(facts.data.classes)
     if facts.many or not len(y) or facts.data.task == "survival":
-        return ""
-    empty = np.flatnonzero(np.bincount(y, minlength=len(facts.data.classes)) == 0).tolist()
-    if not empty:
-        return ""
-    C = len(facts.data.classes)
-    return (
-        f"{data_name(job.data.model_dump())}: {len(empty)} of {C} classes have no training "
-        f"example ({join_few(empty, FEW)}); labels are expected to be 0, 1, 2, ... without gaps: "
-        "renumber them if these classes do not exist"
-    )
+        return []
+    name, found = data_name(job.data.model_dump()), []
+    number = np.bincount(y, minlength=C)
+    if len(empty := np.flatnonzero(number == 0).tolist()):
+        found.append(
+            f"{name}: {len(empty)} of {C} classes have no training example "
+            f"({join_few(empty, FEW)}); labels are expected to be 0, 1, 2, ... without gaps: "
+            f"renumber them if these classes do not exist"
+        )
+    if np.count_nonzero(number) == 1:
+        only = facts.data.classes[int(number.argmax())]
+        found.append(
+            f"{name}: all training examples have the label {only}; there is nothing to learn"
+        )
+        return found
+    if facts.data.task == "next":  # of tokens, many are rare
+        return found
+    if len(single := np.flatnonzero(number == 1).tolist()):
+        told = join_few([facts.data.classes[c] for c in single], FEW)
+        found.append(
+            f"{name}: {len(single)} of {C} classes have a single training example ({told}); leave "
+            f"them out, unless that is meant"
+        )
+    held = [y[rows] for rows in facts.partition.train]
+    alike = [k for k, own in enumerate(held) if len(own) > 1 and own.min() == own.max()]
+    if alike and job.data.partition not in BY_CLASS:
+        found.append(
+            f"{name}: all training examples of {count_noun(len(alike), 'client')} have one label "
+            f"(client {join_few(alike, FEW)}), so that local accuracy says little there; check "
+            f"data.partition = {job.data.partition!r}, unless that is meant"
+        )
+    used = job.data.partition == "natural" or job.data.partition_by == "client"
+    if job.columns.client and not used and not job.data.partition_file:
+        found.append(
+            f"{name}: column {job.columns.client!r} names clients, but data.partition = "
+            f"{job.data.partition!r} shares the examples out otherwise; set data.partition = "
+            f"'natural' for one client each"
+        )
+    return found
 
 
 def keep_partition(facts: World, folder: Path, rounds: Rounds) -> None:

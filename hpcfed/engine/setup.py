@@ -25,7 +25,7 @@ from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError, DataError
 from hpcfed.core.shapes import describe_shape
 from hpcfed.data import datasets, modalities
-from hpcfed.data.dataset import DataSet, Split, Text, from_arrays, to_arrays
+from hpcfed.data.dataset import DataSet, Split, from_arrays, to_arrays
 from hpcfed.data.modalities import Held, mislabel
 from hpcfed.data.partition import Partition, split
 from hpcfed.data.sampling import hold_out
@@ -108,10 +108,9 @@ def load(job: Job, comm: Comm, name: str) -> DataSet | None:
     if not name:
         return None
     first = comm.local_rank == 0
-    text = Text(job.data.vocabulary, job.data.tokens)
 
     def read() -> DataSet:
-        data = datasets.load(name, job.data.root, job.data.download, text)
+        data = datasets.load_for(job, name)
         if name == job.data.name:
             modalities.check_idle(data, job.modalities)
         return modalities.select(data, job.modalities) if data.modalities else data

@@ -17,6 +17,9 @@ SKEW = {
     "classes": "data.classes_per_client",
     "shards": "data.shards_per_client",
     "quantity": "data.spread",
+    "inner-dirichlet": "data.alpha",
+    "pathological": "data.classes_per_client",
+    "distribution": "data.classes_per_client",
 }  # of each partition, what says how skewed it is
 FIRST = (
     "data.name",

@@ -154,12 +154,16 @@ def data_fields(name: str, entry: Entry) -> dict[str, Any]:
     """
     from hpcfed.config.parts import Data
 
-    own = {
-        n: info
-        for n, info in Data.model_fields.items()
-        if (info.description or "").lower().startswith(f"{name}: ")
-    }
+    own = {n: info for n, info in Data.model_fields.items() if concerns(name, info.description)}
     return {"parameters": [parameter(n, info) for n, info in own.items()]}
+
+
+def concerns(name: str, meaning: str | None) -> bool:
+    """Whether a field counts for this partition or data set: its help begins with names, and a
+    colon.
+    """
+    names, colon, _ = (meaning or "").lower().partition(":")
+    return bool(colon) and name in names.split(", ")
 
 
 def parameter(name: str, field: FieldInfo) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def test_more_than_the_machine_holds_is_refused_before_it_is_unpacked(tmp_path, 
     with h5py.File(tmp_path / "zeros.h5", "w") as file:
         file.create_dataset("train/images", (10**9, 64, 64), "u1", chunks=(1, 64, 64))
         file["train/labels"] = Y
-    monkeypatch.setattr(user_arrays.trial, "memory", lambda: 10**6)
+    monkeypatch.setattr(user_arrays.hdf5_check, "memory", lambda: 10**6)
     for name in ("zeros.npz", "zeros.h5"):
         with pytest.raises(DataError, match="GiB, more than this machine's memory"):
             files.read(tmp_path / name)

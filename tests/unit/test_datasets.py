@@ -176,7 +176,7 @@ def test_keras_columns_of_labels_and_text_users_are_understood(tmp_path):
         (changed("x_train", (3, 1, 2), np.nan), ["x_train", "nan", "[3, 1, 2]"]),
         (changed("x_train", (3, 1, 2), -np.inf), ["x_train", "-inf", "[3, 1, 2]"]),
         ({"x_train": np.full((20, 8, 8), 300)}, ["x_train", "300", "0..255"]),
-        ({"x_train": np.zeros((20, 64), np.uint8)}, ["x_train", "[20, 64]"]),
+        ({"x_train": np.zeros((20, 64), np.uint8)}, ["x_test", "[8, 8, 8]", "[n, features]"]),
         (
             {"x_train": np.zeros((0, 8, 8), np.uint8), "y_train": np.zeros(0)},
             ["x_train", "[0, 8, 8]"],

@@ -28,8 +28,19 @@ DRAWS = {
     "shards": lambda y, k, g: schemes.shards(y, k, 2, g),
     "quantity": lambda y, k, g: schemes.quantity(y, k, 1.0, g),
     "natural": lambda y, k, g: schemes.natural(np.arange(len(y)) % 50, k, g),
+    "linear": lambda y, k, g: schemes.linear(y, k, g),
+    "square": lambda y, k, g: schemes.square(y, k, g),
+    "exponential": lambda y, k, g: schemes.exponential(y, k, g),
+    "sizes": lambda y, k, g: schemes.sizes(y, k, of_sizes(len(y), k), g),
+    "inner_dirichlet": lambda y, k, g: schemes.inner_dirichlet(y, k, 0.5, of_sizes(len(y), k), g),
 }
-COMPLETE = ["iid", "dirichlet_free", "shards", "quantity", "natural"]
+COMPLETE = ["iid", "dirichlet_free", "shards", "quantity", "natural", "linear", "square"]
+COMPLETE += ["exponential", "sizes", "inner_dirichlet"]
+
+
+def of_sizes(n: int, clients: int) -> list[int]:
+    """Sizes that add up to n; the last client has what is left over."""
+    return [n // clients] * (clients - 1) + [n - n // clients * (clients - 1)]
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,12 @@ class Job:
     sizes: str = "equal"
     alpha: float = 0.5
     classes_per_client: int = 2
+    partition_by: str = "label"
+    client_sizes: tuple[int, ...] = ()
+    class_choice: str = "random"
+    distribution: Path | None = None
+    preassigned: int = 0
+    rescale: bool = True
     shards_per_client: int = 2
     spread: float = 1.0
     halve: float = 0.0
@@ -152,6 +169,100 @@ def test_quantity_differs_in_size_alone():
     assert {len(part) for part in schemes.quantity(LABELS, 20, 0.0, stream(11, "p"))} == {150}
 
 
+def sizes(parts) -> list[int]:
+    return [len(part) for part in parts]
+
+
+def test_sizes_by_the_number_of_the_client_by_hand():
+    y = np.zeros(21, int)
+    assert sizes(schemes.linear(y, 3, G)) == [
+        3,
+        7,
+        11,
+    ]  # 3.5, 7, 10.5 of 21: the rest is the last's
+    assert sizes(schemes.square(y, 3, G)) == [1, 6, 14]  # 1.5, 6, 13.5
+    assert sizes(schemes.exponential(y, 3, G)) == [1, 5, 15]  # 1.89, 5.14, 13.97
+    assert sizes(schemes.sizes(y, 3, [2, 9, 4], G)) == [2, 9, 4]
+
+
+def test_inner_dirichlet_hands_out_what_each_client_draws_and_then_what_is_left():
+    y = np.repeat([0, 1], [30, 10])
+    parts = schemes.inner_dirichlet(y, 2, 1e-6, [25, 15], stream(0, "one class each"))
+    held = counts(parts, y)
+    assert held.sum(0).tolist() == [30, 10] and held.sum(1).tolist() == [25, 15]
+    y = np.repeat(np.arange(4), 100)
+    mild, skewed = (
+        counts(schemes.inner_dirichlet(y, 4, alpha, [50] * 4, stream(0, "inner")), y)
+        for alpha in (1e6, 0.05)
+    )
+    assert skewed.max(1).mean() > 35 > 20 > mild.max(1).mean()  # of 50: 12.5 were even
+
+
+def test_pathological_classes_and_their_shares_by_hand():
+    y = np.repeat([0, 1, 3], [5, 4, 6])  # class 2 does not occur
+    held = counts(schemes.pathological(y, 4, 2, "deterministic", G), y)
+    # clients 0 and 3 hold 0 and 1, client 1 holds 1 and 3, client 2 holds 3 and 0
+    assert held.tolist() == [[2, 2, 0, 0], [0, 1, 0, 3], [2, 0, 0, 3], [1, 1, 0, 0]]
+    for how in ("random", "first-deterministic", "deterministic"):
+        y = np.repeat(np.arange(5), 40)
+        parts = schemes.pathological(y, 15, 2, how, stream(0, how))
+        held = counts(parts, y)
+        assert ((held > 0).sum(1) == 2).all()
+        taken = held.sum(0)
+        assert set(taken.tolist()) <= {0, 40}  # of a class all or nothing
+        if how != "random":
+            assert all(held[k, k % 5] > 0 for k in range(15)) and taken.tolist() == [40] * 5
+        assert len(np.unique(np.concatenate(parts))) == taken.sum()
+
+
+def test_a_distribution_is_shared_out_by_hand():
+    y = np.repeat([0, 1], [10, 20])
+    table = np.array([[3.0, 1.0], [1.0, 4.0]])
+    # two clients hold both classes: of 10 each has 1, of the other 8 shares of 3/4 and 1/4; of 20
+    # each has 1, of the other 18 shares of 3.6 and 14.4, rounded down; one is left over
+    parts = schemes.distribution(y, 2, 2, table, 1, True, 1.0, stream(0, "rest"))
+    held = counts(parts, y)
+    assert held[:, 0].tolist() == [7, 3]
+    assert held[:, 1].tolist() in ([5, 15], [4, 16]) and sorted(np.concatenate(parts)) == [
+        *range(30)
+    ]
+    parts = schemes.distribution(y, 2, 1, np.array([[10.0], [20.0]]), 0, False, 1.0, G)
+    assert counts(parts, y).tolist() == [[10, 0], [0, 20]]
+
+
+def test_clients_of_a_distribution_hold_neighbouring_classes_and_all_examples():
+    for y in (LABELS, np.delete(LABELS, np.arange(700))):
+        parts = schemes.distribution(y, 20, 3, None, 5, True, 2.0, stream(0, "log-normal"))
+        held = counts(parts, y)
+        for k in range(20):
+            assert set(np.flatnonzero(held[k])) == {k % 10, (k + 1) % 10, (k + 2) % 10}
+        assert held[held > 0].min() >= 5 and held.sum(0).tolist() == np.bincount(y).tolist()
+        assert len(np.unique(np.concatenate(parts))) == len(y)
+
+
+def test_partitions_by_class_may_go_by_a_column_instead_of_the_label(tmp_path):
+    column = np.arange(3000) % 6 * 7
+    toy = data(users=column)
+    part = split(
+        toy, Job("pathological", class_choice="deterministic", partition_by="client"), 6, 0
+    )
+    for k, rows in enumerate(part.train):
+        assert set(column[rows]) == {7 * k, 7 * ((k + 1) % 6)}
+    with pytest.raises(DataError, match="data.partition_by is 'client', but these data name no"):
+        split(data(), Job(partition_by="client"), 5, 0)
+
+
+def test_shares_are_read_from_a_file(tmp_path):
+    (tmp_path / "shares.csv").write_text("1,2\n3,1\n")
+    labels = np.repeat([0, 1], 40)
+    job = Job("distribution", distribution=tmp_path / "shares.csv")
+    part = split(data(labels), job, 2, 0)
+    assert part.counts(labels, 2).sum(0).tolist() == [40, 40]
+    (tmp_path / "shares.csv").write_text("1,x\n")
+    with pytest.raises(DataError, match="shares.csv: cannot be read: could not convert"):
+        split(data(labels), job, 2, 0)
+
+
 def test_natural_clients_are_users_or_groups_of_whole_users():
     users = np.array([7, 7, 3, 9, 3, 9, 9])
     assert [p.tolist() for p in schemes.natural(users, 3, G)] == [[2, 4], [0, 1], [3, 5, 6]]
@@ -208,22 +319,25 @@ def test_small_clients_are_tested_on_one_example_and_unknown_classes_on_none():
 
 @pytest.mark.parametrize("name", sorted(PARTITIONS))
 def test_a_partition_keeps_training_and_public_examples_apart(name):
-    job = Job(name, public=500, train_limit=2000, halve=0.5)
+    K = 6 if name in ("square", "exponential") else 20
+    own = {"client_sizes": (90,) * 20} if name == "sizes" else {}
+    job = Job(name, public=500, train_limit=2000, halve=0.5, **own)
     toy = data(users=np.arange(3000) % 25)
-    part = split(toy, job, 20, seed=1)
+    part = split(toy, job, K, seed=1)
     held = np.concatenate([*part.train, part.public])
     assert len(np.unique(held)) == len(held) and len(part.public) == 500
-    assert len(part.train) == len(part.test) == 20
+    assert len(part.train) == len(part.test) == K
     assert len(held) - 500 <= 2000 and all(len(test) for test in part.test)
     assert part.counts(toy.train.y, 10).sum() == len(held) - 500
-    again, other = split(toy, job, 20, seed=1), split(toy, job, 20, seed=2)
+    again, other = split(toy, job, K, seed=1), split(toy, job, K, seed=2)
     assert equal(part.train + part.test, again.train + again.test)
     assert not equal(part.train, other.train)
 
 
 @pytest.mark.parametrize("name", [n for n, scheme in PARTITIONS.items() if scheme.complete])
 def test_a_complete_partition_covers_every_example_once(name):
-    part = split(data(users=np.arange(3000) % 25), Job(name), 20, seed=3)
+    K = 6 if name in ("square", "exponential") else 20
+    part = split(data(users=np.arange(3000) % 25), Job(name), K, seed=3)
     assert np.array_equal(np.sort(np.concatenate(part.train)), np.arange(3000))
 
 
@@ -239,6 +353,20 @@ def test_a_complete_partition_covers_every_example_once(name):
             ConfigError,
             "is 11, but the data have 10 classes",
         ),
+        (Job("sizes"), 5, ConfigError, "needs data.client_sizes"),
+        (Job("sizes", client_sizes=(9,)), 5, ConfigError, "client_sizes has 1 sizes"),
+        (Job("sizes", client_sizes=(601,) * 5), 5, ConfigError, "3005 examples in all"),
+        (Job("exponential"), 20, DataError, "client 0 of 20 gets no training example"),
+        (Job("pathological", classes_per_client=11), 5, ConfigError, "data have 10 classes"),
+        (
+            Job("pathological", class_choice="deterministic", classes_per_client=10),
+            400,
+            ConfigError,
+            "400 clients hold class 0, which has 300",
+        ),
+        (Job("distribution"), 5, ConfigError, "a multiple of 10 clients"),
+        (Job("distribution", preassigned=200), 10, ConfigError, "200 beforehand"),
+        (Job("distribution", preassigned=2, rescale=False), 10, ConfigError, "no effect"),
         (Job("shards", shards_per_client=1000), 5, ConfigError, "5000 shards of 3000 examples"),
         (Job("quantity", spread=-1.0), 5, ConfigError, "data.spread is -1.0"),
         (Job(halve=1.5), 5, ConfigError, "data.halve is 1.5"),

@@ -96,20 +96,53 @@ def test_a_sweep_knows_how_far_its_runs_are_from_what_they_last_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("labels", "classes", "said"),
+    ("labels", "classes", "parts", "said"),
     [
-        ([0, 1, 2], 3, ""),
-        ([0, 5, 10], 11, "8 of 11 classes have no training example (1, 2, 3, 4, 6, 7, 8, 9)"),
-        ([0, 0], 2, "1 of 2 classes have no training example (1)"),
+        ([0, 1, 2] * 2, 3, [[0, 1, 2, 3, 4, 5]], ""),
+        (
+            [0, 5, 10] * 2,
+            11,
+            [[0, 1, 2, 3, 4, 5]],
+            "8 of 11 classes have no training example (1, 2, 3, 4, 6, 7, 8, 9)",
+        ),
+        (
+            [0, 0, 1, 1, 2],
+            3,
+            [[0, 2], [1, 3, 4]],
+            "1 of 3 classes have a single training example (2)",
+        ),
+        ([0, 0], 1, [[0], [1]], "all training examples have the label 0"),
+        ([0, 0, 1, 1], 2, [[0, 1], [2, 3]], "of 2 clients have one label (client 0, 1)"),
+        ([0, 0, 1, 1], 2, [[0, 2, 1], [3]], ""),
     ],
 )
-def test_labels_with_gaps_are_warned_of(labels, classes, said):
+def test_suspicious_labels_are_warned_of_in_a_line_each(labels, classes, parts, said):
     data = SimpleNamespace(
         train=SimpleNamespace(y=np.array(labels)),
         classes=tuple(map(str, range(classes))),
         task="classes",
     )
     about = {"name": str(Path("folder") / "mine.npz")}
-    job = SimpleNamespace(data=SimpleNamespace(model_dump=lambda: about))
-    found = odd_labels(job, SimpleNamespace(data=data, many=False))
-    assert said in found and found.startswith("mine.npz: " if said else "")
+    own = SimpleNamespace(
+        model_dump=lambda: about, partition="iid", partition_file=None, partition_by="label"
+    )
+    job = SimpleNamespace(data=own, columns=SimpleNamespace(client=""))
+    held = SimpleNamespace(train=[np.array(part) for part in parts])
+    found = odd_labels(job, SimpleNamespace(data=data, many=False, partition=held))
+    assert len(found) == bool(said)
+    assert all(line.startswith("mine.npz: ") and said in line for line in found)
+    own.partition = "classes"  # there it is meant
+    found = odd_labels(job, SimpleNamespace(data=data, many=False, partition=held))
+    assert not any("have one label" in line for line in found)
+
+
+def test_clients_that_a_column_names_and_the_partition_does_not_use_are_told():
+    data = SimpleNamespace(train=SimpleNamespace(y=np.array([0, 1, 0, 1])), classes=("a", "b"))
+    data.task = "classes"
+    own = SimpleNamespace(
+        model_dump=lambda: {"name": "t.csv"}, partition="iid", partition_file=None
+    )
+    job = SimpleNamespace(data=own, columns=SimpleNamespace(client="site"))
+    held = SimpleNamespace(train=[np.arange(4)])
+    (line,) = odd_labels(job, SimpleNamespace(data=data, many=False, partition=held))
+    assert "column 'site' names clients, but data.partition = 'iid'" in line

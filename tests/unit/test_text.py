@@ -14,7 +14,7 @@ import pytest
 
 from hpcfed.core.errors import DataError
 from hpcfed.data import sentiment140
-from hpcfed.data.dataset import Text, from_arrays, to_arrays
+from hpcfed.data.dataset import Reading, Text, from_arrays, to_arrays
 from hpcfed.data.datasets import load
 from hpcfed.data.text import encode, numbers, rows, tokenise
 from tests.unit.test_datasets import shared
@@ -71,7 +71,7 @@ def save_tokens(folder: Path, x: object, vocabulary: int = 9) -> str:
 
 
 def test_a_users_texts_are_numbered_by_the_training_texts_alone(tmp_path):
-    data = load(save_npz(tmp_path), tmp_path, text=SMALL)
+    data = load(save_npz(tmp_path), tmp_path, how=Reading(SMALL))
     assert data.vocabulary == 5 and data.mean == data.std == ()
     assert data.train.x.tolist() == [
         [3, 3, 2, 0],
@@ -243,8 +243,10 @@ def test_real_tweets_are_covered_by_the_default_vocabulary_and_length():
 
 
 def test_the_training_split_decides_alone(tmp_path):
-    one = load(save_npz(tmp_path), tmp_path, text=SMALL)
-    two = load(save_npz(tmp_path, text_test=np.array(["bad bad bad"])), tmp_path, text=SMALL)
+    one = load(save_npz(tmp_path), tmp_path, how=Reading(SMALL))
+    two = load(
+        save_npz(tmp_path, text_test=np.array(["bad bad bad"])), tmp_path, how=Reading(SMALL)
+    )
     assert np.array_equal(one.train.x, two.train.x) and two.test.x.tolist() == [[1, 1, 1, 0]]
     splits, size = encode([one.train.__class__(np.array(["x"], object), np.array([0]))], SMALL)
     assert size == 3 and splits[0].x.tolist() == [[2, 0, 0, 0]]

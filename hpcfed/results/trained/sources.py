@@ -15,7 +15,7 @@ from hpcfed.clients.client import Client, Shard
 from hpcfed.clients.store import ClientStore
 from hpcfed.config.job import Job
 from hpcfed.data import datasets, modalities
-from hpcfed.data.dataset import DataSet, Split, Text
+from hpcfed.data.dataset import DataSet, Split
 from hpcfed.data.partition_file import Partition
 from hpcfed.data.synthetic import Synthetic
 from hpcfed.storage import names
@@ -37,10 +37,7 @@ class Sources:
 
     @cached_property
     def data(self) -> DataSet:
-        wanted = self.job.data
-        data = datasets.load(
-            wanted.name, wanted.root, wanted.download, Text(wanted.vocabulary, wanted.tokens)
-        )
+        data = datasets.load_for(self.job, self.job.data.name)
         return modalities.select(data, self.job.modalities) if data.modalities else data
 
     def held(self, names: tuple[str, ...]) -> modalities.Held:

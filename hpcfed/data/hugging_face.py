@@ -1,0 +1,200 @@
+"""Data sets of Hugging Face, `hf:NAME`, by its package `datasets`: an extra, `hpcfed[hf]`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from hpcfed.core.errors import DataError
+from hpcfed.core.optional_imports import import_extra
+from hpcfed.core.wording import join_few
+from hpcfed.data import image_folder, tables
+from hpcfed.data.dataset import COLUMNS, DataSet, Reading, Split
+from hpcfed.data.moments import moments
+from hpcfed.data.user_arrays import fits
+
+START = "hf:"
+TRAIN, TEST = "train", ("test", "validation", "valid", "dev")
+FEW = 8  # names that a message lists
+
+
+def load(name: str, download: bool, how: Reading) -> DataSet:
+    """The data set that hf:NAME, hf:NAME:CONFIGURATION or hf:FOLDER names.
+
+    NAME is one of the hub's, which is taken from the cache of `datasets` and is downloaded only
+    where it is not there and data.download allows it; FOLDER is one that its `save_to_disk` wrote.
+    No code of a data set is run. Its split train is the training part; test, else validation, is
+    the test part, else a share of train is held out.
+    columns.label, columns.client and so on say which column is what, as in a table
+    (`hpcfed.data.tables.read`); with columns.text or columns.image that one column is the input. A
+    single column of images is found by itself. Labels that have names (ClassLabel) keep them, in
+    their order. Images are grey where all of them are, else RGB; data.image_size scales them.
+    Raises ConfigError where the package is not there, DataError for data that are missing or cannot
+    be used.
+    """
+    library = import_extra("datasets", "hf", f"data.name = {name}")
+    parts = open_parts(library, name, download)
+    train = parts[TRAIN]
+    test = next((parts[other] for other in TEST if other in parts), None)
+    if hidden(test, how):
+        test = None
+    share = {"data.held_out"} if test is None and not how.columns.test else set()
+    if image := image_column(library, name, train, how):
+        own = {"columns.image", "columns.label", "columns.client", "data.image_size"}
+        how.refuse_others(name, "images" + (" with tests" if not share else ""), own | share)
+        return of_images(library, name, train, test, image, how)
+    without = "" if share else " with test examples"
+    how.refuse_others(name, f"a data set without images{without}", share | set(COLUMNS))
+    both = [
+        table_of(library, part, f"{name}: {which}")
+        for which, part in (("train", train), ("test", test))
+        if part is not None
+    ]
+    label = tables.label_column(both[0], how.columns.label)
+    classes = names_of(library, train, label)
+    how = Reading(how.text, how.columns.model_copy(update={"label": label}), None, how.held_out, 0)
+    return tables.to_dataset(
+        title(name), both[0], both[1] if test is not None else None, how, classes
+    )
+
+
+def title(name: str) -> str:
+    """What the data are called: the last part of the name."""
+    return Path(name.removeprefix(START)).stem
+
+
+def open_parts(library: ModuleType, name: str, download: bool) -> dict[str, Any]:
+    """The splits of a data set by name. DataError where there is none."""
+    given = name.removeprefix(START)
+    folder = os.path.expanduser(given)
+    try:
+        if os.path.isdir(folder):
+            found = library.load_from_disk(folder)
+        else:
+            base, _, configuration = given.partition(":")
+            found = library.load_dataset(
+                base,
+                configuration or None,
+                download_mode="reuse_dataset_if_exists",
+                download_config=library.DownloadConfig(local_files_only=not download),
+            )
+    except Exception as error:  # the hub's client raises every kind there is
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        hint = (
+            "check the name and the network"
+            if download
+            else "data.download is false, so only what the cache holds is read"
+        )
+        raise DataError(
+            f"{name}: `datasets` cannot load it: {why}; {hint}: hf:NAME, hf:NAME:CONFIGURATION, or "
+            f"hf:FOLDER of save_to_disk"
+        ) from error
+    parts = dict(found) if isinstance(found, dict) else {TRAIN: found}
+    if TRAIN not in parts:
+        raise DataError(f"{name}: has no split train, but {join_few(list(parts), FEW)}")
+    return parts
+
+
+def hidden(test: Any, how: Reading) -> bool:
+    """Whether a split's labels are not public: all of them are -1."""
+    label = how.columns.label or next(
+        (c for c in (test.column_names if test is not None else ()) if c.lower() in tables.LABELS),
+        "",
+    )
+    if test is None or label not in test.column_names:
+        return False
+    values = test.with_format("arrow")[:].column(label).to_pylist()
+    return bool(values) and all(v == -1 for v in values)
+
+
+def image_column(library: ModuleType, name: str, part: Any, how: Reading) -> str:
+    """The column of images that is the input; "" for none."""
+    images = [c for c, kind in part.features.items() if isinstance(kind, library.Image)]
+    wanted = how.columns.image
+    if wanted and wanted not in images:
+        raise DataError(
+            f"{name}: columns.image = {wanted!r} is no column of images; there are "
+            f"{join_few(images, FEW) or 'none'}"
+        )
+    others = how.columns.text or how.columns.inputs
+    return wanted or (images[0] if len(images) == 1 and not others else "")
+
+
+def names_of(library: ModuleType, part: Any, label: str) -> list[str] | None:
+    """The names of the labels 0..C-1, where they have some."""
+    kind = part.features[label]
+    return list(kind.names) if isinstance(kind, library.ClassLabel) else None
+
+
+def table_of(library: ModuleType, part: Any, where: str) -> tables.Table:
+    """All columns but those of images and the like, as a table."""
+    plain = [c for c, kind in part.features.items() if not hasattr(kind, "decode_example")]
+    plain += [c for c, kind in part.features.items() if isinstance(kind, library.ClassLabel)]
+    kept = [c for c in part.column_names if c in plain]
+    fits(part.data.nbytes, where)
+    return tables.from_arrow(part.select_columns(kept).with_format("arrow")[:], where)
+
+
+def of_images(
+    library: ModuleType, name: str, train: Any, test: Any, image: str, how: Reading
+) -> DataSet:
+    """A data set whose inputs are the images of one column."""
+    both = [train] if test is None else [train, test]
+    made = [
+        table_of(library, part, f"{name}: {which}")
+        for part, which in zip(both, ("train", "test"), strict=False)
+    ]
+    label = tables.label_column(made[0], how.columns.label)
+    role = tables.Roles(label, how.columns.client, ())
+    if how.columns.client:
+        tables.known(made[0], "client", how.columns.client)
+    for table in made:
+        tables.known(table, "label", label)
+    classes = names_of(library, train, label)
+    y, names = (
+        tables.whole_labels(made, role, classes)
+        if classes
+        else tables.kinds_of_labels(made, role, [table[label] for table in made])
+    )
+    users = tables.clients(made, how.columns.client)
+    size, grey = survey(both, image, how.image_size, name)
+    fits(sum(map(len, both)) * size[0] * size[1] * (1 if grey else 3), name)
+    x = [
+        np.stack(
+            [
+                image_folder.as_array(row[image], grey, size, f"{name}: image {i}")
+                for i, row in enumerate(part.select_columns([image]))
+            ]
+        )
+        for part in both
+    ]
+    splits = [Split(*three) for three in zip(x, y, users, strict=True)]
+    if test is None:
+        rows = tables.held_out(name, y[0], users[0], how.held_out)
+        splits = [splits[0].take(part) for part in rows]
+    own = all(ids is not None for ids in users)
+    return DataSet(title(name), *splits, names, *moments(splits[0].x), own_tests=own)
+
+
+def survey(parts: list[Any], image: str, wanted: int, name: str) -> tuple[tuple[int, int], bool]:
+    """The width and height that all images get, and whether all are grey. DataError."""
+    grey, first = True, None
+    for part in parts:
+        for i, row in enumerate(part.select_columns([image])):
+            found = row[image]
+            if found is None:
+                raise DataError(f"{name}: row {i} has no image in column {image!r}; leave it out")
+            grey = grey and found.mode in image_folder.GREY
+            first = first or found.size
+            if not wanted and found.size != first:
+                sizes = [f"{w}x{h}" for w, h in (first, found.size)]
+                raise DataError(
+                    f"{name}: image {i} has {sizes[1]} pixels, the first {sizes[0]}; set "
+                    f"data.image_size, to scale all images to one size"
+                )
+    assert first is not None
+    return ((wanted, wanted) if wanted else first), grey

@@ -1,0 +1,123 @@
+"""A folder of images, one folder a class."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hpcfed.core.errors import DataError
+from hpcfed.core.paths import regular
+from hpcfed.data.dataset import DataSet, Reading, Split
+from hpcfed.data.moments import moments
+from hpcfed.data.tables import held_out
+from hpcfed.data.user_arrays import fits
+
+ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".gif")
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
+GREY = ("1", "L", "I;16", "I", "LA")  # Pillow's modes of images without colour
+TRAIN, TEST = "train", "test"
+
+
+def read(folder: Path, how: Reading) -> DataSet:
+    """FOLDER/CLASS/images, or FOLDER/train/CLASS/images and perhaps FOLDER/test/CLASS/images.
+
+    Classes are the names of the folders, in the order of the alphabet; so are the images of one.
+    Images are grey where all of them are, else RGB (transparency is left away), uint8.
+    `data.image_size` scales them, width and height apart; without it they are of one size. Files
+    with other ends than those of images are passed over. Raises DataError.
+    """
+    parted = (folder / TRAIN).is_dir()
+    train = folder / TRAIN if parted else folder
+    test = folder / TEST if parted and (folder / TEST).is_dir() else None
+    taken = {"data.image_size"} | (set() if test else {"data.held_out"})
+    how.refuse_others(str(folder), f"a folder of images{' with tests' if test else ''}", taken)
+    classes = classes_of(train)
+    if not classes:
+        raise DataError(
+            f"{train}: holds no folders with images; make a folder for each class, and in it files "
+            f"that end in {', '.join(ENDS[:3])} ..."
+        )
+    if test and (foreign := [name for name in classes_of(test) if name not in classes]):
+        raise DataError(f"{test}: class {foreign[0]!r} is not in {train}; classes are its folders")
+    lists = [listed(place, classes) for place in filter(None, (train, test))]
+    for (files, _), place in zip(lists, (train, test), strict=False):
+        if not files:
+            raise DataError(f"{place}: holds no images; leave the folder away, or fill it")
+    everything = [file for files, _ in lists for file in files]
+    grey, size = survey(everything, how.image_size)
+    fits(len(everything) * size[0] * size[1] * (1 if grey else 3), str(folder))
+    splits = [Split(decode(files, grey, size), y) for files, y in lists]
+    if test is None:
+        rows = held_out(str(folder), splits[0].y, None, how.held_out)
+        splits = [splits[0].take(part) for part in rows]
+    numbers = moments(splits[0].x)
+    return DataSet(folder.resolve().name, splits[0], splits[1], tuple(classes), *numbers)
+
+
+def classes_of(folder: Path) -> list[str]:
+    """The names of the folders in one."""
+    return sorted(
+        entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."
+    )
+
+
+def listed(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
+    """The images of all classes, and their labels."""
+    files, labels = [], []
+    for label, name in enumerate(classes):
+        place = folder / name
+        held = os.listdir(place) if place.is_dir() else []  # a class may have no test images
+        mine = sorted(file for file in held if file.lower().endswith(ENDS))
+        files += [place / file for file in mine]
+        labels += [label] * len(mine)
+    return files, np.array(labels, np.int64)
+
+
+def opened(file: Path) -> Image.Image:
+    """An image whose header is read. Raises DataError."""
+    try:
+        return Image.open(regular(file), formats=FORMATS)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{file}: is no image: {error}; remove it, or save it again") from error
+
+
+def survey(files: list[Path], wanted: int) -> tuple[bool, tuple[int, int]]:
+    """Whether all images are grey, and the width and height that all get."""
+    grey, first = True, None
+    for file in files:
+        with opened(file) as image:
+            grey = grey and image.mode in GREY
+            first = first or image.size
+            if not wanted and image.size != first:
+                sizes = [f"{w}x{h}" for w, h in (first, image.size)]
+                raise DataError(
+                    f"{file}: has {sizes[1]} pixels, {files[0]} {sizes[0]}; set data.image_size, "
+                    f"as in --data.image_size 32, to scale all images to one size"
+                )
+    assert first is not None
+    return grey, (wanted, wanted) if wanted else first
+
+
+def decode(files: list[Path], grey: bool, size: tuple[int, int]) -> np.ndarray:
+    """Images as [n, channels, height, width], uint8."""
+    x = np.empty((len(files), 1 if grey else 3, size[1], size[0]), np.uint8)
+    for row, file in zip(x, files, strict=True):
+        row[:] = as_array(opened(file), grey, size, str(file))
+    return x
+
+
+def as_array(image: Image.Image, grey: bool, size: tuple[int, int], where: str) -> np.ndarray:
+    """One image, [channels, height, width], uint8, scaled where it is of another size."""
+    try:
+        if image.mode in ("I;16", "I"):  # 16 bits; "L" would cut them at 255
+            image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
+        image = image.convert("L" if grey else "RGB")
+        if image.size != size:
+            image = image.resize(size, Image.Resampling.BILINEAR)
+        pixels = np.asarray(image)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{where}: is no whole image: {error}; save it again") from error
+    return pixels[None] if grey else np.moveaxis(pixels, 2, 0)

@@ -1,0 +1,567 @@
+"""Tables: rows of examples, columns of numbers or words, as CSV, Parquet and other files hold them.
+
+CSV is read by Python's own `csv`, so that it needs no other package, and Parquet by pyarrow, which
+reads it without code from the file: an extra, `hpcfed[tables]`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.core.errors import DataError, unknown
+from hpcfed.core.optional_imports import import_extra
+from hpcfed.core.paths import only_regular
+from hpcfed.core.rng import stream
+from hpcfed.core.wording import count_noun, join_few
+from hpcfed.data import check
+from hpcfed.data.dataset import COLUMNS, DataSet, Reading, Split, Task
+from hpcfed.data.moments import moments
+from hpcfed.data.sampling import apportion, take
+from hpcfed.data.text import encode as encode_texts
+from hpcfed.data.user_arrays import add_path_to_errors, fits, readable
+
+ADVICE = "write it again, or check --data.name"
+LABELS = ("label", "labels", "target", "class", "y")  # names that a column of labels may have
+MISSING = frozenset(("", "?", "na", "n/a", "nan", "null", "none", "-"))  # in any case of letters
+TESTS = {"test": True, "true": True, "1": True, "train": False, "false": False, "0": False}
+DELIMITERS = ",;\t|"
+KINDS = 100  # of a column of words that is nowhere named: more are names or texts, not kinds
+FEW = 8  # columns or values that a message names
+CELL = 2**24  # characters of one value of a CSV file
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of n rows.
+
+    columns: by name [n], float64 with nan where a value is missing, or str objects with None.
+    odd: what else a column holds, such as dates; it is refused where it is used.  classes: names of
+    the labels' values, where these are numbers 0..C-1.
+    """
+
+    where: str  # opens messages
+    columns: Mapping[str, np.ndarray]
+    n: int
+    odd: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name in self.odd:
+            raise DataError(
+                f"{self.where}: column {name!r} holds {self.odd[name]}, neither numbers nor words; "
+                f"name it in columns.ignore"
+            )
+        return self.columns[name]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all columns, in the table's order."""
+        return [*self.columns, *self.odd]
+
+    def take(self, rows: np.ndarray) -> Table:
+        """The table with these rows alone."""
+        found = {name: values[rows] for name, values in self.columns.items()}
+        return replace(self, columns=found, n=len(next(iter(found.values()), rows)))
+
+
+def read(path: Path, how: Reading) -> DataSet:
+    """The data set in a .csv or .parquet file, or of the two files of data.name and data.test_file.
+
+    The first row of a CSV file names the columns, which are separated by commas, semicolons, tabs
+    or |. `columns` of the job says which column is what; all that are nothing else are inputs.
+    Numbers are standardised by the training part (its mean and deviation become those of the data
+    set); a column of kinds becomes a 0 or 1 for each kind that the training part has, or codes,
+    which count as numbers. Labels may be words or numbers: classes are their different values.
+    Values that are missing (empty, ?, NA, nan, null, none, -) are refused, filled in or their rows
+    dropped. Where a column names clients, each natural client is tested on its own test examples.
+    Raises DataError with file, column, row (from 1) and value for whatever cannot be used.
+    """
+    tested = how.test_file is not None or how.columns.test
+    taken = {*COLUMNS, "data.test_file"} | (set() if tested else {"data.held_out"})
+    how.refuse_others(str(path), f"a table{' with test rows' if tested else ''}", taken)
+    test = read_table(how.test_file) if how.test_file else None
+    return to_dataset(path.stem, read_table(path), test, how)
+
+
+def read_table(path: Path) -> Table:
+    """The columns of a .csv or .parquet file. Raises DataError."""
+    with readable(path, ADVICE):
+        if path.suffix == ".csv":
+            return read_csv(path)
+        if path.suffix == ".parquet":
+            return read_parquet(path)
+    raise DataError(f"{path}: is no table; give a .csv or .parquet file")
+
+
+def read_csv(path: Path) -> Table:
+    """The columns of a CSV file with a first row of names."""
+    csv.field_size_limit(CELL)
+    with open(path, encoding="utf-8-sig", newline="", opener=only_regular) as file:
+        first = file.readline()
+        file.seek(0)
+        mark = max(DELIMITERS, key=first.count)
+        lines = csv.reader(file, delimiter=mark)
+        names = [name.strip() for name in next(lines, [])]
+        rows = []
+        for row in filter(None, lines):
+            if len(row) != len(names):
+                raise DataError(
+                    f"{path}: line {lines.line_num} has {count_noun(len(row), 'value')}, but the "
+                    f"first line names {count_noun(len(names), 'column')}; mend that line"
+                )
+            rows.append(row)
+    if names and not names[0]:
+        names[0] = "Unnamed: 0"  # the row numbers that pandas writes
+    check_names(path, names)
+    if not rows:
+        raise DataError(f"{path}: holds no rows; {ADVICE}")
+    found = {
+        name: to_column(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)
+    }
+    found.pop("Unnamed: 0", None)
+    return Table(str(path), found, len(rows))
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """DataError for a first row that names no columns, or two alike."""
+    if not names:
+        raise DataError(f"{path}: is empty; {ADVICE}")
+    if all(is_number(name) for name in names):
+        raise DataError(
+            f"{path}: the first line holds numbers ({join_few(names, FEW)}); write the names of "
+            f"the columns above them"
+        )
+    for i, name in enumerate(names):
+        if not name or name in names[:i]:
+            why = f"{name!r}, as an earlier one" if name else "nothing"
+            raise DataError(f"{path}: column {i + 1} is called {why}; give each its own name")
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def to_column(values: Sequence[str]) -> np.ndarray:
+    """Words of a file as numbers, float64, where all that are there are some; else str, None where
+    one is missing.
+    """
+    stripped = [value.strip() for value in values]
+    gaps = np.array([value.lower() in MISSING for value in stripped])
+    try:
+        return np.array(
+            ["nan" if gap else v for v, gap in zip(stripped, gaps, strict=True)]
+        ).astype(np.float64)
+    except ValueError:
+        words = np.array(stripped, object)
+        words[gaps] = None
+        return words
+
+
+def read_parquet(path: Path) -> Table:
+    """The columns of a Parquet file."""
+    parquet = import_extra("pyarrow.parquet", "tables", f"data.name = {path}")
+    with open(path, "rb", opener=only_regular) as raw, parquet.ParquetFile(raw) as file:
+        about = file.metadata
+        fits(
+            sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups)), str(path)
+        )
+        return from_arrow(file.read(), str(path))
+
+
+def from_arrow(table: Any, where: str) -> Table:
+    """A pyarrow table as a `Table`: numbers, truth values and words; all else is odd."""
+    import pyarrow as pa
+
+    found, odd = {}, {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        kind = column.type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+            column = column.cast(kind)
+        if name.startswith("__index_level_"):
+            continue  # the row numbers that pandas writes
+        if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            numbers = column.cast(pa.float64(), safe=False)
+            found[name] = numbers.to_numpy().astype(np.float64)
+        elif pa.types.is_decimal(kind):
+            found[name] = column.cast(pa.float64()).to_numpy().astype(np.float64)
+        elif pa.types.is_null(kind):
+            found[name] = np.full(len(column), np.nan)
+        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            words = column.to_pylist()
+            gone = [w is None or w.strip().lower() in MISSING for w in words]
+            found[name] = np.array(words, object)
+            found[name][gone] = None
+        else:
+            odd[name] = str(kind)
+    if not table.num_rows:
+        raise DataError(f"{where}: holds no rows; {ADVICE}")
+    return Table(where, found, table.num_rows, odd)
+
+
+def label_column(table: Table, wanted: str) -> str:
+    """The name of the column of labels. DataError where there is none."""
+    if wanted:
+        known(table, "label", wanted)
+        return wanted
+    found = [name for name in table.names if name.lower() in LABELS]
+    if len(found) == 1:
+        return found[0]
+    why = f"columns {join_few(found, FEW)} could" if found else "no column seems to"
+    raise DataError(
+        f"{table.where}: {why} hold the labels; name it: columns.label = one of "
+        f"{join_few(table.names, 30)}"
+    )
+
+
+def known(table: Table, what: str, *names: str) -> None:
+    """DataError for a name that is no column of the table. what: the field that gives it."""
+    for name in names:
+        if name not in table.names:
+            raise DataError(
+                f"{table.where}: columns.{what}: {unknown('column', name, table.names)}"
+            )
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which column of a table is what."""
+
+    label: str
+    client: str
+    inputs: tuple[str, ...]
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Names of all columns that are used."""
+        return (*filter(None, (self.label, self.client)), *self.inputs)
+
+
+def roles(table: Table, how: Reading) -> Roles:
+    """What the columns of the training table are. DataError for names that contradict it."""
+    c = how.columns
+    label = label_column(table, c.label)
+    for what in ("client", "test", "text"):
+        if name := getattr(c, what):
+            known(table, what, name)
+    for what in ("inputs", "ignore", "one_hot", "codes"):
+        known(table, what, *getattr(c, what))
+    apart = {label, c.client, c.test, *c.ignore} - {""}
+    inputs = (c.text,) if c.text else c.inputs or tuple(n for n in table.names if n not in apart)
+    if wrong := [name for name in inputs if name in apart - {c.client}]:
+        raise DataError(
+            f"{table.where}: column {wrong[0]!r} is an input in columns, and label, test or "
+            f"ignored too; leave it out of one"
+        )
+    if not inputs:
+        raise DataError(f"{table.where}: no column is left for the inputs; there is {table.names}")
+    for what in ("one_hot", "codes"):
+        for name in getattr(c, what):
+            if name not in inputs or (what == "codes" and name in c.one_hot) or c.text:
+                raise DataError(
+                    f"{table.where}: columns.{what} names {name!r}, which is no input, or is named "
+                    f"twice; leave it out"
+                )
+    return Roles(label, c.client, tuple(inputs))
+
+
+def to_dataset(
+    name: str,
+    train: Table,
+    test: Table | None,
+    how: Reading,
+    classes: list[str] | None = None,
+    numbered: bool = False,
+    task: Task = "classes",
+) -> DataSet:
+    """A data set of tables.
+
+    test: rows that are tests; None: those that a column says, else a share that is held out.
+    classes: names of the labels, which are then 0..C-1.  numbered: labels are 0..C-1, without
+    names.
+    """
+    notes: list[str] = []
+    role = roles(train, how)
+    if how.columns.test:
+        if test is not None:
+            raise DataError(f"{train.where}: has test rows, so columns.test has no effect")
+        train, test = by_column(train, how.columns.test)
+    parts = [train] if test is None else [train, test]
+    parts = [without_gaps(part, role, how, notes) for part in parts]
+    label = [part[role.label] for part in parts]
+    y, names = (
+        whole_labels(parts, role, classes)
+        if numbered or classes
+        else kinds_of_labels(parts, role, label)
+    )
+    users = clients(parts, role.client)
+    own = all(ids is not None for ids in users)
+    if test is None:
+        rows = held_out(parts[0].where, y[0], users[0], how.held_out)
+        parts, y = [parts[0].take(r) for r in rows], [y[0][r] for r in rows]
+        users = [None if users[0] is None else users[0][r] for r in rows]
+    if how.columns.text:
+        texts = [words(part, how.columns.text) for part in parts]
+        splits = [Split(*three) for three in zip(texts, y, users, strict=True)]
+        with add_path_to_errors(Path(train.where)):
+            (one, two), vocabulary = encode_texts(splits, how.text)
+        return DataSet(name, one, two, names, (), (), vocabulary, own_tests=own, notes=tuple(notes))
+    x, mean, std = encode(parts, role, how, notes)
+    one, two = (Split(a, b, c) for a, b, c in zip(x, y, users, strict=True))
+    facts: Any = {"task": task, "own_tests": own, "notes": tuple(notes)}
+    return DataSet(name, one, two, names, mean, std, **facts)
+
+
+def words(table: Table, name: str) -> np.ndarray:
+    """A column of texts; a missing one is an empty text."""
+    column = table[name]
+    if column.dtype != object:
+        raise DataError(f"{table.where}: columns.text: {name!r} holds numbers; name one of texts")
+    return np.array([text or "" for text in column], object)
+
+
+def by_column(table: Table, name: str) -> tuple[Table, Table]:
+    """The training and the test rows, as the column says."""
+    values = table[name]
+    told = [kind_name(v).lower() for v in values]
+    for row, value in enumerate(told):
+        if value not in TESTS:
+            raise DataError(
+                f"{table.where}: columns.test: {name!r} is {value!r:.40} in row {row + 1}; it may "
+                f"be {', '.join(TESTS)}"
+            )
+    tests = np.array([TESTS[value] for value in told])
+    if tests.all() or not tests.any():
+        raise DataError(
+            f"{table.where}: columns.test: {name!r} says {told[0]} of all rows; leave columns.test "
+            f"away, and a share is held out"
+        )
+    return table.take(np.flatnonzero(~tests)), table.take(np.flatnonzero(tests))
+
+
+def gaps(values: np.ndarray) -> np.ndarray:
+    """Where values are missing, [n], bool."""
+    return np.array([v is None for v in values]) if values.dtype == object else np.isnan(values)
+
+
+def refuse_gaps(table: Table, name: str, why: str) -> None:
+    wrong = np.flatnonzero(gaps(table[name]))
+    if len(wrong):
+        raise DataError(
+            f"{table.where}: column {name!r} has no value in row {wrong[0] + 1}; {why}: "
+            f"columns.missing = 'drop' leaves such rows out"
+        )
+
+
+def without_gaps(table: Table, role: Roles, how: Reading, notes: list[str]) -> Table:
+    """The table with the columns that are used, and without gaps where these are to be dropped.
+
+    DataError for gaps that are refused, and values that are infinite.
+    """
+    known(table, "inputs", role.label, *role.inputs)
+    used = [name for name in role.used if name in table.names]
+    for name in used:
+        if table[name].dtype != object and np.isinf(table[name]).any():
+            row = int(np.flatnonzero(np.isinf(table[name]))[0])
+            raise DataError(
+                f"{table.where}: column {name!r}: value {table[name][row]} in row {row + 1}; "
+                f"numbers are finite: mend it, or leave it empty"
+            )
+    missing = {name: gaps(table[name]) for name in used if name != how.columns.text}
+    number = {name: int(gone.sum()) for name, gone in missing.items() if gone.any()}
+    if not number:
+        return table
+    shown = join_few([f"{name} {n}" for name, n in number.items()], FEW)
+    total = count_noun(sum(number.values()), "value")
+    if how.columns.missing == "refuse":
+        row = min(int(np.flatnonzero(missing[name])[0]) for name in number)
+        raise DataError(
+            f"{table.where}: {total} missing, the first in row {row + 1} ({shown}); set "
+            f"columns.missing = 'fill' (the mean of the training part) or 'drop' (leave such rows "
+            f"out), or name the columns in columns.ignore"
+        )
+    if how.columns.missing == "drop":
+        full = np.flatnonzero(~np.any(list(missing.values()), axis=0))
+        if not len(full):
+            raise DataError(
+                f"{table.where}: each row lacks a value ({shown}), so columns.missing = 'drop' "
+                f"leaves none; name columns in columns.ignore, or set 'fill'"
+            )
+        notes.append(
+            f"{table.where}: {table.n - len(full):,} of {table.n:,} rows lack values and are left "
+            f"out ({shown})"
+        )
+        return table.take(full)
+    refuse_gaps(table, role.label, "labels are not filled in")
+    filled = sorted({filling(table[name], name, how) for name in number})
+    notes.append(
+        f"{table.where}: {total} missing ({shown}), filled in from the training part with "
+        f"{' or '.join(filled)}"
+    )
+    return table
+
+
+def filling(values: np.ndarray, name: str, how: Reading) -> str:
+    """What stands in a column's gaps, in words."""
+    if name in how.columns.codes:
+        return "the most frequent code"
+    kinds = name in how.columns.one_hot or values.dtype == object
+    return "no kind at all" if kinds else "the mean"
+
+
+def kind_name(value: Any) -> str:
+    """A value as it is written: words as they are, whole numbers without a point."""
+    return value if isinstance(value, str) else str(value) if value is None else f"{value:.12g}"
+
+
+def kinds(values: np.ndarray) -> list[Any]:
+    """The different values that are there, in order."""
+    return sorted(set(values[~gaps(values)].tolist()))
+
+
+def clients(parts: list[Table], name: str) -> list[np.ndarray | None]:
+    """Clients' numbers from 0 in each part, [n], in the order of their values; None for a part
+    without that column. Numbers are alike in all parts. name: "" for no column.
+    """
+    whose = [part for part in parts if name in part.names]
+    for part in whose:
+        refuse_gaps(part, name, "the client of an example is not filled in")
+    columns = [part[name] for part in whose]
+    if len({c.dtype for c in columns}) > 1:
+        columns = [np.array([kind_name(v) for v in c], object) for c in columns]
+    names = kinds(np.concatenate(columns)) if columns else []
+    at = {value: i for i, value in enumerate(names)}
+    found = iter([np.array([at[v] for v in c.tolist()], np.int64) for c in columns])
+    return [next(found) if name in part.names else None for part in parts]
+
+
+def kinds_of_labels(
+    parts: list[Table], role: Roles, labels: list[np.ndarray]
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Labels as numbers of their different values, and the names of these."""
+    for part, values in zip(parts, labels, strict=True):
+        refuse_gaps(part, role.label, "each example needs a label")
+        if values.dtype == object:
+            continue
+        broken = np.flatnonzero(values != np.round(values))
+        if len(broken):
+            raise DataError(
+                f"{part.where}: column {role.label!r}: value {values[broken[0]]:g} in row "
+                f"{broken[0] + 1}; labels are words or whole numbers: name another column in "
+                f"columns.label, or write classes (low, high) in place of quantities"
+            )
+    if len({values.dtype for values in labels}) > 1:
+        raise DataError(
+            f"{parts[1].where}: column {role.label!r} holds other labels than "
+            f"{parts[0].where}: numbers in one, words in the other; write them alike"
+        )
+    names = kinds(np.concatenate(labels))
+    at = {name: i for i, name in enumerate(names)}
+    y = [np.array([at[v] for v in values.tolist()], np.int64) for values in labels]
+    return y, tuple(map(kind_name, names))
+
+
+def whole_labels(
+    parts: list[Table], role: Roles, classes: list[str] | None
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Labels that are numbers of classes already, and the names of these."""
+    where = [f"{part.where}: {role.label}" for part in parts]
+    y = [check.labels(p[role.label], p.n, w) for p, w in zip(parts, where, strict=True)]
+    names = check.classes(classes, y[0], where[0])
+    for values, place in zip(y, where, strict=True):
+        check.below(values, len(names), place)
+    return y, names
+
+
+def held_out(
+    where: str, y: np.ndarray, users: np.ndarray | None, share: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the training and of the test part, of each label in proportion; where there are
+    clients, of each of their labels.
+    """
+    C = int(y.max()) + 1
+    strata = y if users is None else np.unique(users * C + y, return_inverse=True)[1]
+    size = int(share * len(y) + 1e-9)
+    if not size:
+        raise DataError(
+            f"{where}: {len(y)} examples are too few to hold out a test split; store one"
+        )
+    test = take(strata, apportion(size, np.bincount(strata)), stream(0, "hold-out"))
+    return np.setdiff1d(np.arange(len(y)), test), test
+
+
+def encode(
+    parts: list[Table], role: Roles, how: Reading, notes: list[str]
+) -> tuple[list[np.ndarray], tuple[float, ...], tuple[float, ...]]:
+    """The inputs of both parts, [n, features], float32, with mean and deviation of each feature.
+
+    All that is learnt of the data is learnt of the first part. A 0 or 1 has mean 0 and deviation 1,
+    so that it stays as it is.
+    """
+    made: list[tuple[np.ndarray, np.ndarray]] = []
+    still: list[bool] = []
+    fresh: dict[str, int] = {}
+    for name in role.inputs:
+        one, two = (part[name] for part in parts)
+        wordy = one.dtype == object or two.dtype == object
+        if wordy and one.dtype != two.dtype:
+            one, two = (
+                np.array(
+                    [None if g else kind_name(v) for v, g in zip(c, gaps(c), strict=True)], object
+                )
+                for c in (one, two)
+            )
+        if gaps(one).all():
+            raise DataError(
+                f"{parts[0].where}: column {name!r} has no value in the training part; name it in "
+                f"columns.ignore"
+            )
+        if not wordy and name not in (*how.columns.one_hot, *how.columns.codes):
+            mean = one[~gaps(one)].mean()
+            made.append(tuple(np.where(gaps(v), mean, v) for v in (one, two)))
+            still.append(False)
+            continue
+        values = kinds(one)
+        named = name in (*how.columns.one_hot, *how.columns.codes)
+        if len(values) > KINDS and not named:
+            raise DataError(
+                f"{parts[0].where}: column {name!r} has {len(values):,} different words (as "
+                f"{values[0]!r:.40}); name it in columns.ignore, or, if these are kinds, in "
+                f"columns.one_hot or columns.codes, or, if they are texts, as columns.text"
+            )
+        at = {value: i for i, value in enumerate(values)}
+        codes = [np.array([at.get(v, -1) for v in c.tolist()]) for c in (one, two)]
+        if new := int((codes[1][~gaps(two)] < 0).sum()):
+            fresh[name] = new
+        if name in how.columns.codes:
+            usual = np.bincount(codes[0][codes[0] >= 0]).argmax()
+            made.append(tuple(np.where(v < 0, usual, v).astype(float) for v in codes))
+            still.append(False)
+        else:
+            made += [tuple((v == i).astype(float) for v in codes) for i in range(len(values))]
+            still += [True] * len(values)
+    if fresh:
+        shown = join_few([f"{name} {n}" for name, n in fresh.items()], FEW)
+        notes.append(
+            f"{parts[1].where}: {count_noun(sum(fresh.values()), 'value')} of the test part of a "
+            f"kind that the training part does not have; such values count as missing ({shown})"
+        )
+    for part in parts:
+        fits(4 * part.n * len(made), part.where)
+    with np.errstate(over="ignore"):
+        x = [np.stack([pair[i] for pair in made], 1).astype(np.float32) for i in (0, 1)]
+    for values, part in zip(x, parts, strict=True):
+        if not np.isfinite(values).all():
+            raise DataError(f"{part.where}: values above 3.4e38 do not fit float32; scale them")
+    mean, std = (np.array(v) for v in moments(x[0]))
+    flags = np.array(still)
+    return x, tuple(np.where(flags, 0, mean).tolist()), tuple(np.where(flags, 1, std).tolist())

@@ -1,0 +1,314 @@
+"""Tables, folders of images and Hugging Face's data sets: each is read as it lies, and what cannot
+be used is said.
+"""
+
+import csv
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from hpcfed.config.load import load as load_job
+from hpcfed.config.parts import Columns
+from hpcfed.core.errors import ConfigError, DataError
+from hpcfed.data.dataset import Reading, from_arrays, to_arrays
+from hpcfed.data.datasets import load
+from tests.unit.test_datasets import shared
+
+PEOPLE = """\
+age,job,site,score,sick
+20,nurse,north,1,yes
+30,cook,north,2,no
+40,nurse,south,,yes
+50,pilot,south,4,no
+"""
+
+
+def save(folder: Path, text: str = PEOPLE, name: str = "people.csv") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def read(name: str, test_file: Path | None = None, held_out: float = 0.2, size: int = 0, **columns):
+    """The data set of this name with these columns."""
+    how = Reading(
+        columns=Columns(**columns), test_file=test_file, held_out=held_out, image_size=size
+    )
+    return load(name, Path("."), False, how)
+
+
+def same(one, two) -> bool:
+    """Whether two data sets have the same facts and the same bits."""
+    first, second = to_arrays(one), to_arrays(two)
+    facts = [json.loads(a.pop("facts").tobytes()) for a in (first, second)]
+    for fact in facts:
+        del fact["name"], fact["notes"]
+    return (
+        facts[0] == facts[1]
+        and first.keys() == second.keys()
+        and all(np.array_equal(first[k], second[k]) for k in first)
+    )
+
+
+def write_csv(path: Path, file: h5py.File, names: list[str]) -> None:
+    """All rows of a table in HDF5 as CSV, gaps as nothing, with a column that tells tests."""
+    with open(path, "w", newline="") as out:
+        rows = csv.writer(out)
+        rows.writerow([*names, "labels", "hospital", "part"])
+        for part in ("train", "test"):
+            group = file[part]
+            for x, y, who in zip(
+                group["features"][:], group["labels"][:], group["hospital"][:], strict=True
+            ):
+                values = ["" if np.isnan(v) else repr(float(v)) for v in x]
+                rows.writerow([*values, y, who, part])
+
+
+def hospitals(path: Path) -> Path:
+    """A table as heart_disease.h5 has it, of 60 rows."""
+    g = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file.attrs["features"] = json.dumps(["age", "cp", "chol"])
+        for part, n in (("train", 48), ("test", 12)):
+            x = np.stack([g.integers(30, 80, n), np.arange(n) % 3, g.normal(200, 30, n)], 1)
+            x[::7, 2] = np.nan
+            file[f"{part}/features"] = x.astype(np.float32)
+            file[f"{part}/labels"] = np.arange(n) % 2
+            file[f"{part}/hospital"] = np.arange(n) // 2 % 4
+    return path
+
+
+@pytest.mark.parametrize("missing", ["fill", "drop"])
+@pytest.mark.parametrize("real", [False, True], ids=["made", "real"])
+def test_a_table_is_the_same_from_hdf5_csv_and_parquet(tmp_path, real, missing):
+    path = shared("heart_disease.h5") if real else hospitals(tmp_path / "made.h5")
+    told = {"one_hot": ("cp",), "client": "hospital", "missing": missing}
+    if real:  # empty in most rows
+        told["ignore"] = ("slope", "ca", "thal")
+    with h5py.File(path) as file:
+        write_csv(tmp_path / "table.csv", file, json.loads(file.attrs["features"]))
+        classes = json.loads(file.attrs.get("classes", '["0", "1"]'))
+    one = read(str(path), **told)
+    other = read(str(tmp_path / "table.csv"), test="part", **told)
+    assert other.classes == ("0", "1") and one.classes == tuple(classes)
+    arrays = to_arrays(other) | {"facts": to_arrays(one)["facts"]}
+    assert same(one, from_arrays(arrays)) and (one.mean, one.std) == (other.mean, other.std)
+    assert one.notes and len(one.notes) == len(other.notes) and one.own_tests
+    assert len(np.unique(one.train.users)) == 4
+    pandas = pytest.importorskip("pandas")
+    pandas.read_csv(tmp_path / "table.csv").to_parquet(tmp_path / "table.parquet")
+    assert same(read(str(tmp_path / "table.parquet"), test="part", **told), other)
+
+
+def test_columns_become_features_by_hand(tmp_path):
+    save(tmp_path, "age;job;score;sick\n60;cook;?;no\n70;judge;3;yes\n", "test.csv")
+    told = {"label": "sick", "ignore": ("site",), "missing": "fill"}
+    data = read(save(tmp_path), test_file=tmp_path / "test.csv", **told)
+    # age, job = cook, nurse, pilot, score; the mean score of 1, 2 and 4 stands for what is missing
+    mean = np.float32(7 / 3)
+    assert data.train.x.tolist() == [
+        [20, 0, 1, 0, 1],
+        [30, 1, 0, 0, 2],
+        [40, 0, 1, 0, mean],
+        [50, 0, 0, 1, 4],
+    ]
+    assert data.test.x.tolist() == [[60, 1, 0, 0, mean], [70, 0, 0, 0, 3]]
+    assert data.classes == ("no", "yes") and data.train.y.tolist() == [1, 0, 1, 0]
+    assert data.mean[:4] == (35, 0, 0, 0) and data.std[:4] == (np.sqrt(125), 1, 1, 1)
+    assert len(data.notes) == 3
+    assert data.notes[0].endswith(
+        "1 value missing (score 1), filled in from the training part with the mean"
+    )
+    assert "1 value of the test part of a kind" in data.notes[2] and "(job 1)" in data.notes[2]
+    coded = read(
+        save(tmp_path), test_file=tmp_path / "test.csv", **told, codes=("job",), inputs=("job",)
+    )
+    assert coded.train.x.tolist() == [[1], [0], [1], [2]]
+    assert coded.test.x.tolist() == [[0], [1]]  # a judge counts as the most frequent, a nurse
+
+
+def test_rows_with_gaps_are_refused_or_dropped_in_one_message(tmp_path):
+    told = {"label": "sick", "client": "site", "held_out": 0.4}
+    with pytest.raises(DataError, match=r"1 value missing, the first in row 3 \(score 1\)"):
+        read(save(tmp_path), **told)
+    data = read(save(tmp_path), **told, missing="drop")
+    assert len(data.train.y) + len(data.test.y) == 3
+    assert data.notes[0].endswith("1 of 4 rows lack values and are left out (score 1)")
+
+
+def test_natural_clients_have_a_share_of_their_own_rows_for_tests(tmp_path):
+    rows = "".join(f"{i},{'abc'[i % 3]},{i // 3 % 2}\n" for i in range(60))
+    data = read(save(tmp_path, "v,who,label\n" + rows), client="who")
+    assert np.bincount(data.train.users).tolist() == [16] * 3
+    assert np.bincount(data.test.users).tolist() == [4] * 3 and data.own_tests
+
+
+def test_rows_of_numbers_in_npz_are_a_table_too(tmp_path):
+    x = np.arange(40.0).reshape(20, 2)
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=np.arange(20) % 2, site_train=np.arange(20) % 4)
+    data = read(str(tmp_path / "a.npz"), client="site")
+    assert data.train.x.shape == (16, 2) and len(np.unique(data.train.users)) == 4
+    assert read(str(tmp_path / "a.npz")).train.x.shape == (16, 3)  # site is a column as others are
+
+
+def test_clients_of_images_are_named_by_any_array(tmp_path):
+    x = np.zeros((20, 4, 4), np.uint8)
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=np.arange(20) % 2, site_train=np.arange(20) % 5)
+    assert set(read(str(tmp_path / "a.npz"), client="site").train.users) == {0, 1, 2, 3, 4}
+    with pytest.raises(DataError, match="has no ward_train, which columns.client names"):
+        read(str(tmp_path / "a.npz"), client="ward")
+
+
+def test_a_column_of_texts_becomes_tokens(tmp_path):
+    rows = "".join(f"{'good day' if i % 2 else 'bad night'},{i % 2},{i}\n" for i in range(20))
+    data = read(save(tmp_path, "words,label,n\n" + rows), text="words")
+    assert data.vocabulary == 6 and data.train.x.shape == (16, 32)
+
+
+WRONG = {
+    "no_label": ("a,b\n1,2\n", {}, "no column seems to hold the labels; name it: columns.label"),
+    "two_labels": ("y,label\n1,2\n", {}, "columns y, label could hold the labels"),
+    "unknown": (PEOPLE, {"label": "sik"}, "columns.label: no column 'sik'; did you mean 'sick'"),
+    "unknown_client": (PEOPLE, {"label": "sick", "client": "place"}, "columns.client: no column"),
+    "quantity": (
+        PEOPLE.replace("4,no", "4,0.5"),
+        {"label": "score"},
+        r"1 value missing, the first in row 3 \(score 1\)",
+    ),
+    "regression": ("a,y\n1,0.5\n2,1\n", {}, "value 0.5 in row 1; labels are words or whole"),
+    "ragged": ("a,y\n1,2\n1\n", {}, "line 3 has 1 value, but the first line names 2 columns"),
+    "no_names": ("1,2\n3,4\n", {}, r"the first line holds numbers \(1, 2\)"),
+    "twice": ("a,a,y\n1,2,0\n", {}, "column 2 is called 'a', as an earlier one"),
+    "empty": ("", {}, "is empty"),
+    "no_rows": ("a,y\n", {}, "holds no rows"),
+    "few": ("a,y\n1,0\n2,1\n", {}, "2 examples are too few to hold out"),
+    "infinite": ("a,y\n1,0\ninf,1\n", {}, "column 'a': value inf in row 2"),
+    "huge": ("a,y\n" + "1e39,0\n" * 9, {}, "do not fit float32"),
+    "ids": (
+        "a,y\n" + "".join(f"name{i},{i % 2}\n" for i in range(200)),
+        {},
+        "column 'a' has 160 different words",
+    ),
+    "input_twice": (PEOPLE, {"label": "sick", "inputs": ("sick",)}, "'sick' is an input"),
+    "codes_of_label": (PEOPLE, {"label": "sick", "codes": ("sick",)}, "which is no input"),
+    "test_values": (PEOPLE, {"label": "sick", "test": "site"}, "'site' is 'north' in row 1"),
+    "all_dropped": ("a,y\n,0\n,1\n", {"missing": "drop"}, "each row lacks a value"),
+    "label_gap": ("a,y\n1,\n2,1\n", {"missing": "fill"}, "has no value in row 1; labels are not"),
+    "text_of_numbers": ("a,y\n1,0\n" * 1 + "2,1\n" * 9, {"text": "a"}, "'a' holds numbers"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_table_that_cannot_be_used_is_refused_with_its_place(tmp_path, case):
+    text, columns, words = WRONG[case]
+    with pytest.raises(DataError, match=words) as caught:
+        read(save(tmp_path, text), **columns)
+    assert "people.csv" in str(caught.value)
+
+
+def test_a_damaged_parquet_file_is_one_message(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(DataError, match="a.parquet: cannot be read"):
+        read(str(tmp_path / "a.parquet"))
+
+
+def test_what_is_said_of_columns_without_effect_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match='columns.label = "x" has no effect: digits is a data'):
+        load_job(["--columns.label", "x"], environ={})
+    np.savez(tmp_path / "a.npz", x_train=np.zeros((20, 4, 4)), y_train=np.arange(20) % 2)
+    for columns in ({"label": "y"}, {"missing": "fill"}, {"codes": ("a",)}):
+        with pytest.raises(DataError, match="has no effect on arrays"):
+            read(str(tmp_path / "a.npz"), **columns)
+    with pytest.raises(DataError, match="data.image_size has no effect"):
+        read(save(tmp_path), size=8, label="sick", missing="fill")
+
+
+def draw(folder: Path, kinds=("cat", "dog"), n=10, mode="RGB", size=(6, 5)) -> Path:
+    """A folder of n images a class."""
+    for c, kind in enumerate(kinds):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        for i in range(n):
+            Image.new(mode, size, (c * 100 + i,) * len(mode) if mode != "L" else c).save(
+                folder / kind / f"{i}.png"
+            )
+    return folder
+
+
+def test_a_folder_of_images_has_a_class_a_folder(tmp_path):
+    data = read(str(draw(tmp_path / "pets")))
+    assert data.classes == ("cat", "dog") and data.name == "pets"
+    assert data.train.x.shape == (16, 3, 5, 6) and data.test.x.shape == (4, 3, 5, 6)
+    assert np.array_equal(data.train.x[:, 0, 0, 0] >= 100, data.train.y == 1)
+    draw(tmp_path / "parted/train", n=3, mode="L"), draw(tmp_path / "parted/test", ("dog",), 2, "L")
+    parted = read(str(tmp_path / "parted"))
+    assert parted.train.x.shape == (6, 1, 5, 6) and parted.test.y.tolist() == [1, 1]
+
+
+def test_images_of_several_sizes_need_one(tmp_path):
+    draw(tmp_path), draw(tmp_path, ("owl",), size=(4, 4))
+    with pytest.raises(DataError, match="owl/0.png: has 4x4 pixels, .*6x5; set data.image_size"):
+        read(str(tmp_path))
+    assert read(str(tmp_path), size=8).train.x.shape == (24, 3, 8, 8)
+
+
+def test_a_folder_without_images_and_a_broken_image_are_named(tmp_path):
+    with pytest.raises(DataError, match="holds no folders with images"):
+        read(str(tmp_path))
+    (draw(tmp_path) / "cat" / "0.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"cat/0.png: is no image"):
+        read(str(tmp_path))
+
+
+def saved_set(folder: Path, parts: tuple[str, ...] = ("train",), **columns) -> str:
+    """A data set as Hugging Face's save_to_disk writes it, under its name in a job."""
+    library = pytest.importorskip("datasets")
+    made = {part: library.Dataset.from_dict(columns) for part in parts}
+    if "image" in columns:
+        made = {part: rows.cast_column("image", library.Image()) for part, rows in made.items()}
+    library.DatasetDict(made).save_to_disk(folder)
+    return f"hf:{folder}"
+
+
+def test_a_table_of_hugging_face_is_read_by_its_columns(tmp_path):
+    n = 20
+    columns = {
+        "age": list(range(n)),
+        "job": ["cook", "nurse"] * (n // 2),
+        "site": ["a", "b", "b", "a"] * (n // 4),
+        "label": ["no", "yes"] * (n // 2),
+    }
+    name = saved_set(tmp_path / "people", **columns)
+    data = read(name, client="site")
+    table = ["age,job,site,label"] + [
+        ",".join(map(str, row)) for row in zip(*columns.values(), strict=True)
+    ]
+    assert same(data, read(save(tmp_path, "\n".join(table)), client="site"))
+    assert data.name == "people" and data.classes == ("no", "yes")
+
+
+def test_texts_and_images_of_hugging_face_are_inputs(tmp_path):
+    text = ["good day", "bad night"] * 10
+    name = saved_set(tmp_path / "t", ("train", "validation"), text=text, label=[1, 0] * 10)
+    data = read(name, text="text")
+    assert data.vocabulary == 6 and len(data.train.y) == len(data.test.y) == 20
+    images = [Image.new("L", (5, 4), i) for i in range(20)]
+    who = [i % 4 for i in range(20)]
+    name = saved_set(tmp_path / "i", image=images, label=[0, 1] * 10, writer=who)
+    data = read(name, client="writer")
+    assert data.train.x.shape == (16, 1, 4, 5) and len(np.unique(data.train.users)) == 4
+    assert np.array_equal(data.train.x[:, 0, 0, 0] % 2, data.train.y)
+    assert read(name, size=8).train.x.shape == (16, 1, 8, 8)
+
+
+def test_what_hugging_face_cannot_load_is_one_message(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(DataError, match="hf:nobody/nothing: `datasets` cannot load it: .*cache"):
+        read("hf:nobody/nothing")
+    name = saved_set(tmp_path / "t", text=["a", "b"] * 10, label=[1, 0] * 10)
+    with pytest.raises(DataError, match="columns.image = 'text' is no column of images"):
+        read(name, image="text")
