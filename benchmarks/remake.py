@@ -60,7 +60,8 @@ def of_try() -> list[Run]:
 
 def of_methods() -> list[Run]:
     return [
-        Run(methods.JOB, methods.flags(*cell), kept) for cell, kept in methods.planned().items()
+        Run(methods.JOB, methods.flags(row, data, seed), kept)
+        for (data, row, seed), kept in methods.planned().items()
     ]
 
 
@@ -125,6 +126,8 @@ def main() -> None:
             continue
         for run in runs if options.all else [run for run in runs if run.kept in changed]:
             run.kept.unlink(missing_ok=True)
+        for path in set((RESULTS / name).glob("*.h5")) - {run.kept for run in runs}:
+            path.unlink()  # of a row that is no more
         make(name, runs, options.side_by_side)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from hpcfed.config.files import EMBEDDED
 from hpcfed.config.load import load as load_job
+from hpcfed.config.methods import ALGORITHMS
 from hpcfed.core.status import RESUME_ME
 from hpcfed.main import main
 from hpcfed.storage.record import load as read
@@ -21,6 +22,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
 import h5py  # noqa: E402
+import methods  # noqa: E402
 import numpy as np  # noqa: E402
 import remake  # noqa: E402
 import report  # noqa: E402
@@ -128,17 +130,8 @@ class InProcess(runs.Processes):
         return main(words[3:]), ""
 
 
-TINY = [
-    "--models.mix",
-    "mlp",
-    "--data.train_limit",
-    "200",
-    "--clients",
-    "2",
-    "--evaluate.every",
-    "1",
-    "--quiet",
-]
+TINY = ["--models.mix", "mlp", "--data.train_limit", "200", "--clients", "2", "--quiet"]
+TINY += ["--evaluate.every", "1"]
 
 
 def test_a_run_that_was_stopped_is_gone_on_with_and_has_the_same_bits(tmp_path, monkeypatch):
@@ -194,6 +187,28 @@ def test_a_row_waits_for_all_runs_that_choose_its_rate_and_takes_the_best(tmp_pa
         "--seed",
         "0",
     )
+
+
+def test_each_method_has_a_row_that_hpcfed_takes_or_a_reason_why_not():
+    rows = methods.rows().values()
+    assert {row.method for row in rows} | set(methods.ELSEWHERE) == set(ALGORITHMS)
+    for row in rows:
+        job = load_job([str(methods.JOB), *methods.flags(row, "cifar10", 0)], environ={})
+        assert (len(set(job.models.mix)), len(job.models.widths)) == {
+            "one": (1, 1),
+            "five": (5, 1),
+            "three widths": (1, 3),
+        }[row.models], row.label
+
+
+def test_a_row_is_held_against_fedavg_seed_by_seed():
+    row = methods.row("fedprox")
+    own, base = (
+        [{"accuracy": a, "down": 3.0 * k, "up": k, "seconds": 2.0 * k} for a in accuracies]
+        for k, accuracies in ((2, (0.5, 0.75)), (1, (0.25, 0.25, 0.0)))
+    )
+    found = methods.entry(row, own, base)
+    assert (found["gain"], found["bytes_ratio"], found["seconds_ratio"]) == (0.375, 2.0, 2.0)
 
 
 def test_the_last_examples_of_each_class_are_moved_to_the_tests(tmp_path):
