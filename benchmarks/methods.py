@@ -1,163 +1,239 @@
-"""Every method on the same clients: accuracy, bytes, simulated and real seconds, in one table.
+"""All methods of hpcfed on the same clients, in one table: accuracy, bytes, simulated and real
+seconds.
 
-`python benchmarks/methods.py [--seeds 0] [--own-seeds 0,1,2] [--data fashion-mnist cifar10] [--only
-fedavg ...]`
+`python benchmarks/methods.py [--data fashion-mnist cifar10] [--only fedavg ...] [--side-by-side 2]`
 
-Three groups: clients of one architecture, of five, and of one architecture in three widths. Each
-method sees the same examples in the same number of local epochs; what it needs beyond
-`methods.toml` stands here. The papers' own methods run with all of --own-seeds. Writes one result
-file a run, and the table as Markdown and JSON, to results/methods. Runs that are there already are
-not run again.
+Every method of the registry has a row by itself, on the kind of models that it accepts: clients of
+one architecture, of five, or of one in three widths. Each sees the same examples in the same number
+of local epochs; what it needs beyond `methods.toml` and its defaults stands here (NEEDS, SETTINGS).
+What is not run is named with the reason (ELSEWHERE). A row whose first seed takes less than two
+minutes has three. Writes one result file a run, and the table as Markdown and JSON, to
+results/methods. Runs that are there already are not run again; what was stopped is gone on with.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from runs import RESULTS, Run, run_all, slug
+from runs import FOLDER, RESULTS, Run, run_all, slug
 
+from hpcfed.config.methods import ALGORITHMS, KINDS, kind_of
 from hpcfed.storage.results import Record, load
 
 JOB = Path(__file__).parent / "methods.toml"
+KEPT = RESULTS / "methods"
 DATA = ("fashion-mnist", "cifar10")
-Cell = tuple[str, str, str, int]  # data set, group, row, seed
+SEEDS, LIMIT = (0, 1, 2), 120.0  # seconds of the first one, above which a row has that alone
+BASE = "FedAvg"  # what all rows are held against
 FIVE = "--models.mix fedhenn-1,fedhenn-2,fedhenn-3,fedhenn-4,fedhenn-5"
-WIDTHS = "--models.widths 1,0.5,0.25"
-ALIGNED = "--algorithm.rad_size 100 --algorithm.align_every 5 --algorithm.eta0 0.1"
-OWN = (
-    "fedclassavg",
-    "fedhenn",
-    "local",
-    "fedavg",
-)  # more seeds: the papers' own, and what they are held against
-
-ONE_MODEL = {  # row: method and flags
-    "local training": "local",
-    "central training": "central",
-    "FedSGD": "fedsgd --local.momentum 0",
-    "FedAvg": "fedavg",
-    "FedProx": "fedprox --algorithm.mu 0.1",
-    "SCAFFOLD": "scaffold --local.momentum 0 --local.lr 0.02",
-    "Per-FedAvg": "perfedavg --algorithm.alpha 0.05",
-    "pFedMe": "pfedme --algorithm.inner_steps 2 --algorithm.eta 0.03",
-    "FedRep": "fedrep --algorithm.head_epochs 1 --algorithm.final_epochs 1",
-    "FeSEM, 2 clusters": "fesem --algorithm.clusters 2",
-    "IFCA, 2 clusters": "ifca --algorithm.clusters 2",
-    "KT-pFL +weight": "ktpfl --algorithm.share weights",
-    "FedClassAvg +weight": "fedclassavg --algorithm.share all",
-    "FedHeNN, homogeneous": f"fedhenn --algorithm.setting homogeneous {ALIGNED}",
-    "FedAsync": "fedasync",
-    "SWIFT, ring": "swift",
-    "D-SGD, ring": "dsgd",
+MODELS = {  # by what a method accepts: what the table calls it, and the flags
+    "one architecture": ("one", "--models.mix fedhenn-3"),
+    "any models": ("five", FIVE),
+    "a common head": ("five", FIVE),
+    "widths": ("three widths", "--models.mix fedhenn-3 --models.widths 1,0.5,0.25"),
 }
-FIVE_MODELS = {
-    "local training": "local",
-    "local training, two views + CL": "local --algorithm.contrastive true",
-    "LG-FedAvg": "lgfedavg",
-    "FML": "fml --models.proxy fedhenn-2",
-    "FedProto, prototypes": "fedproto --algorithm.lam 0.1",
-    "FedProto, heads": "fedproto --algorithm.lam 0.1 --algorithm.inference head",
-    "FedGH": "fedgh --algorithm.server_epochs 10",
-    "FedGKT": "fedgkt --models.mix resnet8 --models.server resnet20-server "
-    "--algorithm.server_epochs 1",
-    "FedMD": "fedmd --algorithm.transfer_epochs 1 --algorithm.digest_batch 20",
-    "DS-FL": "dsfl --algorithm.distil_epochs 1",
-    "FedDF": "feddf --algorithm.steps 50 --algorithm.server_batch 20",
-    "KT-pFL": "ktpfl --algorithm.distil_batch 20",
-    "FedClassAvg": "fedclassavg",
-    "FedHeNN, heterogeneous": f"fedhenn --algorithm.setting heterogeneous {ALIGNED}",
+NEEDS = {  # what a method declares to need, of which nothing stands in methods.toml
+    "public": "",
+    "proxy": "--models.proxy fedhenn-2",
+    "server": "--models.server fedhenn-5",
 }
-THREE_WIDTHS = {
-    "HeteroFL": "heterofl --algorithm.scaler false",
-    "FedRolex": "fedrolex --algorithm.scaler false",
-    "Federated Dropout": "feddropout --algorithm.scaler false",
-    "FjORD": "fjord",
+SETTINGS = {  # beside defaults, which are the papers' for more examples, rounds and clients
+    "aruba": "--local.momentum 0",
+    "cfl": "--algorithm.after 3",
+    "dsfl": "--algorithm.distil_epochs 1",
+    "fccl": "--algorithm.pretrain_epochs 2 --algorithm.public_batch 20",
+    "fedbe": "--algorithm.server_epochs 2 --algorithm.server_batch 20",
+    "fedbuff": "--algorithm.K 5",
+    "feddf": "--algorithm.steps 50 --algorithm.server_batch 20",
+    "feddropout": "--algorithm.scaler false",
+    "fedcompass": "--local.steps 10 --algorithm.min_steps 5",  # 10 steps are an epoch
+    "fedet": "--algorithm.server_epochs 1 --algorithm.server_batch 20",
+    "fedgh": "--algorithm.server_epochs 10",
+    "fedgkt": "--models.mix resnet8 --models.server resnet20-server --algorithm.server_epochs 1",
+    "fedhenn": "--algorithm.rad_size 100 --algorithm.align_every 5 --algorithm.eta0 0.1",
+    "fedkemf": "--algorithm.server_epochs 2 --algorithm.server_batch 20",
+    "fedmd": "--algorithm.transfer_epochs 1 --algorithm.digest_batch 20",
+    "fedprox": "--algorithm.mu 0.1",
+    "fedrare": "--algorithm.inter_after 3",
+    "fedrep": "--algorithm.head_epochs 1 --algorithm.final_epochs 1",
+    "fedrolex": "--algorithm.scaler false",
+    "fedsgd": "--local.momentum 0",
+    "fedzkt": "--algorithm.server_steps 5 --algorithm.distil_steps 2 --algorithm.server_batch 32",
+    "fesem": "--algorithm.clusters 2",
+    "fesemma": "--algorithm.clusters 2",
+    "heterofl": "--algorithm.scaler false",
+    "ifca": "--algorithm.clusters 2",
+    "ktpfl": "--algorithm.distil_batch 20",
+    "mocha": "--models.mix logistic --local.optimiser adam --local.lr 0.001 --local.momentum 0",
+    "perfedavg": "--algorithm.alpha 0.05",
+    "pfedme": "--algorithm.inner_steps 2 --algorithm.eta 0.03",
+    "reptile": "--algorithm.first_rounds 5",
+    "scaffold": "--local.momentum 0 --local.lr 0.02",
+    "semicyclic": "--algorithm.blocks 2",
+    "tkm": "--algorithm.clusters 2",
 }
-GROUPS = {
-    "one model": ("", ONE_MODEL),
-    "five models": (FIVE, FIVE_MODELS),
-    "three widths": (WIDTHS, THREE_WIDTHS),
+VARIANTS = {  # further rows of a method: what follows its name, and the flags over its own
+    "local": {
+        ", five models": FIVE,
+        ", five models, two views + CL": f"{FIVE} --algorithm.contrastive true",
+    },
+    "fedclassavg": {" +weight": "--models.mix fedhenn-3 --algorithm.share all"},
+    "fedhenn": {", one model": "--models.mix fedhenn-3 --algorithm.setting homogeneous"},
+    "fedproto": {", heads": "--algorithm.inference head"},
+    "ktpfl": {
+        " +weight": "--models.mix fedhenn-3 --algorithm.share weights --algorithm.distil_batch 256"
+    },
 }
-COLUMNS = (
-    "method",
+OVER = {"local": "--models.mix fedhenn-3"}  # a method's first row where it is not on these models
+ELSEWHERE = {  # what is not run here, and why
+    "harmony": "is of clients with several modalities: its table is in benchmarks/own",
+    "fedcovid": "is of records with few positives: its table is in benchmarks/own",
+}
+HEADS = (
+    "models",
     "personal",
+    "over seeds",
+    "over FedAvg",
     "received",
-    "personal, 3 seeds",
     "kB down",
     "kB up",
+    "bytes / FedAvg",
     "simulated s",
     "real s",
+    "real s / FedAvg",
 )
+
+
+class Row(NamedTuple):
+    """One row: what it is called, its method, the kind of models, and the flags over the job."""
+
+    label: str
+    method: str
+    models: str
+    flags: tuple[str, ...]
 
 
 def main() -> None:
     options = arguments()
-    files = planned(options.data, options.seeds, options.own_seeds, options.only)
-    run_all([Run(JOB, flags(*cell), kept) for cell, kept in files.items()], options.side_by_side)
-    tables = {
-        data: table({c: load(f) for c, f in files.items() if c[0] == data}) for data in options.data
-    }
-    (RESULTS / "methods/table.json").write_text(json.dumps(tables, indent=1))
+    for seeds in (SEEDS[:1], SEEDS):  # which rows have three is known from the first
+        files = planned(options.data, options.only, seeds)
+        made = [Run(JOB, flags(row, data, seed), kept) for (data, row, seed), kept in files.items()]
+        run_all(made, options.side_by_side, options.folder)
+    tables = {data: table(data, planned([data])) for data in DATA}
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / "table.json").write_text(json.dumps(tables, indent=1))
     text = "\n".join(markdown(data, rows) for data, rows in tables.items())
-    (RESULTS / "methods/table.md").write_text(text)
+    (KEPT / "table.md").write_text(text)
     print(text)
 
 
-def planned(
-    data: Sequence[str] = DATA,
-    seeds: Sequence[int] = (0,),
-    own_seeds: Sequence[int] = (0, 1, 2),
-    only: Sequence[str] = (),
-) -> dict[Cell, Path]:
-    """The runs of the table, and the result file of each; what all rows need comes first."""
-    cells = [
-        (one, group, row, seed)
-        for group, (_, rows) in GROUPS.items()
-        for row, words in rows.items()
-        if not only or words.split()[0] in only
-        for seed in (own_seeds if words.split()[0] in OWN and "views" not in row else seeds)
-        for one in data
-    ]
-    cells.sort(key=lambda cell: (cell[3], data.index(cell[0])))
-    folder = RESULTS / "methods"
-    return {cell: folder / f"{slug(' '.join(cell[:3]))}-seed{cell[3]}.h5" for cell in cells}
-
-
 def arguments() -> argparse.Namespace:
-    numbers = lambda text: [int(s) for s in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=numbers, default=[0])
-    parser.add_argument(
-        "--own-seeds", type=numbers, default=[0, 1, 2], help="of the papers' own methods"
-    )
-    parser.add_argument("--data", nargs="+", default=DATA)
-    parser.add_argument("--only", nargs="+", default=[], help="names of methods")
+    parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)
+    parser.add_argument("--only", nargs="+", default=[], choices=ALGORITHMS, metavar="METHOD")
     parser.add_argument("--side-by-side", type=int, default=2, help="runs at a time, one core each")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of runs that are not done")
     return parser.parse_args()
 
 
-def flags(data: str, group: str, row: str, seed: int) -> tuple[str, ...]:
-    shared, rows = GROUPS[group]
-    name, *own = rows[row].split()
-    mix = [] if "--models.mix" in own else shared.split()
-    return ("--algorithm.name", name, "--data.name", data, *mix, *own, "--seed", str(seed))
+def rows() -> dict[str, Row]:
+    """All rows by their label, as the registry lists the methods."""
+    found = [row(name) for name in ALGORITHMS if name not in ELSEWHERE]
+    for name, further in VARIANTS.items():
+        found += [row(name, suffix, over) for suffix, over in further.items()]
+    order = list(KINDS)
+    found.sort(key=lambda it: order.index(kind_of(ALGORITHMS[it.method])))
+    return {it.label: it for it in found}
 
 
-def table(records: dict[tuple, Record]) -> list[dict]:
-    """One row a group and method: means over clients; of the first seed, which all have, and by
-    seed.
+def row(name: str, suffix: str = "", over: str = "") -> Row:
+    """A method's row: the models that it accepts, what it needs, its settings and what lies over
+    them; the last of equal flags counts. KeyError where it accepts or needs what is not known here.
     """
-    rows = []
-    for group, row in dict.fromkeys((g, r) for _, g, r, _ in records):
-        found = [
-            measured(record) for (_, g, r, _), record in records.items() if (g, r) == (group, row)
-        ]
-        rows.append({"group": group, "method": row, "by_seed": found} | found[0])
-    return rows
+    own = ALGORITHMS[name].load()()
+    parts = [MODELS[own.accepts][1], *(NEEDS[need] for need in own.needs)]
+    parts += [SETTINGS.get(name, ""), over or OVER.get(name, "")]
+    words = " ".join(parts).split()
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    if "--models.widths" in given:
+        models = MODELS["widths"][0]
+    else:
+        models = "five" if given["--models.mix"] in FIVE.split() else "one"
+    pairs = [word for pair in given.items() for word in pair]
+    return Row(title(name) + suffix, name, models, ("--algorithm.name", name, *pairs))
+
+
+def title(name: str) -> str:
+    """The method's name as its paper has it: what its file's docstring begins with."""
+    text = import_module(ALGORITHMS[name].load().__module__).__doc__
+    return " ".join(text.partition(":")[0].split()).partition(" (also")[0]
+
+
+def flags(row: Row, data: str, seed: int) -> tuple[str, ...]:
+    return (*row.flags, "--data.name", data, "--seed", str(seed))
+
+
+def planned(
+    data: Sequence[str] = DATA, only: Sequence[str] = (), seeds: Sequence[int] = SEEDS
+) -> dict[tuple[str, Row, int], Path]:
+    """The runs of the table, and the result file of each; the first seed of all rows comes first,
+    and rows of which that took long, or is not there, have no other.
+    """
+    cells = [
+        (one, row, seed)
+        for seed in seeds
+        for row in rows().values()
+        if not only or row.method in only
+        for one in data
+        if seed == SEEDS[0] or quick(path(one, row, SEEDS[0]))
+    ]
+    return {cell: path(*cell) for cell in cells}
+
+
+def path(data: str, row: Row, seed: int) -> Path:
+    return KEPT / f"{data}-{slug(row.label)}-seed{seed}.h5"
+
+
+def quick(kept: Path) -> bool:
+    """Whether the run of this file is there, and took less than LIMIT."""
+    return kept.exists() and load(kept).column("rounds/seconds").sum() < LIMIT
+
+
+def table(data: str, files: Mapping[tuple[str, Row, int], Path]) -> list[dict]:
+    """One entry a row of which the first seed is there: means over clients, of that seed, and by
+    seed; and what it is held against FedAvg.
+    """
+    found: dict[Row, list[dict]] = {}
+    for (_, row, _), kept in files.items():
+        if kept.exists():
+            found.setdefault(row, []).append(measured(load(kept)))
+    base = next((by_seed for row, by_seed in found.items() if row.label == BASE), None)
+    return [entry(row, by_seed, base) for row, by_seed in found.items()]
+
+
+def entry(row: Row, by_seed: list[dict], base: list[dict] | None) -> dict:
+    """A row's numbers. gain: mean over the seeds that both have; bytes, seconds: as a multiple."""
+    own = {
+        "method": row.method,
+        "label": row.label,
+        "models": row.models,
+        "kind": KINDS[kind_of(ALGORITHMS[row.method])],
+        "by_seed": by_seed,
+    } | by_seed[0]
+    if base:
+        pairs = list(zip(by_seed, base, strict=False))
+        own["gain"] = float(np.mean([a["accuracy"] - b["accuracy"] for a, b in pairs]))
+        total = base[0]["down"] + base[0]["up"]
+        own["bytes_ratio"] = (own["down"] + own["up"]) / total
+        seconds = [a["seconds"] / b["seconds"] for a, b in pairs]
+        own["seconds_ratio"] = float(np.median(seconds))
+    return own
 
 
 def measured(record: Record) -> dict[str, float]:
@@ -178,26 +254,36 @@ def measured(record: Record) -> dict[str, float]:
     )
 
 
-def markdown(data: str, rows: list[dict]) -> str:
+def markdown(data: str, found: list[dict]) -> str:
+    """The table of one data set, a part for each kind of methods, and what is not in it."""
     lines = [f"**{data}**", ""]
-    for group in dict.fromkeys(row["group"] for row in rows):
-        lines += [f"| {' | '.join((group, *COLUMNS[1:]))} |", "|" + "---|" * len(COLUMNS)]
-        lines += [f"| {line(row)} |" for row in rows if row["group"] == group] + [""]
-    return "\n".join(lines)
+    for kind in dict.fromkeys(one["kind"] for one in found):
+        lines += [f"| {' | '.join((kind, *HEADS))} |", "|" + "---|" * (1 + len(HEADS))]
+        lines += [f"| {line(one)} |" for one in found if one["kind"] == kind] + [""]
+    lines += [f"Not here: {title(name)} {why}." for name, why in ELSEWHERE.items()]
+    open_ = [it.label for it in rows().values() if it.label not in {one["label"] for one in found}]
+    return "\n".join([*lines, *([f"Not run yet: {', '.join(open_)}."] if open_ else []), ""])
 
 
-def line(row: dict) -> str:
-    seeds = [f["accuracy"] for f in row["by_seed"]]
-    spread = f"{np.mean(seeds):.3f} +- {np.std(seeds, ddof=1):.3f}" if len(seeds) > 1 else ""
+def line(one: dict) -> str:
+    seeds = [f["accuracy"] for f in one["by_seed"]]
+    spread = f"{np.mean(seeds):.3f} ± {np.std(seeds, ddof=1):.3f}" if len(seeds) > 1 else ""
+    ratios = [
+        f"{one[name]:.2f}" if name in one else "" for name in ("bytes_ratio", "seconds_ratio")
+    ]
     cells = (
-        row["method"],
-        f"{row['accuracy']:.3f}",
-        f"{row['accuracy_received']:.3f}",
+        one["label"],
+        one["models"],
+        f"{one['accuracy']:.3f}",
         spread,
-        f"{row['down']:,.0f}",
-        f"{row['up']:,.0f}",
-        f"{row['virtual']:,.1f}",
-        f"{row['seconds']:.0f}",
+        f"{one['gain']:+.3f}" if "gain" in one else "",
+        f"{one['accuracy_received']:.3f}",
+        f"{one['down']:,.0f}",
+        f"{one['up']:,.0f}",
+        ratios[0],
+        f"{one['virtual']:,.1f}",
+        f"{one['seconds']:.0f}",
+        ratios[1],
     )
     return " | ".join(cells)
 

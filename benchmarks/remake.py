@@ -12,10 +12,14 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent / "evidence"))
 
 import ablation
 import methods
+import studies
 from runs import RESULTS, Run, run_all
 
 from hpcfed.config.files import EMBEDDED
@@ -56,7 +60,8 @@ def of_try() -> list[Run]:
 
 def of_methods() -> list[Run]:
     return [
-        Run(methods.JOB, methods.flags(*cell), kept) for cell, kept in methods.planned().items()
+        Run(methods.JOB, methods.flags(row, data, seed), kept)
+        for (data, row, seed), kept in methods.planned().items()
     ]
 
 
@@ -94,7 +99,13 @@ SHOWN: dict[str, tuple[Callable[[], list[Run]], list[str]]] = {
         + [ablation.slug(name) for name in LONG],
     ),
     "ablation-parts": (of_parts, []),
+    **{
+        f"evidence/{name}": (partial(studies.of_folder, name), ["evidence/run.py", *stages])
+        for name, stages in studies.folders().items()
+    },
 }
+# runs of hours, which are kept as they come: what is not there is not missing
+GROWS = tuple(name for name in SHOWN if name.startswith("evidence/"))
 
 
 def main() -> None:
@@ -106,6 +117,8 @@ def main() -> None:
     for name in options.names or SHOWN:
         runs = SHOWN[name][0]()
         changed = {run.kept: lines for run in runs if (lines := stale(run))}
+        if name in GROWS and not options.names:
+            changed = {path: lines for path, lines in changed.items() if path.exists()}
         print(f"{name}: {len(changed)} of {len(runs)} runs are stale", flush=True)
         if not options.names:
             for path, lines in changed.items():
@@ -113,6 +126,8 @@ def main() -> None:
             continue
         for run in runs if options.all else [run for run in runs if run.kept in changed]:
             run.kept.unlink(missing_ok=True)
+        for path in set((RESULTS / name).glob("*.h5")) - {run.kept for run in runs}:
+            path.unlink()  # of a row that is no more
         make(name, runs, options.side_by_side)
 
 

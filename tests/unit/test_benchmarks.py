@@ -5,17 +5,29 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
+from hpcfed.config.files import EMBEDDED
+from hpcfed.config.load import load as load_job
+from hpcfed.config.methods import ALGORITHMS
+from hpcfed.core.status import RESUME_ME
+from hpcfed.main import main
+from hpcfed.storage.record import load as read
 from tests import limits
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
+import h5py  # noqa: E402
+import methods  # noqa: E402
+import numpy as np  # noqa: E402
 import remake  # noqa: E402
 import report  # noqa: E402
+import runs  # noqa: E402
+import studies  # noqa: E402
 from apart import Apart  # noqa: E402
 from paired import RESULTS, Ratio, Row  # noqa: E402
 
@@ -77,10 +89,10 @@ not_yet = pytest.mark.xfail(strict=True, reason="its runs have not been made ane
     [pytest.param(name, marks=not_yet if name in REMADE_NEXT else ()) for name in remake.SHOWN],
 )
 def test_results_that_are_shown_are_of_the_jobs_that_their_command_would_run(name: str):
-    runs = remake.SHOWN[name][0]()
-    made = {run.kept.resolve() for run in runs}
-    assert made == {path.resolve() for path in (remake.RESULTS / name).glob("*.h5")}
-    assert {run.kept.name: lines for run in runs if (lines := remake.stale(run))} == {}
+    made = {run.kept.resolve(): run for run in remake.SHOWN[name][0]()}
+    there = {path.resolve() for path in (remake.RESULTS / name).glob("*.h5")}
+    assert there <= set(made) if name in remake.GROWS else there == set(made)
+    assert {path.name: lines for path in there if (lines := remake.stale(made[path]))} == {}
 
 
 def test_a_result_of_another_job_is_stale_with_the_fields_that_differ():
@@ -102,4 +114,120 @@ def test_the_readmes_sweep_is_what_remakes_its_table():
 
 
 def test_every_folder_of_results_can_be_remade():
-    assert {path.parent.name for path in remake.RESULTS.glob("*/*.h5")} == set(remake.SHOWN)
+    there = {str(path.parent.relative_to(remake.RESULTS)) for path in remake.RESULTS.rglob("*.h5")}
+    assert set(remake.SHOWN) - set(remake.GROWS) <= there <= set(remake.SHOWN)
+
+
+class InProcess(runs.Processes):
+    """Runs in this process; `words` keeps their command lines."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = []
+
+    def run(self, words, env):
+        self.words.append(words)
+        return main(words[3:]), ""
+
+
+TINY = ["--models.mix", "mlp", "--data.train_limit", "200", "--clients", "2", "--quiet"]
+TINY += ["--evaluate.every", "1"]
+
+
+def test_a_run_that_was_stopped_is_gone_on_with_and_has_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "RESULTS", tmp_path / "kept")
+    begun, whole = (
+        runs.Run(EMBEDDED, (*TINY, "--rounds", "2"), tmp_path / "kept" / f"{name}.h5")
+        for name in ("begun", "whole")
+    )
+    out = tmp_path / "doing" / "begun"
+    main([str(EMBEDDED), *TINY, "--rounds", "1", "--out", str(out)])
+    processes = InProcess()
+    for it in (begun, whole, whole):  # what is kept already is not run again
+        assert runs.run(it, tmp_path / "doing", processes) is None
+    assert [("--resume" in words) for words in processes.words] == [True, False]
+    assert not out.exists() and not list((tmp_path / "kept").glob("*.part"))
+    found = [read(it.kept).columns for it in (begun, whole)]
+    assert found[0].keys() == found[1].keys()
+    for name in ("clients/accuracy", "clients/train_loss", "clients/up"):
+        assert np.array_equal(found[0][name], found[1][name], equal_nan=True)
+
+
+def test_a_signal_is_handed_on_to_the_runs_and_no_other_is_started():
+    code = "import os, signal; os.kill(os.getppid(), signal.SIGTERM); signal.pause()"
+    processes = runs.Processes()
+    with processes.handle_signals():
+        assert processes.run([sys.executable, "-c", code], dict(os.environ)) == (143, "")
+    assert processes.stopping
+    assert processes.run([sys.executable, "-c", "1 / 0"], {}) == (RESUME_ME, "")
+
+
+def test_each_row_of_the_evidence_is_a_job_that_hpcfed_takes():
+    for name, study in studies.STUDIES.items():
+        for row in study.rows:
+            it = studies.tuning_run(name, row, study.rates[0])
+            job = load_job([str(it.job), *it.flags], environ={})
+            assert job.evaluate.validation == 0.1, (name, row)
+
+
+def test_a_row_waits_for_all_runs_that_choose_its_rate_and_takes_the_best(tmp_path, monkeypatch):
+    monkeypatch.setattr(studies, "KEPT", tmp_path)
+    scores = {"0.0003": 0.5, "0.001": 0.7, "0.003": 0.7}
+    monkeypatch.setattr(studies, "validation", lambda path: scores[path.stem.rpartition("-lr")[2]])
+    row = "local"
+    for rate in scores:
+        assert studies.planned_run("cifar10", row, 0) is None
+        path = studies.tuning_run("cifar10", row, rate).kept
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert studies.choice("cifar10", row) == "0.001"  # the lower one of equals
+    assert studies.planned_run("cifar10", row, 0).flags[-4:] == (
+        "--local.lr",
+        "0.001",
+        "--seed",
+        "0",
+    )
+
+
+def test_each_method_has_a_row_that_hpcfed_takes_or_a_reason_why_not():
+    rows = methods.rows().values()
+    assert {row.method for row in rows} | set(methods.ELSEWHERE) == set(ALGORITHMS)
+    for row in rows:
+        job = load_job([str(methods.JOB), *methods.flags(row, "cifar10", 0)], environ={})
+        assert (len(set(job.models.mix)), len(job.models.widths)) == {
+            "one": (1, 1),
+            "five": (5, 1),
+            "three widths": (1, 3),
+        }[row.models], row.label
+
+
+def test_a_row_is_held_against_fedavg_seed_by_seed():
+    row = methods.row("fedprox")
+    own, base = (
+        [{"accuracy": a, "down": 3.0 * k, "up": k, "seconds": 2.0 * k} for a in accuracies]
+        for k, accuracies in ((2, (0.5, 0.75)), (1, (0.25, 0.25, 0.0)))
+    )
+    found = methods.entry(row, own, base)
+    assert (found["gain"], found["bytes_ratio"], found["seconds_ratio"]) == (0.375, 2.0, 2.0)
+
+
+def test_the_last_examples_of_each_class_are_moved_to_the_tests(tmp_path):
+    made = prepare_in_the_benchmark(tmp_path)
+    with h5py.File(made) as file:
+        assert file["train/labels"][()].tolist() == [0] * 3 + [1] * 3
+        assert file["test/labels"][()].tolist() == [0, 0, 1, 1, 7]
+        assert file["test/images"][()].ravel().tolist() == [3, 4, 8, 9, 77]
+
+
+def prepare_in_the_benchmark(folder: Path) -> Path:
+    """The file that evidence/run.py makes of ten examples of two classes and one test example."""
+    with h5py.File(folder / "cifar10.h5", "w") as file:
+        file.attrs["classes"] = json.dumps(["a", "b"])
+        file["train/images"] = np.arange(10, dtype=np.uint8).reshape(10, 1, 1, 1)
+        file["train/labels"] = [0] * 5 + [1] * 5
+        file["test/images"], file["test/labels"] = np.full((1, 1, 1, 1), 77, np.uint8), [7]
+    spec = spec_from_file_location("evidence_run", FOLDER / "evidence" / "run.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.HELD_OUT = 2
+    return module.prepare(folder, folder / "made")["cifar10.toml"] / "cifar10.h5"

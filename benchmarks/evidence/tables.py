@@ -1,0 +1,200 @@
+"""The tables and learning curves of this folder, of the runs that are there: `run.py table`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import studies
+
+from hpcfed.core.errors import HpcfedError
+from hpcfed.report.compare import compare
+from hpcfed.storage.record import Record, load
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+OPEN = "not run yet"
+IMAGES, CLASSES = ("cifar10", "fashion-mnist"), ("fedhenn-2", "fedhenn-5")
+BASELINES = ("local, crop and flip", "local, two views + CL")
+NOTE = """
+Last round; mean and population deviation over clients of seed 0, as the paper has them, then mean
+and deviation over seeds. Rate: the Adam rate of {rates} with the best validation score in 20 rounds
+on 15,000 examples, a tenth of them held out by the clients (`*`: an end of the grid). The paper has
+larger networks and one rate for all rows: its column shows the order, not what is to be met.
+"""
+NOTE_HENN = """
+Last round, in percent, seed 0: personal models on their clients' tests and, in brackets, the global
+one. Rate: the SGD rate of {rates} with the best validation score of 20 clients with two classes
+each in 10 rounds, a tenth of their examples held out; for five classes the same (`*`: an end of the
+grid).
+"""
+
+
+def write() -> str:
+    """Write tables, curves and comparisons of all studies of which there is a run; returns the
+    tables.
+    """
+    written = []
+    for name in IMAGES:
+        if found := finished(name, 0):
+            folder = studies.KEPT / name
+            (folder / "table.md").write_text(images(name))
+            (folder / "compare.txt").write_text(differences(name))
+            draw(name, found, folder / "curves.png")
+            written.append(images(name))
+    if any(finished(name, 0) for name in CLASSES):
+        (studies.KEPT / "fedhenn.md").write_text(fedhenn())
+        for name in CLASSES:
+            if found := finished(name, 0):
+                draw(name, found, studies.KEPT / name / "curves.png")
+        written.append(fedhenn())
+    return "\n".join(written) or "no run is there yet"
+
+
+def finished(study: str, seed: int) -> dict[str, Path]:
+    """The result files of a study's rows that are there."""
+    runs = {row: studies.planned_run(study, row, seed) for row in studies.STUDIES[study].rows}
+    return {row: run.kept for row, run in runs.items() if run and run.kept.exists()}
+
+
+@cache
+def record(path: Path) -> Record:
+    return load(path)
+
+
+def scores(path: Path, column: str = "accuracy") -> np.ndarray:
+    """The last accuracy of each client, [K]."""
+    return record(path).column(f"clients/{column}")[-1]
+
+
+def rate(study: str, row: str) -> str:
+    """The chosen rate, with a star where the grid ends there."""
+    rates, chosen = studies.STUDIES[study].rates, studies.choice(study, row)
+    if chosen is None:
+        return OPEN
+    return f"{chosen}*" if chosen in (rates[0], rates[-1]) else chosen
+
+
+def images(study: str) -> str:
+    """FedClassAvg's tables 2 and 4 for one data set."""
+    lines = [
+        f"| {study}, 20 clients, Dir(0.5) | rate | accuracy | over seeds | over local, crop and "
+        "flip, by seed | paper |",
+        "|---|---|---|---|---|---|",
+    ]
+    seeds = [finished(study, seed) for seed in range(3)]
+    for row, it in studies.STUDIES[study].rows.items():
+        own = [float(np.nanmean(scores(found[row]))) for found in seeds if row in found]
+        gains = [
+            f"{np.nanmean(scores(found[row])) - np.nanmean(scores(found[BASELINES[0]])):+.4f}"
+            for found in seeds
+            if row in found and BASELINES[0] in found
+        ]
+        first = (
+            f"{own[0]:.4f} ± {np.nanstd(scores(seeds[0][row])):.4f}" if row in seeds[0] else OPEN
+        )
+        spread = f"{np.mean(own):.4f} ± {np.std(own, ddof=1):.4f}" if len(own) > 1 else ""
+        cells = (row, rate(study, row), first, spread, ", ".join(gains), it.paper)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, NOTE.format(rates=", ".join(studies.STUDIES[study].rates))])
+
+
+def fedhenn() -> str:
+    """FedHeNN's tables 1 and 2, for CIFAR-10 and 100 clients."""
+    lines = [
+        "| CIFAR-10, 100 clients | rate | 2 classes | paper | 5 classes | paper |",
+        "|---|---|---|---|---|---|",
+    ]
+    found = {study: finished(study, 0) for study in CLASSES}
+    for row in studies.FEDHENN:
+        cells = [row, rate(CLASSES[0], row)]
+        for study in CLASSES:
+            path, paper = found[study].get(row), studies.STUDIES[study].rows[row].paper
+            cells += [personal_and_global(path) if path else OPEN, paper]
+        lines.append(f"| {' | '.join(cells)} |")
+    rates = ", ".join(studies.STUDIES[CLASSES[0]].rates)
+    return "\n".join([*lines, NOTE_HENN.format(rates=rates)])
+
+
+def personal_and_global(path: Path) -> str:
+    """Percent, of what clients would receive too where the method has a global model."""
+    own, received = (100 * np.nanmean(scores(path, c)) for c in ("accuracy", "accuracy_received"))
+    flags = record(path).header["job"]["algorithm"]
+    common = flags["name"] in ("fedavg", "fedprox") or flags.get("setting") == "homogeneous"
+    return f"{own:.2f} ({received:.2f})" if common else f"{own:.2f}"
+
+
+def differences(study: str) -> str:
+    """What `hpcfed compare` says: all rows of seed 0, and those of several seeds."""
+    first = finished(study, 0)
+    several = [*first.values(), *finished(study, 1).values(), *finished(study, 2).values()]
+    main = [path for path in several if path.stem.rpartition("-seed")[0] in slugs()]
+    parts = [
+        part
+        for base in BASELINES
+        if base in first
+        for part in (
+            told(f"seed 0, against {base}", [*first.values()], first[base]),
+            told(f"all seeds, against {base}", main, first[base]) if len(main) > 3 else "",
+        )
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def slugs() -> set[str]:
+    return {studies.slug(row) for row in studies.MAIN}
+
+
+def told(title: str, runs: Sequence[Path], base: Path) -> str:
+    """One comparison under a title; "" where there is nothing to compare."""
+    try:
+        return f"{title}\n\n{compare(runs, baseline=str(base))}\n"
+    except HpcfedError as error:
+        return f"{title}: {error}\n"
+
+
+def draw(title: str, found: dict[str, Path], out: Path) -> None:
+    """Accuracy over rounds, mean over clients, a line for each row."""
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    for row, path in found.items():
+        values = record(path).column("clients/accuracy")
+        at = np.flatnonzero(~np.isnan(values).all(axis=1))
+        axes.plot(at + 1, np.nanmean(values[at], axis=1), label=row, linewidth=1.2)
+    axes.set(xlabel="round", ylabel="test accuracy, mean over clients", title=title)
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(out, dpi=150)
+    plt.close(figure)
+
+
+def left(names: Sequence[str]) -> str:
+    """What is to be run, stage by stage, and about how many core-hours that takes."""
+    rows = [*map(cost, names)]
+    hours = sum(h for _, _, h in rows)
+    lines = [f"{name:24}{count:4} runs {h:6.1f} core-hours" for name, count, h in rows]
+    return "\n".join([*lines, f"{'in all':24}{sum(c for _, c, _ in rows):4} runs {hours:6.1f}"])
+
+
+def cost(stage: str) -> tuple[str, int, float]:
+    """A stage, its runs that are not there, and their core-hours."""
+    seconds = [*times(stage)]
+    return stage, len(seconds), sum(seconds) / 3600
+
+
+def times(stage: str) -> Iterator[float]:
+    """CPU seconds of each run of a stage that is not there; start and evaluation about 5 %."""
+    study, rows, seeds = studies.STAGES[stage]
+    it = studies.STUDIES[study]
+    rounds = 50 if study in CLASSES else 100
+    for row in rows:
+        if not seeds:
+            kept = [studies.tuning_run(study, row, r).kept for r in it.rates]
+            yield from (it.rows[row].seconds * it.whole + 6 for k in kept if not k.exists())
+        for seed in seeds:
+            run = studies.planned_run(study, row, seed)
+            if run is None or not run.kept.exists():
+                yield it.rows[row].seconds * rounds * 1.05
