@@ -242,9 +242,9 @@ def found(examples: int, seed: int, place: Path) -> list[dict[str, Any]]:
         fault = ""
         try:
             seeded(seed)(limits(given(values=st.tuples(*drawn))(counted(ask, tried))))()
-        except BaseException:
-            fault = traceback.format_exc()[-3000:]
-            print(f"{kind}:\n{fault}\n")
+        except Exception as error:
+            print(f"{kind}:\n{traceback.format_exc()[-3000:]}\n")
+            fault = "\n".join([type(error).__name__, *getattr(error, "__notes__", [])[:1]])
         rows.append({"kind": kind, **tried, "answers": dict(fuzz.counts), "fault": fault})
         print(kind, dict(tried), dict(fuzz.counts))
     return rows
