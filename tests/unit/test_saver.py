@@ -130,6 +130,14 @@ def test_a_snapshot_is_a_source_to_go_on_from():
     )
 
 
+def test_weights_that_do_not_fill_their_client_s_model_are_refused_as_they_are_taken_up():
+    copy, again = snapshot.take_snapshot(started(Serial())), started(Serial(), 0)
+    parcel = copy.items["clients/4"]
+    parcel["weights"] = parcel["weights"][1:]
+    with pytest.raises(ValueError, match="client 4 has weights of shape"):
+        snapshot.take_up(again, copy)
+
+
 def refusing(monkeypatch: pytest.MonkeyPatch, number: int, when: Callable[[Path], bool]) -> None:
     """Let the disk refuse files with this error, as long as that is so."""
     sealed = atomic.seal

@@ -147,6 +147,21 @@ def take_up(rounds: Rounds, source: Source) -> None:
     for name in source.names("clients/"):
         k = int(name.removeprefix("clients/"))
         if k in fed.clients:
-            fed.placement.restore(k, source.get(name))
+            fed.placement.restore(k, check_weights(rounds, k, source.get(name)))
         elif k == fed.K and fed.comm.rank == 0:
             fed.pooled().memory = on_device(source.get(name)["memory"], fed.device)
+
+
+def check_weights(rounds: Rounds, k: int, parcel: dict[str, Any]) -> dict[str, Any]:
+    """The parcel of client k. ValueError for weights that do not fill the client's model, which
+    would end its training at the first step.
+    """
+    weights, fed = parcel["weights"], rounds.fed
+    if weights is not None and not rounds.algorithm.draws_widths:
+        layout = fed.store.layout(fed.clients[k].architecture)
+        if tuple(weights.shape) != (layout.size,):
+            raise ValueError(
+                f"client {k} has weights of shape {list(weights.shape)}; its model takes "
+                f"[{layout.size}]"
+            )
+    return parcel
