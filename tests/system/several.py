@@ -5,6 +5,7 @@ As a module, `together` starts them. As a program, `several.py CASES.json FOLDER
 runs.
 """
 
+import gc
 import io
 import json
 import os
@@ -15,6 +16,9 @@ from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+if __name__ == "__main__":
+    gc.disable()  # as `python -m hpcfed.main` begins
 
 from hpcfed.main import main
 from tests.mpirun import ROOT, environment, mpirun
@@ -74,6 +78,8 @@ def work(cases: dict[str, list[str]], folder: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()
+    gc.enable()
     work(
         json.loads(Path(sys.argv[1]).read_text()),
         Path(sys.argv[2]),
