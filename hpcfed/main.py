@@ -18,6 +18,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+if __name__ == "__main__":  # a program, in which nothing that is imported is garbage: not to look
+    gc.disable()  # for any, until `program` has begun, saves 0.4 s a rank
+
 from hpcfed.comm import Comm, connect, ulfm
 from hpcfed.comm.collective_errors import on_all_ranks
 from hpcfed.comm.connect import other_process_reports
@@ -154,6 +157,7 @@ def program(words: Sequence[str] | None = None) -> int:
     """
     # what is imported lasts: not to look at it again saves 0.3 s a rank, most of it at the end
     gc.freeze()
+    gc.enable()
     with signals.of_program():
         return main(words)
 

@@ -3,6 +3,8 @@ is refused.
 """
 
 from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -234,11 +236,13 @@ def with_values(base: Job, fields: dict[str, Any]) -> Job:
     return job
 
 
-def measured(job: Job) -> list[Any]:
-    """What a run computes and sends; its seconds are another matter."""
-    outcome = toy.run(Serial(), job)
-    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in outcome.rows]
-    return [outcome.state, outcome.weights, outcome.memory, outcome.scores, rows]
+def measured(job: Job) -> Iterator[toy.Outcome]:
+    """What a run computes and sends, after each round; its seconds are another matter."""
+    rounds = toy.start(Serial(), job)
+    for _ in range(job.rounds):
+        outcome = toy.outcome(rounds, [rounds.step()[0]])
+        rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in outcome.rows]
+        yield deepcopy(replace(outcome, rows=rows))
 
 
 def as_fedavg(method: str) -> bool:
@@ -248,8 +252,10 @@ def as_fedavg(method: str) -> bool:
 
 
 def idle(base: Job, parts: tuple[str, ...]) -> list[str]:
-    """Options that are set and not refused, and change nothing."""
-    usual, found = measured(base), []
+    """Options that are set and not refused, and change nothing. A run with another value goes on
+    until a round differs.
+    """
+    usual, found = list(measured(base)), []
     for path, fields in alternatives(base, parts):
         try:
             job = with_values(base, fields)
@@ -257,14 +263,16 @@ def idle(base: Job, parts: tuple[str, ...]) -> list[str]:
             continue
         beside = {name: value for name, value in fields.items() if name != path}
         try:  # against the same job without this option alone
-            ground = measured(with_values(base, beside)) if beside else usual
+            ground = list(measured(with_values(base, beside))) if beside else usual
         except ConfigError:
             ground = usual
         try:
-            new = measured(job)
+            same = all(
+                not toy.differences(*rounds) for rounds in zip(ground, measured(job), strict=True)
+            )
         except ConfigError:  # what data of this kind refuse
             continue
-        if not toy.differences(ground, new):
+        if same:
             found.append(f"{path} = {fields[path]}")
     return found
 

@@ -39,7 +39,7 @@ def said(desk) -> dict[str, list[Outcome]]:
     cases["verbose"].append("--verbose")
     cases["rarely"] += ["--evaluate.every", "2", "--rounds", "3"]
     cases["help"] = ["--help", "all"]
-    outcomes = together(RANKS, desk / "said", cases, timeout=LIMIT)
+    outcomes = together(RANKS, desk / "said", cases, pictures=True)
     assert {name: ranks[0].status for name, ranks in outcomes.items()} == dict.fromkeys(cases, 0)
     return outcomes
 

@@ -13,7 +13,7 @@ from hpcfed import cli
 from hpcfed.storage import results
 from hpcfed.storage.digest import digest
 from tests.mpirun import environment, mpirun
-from tests.system.several import LIMIT, SMALL
+from tests.system.several import LIMIT, SMALL, together
 
 pytestmark = pytest.mark.timeout(5 * LIMIT)
 RANKS = (1, 2, 3, 5)
@@ -41,12 +41,33 @@ def run(ranks: int, folder: Path, *flags: str) -> subprocess.CompletedProcess[st
     )
 
 
+METRICS = shlex.split(
+    "--algorithm.name lgfedavg --clients 5 --participation 0.6 --models.mix mlp --models.d 8 "
+    "--data.name digits --data.train_limit 100 --rounds 2 --evaluate.metrics macro_f1,kappa"
+)
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[int, Path]:
+def folder(tmp_path_factory) -> Path:
+    """A run of PAPER on each number of ranks, and beside it on 1 and 3 one of METRICS, by the same
+    processes.
+    """
     folder = tmp_path_factory.mktemp("runs")
     for ranks in RANKS:
-        run(ranks, folder / str(ranks), *PAPER)
-    return {ranks: folder / str(ranks) for ranks in RANKS}
+        cases = {"paper": PAPER} | ({"metrics": METRICS} if ranks in (1, 3) else {})
+        words = {
+            name: [*flags, "--out", str(folder / name / str(ranks))]
+            for name, flags in cases.items()
+        }
+        done = together(ranks, folder / "said" / str(ranks), words)
+        assert all(not rank.status for name in cases for rank in done[name]), done
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder) -> dict[int, Path]:
+    """PAPER, by ranks."""
+    return {ranks: folder / "paper" / str(ranks) for ranks in RANKS}
 
 
 def test_the_four_architectures_give_the_same_bits_on_1_2_3_and_5_ranks(runs):
@@ -90,19 +111,16 @@ def test_fifteen_ranks_with_four_clients_give_the_same_bits_and_a_warning_about_
     assert "warning" not in alone.stdout + alone.stderr
 
 
-def test_metrics_are_the_same_bits_on_1_and_3_ranks_and_a_table_shows_them(tmp_path, capsys):
-    flags = shlex.split(
-        "--algorithm.name lgfedavg --clients 5 --participation 0.6 --models.mix mlp --models.d 8 "
-        "--data.name digits --data.train_limit 100 --rounds 2 --evaluate.metrics macro_f1,kappa"
-    )
-    for ranks in (1, 3):
-        run(ranks, tmp_path / str(ranks), *flags)
-    one, three = (results.load(tmp_path / str(ranks)) for ranks in (1, 3))
+def test_metrics_are_the_same_bits_on_1_and_3_ranks_and_a_table_shows_them(folder, capsys):
+    one, three = (results.load(folder / "metrics" / str(ranks)) for ranks in (1, 3))
     assert one.header["metrics"] == three.header["metrics"] == ["accuracy", "macro_f1", "kappa"]
     names = [n for n in one.columns if "macro_f1" in n or "kappa" in n or "pooled" in n]
     assert len(names) == 2 * 2 * 3 + 3
     for name in names:
         np.testing.assert_array_equal(one.column(name), three.column(name))
     pooled = one.column("rounds/kappa_pooled")[-1]
-    assert cli.main(["table", str(tmp_path / "1"), "--metric", "kappa", "--value", "pooled"]) == 0
+    assert (
+        cli.main(["table", str(folder / "metrics/1"), "--metric", "kappa", "--value", "pooled"])
+        == 0
+    )
     assert f"{pooled:.4f}" in capsys.readouterr().out

@@ -391,8 +391,8 @@ def test_a_users_file_may_import_torchvision_first(tmp_path):
         "from torchvision.models import resnet18\n\n\ndef net(shape, d):\n    return resnet18()\n"
     )
     code = (
-        "from hpcfed.core import own\n"
-        "print(own.load('models.mix', 'seeing:net', 'module:function'))"
+        "from hpcfed.core import user_code\n"
+        "print(user_code.load('models.mix', 'seeing:net', 'module:function'))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
