@@ -37,6 +37,7 @@ MODELS = {  # by what a method accepts: what the table calls it, and the flags
     "any models": ("five", FIVE),
     "a common head": ("five", FIVE),
     "widths": ("three widths", "--models.mix fedhenn-3 --models.widths 1,0.5,0.25"),
+    "depths": ("two depths", "--models.mix rescnn-2,rescnn-4"),
 }
 NEEDS = {  # what a method declares to need, of which nothing stands in methods.toml
     "public": "",
@@ -94,6 +95,7 @@ OVER = {"local": "--models.mix fedhenn-3"}  # a method's first row where it is n
 ELSEWHERE = {  # what is not run here, and why
     "harmony": "is of clients with several modalities: its table is in benchmarks/own",
     "fedcovid": "is of records with few positives: its table is in benchmarks/own",
+    "fedclip": "trains an adapter of a frozen text and image encoder, which is not at hand",
 }
 HEADS = (
     "models",
@@ -157,14 +159,15 @@ def row(name: str, suffix: str = "", over: str = "") -> Row:
     them; the last of equal flags counts. KeyError where it accepts or needs what is not known here.
     """
     own = ALGORITHMS[name].load()()
-    parts = [MODELS[own.accepts][1], *(NEEDS[need] for need in own.needs)]
+    models, shared = MODELS[own.accepts]
+    parts = [shared, *(NEEDS[need] for need in own.needs)]
     parts += [SETTINGS.get(name, ""), over or OVER.get(name, "")]
     words = " ".join(parts).split()
     given = dict(zip(words[::2], words[1::2], strict=True))
-    if "--models.widths" in given:
-        models = MODELS["widths"][0]
-    else:
-        models = "five" if given["--models.mix"] in FIVE.split() else "one"
+    if "," not in given["--models.mix"] and "--models.widths" not in given:
+        models = MODELS["one architecture"][0]
+    elif given["--models.mix"] in FIVE.split():
+        models = MODELS["any models"][0]
     pairs = [word for pair in given.items() for word in pair]
     return Row(title(name) + suffix, name, models, ("--algorithm.name", name, *pairs))
 
@@ -260,7 +263,9 @@ def markdown(data: str, found: list[dict]) -> str:
     for kind in dict.fromkeys(one["kind"] for one in found):
         lines += [f"| {' | '.join((kind, *HEADS))} |", "|" + "---|" * (1 + len(HEADS))]
         lines += [f"| {line(one)} |" for one in found if one["kind"] == kind] + [""]
-    lines += [f"Not here: {title(name)} {why}." for name, why in ELSEWHERE.items()]
+    lines += [
+        f"Not here: {title(name)} {why}." for name, why in ELSEWHERE.items() if name in ALGORITHMS
+    ]
     open_ = [it.label for it in rows().values() if it.label not in {one["label"] for one in found}]
     return "\n".join([*lines, *([f"Not run yet: {', '.join(open_)}."] if open_ else []), ""])
 

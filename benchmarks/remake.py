@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parent / "evidence"))
 
 import ablation
 import methods
+import own
 import studies
 from runs import RESULTS, Run, run_all
 
@@ -103,9 +104,10 @@ SHOWN: dict[str, tuple[Callable[[], list[Run]], list[str]]] = {
         f"evidence/{name}": (partial(studies.of_folder, name), ["evidence/run.py", *stages])
         for name, stages in studies.folders().items()
     },
+    **{f"own/{name}": (partial(own.planned, name), ["own.py", name]) for name in own.TABLES},
 }
-# runs of hours, which are kept as they come: what is not there is not missing
-GROWS = tuple(name for name in SHOWN if name.startswith("evidence/"))
+# many hours, or methods to come: runs are kept as they come, and what is not there is not missing
+GROWS = tuple(name for name in SHOWN if name.startswith(("evidence/", "own/")))
 
 
 def main() -> None:

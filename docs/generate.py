@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import api
+import choosing
 import commands
 import fields
 import figures
@@ -30,6 +31,7 @@ PAGES = {
     "reference/datasets.md": registries.datasets,
     "reference/partitions.md": registries.partitions,
     "reference/models.md": registries.models,
+    "choosing.md": choosing.page,
     "figures.md": figures.page,
     "extend/hooks.md": api.page,
     "algorithms/index.md": methods.index,

@@ -24,6 +24,7 @@ sys.path.insert(0, str(FOLDER))
 import h5py  # noqa: E402
 import methods  # noqa: E402
 import numpy as np  # noqa: E402
+import own  # noqa: E402
 import remake  # noqa: E402
 import report  # noqa: E402
 import runs  # noqa: E402
@@ -191,14 +192,34 @@ def test_a_row_waits_for_all_runs_that_choose_its_rate_and_takes_the_best(tmp_pa
 
 def test_each_method_has_a_row_that_hpcfed_takes_or_a_reason_why_not():
     rows = methods.rows().values()
-    assert {row.method for row in rows} | set(methods.ELSEWHERE) == set(ALGORITHMS)
+    assert {row.method for row in rows} == set(ALGORITHMS) - set(methods.ELSEWHERE)
     for row in rows:
         job = load_job([str(methods.JOB), *methods.flags(row, "cifar10", 0)], environ={})
         assert (len(set(job.models.mix)), len(job.models.widths)) == {
             "one": (1, 1),
             "five": (5, 1),
             "three widths": (1, 3),
+            "two depths": (2, 1),
         }[row.models], row.label
+
+
+def test_each_row_of_the_tables_on_own_data_is_a_job_that_hpcfed_takes():
+    for name in own.TABLES:
+        for run in own.planned(name, seeds=[0]):
+            job = load_job([str(run.job), *run.flags], environ={})
+            assert run.flags[1] == job.algorithm.name
+
+
+def test_a_table_on_own_data_shows_what_is_there_beside_the_papers_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(own, "KEPT", tmp_path)
+    (tmp_path / "fesem").mkdir()
+    for seed, accuracy in enumerate((0.5, 0.75)):
+        kept = own.path("fesem", "FedAvg", seed)
+        kept.write_text(str(accuracy))
+    monkeypatch.setattr(own, "last", lambda kept, column: 100 * float(kept.read_text()))
+    lines = own.markdown("fesem").splitlines()
+    assert "| FedAvg | 62.50 ± 17.68 | 84.9 |" in lines
+    assert "| FedProx | not run yet | 72.6 |" in lines
 
 
 def test_a_row_is_held_against_fedavg_seed_by_seed():

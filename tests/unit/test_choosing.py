@@ -1,0 +1,49 @@
+"""The documentation's page for choosing a method has all of them, with what was measured."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcfed.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def choosing(monkeypatch):
+    """docs/choosing.py, whose modules are called as others of the tests are."""
+    own = {path.stem for path in (ROOT / "docs").glob("*.py")}
+    for name in own:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import choosing
+
+    yield choosing
+    for name in own:
+        sys.modules.pop(name, None)
+
+
+def test_every_method_has_its_line_and_a_row(choosing):
+    assert set(ALGORITHMS) <= set(choosing.lines())
+    assert all(set(line) == {"data", "sent", "won"} for line in choosing.lines().values())
+    page = choosing.page()
+    assert all(page.count(f"](algorithms/{name}.md)") == 1 for name in ALGORITHMS)
+
+
+def test_costs_are_those_of_the_committed_table_and_else_not_measured(choosing, tmp_path):
+    choosing.MEASURED = tmp_path / "table.json"
+    assert choosing.measured() == {}
+    assert choosing.row("fedavg", {})[6:8] == ("not measured yet", "not measured yet")
+    first, second = (
+        {"method": "moon", "label": label, "seconds_ratio": ratio, "bytes_ratio": 1.0}
+        for label, ratio in (("MOON", 1.5), ("MOON, again", 3.0))
+    )
+    table = {"fashion-mnist": [first, second, {"method": "FedProx"}], "cifar10": []}
+    choosing.MEASURED.write_text(json.dumps(table))
+    assert choosing.row("moon", choosing.measured())[6:8] == ("1.5 x", "1 x")
+
+
+def test_the_committed_table_can_be_read(choosing):
+    assert set(choosing.measured()) <= set(ALGORITHMS)
