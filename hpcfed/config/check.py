@@ -283,7 +283,10 @@ def defaults(job: Job) -> dict[str, Any]:
         for part, values in parts.items()
         for name, field in type(values).model_fields.items()
         if not field.is_required()
-    } | {f"local.{name}": value for name, value in job.algorithm.local_defaults.items()}
+    } | {
+        f"local.{name}": to_jsonable_python(value)
+        for name, value in job.algorithm.local_defaults.items()
+    }
 
 
 def format_value(value: Any) -> str:

@@ -146,7 +146,7 @@ def check_parts(job: Job, kinds: list[str], data: DataSet) -> None:
     for kind in kinds:
         with rng.scoped(0, "work"):
             model = models.build(
-                kind, shape, len(data.classes), how.d, how.relu_head, data.vocabulary
+                kind, shape, len(data.classes), how.d, how.relu_head, data.vocabulary, data.classes
             )
         parts.start(model, kind)
         if parts.some:
@@ -321,6 +321,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         names.spill_folder(on_all_ranks(comm, lambda: folder.of(job)), comm.rank),
         own.share / 2,
         Parts.of(job),
+        data.classes,
     )
     fast = on_all_ranks(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []
