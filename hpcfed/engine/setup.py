@@ -246,7 +246,7 @@ def draw_profiles(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
     def draw_or_read() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         path = job.system.trace
         trace = traces.read(path, job.clients) if path else None
-        drawn = profiles.draw(job.system, job.clients, job.seed)
+        drawn = profiles.draw(job.system, job.clients, job.seed, example)
         return drawn, dict(vars(trace)) if trace else {}
 
     drawn, lines = comm.bcast(
