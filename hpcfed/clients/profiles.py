@@ -1,4 +1,11 @@
-"""The clients' devices and network: what work and traffic take them in virtual seconds."""
+"""The clients' devices and network: what work and traffic take them in virtual seconds.
+
+Measured profiles follow Zhao et al. (Protea), FedEdge 2022, arXiv:2207.01053: a monitor notes for
+each client and round what its work took, and the estimate of a client stands for it in simulation.
+Rests on the abstract and a summary of the paper. Deviations: of what Protea measures only time is
+read. Its other use, to run as many clients at once as the device's memory holds, is what `run`
+does here with measured costs and memory; neither changes a result.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +21,7 @@ from hpcfed.config.system import System
 from hpcfed.core import rng
 from hpcfed.core.errors import DataError
 
+MEASURED = ("client", "seconds", "examples")
 HEADER = ("client", "speed", "bandwidth", "latency", "availability")
 COLUMNS = HEADER[1:]
 
@@ -79,10 +87,13 @@ def infinite_times() -> np.errstate:
     return np.errstate(over="ignore", divide="ignore")
 
 
-def draw(system: System, clients: int, seed: int) -> dict[str, np.ndarray]:
+def draw(
+    system: System, clients: int, seed: int, example: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
     """Speed, bandwidth, latency and availability of all clients, by name.
 
     Drawn from one stream for each of them, or read from the file; raises DataError as `read`.
+    example: [K], multiply-adds of one example, with which measured seconds become speeds.
     """
     if system.file is not None:
         return read(system.file, clients)
@@ -91,7 +102,36 @@ def draw(system: System, clients: int, seed: int) -> dict[str, np.ndarray]:
             name: getattr(system, name) * factors(system, clients, seed, name)
             for name in COLUMNS[:-1]
         }
+    if system.measured is not None and example is not None:
+        seconds = read_measured(system.measured, clients)
+        known = ~np.isnan(seconds)
+        varied["speed"][known] = example[known] / seconds[known]
     return varied | {"availability": np.full(clients, system.availability)}
+
+
+def read_measured(path: Path, clients: int) -> np.ndarray:
+    """Seconds of one example of each client, [K]: all seconds of its lines over all examples of
+    theirs; nan for a client without lines, which is as fast as the median device.
+
+    Raises DataError with the line that is wrong, and why.
+    """
+    seconds, examples = np.zeros(clients), np.zeros(clients)
+    for line in read_csv(path, MEASURED, "system.measured"):
+        try:
+            k, took, number = int(line[0]), *map(float, line[1:])
+        except ValueError as error:
+            raise DataError(
+                f"system.measured: {path}: {','.join(line)!r}: write {','.join(MEASURED)} as "
+                f"numbers"
+            ) from error
+        if not (0 <= k < clients and 0 < took < np.inf and 0 < number < np.inf):
+            raise DataError(
+                f"system.measured: {path}: {','.join(line)!r}: client must be 0..{clients - 1}, "
+                f"seconds and examples > 0"
+            )
+        seconds[k] += took
+        examples[k] += number
+    return np.divide(seconds, examples, out=np.full(clients, np.nan), where=examples > 0)
 
 
 def factors(system: System, clients: int, seed: int, name: str) -> np.ndarray:

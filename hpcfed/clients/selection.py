@@ -5,7 +5,9 @@ arXiv:2011.08756. Deviations of power of choice: the losses are those of the las
 as clients reported them beside their uploads (4 bytes each), not asked for before each round. Of
 E3CS: the cap on probabilities is solved so that they sum to the cohort's size, from memory of the
 paper; a cohort is drawn by systematic sampling over a random order, which gives each client exactly
-its probability. A client that could not be reached counts as one that did not report.
+its probability. The authors' quota "inc", 0 in the first quarter of the rounds and m / K then, is
+quota = 1 with quota_after = 0.25. A client that could not be reached counts as one that did not
+report.
 """
 
 from __future__ import annotations
@@ -26,13 +28,19 @@ LOSS_BYTES = 4  # a client's mean training loss, as float32
 class Choice:
     """The cohorts of a run and what the server has learnt about clients; the same on all ranks.
 
-    sizes: training examples of all clients.  cohort_size: clients of a cohort.
+    sizes: training examples of all clients.  cohort_size: clients of a cohort.  rounds: of the
+    run.
     """
 
     def __init__(
-        self, selection: Selection, seed: int, sizes: Sequence[int], cohort_size: int
+        self,
+        selection: Selection,
+        seed: int,
+        sizes: Sequence[int],
+        cohort_size: int,
+        rounds: int = 1,
     ) -> None:
-        self.selection, self.seed = selection, seed
+        self.selection, self.seed, self.rounds = selection, seed, rounds
         self.sizes, self.m = sizes, cohort_size
         K = len(sizes)
         # the last loss that each client reported; who has never been chosen comes first
@@ -56,7 +64,7 @@ class Choice:
         K, by = len(self.sizes), self.selection.by
         g = rng.stream(self.seed, "cohort", t)
         if by == "e3cs":
-            return draw_systematic(self.probabilities()[0], g)
+            return draw_systematic(self.probabilities(t)[0], g)
         if by in ("size", "power-of-choice"):
             p = np.array(self.sizes) / sum(self.sizes)
         several = min(K, self.selection.candidates or 2 * self.m)
@@ -66,10 +74,16 @@ class Choice:
             chosen = chosen[np.argsort(-self.losses[chosen], kind="stable")[: self.m]]
         return sorted(chosen.tolist())
 
-    def probabilities(self) -> tuple[np.ndarray, np.ndarray]:
-        """E3CS: with which probability each client is drawn, [K], and who is capped at 1."""
+    def quota(self, t: int) -> float:
+        """E3CS: least probability of each client in round t, over that of a uniform choice."""
+        return self.selection.quota if t >= self.selection.quota_after * self.rounds else 0.0
+
+    def probabilities(self, t: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """E3CS: with which probability each client is drawn in round t, [K], and who is capped at
+        1.
+        """
         K = len(self.sizes)
-        sigma = self.selection.quota * self.m / K
+        sigma = self.quota(t) * self.m / K
         return allocate(np.exp(self.log_weights - self.log_weights.max()), self.m, sigma)
 
     def learn(self, t: int, reports: Collection[int], losses: dict[int, float]) -> None:
@@ -80,9 +94,9 @@ class Choice:
                     self.losses[k] = np.float32(losses[k])
         if self.selection.by == "e3cs":
             K, m = len(self.sizes), self.m
-            p, capped = self.probabilities()
+            p, capped = self.probabilities(t)
             moved = [k for k in self.sample(t) if k in reports and not capped[k]]
-            rest = m - self.selection.quota * m
+            rest = m - self.quota(t) * m
             self.log_weights[moved] += rest * self.selection.eta / (K * p[moved])
 
     def to_tree(self) -> dict[str, Any]:

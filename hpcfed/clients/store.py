@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ class ClientStore:
 
     resident: bytes of weights and memories that stay in the host's memory, beside `room` bytes in
     that of a GPU; the least recently used go to files in `folder`.  parts: what models start from,
-    and what of them is trained.
+    and what of them is trained.  names: of the classes.
     """
 
     def __init__(
@@ -50,10 +50,11 @@ class ClientStore:
         folder: Path = Path("spill"),
         room: float = math.inf,
         parts: Parts | None = None,
+        names: Sequence[str] = (),
     ):
         self.seed, self.device = seed, device
         self.new = lambda name, other=None: build(
-            name, other or shape, classes, d, relu_head, vocabulary
+            name, other or shape, classes, d, relu_head, vocabulary, names
         )
         self.parts = parts or Parts()
         self.bases: dict[tuple[str, tuple[int, ...] | None], dict[str, Tensor]] = {}  # frozen

@@ -24,6 +24,7 @@ class Entry(registry.Entry):
     vocabulary).
     stem: its body is a row of layers of which the first run apart (`hpcfed.models.model.stem`).
     family: name of those models that differ from it in their number of equal blocks alone.
+    dual: a dual encoder, whose head is made of the names of the classes (`hpcfed.models.clip`).
     modal: it takes several modalities, and nothing else; the target is called as function(shapes,
     d, kinds), with the `Shapes` of those that it has encoders for and the encoder of each by name.
     """
@@ -33,6 +34,7 @@ class Entry(registry.Entry):
     stem: bool = False
     modal: bool = False
     family: str = ""
+    dual: bool = False
 
     def takes(self, shape: tuple[int, ...], vocabulary: int = 0) -> bool:
         if self.modal or isinstance(shape, Shapes):
@@ -203,6 +205,13 @@ MODELS: dict[str, Entry] = {
     "resnet8": _gkt("resnet8", "FedGKT's small client, 16 maps and 2 bottleneck blocks"),
     "resnet20-server": _gkt("resnet20_server", "what follows the first maps in ResNet-20"),
     "resnet56-server": _gkt("resnet56_server", "what follows the first maps in ResNet-56"),
+    "clip-tiny": Entry(
+        "hpcfed.models.clip:clip_tiny",
+        "random dual encoder, for FedCLIP",
+        "radford2021",
+        1,
+        dual=True,
+    ),
     "lstm-1": Entry(
         "hpcfed.models.lstm:lstm_1",
         "FedHeNN's model for text, 1 LSTM + 2 FC",
@@ -231,8 +240,8 @@ MODELS: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry:
-    """The model of this name: a registered one, "torchvision:NAME" or "timm:NAME", or
-    "module:function", which takes inputs of any shape but no texts.
+    """The model of this name: a registered one, "torchvision:NAME", "timm:NAME" or
+    "clip:FOLDER", or "module:function", which takes inputs of any shape but no texts.
 
     ConfigError if there is none.
     """
@@ -244,6 +253,14 @@ def find(name: str) -> Entry:
                 f"model {name}: {modal.fusion} has no encoders of modalities; take its name alone"
             )
         return entry
+    if name.startswith("clip:"):
+        if any(mark in name for mark in "@+~"):
+            raise ConfigError(
+                f"models.mix: {name}: folders with @, + or ~ in their names cannot be told from "
+                f"parts of a model's name; rename the folder"
+            )
+        line = "a dual encoder in a folder"
+        return LibraryEntry("hpcfed.models.clip:of_folder", line, least=1, dual=True, name=name)
     if name.partition(":")[0] in registry.LIBRARIES:
         line = "a model of another package"
         return LibraryEntry("hpcfed.models.library:maker", line, least=1, name=name)
@@ -266,7 +283,7 @@ def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
     for part in name.split("+"):
         base, at, _ = plain(part).partition("@")
         entry = find(base)
-        if at and (entry.text or entry.modal):
+        if at and (entry.text or entry.modal or entry.dual):
             why = "its gates are not cut" if entry.text else "its encoders are not cut"
             raise ConfigError(f"model {base} has no sub-models, for {why}; set models.widths = [1]")
         if entry.modal and isinstance(shape, Shapes):

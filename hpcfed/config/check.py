@@ -263,12 +263,19 @@ def check_selection(job: Job) -> None:
     """ConfigError for a choice of cohorts that has no effect in this job, or cannot be made."""
     chosen, usual = job.selection, type(job.selection)()
     where = f"selection.by = {chosen.by!r}"
-    for name, by in (("candidates", "power-of-choice"), ("quota", "e3cs"), ("eta", "e3cs")):
+    owners = {"candidates": "power-of-choice"}
+    owners |= dict.fromkeys(("quota", "quota_after", "eta"), "e3cs")
+    for name, by in owners.items():
         if chosen.by != by and getattr(chosen, name) != getattr(usual, name):
             raise ConfigError(
                 f"selection.{name} = {getattr(chosen, name)} has no effect with {where}; leave it "
                 f"away, or set selection.by = {by!r}"
             )
+    if chosen.quota_after and not chosen.quota:
+        raise ConfigError(
+            f"selection.quota_after = {chosen.quota_after:g} has no effect with "
+            f"selection.quota = 0; leave it away, or set a quota"
+        )
     if chosen.by == "uniform":
         return
     m = max(1, math.ceil(job.participation * job.clients - 1e-9))
@@ -375,7 +382,10 @@ def defaults(job: Job) -> dict[str, Any]:
         for part, values in parts.items()
         for name, field in type(values).model_fields.items()
         if not field.is_required()
-    } | {f"local.{name}": value for name, value in job.algorithm.local_defaults.items()}
+    } | {
+        f"local.{name}": to_jsonable_python(value)
+        for name, value in job.algorithm.local_defaults.items()
+    }
 
 
 def format_value(value: Any) -> str:

@@ -104,6 +104,11 @@ ALGORITHMS = {
         "clients by time of day; a read-out of the common chain for each block",
         "eichner2019",
     ),
+    "fedclip": Entry(
+        "hpcfed.algorithms.global_model.fedclip:FedCLIP",
+        "a frozen dual encoder; an adapter on its images' features is trained and sent",
+        "lu2023fedclip,radford2021",
+    ),
     "fedmd": Entry(
         "hpcfed.algorithms.public_data.fedmd:FedMD",
         "clients agree on their scores of public examples",

@@ -5,10 +5,23 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from hpcfed.config.parts import Part, Share
+from hpcfed.core.registry import Entry
+
+SELECTIONS = {  # the values of selection.by; all are in one module
+    name: Entry("hpcfed.clients.selection:Choice", line, cite)
+    for name, line, cite in (
+        ("uniform", "all clients alike", ""),
+        ("size", "in proportion to clients' numbers of examples", ""),
+        ("power-of-choice", "of some candidates those with the highest losses", "cho2020powd"),
+        ("e3cs", "clients that report become likelier, with a quota for all", "huang2020e3cs"),
+    )
+}
 
 
 class Selection(Part):
-    """How the clients of a round are chosen, for every method that works in rounds."""
+    """How the clients of a round are chosen, for every method that works in rounds (`hpcfed list
+    selections`).
+    """
 
     by: Literal["uniform", "size", "power-of-choice", "e3cs"] = "uniform"
     """Alike; in proportion to examples (use weighting = 'uniform'); highest losses of some
@@ -20,5 +33,9 @@ class Selection(Part):
     """
     quota: Share = 0.5
     """E3CS: least probability of each client, over that of a uniform choice."""
+    quota_after: Share = 0.0
+    """E3CS: share of the run's rounds before the quota begins; until then it is 0. Authors' "inc":
+    0.25, with quota = 1.
+    """
     eta: PositiveFloat = 0.5
     """E3CS: learning rate of its weights."""

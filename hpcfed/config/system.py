@@ -13,8 +13,10 @@ class System(Part):
     simulates.
     """
 
-    distribution: Literal["equal", "uniform", "lognormal", "file"] = "equal"
-    """How speed, bandwidth and latency differ between clients; file: as it says."""
+    distribution: Literal["equal", "uniform", "lognormal", "file", "measured"] = "equal"
+    """How speed, bandwidth and latency differ between clients; file: as it says; measured: speeds
+    as they were measured, the rest alike.
+    """
     spread: NonNegative = 0.5
     """Uniform: factors from 1 - spread to 1 + spread; lognormal: standard deviation of their
     logarithms.
@@ -29,6 +31,8 @@ class System(Part):
     """Share of the rounds or jobs for which a client can be reached."""
     file: FileName | None = None
     """CSV of all clients: client,speed,bandwidth,latency,availability."""
+    measured: FileName | None = None
+    """CSV of what was measured of clients, a line a client and round: client,seconds,examples."""
     trace: FileName | None = None
     """CSV of who is available, and how fast, over virtual time: client,time,available,speed."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -42,6 +46,8 @@ class System(Part):
     def agrees(self) -> Self:
         if (self.distribution == "file") != (self.file is not None):
             raise ValueError("distribution = 'file' and file go together: set both or none")
+        if (self.distribution == "measured") != (self.measured is not None):
+            raise ValueError("distribution = 'measured' and measured go together: set both or none")
         if self.distribution == "uniform" and self.spread >= 1:
             raise ValueError(
                 f"distribution = 'uniform' needs spread < 1, but it is {self.spread:g}"

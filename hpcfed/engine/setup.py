@@ -149,7 +149,7 @@ def check_parts(job: Job, kinds: list[str], data: DataSet) -> None:
     for kind in kinds:
         with rng.scoped(0, "work"):
             model = models.build(
-                kind, shape, len(data.classes), how.d, how.relu_head, data.vocabulary
+                kind, shape, len(data.classes), how.d, how.relu_head, data.vocabulary, data.classes
             )
         parts.start(model, kind)
         if parts.some:
@@ -249,7 +249,7 @@ def draw_profiles(job: Job, comm: Comm, example: np.ndarray) -> Profiles:
     def draw_or_read() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         path = job.system.trace
         trace = traces.read(path, job.clients) if path else None
-        drawn = profiles.draw(job.system, job.clients, job.seed)
+        drawn = profiles.draw(job.system, job.clients, job.seed, example)
         return drawn, dict(vars(trace)) if trace else {}
 
     drawn, lines = comm.bcast(
@@ -333,6 +333,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         names.spill_folder(on_all_ranks(comm, lambda: folder.of(job)), comm.rank),
         own.share / 2,
         Parts.of(job),
+        data.classes,
     )
     fast = on_all_ranks(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []

@@ -147,7 +147,7 @@ class Federation:
             self.replay,
             self._traffic,
         )
-        self.choice = Choice(job.selection, job.seed, sizes, self.cohort_size)
+        self.choice = Choice(job.selection, job.seed, sizes, self.cohort_size, job.rounds)
         self.placement = Placement(placement, speeds, costs, comm, clients, store, self.replay)
 
     def _traffic(self, k: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ model that ends in a linear layer (`hpcfed.models.user_model`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.architectures import MODELS as MODELS
@@ -45,18 +46,20 @@ def build(
     d: int = 512,
     relu_head: bool = False,
     vocabulary: int = 0,
+    names: Sequence[str] = (),
 ) -> Model | Pair:
     """A new model, in train mode, on torch's default device.
 
-    name: one of MODELS, "torchvision:NAME", "timm:NAME", or "module:function" or "module:Class";
-    with "@0.5" its sub-model of half the width; "a+b": the pair of the models a and b;
-    with "~..." what a method changes of it (`hpcfed.models.variants`).
+    name: one of MODELS, "torchvision:NAME", "timm:NAME", "clip:FOLDER", or "module:function" or
+    "module:Class"; with "@0.5" its sub-model of half the width; "a+b": the pair of the models a and
+    b; with "~..." what a method changes of it (`hpcfed.models.variants`).
     shape: one example, [channels, height, width] for images, `Shapes` where there are several
     modalities; the model then takes a dict of tensors.  classes: C.  d: width of the
     representation; logistic regression and a user's whole model have no layer that could set it,
     their d is the width of what the head reads.
     relu_head: a ReLU between representation and head, as in FedClassAvg's code.  vocabulary: how
-    many different tokens texts have; 0 for images.
+    many different tokens texts have; 0 for images.  names: of the classes, of which dual encoders
+    make the head; default: their numbers.
     The weights are drawn from torch's global generator and nothing else: wrap the call in
     `rng.scoped(seed, "init", k)`.
     Raises ConfigError for an unknown name or a shape that the model cannot take.
@@ -67,12 +70,21 @@ def build(
     first, plus, proxy = name.partition("+")
     if plus:
         return Pair(
-            *(build(part, shape, classes, d, relu_head, vocabulary) for part in (first, proxy))  # type: ignore[arg-type]
+            *(
+                build(part, shape, classes, d, relu_head, vocabulary, names)
+                for part in (first, proxy)
+            )  # type: ignore[arg-type]
         )
     whole, at, width = name.partition("@")
     base, changed, variant = whole.partition("~")
-    target = find(base).load()
-    if ":" in base:
+    entry = find(base)
+    target = entry.load()
+    if entry.dual:
+        from hpcfed.models.clip import make_head
+
+        body = target(shape, d)
+        model = Model(body, make_head(body, classes, names))
+    elif ":" in base:
         model = build_own(base, target, shape, classes, d, relu_head)
     else:
         if isinstance(shape, Shapes):

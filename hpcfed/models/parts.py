@@ -40,8 +40,9 @@ MARK = ".parametrizations."  # in torch's names of a layer's frozen weight and w
 class Parts:
     """What models start from and what of them is trained.
 
-    train: patterns of names; none: all, beside LoRA the head.  lora: rank of LoRA's matrices; 0:
-    none.  weights: by architecture the file or the word that `pretrained.find_file` takes.
+    train: patterns of names; none: those of the method (`trains`), where it has none all, beside
+    LoRA the head.  lora: rank of LoRA's matrices; 0: none.  weights: by architecture the file or
+    the word that `pretrained.find_file` takes.
     """
 
     train: tuple[str, ...] = ()
@@ -53,7 +54,8 @@ class Parts:
         """As the job has it."""
         models, kinds = job.models, tuple(dict.fromkeys(job.models.mix))
         given = models.weights if len(models.weights) > 1 else models.weights * len(kinds)
-        return cls(models.train, models.lora, dict(zip(kinds, given, strict=False)))
+        train = models.train or tuple(job.algorithm.trains)
+        return cls(train, models.lora, dict(zip(kinds, given, strict=False)))
 
     @property
     def some(self) -> bool:
@@ -75,7 +77,7 @@ class Parts:
 
     def start(self, model: nn.Module, architecture: str) -> None:
         """Put the weights of its file, where it has one, into a new model."""
-        name = architecture.partition("+")[0]
+        name = architecture.partition("+")[0].partition("~")[0]
         if path := self.files.get(name):
             from hpcfed.models.pretrained import load
 

@@ -79,7 +79,9 @@ def load(model: Model, name: str, path: Path) -> None:
     """
     found = rename(model, read(path))
     own = {n: v for n, v in model.state_dict().items() if v.is_floating_point()}
-    body = {n: v for n, v in own.items() if not n.startswith("head.")}
+    # what a method adds beside body and head (an adapter, say) stays as it is drawn
+    own = {n: v for n, v in own.items() if n.startswith(("body.", "head."))}
+    body = {n: v for n, v in own.items() if n.startswith("body.")}
     absent = [n for n in body if n not in found]
     if absent:
         raise ConfigError(

@@ -53,7 +53,13 @@ class About:
     def build(self, architecture: str, shape: tuple[int, ...]) -> Model:
         """A model for these classes."""
         return build(  # type: ignore[return-value]  # of a pair one model is stored
-            architecture, shape, len(self.classes), self.d, self.relu_head, self.vocabulary
+            architecture,
+            shape,
+            len(self.classes),
+            self.d,
+            self.relu_head,
+            self.vocabulary,
+            self.classes,
         )
 
 

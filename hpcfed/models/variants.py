@@ -104,10 +104,18 @@ def make_weights(model: Model, hidden: str, rounds: str) -> Model:
     return generate(model, int(hidden), int(rounds))
 
 
+def adapt_features(model: Model) -> Model:
+    """FedCLIP's adapter, see `hpcfed.models.clip`."""
+    from hpcfed.models.clip import attend
+
+    return attend(model)
+
+
 VARIANTS: dict[str, Callable[..., Model]] = {
     "pan": encode_positions,
     "predictor": add_predictor,
     "groups": divide_groups,
     "factors": factorise_weights,
     "hyper": make_weights,
+    "adapter": adapt_features,
 }

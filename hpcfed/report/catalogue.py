@@ -29,6 +29,7 @@ REGISTRIES = {
     "datasets": "hpcfed.data:DATASETS",
     "partitions": "hpcfed.data:PARTITIONS",
     "models": "hpcfed.models:MODELS",
+    "selections": "hpcfed.config.selection:SELECTIONS",
     "metrics": "hpcfed.config.metrics:METRICS",
     "figures": "hpcfed.report.figures.registry:FIGURES",
 }

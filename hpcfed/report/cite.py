@@ -9,8 +9,8 @@ from hpcfed.storage.results import Record, load
 
 
 def citation_keys(record: Record) -> list[str]:
-    """Keys of references.bib: hpcfed, and the run's algorithm, data set, partition and models, each
-    once.
+    """Keys of references.bib: hpcfed, and the run's algorithm, data set, partition, choice of
+    cohorts and models, each once.
 
     A user's own data file has no key.
     """
@@ -19,10 +19,13 @@ def citation_keys(record: Record) -> list[str]:
         ("algorithms", job["algorithm"]["name"]),
         ("datasets", job["data"]["name"]),
         ("partitions", job["data"]["partition"]),
+        ("selections", job.get("selection", {}).get("by", "uniform")),
         *(("models", plain(name)) for name in record.header["architectures"]),
     ]
     entries = [registry(kind)[name] for kind, name in names if name in registry(kind)]
-    return list(dict.fromkeys(["hpcfed", *(key for entry in entries for key in keys(entry))]))
+    profiled = ["zhao2022protea"] if job.get("system", {}).get("measured") else []
+    found = [key for entry in entries for key in keys(entry)]
+    return list(dict.fromkeys(["hpcfed", *found, *profiled]))
 
 
 def cite(run: Path) -> str:

@@ -1,13 +1,16 @@
 """Parameter-efficient training: only named tensors, or LoRA, are trained and sent."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
+from hpcfed.algorithms.global_model.fedclip import contrast_pairs
 from hpcfed.comm import Serial, spmd
 from hpcfed.core import rng
 from hpcfed.core.errors import ConfigError
-from hpcfed.models import build
+from hpcfed.models import build, clip
 from hpcfed.models.parts import Parts, plain_state
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
 from tests.contract import toy
@@ -154,3 +157,119 @@ def test_weights_of_a_file_are_where_all_clients_start(tmp_path):
         for name, value in fed.initial(k=k).items():
             assert torch.equal(value, other.state_dict()[name])
     assert np.isfinite(fed.store.work("small"))
+
+
+TINY = ("--models.mix", "clip-tiny")
+
+
+def dual(name="clip-tiny", shape=toy.SHAPE, **given):
+    with rng.scoped(0, "init", 0):
+        return build(name, shape, toy.CLASSES, toy.D, **given).eval()
+
+
+def images(n=9):
+    return torch.from_numpy(toy.blobs(n, rng.stream(1, "images"))[0]).float() / 255
+
+
+def test_both_cross_entropies_of_a_batch_by_hand():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
+    y = torch.tensor([0, 0, 1])  # pairs [[2, 2, 0], [0, 0, 0], [0, 0, 1]]
+    e = np.exp(1)
+    rows = np.log(2 * e**2 + 1) - 2 + np.log(3) + np.log(2 + e) - 1
+    columns = np.log(e**2 + 2) - 2 + np.log(e**2 + 2) - 0 + np.log(2 + e) - 1
+    assert float(contrast_pairs(logits, y)) == pytest.approx((rows / 3 + columns / 3) / 2)
+
+
+def test_an_adapter_of_zeros_is_the_dual_encoder_itself():
+    plain, adapted_ = dual(), dual("clip-tiny~adapter")
+    adapted_.body.load_state_dict(plain.body.state_dict())
+    adapted_.head.load_state_dict(plain.head.state_dict())
+    with torch.no_grad():
+        for value in adapted_.adapter[2].parameters():
+            value.zero_()
+    z = plain.body(images())
+    assert torch.allclose(adapted_.adapter(z), torch.full_like(z, 1 / toy.D))
+    assert torch.allclose(z.norm(dim=1), torch.ones(len(z)))
+    assert torch.allclose(adapted_(images()), plain(images()), atol=1e-5)
+
+
+def test_the_head_of_a_dual_encoder_is_made_of_the_names_of_the_classes():
+    heads = [dual(names=names).head for names in ((), "0123", "abcd")]
+    assert torch.equal(heads[0].weight, heads[1].weight)
+    assert not torch.equal(heads[0].weight, heads[2].weight)
+    lengths = heads[0].weight.norm(dim=1)
+    assert torch.allclose(lengths, torch.full_like(lengths, 1 / 0.07)) and not heads[0].bias.any()
+    assert not [name for name in dual().state_dict() if "text" in name]
+
+
+@pytest.mark.parametrize("mix", [TINY, ("--models.mix", "small")], ids=lambda mix: mix[1])
+def test_fedclip_sends_adapters_alone_and_leaves_all_else_as_it_was(mix):
+    rounds = toy.start(Serial(), toy.job("fedclip", *mix, "--participation", "1"))
+    fed, frozen = rounds.fed, rounds.fed.module(rounds.fed.architectures[0]).model
+    before = {n: v.clone() for n, v in frozen.named_buffers()}
+    start = rounds.state.clone()
+    found = toy.outcome(rounds, [rounds.step()[0]])
+    assert set(rounds.state) == {
+        f"adapter.{i}.{part}" for i in (0, 2) for part in ("weight", "bias")
+    }
+    for way in ("down", "up"):
+        assert set(found.column(way).ravel()) == {4 * 2 * (toy.D**2 + toy.D)}
+    assert all(not torch.equal(rounds.state[n], start[n]) for n in start)
+    assert {n.partition(".")[0] for n in before} == {"body", "head"}
+    after = fed.store.skeleton(fed.architectures[0]).model
+    for name, value in after.named_buffers():
+        assert torch.equal(value, before[name]), name
+
+
+def test_weights_of_a_file_are_those_of_body_and_head_whatever_a_method_adds(tmp_path):
+    torch.save(dual("small").state_dict(), tmp_path / "small.pt")
+    given = ("--models.mix", "small", "--models.weights", str(tmp_path / "small.pt"), "--seed", "3")
+    for method in ("fedclip", "heterossfl"):
+        fed = toy.start(Serial(), toy.job(method, *given)).fed
+        model = fed.store.build(fed.architectures[0])
+        assert torch.equal(model.head.weight, dual("small").head.weight)
+        assert torch.equal(model.body[0].weight, dual("small").body[0].weight)
+
+
+def test_a_folder_without_a_dual_encoder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no config.json"):
+        dual(f"clip:{tmp_path}")
+    with pytest.raises(ConfigError, match="rename the folder"):
+        toy.job("fedclip", "--models.mix", "clip:~/b")
+    with pytest.raises(ConfigError, match="its encoders are not cut"):
+        dual("clip-tiny@0.5")
+
+
+def test_a_dual_encoder_of_hugging_face_is_read_from_its_folder(tmp_path):
+    pytest.importorskip("transformers")
+    transformers = clip.library(str(tmp_path))
+    text = {"vocab_size": 40, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "image_size": 16}
+    both = {"num_attention_heads": 2}
+    config = transformers.CLIPConfig(
+        text_config=text | both | {"eos_token_id": 1, "bos_token_id": 0},
+        vision_config=vision | both | {"patch_size": 8},
+        projection_dim=6,
+    )
+    torch.manual_seed(0)
+    whole = transformers.CLIPModel(config).eval()
+    whole.save_pretrained(tmp_path)
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    words = ["<|startoftext|>", "<|endoftext|>", *(f"{c}</w>" for c in letters)]
+    (tmp_path / "vocab.json").write_text(json.dumps({w: i for i, w in enumerate(words)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    transformers.CLIPTokenizer(tmp_path / "vocab.json", tmp_path / "merges.txt").save_pretrained(
+        tmp_path
+    )
+    name = f"clip:{tmp_path}"
+    model = dual(name, names="abcd")
+    x = images(2)
+    large = torch.nn.functional.interpolate(x.expand(-1, 3, -1, -1), (16, 16), mode="bilinear")
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path)(
+        [f"a picture of a {c}" for c in "abcd"], padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        want = whole(pixel_values=large, **tokens).logits_per_image
+        assert torch.allclose(model(x), want, atol=1e-4)
+    run = toy.run(Serial(), toy.job("fedclip", "--models.mix", name, "--rounds", "1"))
+    assert {v for v in run.column("up").ravel() if v} == {4 * 2 * (6 * 6 + 6)}

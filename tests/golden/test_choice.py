@@ -79,3 +79,18 @@ def test_as_many_candidates_as_a_cohort_has_clients_are_a_choice_by_size():
     assert cohorts == [poc.sample(t) for t in range(300)]
     often = np.bincount(np.concatenate(cohorts), minlength=5)
     assert often[1] == 0 and often[3] > often[2] > often[0]  # without examples: never
+
+
+def test_the_quota_inc_is_none_in_the_first_quarter_and_then_all():
+    inc = Choice(Selection(by="e3cs", quota=1.0, quota_after=0.25), 0, (1,) * 4, 2, rounds=8)
+    assert [inc.quota(t) for t in range(8)] == [0, 0, 1, 1, 1, 1, 1, 1]
+    drawn = inc.sample(0)
+    inc.learn(0, drawn, {})
+    # without a quota m eta / (K p) = 2 * 0.5 / (4 * 0.5)
+    assert inc.log_weights[drawn].tolist() == [0.5, 0.5] and inc.log_weights.sum() == 1
+    assert inc.probabilities(1)[0] == pytest.approx(
+        [np.exp(w) / (np.exp(0.5) + 1) for w in inc.log_weights]
+    )
+    assert inc.probabilities(2)[0] == pytest.approx([0.5] * 4)
+    inc.learn(5, inc.sample(5), {})
+    assert inc.log_weights.sum() == 1

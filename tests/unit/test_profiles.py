@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcfed.clients import traces
-from hpcfed.clients.profiles import Profiles, draw, factors, read
+from hpcfed.clients.profiles import Profiles, draw, factors, read, read_measured
 from hpcfed.comm import Serial, spmd
 from hpcfed.config.system import System
 from hpcfed.core.errors import ConfigError, DataError, HpcfedError
@@ -200,3 +200,39 @@ def test_with_a_trace_bits_are_the_same_on_any_ranks_and_after_resume(method: st
     assert toy.differences(without.rows, want.rows) != []
     if method == "fedavg":  # the first round begins at time 0, where the odd ones are there
         assert not want.column("cohort")[0, ::2].any()
+
+
+MEASURED = "client,seconds,examples\n0,2,100\n2,1,50\n0,4,100\n"
+
+
+def test_measured_seconds_are_those_that_virtual_work_takes(tmp_path: Path):
+    (tmp_path / "m.csv").write_text(MEASURED)
+    system = System(distribution="measured", measured=tmp_path / "m.csv", speed=40.0)
+    example = np.array([10.0, 20.0, 30.0])  # multiply-adds, of unlike models
+    drawn = draw(system, 3, 0, example)
+    p = Profiles(**drawn, example=example)
+    assert p.compute(0, 100) == pytest.approx(3.0)  # 2 and 4 seconds for 100 each
+    assert p.compute(1, 100) == 50.0  # nothing is known: the median device, 100 * 20 / 40
+    assert p.compute(2, 100) == pytest.approx(2.0)
+    assert set(drawn["bandwidth"]) == {system.bandwidth}
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [("0,1", "as numbers"), ("0,x,1", "as numbers"), ("3,1,1", "0..2"), ("0,0,1", "> 0")],
+)
+def test_a_wrong_line_of_what_was_measured_is_refused(line: str, said: str, tmp_path: Path):
+    (tmp_path / "m.csv").write_text(MEASURED + line)
+    with pytest.raises(DataError, match=f"system.measured: .*{said}"):
+        read_measured(tmp_path / "m.csv", 3)
+
+
+def test_measured_profiles_change_virtual_time_and_no_weight(tmp_path: Path):
+    (tmp_path / "m.csv").write_text(MEASURED)
+    given = ("--system.distribution", "measured", "--system.measured", str(tmp_path / "m.csv"))
+    mlp = ("--models.mix", "mlp")
+    without, measured = (toy.run(Serial(), toy.job("fedavg", *mlp, *f)) for f in ((), given))
+    assert toy.differences(without.state, measured.state) == []
+    assert toy.differences(without.rows, measured.rows) != []
+    with pytest.raises(ConfigError, match="go together"):
+        toy.job("fedavg", *mlp, *given[:2])

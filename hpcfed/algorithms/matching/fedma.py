@@ -6,10 +6,14 @@ are units) the server matches as PFNM does (`nonparametric`), by what comes into
 what was matched, clients put that into their models, fix it, train the layers above, send the next
 one, and so on; the last layer is averaged by examples. Further rounds are the paper's FedMA with
 communication: a client begins from the units of the wide model that its own became.
+Rests on the authors' code (IBM/FedMA), in which the prior, the five sweeps and the weights of the
+last layer were read, and on short notes about the paper, whose text was not at hand: that a pass is
+one round, and what is sent in it, is less sure.
 Deviations: a client's model keeps its size in the pass too, where the paper's clients get the
 whole wide layer and train wider layers above it; so a round sends every layer once up, and the
 model and each matched layer down. The last layer is weighted by a client's examples; in the paper
-by those of each class. The public code (IBM/FedMA), preset authors, has the prior of PFNM's code.
+by those of each class. The public code, preset authors, has the prior of PFNM's code with
+gamma = 7.
 """
 
 from __future__ import annotations

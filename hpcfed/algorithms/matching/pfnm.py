@@ -7,12 +7,15 @@ of a higher one its bias and its weights to the layer above; layers are matched 
 down. Then a unit of the wide model is the posterior mean of the vectors that were matched,
 sum v / s^2 / (1/s0^2 + n/s^2). Rounds follow one another as in section 3.4: a client goes on from
 the wide model's units that its own became, so that its model keeps its size; paper: one round.
+Rests on the authors' code (IBM/probabilistic-federated-neural-matching), in which gains, counts,
+sweeps and the limit of units were read, and on notes about the paper, whose text was not at hand:
+the section numbers, the factor 2 of the popularity and the rounds of section 3.4 are less sure.
 Deviations: convolutions and normalisation are matched as well, where the paper has linear layers
 alone; biases of the classes are a plain mean; estimate = "mean" takes the mean of the vectors, for
-the posterior mean of a unit that a single client has is half as long with s0 = s. The public code
-(IBM/probabilistic-federated-neural-matching), preset authors, weighs the popularity of a unit once,
-not twice, counts it up to 10, and has no more than 700 units in a layer; it tries several priors
-and keeps the best on training data, which is not followed.
+the posterior mean of a unit that a single client has is half as long with s0 = s. The public code,
+preset authors, weighs the popularity of a unit once, not twice, counts it up to 10, and has no more
+than 700 units in a layer; it tries several priors and keeps the best on training data, which is not
+followed.
 """
 
 from __future__ import annotations

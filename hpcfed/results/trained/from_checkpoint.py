@@ -197,6 +197,7 @@ def federation(
         CPU,
         about["vocabulary"],
         parts=Parts.of(job),
+        names=about["classes"],
     )
     placement, wanted = [NOBODY] * job.clients, set(clients)
     for k in wanted:

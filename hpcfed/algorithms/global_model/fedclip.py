@@ -1,0 +1,67 @@
+"""FedCLIP: a frozen dual encoder of images and texts, and a small adapter, which alone is trained
+and sent.
+
+Lu et al. (FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning), IEEE
+Data Engineering Bulletin 2023, arXiv:2302.13485, section 3. An adapter weighs the values of an
+image's representation z by an attention a(z) = softmax(W2 tanh(W1 z + b1) + b2); a(z) z is divided
+by its length. Its logits are exp(s) times the cosines to the texts "a picture of a NAME" of the
+classes, s frozen too. Clients minimise the mean of two cross-entropies over the pairs of a batch:
+of each image over the texts of all images' labels, and of each text over all images. The server
+takes the uniform mean of the adapters, 2 (d^2 + d) values each way. Details and defaults are those
+of the public code (microsoft/PersonalizedFL): there too images of one class in a batch are one
+another's negatives, and the weight decay is in the gradient. With W2 = b2 = 0 the attention is
+equal for all values, and predictions are the dual encoder's own (zero-shot).
+Models: `clip-tiny`, random and for tests; `clip:FOLDER`, a CLIPModel as Hugging Face's transformers
+saves it (`hpcfed.models.clip`); of any other model the head's weights stand for the texts, as they
+are in models.weights, or drawn.
+Deviations: Adam's eps is 1e-8, there 1e-6; a batch of a single image, which has no loss, is a step
+of the weight decay, there it is left out; there a client that takes no part is tested, and the
+round that is best on validation data is kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hpcfed.algorithms.base import RoundBased
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client
+    from hpcfed.core.params import Params
+    from hpcfed.models.model import Model
+
+
+class FedCLIP(RoundBased):
+    """Without frozen tensors of a good dual encoder, of which there is none in hpcfed, it learns
+    little.
+    """
+
+    variants: ClassVar[tuple[str, ...]] = ("~adapter",)
+    trains: ClassVar[tuple[str, ...]] = ("adapter.*",)
+    local_defaults: ClassVar[dict[str, Any]] = {
+        "lr": 5e-5,
+        "betas": (0.9, 0.98),
+        "weight_decay": 0.2,
+        "batch": 32,
+    }
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean: its number of training examples, or 1."""
+
+    def loss(self, client: Client, state: Params, model: Model, x: Any, y: Tensor) -> Tensor:
+        return contrast_pairs(model(x), y)
+
+
+def contrast_pairs(logits: Tensor, y: Tensor) -> Tensor:
+    """The mean of two cross-entropies: of each image over the texts of the batch, and of each text
+    over its images.
+
+    logits: [n, C].  y: [n], the label whose text goes with each image.
+    """
+    pairs = logits[:, y]  # [n, n], image i and the text of image j
+    own = torch.arange(len(y), device=y.device)
+    return (F.cross_entropy(pairs, own) + F.cross_entropy(pairs.T, own)) / 2
