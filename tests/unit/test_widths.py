@@ -30,11 +30,7 @@ from hpcfed.models.widths import (
 
 SHAPE, CLASSES, D = (3, 32, 32), 10, 32
 REFUSED = ("shufflenetv2",)
-CUT = [
-    name
-    for name, entry in MODELS.items()
-    if not (entry.text or entry.modal) and name not in REFUSED
-]
+CUT = [name for name, entry in MODELS.items() if entry.takes(SHAPE) and name not in REFUSED]
 each_model = pytest.mark.parametrize("name", CUT)
 each_width = pytest.mark.parametrize("width", [0.5, 0.3])
 
