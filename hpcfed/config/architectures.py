@@ -22,6 +22,7 @@ class Entry(registry.Entry):
     least: smallest height and width of an image, in pixels; None takes inputs of any shape.
     text: it takes tokens, [L], and nothing else; the target is called as function(shape, d,
     vocabulary).
+    table: it takes rows of numbers, [F], and nothing else.
     stem: its body is a row of layers of which the first run apart (`hpcfed.models.model.stem`).
     family: name of those models that differ from it in their number of equal blocks alone.
     dual: a dual encoder, whose head is made of the names of the classes (`hpcfed.models.clip`).
@@ -31,6 +32,7 @@ class Entry(registry.Entry):
 
     least: int | None = None
     text: bool = False
+    table: bool = False
     stem: bool = False
     modal: bool = False
     family: str = ""
@@ -41,6 +43,8 @@ class Entry(registry.Entry):
             return (self.modal or self.own) and isinstance(shape, Shapes)
         if self.text or vocabulary:
             return self.text and vocabulary > 0 and len(shape) == 1
+        if self.table:
+            return len(shape) == 1
         return self.least is None or (len(shape) == 3 and min(shape[1:]) >= self.least)
 
     @property
@@ -145,7 +149,9 @@ class OwnEntry(Entry):
 
 @dataclass(frozen=True)
 class LibraryEntry(Entry):
-    """The model `name` of torchvision or timm, called as function(shape, num_classes)."""
+    """The model `name` of torchvision or timm, called as function(shape, num_classes), or an
+    encoder for texts of transformers.
+    """
 
     name: str = ""
 
@@ -155,6 +161,10 @@ class LibraryEntry(Entry):
 
 def _henn(i: int, line: str, least: int) -> Entry:
     return Entry(f"hpcfed.models.fedhenn:fedhenn_{i}", line, "makhija2022", least, stem=True)
+
+
+def _transformer(name: str, line: str) -> Entry:
+    return Entry(f"hpcfed.models.transformer:{name}", line, "vaswani2017", text=True)
 
 
 def _gkt(name: str, line: str) -> Entry:
@@ -230,6 +240,16 @@ MODELS: dict[str, Entry] = {
         "caldas2018leaf",
         text=True,
     ),
+    "transformer-1": _transformer("text_1", "a transformer for text, 1 layer + 1 FC"),
+    "transformer-2": _transformer("text_2", "a transformer for text, 2 layers + 1 FC"),
+    "transformer-4": _transformer("text_4", "a transformer for text, 4 layers + 1 FC"),
+    "transformer-char": _transformer("char", "a transformer for the next character, 2 layers"),
+    "ft-transformer": Entry(
+        "hpcfed.models.transformer:table",
+        "a transformer for tables, a token a column, 3 layers",
+        "gorishniy2021",
+        table=True,
+    ),
     "concat": _fusion("concat", "an encoder for each modality, features side by side", "feng2023"),
     "gated": _fusion("gated", "concat, whose representation gates itself", "wang2022"),
     "mean": _fusion("mean", "an encoder for each modality, mean of features", "ouyang2023"),
@@ -241,7 +261,7 @@ MODELS: dict[str, Entry] = {
 
 def find(name: str) -> Entry:
     """The model of this name: a registered one, "torchvision:NAME", "timm:NAME" or
-    "clip:FOLDER", or "module:function", which takes inputs of any shape but no texts.
+    "hf:NAME", "clip:FOLDER", or "module:function", which takes inputs of any shape but no texts.
 
     ConfigError if there is none.
     """
@@ -263,6 +283,8 @@ def find(name: str) -> Entry:
         return LibraryEntry("hpcfed.models.clip:of_folder", line, least=1, dual=True, name=name)
     if name.partition(":")[0] in registry.LIBRARIES:
         line = "a model of another package"
+        if name.startswith("hf:"):
+            return LibraryEntry("hpcfed.models.huggingface:maker", line, text=True, name=name)
         return LibraryEntry("hpcfed.models.library:maker", line, least=1, name=name)
     user_code.load("models.mix", name, "module:function")
     return OwnEntry(name, "a model of your own")
@@ -283,15 +305,17 @@ def check(name: str, shape: tuple[int, ...], vocabulary: int = 0) -> None:
     for part in name.split("+"):
         base, at, _ = plain(part).partition("@")
         entry = find(base)
-        if at and (entry.text or entry.modal or entry.dual):
+        if at and (entry.text or entry.modal or entry.dual or entry.table):
             why = "its gates are not cut" if entry.text else "its encoders are not cut"
+            why = "its heads are not cut" if "transformer" in base else why
             raise ConfigError(f"model {base} has no sub-models, for {why}; set models.widths = [1]")
         if entry.modal and isinstance(shape, Shapes):
             parse_modal(base).kinds(shape)
         if not entry.takes(shape, vocabulary):
             others = ", ".join(other for other in MODELS if MODELS[other].takes(shape, vocabulary))
             least = f" [channels, height, width] of at least {entry.least}x{entry.least} pixels"
-            wants = "texts" if entry.text else f"images{least if entry.least else ''}"
+            wants = "rows of numbers" if entry.table else "texts"
+            wants = wants if entry.table or entry.text else f"images{least if entry.least else ''}"
             if entry.modal:
                 wants = "data with several modalities"
             given = f"{'texts' if vocabulary else 'inputs'} of shape {describe_shape(shape)}"

@@ -67,6 +67,11 @@ DATASETS = {  # a target is called as function(name, root, download, text) and r
         "heart disease at 4 hospitals as FLamby has it, 486 + 254, 13 features",
         "flamby2022",
     ),
+    "tcga-brca": Entry(
+        "hpcfed.data.tcga:load",
+        "survival after breast cancer in 6 regions as FLamby has it, 866 + 222, 39 features",
+        "flamby2022",
+    ),
     "uci-har": Entry(
         "hpcfed.data.har:load",
         "6 activities of 30 people, 7,352 + 2,947; accelerometer, gyroscope",

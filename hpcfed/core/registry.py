@@ -9,11 +9,8 @@ from typing import Any, TypeVar
 
 from hpcfed.core.errors import ConfigError, unknown
 
-LIBRARIES = (
-    "torchvision",
-    "timm",
-    "clip",
-)  # packages whose models jobs name, as "torchvision:resnet50"
+# packages whose models jobs name, as "torchvision:resnet50"
+LIBRARIES = ("torchvision", "timm", "hf", "clip")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def represents(name: str, shape: tuple[int, ...], classes: int, d: int) -> int:
     """
     import torch
 
-    if ":" not in name:
+    if ":" not in name or find(plain(name)).text:
         return values(shape) if plain(name) == "logistic" else d
     with torch.device("meta"):
         return build(name, shape, classes, d).head.in_features
@@ -50,9 +50,9 @@ def build(
 ) -> Model | Pair:
     """A new model, in train mode, on torch's default device.
 
-    name: one of MODELS, "torchvision:NAME", "timm:NAME", "clip:FOLDER", or "module:function" or
-    "module:Class"; with "@0.5" its sub-model of half the width; "a+b": the pair of the models a and
-    b; with "~..." what a method changes of it (`hpcfed.models.variants`).
+    name: one of MODELS, "torchvision:NAME", "timm:NAME", "hf:NAME", "clip:FOLDER", or
+    "module:function" or "module:Class"; with "@0.5" its sub-model of half the width; "a+b": the
+    pair of the models a and b; with "~..." what a method changes of it (`hpcfed.models.variants`).
     shape: one example, [channels, height, width] for images, `Shapes` where there are several
     modalities; the model then takes a dict of tensors.  classes: C.  d: width of the
     representation; logistic regression and a user's whole model have no layer that could set it,
@@ -84,7 +84,7 @@ def build(
 
         body = target(shape, d)
         model = Model(body, make_head(body, classes, names))
-    elif ":" in base:
+    elif ":" in base and not entry.text:
         model = build_own(base, target, shape, classes, d, relu_head)
     else:
         if isinstance(shape, Shapes):

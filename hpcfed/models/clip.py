@@ -155,7 +155,7 @@ def of_folder(name: str) -> Any:
 
 def library(folder: str) -> Any:
     prepare_torchvision()  # transformers imports it by itself
-    return import_extra("transformers", "huggingface", f"models.mix = ['clip:{folder}']")
+    return import_extra("transformers", "hf", f"models.mix = ['clip:{folder}']")
 
 
 def new_clip(folder: str) -> Any:

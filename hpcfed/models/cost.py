@@ -9,6 +9,7 @@ from torch import nn
 from hpcfed.core import rng
 from hpcfed.core.inputs import zeros
 from hpcfed.models import build
+from hpcfed.models.transformer import Attend
 
 VALUE = 16  # one value that a layer writes costs as much as so many multiply-adds,
 LAYER = (
@@ -53,7 +54,8 @@ def _work(layer: nn.Module, out: Any) -> Work:
     ...].
 
     An LSTM layer multiplies all its matrices once for each token, and writes four gates, the cell
-    and the state; a GRU three gates and the state.
+    and the state; a GRU three gates and the state. Each value that attention writes is a product of
+    L scores and values, and each score one of queries and keys.
     """
     if isinstance(layer, nn.LSTM | nn.GRU):
         tokens, gates = out[0].shape[1], 6 if isinstance(layer, nn.LSTM) else 4
@@ -65,6 +67,8 @@ def _work(layer: nn.Module, out: Any) -> Work:
             tokens * layer.num_layers * gates * layer.hidden_size,
             tokens * layer.num_layers,
         )
+    if isinstance(layer, Attend):  # out: [n, heads, L, w]
+        return Work(2 * out.numel() * out.shape[2], out.numel(), 1)
     product = isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear) or makes_weight(layer)
     dots = cast(torch.Tensor, layer.weight)[0].numel() if product else 0
     return Work(out.numel() * dots, out.numel(), 1)

@@ -124,6 +124,11 @@ def cached(name: str) -> Path:
         return cached_torchvision(model)
     if library == "timm":
         return cached_timm(model)
+    if library == "hf":
+        raise ConfigError(
+            f"models.weights: {name} reads hpcfed's tokens, for which no weights were made; set "
+            f"models.weights = 'none'"
+        )
     raise ConfigError(
         f"models.weights: 'cache' is for models of torchvision and timm, and {name} is none; give "
         f"a file, or 'none'"

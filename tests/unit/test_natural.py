@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hpcfed.comm import Serial
+from hpcfed.config.load import load as load_job
 from hpcfed.core.errors import ConfigError, DataError
-from hpcfed.data import har, heart, leaf
+from hpcfed.data import har, heart, leaf, tcga
 from hpcfed.data.datasets import load
 from hpcfed.data.partition import split
 from hpcfed.models import build
+from tests.contract import toy
 from tests.unit.test_datasets import shared
 
 JOB = {
@@ -90,6 +93,73 @@ def test_heart_disease_is_downloaded_where_it_is_not_there(tmp_path: Path):
         load("heart-disease", tmp_path / "other", False)
     with pytest.raises(DataError, match=r"(?s)expected there.*the download: "):
         heart.fetch(tmp_path / "other", f"{source.as_uri()}/nothing/")
+
+
+# ---- TCGA-BRCA ----
+
+COLUMNS = ["pid", "age_at_index", *(f"kind_{i}" for i in range(37)), '"diagnosis, NOS"', "E", "T"]
+
+
+def regions(folder: Path, **change: str) -> Path:
+    """Two training patients and a test one of each of six regions, and one whom no split names;
+    patient i is 40 + i, and died after 10 i days where i is odd.
+    """
+    rows = [f"P-{i},{40 + i}{',1' * 38},{i % 2}.0,{10 * i}.0" for i in range(19)]
+    split = [f"P-{i},{part},{part}_{i % 6}" for i in range(18) for part in [fold_of(i)]]
+    text = {"brca": [",".join(COLUMNS), *rows], "split": ["pid,fold,fold2", *split]}
+    folder.mkdir(exist_ok=True)
+    for name, file in (("brca", tcga.FILE), ("split", tcga.SPLITS[0])):
+        (folder / file).write_text(change.get(name, "\n".join([*text[name], ""])))
+    return folder
+
+
+def fold_of(i: int) -> str:
+    return "test" if i >= 12 else "train"
+
+
+def test_tcga_brca_has_flambys_patients_regions_and_times(tmp_path: Path):
+    data = load("tcga-brca", regions(tmp_path))
+    assert (data.task, data.shape, data.classes) == ("survival", (39,), ("log risk",))
+    assert data.train.users.tolist() == [*range(6)] * 2 and data.test.users.tolist() == [*range(6)]
+    assert data.train.x[:, 0].tolist() == [40 + i for i in range(12)]  # as in the file
+    assert data.test.y.tolist() == [[10 * i, i % 2] for i in range(12, 18)]  # time, event
+    assert data.mean == (0.0,) * 39 and data.std == (1.0,) * 39
+
+
+def test_tcga_brca_is_read_from_flambys_own_folder_or_the_files_are_named(tmp_path: Path):
+    folder = regions(tmp_path / "flamby")
+    (folder / tcga.SPLITS[1]).parent.mkdir()
+    (folder / tcga.SPLITS[0]).rename(folder / tcga.SPLITS[1])
+    assert len(load("tcga-brca", folder).train.y) == 12
+    (folder / tcga.FILE).unlink()
+    with pytest.raises(DataError, match=r"(?s)brca.csv and train_test_split.csv.*owkin/FLamby"):
+        load("tcga-brca", folder)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"brca": "pid,age\nP-0,1\n"}, "2 in all, not pid, 39 features, E and T"),
+        ({"brca": ",".join(COLUMNS) + "\nP-0,old" + ",1" * 40}, "line 2: could not convert"),
+        ({"brca": ",".join(COLUMNS) + "\nP-0" + ",1" * 40 + ",-3"}, "a time is 0 or more"),
+        ({"brca": ",".join(COLUMNS) + "\nP-0" + ",nan" * 39 + ",1,3"}, "no finite number"),
+        ({"brca": ""}, "is empty"),
+        ({"split": "pid,fold,fold2\nP-0,train,train_6\n"}, "line 2: fold2 is 'train_6'"),
+        ({"split": "pid,fold,fold2\nP-0,train,train_0\n"}, r"no test patient of region 0"),
+    ],
+)
+def test_what_is_wrong_in_a_file_of_tcga_brca_is_named(change, message, tmp_path: Path):
+    with pytest.raises(DataError, match=message):
+        load("tcga-brca", regions(tmp_path, **change))
+
+
+def test_the_regions_of_tcga_brca_are_natural_clients_that_learn_risks(tmp_path: Path):
+    words = ["--data.name", "tcga-brca", "--data.root", str(regions(tmp_path)), "--clients", "6"]
+    words += ["--algorithm.name", "fedavg", "--models.mix", "ft-transformer", "--models.d", "4"]
+    words += ["--data.partition", "natural", "--rounds", "2", "--run.device", "cpu"]
+    outcome = toy.run(Serial(), load_job(words, environ={}))
+    assert np.isfinite(outcome.column("train_loss")).any()
+    assert outcome.column("examples")[0].tolist() == [2] * 6
 
 
 # ---- UCI-HAR ----

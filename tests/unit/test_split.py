@@ -13,7 +13,7 @@ from hpcfed.models.model import stem
 from tests.contract import toy
 
 IMAGE = (3, 32, 32)
-IMAGES = [name for name, entry in MODELS.items() if not (entry.text or entry.modal)]
+IMAGES = [name for name, entry in MODELS.items() if entry.takes(IMAGE)]
 ABLE = [name for name, entry in MODELS.items() if entry.stem]
 
 

@@ -305,7 +305,7 @@ def features(fed: Federation, kind: str, params: Params) -> list[Tensor]:
     own = row.like(row.named(params))
 
     def between(x: Any) -> Tensor:
-        given = each(x, torch.clone) if isinstance(x, Mapping) else x.clone()
+        given = each(x, lambda v: v.clone())
         return torch.cat([flat(x), *(flat(out) for out in row.outputs(own, given))], 1)
 
     widths = [flat(out).shape[1] for out in row.outputs(own, first(fed))]

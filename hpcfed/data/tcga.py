@@ -1,0 +1,109 @@
+"""Survival after breast cancer in six regions, as FLamby has it: Ogier du Terrail et al., "FLamby",
+NeurIPS 2022, arXiv:2210.04620, Fed-TCGA-BRCA; The Cancer Genome Atlas.
+
+Clinical data of 1,088 patients in 39 columns, the age in years and 38 of 0 and 1, after Andreux et
+al., arXiv:2006.08997; days until death, or until the last contact where that had not come. A region
+is a natural client, with the test patients that FLamby names. Numbers are as in FLamby's file, not
+standardised. Patients that its split does not name are left out, as there.
+Deviations: none. Who uses the data agrees with the terms of the Genomic Data Commons, so they are
+not downloaded.
+"""
+
+import csv
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.core.errors import DataError
+from hpcfed.core.paths import regular
+from hpcfed.data import check
+from hpcfed.data.absent import absent
+from hpcfed.data.dataset import DataSet, Split
+from hpcfed.data.files import RISK
+from hpcfed.data.user_arrays import readable
+
+FILE = "brca.csv"
+SPLITS = ("train_test_split.csv", "dataset_creation_scripts/train_test_split.csv")
+URL = "https://github.com/owkin/FLamby/tree/main/flamby/datasets/fed_tcga_brca"
+REGIONS = ("northeast", "south", "west", "midwest", "europe", "canada")
+FEATURES = 39
+HEAD = ("pid", "age_at_index", "E", "T")  # the first two and the last two columns
+FOLD = re.compile(r"(train|test)_([0-5])")
+AGAIN = "copy it again"
+
+
+def load(name: str, root: Path, download: bool = True, *_: object) -> DataSet:
+    """root/brca.csv and the split beside it, or below it as in FLamby's folder. Raises DataError.
+
+    A label is the time in days, and 1 where the patient died then.
+    """
+    found = [root / split for split in SPLITS if os.path.exists(root / split)]
+    if not (found and os.path.exists(root / FILE)):
+        source = (
+            f"both are in FLamby's repository, {URL}; its README has the terms to which who uses "
+            f"them agrees"
+        )
+        raise absent(name, root, f"{FILE} and {SPLITS[0]}", source)
+    folds = read_folds(found[0])
+    pids, x, y = read_patients(root / FILE)
+    parts = [folds.get(pid, ("", -1)) for pid in pids]
+    which, region = np.array([part for part, _ in parts]), np.array([k for _, k in parts])
+    for k, place in enumerate(REGIONS):
+        for part in ("train", "test"):
+            if not ((which == part) & (region == k)).any():
+                raise DataError(f"{root / FILE}: has no {part} patient of region {k} ({place})")
+    train, test = (
+        Split(x[which == part], y[which == part], region[which == part])
+        for part in ("train", "test")
+    )
+    still = (0.0,) * FEATURES, (1.0,) * FEATURES
+    return DataSet(name, train, test, RISK, *still, task="survival", own_tests=True)
+
+
+def read_folds(path: Path) -> dict[str, tuple[str, int]]:
+    """Part and region of each patient, by FLamby's split: columns pid, fold, fold2."""
+    found = {}
+    for number, line in enumerate(lines(path), start=2):
+        fold = FOLD.fullmatch(line.get("fold2") or "")
+        if not line.get("pid") or not fold:
+            raise DataError(
+                f"{path}: line {number}: fold2 is {line.get('fold2')!r}, not train_0 to train_5 or "
+                f"test_0 to test_5; {AGAIN}"
+            )
+        found[line["pid"]] = (fold[1], int(fold[2]))
+    return found
+
+
+def read_patients(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Ids, features [n, 39] and survival times [n, 2], float32. Raises DataError."""
+    rows = lines(path)
+    names = list(rows[0]) if rows else []
+    if len(names) != FEATURES + 3 or (*names[:2], *names[-2:]) != HEAD:
+        raise DataError(
+            f"{path}: has the columns {', '.join(names[:2])} ... {', '.join(names[-2:])}, "
+            f"{len(names)} in all, not {HEAD[0]}, {FEATURES} features, {HEAD[2]} and {HEAD[3]}; "
+            f"{AGAIN}"
+        )
+    values = np.empty((len(rows), FEATURES + 2))
+    for i, line in enumerate(rows):
+        try:
+            values[i] = [float(line[name]) for name in names[1:]]
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{path}: line {i + 2}: {error}; {AGAIN}") from error
+    x = values[:, :FEATURES].astype(np.float32)
+    if not np.isfinite(x).all():
+        first = int(np.flatnonzero(~np.isfinite(x).all(1))[0]) + 2
+        raise DataError(f"{path}: line {first}: a feature is no finite number; {AGAIN}")
+    y = check.survival(values[:, [FEATURES + 1, FEATURES]], len(rows), f"{path}: T, E")
+    return [line["pid"] for line in rows], x, y
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file by column. Raises DataError where there is none."""
+    with readable(path, AGAIN), regular(path).open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    if not found:
+        raise DataError(f"{path}: is empty; {AGAIN}")
+    return found

@@ -1,0 +1,100 @@
+"""Encoders for texts of Hugging Face's transformers by name, "hf:distilbert-base-uncased": the
+architecture of that name's configuration, with weights that are drawn.
+
+Texts keep hpcfed's tokens and vocabulary, so that weights of these encoders, made for tokens of
+their own, would mean nothing: none are read. The configuration is that of a folder with config.json
+or of the package's cache; nothing is ever downloaded, and no code of a repository is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hpcfed.core.compat import prepare_torchvision
+from hpcfed.core.errors import ConfigError
+from hpcfed.core.optional_imports import import_extra
+from hpcfed.models.transformer import mean
+
+NAME = re.compile(r"[A-Za-z0-9_./\-]+")
+SPECIAL = 8  # positions more than tokens: some architectures count them from 2 on
+
+
+class Encoder(nn.Module):
+    """Tokens [n, L], int64, 0 for padding -> representation [n, d], >= 0: the mean of the last
+    states of tokens that are no padding, then a linear layer with ReLU.
+    """
+
+    def __init__(self, encoder: nn.Module, width: int, d: int):
+        super().__init__()
+        self.encoder, self.out = encoder, nn.Linear(width, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        there = x > 0
+        states = self.encoder(input_ids=x, attention_mask=there.long()).last_hidden_state
+        return self.out(mean(states, there)).relu()
+
+
+def maker(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
+    """A function (shape, d, vocabulary) -> body for "hf:NAME".
+
+    Raises ConfigError where there is no such configuration on this machine, it is that of no
+    encoder, or transformers is not installed.
+    """
+    model = name.partition(":")[2]
+    if not NAME.fullmatch(model):
+        raise ConfigError(f"models.mix: {name}: write it as hf:distilbert-base-uncased")
+    prepare_torchvision()  # transformers imports it by itself
+    library = import_extra("transformers", "hf", f"models.mix = ['{name}']")
+
+    def build(shape: tuple[int, ...], d: int, vocabulary: int) -> nn.Module:
+        given = configuration(library, model)
+        adapt(given, shape[0], vocabulary)
+        try:
+            net = library.AutoModel.from_config(
+                given, trust_remote_code=False, attn_implementation="eager"
+            )
+            width = given.hidden_size
+            if getattr(net, "pooler", None) is not None:
+                net.pooler = None  # a layer behind the states, which nobody would read
+        except (ValueError, TypeError, AttributeError, KeyError, ImportError) as error:
+            told = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"models.mix: hf:{model} is no encoder of texts: {told}; take one as "
+                f"hf:distilbert-base-uncased"
+            ) from error
+        return Encoder(net, width, d)
+
+    return build
+
+
+def configuration(library: Any, name: str) -> Any:
+    """The configuration of this name: a folder's, or the cache's. Raises ConfigError."""
+    try:
+        return library.AutoConfig.from_pretrained(
+            name, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        if (Path(name) / "config.json").is_file():
+            told = str(error).partition("\n")[0]
+            raise ConfigError(f"models.mix: hf:{name}: {told}; take another model") from error
+        code = f"from transformers import AutoConfig; AutoConfig.from_pretrained({name!r})"
+        raise ConfigError(
+            f"models.mix: hf:{name}: its configuration is neither in the cache nor a folder, and a "
+            f'run downloads nothing; download it once, with python -c "{code}", or give a folder '
+            f"that has its config.json"
+        ) from error
+
+
+def adapt(given: Any, length: int, vocabulary: int) -> None:
+    """Let a configuration be that of texts of so many tokens, of this vocabulary, 0 for padding."""
+    given.vocab_size, given.pad_token_id = vocabulary, 0
+    for name in ("bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id"):
+        if getattr(given, name, None) is not None:
+            setattr(given, name, None)
+    if getattr(given, "max_position_embeddings", length) < length + SPECIAL:
+        given.max_position_embeddings = length + SPECIAL

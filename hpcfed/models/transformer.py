@@ -1,0 +1,131 @@
+"""Small transformers for texts and for tables: Vaswani et al., NeurIPS 2017, arXiv:1706.03762;
+Gorishniy et al. (FT-Transformer), NeurIPS 2021, arXiv:2106.11959.
+
+Encoders of a few layers with 4 heads, normalised before each part of a layer (Xiong et al., ICML
+2020, arXiv:2002.04745), learned positions, GELU, no dropout: data of clients are few, and so are
+these parameters. A linear layer with ReLU makes the representation of width d of what is pooled.
+Deviations: sizes and the choice of pooling are this package's. FT-Transformer has 192 values a
+token, ReGLU, and no linear layer between the class token and the head; here columns of kinds are
+numbers as all others, as data sets store them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+WIDTH = 64  # values of a token
+HEADS = 4
+INNER = 4 * WIDTH  # hidden units of a layer's two linear layers
+TABLE_LAYERS = 3
+CHAR_LAYERS = 2
+SPREAD = 0.02  # standard deviation that positions, columns and the class token start with
+NOTHING = -1e5  # score of padding: infinity would give nan where a text has nothing else
+
+
+def drawn(*shape: int) -> nn.Parameter:
+    """A parameter with small normal values, of torch's global generator as all weights."""
+    return nn.Parameter(nn.init.normal_(torch.empty(shape), std=SPREAD))
+
+
+class Attend(nn.Module):
+    """softmax(q k^T / sqrt(w)) v; q, k, v: [n, heads, L, w].  there: [n, L], what may be read;
+    None: all.
+
+    Plain products, which each engine records, batches and repeats to the bit.
+    """
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, there: Tensor | None) -> Tensor:
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        if there is not None:
+            scores = scores.masked_fill(~there[:, None, None], NOTHING)
+        return scores.softmax(-1) @ v
+
+
+class Layer(nn.Module):
+    """h + attention(norm(h)), then h + linear layers of norm(h); h: [n, L, WIDTH]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.attend = nn.Linear(WIDTH, 3 * WIDTH), Attend()
+        self.join = nn.Linear(WIDTH, WIDTH)
+        self.inner = nn.Sequential(nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH))
+
+    def forward(self, h: Tensor, there: Tensor | None = None) -> Tensor:
+        q, k, v = (
+            part.unflatten(2, (HEADS, -1)).transpose(1, 2)
+            for part in self.qkv(self.first(h)).chunk(3, 2)
+        )
+        h = h + self.join(self.attend(q, k, v, there).transpose(1, 2).flatten(2))
+        return h + self.inner(self.second(h))
+
+
+class Transformer(nn.Module):
+    """Tokens [n, L], int64 -> representation [n, d], >= 0.
+
+    last: what is read is the state at the last token, as the next one is asked for, and 0 is a
+    token as others. Else the mean over tokens that are no padding, 0; of a text without any the
+    bias of the last layer alone.
+    """
+
+    def __init__(self, length: int, vocabulary: int, d: int, layers: int, last: bool = False):
+        super().__init__()
+        self.last = last
+        self.words = nn.Embedding(vocabulary, WIDTH, padding_idx=None if last else 0)
+        self.places = drawn(length, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+        self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        there = None if self.last else x > 0
+        h = self.words(x) + self.places[: x.shape[1]]
+        for layer in self.layers:
+            h = layer(h, there)
+        h = self.norm(h)
+        return self.out(h[:, -1] if there is None else mean(h, there)).relu()
+
+
+def mean(h: Tensor, there: Tensor) -> Tensor:
+    """The mean over the steps that count, [n, width]; 0 where none does."""
+    weight = there.to(h.dtype)[:, :, None]
+    return (h * weight).sum(1) / weight.sum(1).clamp(min=1)
+
+
+class TableTransformer(nn.Module):
+    """Rows of numbers [n, F] -> representation [n, d], >= 0.
+
+    Column j becomes the token x_j w_j + b_j; the state of a class token is read.
+    """
+
+    def __init__(self, columns: int, d: int):
+        super().__init__()
+        self.weight = drawn(columns, WIDTH)
+        self.bias = drawn(columns, WIDTH)
+        self.token = drawn(1, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(TABLE_LAYERS))
+        self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = x[:, :, None] * self.weight + self.bias
+        h = torch.cat([self.token.expand(len(x), 1, WIDTH), columns], 1)
+        for layer in self.layers:
+            h = layer(h)
+        return self.out(self.norm(h[:, 0])).relu()
+
+
+def _text(shape: tuple[int, ...], d: int, vocabulary: int, layers: int, last: bool) -> nn.Module:
+    return Transformer(shape[0], vocabulary, d, layers, last)
+
+
+def table(shape: tuple[int, ...], d: int) -> nn.Module:
+    return TableTransformer(shape[0], d)
+
+
+text_1 = partial(_text, layers=1, last=False)
+text_2 = partial(_text, layers=2, last=False)
+text_4 = partial(_text, layers=4, last=False)
+char = partial(_text, layers=CHAR_LAYERS, last=True)
