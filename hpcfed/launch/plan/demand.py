@@ -24,6 +24,7 @@ WHOLE = {
     "fedma",
     "fedzkt",
     "ktpfl",
+    "pfedknow",
     "pfnm",
     "tkm",
 }  # methods whose uploads travel as they are; others' are averaged
