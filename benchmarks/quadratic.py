@@ -115,8 +115,9 @@ def draw(far: dict[str, list[float]]) -> None:
 def main() -> None:
     for name in METHODS:
         compute(name)
-    write(distances())
-    draw(distances())
+    far = distances()
+    write(far)
+    draw(far)
     print(TABLE, PICTURE, sep="\n")
 
 
