@@ -1,14 +1,15 @@
 """Client drift where the optimum is known: clients with quadratics of different curvature and
 centre, and how far the global model of each method stays from the optimum of their sum.
 
-    python benchmarks/quadratic.py    # about a minute; runs/quadratic, and the picture in docs
+    python benchmarks/quadratic.py    # about a minute; runs/quadratic, the table and the picture
 
-The picture is drawn from the result files alone. A method's `loss` is replaced, all else is
+Table and picture are made of the result files alone. A method's `loss` is replaced, all else is
 hpcfed's: local steps, rounds, means.
 """
 
 from __future__ import annotations
 
+import csv
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from hpcfed.core import rng
 from hpcfed.storage import results
 
 ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "benchmarks" / "results" / "quadratic" / "distance.csv"
 RUNS, PICTURE = ROOT / "runs" / "quadratic", ROOT / "docs" / "pages" / "gallery" / "quadratic.png"
 CLIENTS, ROUNDS = 6, 40
 METHODS: dict[str, dict[str, Any]] = {  # what stands for the same strength in each
@@ -82,13 +84,28 @@ def compute(name: str) -> None:
     hpcfed.run(algorithm=method, out=RUNS / name, **FIELDS)
 
 
-def draw() -> None:
-    """The picture, from the result files."""
+def distances() -> dict[str, list[float]]:
+    """Each method's distance to the optimum after every round, from the result files."""
+    return {name: results.load(RUNS / name).column("rounds/to_optimum") for name in METHODS}
+
+
+def write(far: dict[str, list[float]]) -> None:
+    """The table: a row a round, a column a method."""
+    TABLE.parent.mkdir(parents=True, exist_ok=True)
+    with TABLE.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["round", *far])
+        for t, row in enumerate(zip(*far.values(), strict=True), start=1):
+            rows.writerow([t, *(f"{value:.4g}" for value in row)])
+
+
+def draw(far: dict[str, list[float]]) -> None:
+    """The picture."""
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     ax = figure.subplots()
-    for name, marker in zip(METHODS, "osv^D*", strict=True):
-        far = results.load(RUNS / name).column("rounds/to_optimum")
-        ax.semilogy(range(1, len(far) + 1), far, marker=marker, markevery=5, ms=4, label=name)
+    for (name, values), marker in zip(far.items(), "osv^D*", strict=True):
+        rounds = range(1, len(values) + 1)
+        ax.semilogy(rounds, values, marker=marker, markevery=5, ms=4, label=name)
     ax.set_xlabel("round")
     ax.set_ylabel("distance to the optimum of all clients")
     ax.legend(frameon=False, ncols=2, fontsize=8)
@@ -98,8 +115,10 @@ def draw() -> None:
 def main() -> None:
     for name in METHODS:
         compute(name)
-    draw()
-    print(PICTURE)
+    far = distances()
+    write(far)
+    draw(far)
+    print(TABLE, PICTURE, sep="\n")
 
 
 if __name__ == "__main__":

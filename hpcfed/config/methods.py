@@ -245,6 +245,11 @@ ALGORITHMS = {
         "FedAvg, and personal models that stay near its model",
         "li2021ditto",
     ),
+    "pfedknow": Entry(
+        "hpcfed.algorithms.personal.pfedknow:PFedKnow",
+        "clients without labels prune their models; a server with labels and their peers teach",
+        "wang2023pfedknow",
+    ),
     "mocha": Entry(
         "hpcfed.algorithms.personal.mocha:MOCHA",
         "linear models whose relations are learned; clients ascend the dual",

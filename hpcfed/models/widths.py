@@ -89,10 +89,15 @@ class Units:
 
         They are put in order, so that a choice of all units is the model itself.
         """
-        choice = {
-            group: np.sort(choose(size, count_units(size, width)))
-            for group, size in self.sizes.items()
-        }
+        return self.places(
+            {
+                group: np.sort(choose(size, count_units(size, width)))
+                for group, size in self.sizes.items()
+            }
+        )
+
+    def places(self, choice: Choice) -> Window:
+        """Where these units of each group, ascending, are in each tensor that is cut."""
         cut = {
             name: axes
             for name, axes in self.axes.items()

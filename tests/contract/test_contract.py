@@ -48,9 +48,10 @@ FASTER = {  # neutral settings where those of toy.toml do not serve
     "ghn": ("--local.lr", "0.0015"),  # one step moves all weights at once
     "waffle": ("--algorithm.kl", "0.01"),  # so too
     "pfedme": ("--algorithm.lam", "1", "--algorithm.eta", "0.5"),
+    "pfedknow": ("--algorithm.rate", "0"),  # a model without channels
 }
 # methods whose bytes depend on what is learnt: they announce the most that can be
-COMPRESSED = ("fedkd", "pfedhr")
+COMPRESSED = ("fedkd", "pfedhr", "pfedknow")
 
 
 @pytest.fixture(scope="module", params=ALGORITHMS)

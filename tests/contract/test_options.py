@@ -69,6 +69,8 @@ OTHER = {  # values for a toy run, where half or twice the default will not do
     "algorithm.longest": 2,
     "algorithm.samples": 1,
     "algorithm.prior": 10.0,
+    "algorithm.rate": 0.3,
+    "algorithm.prunings": 1,
 }
 DATA = {  # what depends on the data, or on the models: not refused, and not always of effect
     "algorithm.empty",  # a centre without clients
@@ -142,6 +144,7 @@ BY_METHOD = {  # what a method needs beside it so that its options can have an e
     "fed2": SMALL,
     "mocha": ("--algorithm.sigma_rounds", "1"),
     "zeroshot": SMALL,
+    "pfedknow": (*SMALL, "--algorithm.threshold", "0.9", "--rounds", "3"),
     "reptile": ("--rounds", "4"),  # moments count from the second step on
     "semicyclic": ("--rounds", "4"),  # two days
 }

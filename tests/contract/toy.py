@@ -57,6 +57,10 @@ SETTINGS = {  # what a method needs beside its defaults, the last for a fraction
         *("--algorithm.server_epochs", "1", "--algorithm.server_batch", "16"),
         *("--algorithm.candidates", "3"),
     ),
+    "pfedknow": (
+        *("--algorithm.large_epochs", "2", "--algorithm.small_epochs", "2"),
+        *("--algorithm.server_epochs", "1", "--algorithm.server_batch", "16"),
+    ),
     "fedsynth": ("--algorithm.passes", "2", "--algorithm.steps", "2"),
     "zeroshot": ("--algorithm.samples", "2", "--algorithm.steps", "3"),
     "fedzkt": (

@@ -84,7 +84,9 @@ def watch_moments(module: nn.Module) -> Iterator[list[Tensor]]:
     found: list[Tensor] = []
 
     def look(norm: _BatchNorm, given: tuple[Tensor]) -> None:
-        found.append(moment_distance(given[0], norm.running_mean, norm.running_var, norm.eps))
+        mean, variance = norm.running_mean, norm.running_var
+        assert mean is not None and variance is not None
+        found.append(moment_distance(given[0], mean, variance, norm.eps))
 
     norms = [
         m for m in module.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None

@@ -85,17 +85,21 @@ class ZeroShot(RoundBased):
 
     def refuses(self, job: Job) -> dict[str, str]:
         found = super().refuses(job) | single_step(job)
-        unused = "generator_lr", "noise"
         if self.by == "generator":
-            unused = ("examples_lr",)
-        found |= {f"algorithm.{name}": f"by = {self.by!r}" for name in unused}
+            found["algorithm.examples_lr"] = "by = 'generator': the examples are not changed"
+        else:
+            why = "by = 'examples': there is no generator"
+            found |= {f"algorithm.{name}": why for name in ("generator_lr", "noise")}
         if self.at == "clients":
+            why = "at = 'clients': the server only averages"
             names = ("source", "server_epochs", "server_lr", "server_batch")
-            found |= {f"algorithm.{name}": "at = 'clients': the server only adds" for name in names}
+            found |= {f"algorithm.{name}": why for name in names}
         if not self.samples:
-            names = set(type(self).model_fields) - {"name", "weighting", "samples"}
             why = "samples = 0: no example is made"
-            found |= {f"algorithm.{name}": why for name in sorted(names)}
+            others = (
+                n for n in type(self).model_fields if n not in ("name", "weighting", "samples")
+            )
+            found |= {f"algorithm.{name}": why for name in others}
         return found
 
     @property

@@ -25,6 +25,7 @@ WHOLE = {
     "fedzkt",
     "ktpfl",
     "pfedhr",
+    "pfedknow",
     "pfnm",
     "tkm",
 }  # methods whose uploads travel as they are; others' are averaged

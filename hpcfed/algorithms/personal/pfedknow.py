@@ -1,0 +1,315 @@
+"""pFedKnow: clients without labels prune personal models, which a server with labels teaches: a
+large model of its own, and those of the other clients by how alike they are pruned.
+
+Wang et al. (Knowledge-Enhanced Semi-Supervised Federated Learning for Aggregating Heterogeneous
+Lightweight Clients in IoT), SDM 2023, arXiv:2303.02668, and its public code (JackqqWang/pfedknow,
+commit 826fa2b), on which all details rest; the paper's text was not at hand. The server trains a
+large model (models.server) on the public data, whose labels it has, and a small one by CE + KL to
+the large one. A client's labels are never learnt. It trains its model, the first time the small
+one, on the classes that the model itself, as it came, predicts; drops the share `rate` of its
+channels (network slimming); and trains on with the examples of which that model was sure,
+C / sum_c (relu(z_c) + 1) < threshold, or with all where there are none. The server averages
+nothing: each model of the round learns from the labelled data by
+CE + lam KL(sum_l c_l p_l) + lam KL(p_large), where p are soft predictions at temperature tau and
+c_l is the cosine of the masks of clients k and l, divided by the sum of those of all others.
+Deviations: the code softens what is soft already and sums over the batch, here KL is a mean over
+examples times tau^2; there later clients learn from peers that have been taught already, here from
+those that were sent; there at least one more channel is dropped, here exactly the share, and a
+layer keeps one. A client's model goes down as it begins its next round, in which it is counted, and
+as it is pruned: bytes follow the masks, and what is announced is a whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from hpcfed.algorithms.base import RoundBased, score_server
+from hpcfed.clients.client import Paired
+from hpcfed.core.errors import ConfigError, DataError
+from hpcfed.core.params import Params
+from hpcfed.models.slimming import Slimming, similarity
+from hpcfed.training.infer import logits, outputs
+from hpcfed.training.local import LocalSteps
+from hpcfed.training.losses import distil, soften
+from hpcfed.training.server import call, fit, fit_targets, parameters, predictor
+
+if TYPE_CHECKING:
+    from hpcfed.clients.client import Client, Shard
+    from hpcfed.config.job import Job
+    from hpcfed.federation.federation import Federation
+
+MASK = "mask"  # in a client's memory: what is left of its model, bool, as `Slimming` has it
+TIMES = "prunings"  # beside it: how often it was pruned
+Told = Mapping[str, Tensor]  # of a client: mask, and its logits of the labelled data, [N, C]
+
+
+@dataclass(frozen=True)
+class State:
+    """large, small: the server's models.  logits: of the large one on the labelled data, [N, C];
+    none, [0, C], before the first round, in which both are trained. Clients' models are with the
+    clients.
+    """
+
+    large: Params
+    small: Params
+    logits: Tensor
+
+
+class PFedKnow(RoundBased):
+    """rate = 0 prunes nothing, and all peers weigh alike."""
+
+    needs: ClassVar[tuple[str, ...]] = ("public", "server")
+    keeps_weights: ClassVar[bool | None] = True
+
+    large_epochs: NonNegativeInt = 200
+    """Epochs of the large model over the labelled data, before the first round."""
+    small_epochs: NonNegativeInt = 30
+    """Epochs of the small model after that."""
+    rate: float = Field(0.1, ge=0, lt=1)
+    """Share of a model's channels that a pruning drops."""
+    prunings: PositiveInt = 2
+    """Most prunings of a model, one in each of its client's first rounds."""
+    threshold: NonNegativeFloat = 0.7
+    """Largest uncertainty, from 0 to 1, of an example on which a pruned model is trained."""
+    finetune_epochs: NonNegativeInt = 3
+    """Epochs of the pruned model over these."""
+    lam: NonNegativeFloat = 1.0
+    """Weight of each of the two KL."""
+    tau: PositiveFloat = 2.0
+    """Temperature of soft predictions."""
+    server_epochs: NonNegativeInt = 5
+    """Epochs over the labelled data in which a client's model is taught in its round."""
+    server_lr: PositiveFloat = 0.01
+    """Learning rate of all training on the server, by plain SGD."""
+    server_batch: PositiveInt = 10
+    """Labelled examples in one step of it."""
+
+    def refuses(self, job: Job) -> dict[str, str]:
+        found = super().refuses(job)
+        found["algorithm.weighting"] = "models are not averaged"
+        if not self.rate:
+            found["algorithm.prunings"] = "rate = 0: nothing is pruned"
+        if not self.finetune_epochs:
+            found["algorithm.threshold"] = "finetune_epochs = 0: no example is chosen"
+        if not self.lam:
+            found["algorithm.tau"] = "lam = 0: nobody teaches"
+        return found
+
+    def traffic(self, fed: Federation, k: int) -> tuple[int, int]:
+        whole = fed.shapes(k=k).nbytes
+        return whole, whole + (-(-slimming(fed).channels // 8) if self.rate else 0)
+
+    def init(self, fed: Federation) -> State:
+        kind = fed.architectures[0]
+        if fed.public and (label := fed.public.labels.max()) >= fed.classes:
+            raise DataError(
+                f"pfedknow learns the public labels, but one is {label}, and the clients have "
+                f"{fed.classes} classes; take public data with the same classes"
+            )
+        if self.rate and not slimming(fed).scales:
+            raise ConfigError(
+                f"pfedknow prunes channels by the scales of batch normalisation, of which {kind} "
+                f"has none\n  take another model, resnet18 for one, or set algorithm.rate = 0"
+            )
+        large = fed.initial(architecture=fed.job.models.server)
+        return State(large, fed.initial(), torch.zeros(0, fed.classes, device=fed.device))
+
+    def receive(self, client: Client, state: State) -> None:
+        if TIMES not in client.memory:  # else it has a model of its own
+            client.load(state.small)
+
+    def columns(self, fed: Federation, state: State) -> dict[str, float]:
+        return score_server(fed, fed.job.models.server, state.large)
+
+    def round(self, fed: Federation, state: State, cohort: list[int], t: int) -> State:
+        if not len(state.logits):
+            state = State(*fed.on_root(lambda: self.begin(fed, state)))
+        told = fed.run(cohort, lambda client: self.local(fed, client, state, t))
+        every = dict(fed.each(told))
+        fed.run(cohort, lambda client: self.teach(fed, client, state, every, t))
+        return state
+
+    # The client
+
+    def local(self, fed: Federation, client: Client, state: State, t: int) -> Told:
+        """A client's training without labels; what the server then knows of its model."""
+        slim = slimming(fed) if self.rate else None
+        self.receive(client, state)
+        mask = client.memory.get(MASK, slim.whole() if slim else torch.ones(0, dtype=torch.bool))
+        times = client.memory.get(TIMES, 0)
+        fed.down(client, pack(slim, client.params(), mask))
+        z = logits(fed, client, client.train)  # of the model as it came
+        data = Paired(client.train, z.argmax(1))
+        self.train(fed, client, state, t, data, kept(slim, client, mask))
+        if slim and times < self.prunings:
+            mask = slim.prune(client.params(), mask, self.rate)
+        if self.finetune_epochs:
+            how: dict[str, Any] = {"epochs": self.finetune_epochs, "phase": "finetune"}
+            chosen = choose(client, z, self.threshold)
+            self.train(fed, client, state, t, chosen, kept(slim, client, mask), **how)
+        elif (left := kept(slim, client, mask)) is not None:
+            client.skeleton.flat.mul_(left)
+        client.memory |= {MASK: mask, TIMES: times + 1}
+        bits = torch.from_numpy(np.packbits(mask.numpy()))
+        fed.up(client, {"model": pack(slim, client.params(), mask), "mask": bits})
+        return {"mask": mask, "logits": outputs(fed, client.model.eval(), fed.public)}
+
+    def train(
+        self,
+        fed: Federation,
+        client: Client,
+        state: State,
+        t: int,
+        data: Shard,
+        kept: Tensor | None,
+        **how: Any,
+    ) -> None:
+        """Local training on the labels of `data`; what is dropped stays 0.
+
+        kept: as `kept` has it; None: nothing is dropped.  how: as `LocalSteps` takes it.
+        """
+        if kept is not None:
+            client.skeleton.flat.mul_(kept)
+        with LocalSteps(fed, client, t, data=data, **how) as steps:
+            for x, y in steps:
+                steps.descend(steps.value(partial(self.loss, client, state), x, y))
+                if kept is not None:
+                    client.skeleton.flat.mul_(kept)
+
+    # The server
+
+    def begin(self, fed: Federation, state: State) -> tuple[Params, Params, Tensor]:
+        """The server's state after its two models have learnt the labelled data."""
+        labels = torch.from_numpy(fed.public.labels).to(fed.device)
+        how: dict[str, Any] = {"lr": self.server_lr, "size": self.server_batch}
+        large, small, server = state.large, state.small, fed.job.models.server
+        if self.large_epochs:
+            data, epochs = Paired(fed.public, labels), self.large_epochs
+            large = fit_targets(
+                fed, server, large, data, F.cross_entropy, "large", epochs=epochs, **how
+            )
+        z = outputs(fed, predictor(fed, server, large), fed.public)
+        if self.small_epochs:
+            data = Paired(fed.public, z, with_labels=True)
+
+            def loss(ours: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
+                return F.cross_entropy(ours, targets[0]) + self.imitation(ours, targets[1])
+
+            kind, epochs = fed.architectures[0], self.small_epochs
+            small = fit_targets(fed, kind, small, data, loss, "small", epochs=epochs, **how)
+        return large, small, z
+
+    def imitation(self, ours: Tensor, theirs: Tensor) -> Tensor:
+        """lam KL at temperature tau; logits [n, C]."""
+        return self.lam * distil(soften(theirs, self.tau), ours, self.tau)
+
+    def teach(
+        self, fed: Federation, client: Client, state: State, every: Mapping[int, Told], t: int
+    ) -> None:
+        """The server's work on one client's model, done where the client is; its new model.
+
+        every: what is known of all models of the round.
+        """
+        if not self.server_epochs:
+            return
+        with fed.clock("server"):
+            kind, own = client.architecture, client.params()
+            module, mask = fed.module(kind), every[client.id]["mask"]
+            left = kept(slimming(fed) if self.rate else None, client, mask)
+            ones = {} if left is None else module.layout.views(left)
+            is_trained = parameters(module)
+            module.model.train()
+            targets = self.consensus(every, client.id)
+
+            def loss(params: Params, rows: np.ndarray) -> Tensor:
+                x, y = fed.public.batch(rows)
+                at = torch.from_numpy(rows).to(fed.device)
+                some = {n: v * ones[n] for n, v in params.items() if n in ones and is_trained(n)}
+                z = call(module, Params({**params, **some}), fed.prepare(x))
+                value = F.cross_entropy(z, y) + self.imitation(z, state.logits[at])
+                if targets is None:
+                    return value
+                return value + self.lam * distil(targets[at], z, self.tau)
+
+            new = fit(
+                fed,
+                own,
+                loss,
+                lambda rows: rows,
+                len(fed.public),
+                "taught",
+                t,
+                client.id,
+                epochs=self.server_epochs,
+                size=self.server_batch,
+                lr=self.server_lr,
+                trained=is_trained,
+            )
+        client.load(new)
+
+    def consensus(self, every: Mapping[int, Told], k: int) -> Tensor | None:
+        """sum_l c_l p_l of the peers of client k, [N, C]; None where it has none."""
+        weights = peer_weights({j: told["mask"] for j, told in every.items()}, k)
+        parts = [c * soften(every[j]["logits"], self.tau) for j, c in weights.items()]
+        return torch.stack(parts).sum(0) if parts else None
+
+
+def slimming(fed: Federation) -> Slimming:
+    """What can be dropped of the clients' model; ConfigError where that is not known."""
+    kind = fed.architectures[0]
+    try:
+        units = fed.store.units(kind)
+    except ConfigError as why:
+        raise ConfigError(
+            f"pfedknow prunes channels, but which units of {kind} belong together is not known\n"
+            f"  take another model, resnet18 for one, or set algorithm.rate = 0"
+        ) from why
+    return Slimming.of(fed.module(kind).model, units)
+
+
+def pack(slim: Slimming | None, model: Params, mask: Tensor) -> Params:
+    """What is sent of a model."""
+    return slim.pack(model, mask) if slim else model
+
+
+def kept(slim: Slimming | None, client: Client, mask: Tensor) -> Tensor | None:
+    """1 where a value of the client's flat vector is left, else 0, [size]; None: all are."""
+    if slim is None or mask.all():
+        return None
+    layout = client.skeleton.layout
+    return layout.flatten(slim.kept(client.params(), mask)).to(client.skeleton.flat.device)
+
+
+def uncertainty(z: Tensor) -> Tensor:
+    """C / sum_c (relu(z_c) + 1) of each row, from 0 to 1; logits: [n, C]."""
+    return z.shape[1] / (F.relu(z) + 1).sum(1)
+
+
+def choose(client: Client, z: Tensor, threshold: float) -> Shard:
+    """The client's examples of which a model with these logits, [n, C], is sure, or all where it is
+    of none, with its predictions as labels.
+    """
+    sure = (uncertainty(z) < threshold).nonzero()[:, 0]
+    if not len(sure):
+        return Paired(client.train, z.argmax(1))
+    return Paired(client.train.pick(sure.cpu().numpy()), z.argmax(1)[sure])
+
+
+def peer_weights(masks: Mapping[int, Tensor], k: int) -> dict[int, float]:
+    """c_l of all l but k: cosines of masks to that of k, over their sum; alike where none is
+    pruned, or none has a channel of that client's.
+    """
+    found = {
+        j: similarity(masks[k], mask) if len(mask) else 1.0 for j, mask in masks.items() if j != k
+    }
+    total = sum(found.values())
+    return {j: value / total if total else 1 / len(found) for j, value in found.items()}
