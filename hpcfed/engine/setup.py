@@ -321,6 +321,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         own.share / 2,
         Parts.of(job),
     )
+    on_all_ranks(comm, lambda: store.parts.checksums)  # now: a file may be replaced meanwhile
     fast = on_all_ranks(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []
     placement = dealt or place(world.costs.tolist(), comm.size, fast)

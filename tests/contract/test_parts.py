@@ -6,7 +6,7 @@ import torch
 
 from hpcfed.comm import Serial, spmd
 from hpcfed.core import rng
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.models import build
 from hpcfed.models.parts import Parts, plain_state
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
@@ -154,3 +154,21 @@ def test_weights_of_a_file_are_where_all_clients_start(tmp_path):
         for name, value in fed.initial(k=k).items():
             assert torch.equal(value, other.state_dict()[name])
     assert np.isfinite(fed.store.work("small"))
+
+
+@pytest.mark.parametrize("flags", [(), LORA], ids=["all", "lora"])
+def test_a_run_goes_on_from_no_other_weights_than_it_began_from(tmp_path, flags):
+    path, run = tmp_path / "w.pt", tmp_path / "run"
+
+    def put(seed: int) -> None:
+        with rng.scoped(seed, "other"):
+            torch.save(build("small", toy.SHAPE, toy.CLASSES, toy.D).state_dict(), path)
+
+    put(7)
+    job = toy.job("fedavg", "--models.weights", str(path), *flags)
+    toy.run(Serial(), job, rounds=1, save=run)
+    put(8)
+    with pytest.raises(CheckpointError, match=r"w.pt \(small\) is not the file that the run began"):
+        toy.run(Serial(), job, resume=run)
+    put(7)
+    assert toy.run(Serial(), job, resume=run).rows
