@@ -197,10 +197,11 @@ def views(job: Job, data: DataSet) -> None:
         return
     holds = "several modalities" if data.modalities else "texts" if data.vocabulary else "numbers"
     if method.views > 1:
+        off = "set algorithm.contrastive = false, or " if hasattr(method, "contrastive") else ""
         raise ConfigError(
             f"{method.name} trains on {method.views} augmented views of a batch, but {data.name} "
-            f"holds {holds}, which "
-            "are not augmented; switch that off (algorithm.contrastive = false), or take images"
+            f"holds {holds}, which are not augmented; {off}take another method, such as lgfedavg "
+            f"(algorithm.name), which has no views"
         )
     raise ConfigError(
         f"local.augment = {policy!r}, but {data.name} holds {holds}; set local.augment = 'none'"
