@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent / "evidence"))
 
 import ablation
+import heart
 import methods
 import own
 import studies
@@ -30,7 +31,12 @@ from hpcfed.storage.fields import flat
 from hpcfed.storage.record import load as read
 
 HERE = Path(__file__).parent
-TRY = ("local", "lgfedavg", "fedproto", "fedclassavg")  # the README's first table
+TRY = ("local", "lgfedavg", "fedproto", "fedclassavg")  # the README's table of digits
+HEART = (  # and that of its first page, but for method and seed
+    *("--data.name", "heart.csv", "--columns.label", "sick", "--columns.client", "hospital"),
+    *("--columns.missing", "fill", "--data.partition", "natural", "--clients", "4"),
+    *("--models.mix", "mlp", "--rounds", "20"),
+)
 LONG = ["local training", "local training, two views + CL", "CA + PR + CL (FedClassAvg)"]
 PARTS = {  # what of views and contrastive loss does what, on Fashion-MNIST
     "local-simclr-no-cl": ("--local.augment", "simclr"),
@@ -47,7 +53,7 @@ def of_demo() -> list[Run]:
 
 
 def of_try() -> list[Run]:
-    """The README's sweep, at its top."""
+    """The README's sweep of digits."""
     return [
         Run(
             EMBEDDED,
@@ -55,6 +61,19 @@ def of_try() -> list[Run]:
             RESULTS / "try" / f"{name}-seed{seed}.h5",
         )
         for name in TRY
+        for seed in (0, 1, 2)
+    ]
+
+
+def of_heart() -> list[Run]:
+    """The README's sweep of its first page, of a table: heart.csv, where one starts."""
+    return [
+        Run(
+            EMBEDDED,
+            (*HEART, "--algorithm.name", name, "--seed", str(seed)),
+            RESULTS / "heart" / f"{name}-seed{seed}.h5",
+        )
+        for name in ("local", "fedavg", "ditto")
         for seed in (0, 1, 2)
     ]
 
@@ -91,6 +110,7 @@ def of_parts() -> list[Run]:
 SHOWN: dict[str, tuple[Callable[[], list[Run]], list[str]]] = {
     "demo": (of_demo, []),
     "try": (of_try, []),
+    "heart": (of_heart, []),
     "methods": (of_methods, ["methods.py"]),
     "ablation": (of_ablation, ["ablation.py"]),
     "ablation-digits": (of_digits, ["ablation.py", "--job", str(HERE / "ablation-digits.toml")]),
@@ -140,6 +160,8 @@ def make(name: str, runs: list[Run], side_by_side: int) -> None:
         own = [str(HERE / command[0]), *command[1:], "--side-by-side", str(side_by_side)]
         subprocess.run([sys.executable, *own], check=True)
         return
+    if name == "heart":
+        heart.write(Path("data"), Path("heart.csv"))
     run_all(runs, side_by_side)
     if name == "demo":
         plot([run.kept for run in runs], out=RESULTS / "demo" / "curves.png")

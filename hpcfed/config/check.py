@@ -16,7 +16,6 @@ from hpcfed.config.datasets import DATASETS
 from hpcfed.config.methods import ALGORITHMS
 from hpcfed.config.metrics import METRICS
 from hpcfed.core.errors import ConfigError, unknown
-from hpcfed.core.registry import find
 from hpcfed.storage.fields import flat
 
 if TYPE_CHECKING:
@@ -69,8 +68,11 @@ def check_data_name(name: str, root: Path) -> None:
     or of a data set of Hugging Face.
     """
     own = name.startswith("hf:") or Path(name).suffix or os.path.isdir(os.path.expanduser(name))
-    if not own and not os.path.isdir(root / name):
-        find("data set", name, DATASETS)
+    if not own and name not in DATASETS and not os.path.isdir(root / name):
+        raise ConfigError(
+            unknown("data set", name, DATASETS, "hpcfed list datasets")
+            + "\n  your own: a .csv, .parquet, .npz or .h5 file, a folder of images, or hf:NAME"
+        )
 
 
 def check_columns(job: Job) -> None:

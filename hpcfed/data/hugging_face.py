@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,12 +79,10 @@ def open_parts(library: ModuleType, name: str, download: bool) -> dict[str, Any]
             found = library.load_from_disk(folder)
         else:
             base, _, configuration = given.partition(":")
-            found = library.load_dataset(
-                base,
-                configuration or None,
-                download_mode="reuse_dataset_if_exists",
-                download_config=library.DownloadConfig(local_files_only=not download),
-            )
+            with nullcontext() if download else offline(library):
+                found = library.load_dataset(
+                    base, configuration or None, download_mode="reuse_dataset_if_exists"
+                )
     except Exception as error:  # the hub's client raises every kind there is
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = (
@@ -97,6 +98,20 @@ def open_parts(library: ModuleType, name: str, download: bool) -> dict[str, Any]
     if TRAIN not in parts:
         raise DataError(f"{name}: has no split train, but {join_few(list(parts), FEW)}")
     return parts
+
+
+@contextmanager
+def offline(library: ModuleType) -> Iterator[None]:
+    """Inside, `datasets` and the hub's client read their caches, and ask no other machine."""
+    places = [library.config, import_module("huggingface_hub.constants")]
+    before = [place.HF_HUB_OFFLINE for place in places]
+    try:
+        for place in places:
+            place.HF_HUB_OFFLINE = True  # as the variable of this name, which is read at import
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
 
 
 def hidden(test: Any, how: Reading) -> bool:

@@ -201,10 +201,11 @@ def views(job: Job, data: DataSet) -> None:
         return
     holds = "several modalities" if data.modalities else "texts" if data.vocabulary else "numbers"
     if method.views > 1:
+        off = "set algorithm.contrastive = false, or " if hasattr(method, "contrastive") else ""
         raise ConfigError(
             f"{method.name} trains on {method.views} augmented views of a batch, but {data.name} "
-            f"holds {holds}, which "
-            "are not augmented; switch that off (algorithm.contrastive = false), or take images"
+            f"holds {holds}, which are not augmented; {off}take another method, such as lgfedavg "
+            f"(algorithm.name), which has no views"
         )
     raise ConfigError(
         f"local.augment = {policy!r}, but {data.name} holds {holds}; set local.augment = 'none'"
@@ -335,6 +336,7 @@ def federation(job: Job, comm: Comm, world: World) -> Federation:
         Parts.of(job),
         data.classes,
     )
+    on_all_ranks(comm, lambda: store.parts.checksums)  # now: a file may be replaced meanwhile
     fast = on_all_ranks(comm, lambda: speeds.of_ranks(job.run.speeds, comm.node_of, comm.lost))
     dealt = [k % comm.size for k in range(job.clients)] if world.many else []
     placement = dealt or place(world.costs.tolist(), comm.size, fast)

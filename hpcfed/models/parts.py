@@ -13,6 +13,7 @@ logits bit for bit.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import CheckpointError, ConfigError
+from hpcfed.core.paths import only_regular
 from hpcfed.core.wording import join_few
 from hpcfed.models.model import Model, Pair
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 HEAD = ("head.*",)  # what is trained beside LoRA where the job names nothing
 ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+SHOWN = 16  # digits of a checksum that a message shows
 MARK = ".parametrizations."  # in torch's names of a layer's frozen weight and what is added to it
 
 
@@ -69,6 +72,24 @@ class Parts:
 
         found = {name: find_file(name, given) for name, given in self.weights.items()}
         return {name: path for name, path in found.items() if path}
+
+    @cached_property
+    def checksums(self) -> dict[str, str]:
+        """SHA-256 of the files of weights by architecture: what a run has begun from."""
+        return {name: sha256(path) for name, path in self.files.items()}
+
+    def same_weights(self, known: Any) -> None:
+        """CheckpointError where a file of weights is not the one that a run began from.
+
+        known: the checksums that a checkpoint says; it may be of a version that said none.
+        """
+        for name, total in self.checksums.items():
+            if isinstance(known, dict) and known.get(name, total) != total:
+                raise CheckpointError(
+                    f"models.weights: {self.files[name]} ({name}) is not the file that the run "
+                    f"began from: its SHA-256 is {total[:SHOWN]}..., that of the run's was "
+                    f"{str(known[name])[:SHOWN]}...; put that file back, or begin a new run"
+                )
 
     def wanted(self, name: str) -> bool:
         """Whether the tensor of this name is trained as it is."""
@@ -130,6 +151,15 @@ class Parts:
                 f"models.lora = {self.lora}: {architecture} has no linear or attention layer whose "
                 f"weights models.train leaves frozen; set models.lora = 0, or take another model"
             )
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex. Raises ConfigError where it cannot be read."""
+    try:
+        with open(path, "rb", opener=only_regular) as raw:
+            return hashlib.file_digest(raw, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"models.weights: {path}: cannot be read: {error}") from error
 
 
 class Lora(nn.Module):

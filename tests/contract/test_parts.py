@@ -9,7 +9,7 @@ import torch
 from hpcfed.algorithms.global_model.fedclip import contrast_pairs
 from hpcfed.comm import Serial, spmd
 from hpcfed.core import rng
-from hpcfed.core.errors import ConfigError
+from hpcfed.core.errors import CheckpointError, ConfigError
 from hpcfed.models import build, clip
 from hpcfed.models.parts import Parts, plain_state
 from hpcfed.results.trained.from_checkpoint import Saved, from_newest
@@ -273,3 +273,21 @@ def test_a_dual_encoder_of_hugging_face_is_read_from_its_folder(tmp_path):
         assert torch.allclose(model(x), want, atol=1e-4)
     run = toy.run(Serial(), toy.job("fedclip", "--models.mix", name, "--rounds", "1"))
     assert {v for v in run.column("up").ravel() if v} == {4 * 2 * (6 * 6 + 6)}
+
+
+@pytest.mark.parametrize("flags", [(), LORA], ids=["all", "lora"])
+def test_a_run_goes_on_from_no_other_weights_than_it_began_from(tmp_path, flags):
+    path, run = tmp_path / "w.pt", tmp_path / "run"
+
+    def put(seed: int) -> None:
+        with rng.scoped(seed, "other"):
+            torch.save(build("small", toy.SHAPE, toy.CLASSES, toy.D).state_dict(), path)
+
+    put(7)
+    job = toy.job("fedavg", "--models.weights", str(path), *flags)
+    toy.run(Serial(), job, rounds=1, save=run)
+    put(8)
+    with pytest.raises(CheckpointError, match=r"w.pt \(small\) is not the file that the run began"):
+        toy.run(Serial(), job, resume=run)
+    put(7)
+    assert toy.run(Serial(), job, resume=run).rows

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from hpcfed import cli
 from hpcfed.algorithms import ALGORITHMS
@@ -18,11 +19,10 @@ from tests import limits
 from tests.mpirun import ROOT, environment
 
 TEXT = (ROOT / "README.md").read_text()
-SHORT = (
-    "--algorithm.name local,fedclassavg --seed 0,1 "
-    "--rounds 1"
-)  # of a sweep: what is given last counts
 FEW = "HPCFED_DATA__TRAIN_LIMIT=300"  # examples, for the tests' sake
+# of sweeps: what is given last counts; the one of digits is compared over seeds
+SHORT = {"runs/try": "--algorithm.name local,fedclassavg --seed 0,1 --rounds 1"}
+SHORTER = "--algorithm.name local,lgfedavg --seed 0 --rounds 1"
 SMALL_MACHINE = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -41,10 +41,23 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory) -> Path:
-    """Where a user stands: the jobs beside her, her own algorithm in a file."""
+    """Where a user stands: the jobs beside her, her own algorithm, table and images in files."""
     folder = tmp_path_factory.mktemp("desk")
     (folder / "jobs").symlink_to(ROOT / "jobs")
     (folder / "smoothed.py").write_text(blocks("python")[0])
+    names = re.search(r"^age,.*,sick$", TEXT, re.MULTILINE)[0]
+    with open(folder / "heart.csv", "w") as table:
+        print(names, file=table)
+        for i in range(80):
+            who = ("cleveland", "hungarian", "switzerland", "va")[i // 2 % 4]
+            gap = "" if i % 9 == 0 else i % 4
+            print(*range(i, i + 12), gap, who, ("no", "yes")[i % 2], sep=",", file=table)
+    for kind in ("cat", "dog"):
+        (folder / "photos" / kind).mkdir(parents=True)
+        for i in range(50):
+            Image.new("RGB", (40 + i % 3, 40), (i, 100, 5 * (kind == "dog"))).save(
+                folder / "photos" / kind / f"{i}.png"
+            )
     return folder
 
 
@@ -74,7 +87,8 @@ def test_every_command_of_the_readme_works(desk):
         elif command == "hpcfed run":
             done = shell(f"{FEW} HPCFED_ROUNDS=1 {command}", desk)
         elif "hpcfed sweep" in command:
-            done = shell(f"{FEW} {command} {SHORT}", desk)
+            short = next((s for name, s in SHORT.items() if command.endswith(name)), SHORTER)
+            done = shell(f"{FEW} {command} {short}", desk)
         else:
             done = shell(f"{FEW} {command}", desk)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -110,12 +124,12 @@ def test_the_readmes_table_of_methods_is_that_of_the_registry():
     }
 
 
-def test_the_first_table_is_that_of_the_committed_runs(capsys):
-    runs = sorted((ROOT / "benchmarks/results/try").glob("*.h5"))
-    assert len(runs) == 12 and cli.main(["table", *map(str, runs)]) == 0
-    shown = re.search(r"^```\n(Test accuracy.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)[
-        1
-    ].splitlines()
+@pytest.mark.parametrize("place, name, number", [(0, "heart", 9), (1, "try", 12)])
+def test_the_tables_are_those_of_the_committed_runs(place, name, number, capsys):
+    runs = sorted((ROOT / "benchmarks/results" / name).glob("*.h5"))
+    assert len(runs) == number and cli.main(["table", *map(str, runs)]) == 0
+    tables = re.findall(r"^```\n(Test accuracy.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+    shown = tables[place].splitlines()
     made = capsys.readouterr().out.splitlines()
     assert made[0].startswith(shown[0]) and sorted(made[2:]) == sorted(shown[2:])
 

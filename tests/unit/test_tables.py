@@ -294,7 +294,16 @@ def test_texts_and_images_of_hugging_face_are_inputs(tmp_path):
     text = ["good day", "bad night"] * 10
     name = saved_set(tmp_path / "t", ("train", "validation"), text=text, label=[1, 0] * 10)
     data = read(name, text="text")
+    with pytest.raises(DataError, match="data.held_out has no effect .* with test examples"):
+        read(name, text="text", held_out=0.5)
     assert data.vocabulary == 6 and len(data.train.y) == len(data.test.y) == 20
+    library = pytest.importorskip("datasets")
+    kinds = library.ClassLabel(names=["night", "day", "dusk"])
+    about = library.Features({"text": library.Value("string"), "label": kinds})
+    rows = library.Dataset.from_dict({"text": text, "label": [1, 0] * 10}, features=about)
+    rows.save_to_disk(tmp_path / "named")
+    named = read(f"hf:{tmp_path / 'named'}", text="text")
+    assert named.classes == ("night", "day", "dusk") and set(named.train.y) == {0, 1}
     images = [Image.new("L", (5, 4), i) for i in range(20)]
     who = [i % 4 for i in range(20)]
     name = saved_set(tmp_path / "i", image=images, label=[0, 1] * 10, writer=who)
@@ -305,10 +314,11 @@ def test_texts_and_images_of_hugging_face_are_inputs(tmp_path):
 
 
 def test_what_hugging_face_cannot_load_is_one_message(tmp_path, monkeypatch):
-    pytest.importorskip("datasets")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    library, asked = pytest.importorskip("datasets"), []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *address, **_: asked.append(address) or [])
     with pytest.raises(DataError, match="hf:nobody/nothing: `datasets` cannot load it: .*cache"):
         read("hf:nobody/nothing")
+    assert not asked and not library.config.HF_HUB_OFFLINE  # with data.download = false none is
     name = saved_set(tmp_path / "t", text=["a", "b"] * 10, label=[1, 0] * 10)
     with pytest.raises(DataError, match="columns.image = 'text' is no column of images"):
         read(name, image="text")

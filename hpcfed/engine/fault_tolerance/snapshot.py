@@ -19,7 +19,7 @@ from hpcfed.core.params import Params
 from hpcfed.core.payload import from_tree, on_device, to_tree
 from hpcfed.machine.transfer import Transfer
 from hpcfed.storage.equality import same_job
-from hpcfed.storage.record import JOB_ID, RUN_ID
+from hpcfed.storage.record import JOB_ID, RUN_ID, WEIGHTS
 
 if TYPE_CHECKING:
     from hpcfed.engine.rounds import Rounds
@@ -55,12 +55,12 @@ def header(rounds: Rounds) -> dict[str, Any]:
     """What a checkpoint says of its run.
 
     job: what results depend on.  settings: the whole job, and the batch job that works on it, for a
-    resume without results.
+    resume without results.  weights: checksums of the files that models started from.
     """
-    job = rounds.fed.job
+    job, weights = rounds.fed.job, rounds.fed.store.parts.checksums
     batch = os.environ.get("SLURM_JOB_ID", "")
     known = {"job": job.identity(), "settings": job.plain(), JOB_ID: batch}
-    return known | {RUN_ID: rounds.run_id}
+    return known | {RUN_ID: rounds.run_id} | ({WEIGHTS: weights} if weights else {})
 
 
 def items(rounds: Rounds) -> Iterator[tuple[str, Any]]:
@@ -133,6 +133,7 @@ def take_up(rounds: Rounds, source: Source) -> None:
     """
     fed = rounds.fed
     same_job(fed.job.identity(), source.header["job"], ignore=set(), defaults=fed.job.usual())
+    fed.store.parts.same_weights(source.header.get(WEIGHTS))
     rounds.t = source.rounds
     rounds.state = from_tree(rounds.state, source.get("state"), fed.device)
     scores = source.get("scores")

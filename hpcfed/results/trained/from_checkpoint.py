@@ -63,6 +63,8 @@ class Saved:
             "rounds": source.rounds,
         }
         self.fed = federation(self.job, self.about, found, self.sources, self.clients)
+        if self.fed.store.parts.some:  # what is frozen comes from these files
+            self.fed.store.parts.same_weights(source.header.get(record.WEIGHTS))
         self.method = self.job.algorithm
         self.keeps = keeps_weights(self.method, self.fed)
         self.fed.store.stateless = not self.keeps

@@ -1,0 +1,81 @@
+"""Seconds from `pip install` to a first curve: a fresh environment, the wheel of this tree, its
+packages, and the embedded job with its picture.
+
+`python benchmarks/first_result.py` builds the wheel, and prints how long each step took. pip takes
+packages from its cache where it has them, with the versions of constraints.txt: run it twice, and
+the second time no network is measured. `--installed` borrows the packages of this Python instead
+of installing them, to try the script itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--installed", action="store_true", help="this Python's packages")
+    parser.add_argument("words", nargs="*", help="of the run, after --, as --rounds 4")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        measure(Path(name), options.installed, options.words)
+
+
+def measure(folder: Path, installed: bool, words: list[str]) -> None:
+    """Do each step in the folder, and print its seconds."""
+    tree = folder / "tree"  # of its own: what an earlier build has left would go into the wheel
+    shutil.copytree(ROOT / "hpcfed", tree / "hpcfed")
+    for file in FILES:
+        shutil.copy(ROOT / file, tree)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    make = ["wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(tree)]
+    subprocess.run([*pip, *make], check=True)
+    [wheel] = folder.glob("*.whl")
+    own = folder / "env" / "bin"
+    steps = {
+        "python -m venv": [sys.executable, "-m", "venv", str(folder / "env")],
+        "pip install": [
+            *(str(own / "pip"), "--disable-pip-version-check", "install", "-q"),
+            *(
+                "-c",
+                str(ROOT / "constraints.txt"),
+                *(["--no-deps"] if installed else []),
+                str(wheel),
+            ),
+        ],
+        "hpcfed run": [str(own / "hpcfed"), "run", *words],
+    }
+    total = 0.0
+    for title, command in steps.items():
+        begun = time.perf_counter()
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - begun
+        total += seconds
+        print(f"{title:16}{seconds:8.1f} s", flush=True)
+        if installed and title == "pip install":
+            borrow(folder / "env")
+    curves = [path.relative_to(folder) for path in folder.glob("runs/*/curves.png")]
+    print(f"{'in all':16}{total:8.1f} s, {os.cpu_count()} cores; {', '.join(map(str, curves))}")
+    if not curves:
+        sys.exit("there is no curve")
+
+
+def borrow(environment: Path) -> None:
+    """Let the packages of this Python be found from another environment."""
+    [site] = (environment / "lib").glob("python*/site-packages")
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+
+
+if __name__ == "__main__":
+    main()
