@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 
 sys.path[:0] = [os.getcwd()]
@@ -65,8 +63,6 @@ def settings(method: str, rounds: int) -> SimpleNamespace:
 def main() -> None:
     method, rounds = METHODS[sys.argv[1]], int(sys.argv[2])
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    random.seed(0)
-    np.random.seed(0)  # theirs draws from it
     models.Net = Net
     os.chdir(Path("system"))
     server = SERVERS[method](settings(method, rounds), 0)
