@@ -42,6 +42,7 @@ TITLES = {
     "gpu": "On a GPU",
     "peers": "Beside other simulators",
     "authors": "Beside the authors' code",
+    "htfllib": "Beside HtFLlib",
     CHAOS: "Runs that a fault struck at a random moment",
 }
 

@@ -19,7 +19,7 @@ from hpcfed.storage.record import load as read
 from tests import limits
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(FOLDER))
+sys.path[:0] = [str(FOLDER), str(FOLDER / "htfllib")]
 
 import h5py  # noqa: E402
 import methods  # noqa: E402
@@ -28,6 +28,7 @@ import own  # noqa: E402
 import remake  # noqa: E402
 import report  # noqa: E402
 import runs  # noqa: E402
+import setting  # noqa: E402
 import studies  # noqa: E402
 from apart import Apart  # noqa: E402
 from paired import RESULTS, Ratio, Row  # noqa: E402
@@ -220,6 +221,16 @@ def test_a_table_on_own_data_shows_what_is_there_beside_the_papers_numbers(tmp_p
     lines = own.markdown("fesem").splitlines()
     assert "| FedAvg | 62.50 ± 17.68 | 84.9 |" in lines
     assert "| FedProx | not run yet | 72.6 |" in lines
+
+
+def test_beside_htfllib_each_client_has_its_classes_and_no_example_is_dealt_twice():
+    y = np.arange(4000) % 10
+    rows = setting.shares(y, each=20)
+    assert len(np.unique(np.concatenate(rows))) == setting.CLIENTS * 20 * setting.OWN_CLASSES
+    for k, own_rows in enumerate(rows):
+        want = sorted((k + i) % 10 for i in range(setting.OWN_CLASSES))
+        assert np.unique(y[own_rows], return_counts=True)[1].tolist() == [20] * len(want)
+        assert np.unique(y[own_rows]).tolist() == want
 
 
 def test_a_row_is_held_against_fedavg_seed_by_seed():
