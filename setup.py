@@ -62,7 +62,6 @@ setup(
     extras_require={
         "export": ["pandas>=2.2", "pyarrow>=15"],  # frames and Parquet
         "tables": ["pyarrow>=15"],  # data.name = "FILE.parquet"; CSV needs nothing more
-        "hf": ["datasets>=3"],  # data.name = "hf:NAME"
         "tensorboard": ["tensorboard>=2.15"],
         "wandb": ["wandb>=0.17"],
         "mlflow": ["mlflow-skinny>=2.12"],

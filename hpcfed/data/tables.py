@@ -527,7 +527,7 @@ def encode(
             )
         if not wordy and name not in (*how.columns.one_hot, *how.columns.codes):
             mean = one[~gaps(one)].mean()
-            made.append(tuple(np.where(gaps(v), mean, v) for v in (one, two)))
+            made.append((np.where(gaps(one), mean, one), np.where(gaps(two), mean, two)))
             still.append(False)
             continue
         values = kinds(one)
@@ -544,7 +544,8 @@ def encode(
             fresh[name] = new
         if name in how.columns.codes:
             usual = np.bincount(codes[0][codes[0] >= 0]).argmax()
-            made.append(tuple(np.where(v < 0, usual, v).astype(float) for v in codes))
+            first, second = (np.where(v < 0, usual, v).astype(float) for v in codes)
+            made.append((first, second))
             still.append(False)
         else:
             made += [tuple((v == i).astype(float) for v in codes) for i in range(len(values))]
@@ -559,8 +560,8 @@ def encode(
         fits(4 * part.n * len(made), part.where)
     with np.errstate(over="ignore"):
         x = [np.stack([pair[i] for pair in made], 1).astype(np.float32) for i in (0, 1)]
-    for values, part in zip(x, parts, strict=True):
-        if not np.isfinite(values).all():
+    for rows, part in zip(x, parts, strict=True):
+        if not np.isfinite(rows).all():
             raise DataError(f"{part.where}: values above 3.4e38 do not fit float32; scale them")
     mean, std = (np.array(v) for v in moments(x[0]))
     flags = np.array(still)

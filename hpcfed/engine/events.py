@@ -117,7 +117,7 @@ class Events:
     def _close(self, event: Ended, state: State) -> State:
         """A server makes a new model of what it has buffered. Returns the server's state."""
         k = event.job.client if event.job else 0  # with edges a job closes it, none has a deadline
-        new = self.coordinator.close(self.fed, self.state_of(k, state), event.closes)
+        new = self.coordinator.close(self.fed, self.state_of(k, state), event.closes)  # type: ignore[arg-type]  # it closes one
         return self._made(k, state, new, models=1)
 
     def _end(self, i: int, job: Work, state: State) -> State:

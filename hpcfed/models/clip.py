@@ -87,7 +87,9 @@ class TinyDualEncoder(DualEncoder):
         embed, layer, last = self.text
         rows = []
         for name in names:
-            codes = torch.tensor([list(PROMPT.format(name).encode())], device=embed.weight.device)
+            codes = torch.tensor([list(PROMPT.format(name).encode())]).to(
+                next(last.parameters()).device
+            )
             rows.append(last(layer(embed(codes)).mean(1))[0])
         self.text = None
         return SCALE * F.normalize(torch.stack(rows), dim=1)

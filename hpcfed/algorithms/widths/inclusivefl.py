@@ -214,5 +214,6 @@ def share_layers(kin: Family, old: Params, new: Params, shares: Mapping[str, flo
             part = new[f"{kind}/{name}"]
             part = part if len(there) == 1 else part * (shares[kind] / total)
             value = part if value is None else value + part
-        found.update({f"{kind}/{name}": value for kind in mine})
+        if value is not None:
+            found.update({f"{kind}/{name}": value for kind in mine})
     return found
