@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor, nn
@@ -30,12 +31,16 @@ class Block(nn.Module):
         return F.relu(x + self.path(x))
 
 
-def row(stem: list[nn.Module], blocks: list[nn.Module], last: list[nn.Module]) -> nn.Module:
+def row(
+    stem: Sequence[nn.Module], blocks: Sequence[nn.Module], last: Sequence[nn.Module]
+) -> nn.Module:
     """The three parts one after the other, named so that the last one's names do not hang on the
     number of blocks.
     """
     parts = {"stem": stem, "blocks": blocks, "last": last}
-    named = OrderedDict((name, nn.Sequential(*layers)) for name, layers in parts.items())
+    named: OrderedDict[str, nn.Module] = OrderedDict(
+        (name, nn.Sequential(*layers)) for name, layers in parts.items()
+    )
     return nn.Sequential(named)
 
 
