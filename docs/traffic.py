@@ -56,20 +56,21 @@ def traffic(name: str) -> str:
         job = load([*given, *SGD], environ={})
     except ConfigError:  # a method that has no optimiser
         job = load([*given, "--local.lr", "0.001"], environ={})  # the default
-    # the other methods do not decide about data and clients
-    like = name if "proxy" in cls().needs else "local"
+    # the other methods do not decide about data, clients and their networks
+    own = "proxy" in cls().needs or cls().variants != ("",)
+    like = name if own else "local"
     fed = federation(job, Serial(), known(like, *words))
     counted = np.array(
         [(*job.algorithm.traffic(fed, k), fed.shapes(k=k).nbytes) for k in range(fed.K)]
     )  # [K, 3]
-    down, up, own = (f"{bytes_:,.0f}" for bytes_ in counted.mean(0))
+    down, up, whole = (f"{bytes_:,.0f}" for bytes_ in counted.mean(0))
     setting = (
         f"Bytes of a client in a round with the method's defaults, mean over 20 clients on digits "
         f"(10 classes, `models.d = 512`), {told}:"
     )
     return joined(
         setting,
-        table(("down", "up", "for comparison: its own model"), [(down, up, own)]),
+        table(("down", "up", "for comparison: what it trains"), [(down, up, whole)]),
         formula(cls),
     )
 

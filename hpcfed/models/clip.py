@@ -83,8 +83,8 @@ class TinyDualEncoder(DualEncoder):
 
     @torch.no_grad()
     def class_weights(self, names: Sequence[str]) -> Tensor:
-        assert self.text is not None
-        embed, layer, last = self.text
+        parts: Any = self.text
+        embed, layer, last = parts
         rows = []
         for name in names:
             codes = torch.tensor([list(PROMPT.format(name).encode())]).to(
@@ -224,7 +224,7 @@ class Adapter(nn.Sequential):
 def attend(model: Model) -> Model:
     """An adapter after the body: the representation z becomes a(z) z, divided by its length. Of a
     model that is no dual encoder it gets the length exp(s) = 1 / 0.07 instead of 1, which is in the
-    head of a dual one.  Lu et al. (FedCLIP), arXiv:2302.13485, section 3.
+    head of a dual one.  Lu et al. (FedCLIP), arXiv:2302.13485.
     """
     dual = isinstance(model.body, DualEncoder)
     if dual:

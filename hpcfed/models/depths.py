@@ -114,7 +114,7 @@ def relate(layouts: tuple[tuple[str, Layout], ...]) -> Family:
         for name, shape in (beside | {n: own[n] for n in inside[kind]}).items():
             there = shapes[deepest].get(name, ())
             if there != shape:
-                why = f"{name} has shape {list(there)} in one and {list(shape)} in the other"
+                why = f"{name} has shape {list(there)} in {deepest} and {list(shape)} in {kind}"
                 raise different(deepest, kind, why)
     if len(set(depths.values())) < len(depths):
         raise different(deepest, deepest, "two have as many blocks")

@@ -38,8 +38,10 @@ def row(
     number of blocks.
     """
     parts = {"stem": stem, "blocks": blocks, "last": last}
-    named = {name: nn.Sequential(*layers) for name, layers in parts.items()}
-    return nn.Sequential(OrderedDict[str, nn.Module](named))
+    named: OrderedDict[str, nn.Module] = OrderedDict(
+        (name, nn.Sequential(*layers)) for name, layers in parts.items()
+    )
+    return nn.Sequential(named)
 
 
 def resmlp(shape: tuple[int, ...], d: int, blocks: int) -> nn.Module:

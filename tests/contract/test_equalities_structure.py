@@ -459,7 +459,7 @@ def test_the_row_of_blocks_of_a_transformer_is_found_by_names_and_shapes():
 @pytest.mark.parametrize(
     "layers, words",
     [
-        ((Layers(2), Layers(3, last=2)), r"last.weight \[1, 1\] in one and \[2, 1\] in the other"),
+        ((Layers(2), Layers(3, last=2)), r"weight has shape \[2, 1\] in m1 and \[1, 1\] in m0"),
         ((Layers(2), torch.nn.Linear(1, 1)), "only one of them has bias"),
         ((Layers(2), Layers(2)), "two have as many blocks"),
     ],

@@ -2,7 +2,7 @@
 and sent.
 
 Lu et al. (FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning), IEEE
-Data Engineering Bulletin 2023, arXiv:2302.13485, section 3. An adapter weighs the values of an
+Data Engineering Bulletin 2023, arXiv:2302.13485. An adapter weighs the values of an
 image's representation z by an attention a(z) = softmax(W2 tanh(W1 z + b1) + b2); a(z) z is divided
 by its length. Its logits are exp(s) times the cosines to the texts "a picture of a NAME" of the
 classes, s frozen too. Clients minimise the mean of two cross-entropies over the pairs of a batch:

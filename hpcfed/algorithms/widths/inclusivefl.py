@@ -2,7 +2,7 @@
 over all of them, and the last layer of a shallow model learns from the layers that it lacks.
 
 Liu et al. (No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices), KDD 2022,
-arXiv:2202.08036, sections 3.2 and 3.3. A tier is all clients of one depth: the first L_i of the
+arXiv:2202.08036. A tier is all clients of one depth: the first L_i of the
 layers of one model. Clients train with cross-entropy. The server takes the mean change of each
 tier, then the mean over the tiers of each layer that several have, weighted by the examples of the
 round. The last layer of each tier, what follows it, and the head stay the tier's own. Momentum
@@ -208,12 +208,12 @@ def share_layers(kin: Family, old: Params, new: Params, shares: Mapping[str, flo
     for name in old.under(f"{deepest}/"):
         mine = [k for k in kin.tiers if f"{k}/{name}" in old and kin.common(k, name)]
         there = [k for k in mine if shares[k]]
-        total = sum(shares[k] for k in there)
-        value = old[f"{deepest}/{name}"] if not there else None
-        for kind in there:
-            part = new[f"{kind}/{name}"]
-            part = part if len(there) == 1 else part * (shares[kind] / total)
-            value = part if value is None else value + part
-        if value is not None:
-            found.update({f"{kind}/{name}": value for kind in mine})
+        if len(there) == 1:
+            value = new[f"{there[0]}/{name}"]
+        elif there:
+            total = sum(shares[k] for k in there)
+            value = torch.stack([new[f"{k}/{name}"] * (shares[k] / total) for k in there]).sum(0)
+        else:
+            value = old[f"{deepest}/{name}"]
+        found.update({f"{kind}/{name}": value for kind in mine})
     return found
