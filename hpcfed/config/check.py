@@ -81,7 +81,9 @@ def check_columns(job: Job) -> None:
     if {job.data.name, job.data.public_source} - set(DATASETS) - {""}:
         return
     fields = ("test_file", "held_out", "image_size")
-    given = {f"data.{name}": (getattr(job.data, name), type(job.data)) for name in fields}
+    given: dict[str, tuple[Any, Any]] = {
+        f"data.{name}": (getattr(job.data, name), type(job.data)) for name in fields
+    }
     names = type(job.columns).model_fields
     given |= {f"columns.{name}": (getattr(job.columns, name), type(job.columns)) for name in names}
     for name, (value, part) in given.items():

@@ -192,7 +192,8 @@ def of_images(
         rows = tables.held_out(name, y[0], users[0], how.held_out)
         splits = [splits[0].take(part) for part in rows]
     own = all(ids is not None for ids in users)
-    return DataSet(title(name), *splits, names, *moments(splits[0].x), own_tests=own)
+    mean, std = moments(splits[0].x)
+    return DataSet(title(name), splits[0], splits[1], names, mean, std, own_tests=own)
 
 
 def survey(parts: list[Any], image: str, wanted: int, name: str) -> tuple[tuple[int, int], bool]:

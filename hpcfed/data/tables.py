@@ -507,7 +507,7 @@ def encode(
     All that is learnt of the data is learnt of the first part. A 0 or 1 has mean 0 and deviation 1,
     so that it stays as it is.
     """
-    made: list[tuple[np.ndarray, np.ndarray]] = []
+    made: list[tuple[np.ndarray, ...]] = []
     still: list[bool] = []
     fresh: dict[str, int] = {}
     for name in role.inputs:
@@ -559,8 +559,8 @@ def encode(
         fits(4 * part.n * len(made), part.where)
     with np.errstate(over="ignore"):
         x = [np.stack([pair[i] for pair in made], 1).astype(np.float32) for i in (0, 1)]
-    for values, part in zip(x, parts, strict=True):
-        if not np.isfinite(values).all():
+    for rows, part in zip(x, parts, strict=True):
+        if not np.isfinite(rows).all():
             raise DataError(f"{part.where}: values above 3.4e38 do not fit float32; scale them")
     mean, std = (np.array(v) for v in moments(x[0]))
     flags = np.array(still)
