@@ -507,7 +507,7 @@ def encode(
     All that is learnt of the data is learnt of the first part. A 0 or 1 has mean 0 and deviation 1,
     so that it stays as it is.
     """
-    made: list[tuple[np.ndarray, np.ndarray]] = []
+    made: list[tuple[np.ndarray, ...]] = []
     still: list[bool] = []
     fresh: dict[str, int] = {}
     for name in role.inputs:

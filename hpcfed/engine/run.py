@@ -148,7 +148,7 @@ def odd_labels(job: Job, facts: World) -> list[str]:
     the job does not use.
     """
     y, C = facts.data.train.y, len(facts.data.classes)
-    if facts.many or not len(y) or facts.data.task == "survival":
+    if not isinstance(facts.partition, Partition) or not len(y) or facts.data.task == "survival":
         return []
     name, found = data_name(job.data.model_dump()), []
     number = np.bincount(y, minlength=C)

@@ -9,6 +9,7 @@ import pytest
 
 from hpcfed.core import progress
 from hpcfed.core.progress import track
+from hpcfed.data.partition_file import Partition
 from hpcfed.engine.run import odd_labels
 from hpcfed.launch.sweep.pool import Pool
 from hpcfed.machine.heartbeat import Heartbeat
@@ -127,12 +128,12 @@ def test_suspicious_labels_are_warned_of_in_a_line_each(labels, classes, parts, 
         model_dump=lambda: about, partition="iid", partition_file=None, partition_by="label"
     )
     job = SimpleNamespace(data=own, columns=SimpleNamespace(client=""))
-    held = SimpleNamespace(train=[np.array(part) for part in parts])
-    found = odd_labels(job, SimpleNamespace(data=data, many=False, partition=held))
+    held = Partition(tuple(np.array(part) for part in parts), (), np.zeros(0, np.int64))
+    found = odd_labels(job, SimpleNamespace(data=data, partition=held))
     assert len(found) == bool(said)
     assert all(line.startswith("mine.npz: ") and said in line for line in found)
     own.partition = "classes"  # there it is meant
-    found = odd_labels(job, SimpleNamespace(data=data, many=False, partition=held))
+    found = odd_labels(job, SimpleNamespace(data=data, partition=held))
     assert not any("have one label" in line for line in found)
 
 
@@ -140,9 +141,12 @@ def test_clients_that_a_column_names_and_the_partition_does_not_use_are_told():
     data = SimpleNamespace(train=SimpleNamespace(y=np.array([0, 1, 0, 1])), classes=("a", "b"))
     data.task = "classes"
     own = SimpleNamespace(
-        model_dump=lambda: {"name": "t.csv"}, partition="iid", partition_file=None
+        model_dump=lambda: {"name": "t.csv"},
+        partition="iid",
+        partition_file=None,
+        partition_by="label",
     )
     job = SimpleNamespace(data=own, columns=SimpleNamespace(client="site"))
-    held = SimpleNamespace(train=[np.arange(4)])
-    (line,) = odd_labels(job, SimpleNamespace(data=data, many=False, partition=held))
+    held = Partition((np.arange(4),), (), np.zeros(0, np.int64))
+    (line,) = odd_labels(job, SimpleNamespace(data=data, partition=held))
     assert "column 'site' names clients, but data.partition = 'iid'" in line
