@@ -1,5 +1,6 @@
-"""How ranks meet: few collective verbs, over one process, threads or MPI; alone here mpi4py is
-used.
+"""How ranks meet: few collective verbs, over one process, threads or MPI.
+
+Alone here mpi4py is used.
 """
 
 from hpcfed.comm.connect import connect

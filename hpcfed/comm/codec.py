@@ -91,8 +91,9 @@ def decode(data: bytes) -> Any:
 
 
 def _pack(item: Any, arrays: list[np.ndarray]) -> Any:
-    """The header's tree: plain values as they are, all else as [kind, ...]; arrays get each array's
-    bytes.
+    """The header's tree: plain values as they are, all else as [kind, ...].
+
+    Arrays get each array's bytes.
     """
     if type(item) in PLAIN:
         return item

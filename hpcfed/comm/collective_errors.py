@@ -12,8 +12,9 @@ T = TypeVar("T")
 
 
 def on_all_ranks(comm: Comm, fn: Callable[[], T]) -> T:
-    """fn() on every rank; collective. If it raises HpcfedError on any, all ranks raise the first
-    rank's.
+    """fn() on every rank; collective.
+
+    If it raises HpcfedError on any, all ranks raise the first rank's.
 
     fn must not communicate: a rank that fails would leave the others waiting.
     """

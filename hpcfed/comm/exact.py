@@ -30,8 +30,9 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def largest(rows: Sequence[Row], shapes: Shapes, factors: Sequence[float]) -> np.ndarray:
-    """The largest magnitude of each array, times its row's factor, over these rows, [A]; 0 without
-    rows.
+    """The largest magnitude of each array, times its row's factor, over these rows, [A].
+
+    0 without rows.
 
     Raises DivergedError for nan or inf, ValueError for a row whose arrays have other shapes.
     """
@@ -53,8 +54,9 @@ def largest(rows: Sequence[Row], shapes: Shapes, factors: Sequence[float]) -> np
 
 
 def magnitude(array: np.ndarray) -> float:
-    """The largest |value|, without a temporary array; nan or inf if one is in it, 0 for an empty
-    array.
+    """The largest |value|, without a temporary array.
+
+    Nan or inf if one is in it, 0 for an empty array.
     """
     return max(float(array.max()), -float(array.min())) if array.size else 0.0
 
@@ -73,8 +75,9 @@ def quantise(
     s: int,
     buffer: np.ndarray,
 ) -> None:
-    """Write the sum over the rows of rint(values * factor * 2**s) to out, [m] float64; values: [m]
-    each.
+    """Write the sum over the rows of rint(values * factor * 2**s) to out, [m] float64.
+
+    values: [m] each.
 
     buffer: float64, at least [m], written over.
     """
@@ -88,8 +91,9 @@ def quantise(
 
 
 def restore(totals: np.ndarray, s: int, i: int) -> None:
-    """Array i's totals from the grid back to values, in place; raises DivergedError for one beyond
-    float64.
+    """Array i's totals from the grid back to values, in place.
+
+    Raises DivergedError for one beyond float64.
     """
     totals += 0.0  # from minus zero, which comes and goes with the ranks
     times(totals, 1.0, -s, out=totals)
@@ -98,8 +102,9 @@ def restore(totals: np.ndarray, s: int, i: int) -> None:
 
 
 def times(values: np.ndarray, factor: float, s: int, out: np.ndarray) -> np.ndarray:
-    """values * factor * 2**s in float64; s is -1126..1126, so that 2**s itself may be beyond
-    float64.
+    """values * factor * 2**s in float64.
+
+    s is -1126..1126, so that 2**s itself may be beyond float64.
     """
     if (
         values.dtype != out.dtype

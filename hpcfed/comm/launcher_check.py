@@ -1,5 +1,6 @@
-"""Whether a launcher is that of the MPI library; decided before MPI starts, where it may end the
-process without a word.
+"""Whether a launcher is that of the MPI library.
+
+Decided before MPI starts, where it may end the process without a word.
 """
 
 from collections.abc import Mapping

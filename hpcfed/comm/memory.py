@@ -60,8 +60,9 @@ def _write(folder: str, arrays: Arrays) -> str:
 
 
 def read(path: str, plan: Plan) -> Arrays:
-    """The arrays of a file that `write` made, read-only; the file may be removed as soon as they
-    are there.
+    """The arrays of a file that `write` made, read-only.
+
+    The file may be removed as soon as they are there.
     """
     memory = np.memmap(path, np.uint8, "r")
     parts = zip(plan, _starts(plan), strict=False)

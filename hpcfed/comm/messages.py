@@ -47,15 +47,17 @@ def private_buffers(lines: int, columns: int, dtype: np.dtype) -> Room:
 
 
 def private_buffer_bytes(lines: int, columns: int, item: int) -> int:
-    """Bytes of these buffers, with those in which a rank works. item: of a value that is
-    finished.
+    """Bytes of these buffers, with those in which a rank works.
+
+    item: of a value that is finished.
     """
     return columns * (ITEM * (2 * lines + WORK) + item * (lines + 1))
 
 
 class Ways(NamedTuple):
-    """How these ranks add up. Sums are of integers within 2**53, so that their order does not
-    matter.
+    """How these ranks add up.
+
+    Sums are of integers within 2**53, so that their order does not matter.
     """
 
     rank: int

@@ -98,8 +98,9 @@ class Mpi(Mortal):
         return found if min(self._allgather(found is not None)) else None
 
     def _in_memory(self, make: Callable[[], tuple], look: Callable[..., T]) -> T:
-        """look(path, ...) on all ranks of a node at what make() has put into memory there; then its
-        name goes.
+        """look(path, ...) on all ranks of a node at what make() has put into memory there.
+
+        Then its name goes.
 
         make: called by one rank of each node; the path of a file, or "", and what else `look`
         needs.

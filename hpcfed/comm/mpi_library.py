@@ -33,8 +33,9 @@ def library() -> dict[str, Any]:
 
 
 def library_path(stem: str) -> str:
-    """The file of a shared library that this process has loaded; "" if there is none, or no
-    /proc.
+    """The file of a shared library that this process has loaded.
+
+    "" if there is none, or no /proc.
     """
     try:
         # five columns, and the path, which may hold spaces
@@ -46,8 +47,9 @@ def library_path(stem: str) -> str:
 
 
 def takes_gpu(path: str) -> bool | None:
-    """What Open MPI's extension says of buffers in a GPU's memory; other libraries do not have
-    it.
+    """What Open MPI's extension says of buffers in a GPU's memory.
+
+    Other libraries do not have it.
     """
     try:
         return bool(ctypes.CDLL(path).MPIX_Query_cuda_support()) if path else None

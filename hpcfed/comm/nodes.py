@@ -60,8 +60,9 @@ class Nodes:
         return Room(sent, got, done[rank], done)
 
     def lines(self, sent: np.ndarray, got: np.ndarray) -> None:
-        """Every node's share of this rank's line, to `got`, [N, m]; of one node alone its ranks'
-        shares, [R, m].
+        """Every node's share of this rank's line, to `got`, [N, m].
+
+        Of one node alone its ranks' shares, [R, m].
         """
         self.node.Barrier()
         if not self.speakers:
@@ -75,8 +76,9 @@ class Nodes:
         )
 
     def collect(self, line: np.ndarray, done: np.ndarray) -> None:
-        """All ranks' finished lines, to the node's `done`, [R, m]; those of its own ranks are
-        there.
+        """All ranks' finished lines, to the node's `done`, [R, m].
+
+        Those of its own ranks are there.
         """
         if self.speakers:
             self.world.Alltoallv(

@@ -130,8 +130,9 @@ def valid_rank(name: str, rank: int, size: int) -> None:
 
 
 def union(parts: Iterable[bytes]) -> dict[int, Any]:
-    """All ranks' encoded items as one dict in the order of the ids; parts: one a rank, in rank
-    order.
+    """All ranks' encoded items as one dict in the order of the ids.
+
+    parts: one a rank, in rank order.
     """
     merged: dict[int, Any] = {}
     for rank, part in enumerate(parts):

@@ -124,8 +124,9 @@ class Mortal:
             dead.Free()
 
     def _revoke(self) -> None:
-        """Let no rank wait in a call that others will not make; what has begun fails there as
-        well.
+        """Let no rank wait in a call that others will not make.
+
+        What has begun fails there as well.
         """
         for comm in (self._world, self._node):
             if comm != MPI.COMM_NULL and not comm.Is_revoked():

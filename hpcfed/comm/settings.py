@@ -1,5 +1,6 @@
-"""What Open MPI is told before it starts, where nobody has told it otherwise; this file needs no
-MPI library.
+"""What Open MPI is told before it starts, where nobody has told it otherwise.
+
+This file needs no MPI library.
 """
 
 import os
@@ -12,8 +13,9 @@ YIELD = "OMPI_MCA_mpi_yield_when_idle"
 
 
 def prepare(env: MutableMapping[str, str], cores: int) -> None:
-    """Settings for long messages over TCP, and for ranks that share cores. cores: that this rank
-    may use.
+    """Settings for long messages over TCP, and for ranks that share cores.
+
+    cores: that this rank may use.
 
     Open MPI's word that a long message may come waits behind what goes the same way: over TCP an
     exchange both ways then goes one way after the other, and takes 1.7 times as long. So messages

@@ -29,8 +29,9 @@ class Meeting:
         self.last = ["start"] * ranks
 
     def exchange(self, turn: int, rank: int, call: str, value: Any) -> list[Any]:
-        """All ranks' values, [R]. Turns alternate between two tables: nobody writes into one still
-        read.
+        """All ranks' values, [R].
+
+        Turns alternate between two tables: nobody writes into one still read.
         """
         calls, values = self.calls[turn % 2], self.values[turn % 2]
         calls[rank], values[rank], self.last[rank] = call, value, call

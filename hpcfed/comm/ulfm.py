@@ -26,8 +26,9 @@ def available() -> bool:
 
 
 def prepare(env: MutableMapping[str, str]) -> None:
-    """Take the parts of Open MPI that survive a death, whatever else `env` asks for; before MPI
-    starts.
+    """Take the parts of Open MPI that survive a death, whatever else `env` asks for.
+
+    Before MPI starts.
     """
     env[COLL] = fit(env.get(COLL, ""))
     env["OMPI_MCA_pml"] = "ob1"  # the others are not made for faults

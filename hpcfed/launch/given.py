@@ -179,8 +179,9 @@ def importable(thing: Any, module: str, name: str) -> bool:
 
 
 def put(data: Any, root: Path) -> str:
-    """Write arrays into the folder of data, once; the file's name there, which their content
-    determines.
+    """Write arrays into the folder of data, once.
+
+    The file's name there, which their content determines.
 
     data: (x, y) or (x, y, x_test, y_test); or a dict, or an object with attributes, of the names in
     ARRAYS.  What they may hold: `hpcfed.data.files.read`.

@@ -154,8 +154,9 @@ def here(job: Any) -> tuple[int, int | None]:
 
 
 def beside(job: Any, ranks: int, launcher: str) -> tuple[int, int | None]:
-    """Run it on ranks of its own, and show how far they are; the exit status, and the signal that
-    stopped it.
+    """Run it on ranks of its own, and show how far they are.
+
+    The exit status, and the signal that stopped it.
     """
     words = find_launcher("hpcfed.run", ranks, launcher, "give launcher = ...")
     with tempfile.TemporaryDirectory(prefix="hpcfed-run-") as scratch:
@@ -175,8 +176,9 @@ def beside(job: Any, ranks: int, launcher: str) -> tuple[int, int | None]:
 
 
 def environment(job: Any) -> dict[str, str]:
-    """For the ranks: the job is whole, so variables that fill one do not count; they find the
-    modules that this process finds.
+    """For the ranks: the job is whole, so variables that fill one do not count.
+
+    They find the modules that this process finds.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     path = os.pathsep.join(os.path.abspath(place) for place in sys.path if os.path.isdir(place))
@@ -185,8 +187,10 @@ def environment(job: Any) -> dict[str, str]:
 
 
 class Child:
-    """A launcher and its ranks, which have ended when the block has. Signals that ask this process
-    to stop ask them: first to save and stop, then, where one comes again, to end at once.
+    """A launcher and its ranks, which have ended when the block has.
+
+    Signals that ask this process to stop ask them: first to save and stop, then, where one comes
+    again, to end at once.
 
     got: the first signal that came.
     """

@@ -9,8 +9,9 @@ MMAP_MAX, TRIM_THRESHOLD, TOP_PAD = -4, -1, -2  # parameters of mallopt, malloc.
 
 
 def keep_memory() -> None:
-    """Let glibc keep freed memory instead of giving it back to the system; elsewhere nothing
-    happens.
+    """Let glibc keep freed memory instead of giving it back to the system.
+
+    Elsewhere nothing happens.
 
     By default a freed block of some MiB goes back at once, and the next step's costs a page fault
     for each 4 KiB: 9 to 20 % of a step of the paper's four architectures. Up to 2 GiB on top of the

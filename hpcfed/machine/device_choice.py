@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """share: bytes of the GPU's memory for this rank, 0 on a CPU.  warning: of ranks that share one
-    unasked; or "".
+    """share: bytes of the GPU's memory for this rank, 0 on a CPU.
+
+    warning: of ranks that share one unasked; or "".
     """
 
     device: torch.device
@@ -27,8 +28,9 @@ class DeviceChoice:
 
 
 def choose_device(job: Job, comm: Comm) -> DeviceChoice:
-    """This rank's device, prepared; collective. Raises ConfigError on all ranks where the job wants
-    another.
+    """This rank's device, prepared; collective.
+
+    Raises ConfigError on all ranks where the job wants another.
     """
     seen = comm.gather({comm.rank: (comm.node_of[comm.rank], gpu_sharing.visible(job.run.device))})
     gpu, shared = gpu_sharing.take(seen).get(comm.rank), gpu_sharing.sharers(seen)

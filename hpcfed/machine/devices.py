@@ -13,8 +13,9 @@ CONTEXT = 2**29  # bytes of each process's CUDA context: an allowance, not measu
 
 
 def choose(wanted: str, gpu: int | None, precision: str = "float32") -> torch.device:
-    """The GPU of this number, as `sharing.take` gave it out, for "auto" or "cuda"; the CPU where it
-    is None.
+    """The GPU of this number, as `sharing.take` gave it out, for "auto" or "cuda".
+
+    The CPU where it is None.
 
     Raises ConfigError for cuda without a GPU, and for a precision that the device does not have.
     """

@@ -25,8 +25,9 @@ class MemoryFault(HpcfedError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether it is that, of a GPU or of the host; torch's allocator of the host raises a plain
-    RuntimeError.
+    """Whether it is that, of a GPU or of the host.
+
+    torch's allocator of the host raises a plain RuntimeError.
     """
     return isinstance(
         error, torch.OutOfMemoryError | MemoryError
@@ -51,8 +52,9 @@ def memory_allocated(device: torch.device) -> int:
 def explain_fault(
     error: Exception, where: str, job: Job, device: torch.device, steady: int
 ) -> Exception:
-    """The error that is told: one message that names the client.  steady: `memory_allocated` before
-    its turn.
+    """The error that is told: one message that names the client.
+
+    steady: `memory_allocated` before its turn.
     """
     if out_of_memory(error):
         return MemoryFault(f"{where}: {no_room(error, job.local.batch, device, steady)}")

@@ -1,5 +1,6 @@
-"""Which GPU each rank takes, and who shares one; plain lists of names, so that it needs no GPU to
-be tested.
+"""Which GPU each rank takes, and who shares one.
+
+Plain lists of names, so that it needs no GPU to be tested.
 
 A GPU is known by a name that is the same for all ranks of its node, whatever number it has for
 them: Slurm's `--gpus-per-task` shows each rank one GPU, which is number 0 for all of them.
@@ -21,8 +22,9 @@ MPS = (
 
 
 def visible(wanted: str) -> list[str]:
-    """Names of the GPUs that this process may use, in torch's order; none where the CPU is
-    wanted.
+    """Names of the GPUs that this process may use, in torch's order.
+
+    None where the CPU is wanted.
     """
     import torch
 
@@ -48,8 +50,9 @@ def gpu_name(i: int, mask: Sequence[str], uuid: str) -> str:
 
 
 def take(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, int]:
-    """The number of the GPU that each rank takes, as that rank counts; ranks that see none are left
-    out.
+    """The number of the GPU that each rank takes, as that rank counts.
+
+    Ranks that see none are left out.
 
     seen: by rank, its node and the names of the GPUs that it sees.  Each takes the one with the
     fewest ranks so far: where all ranks of a node see the same GPUs that is (local rank modulo
@@ -65,8 +68,9 @@ def take(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, int]:
 
 
 def sharers(seen: Mapping[int, tuple[int, Sequence[str]]]) -> dict[int, list[int]]:
-    """By rank, the ranks that compute on its GPU, itself included; nobody for a rank without
-    one.
+    """By rank, the ranks that compute on its GPU, itself included.
+
+    Nobody for a rank without one.
     """
     gpu = {rank: (seen[rank][0], seen[rank][1][i]) for rank, i in take(seen).items()}
     return {

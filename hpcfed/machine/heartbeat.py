@@ -8,16 +8,18 @@ from time import monotonic
 
 
 class Stopped(Exception):
-    """A signal ends the run inside a round. everywhere: all ranks raise it; else the others do not
-    know of it yet.
+    """A signal ends the run inside a round.
+
+    everywhere: all ranks raise it; else the others do not know of it yet.
     """
 
     everywhere = False
 
 
 class Heartbeat:
-    """A count that grows as long as the rank gets on, and where it is; to keep it costs next to
-    nothing.
+    """A count that grows as long as the rank gets on, and where it is.
+
+    To keep it costs next to nothing.
     """
 
     def __init__(self) -> None:

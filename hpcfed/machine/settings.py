@@ -19,8 +19,9 @@ CUDNN = ("enabled", "benchmark", "deterministic", "allow_tf32")
 
 @contextmanager
 def usual_settings() -> Iterator[None]:
-    """Inside, what changes the bits of a result is as a fresh process has it; afterwards all is as
-    it was before, the state of torch's generators too.
+    """Inside, what changes the bits of a result is as a fresh process has it.
+
+    Afterwards all is as it was before, the state of torch's generators too.
 
     Not given back is memory that the C library keeps (`allocator.keep_memory`).
     """

@@ -12,8 +12,9 @@ def locked(nbytes: int) -> int:
 
 
 class Transfer:
-    """Copies to the host's page-locked memory and back, on a stream of its own; for one thread in
-    the background.
+    """Copies to the host's page-locked memory and back, on a stream of its own.
+
+    For one thread in the background.
 
     Each call returns when its copy is there, so that any thread and stream may use it, and the
     original may go.

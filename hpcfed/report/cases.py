@@ -117,8 +117,9 @@ def axes(
 def drop_redundant(
     found: list[Run], axis: list[str], other: list[str], given: set[str], known: set[str]
 ) -> list[str]:
-    """An axis without the fields that those chosen after them decide too; given: those that
-    stay.
+    """An axis without the fields that those chosen after them decide too.
+
+    given: those that stay.
     """
     kept = list(axis)
     for name in (name for name in axis if name not in given):
@@ -137,8 +138,9 @@ def order(found: list[Run], name: str) -> tuple[int, int, str]:
 
 
 def conflicting_values(found: list[Run], axes: list[str], name: str) -> set[str]:
-    """Two or more values of a field among the runs of one cell; nothing where there is no such
-    cell.
+    """Two or more values of a field among the runs of one cell.
+
+    Nothing where there is no such cell.
     """
     if covers(ASIDE, name):
         return set()

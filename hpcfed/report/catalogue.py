@@ -189,8 +189,9 @@ def inputs(entry: Any) -> Mapping[str, Any]:
 
 
 def model(name: str, entry: Any) -> dict[str, Any]:
-    """A model's parameters and multiply-adds of one forward pass, by input; computes shapes
-    only.
+    """A model's parameters and multiply-adds of one forward pass, by input.
+
+    Computes shapes only.
     """
     import torch
 

@@ -100,8 +100,10 @@ def compare(
     out: Path | None = None,
     metric: str | None = None,
 ) -> str:
-    """The command. baseline: a method as the table names it, or one of its runs; default: that of
-    the first run. anyway: also runs of other rounds, data, partitions or clients.
+    """The command.
+
+    baseline: a method as the table names it, or one of its runs; default: that of the first run.
+    anyway: also runs of other rounds, data, partitions or clients.
 
     Returns the table, or the path of the file that it was written to.
     """

@@ -1,5 +1,6 @@
-"""Paired differences: how large, how sure. The choice of tests follows Demšar (JMLR 7, 2006,
-sections 3.1 and 3.2).
+"""Paired differences: how large, how sure.
+
+The choice of tests follows Demšar (JMLR 7, 2006, sections 3.1 and 3.2).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ def t_interval(differences: np.ndarray) -> Interval:
 
 
 def bootstrap(differences: np.ndarray, seed: int) -> Interval:
-    """Percentiles of the means of DRAWS samples with replacement. differences: [n], n >= 2, one of
-    each client.
+    """Percentiles of the means of DRAWS samples with replacement.
+
+    differences: [n], n >= 2, one of each client.
     """
     from scipy import stats
 
@@ -45,8 +47,9 @@ def bootstrap(differences: np.ndarray, seed: int) -> Interval:
 
 
 def wilcoxon(differences: np.ndarray) -> float:
-    """p of the two-sided signed-rank test. [n]; the ranks of zeros are split between both signs, as
-    Demšar has it.
+    """p of the two-sided signed-rank test.
+
+    [n]; the ranks of zeros are split between both signs, as Demšar has it.
     """
     from scipy import stats
 

@@ -23,8 +23,9 @@ TEX = {
 
 @dataclass
 class Shown:
-    """One cell. text, std: as shown.  note: what is to be said about it.  seeds: counted, of so
-    many runs.
+    """One cell.
+
+    text, std: as shown.  note: what is to be said about it.  seeds: counted, of so many runs.
 
     paper: the number that a paper has in its place, as printed there.
     """

@@ -24,8 +24,9 @@ FILE = Path(__file__).with_name("papers.toml")
 
 @dataclass(frozen=True)
 class Slot:
-    """A row or a column. where: the fields of its runs.  setting: what the jobs have beside, by
-    name.
+    """A row or a column.
+
+    where: the fields of its runs.  setting: what the jobs have beside, by name.
 
     value: what it shows, where that is not the whole table's.  paper: of a row, the numbers of the
     paper's cells.
@@ -40,8 +41,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table of a paper. down, across: what rows and columns are.  best: whether of its row or
-    column.
+    """A table of a paper.
+
+    down, across: what rows and columns are.  best: whether of its row or column.
     """
 
     name: str
@@ -62,8 +64,9 @@ def papers() -> dict[str, Any]:
 
 
 def layout(name: str) -> Layout:
-    """The layout of this name; ConfigError for others. What holds for the whole table stands with
-    each row.
+    """The layout of this name; ConfigError for others.
+
+    What holds for the whole table stands with each row.
     """
     if name not in papers():
         raise ConfigError(f"table: --layout: {unknown('layout', name, papers())}")

@@ -30,8 +30,9 @@ Numbers = tuple[
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of a run. what: in words, for the caption.  share: 0..1.  high: whether more is
-    better.  unit: B or s.
+    """One number of a run.
+
+    what: in words, for the caption.  share: 0..1.  high: whether more is better.  unit: B or s.
 
     each: the numbers of the clients, by client, of which `of` tells the mean; None: it is not one
     of clients.

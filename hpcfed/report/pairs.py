@@ -29,8 +29,9 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Method:
-    """Runs that differ in their seed alone. runs: by seed, those that are finished.  absent: the
-    others.
+    """Runs that differ in their seed alone.
+
+    runs: by seed, those that are finished.  absent: the others.
     """
 
     label: str
@@ -154,8 +155,9 @@ def comparable(ours: Run, theirs: Run, anyway: bool) -> bool:
 
 
 def same_examples(ours: Record, theirs: Record) -> bool | None:
-    """Whether the files say that client by client the examples are the same; None: they do not say
-    who holds which.
+    """Whether the files say that client by client the examples are the same.
+
+    None: they do not say who holds which.
     """
     parts = [
         {name: rows for name, rows in record.arrays.items() if name.startswith(ROWS)}

@@ -239,8 +239,9 @@ class Progress:
             self.say(f"moved {n} clients between ranks by measured cost")
 
     def finish(self, results: Results | None, picture: Callable[[Record, Path], Path]) -> None:
-        """The table, and the files that were made. picture: draws a record into a folder; the
-        path.
+        """The table, and the files that were made.
+
+        picture: draws a record into a folder; the path.
         """
         if not self.active or results is None:
             return
@@ -258,8 +259,9 @@ class Progress:
 
 
 def first_metric(row: dict[str, Any], usual: str) -> tuple[str, float]:
-    """The first metric that clients of this round have, and its mean over them; nan where none was
-    evaluated. usual: the name where none has any.
+    """The first metric that clients of this round have, and its mean over them.
+
+    Nan where none was evaluated. usual: the name where none has any.
     """
     for name in METRICS:
         if f"clients/{name}" in row and np.isfinite(value := mean(row[f"clients/{name}"])):
@@ -274,8 +276,9 @@ def brief(value: float, loss: float, metric: str = "accuracy") -> str:
 
 
 def line(value: float, loss: float, seconds: float, metric: str = "accuracy") -> str:
-    """A round in a few words; nothing about what is nan: a metric before the first evaluation,
-    say. loss: of training, the mean of the method's own objective.
+    """A round in a few words; nothing about what is nan: a metric before the first evaluation, say.
+
+    loss: of training, the mean of the method's own objective.
     """
     known = {f"{title_metric(metric)} {value:.4f}  ": value, f"train loss {loss:.3f}  ": loss}
     return (

@@ -31,8 +31,10 @@ def table(
     metric: str | None = None,
     choose: str | None = None,
 ) -> str:
-    """The command. rows, columns: fields of the job, separated by commas; what is not given is
-    chosen. value: which number of a run; metric: of which metric it is.
+    """The command.
+
+    rows, columns: fields of the job, separated by commas; what is not given is chosen. value: which
+    number of a run; metric: of which metric it is.
 
     layout: rows, columns and all else as a table of a paper has them; paper: with that one's
     numbers.  choose: fields, separated by commas, of which the values with the best validation
@@ -77,8 +79,9 @@ def refuse(layout: str, **given: object) -> None:
 def grid(
     found: list[Run], down: list[str], across: list[str], view: View, how: Sequence[str] = ()
 ) -> Grid:
-    """The cells, row by row, and what is to be said about them. how: values were chosen, in
-    words.
+    """The cells, row by row, and what is to be said about them.
+
+    how: values were chosen, in words.
     """
     lines, heads = order_values(found, down), order_values(found, across)
     cells = [

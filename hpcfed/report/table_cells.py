@@ -71,8 +71,9 @@ def compute_deviation(
 
 
 def mark_best(table: list[list[Shown]], high: bool) -> list[list[Shown]]:
-    """The table with the best of each column marked, where there are several; all that are equal as
-    they are shown.
+    """The table with the best of each column marked, where there are several.
+
+    All that are equal as they are shown.
     """
     for column in zip(*table, strict=True):
         known = [cell for cell in column if cell.mean is not None]

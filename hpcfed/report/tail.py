@@ -1,5 +1,6 @@
-"""`hpcfed tail RUN`: the last rounds of a run as lines, and with -f those that come; read from its
-files alone.
+"""`hpcfed tail RUN`: the last rounds of a run as lines, and with -f those that come.
+
+Read from its files alone.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ INTERRUPTED = 130  # the status of a command that Ctrl-C ends, as shells count
 
 
 def tail(run: Path, lines: int = 10, follow: bool = False) -> str | int:
-    """The command. follow: print what comes too, until the run is finished; Ctrl-C ends it
-    before.
+    """The command.
+
+    follow: print what comes too, until the run is finished; Ctrl-C ends it before.
     """
     if lines < 0:
         raise ConfigError(f"tail: -n {lines}: give at least 0")
@@ -65,8 +67,9 @@ def wait_for_change(run: Path, seen: object) -> object:
 
 
 def round_lines(record: Record, first: int) -> Iterator[str]:
-    """A line for each round from `first` on, counted from 0; its metric is that of the last
-    evaluation.
+    """A line for each round from `first` on, counted from 0.
+
+    Its metric is that of the last evaluation.
     """
     total, losses = record.header["job"]["rounds"], column(record, "clients/train_loss")
     metric = main_metric(record)

@@ -37,8 +37,9 @@ def metric_by_client(record: Record, name: str) -> np.ndarray:
 
 
 def last(record: Record, name: str) -> np.ndarray:
-    """The last row of a column [T, K] in which some client was evaluated; all nan where none ever
-    was.
+    """The last row of a column [T, K] in which some client was evaluated.
+
+    All nan where none ever was.
 
     Of more than 10,000 clients each row has only those that took part or were evaluated, in the
     order of `clients/id`.
@@ -62,8 +63,9 @@ def architectures(record: Record) -> np.ndarray:
 
 
 def rounds_with_values(record: Record, name: str = "") -> np.ndarray:
-    """The rounds, from 0, in which some client has a value in a column [T, K]; by default in that
-    of the main metric.
+    """The rounds, from 0, in which some client has a value in a column [T, K].
+
+    By default in that of the main metric.
     """
     found = column(record, name or f"clients/{main_metric(record)}")
     return np.flatnonzero(np.isfinite(found).any(1))
@@ -77,8 +79,9 @@ def column(record: Record, name: str) -> np.ndarray:
 
 
 def phases(record: Record) -> dict[str, np.ndarray]:
-    """Seconds of the ranks, [T, R], in each phase that was recorded; nan for a rank that was not
-    there.
+    """Seconds of the ranks, [T, R], in each phase that was recorded.
+
+    Nan for a rank that was not there.
     """
     known = {phase: record.columns.get(f"ranks/{phase}") for phase in PHASES}
     return {phase: seconds for phase, seconds in known.items() if seconds is not None}
@@ -109,8 +112,9 @@ def so_far(record: Record) -> dict[str, np.ndarray]:
 
 
 def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and population standard deviation [T] over the clients that have a finite value; nan
-    where none has.
+    """Mean and population standard deviation [T] over the clients that have a finite value.
+
+    Nan where none has.
     """
     known = np.isfinite(values)
     n, kept = known.sum(1), np.where(known, values, 0.0)

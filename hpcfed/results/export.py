@@ -72,8 +72,9 @@ def writer(format: str) -> Callable[[Path, Table], object]:
 
 
 def to_csv(path: Path, rows: Table) -> None:
-    """A line a row. Numbers have all the digits that they need to be read back to the bit; nan is
-    an empty cell.
+    """A line a row.
+
+    Numbers have all the digits that they need to be read back to the bit; nan is an empty cell.
     """
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")

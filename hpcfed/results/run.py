@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The results of a run, read-only, as they were when it was made or last refreshed. It may
-    still go on.
+    """The results of a run, read-only, as they were when it was made or last refreshed.
+
+    It may still go on.
 
     Letters: T rounds done, K clients, C classes, R ranks. Arrays are nan where nothing was
     recorded, e.g. of clients that were not evaluated in a round. Of more than 10,000 clients a row
@@ -104,8 +105,9 @@ class Run:
 
     @property
     def fields(self) -> Fields:
-        """The job by dotted names: `run.fields["data.alpha"]`; of a run that has not begun as its
-        sweep defines it.
+        """The job by dotted names: `run.fields["data.alpha"]`.
+
+        Of a run that has not begun as its sweep defines it.
         """
         if self._fields is None and self._record is None and self.member:
             return self.member[1].fields
@@ -120,8 +122,9 @@ class Run:
         return run
 
     def at(self, fields: Sequence[str]) -> tuple[str, ...]:
-        """Its values of these fields, as they are told apart; "" for a field that its method does
-        not have.
+        """Its values of these fields, as they are told apart.
+
+        "" for a field that its method does not have.
         """
         own = self.fields
         return tuple(format_value(own[name]) if name in own else "" for name in fields)
@@ -135,8 +138,9 @@ class Run:
         return self._record is not None and self._record.rounds >= total
 
     def absence(self) -> tuple[str, str]:
-        """Why its last numbers do not count, in one or two words and as a sentence; "" where they
-        do.
+        """Why its last numbers do not count, in one or two words and as a sentence.
+
+        "" where they do.
         """
         if self.finished:
             return "", ""
@@ -212,9 +216,10 @@ class Run:
         return metrics(self.record)
 
     def metric(self, name: str) -> np.ndarray:
-        """[T, K], a metric of each client after the round; [T], with `_pooled` at the end of its
-        name, over all clients' test examples together. CheckpointError for one that was not
-        measured.
+        """[T, K], a metric of each client after the round.
+
+        [T], with `_pooled` at the end of its name, over all clients' test examples together.
+        CheckpointError for one that was not measured.
         """
         place = "rounds" if name.endswith("_pooled") else "clients"
         return self.record.column(f"{place}/{name}")
@@ -268,8 +273,9 @@ class Run:
 
     @property
     def label_counts(self) -> np.ndarray | None:
-        """[K, C], training examples of each class that each client has; None where that was not
-        recorded.
+        """[K, C], training examples of each class that each client has.
+
+        None where that was not recorded.
         """
         return self.record.arrays.get("label_counts")
 
@@ -279,8 +285,9 @@ class Run:
         return list(self.record.columns)
 
     def column(self, name: str) -> np.ndarray:
-        """[T, K], [T, R] or [T], any column as it was recorded; CheckpointError for an unknown
-        name.
+        """[T, K], [T, R] or [T], any column as it was recorded.
+
+        CheckpointError for an unknown name.
         """
         return self.record.column(name)
 

@@ -114,8 +114,9 @@ def number(values: np.ndarray) -> float | None:
 
 
 def summary_statistics(values: np.ndarray) -> dict[str, Any]:
-    """Mean, population standard deviation, least and most over the clients that are not nan; of one
-    client there is no deviation.
+    """Mean, population standard deviation, least and most over the clients that are not nan.
+
+    Of one client there is no deviation.
     """
     known = values[np.isfinite(values)]
     if not len(known):
@@ -131,8 +132,9 @@ def summary_statistics(values: np.ndarray) -> dict[str, Any]:
 
 
 def best(record: Record, name: str = "accuracy") -> dict[str, Any]:
-    """The round, counted from 1, with the highest mean accuracy, or other metric; the first of
-    several equal ones.
+    """The round, counted from 1, with the highest mean accuracy, or other metric.
+
+    The first of several equal ones.
     """
     means = [summary_statistics(row)["mean"] for row in column(record, f"clients/{name}")]
     known = [(mean, -t) for t, mean in enumerate(means, start=1) if mean is not None]
@@ -141,8 +143,10 @@ def best(record: Record, name: str = "accuracy") -> dict[str, Any]:
 
 
 def traffic(record: Record) -> dict[str, Any]:
-    """Bytes, as the clients see them; per client and round (or
-    job, without rounds): mean over all reports, whole where exact."""
+    """Bytes, as the clients see them.
+
+    Per client and round (or job, without rounds): mean over all reports, whole where exact.
+    """
     known = "clients/reports" if "clients/reports" in record.columns else "clients/cohort"
     turns = int(np.nansum(column(record, known)))
     totals = {way: int(np.nansum(column(record, f"clients/{way}"))) for way in ("down", "up")}

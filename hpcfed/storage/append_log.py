@@ -58,8 +58,9 @@ class Journal:
         return True
 
     def whole(self, after: Path, path: Path) -> bool:
-        """Whether these files, the own ones or copies, hold byte for byte what was written; all is
-        read.
+        """Whether these files, the own ones or copies, hold byte for byte what was written.
+
+        All is read.
         """
         try:
             return intact(after, self.seal) and (
@@ -78,8 +79,9 @@ class Journal:
             return right and file.tell() == self.end and heads.digest() == self.heads.digest()
 
     def append(self, first: int, block: Columns) -> None:
-        """Add a block, whose first round is `first`, and flush it to the disk; WriteError where
-        that fails.
+        """Add a block, whose first round is `first`, and flush it to the disk.
+
+        WriteError where that fails.
         """
         data = pack(block)
         head = HEAD.pack(first, len(data), hashlib.sha256(data).digest())
@@ -123,8 +125,9 @@ def blocks(path: Path, after: Path) -> Iterator[tuple[int, Columns]]:
 
 
 def read_block(file: BinaryIO, path: Path, head: bytes) -> bytes | None:
-    """The data of a block, None where they are cut short. head: what was read before them.
-    DamagedError.
+    """The data of a block, None where they are cut short.
+
+    head: what was read before them. DamagedError.
     """
     if len(head) < HEAD.size + SUM.size:
         return None

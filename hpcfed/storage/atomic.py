@@ -1,5 +1,6 @@
-"""Files that are complete or absent; those of HDF5 also say so when a single byte has changed (see
-`seal`).
+"""Files that are complete or absent.
+
+Those of HDF5 also say so when a single byte has changed (see `seal`).
 
 A file is written under a temporary name (HDF5: sealed, and flushed to the disk) and then renamed:
 whoever opens it sees the old file or the new one, whenever the writer is killed.

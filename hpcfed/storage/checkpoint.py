@@ -27,8 +27,9 @@ PARTS = re.compile(r"round-\d{6,}(?:-(\d+))?")
 
 
 def rounds_of(path: Path) -> int:
-    """How many rounds are done, from the file's name; CheckpointError if it is not a
-    checkpoint's.
+    """How many rounds are done, from the file's name.
+
+    CheckpointError if it is not a checkpoint's.
     """
     match = NAME.fullmatch(path.name)
     if match is None:
@@ -42,8 +43,9 @@ def newest(run: Path) -> Path | None:
 
 
 def candidates(path: Path) -> list[Path]:
-    """The checkpoints of a run folder, the newest first, or the one at that path; CheckpointError
-    if there is none.
+    """The checkpoints of a run folder, the newest first, or the one at that path.
+
+    CheckpointError if there is none.
     """
     found = _saved(names.checkpoint_folder(path)) if path.is_dir() else [path]
     if not found:

@@ -43,8 +43,9 @@ def seal(raw: BinaryIO) -> None:
 
 
 def checksums(raw: BinaryIO, end: int, known: Mapping[int, int] | None = None) -> bytes:
-    """The table of a file whose data end there, read from the file. known: of whole chunks, by
-    number.
+    """The table of a file whose data end there, read from the file.
+
+    known: of whole chunks, by number.
     """
     memory, known, sums = memoryview(bytearray(CHUNK)), known or {}, []
     for i, start in enumerate(range(BLOCK, end, CHUNK)):
@@ -74,8 +75,9 @@ def identity(path: Path) -> str:
 
 
 def intact(path: Path, block: bytes) -> bool:
-    """Whether the file is, in every byte, the one that was sealed with this user block; all of it
-    is read. OSError.
+    """Whether the file is, in every byte, the one that was sealed with this user block.
+
+    All of it is read. OSError.
     """
     with open_existing(regular(path)) as raw:
         if raw.read(BLOCK) != block:
@@ -89,8 +91,9 @@ def intact(path: Path, block: bytes) -> bool:
 
 
 def verify_seal(path: Path, raw: BinaryIO, whole: bool) -> BinaryIO:
-    """The file for HDF5 to read. DamagedError if the seal, or with `whole` any of the data, is not
-    as written.
+    """The file for HDF5 to read.
+
+    DamagedError if the seal, or with `whole` any of the data, is not as written.
     """
     block, size = raw.read(BLOCK), raw.seek(0, os.SEEK_END)
     if block.startswith(WHOLE):
@@ -148,8 +151,9 @@ class Checked(io.RawIOBase):
         return size
 
     def check(self, i: int, start: int, read: memoryview) -> None:
-        """Check the i-th MiB of the data. read: what was just read from position `start` on, all of
-        it perhaps.
+        """Check the i-th MiB of the data.
+
+        read: what was just read from position `start` on, all of it perhaps.
         """
         first = BLOCK + i * CHUNK
         last = min(first + CHUNK, self.end)

@@ -50,8 +50,9 @@ def _join(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
 
 
 def pad_pieces(pieces: list[tuple[int, np.ndarray | None]]) -> np.ndarray:
-    """Pieces of a column, by their rounds, one below the other in float64; nan where one is absent
-    or narrower.
+    """Pieces of a column, by their rounds, one below the other in float64.
+
+    Nan where one is absent or narrower.
     """
     shapes = [piece.shape[1:] for _, piece in pieces if piece is not None]
     if len({len(shape) for shape in shapes}) > 1:

@@ -65,8 +65,9 @@ class Process(Part):
 
 
 class Job(Part):
-    """The fields of a job that readers of results and of sweeps use; `config.load.again` checks all
-    of them.
+    """The fields of a job that readers of results and of sweeps use.
+
+    `config.load.again` checks all of them.
     """
 
     algorithm: Method = Method()

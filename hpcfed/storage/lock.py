@@ -117,8 +117,10 @@ def machine() -> str:
 
 
 def start_time(process: int) -> str:
-    """When a process was started, in ticks since the boot; "" where there is none, it has ended and
-    nobody has asked for its status yet, or the system does not say.
+    """When a process was started, in ticks since the boot.
+
+    "" where there is none, it has ended and nobody has asked for its status yet, or the system does
+    not say.
     """
     with suppress(OSError):
         state, *others = (
@@ -140,8 +142,9 @@ def lives(holder: Holder) -> bool:
 
 
 def read(path: Path) -> Found | None:
-    """The lock file at that path; None where there is none. One that nobody can understand has a
-    holder of whom nothing is known.
+    """The lock file at that path; None where there is none.
+
+    One that nobody can understand has a holder of whom nothing is known.
 
     It is opened anew each time: that is when network file systems ask their server.
     """
@@ -346,8 +349,9 @@ def link_file(new: Path, path: Path) -> bool:
 
 
 def replace_holder(path: Path, new: Path, me: Holder, old: Holder) -> bool:
-    """Put the file in the place of that of this holder; False where another process did, or is at
-    it.
+    """Put the file in the place of that of this holder.
+
+    False where another process did, or is at it.
     """
     mark = path.with_name(f"{path.name}.{old.token or 'unknown'}.old")
     if not link_file(new, mark):

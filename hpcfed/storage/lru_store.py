@@ -91,8 +91,9 @@ class LruStore(Generic[T]):
         self.reading.pop(k, None)
 
     def fit(self, keep: Collection[int]) -> None:
-        """Send the least recently used to the disk until the others fit; keep: those that stay in
-        any case.
+        """Send the least recently used to the disk until the others fit.
+
+        keep: those that stay in any case.
         """
         for k in self.used:
             size = self.size(self.held[k])
@@ -106,8 +107,9 @@ class LruStore(Generic[T]):
                     return
 
     def prefetch(self, ks: Iterable[int]) -> None:
-        """Read these in the background, as far as they are on disk; the others stay in memory if
-        they can.
+        """Read these in the background, as far as they are on disk.
+
+        The others stay in memory if they can.
         """
         for k in ks:
             if k in self.held:
@@ -149,8 +151,9 @@ class LruStore(Generic[T]):
         return self.folder / f"{k}.bin"
 
     def write(self, k: int, value: T) -> None:
-        """In the background. After a failure nothing is written, and who asks for anything is
-        told.
+        """In the background.
+
+        After a failure nothing is written, and who asks for anything is told.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

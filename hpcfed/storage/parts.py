@@ -71,8 +71,9 @@ def compare(path: Path, items: Items) -> None:
 
 
 def read_part(folder: Path, rank: int) -> tuple[About, Part]:
-    """What a part says of its checkpoint and of itself. Raises CheckpointError if it is missing or
-    damaged.
+    """What a part says of its checkpoint and of itself.
+
+    Raises CheckpointError if it is missing or damaged.
     """
     path = names.part_file(folder, rank)
     with open_file(path, names.PART, whole=False) as file, convert_read_errors(path):
@@ -83,8 +84,9 @@ def read_part(folder: Path, rank: int) -> tuple[About, Part]:
 
 
 def adopt(folder: Path, most: int, run_id: str = "") -> bool:
-    """Write the index of a checkpoint whose writers ended before that, if all its parts are there;
-    whether they are.
+    """Write the index of a checkpoint whose writers ended before that, if all its parts are there.
+
+    Whether they are.
 
     most: rounds that it may have.  run_id: of the run that it must be of; "": not known.
     Raises CheckpointError if parts are missing or damaged, or the index is refused.

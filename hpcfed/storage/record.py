@@ -72,8 +72,9 @@ def load(run: Path) -> Record:
 
 
 def _read(path: Path, whole: bool = True) -> Record:
-    """The results at that path. whole: DamagedError where the journal is damaged, otherwise what
-    comes before the damage.
+    """The results at that path.
+
+    whole: DamagedError where the journal is damaged, otherwise what comes before the damage.
     """
     try:
         os.stat(path)
@@ -140,8 +141,9 @@ def stamp(run: Path) -> tuple[Any, ...]:
 
 
 def recover(run: Path, rounds: int = 0) -> Record:
-    """The results in a run folder; if they are damaged or missing, the copy that belongs to its
-    last checkpoint.
+    """The results in a run folder.
+
+    If they are damaged or missing, the copy that belongs to its last checkpoint.
 
     rounds: that they should have; those of which the journal is damaged or missing have fewer.
     Raises DamagedError if no copy is whole either, CheckpointError if the results are foreign or of

@@ -41,8 +41,10 @@ Rows = dict[str, dict[str, Cell]]  # by the round's number, from 0
 
 
 class Results:
-    """The writer. All rounds stay in memory, and writing the file makes the whole of it anew, so no
-    kill can harm it.
+    """The writer.
+
+    All rounds stay in memory, and writing the file makes the whole of it anew, so no kill can harm
+    it.
 
     That takes longer the more rounds there are. So where it would take too much of a run's time,
     the rounds since are added to a journal beside the file instead, which `load` reads too;
@@ -204,8 +206,9 @@ class Results:
         self.finish()
 
     def finish(self) -> None:
-        """Make the file complete up to the last row; then it needs no journal. Raises WriteError as
-        `write`.
+        """Make the file complete up to the last row.
+
+        Then it needs no journal. Raises WriteError as `write`.
         """
         begin = monotonic()
         columns = self._columns()
@@ -229,8 +232,9 @@ class Results:
             self.write(force=True)
 
     def copy(self, path: Path) -> None:
-        """Copy what is on disk, and compare both files and copies with what was written; after
-        `secure`.
+        """Copy what is on disk, and compare both files and copies with what was written.
+
+        After `secure`.
 
         Files that differ are written again first. Raises WriteError if that or the copy fails.
         """

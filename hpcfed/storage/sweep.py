@@ -133,8 +133,9 @@ def exists(folder: Path) -> bool:
 
 
 def write(sweep: Sweep) -> None:
-    """Store the definition; WriteError where the disk refuses. What all runs have in common stands
-    there once.
+    """Store the definition; WriteError where the disk refuses.
+
+    What all runs have in common stands there once.
     """
     first = sweep.runs[0].fields
     common = {
@@ -157,8 +158,9 @@ def write(sweep: Sweep) -> None:
 
 
 def read(folder: Path) -> Sweep:
-    """The sweep in this folder. CheckpointError if there is none, or its file cannot be
-    understood.
+    """The sweep in this folder.
+
+    CheckpointError if there is none, or its file cannot be understood.
     """
     path = names.sweep_file(folder)
     try:
@@ -187,8 +189,9 @@ def read(folder: Path) -> Sweep:
 
 
 def runs(path: Path) -> Iterator[tuple[Path, tuple[Sweep, Member] | None]]:
-    """The run at this path, or those of the sweep there, begun or not; each with what it is there,
-    None if in none.
+    """The run at this path, or those of the sweep there, begun or not.
+
+    Each with what it is there, None if in none.
 
     Raises CheckpointError as `read`.
     """

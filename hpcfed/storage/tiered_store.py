@@ -11,8 +11,9 @@ T = TypeVar("T")
 
 
 class TieredStore(LruStore[T]):
-    """Values by number, as many here as fit; the others lie in the store below, which only this
-    one's thread uses.
+    """Values by number, as many here as fit.
+
+    The others lie in the store below, which only this one's thread uses.
 
     limit, size: as `LruStore` has them.  down, up: a value as it lies below, and back, called in
     the background.

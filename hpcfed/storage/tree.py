@@ -48,8 +48,9 @@ def write(group: h5py.Group, name: str, item: Any) -> None:
 
 
 def read(group: h5py.Group, name: str) -> Any:
-    """What `write` stored under `name`, equal in type, dtype, shape, order and bits; tensors on the
-    CPU.
+    """What `write` stored under `name`, equal in type, dtype, shape, order and bits.
+
+    Tensors on the CPU.
 
     Raises DamagedError for what `write` did not store (see `untrusted`).
     """
@@ -114,8 +115,9 @@ def _parse(node: h5py.Dataset) -> Any:
 
 
 def leaves(group: h5py.Group, name: str) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Path, kind and value of all that lies under `name`, sorted by path; a group is an empty
-    array.
+    """Path, kind and value of all that lies under `name`, sorted by path.
+
+    A group is an empty array.
 
     Needs no torch: JSON text is bytes, tensors are arrays.
     """

@@ -63,8 +63,9 @@ class Passing(io.FileIO):
         )
 
     def _at(self, call: Any, view: memoryview, plain: Any) -> int:
-        """This transfer at the file's position; `plain` where the system, or the file system, knows
-        no such thing.
+        """This transfer at the file's position.
+
+        `plain` where the system, or the file system, knows no such thing.
         """
         if not self.flags:
             return plain(view)

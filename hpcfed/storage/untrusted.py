@@ -95,8 +95,9 @@ def declared_bytes(node: h5py.Dataset) -> int:
 
 
 def array(node: Any, kinds: str = NUMBERS) -> np.ndarray:
-    """All values of an array of one of our files. DamagedError where it is none, or not in it as
-    hpcfed writes it.
+    """All values of an array of one of our files.
+
+    DamagedError where it is none, or not in it as hpcfed writes it.
 
     kinds: of its type, as numpy has them.
     """

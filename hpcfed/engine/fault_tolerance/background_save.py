@@ -69,8 +69,9 @@ class BackgroundSave:
         return self.part is not None and not self.part.done()
 
     def start(self) -> None:
-        """Begin a checkpoint of the run as it is now; collective, and there must be none on its
-        way.
+        """Begin a checkpoint of the run as it is now.
+
+        Collective, and there must be none on its way.
         """
         assert self.part is None
         with self.clock("checkpoint"):
@@ -139,6 +140,7 @@ class BackgroundSave:
 
     def publish(self, every: dict[int, parts.Part]) -> str:
         """Write the index and prune, on rank 0; on failure remove the parts, which take room.
+
         Returns why it failed.
         """
         error = (

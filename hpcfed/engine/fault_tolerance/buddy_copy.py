@@ -56,8 +56,9 @@ class BuddyCopy:
         self.kept = self.kept[-1:]
 
     def make_copy(self, rounds: Rounds, rows: dict[str, Any]) -> Copy:
-        """A copy of this rank's part of the run; what has not changed since the last one is shared
-        with it.
+        """A copy of this rank's part of the run.
+
+        What has not changed since the last one is shared with it.
         """
         comm, number = rounds.fed.comm, self.kept[-1].number + 1 if self.kept else 0
         step = stride(comm.node_of)
@@ -86,8 +87,9 @@ class BuddyCopy:
         )
 
     def restore(self, fed: Federation) -> snapshot.Snapshot | None:
-        """The newest copy that all ranks have, on the ranks that are to go on with it; collective,
-        after a shrink.
+        """The newest copy that all ranks have, on the ranks that are to go on with it.
+
+        Collective, after a shrink.
 
         None where it is not whole: two that had one another's died, or nothing was copied yet.
         """

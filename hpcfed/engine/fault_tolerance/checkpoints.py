@@ -62,8 +62,9 @@ class Checkpoints:
             self.save()
 
     def settle(self, needed: bool = False) -> str:
-        """Wait for the checkpoint that is on its way; why it failed, "" if not. WriteError where it
-        is needed.
+        """Wait for the checkpoint that is on its way; why it failed, "" if not.
+
+        WriteError where it is needed.
         """
         self.course.check()
         error = self.saver.finish() if self.saver.pending else ""
@@ -79,8 +80,9 @@ class Checkpoints:
         return error
 
     def copy(self, row: dict[str, Any] | None = None) -> None:
-        """Let the ranks copy what they hold into one another's memory, where they do. row: that of
-        the last round.
+        """Let the ranks copy what they hold into one another's memory, where they do.
+
+        row: that of the last round.
         """
         if self.course.mirror:
             rows = self.results.pending_rows() if self.results else {}

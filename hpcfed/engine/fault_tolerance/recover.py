@@ -81,8 +81,9 @@ class Course:
         return run
 
     def watch(self, comm: Comm, run: Path) -> None:
-        """Let a watchdog look after these ranks; the one of the ranks before was there until
-        now.
+        """Let a watchdog look after these ranks.
+
+        The one of the ranks before was there until now.
         """
         if self.watchdog:
             self.watchdog.stop()
@@ -100,8 +101,9 @@ class Course:
             self.claim.lock.check()
 
     def close(self, comm: Comm, together: bool) -> None:
-        """Neither watchdog nor signals any more; together: all ranks are here, and leave the
-        folder.
+        """Neither watchdog nor signals any more.
+
+        together: all ranks are here, and leave the folder.
         """
         self.signals.close()
         if self.watchdog:
@@ -117,8 +119,9 @@ class Course:
         self.claim.leave()
 
     def agree(self, comm: Comm) -> None:
-        """What all ranks that are left can build on; collective. The death may have hit them at
-        different moments.
+        """What all ranks that are left can build on; collective.
+
+        The death may have hit them at different moments.
         """
         mine = [self.facts is not None, self.begun, self.reached, self.claim.world]
         told = comm.gather({comm.rank: mine})
@@ -193,8 +196,9 @@ class Course:
 
 
 def run_with_recovery(course: Course, comm: Comm, attempt: Callable[[Course, Comm], int]) -> int:
-    """attempt(course, comm), again with the ranks that are left whenever one dies; collective. The
-    exit status.
+    """attempt(course, comm), again with the ranks that are left whenever one dies; collective.
+
+    The exit status.
     """
     together = False
     try:

@@ -38,8 +38,9 @@ def everywhere(error: str) -> WriteError:
 
 
 def restore(rounds: Rounds, path: Path) -> None:
-    """Continue from a checkpoint; collective: each rank reads its own clients. CheckpointError on
-    all ranks alike.
+    """Continue from a checkpoint; collective: each rank reads its own clients.
+
+    CheckpointError on all ranks alike.
 
     path: one checkpoint's index, or a run folder: its newest checkpoint that is whole, as far as
     the ranks need it. Newer ones that are not are named on stderr.
@@ -85,8 +86,9 @@ def candidates(fed: Federation, path: Path) -> list[Path]:
 
 
 def try_checkpoint(rounds: Rounds, file: Path) -> str:
-    """Try to continue from this checkpoint; collective. Returns what a rank found damaged, "" where
-    none did.
+    """Try to continue from this checkpoint; collective.
+
+    Returns what a rank found damaged, "" where none did.
     """
     comm = rounds.fed.comm
     texts = comm.gather({comm.rank: on_all_ranks(comm, lambda: try_on_rank(rounds, file))})

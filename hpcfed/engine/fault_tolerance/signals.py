@@ -15,8 +15,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # that ask to stop
 
 @contextmanager
 def handle_signals(handler: Callable[..., object]) -> Iterator[None]:
-    """Inside the block this handler gets them; afterwards those of before. In a thread that is not
-    the main one Python hands out no signals: nothing happens.
+    """Inside the block this handler gets them; afterwards those of before.
+
+    In a thread that is not the main one Python hands out no signals: nothing happens.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -55,8 +56,9 @@ def end_or_pass(number: int, _: object) -> None:
 
 
 class Signals:
-    """SIGTERM, SIGUSR1 and SIGINT ask this rank to stop, from `heed` to `close`; they end no
-    process in between.
+    """SIGTERM, SIGUSR1 and SIGINT ask this rank to stop, from `heed` to `close`.
+
+    They end no process in between.
 
     seconds: what clients in hand still have.
     got: the first signal that came.

@@ -126,8 +126,9 @@ def copy_value(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
 
 
 def take_up(rounds: Rounds, source: Source) -> None:
-    """Continue from a source that has the items of all ranks; this rank takes what is shared, and
-    its own clients.
+    """Continue from a source that has the items of all ranks.
+
+    This rank takes what is shared, and its own clients.
 
     What it gave before, in part, does no harm. Raises CheckpointError if it is of another job.
     """

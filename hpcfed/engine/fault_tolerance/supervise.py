@@ -85,8 +85,9 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
 
 
 def checkpoint_rounds(run: Path) -> int:
-    """Rounds of the newest checkpoint, one of which only the index was not written included; 0 if
-    there is none.
+    """Rounds of the newest checkpoint, one of which only the index was not written included.
+
+    0 if there is none.
     """
     adopt_all(run)
     newest = checkpoint.newest(run)
@@ -114,8 +115,9 @@ def was_started_by(job_ids: Sequence[str], run: Path) -> bool:
 
 
 def onward(run: Path) -> list[str]:
-    """The flags, after all others, with which a run of ours goes on; one that had saved nothing
-    begins anew.
+    """The flags, after all others, with which a run of ours goes on.
+
+    One that had saved nothing begins anew.
     """
     if checkpoint_rounds(run):
         return ["--resume", str(run)]
@@ -132,8 +134,9 @@ def say(text: str) -> None:
 
 
 class Process:
-    """The process that is watched, one after the other. Who asks this one to stop asks that one to
-    save and stop.
+    """The process that is watched, one after the other.
+
+    Who asks this one to stop asks that one to save and stop.
 
     It is asked by SIGUSR1: mpirun hands that on to the ranks, while on SIGTERM it ends them at
     once. It has a process group of its own, so that Ctrl-C in a terminal does not. Who asks twice

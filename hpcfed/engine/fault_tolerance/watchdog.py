@@ -148,8 +148,9 @@ class Watchdog:
             self.heard[rank] = (last.get(rank, seen), now if fresh else when)
 
     def leave(self, now: float) -> bool:
-        """Renew this rank's file; whether that worked. A file system that fails ends nothing
-        here.
+        """Renew this rank's file; whether that worked.
+
+        A file system that fails ends nothing here.
         """
         path = names.watch_file(self.run, self.rank)
         sign = Sign(
@@ -232,8 +233,9 @@ class Guard:
         self.over = threading.Event()
 
     def begin(self, where: str, more: float = 0.0) -> None:
-        """From now on, until `stop`. where: of a run, in words.  more: seconds that are allowed
-        too.
+        """From now on, until `stop`.
+
+        where: of a run, in words.  more: seconds that are allowed too.
         """
         if self.seconds and self.size > 1:
             self.over = threading.Event()

@@ -15,8 +15,9 @@ COLOURS = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. status: ok; warning, runs work but could be better; wrong, runs fail
-    or mislead.
+    """One line of the report.
+
+    status: ok; warning, runs work but could be better; wrong, runs fail or mislead.
     """
 
     what: str

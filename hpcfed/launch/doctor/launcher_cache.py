@@ -18,8 +18,9 @@ from hpcfed.launch.doctor.timeout import run_with_timeout
 
 
 def keep(launcher: str | None) -> None:
-    """Remember what starts ranks here, `srun --mpi=pmix` or `mpirun`; None: nothing does. A full
-    disk forgets it.
+    """Remember what starts ranks here, `srun --mpi=pmix` or `mpirun`; None: nothing does.
+
+    A full disk forgets it.
     """
     known = {name: words for name, words in everywhere().items() if name != here()}
     with suppress(OSError):

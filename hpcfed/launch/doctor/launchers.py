@@ -26,8 +26,9 @@ RANKS = 2
 def here(
     ranks: int, plugins: Sequence[str], slurm: Sequence[str] = (), limit: float = LIMIT
 ) -> list[Launcher]:
-    """The launchers of this machine. plugins: of srun.  slurm: options of srun and salloc that the
-    site wants.
+    """The launchers of this machine.
+
+    plugins: of srun.  slurm: options of srun and salloc that the site wants.
     """
     return candidates(
         ranks, starters(sys.executable), plugins, slurm, "SLURM_JOB_ID" in os.environ, limit

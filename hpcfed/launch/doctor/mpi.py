@@ -52,8 +52,9 @@ def gpu_aware(facts: dict[str, Any]) -> Finding:
 
 
 def outlives(words: Sequence[str], seconds: float) -> bool:
-    """Whether this mpirun tells its ranks that they may outlive one another. words: up to the
-    command.
+    """Whether this mpirun tells its ranks that they may outlive one another.
+
+    words: up to the command.
     """
     cut = list(words[: len(words) - 2])  # without -np N
     outcome = run_with_timeout(

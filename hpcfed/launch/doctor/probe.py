@@ -30,8 +30,9 @@ MPS_CONTROL = "nvidia-cuda-mps-control"
 
 
 def main() -> int:
-    """Meet the other ranks, and print what they see; status 0 also where that fails, for the line
-    says so.
+    """Meet the other ranks, and print what they see.
+
+    Status 0 also where that fails, for the line says so.
     """
     try:
         comm = connect()
@@ -103,8 +104,9 @@ def describe_library() -> dict[str, Any]:
 
 
 def worlds(out: str) -> list[dict[str, Any]]:
-    """The lines of all worlds among a launcher's output; those that came mixed with others are left
-    out.
+    """The lines of all worlds among a launcher's output.
+
+    Those that came mixed with others are left out.
     """
     found = []
     for line in out.splitlines():

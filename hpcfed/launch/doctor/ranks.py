@@ -1,5 +1,6 @@
-"""What the ranks of a world see, together: cores, threads, GPUs, shared memory. Pure functions of
-their lines.
+"""What the ranks of a world see, together: cores, threads, GPUs, shared memory.
+
+Pure functions of their lines.
 """
 
 from __future__ import annotations
@@ -101,8 +102,9 @@ def gpus(ranks: Seen, allowed: int | None) -> list[Finding]:
 
 
 def packing(ranks: Seen, shared: dict[int, list[int]]) -> list[Finding]:
-    """Whether ranks that share a GPU compute at the same time. shared: by rank, those on its
-    GPU.
+    """Whether ranks that share a GPU compute at the same time.
+
+    shared: by rank, those on its GPU.
     """
     packed = [i for i, others in shared.items() if len(others) > 1]
     if not packed:
@@ -150,8 +152,9 @@ def idle(ranks: Seen, numbers: dict[int, int]) -> list[Finding]:
 
 
 def shared_memory(ranks: Seen, data: int) -> Finding:
-    """Room for the data, which lie there once a node. data: bytes of the job's data set, as far as
-    known.
+    """Room for the data, which lie there once a node.
+
+    data: bytes of the job's data set, as far as known.
     """
     least = min(rank["shm"] for rank in ranks)
     if least >= data:

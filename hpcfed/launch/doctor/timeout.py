@@ -1,5 +1,6 @@
-"""Commands as users write them; those that may fail, hang, or not be there are given a time, and
-leave nothing.
+"""Commands as users write them.
+
+Those that may fail, hang, or not be there are given a time, and leave nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ JOB = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did. status: None where it did not end in time, 127 where it could not be
-    started.
+    """What a command did.
+
+    status: None where it did not end in time, 127 where it could not be started.
     """
 
     status: int | None
@@ -44,8 +46,9 @@ class Outcome:
 
 
 def split(option: str, text: str) -> list[str]:
-    """The words of an option that has several, as a shell splits them. ConfigError where it cannot,
-    or has none.
+    """The words of an option that has several, as a shell splits them.
+
+    ConfigError where it cannot, or has none.
     """
     try:
         words = shlex.split(text)

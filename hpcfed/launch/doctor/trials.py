@@ -77,8 +77,9 @@ ASIDE = re.compile(
 
 @dataclass(frozen=True)
 class Launcher:
-    """One way to start ranks. name: as a batch script has it.  words: of the probe, up to the
-    command.
+    """One way to start ranks.
+
+    name: as a batch script has it.  words: of the probe, up to the command.
     """
 
     name: str

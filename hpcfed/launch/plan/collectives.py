@@ -24,8 +24,9 @@ WIDE, NARROW = (
 
 @dataclass(frozen=True)
 class Wires:
-    """nodes with `each` ranks.  near, far: the network inside a node, and that of one node to the
-    others.
+    """nodes with `each` ranks.
+
+    near, far: the network inside a node, and that of one node to the others.
     """
 
     nodes: int
@@ -110,8 +111,9 @@ class Wires:
 
 
 def buffers(wires: Wires, values: int) -> float:
-    """Bytes of a large message on each rank, with its part of what its node's ranks share; as
-    `comm` makes them.
+    """Bytes of a large message on each rank, with its part of what its node's ranks share.
+
+    As `comm` makes them.
     """
     if wires.ranks == 1 or values <= SMALL:
         return 0.0

@@ -47,8 +47,9 @@ def plan(
     disk: str,
     json: bool = False,
 ) -> dict[str, Any] | Group:
-    """The command. Raises ConfigError for what cannot be planned, CheckpointError where RUN has no
-    results.
+    """The command.
+
+    Raises ConfigError for what cannot be planned, CheckpointError where RUN has no results.
     """
     from hpcfed.config.load import load
     from hpcfed.engine.folder import read_job
@@ -73,8 +74,9 @@ def plan(
 
 
 def numbers(text: str) -> list[int]:
-    """`1,2,4,...,1024` as a list; where ... stands, the number before it is doubled up to the one
-    after it.
+    """`1,2,4,...,1024` as a list; where ...
+
+    stands, the number before it is doubled up to the one after it.
     """
     found: list[int] = []
     words = [word.strip() for word in text.split(",")]
@@ -136,8 +138,9 @@ def without(words: Sequence[str], *fields: str) -> list[str]:
 
 
 def tests(job: Job, facts: World) -> np.ndarray:
-    """Test examples of each client, [K]; a population's are about its training examples times the
-    share.
+    """Test examples of each client, [K].
+
+    A population's are about its training examples times the share.
     """
     if facts.many:
         return np.asarray(facts.partition.sizes) * job.data.test_share

@@ -75,8 +75,9 @@ class Costs:
 
 
 def costs(run: Path, everybody: bool) -> Costs:
-    """The costs that a run's result file tells. everybody: a round evaluates clients that did not
-    train in it too.
+    """The costs that a run's result file tells.
+
+    everybody: a round evaluates clients that did not train in it too.
 
     Raises CheckpointError without such a file, ConfigError for one of no use.
     """
@@ -132,8 +133,9 @@ def usable(record: Record, run: Path) -> None:
 
 
 def rates(kinds: np.ndarray, seconds: np.ndarray, examples: np.ndarray) -> dict[str, float]:
-    """Seconds of an example by architecture: the median over clients and rounds. seconds, examples:
-    [T, K].
+    """Seconds of an example by architecture: the median over clients and rounds.
+
+    seconds, examples: [T, K].
     """
     found = defaultdict(list)
     for t, k in zip(*np.nonzero(examples > 0), strict=True):

@@ -32,8 +32,9 @@ WHOLE = {
 
 @dataclass(frozen=True)
 class Demand:
-    """kinds: [K], architectures.  size: bytes of each one's weights.  stateless: clients keep none
-    between rounds.
+    """kinds: [K], architectures.
+
+    size: bytes of each one's weights.  stateless: clients keep none between rounds.
 
     train, evaluate: [K], seconds of a client in a round at speed 1.  rest: likewise, of each that
     takes part.
@@ -72,8 +73,9 @@ class Demand:
 
 
 def demand(fed: Federation, tests: np.ndarray, costs: Costs) -> Demand:
-    """The demand of a federation, which is that of one rank. tests: [K], test examples of each
-    client.
+    """The demand of a federation, which is that of one rank.
+
+    tests: [K], test examples of each client.
     """
     job, method, kinds = fed.job, fed.job.algorithm, fed.architectures
     size = {kind: 4 * fed.store.layout(kind).size for kind in sorted(set(kinds))}

@@ -35,8 +35,9 @@ class Network:
     bandwidth: float
 
     def message(self, nbytes: float, sharing: int = 1) -> float:
-        """Seconds of one message. sharing: so many ranks send as much at once through the same
-        connection.
+        """Seconds of one message.
+
+        sharing: so many ranks send as much at once through the same connection.
         """
         return (
             self.latency * (1 if nbytes <= EAGER else ANNOUNCED) + sharing * nbytes / self.bandwidth
@@ -73,6 +74,7 @@ def disk(text: str) -> tuple[float, float]:
 
 def quantity(part: str, units: dict[str, float], option: str, least: float = 1.0) -> float:
     """A number with its unit; ConfigError where it has none of these units, or is too small.
+
     option: that gives it.
     """
     found = NUMBER.fullmatch(part.strip())

@@ -1,4 +1,5 @@
 """Seconds of a round and its parts on a cluster of a given size, memory, checkpoint and node-hours.
+
 Pure arithmetic.
 """
 
@@ -51,8 +52,9 @@ class Cluster:
 
     @property
     def crowd(self) -> float:
-        """How much longer a core's work takes where a node has more threads than cores; 1
-        elsewhere.
+        """How much longer a core's work takes where a node has more threads than cores.
+
+        1 elsewhere.
         """
         return max(1.0, self.each * self.threads / self.cores)
 
@@ -107,8 +109,9 @@ class Prediction:
 
 
 def predict(demand: Demand, cluster: Cluster, peak: float = 0.0, gpu: float = 0.0) -> Prediction:
-    """What the demand takes there. peak, gpu: bytes that a rank and its share of a GPU hold beside
-    weights.
+    """What the demand takes there.
+
+    peak, gpu: bytes that a rank and its share of a GPU hold beside weights.
     """
     everyone = [[k] for k in range(len(demand.kinds))]
     fixed = place_clients(demand, everyone, cluster)

@@ -23,8 +23,9 @@ SPARE = 60  # seconds of notice beyond run.grace, for the last checkpoint on a s
 def batch_of(
     name: str, runs: Sequence[Fields], wanted: str, chain: bool = False, **asked: Any
 ) -> Batch:
-    """The batch job of these runs, which gives each of them what it needs. Raises ConfigError for
-    what cannot be.
+    """The batch job of these runs, which gives each of them what it needs.
+
+    Raises ConfigError for what cannot be.
 
     runs: the fields of their jobs.  wanted: what starts the ranks, or auto.  asked: of Batch.
     """
@@ -50,8 +51,9 @@ def batch_of(
 
 
 def fill_tasks(asked: dict[str, Any]) -> dict[str, Any]:
-    """What is asked for, with a rank for each GPU of a node, or one. ConfigError for a number below
-    1.
+    """What is asked for, with a rank for each GPU of a node, or one.
+
+    ConfigError for a number below 1.
     """
     for name in ("nodes", "ntasks_per_node", "cpus_per_task"):
         if asked[name] is not None and asked[name] < 1:
@@ -67,8 +69,9 @@ def alone(options: Sequence[str]) -> bool:
 
 
 def python_first(always: bool) -> list[str]:
-    """A line for the script where `hpcfed` on the PATH, and with it `python`, is not this one; or
-    always.
+    """A line for the script where `hpcfed` on the PATH, and with it `python`, is not this one.
+
+    Or always.
     """
     here, found = Path(sys.executable).parent, shutil.which("hpcfed")
     known = found and Path(found).parent == here and not always

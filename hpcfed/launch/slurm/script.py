@@ -33,8 +33,9 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Batch:
-    """What a batch job asks for; names, units and forms are sbatch's, and None leaves a thing to
-    the site.
+    """What a batch job asks for.
+
+    Names, units and forms are sbatch's, and None leaves a thing to the site.
 
     sbatch: more of sbatch's options, as on its command line.  at_once: tasks of an array that may
     run at a time.

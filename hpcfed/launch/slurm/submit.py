@@ -1,5 +1,6 @@
-"""`hpcfed submit JOB.toml ... [--field value ...] --nodes 4 --time 04:00:00`: a run as a batch
-job.
+"""`hpcfed submit JOB.toml ...
+
+[--field value ...] --nodes 4 --time 04:00:00`: a run as a batch job.
 """
 
 from __future__ import annotations
@@ -193,8 +194,9 @@ def submission_message(
 
 
 def how_to_stop(ids: Sequence[str], waiting: bool) -> str:
-    """The commands. What waits in the queue gets no signal, and would begin when the others have
-    stopped.
+    """The commands.
+
+    What waits in the queue gets no signal, and would begin when the others have stopped.
     """
     first = f"scancel --state=PENDING {' '.join(ids)}; " if waiting else ""
     quiet = "--quiet " if waiting else ""  # about those that the first one has cancelled

@@ -46,8 +46,9 @@ def plan_batch(
 
 
 def submit(found: Sweep, text: str) -> str:
-    """Submit the script; what a user needs to know of it. ConfigError in Slurm's words where it
-    refuses.
+    """Submit the script; what a user needs to know of it.
+
+    ConfigError in Slurm's words where it refuses.
     """
     job = sbatch(text)
     return (

@@ -52,8 +52,9 @@ def sweep(
     trials: int | None = None,
     **batch: Any,
 ) -> int | str:
-    """The command. words: `[JOB.toml ...] --field value,value ...`, or the folder of a sweep to go
-    on with.
+    """The command.
+
+    words: `[JOB.toml ...] --field value,value ...`, or the folder of a sweep to go on with.
 
     overlays: job files that lie over each of the others.  batch: what an array job asks for.
     search, trials: how values of ranges are drawn, and how many times.
@@ -127,8 +128,9 @@ def define_sweep(
     launcher: str,
     trials: Sequence[Values] = (),
 ) -> Sweep:
-    """The sweep of a command line, which may add runs to one that its folder holds. trials: of a
-    search.
+    """The sweep of a command line, which may add runs to one that its folder holds.
+
+    trials: of a search.
     """
     folder = folder_of(words, overlays, out)
     found = define(words, folder, ranks, launcher, overlays, trials)
@@ -188,8 +190,9 @@ def search_by_optuna(
     spans: Mapping[str, Range],
     n: int,
 ) -> int:
-    """So many trials, one after the other, each over all seeds; the exit status. Those that the
-    folder holds are gone on with first.
+    """So many trials, one after the other, each over all seeds; the exit status.
+
+    Those that the folder holds are gone on with first.
     """
     folder, given = folder_of(words, overlays, out), (words, overlays, out, ranks, launcher)
     tried = known_trials(read(folder), spans) if exists(folder) else []

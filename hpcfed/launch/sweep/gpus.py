@@ -15,8 +15,9 @@ MASK = "CUDA_VISIBLE_DEVICES"
 
 
 def usable(sweep: Sweep) -> list[str]:
-    """The GPUs that the sweep's runs may use, as CUDA_VISIBLE_DEVICES names them; none where all
-    are told to use CPUs.
+    """The GPUs that the sweep's runs may use, as CUDA_VISIBLE_DEVICES names them.
+
+    None where all are told to use CPUs.
 
     What that variable says is respected: no run sees a GPU that it hides.
     """
@@ -38,8 +39,9 @@ def count_gpus() -> int:
 
 
 def shares(gpus: Sequence[str], places: int) -> list[str | None]:
-    """For each of so many runs side by side, its CUDA_VISIBLE_DEVICES; None: as it is, for there is
-    nothing to share.
+    """For each of so many runs side by side, its CUDA_VISIBLE_DEVICES.
+
+    None: as it is, for there is nothing to share.
 
     Neighbours stay together, for they are often linked; where there are more runs than GPUs, runs
     share one.

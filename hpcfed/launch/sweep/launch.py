@@ -39,8 +39,9 @@ def is_finished(sweep: Sweep, run: Member) -> bool:
 
 
 def command(sweep: Sweep, run: Member) -> list[str]:
-    """The command line of a run, which starts in `sweep.directory`; on from its last checkpoint
-    where it has one.
+    """The command line of a run, which starts in `sweep.directory`.
+
+    On from its last checkpoint where it has one.
     """
     folder = (sweep.folder / run.name).resolve()
     below = folder.is_relative_to(sweep.directory)  # its file then names no folder of this machine
@@ -57,8 +58,9 @@ def launcher(sweep: Sweep) -> list[str]:
 
 
 def find_launcher(who: str, ranks: int, given: str, advice: str) -> list[str]:
-    """The words that start so many ranks: mpirun, or what is given. ConfigError where there is no
-    such command.
+    """The words that start so many ranks: mpirun, or what is given.
+
+    ConfigError where there is no such command.
 
     who: how the message begins.  advice: how another one is given.
     """

@@ -55,8 +55,9 @@ class Outcome:
 
 
 class Pool:
-    """Runs so many at a time. SIGTERM, SIGUSR1 and SIGINT ask those that go on to save and stop; no
-    more are begun.
+    """Runs so many at a time.
+
+    SIGTERM, SIGUSR1 and SIGINT ask those that go on to save and stop; no more are begun.
 
     They are asked by SIGUSR1, which mpirun hands on to the ranks. Who asks twice is in a hurry:
     that signal goes to the runs as it is.

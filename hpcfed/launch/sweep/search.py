@@ -48,8 +48,9 @@ class Range:
 
 
 def parse(field: str, text: str) -> Range | None:
-    """The range that a flag's value is, "0.001..0.1", "log:1e-4..1e-1" or "1..5" of integers; None
-    where it is none. ConfigError for one that is empty.
+    """The range that a flag's value is, "0.001..0.1", "log:1e-4..1e-1" or "1..5" of integers.
+
+    None where it is none. ConfigError for one that is empty.
     """
     found = RANGE.fullmatch(text)
     if not found:

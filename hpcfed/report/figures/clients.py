@@ -23,8 +23,9 @@ GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly however 
 
 @dataclass(frozen=True)
 class Strip:
-    """Clients of one line and one architecture. accuracy: [n], of the last evaluation, of all
-    seeds; n may be 0.
+    """Clients of one line and one architecture.
+
+    accuracy: [n], of the last evaluation, of all seeds; n may be 0.
     """
 
     group: Group
@@ -37,8 +38,9 @@ class Strip:
 
 
 def numbers(runs: Sequence[Run]) -> list[Strip]:
-    """The strips, architecture by architecture within each line. ConfigError where no client was
-    evaluated.
+    """The strips, architecture by architecture within each line.
+
+    ConfigError where no client was evaluated.
     """
     found = [strip for group in groups(runs) for strip in strips(group)]
     if runs[0].drawn_metric.endswith("_pooled"):
@@ -65,8 +67,9 @@ def strips(group: Group) -> list[Strip]:
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """A dot for each client, a bar for their mean; lines side by side within an architecture, a
-    panel for data.
+    """A dot for each client, a bar for their mean.
+
+    Lines side by side within an architecture, a panel for data.
     """
     found, what = numbers(runs), in_words(runs[0].drawn_metric)
     panels, texts = (

@@ -26,8 +26,10 @@ def plot(
     format: str | None = None,
     metric: str | None = None,
 ) -> str:
-    """The command. figure: names with commas, or all; none: curves, and the labels of the first
-    run's clients. metric: what curves and dots of clients show; default: each run's main one.
+    """The command.
+
+    figure: names with commas, or all; none: curves, and the labels of the first run's clients.
+    metric: what curves and dots of clients show; default: each run's main one.
 
     Without out pictures lie in the first run's folder. Returns their paths, and what was left out
     of all. Raises CheckpointError for a run without results, ConfigError for a picture that cannot

@@ -54,8 +54,9 @@ class Curve:
 
     @classmethod
     def pool(cls, curves: Sequence[Curve]) -> Curve:
-        """Runs with other seeds as one, over the rounds that all have; std is over the clients of
-        all seeds.
+        """Runs with other seeds as one, over the rounds that all have.
+
+        Std is over the clients of all seeds.
         """
         rounds = reduce(np.intersect1d, (curve.rounds for curve in curves))
         rows = [
@@ -69,8 +70,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """What accuracy is drawn over. name: of a field of Curve.  unit: of its ticks, "" for plain
-    numbers.
+    """What accuracy is drawn over.
+
+    name: of a field of Curve.  unit: of its ticks, "" for plain numbers.
     """
 
     name: str
@@ -125,8 +127,9 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def y(lines: int, metric: str) -> str:
-    """What stands at the axis of a metric in a panel with so many lines. metric: as columns have
-    it.
+    """What stands at the axis of a metric in a panel with so many lines.
+
+    metric: as columns have it.
     """
     if metric.endswith("_pooled"):
         return f"test {in_words(metric.removesuffix('_pooled'))},\nall test examples together"
@@ -145,8 +148,9 @@ def in_words(metric: str) -> str:
 def lines(
     ax: Axes, axis: Axis, found: Sequence[Curve], styles: Sequence[int] | None = None
 ) -> None:
-    """One panel with all curves, and bands where they are few. styles: the numbers of their looks,
-    0, 1 ... if none.
+    """One panel with all curves, and bands where they are few.
+
+    styles: the numbers of their looks, 0, 1 ... if none.
     """
     plotting.frame(ax, axis.text)
     for i, curve in zip(styles or range(len(found)), found, strict=True):

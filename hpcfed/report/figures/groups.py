@@ -40,8 +40,9 @@ class Group:
 
 
 def groups(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[Group]:
-    """The runs as lines and panels, in the order in which they come. ignore: fields that are drawn
-    otherwise.
+    """The runs as lines and panels, in the order in which they come.
+
+    ignore: fields that are drawn otherwise.
     """
     cases = {run.name: run.with_fields(drop_fields(one_skew(run.fields), ignore)) for run in runs}
     lines, panels = axes(list(cases.values()))

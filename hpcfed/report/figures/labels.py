@@ -28,8 +28,9 @@ class Labels:
 
 
 def numbers(runs: Sequence[Run]) -> list[Labels]:
-    """One for each way in which data were shared out among these runs; of runs that differ in the
-    seed, the first's.
+    """One for each way in which data were shared out among these runs.
+
+    Of runs that differ in the seed, the first's.
 
     Raises ConfigError where no run recorded it.
     """

@@ -45,8 +45,9 @@ def load_probe(run: Run, name: str) -> Probe:
 
 @dataclass(frozen=True)
 class Confusion:
-    """counts: [C, C], answers of all clients by label and prediction. shares: [C, C], of each
-    label's; nan: none.
+    """counts: [C, C], answers of all clients by label and prediction.
+
+    shares: [C, C], of each label's; nan: none.
     """
 
     title: str
@@ -110,8 +111,10 @@ def write_shares(ax: Axes, shares: np.ndarray, panels: int) -> None:
 
 @dataclass(frozen=True)
 class Alike:
-    """How alike K clients represent. rounds: [P].  cka: [P, K, K], 0..1.  clients: [K].  means:
-    [P], over pairs.  some: of how many they were drawn, in words, if not all.
+    """How alike K clients represent.
+
+    rounds: [P].  cka: [P, K, K], 0..1.  clients: [K].  means: [P], over pairs.  some: of how many
+    they were drawn, in words, if not all.
     """
 
     name: str
@@ -136,8 +139,10 @@ def compare_clients(name: str, found: Probe) -> Alike:
 
 
 def cka(runs: Sequence[Run]) -> Figure:
-    """A panel for each round of which there is a checkpoint, a row of them for each run; of one
-    round each, runs side by side."""
+    """A panel for each round of which there is a checkpoint, a row of them for each run.
+
+    Of one round each, runs side by side.
+    """
     found = alike(runs)
     most = max(len(one.rounds) for one in found)
     across = most if most > 1 else min(len(found), BESIDE)
@@ -187,8 +192,9 @@ def colours(drawing: Figure, seen: AxesImage, axes: Sequence[Axes], text: str) -
 
 
 def set_titles(ax: Axes, title: str, x: str = "", y: str = "", letters: int = 42) -> None:
-    """Words above a panel, the first line, a run's name, of so many letters at most; and words at
-    its axes.
+    """Words above a panel, the first line, a run's name, of so many letters at most.
+
+    And words at its axes.
     """
     name, *rest = title.split("\n")
     lines = map(plotting.plain, (plotting.short(name, letters), *rest))

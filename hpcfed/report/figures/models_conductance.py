@@ -234,8 +234,9 @@ def agreement_title(one: Ranks) -> str:
 
 
 def label_clients(above: Axes, below: Axes, one: Ranks, side: float) -> None:
-    """Numbers of clients at both panels, each so many inches wide; lines between architectures, and
-    their names.
+    """Numbers of clients at both panels, each so many inches wide.
+
+    Lines between architectures, and their names.
     """
     at = plotting.numbers(one.clients, side - 0.6)
     for ax in (above, below):

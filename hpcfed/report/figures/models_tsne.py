@@ -57,8 +57,9 @@ class Plane:
 
 
 def numbers(runs: Sequence[Run]) -> list[Plane]:
-    """One for each run; the same for the same probe. Raises ConfigError where there are too few
-    points.
+    """One for each run; the same for the same probe.
+
+    Raises ConfigError where there are too few points.
     """
     return [plane(run.name, load_probe(run, "tsne"), run.fields["seed"]) for run in runs]
 
@@ -133,8 +134,9 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def blocks(found: Sequence[Plane]) -> list[list[Plane]]:
-    """Runs one after the other that share their scales, for they have the same classes and clients;
-    few in each.
+    """Runs one after the other that share their scales, for they have the same classes and clients.
+
+    Few in each.
     """
     made: list[list[Plane]] = []
     for one in found:

@@ -35,8 +35,9 @@ WIDE = 40  # ranks of which bars have room for hatches
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of a round by phase, [R] each, mean over the rounds that a rank was there; in the
-    order of LOOKS.
+    """Seconds of a round by phase, [R] each, mean over the rounds that a rank was there.
+
+    In the order of LOOKS.
 
     other: what no phase counts, of the rounds' own seconds.
     """
@@ -126,8 +127,9 @@ def bars(ax: Axes, one: Phases, shown: Sequence[str], first: bool) -> None:
 
 @dataclass(frozen=True)
 class Pace:
-    """One run's rounds, [T] each. rounds: from 1. seconds: of each. middle: median of the nearest
-    ones (`WINDOW`).
+    """One run's rounds, [T] each.
+
+    rounds: from 1. seconds: of each. middle: median of the nearest ones (`WINDOW`).
     """
 
     rounds: np.ndarray

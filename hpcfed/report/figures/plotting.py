@@ -117,8 +117,9 @@ def band(
 
 
 def set_x_axis(ax: Axes, integer: bool = False) -> None:
-    """An x axis from 0 to a little beyond the last value, with few ticks; integer: of whole
-    numbers.
+    """An x axis from 0 to a little beyond the last value, with few ticks.
+
+    integer: of whole numbers.
     """
     ax.set_xlim(0, beyond(ax.dataLim.xmax))
     ax.xaxis.set_major_locator(
@@ -235,8 +236,9 @@ def numbers(ids: np.ndarray, width: float) -> np.ndarray:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the picture in the format of the path's ending; returns path. ConfigError where it
-    fails.
+    """Write the picture in the format of the path's ending; returns path.
+
+    ConfigError where it fails.
     """
     if path.suffix not in FORMATS:
         raise ConfigError(

@@ -14,8 +14,9 @@ from hpcfed.storage import names
 
 
 def load_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs at these paths, and those of the sweeps among them that have done a round; each
-    once, named by what tells them apart.
+    """The runs at these paths, and those of the sweeps among them that have done a round.
+
+    Each once, named by what tells them apart.
 
     Raises CheckpointError for a run without readable results, or a sweep of which no run has any.
     """
@@ -43,8 +44,9 @@ def is_of(run: Run, sweep: Path) -> bool:
 
 
 def setting(run: Run, ignore: Sequence[str] = ()) -> str:
-    """Its data, how they are shared out, and among how many. ignore: fields of which nothing is
-    said.
+    """Its data, how they are shared out, and among how many.
+
+    ignore: fields of which nothing is said.
     """
     fields = one_skew(run.fields)
     halved = 0.0 if "data.halve" in ignore else fields.get("data.halve") or 0.0

@@ -88,8 +88,9 @@ def count_reports(record: Record) -> np.ndarray:
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """Staleness over virtual time, where a server merges; beside it how many reports clients have
-    made.
+    """Staleness over virtual time, where a server merges.
+
+    Beside it how many reports clients have made.
     """
     found = numbers(runs)
     texts = [one.run.title for one in found]

@@ -25,8 +25,9 @@ NUMBER = {"$snap_x": "printf", "$snap_y": "printf"}
 
 @cache
 def charts(names: tuple[str, ...]) -> dict[str, Any]:
-    """The document as JSON, and which of its roots goes into which element of the page. names: of
-    what is drawn over x.
+    """The document as JSON, and which of its roots goes into which element of the page.
+
+    names: of what is drawn over x.
     """
     document = Document()
     x = Range1d(start=0, end=1, name="x")

@@ -51,8 +51,10 @@ def split_runs(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 def render_page(
     found: Sequence[Run], absent: Sequence[str] = (), live: dict[str, Any] | None = None
 ) -> str:
-    """The page of these runs. absent: a sentence for each run that has no results.  live: what a
-    page that is served knows beside (`report/watch/web.py`); None: it is a file.
+    """The page of these runs.
+
+    absent: a sentence for each run that has no results.  live: what a page that is served knows
+    beside (`report/watch/web.py`); None: it is a file.
     """
     metric = tables.page_metric(found)
     axes = curves.y_axes(metric) if found else {}
@@ -94,9 +96,11 @@ def constants(metric: str, axes: dict[str, tuple[str, str]]) -> dict[str, Any]:
 def changes(
     found: Sequence[Run], absent: Sequence[str], changed: Collection[str], live: bool = False
 ) -> dict[str, Any]:
-    """What the page's scripts read that changes while runs go on. changed: the names of the runs
-    whose curves and tables are among it.  live: of a page that is served, which has fewer curves of
-    clients, and says how runs stand elsewhere than in its warnings.
+    """What the page's scripts read that changes while runs go on.
+
+    changed: the names of the runs whose curves and tables are among it.  live: of a page that is
+    served, which has fewer curves of clients, and says how runs stand elsewhere than in its
+    warnings.
 
     above, below: sections as HTML, whose words are escaped.
     """

@@ -75,8 +75,9 @@ def choose_curves(record: Record, runs: int, live: bool = False) -> Chosen:
 
 
 def by_client(record: Record, metric: str = "accuracy") -> dict[str, np.ndarray]:
-    """What is drawn of clients, each [T, K]; nan where a client has no value in a round. metric:
-    what the run's first one is called on the page.
+    """What is drawn of clients, each [T, K]; nan where a client has no value in a round.
+
+    metric: what the run's first one is called on the page.
     """
     names = (main_metric(record), "train_loss", "seconds", "examples", "down", "up")
     main, loss, seconds, examples, down, up = (column(record, f"clients/{name}") for name in names)

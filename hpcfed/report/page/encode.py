@@ -40,8 +40,9 @@ def curves(values: np.ndarray) -> dict[str, Any]:
 
 
 def quantise_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows [n, T] as step numbers, uint16, with the least value and the width [n] of each; what is
-    infinite is nan.
+    """Rows [n, T] as step numbers, uint16, with the least value and the width [n] of each.
+
+    What is infinite is nan.
     """
     known = np.isfinite(rows)
     low = np.where(known, rows, np.inf).min(1, initial=np.inf)

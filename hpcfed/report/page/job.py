@@ -16,8 +16,9 @@ WIDE = 8  # columns of a table that fit on a page
 
 @dataclass(frozen=True)
 class Parted:
-    """Facts of runs. differs: names, and for each run its values; same: those that all runs have in
-    common.
+    """Facts of runs.
+
+    differs: names, and for each run its values; same: those that all runs have in common.
     """
 
     runs: list[str]
@@ -56,8 +57,9 @@ def split_facts(runs: Sequence[Run], found: Sequence[Facts]) -> Parted:
 
 
 def jobs(runs: Sequence[Run]) -> Parted:
-    """The fields of all jobs, the method first; those on which no number depends (where a run is
-    written) come last.
+    """The fields of all jobs, the method first.
+
+    Those on which no number depends (where a run is written) come last.
     """
     fields = [flat(run.job) for run in runs]
     return split_facts(

@@ -28,8 +28,10 @@ ALL = "all clients"
 
 @dataclass(frozen=True)
 class Compared:
-    """Methods against the first one. caption, lines, notes: what `hpcfed compare` prints; no lines
-    where there is one method.  why: one sentence, where methods cannot be compared.
+    """Methods against the first one.
+
+    caption, lines, notes: what `hpcfed compare` prints; no lines where there is one method.  why:
+    one sentence, where methods cannot be compared.
     """
 
     caption: str = ""
@@ -54,8 +56,9 @@ def comparison(found: Sequence[Run]) -> Compared:
 
 
 def seeds(found: Sequence[Run]) -> list[tuple[str, list[int]]]:
-    """Runs that differ in their seed alone, by method: a name that is unique, and positions. Two
-    runs with the same seed are not averaged, nor is a run that is not finished with others.
+    """Runs that differ in their seed alone, by method: a name that is unique, and positions.
+
+    Two runs with the same seed are not averaged, nor is a run that is not finished with others.
     """
     try:
         down, across = axes(list(found), None, None)

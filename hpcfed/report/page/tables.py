@@ -91,8 +91,9 @@ def run(one: Run, metric: str = "accuracy") -> dict[str, Any]:
 
 
 def clients(record: Record, ids: np.ndarray, metric: str = "accuracy") -> dict[str, list[Any]]:
-    """Columns of the clients' table, for these clients; None where a client has no value. metric:
-    as `page_metric`.
+    """Columns of the clients' table, for these clients; None where a client has no value.
+
+    metric: as `page_metric`.
     """
     if not len(ids):
         return {}
@@ -154,8 +155,9 @@ def numbers(values: np.ndarray) -> list[float | int | None]:
 
 
 def labels(record: Record, ids: np.ndarray) -> dict[str, Any] | None:
-    """How many training examples of each class these clients have; None where it was not
-    recorded.
+    """How many training examples of each class these clients have.
+
+    None where it was not recorded.
     """
     counts = record.arrays.get("label_counts")
     if counts is None or not len(ids):

@@ -21,8 +21,10 @@ FILES = files("hpcfed.report.page") / "files"
 
 
 def page(data: dict[str, Any], above: str, below: str, live: bool, **words: Any) -> str:
-    """The whole page. data: what its scripts read, JSON-able.  above, below: sections that were
-    rendered before.  words: what the template shows, as text.
+    """The whole page.
+
+    data: what its scripts read, JSON-able.  above, below: sections that were rendered before.
+    words: what the template shows, as text.
     """
     from markupsafe import Markup
 

@@ -31,8 +31,9 @@ def sink_names(log: Log) -> list[str]:
 
 
 class Logs:
-    """All sinks of a run; inside a with block they are open. say: tells a warning to who looks
-    on.
+    """All sinks of a run; inside a with block they are open.
+
+    say: tells a warning to who looks on.
     """
 
     def __init__(self, log: Log, run: Path, say: Callable[[str], None]):
@@ -50,8 +51,9 @@ class Logs:
     def begin(
         self, header: Header, done: int, past: Callable[[int], Row], first: bool = True
     ) -> None:
-        """Open all, and give each the rounds that it lacks; done: how many there are, past: each,
-        counted from 1.
+        """Open all, and give each the rounds that it lacks.
+
+        done: how many there are, past: each, counted from 1.
 
         first: these processes have not begun the run before.  Where one cannot be opened:
         ConfigError if there is nothing yet that would be lost by that, else a warning.

@@ -12,8 +12,9 @@ NAME = "tensorboard"
 
 
 class TensorBoard(Sink):
-    """Each start of a run is a file more; what it logs again replaces what the files before have of
-    these rounds.
+    """Each start of a run is a file more.
+
+    What it logs again replaces what the files before have of these rounds.
     """
 
     package = "tensorboard"

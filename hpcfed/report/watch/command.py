@@ -26,8 +26,10 @@ PAUSE = 19  # times as long as a look took, so that watching takes at most 5 % o
 
 
 def watch(runs: Sequence[Path], web: bool = False, port: int | None = None) -> int:
-    """The command. web: as a page on 127.0.0.1, at this port or one that is free. Ctrl-C ends it
-    before the runs do.
+    """The command.
+
+    web: as a page on 127.0.0.1, at this port or one that is free. Ctrl-C ends it before the runs
+    do.
     """
     if port is not None and not (web and 0 < port < 65536):
         raise ConfigError(f"watch: --port {port}: give it with --web, from 1 to 65535")
@@ -54,8 +56,9 @@ def wait_for(runs: Sequence[Path]) -> None:
 
 
 def follow(runs: Sequence[Run]) -> int:
-    """Show runs in the terminal until nothing more will come; where stdout is none, the last view
-    alone.
+    """Show runs in the terminal until nothing more will come.
+
+    Where stdout is none, the last view alone.
     """
     where = console()
     views: list[View | None] = [None] * len(runs)

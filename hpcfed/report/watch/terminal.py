@@ -37,8 +37,9 @@ EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def render(views: Sequence[View], width: int, height: int) -> RenderableType:
-    """All runs: one at length, several a line each. width, height: of the terminal, in
-    characters.
+    """All runs: one at length, several a line each.
+
+    width, height: of the terminal, in characters.
     """
     width = min(MOST, max(LEAST, width))
     return single(views[0], width, height, time()) if len(views) == 1 else several(views, width)

@@ -70,8 +70,9 @@ class View:
 
 
 def look(run: Run, before: View | None = None) -> View:
-    """The run as its files are now. before: the last view; what has not changed is taken from
-    it.
+    """The run as its files are now.
+
+    before: the last view; what has not changed is taken from it.
     """
     run.refresh()
     now = run.state

@@ -45,8 +45,9 @@ LAST = 2.0  # seconds: the page may still be loading when it has the last number
 
 
 def serve(runs: Sequence[Run], port: int) -> int:
-    """Answer until the page has been given the last numbers of runs that are all over. Returns the
-    exit status.
+    """Answer until the page has been given the last numbers of runs that are all over.
+
+    Returns the exit status.
     """
     with Server(runs, port) as server:
         advice = "(Ctrl-C ends it; it ends by itself when the page has shown the runs' end)"
@@ -110,8 +111,10 @@ class Server(ThreadingTCPServer):
             return self.changes(int(since[1])) if since else self.whole()
 
     def look(self) -> None:
-        """All runs as they are now. Who asks while others wait has the answer to the first look
-        that began after the question: however many ask, two looks are enough.
+        """All runs as they are now.
+
+        Who asks while others wait has the answer to the first look that began after the question:
+        however many ask, two looks are enough.
         """
         views = [look(run, before) for run, before in zip(self.runs, self.views, strict=True)]
         if any(differ(new, old) for new, old in zip(views, self.views, strict=True)):

@@ -1,3 +1,4 @@
-"""Runs that have trained models: who has which, as files, and what they answer. No MPI, and nothing
-is trained.
+"""Runs that have trained models: who has which, as files, and what they answer.
+
+No MPI, and nothing is trained.
 """

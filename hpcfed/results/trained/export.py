@@ -25,8 +25,10 @@ def models(
     out: Path | None = None,
     own: Sequence[str] | None = None,
 ) -> str:
-    """The command. clients: numbers with commas; None: all. out: the folder; None: `models` in that
-    of the run. own: method and models outside hpcfed that may be imported.
+    """The command.
+
+    clients: numbers with commas; None: all. out: the folder; None: `models` in that of the run.
+    own: method and models outside hpcfed that may be imported.
 
     Takes the newest checkpoint that is whole, also while the run goes on. Raises CheckpointError
     where there is none, ConfigError for a method whose clients' models cannot be told.

@@ -41,8 +41,10 @@ NOBODY = -1  # the rank of clients that are not looked at
 
 
 class Saved:
-    """The models of a run as one checkpoint has them. clients: those that will be asked for; None:
-    all.  own: method and models outside hpcfed that may be imported.
+    """The models of a run as one checkpoint has them.
+
+    clients: those that will be asked for; None: all.  own: method and models outside hpcfed that
+    may be imported.
     """
 
     def __init__(
@@ -92,8 +94,9 @@ class Saved:
         return map(self.model, self.clients)
 
     def model(self, k: int) -> Trained:
-        """Client k's model. Raises DamagedError where the checkpoint is, ConfigError where there is
-        no such model.
+        """Client k's model.
+
+        Raises DamagedError where the checkpoint is, ConfigError where there is no such model.
         """
         fed, client = self.fed, self.fed.clients[k]
         client.architecture = architecture(self.method, fed, k, self.t)
@@ -123,8 +126,9 @@ class Saved:
 
 
 def from_newest(run: Path, use: Callable[[Reader], T]) -> T:
-    """What `use` makes of the newest checkpoint that is whole, as far as it reads it; the run may
-    be going on.
+    """What `use` makes of the newest checkpoint that is whole, as far as it reads it.
+
+    The run may be going on.
 
     Raises CheckpointError where there is none.
     """
@@ -181,8 +185,9 @@ def federation(
     sources: Sources,
     clients: Collection[int],
 ) -> Federation:
-    """A federation of one rank that has these clients, for what a method says of models; nothing is
-    trained or sent.
+    """A federation of one rank that has these clients, for what a method says of models.
+
+    Nothing is trained or sent.
     """
     shape, known = about["shape"], found.arrays.get("label_counts")
     several = shape.names if isinstance(shape, Shapes) else ()

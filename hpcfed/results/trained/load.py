@@ -20,8 +20,9 @@ def load_model(source: str | Path, client: int | None = None, own: Collection[st
 
 
 def from_file(path: Path, client: int | None, own: Collection[str]) -> Trained:
-    """The model in a file that `hpcfed models` wrote. ConfigError where it is another client's than
-    is asked for.
+    """The model in a file that `hpcfed models` wrote.
+
+    ConfigError where it is another client's than is asked for.
     """
     model = files.read(path, own)
     if client not in (None, model.about.client):

@@ -47,8 +47,9 @@ def command(
     clients: str | None = None,
     own: Sequence[str] | None = None,
 ) -> str:
-    """The command; returns what was written. Raises CheckpointError where the run has no checkpoint
-    that is whole.
+    """The command; returns what was written.
+
+    Raises CheckpointError where the run has no checkpoint that is whole.
     """
     folder = names.folder_of(run)
     made = make(folder, examples, numbers(clients), own=own or ())
@@ -82,8 +83,10 @@ def make(
     most: int = MOST,
     own: Collection[str] = (),
 ) -> Probe:
-    """What the models of the newest checkpoint answer. clients: None: all, of more than `most` so
-    many, drawn.  own: method and models outside hpcfed that may be imported.
+    """What the models of the newest checkpoint answer.
+
+    clients: None: all, of more than `most` so many, drawn.  own: method and models outside hpcfed
+    that may be imported.
     """
     if examples < 1:
         raise ConfigError(f"--examples {examples}: take at least 1")
@@ -153,8 +156,9 @@ class Probing:
         return {"rounds": self.source.rounds, "checkpoint": identity(self.source.path), **about}
 
     def of_client(self, model: Trained) -> tuple[Tensor, np.ndarray, np.ndarray, np.ndarray]:
-        """One client's representations [N, d] and predictions [N]; of the images that all runs
-        share predictions [M] and conductances [M, d].
+        """One client's representations [N, d] and predictions [N].
+
+        Of the images that all runs share predictions [M] and conductances [M, d].
         """
         z, predictions = answers(model, self.x)
         if not len(self.images):

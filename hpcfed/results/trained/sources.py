@@ -25,8 +25,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Sources:
-    """What the clients of a run held. Raises DataError, when they are used, for data that are no
-    longer there.
+    """What the clients of a run held.
+
+    Raises DataError, when they are used, for data that are no longer there.
 
     run_id: what names the run in its files; "": not known.
     """
