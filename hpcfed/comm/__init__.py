@@ -1,6 +1,6 @@
-"""How ranks meet: few collective verbs, over one process, threads or MPI.
+"""Communication between ranks: a few collectives, over one process, threads or MPI.
 
-Alone here mpi4py is used.
+Only this package imports mpi4py.
 """
 
 from hpcfed.comm.connect import connect

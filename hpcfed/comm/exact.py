@@ -1,6 +1,6 @@
-"""Exact sums: values on a common grid, so that no rank count, placement or reduction tree changes a
-bit.
+"""Exact sums: values on a common grid, so that the order of summation does not change a bit.
 
+The result is the same for any number of ranks, placement of clients and reduction tree.
 All values v of one array, over all rows of all ranks, share the scale 2**s, and the integers q =
 rint(v * 2**s) are added. They are held in float64, where adding integers is exact up to 2**53,
 hence associative; the maximum and the number of rows, which determine s, are so too. With n rows, h
@@ -9,10 +9,9 @@ partial sum exceeds 2**53. A total is within n * 2**-(s + 1) <= 2**(2 h - 53) * 
 one; a mean of n = 1000 so within 2**-43 of the largest, where float32 itself ends at 2**-24. Values
 far below the largest of their array lose their low bits, so arrays of different magnitude are best
 passed as different arrays. Minus zero becomes zero.
-
-The integers travel in messages of a few hundred KiB that stay in the cache (`messages`); int64
-would carry nine bits more, and takes 1.4 times as long: processors turn float64 into int64 and back
-value by value.
+The integers travel in messages of a few hundred KiB that stay in the cache (`messages`). int64
+would carry nine more bits, but takes 1.4 times as long, because processors convert between float64
+and int64 value by value.
 """
 
 import math
@@ -30,11 +29,10 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def largest(rows: Sequence[Row], shapes: Shapes, factors: Sequence[float]) -> np.ndarray:
-    """The largest magnitude of each array, times its row's factor, over these rows, [A].
+    """Return the largest magnitude of each array, times its row's factor, over these rows, [A].
 
-    0 without rows.
-
-    Raises DivergedError for nan or inf, ValueError for a row whose arrays have other shapes.
+    Without rows all are 0. Raises DivergedError for nan or inf, ValueError for a row whose arrays
+    have other shapes.
     """
     peaks = np.zeros(len(shapes))
     for j, (row, factor) in enumerate(zip(rows, factors, strict=True)):
@@ -54,16 +52,17 @@ def largest(rows: Sequence[Row], shapes: Shapes, factors: Sequence[float]) -> np
 
 
 def magnitude(array: np.ndarray) -> float:
-    """The largest |value|, without a temporary array.
+    """Return the largest absolute value of an array, without a temporary array.
 
-    Nan or inf if one is in it, 0 for an empty array.
+    Returns nan or inf if the array has one, 0 if it is empty.
     """
     return max(float(array.max()), -float(array.min())) if array.size else 0.0
 
 
 def scale(peak: float, n: int) -> int:
-    """s, such that n values of magnitude <= peak, each times 2**s and rounded, have a sum within
-    2**53.
+    """Return the exponent s of the grid for n values of magnitude <= peak.
+
+    The sum of n such values, each times 2**s and rounded, does not exceed 2**53.
     """
     return BITS - max(n - 1, 0).bit_length() - math.frexp(peak)[1] if peak else 0
 
@@ -78,8 +77,7 @@ def quantise(
     """Write the sum over the rows of rint(values * factor * 2**s) to out, [m] float64.
 
     values: [m] each.
-
-    buffer: float64, at least [m], written over.
+    buffer: float64, at least [m]; it is overwritten.
     """
     if not values:
         out[:] = 0.0
@@ -91,9 +89,9 @@ def quantise(
 
 
 def restore(totals: np.ndarray, s: int, i: int) -> None:
-    """Array i's totals from the grid back to values, in place.
+    """Convert array i's totals from the grid back to values, in place.
 
-    Raises DivergedError for one beyond float64.
+    Raises DivergedError for a total beyond float64.
     """
     totals += 0.0  # from minus zero, which comes and goes with the ranks
     times(totals, 1.0, -s, out=totals)
@@ -102,9 +100,9 @@ def restore(totals: np.ndarray, s: int, i: int) -> None:
 
 
 def times(values: np.ndarray, factor: float, s: int, out: np.ndarray) -> np.ndarray:
-    """values * factor * 2**s in float64.
+    """Return values * factor * 2**s in float64, written to `out`.
 
-    s is -1126..1126, so that 2**s itself may be beyond float64.
+    s is in -1126..1126, so 2**s itself may be beyond float64.
     """
     if (
         values.dtype != out.dtype

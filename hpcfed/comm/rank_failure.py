@@ -1,10 +1,9 @@
-"""What becomes of MPI ranks when one of them dies: the others are told, agree, and go on without
-it.
+"""Recovery of MPI ranks from the death of one of them: notification, agreement and shrinking.
 
-By ULFM: Bland et al., 2013, doi:10.1177/1094342013488238. A collective that has met a death may
-fail on some ranks only, and in Open MPI 5 return wrong data on others, without an error. The one
-call that gives all ranks the same answer is the agreement, and all ranks must make it: each makes
-one for each `confirm`, or in place of it where it has met a death before.
+By ULFM: Bland et al., 2013, doi:10.1177/1094342013488238. A collective during which a rank dies may
+fail on some ranks only, and in Open MPI 5 return wrong data on others, without an error. Only the
+agreement gives all ranks the same answer, and all ranks must make it: each makes one for each
+`confirm`, or in place of it if it has met a death before.
 """
 
 import time
@@ -29,7 +28,7 @@ NEWS = 1.0  # seconds in which a rank learns of a death; tens of milliseconds we
 
 
 def raise_rank_lost(verb: Callable[..., T]) -> Callable[..., T]:
-    """A verb that raises RankLost where a rank has died; the others do so soon."""
+    """Decorate a method so that it raises RankLost if a rank has died; other ranks soon do too."""
 
     @wraps(verb)
     def told(self: "Mortal", *args: Any, **kwargs: Any) -> T:
@@ -45,7 +44,7 @@ def raise_rank_lost(verb: Callable[..., T]) -> Callable[..., T]:
 
 
 class Mortal:
-    """The part of `Mpi` that deals with deaths."""
+    """The part of `Mpi` that deals with ranks that die."""
 
     rank: int
     size: int
@@ -55,7 +54,7 @@ class Mortal:
     _agreed = False  # whether the agreement has told of a death: `shrink` needs no other one
 
     def _join(self, world: MPI.Intracomm) -> None:
-        """Be one of these ranks from now on."""
+        """Use this communicator from now on."""
         raise NotImplementedError
 
     def confirm(self) -> None:
@@ -73,8 +72,9 @@ class Mortal:
         return False
 
     def shrink(self) -> list[int]:
-        """Go on with those that are left, as `Comm` has it: until a meeting of all of them has seen
-        no more deaths.
+        """Continue with the remaining ranks, as `Comm.shrink` does.
+
+        It repeats until an agreement of all of them reports no further death.
         """
         before, size, was = self.rank, self.size, list[int]()
         if not self._agreed:
@@ -92,14 +92,14 @@ class Mortal:
 
     @raise_rank_lost
     def _meet(self, before: int) -> list[int]:
-        """Be one of the ranks that are left; returns who they were."""
+        """Join the remaining ranks, and return their former numbers."""
         self._join(self._world)
         was = np.empty(self._world.size, np.int64)
         self._world.Allgather(np.array([before], np.int64), was)
         return was.tolist()
 
     def _agree(self, fine: bool) -> bool:
-        """Whether all ranks find all fine, and none has died: the same answer on all ranks."""
+        """Return whether all ranks pass `fine` and none has died; the same answer on all ranks."""
         answer = np.array([fine], np.int32)
         try:
             asked = self._world.Iagree(answer)
@@ -114,7 +114,7 @@ class Mortal:
         return bool(answer[0])
 
     def _failed(self) -> bool:
-        """Whether this rank knows of a death."""
+        """Return whether this rank knows of a death."""
         if self._world.Is_revoked():
             return True
         dead = self._world.Get_failed()
@@ -124,9 +124,9 @@ class Mortal:
             dead.Free()
 
     def _revoke(self) -> None:
-        """Let no rank wait in a call that others will not make.
+        """Revoke the communicators, so that no rank waits in a call that others will not make.
 
-        What has begun fails there as well.
+        Calls that have begun fail on the other ranks as well.
         """
         for comm in (self._world, self._node):
             if comm != MPI.COMM_NULL and not comm.Is_revoked():
