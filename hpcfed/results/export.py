@@ -1,4 +1,4 @@
-"""`hpcfed export RUN`: a run's tables as CSV or Parquet, its header as JSON, its job as a job file."""
+"""`hpcfed export RUN`: a run's tables as CSV or Parquet, its header as JSON, its job as TOML."""
 
 from __future__ import annotations
 

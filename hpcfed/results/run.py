@@ -1,4 +1,4 @@
-"""The class `Run` for all readers of a run: notebooks (`hpcfed.load(RUN)`), tables, figures, pages."""
+"""The class `Run` for readers of a run: notebooks (`hpcfed.load(RUN)`), tables, figures, pages."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Run:
         return run
 
     def at(self, fields: Sequence[str]) -> tuple[str, ...]:
-        """Return its values of these fields as text; "" for a field that its method does not have."""
+        """Return its values of these fields as text; "" for a field that its method lacks."""
         own = self.fields
         return tuple(format_value(own[name]) if name in own else "" for name in fields)
 
@@ -170,12 +170,12 @@ class Run:
 
     @property
     def drawn_metric(self) -> str:
-        """The metric that figures draw, as in the columns' names: `f1`, `f1_received`, `f1_pooled`."""
+        """The metric that figures draw, as in column names: `f1`, `f1_received`, `f1_pooled`."""
         return self.figure_metric or self.main_metric
 
     @property
     def header(self) -> dict[str, Any]:
-        """The header of its results: job, versions, commit, hardware, ranks, placement, faults etc."""
+        """The header of its results: job, versions, commit, hardware, ranks, placement etc."""
         return self.record.header
 
     @property

@@ -231,7 +231,7 @@ def data(about: dict[str, Any]) -> str:
 
 
 def data_name(about: dict[str, Any]) -> str:
-    """Return the name of a job's data: their label, or their name, for a file without its folders."""
+    """Return the name of a job's data: its label, its name, or its file's name without folders."""
     return about.get("label") or Path(about["name"]).name
 
 

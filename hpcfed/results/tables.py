@@ -40,7 +40,7 @@ def of_rounds(record: Record) -> Table:
 
 
 def of_clients(record: Record) -> Table:
-    """Return a table with a row for each round and client, with its architecture and all its columns.
+    """Return a table with a row for each round and client: its architecture and all its columns.
 
     With more than 10,000 clients a round has only those that took part or were evaluated.
     """
@@ -56,7 +56,7 @@ def of_clients(record: Record) -> Table:
 
 
 def of_ranks(record: Record) -> Table:
-    """Return a table with a row for each round and rank: seconds by phase, and peak memory in bytes."""
+    """Return a table with a row for each round and rank: seconds by phase, peak memory in bytes."""
     columns = below(record, "ranks/")
     some = [np.isfinite(c) for c in columns.values()]
     there = np.any(some, axis=0) if some else np.zeros((0, 0), bool)

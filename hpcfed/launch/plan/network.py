@@ -1,5 +1,6 @@
-"""What a message costs between two ranks: Hockney's latency and bandwidth, told in the words of a
-data sheet.
+"""Seconds of a message between two ranks: Hockney's model of latency and bandwidth.
+
+Both are given as in a data sheet.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*([a-zA-Z/]+)")
 
 @dataclass(frozen=True)
 class Network:
-    """latency: seconds of a message without bytes.  bandwidth: bytes per second, each way.
+    """The latency and bandwidth of a network.
 
+    latency: seconds of a message without bytes.
+    bandwidth: bytes per second, each way.
     Hockney, Parallel Computing 20 (1994) 389-398.
     """
 
@@ -35,9 +38,9 @@ class Network:
     bandwidth: float
 
     def message(self, nbytes: float, sharing: int = 1) -> float:
-        """Seconds of one message.
+        """Return the seconds of one message.
 
-        sharing: so many ranks send as much at once through the same connection.
+        sharing: the number of ranks that send as much at once through the same connection.
         """
         return (
             self.latency * (1 if nbytes <= EAGER else ANNOUNCED) + sharing * nbytes / self.bandwidth
@@ -45,9 +48,9 @@ class Network:
 
 
 def network(text: str) -> Network:
-    """`latency 2us, 100Gb/s`: a latency in s, ms, us or ns, and a bandwidth in bits (b/s) or bytes
-    (B/s), k, M, G or T.
+    """Return the network that a text describes, such as `latency 2us, 100Gb/s`.
 
+    The latency is in s, ms, us or ns, the bandwidth in bits (b/s) or bytes (B/s) with k, M, G or T.
     Raises ConfigError for anything else.
     """
     parts = [
@@ -64,18 +67,20 @@ def network(text: str) -> Network:
 
 
 def disk(text: str) -> tuple[float, float]:
-    """What one node writes, `2GB/s`, and all nodes together, `2GB/s, 20GB/s`, in bytes per second.
+    """Return the bytes per second that one node and all nodes together write.
 
-    Without a second number there is no limit for all. Raises ConfigError for anything else.
+    text: `2GB/s`, or `2GB/s, 20GB/s`; without a second number there is no limit for all nodes.
+    Raises ConfigError for anything else.
     """
     one, *all_ = (quantity(part, BYTES, f"--disk {text!r}") for part in text.split(",", 1))
     return one, all_[0] if all_ else math.inf
 
 
 def quantity(part: str, units: dict[str, float], option: str, least: float = 1.0) -> float:
-    """A number with its unit; ConfigError where it has none of these units, or is too small.
+    """Return a number with its unit.
 
-    option: that gives it.
+    Raises ConfigError if it has none of these units, or is too small.
+    option: the option that gives it, for the message.
     """
     found = NUMBER.fullmatch(part.strip())
     value = float(found[1]) * units[found[2]] if found and found[2] in units else -1.0

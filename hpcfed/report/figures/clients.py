@@ -1,4 +1,4 @@
-"""Each client's accuracy, by architecture."""
+"""Figure of each client's accuracy, by architecture."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Strip:
 
 
 def numbers(runs: Sequence[Run]) -> list[Strip]:
-    """The strips, architecture by architecture within each line.
+    """Return the strips, architecture by architecture within each line.
 
-    ConfigError where no client was evaluated.
+    Raises ConfigError if no client was evaluated.
     """
     found = [strip for group in groups(runs) for strip in strips(group)]
     if runs[0].drawn_metric.endswith("_pooled"):
@@ -67,9 +67,9 @@ def strips(group: Group) -> list[Strip]:
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """A dot for each client, a bar for their mean.
+    """Draw a dot for each client, and a bar for their mean.
 
-    Lines side by side within an architecture, a panel for data.
+    Lines are side by side within an architecture, with one panel for each data set.
     """
     found, what = numbers(runs), in_words(runs[0].drawn_metric)
     panels, texts = (
@@ -98,7 +98,7 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def panel(ax: Axes, strips: Sequence[Strip], texts: Sequence[str]) -> None:
-    """Strips of one panel. texts: of the legend."""
+    """Draw the strips of one panel. texts: of the legend."""
     kinds = list(dict.fromkeys(strip.kind for strip in strips))
     for strip in strips:
         beside = [other.group for other in strips if other.kind == strip.kind]

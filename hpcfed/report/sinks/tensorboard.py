@@ -12,9 +12,9 @@ NAME = "tensorboard"
 
 
 class TensorBoard(Sink):
-    """Each start of a run is a file more.
+    """Sink for TensorBoard; each start of a run writes another file.
 
-    What it logs again replaces what the files before have of these rounds.
+    Rounds that it logs again replace those in earlier files.
     """
 
     package = "tensorboard"

@@ -1,10 +1,4 @@
-"""`hpcfed watch --web`: the page of `hpcfed report`, on this machine alone, which asks for what has
-changed and shows it.
-
-It answers GET for the page and for changes since a version, and nothing else: no name is ever taken
-for a path of the disk. A web site that has its own name point here (DNS rebinding) is refused by
-the Host header, another user of this machine by the key in the URL.
-"""
+"""`hpcfed watch --web`: the page of `hpcfed report` with live changes, on this machine only."""
 
 from __future__ import annotations
 
@@ -45,7 +39,7 @@ LAST = 2.0  # seconds: the page may still be loading when it has the last number
 
 
 def serve(runs: Sequence[Run], port: int) -> int:
-    """Answer until the page has been given the last numbers of runs that are all over.
+    """Serve until the page has received the last numbers of runs that are all over.
 
     Returns the exit status.
     """
@@ -62,10 +56,12 @@ def serve(runs: Sequence[Run], port: int) -> int:
 
 
 class Server(ThreadingTCPServer):
-    """Serves on HOST alone. url: of the page, with a key that only who reads this terminal knows.
+    """Server on HOST alone.
 
-    A page has a version; it grows when a run has written something, or stands otherwise than
-    before. Raises ConfigError where the port is not to be had. port 0: one that is free.
+    url: of the page, with a key that only readers of this terminal know.
+    port: 0 for a free one.
+    The page has a version, which grows when a run has written something or its state has changed.
+    Raises ConfigError if the port is not available.
     """
 
     daemon_threads = allow_reuse_address = True
@@ -91,12 +87,12 @@ class Server(ThreadingTCPServer):
         self.over, self.told = False, Event()  # the runs' end is known; the page knows it too
 
     def handle_error(self, *about: Any) -> None:
-        """A page that is closed while it is answered is no error."""
+        """Ignore errors of a page that was closed while it was answered."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(*about)
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
-        """Kind and content of what a path names; None where it names nothing."""
+        """Return content type and content for a path; None if there is nothing at it."""
         key, slash, name = path.removeprefix("/").partition("/")
         if not (slash and secrets.compare_digest(key.encode(), self.key.encode())):
             return None
@@ -111,10 +107,10 @@ class Server(ThreadingTCPServer):
             return self.changes(int(since[1])) if since else self.whole()
 
     def look(self) -> None:
-        """All runs as they are now.
+        """Read the present views of all runs.
 
-        Who asks while others wait has the answer to the first look that began after the question:
-        however many ask, two looks are enough.
+        Requests that wait get the answer of the first look that began after them, so two looks are
+        enough for any number of requests.
         """
         views = [look(run, before) for run, before in zip(self.runs, self.views, strict=True)]
         if any(differ(new, old) for new, old in zip(views, self.views, strict=True)):
@@ -133,14 +129,14 @@ class Server(ThreadingTCPServer):
         }
 
     def whole(self) -> tuple[str, bytes]:
-        """The page, which is made anew only where something has changed."""
+        """Return the page, which is made anew only if something has changed."""
         if self.page[0] != self.version:
             text = command.render_page(*self.split(), live=self.live)
             self.page = self.version, text.encode()
         return "text/html", self.page[1]
 
     def changes(self, since: int) -> tuple[str, bytes]:
-        """How the runs stand, and all else that a page of this version does not have."""
+        """Return the states of the runs, and all data that a page of this version lacks."""
         since = since if since <= self.version else 0  # of another server
         if since == self.version:
             data = "null"
@@ -158,19 +154,17 @@ class Server(ThreadingTCPServer):
         return "application/json", f'{{"live":{live},"data":{data}}}'.encode()
 
     def split(self) -> tuple[list[Run], list[str]]:
-        """The runs that have results; how the others stand is in `live`."""
+        """Return the runs that have results; the states of the others are in `live`."""
         return [run for run in self.runs if run.begun], []
 
 
 def differ(new: View, old: View | None) -> bool:
-    """Whether a run has another record, or another state."""
+    """Return whether a run has another record, or another state."""
     return old is None or new.record is not old.record or new.state.word != old.state.word
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request: GET alone; any other method is answered with 501 by the class that this one
-    extends.
-    """
+    """Handler of one request; methods other than GET get status 501 from the base class."""
 
     server: Server
     server_version, sys_version = "hpcfed", ""
@@ -195,12 +189,13 @@ class Handler(BaseHTTPRequestHandler):
             self.server.told.set()
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing of requests."""
+        """Do not log requests."""
 
 
 def describe_run(view: View) -> dict[str, Any]:
-    """How a run stands, as JSON types: what it is, a line about it, the part of its rounds that is
-    done, and its warnings.
+    """Return the state of a run as JSON types.
+
+    These are a title, a line of text, the share of rounds done, and its warnings.
     """
     name = title_metric(view.state.metric)
     parts = [
