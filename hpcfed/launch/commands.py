@@ -13,7 +13,7 @@ Argument = tuple[tuple[str, ...], dict[str, Any]]  # what ArgumentParser.add_arg
 
 
 def argument(*names: str, **options: Any) -> Argument:
-    """One argument of a command, as ArgumentParser.add_argument takes it."""
+    """Return one argument of a command, as ArgumentParser.add_argument takes it."""
     return names, options
 
 

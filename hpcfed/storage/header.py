@@ -29,7 +29,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Part(BaseModel):
-    """A table whose fields may be absent, and which may have more."""
+    """A table whose fields are optional, and which may have others."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -57,7 +57,7 @@ class Mix(Part):
 
 
 class Process(Part):
-    """How the run was carried out."""
+    """The execution of the run."""
 
     threads: Count = 1
     device: Text = ""

@@ -219,7 +219,7 @@ class Lock:
         self.thread.start()
 
     def keep(self) -> None:
-        """Renew the file again and again."""
+        """Renew the lock file periodically, until the lock is released."""
         while not self.over.wait(BEAT):
             self.renew()
 

@@ -1,4 +1,4 @@
-"""`hpcfed submit JOB.toml ... [--field value ...] --nodes 4 --time 04:00:00`: runs as batch jobs."""
+"""`hpcfed submit JOB.toml ... [--field value ...] --nodes 4 --time 04:00:00`: a batch job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event files for TensorBoard: `tensorboard --logdir runs` shows all runs below that folder."""
+"""Event files for TensorBoard: `tensorboard --logdir runs` shows all runs in a folder."""
 
 from __future__ import annotations
 
