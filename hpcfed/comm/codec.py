@@ -108,7 +108,7 @@ def _pack(item: Any, arrays: list[np.ndarray]) -> Any:
         return ["kind", kind.tag, _pack(kind.to_plain(item), arrays)]
     if isinstance(item, np.ndarray | np.generic):
         return _pack_array(item, arrays)
-    torch = sys.modules.get("torch")  # who has a tensor has imported torch
+    torch = sys.modules.get("torch")  # a process with a tensor has imported torch
     if torch and isinstance(item, torch.Tensor):
         return _pack_tensor(item, arrays)
     raise TypeError(

@@ -21,7 +21,7 @@ RANKS = (
     "PMI_RANK",
     "PALS_RANKID",
     "FLUX_TASK_RANK",
-)  # tell of a launcher, but not the size
+)  # reveal a launcher, but not the size
 
 NUMBERS = (
     "OMPI_COMM_WORLD_RANK",
@@ -31,7 +31,7 @@ NUMBERS = (
     "PALS_RANKID",
     "FLUX_TASK_RANK",
     "SLURM_PROCID",
-)  # of a process among those that the launcher started
+)  # number of a process among those of the launcher
 
 
 def connect(limit: float = 0) -> Comm:

@@ -93,7 +93,7 @@ def restore(totals: np.ndarray, s: int, i: int) -> None:
 
     Raises DivergedError for a total beyond float64.
     """
-    totals += 0.0  # from minus zero, which comes and goes with the ranks
+    totals += 0.0  # minus zero becomes zero: its sign would depend on the ranks
     times(totals, 1.0, -s, out=totals)
     if s < BITS - 1023 and not math.isfinite(magnitude(totals)):
         raise DivergedError(f"sum: the total of array {i} is beyond float64; the uploads diverge")
@@ -106,7 +106,7 @@ def times(values: np.ndarray, factor: float, s: int, out: np.ndarray) -> np.ndar
     """
     if (
         values.dtype != out.dtype
-    ):  # apart, for a multiplication that converts as well takes 1.5 times as long
+    ):  # separately: a multiplication with conversion takes 1.5 times as long
         np.copyto(out, values, casting="unsafe")
         values = out
     if abs(s) < PLAIN and 1 / 2.0**60 < abs(factor) < 2.0**60:

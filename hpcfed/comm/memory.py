@@ -18,7 +18,7 @@ ALIGN = 64  # bytes; arrays start on a cache line
 FOLDERS = (
     "/dev/shm",
     tempfile.gettempdir(),
-)  # the first is in memory; containers may give it little room
+)  # the first is in memory, but may be small in containers
 
 PREFIX = "hpcfed-"  # of the names of such files; the number of the process that made it follows
 
@@ -50,7 +50,7 @@ def _write(folder: str, arrays: Arrays) -> str:
     try:
         with open(
             handle, "wb"
-        ) as file:  # not through a mapping, which would end the process for want of room
+        ) as file:  # not through a mapping: without space that would end the process
             for start, array in zip(_starts(plan_of(arrays)), arrays.values(), strict=False):
                 file.seek(start)
                 file.write(np.ascontiguousarray(array).data)

@@ -18,22 +18,22 @@ from hpcfed.comm.protocol import Into, Row
 
 SMALL = 1 << 14  # values: up to here one call costs less than two
 MESSAGE = 1 << 18  # values of a large message: 2 MiB
-# bytes of a message that goes over TCP without being announced and asked for (comm.settings)
+# bytes of a message that goes over TCP without a handshake (comm.settings)
 EAGER = 1 << 21
-ITEM = 8  # bytes of a value on its way: a float64
-CACHE = 8  # values of a line of the processor's cache
-PART = 1 << 13  # values of a rank's part, at least; fewer do not repay numpy's calls
-MOST = 1 << 23  # values of a message, of however many ranks: 64 MiB
-WORK = 2  # lines of float64 in which a rank works
+ITEM = 8  # bytes of a value in a message: a float64
+CACHE = 8  # values of a cache line
+PART = 1 << 13  # smallest number of values of a rank's part: fewer are not worth numpy's calls
+MOST = 1 << 23  # largest number of values of a message, for any number of ranks: 64 MiB
+WORK = 2  # lines of float64 of a rank's work space
 
 
 class Room(NamedTuple):
     """The buffers of a message of R lines with m columns each; each rank finishes one line."""
 
-    sent: np.ndarray  # [R, m] float64: what this rank gives
-    got: np.ndarray  # [R, m] float64: what each rank gives for this rank's line
+    sent: np.ndarray  # [R, m] float64: this rank's contributions
+    got: np.ndarray  # [R, m] float64: each rank's contribution to this rank's line
     line: np.ndarray  # [m]: this rank's line, finished
-    done: np.ndarray  # [R, m]: all of them
+    done: np.ndarray  # [R, m]: all finished lines
 
 
 def private_buffers(lines: int, columns: int, dtype: np.dtype) -> Room:
@@ -67,7 +67,7 @@ class Ways(NamedTuple):
     total: Callable[[np.ndarray], np.ndarray]  # sum over all ranks, elementwise; may work in place
     lines: Callable[
         [np.ndarray, np.ndarray], None
-    ]  # from [R, m] on each rank: this rank's line of all, to [R, m]
+    ]  # from [R, m] on each rank: this rank's line of each, to [R, m]
     collect: Callable[
         [np.ndarray, np.ndarray], None
     ]  # from [m] on each rank: all of them, to [R, m]
@@ -175,7 +175,9 @@ class Message:
         self.width = width(size, self.lines)
         room = ways.room if self.lines > 1 else private_buffers
         self.sent, self.got, self.line, self.done = room(self.lines, self.width + 1, dtype)
-        self.total, self.buffer = np.empty((WORK, self.width + 1))  # made once: new memory is slow
+        self.total, self.buffer = np.empty(
+            (WORK, self.width + 1)
+        )  # allocated once, because new memory is slow
         self.rows, self.used, self.pieces = rows, 0, list[Piece]()
 
     def add(self, i: int, values: Sequence[np.ndarray], factors: Sequence[float]) -> None:

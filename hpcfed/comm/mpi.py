@@ -25,7 +25,7 @@ T = TypeVar("T")
 SHORT, LONG = (
     2e-5,
     2e-4,
-)  # seconds between two looks whether the other ranks are there: at first, and later
+)  # seconds between two polls in a barrier: at first, and later
 
 
 class Mpi(Mortal):
@@ -38,12 +38,12 @@ class Mpi(Mortal):
     @raise_rank_lost
     def __init__(self, limit: int = 2**31 - 1) -> None:
         self.limit, self._world, self._node = limit, MPI.COMM_WORLD, MPI.COMM_NULL
-        self._join(MPI.COMM_WORLD.Dup())  # so that a library's own messages never meet ours
+        self._join(MPI.COMM_WORLD.Dup())  # separates other libraries' messages from ours
 
     def _join(self, world: MPI.Comm) -> None:
         """Use this communicator from now on."""
         self._world, self._node = world, MPI.COMM_NULL
-        self.__dict__.pop("_ways", None)  # of the ranks before
+        self.__dict__.pop("_ways", None)  # cached for the former ranks
         self._node = self._near(world)
         self.rank, self.size = world.rank, world.size
         self.local_rank = self._node.rank
@@ -56,7 +56,7 @@ class Mpi(Mortal):
 
     def _nodes(self) -> tuple[int, ...]:
         first = np.array([self.rank])
-        self._node.Bcast(first, 0)  # a node is known by its first rank
+        self._node.Bcast(first, 0)  # a node is identified by its first rank
         firsts = self._allgather(int(first[0]))
         return tuple(sorted(set(firsts)).index(leader) for leader in firsts)
 
@@ -177,7 +177,7 @@ class Mpi(Mortal):
     def close(self) -> None:
         self._world.Barrier()
         if self.lost:
-            return  # to free, or to end MPI, may wait for the dead: the process ends without
+            return  # freeing, or ending MPI, may wait for dead ranks: the process ends without
         self._node.Free()
         self._world.Free()
 

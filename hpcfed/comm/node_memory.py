@@ -13,7 +13,7 @@ import numpy as np
 from hpcfed.comm.memory import FOLDERS, PREFIX
 from hpcfed.comm.messages import ITEM, most, pad_columns
 
-FOLDER = FOLDERS[0]  # where that gives too little room, ranks send one another what they have
+FOLDER = FOLDERS[0]  # if it is too small, ranks send messages instead
 
 
 def line(ranks: int) -> int:
@@ -36,7 +36,7 @@ def make(each: int, ranks: int) -> str:
         try:
             os.posix_fallocate(
                 handle, 0, size_of(each, ranks)
-            )  # now, for a mapping without room ends the process
+            )  # now, because a mapping without space would end the process
         except OSError:
             os.unlink(path)
             raise

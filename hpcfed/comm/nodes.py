@@ -14,7 +14,7 @@ from hpcfed.comm.node_memory import NodeMemory
 
 Spread = tuple[
     np.ndarray, np.ndarray
-]  # counts and places of what a rank sends to, or has from, each other one
+]  # counts and offsets of values that a rank sends to, or receives from, each other rank
 
 
 class Nodes:

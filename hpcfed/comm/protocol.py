@@ -49,7 +49,7 @@ class Comm(Protocol):
     size: int
     local_rank: int  # 0.. among the ranks of this node
     node_of: tuple[int, ...]  # [size], node index 0.. of every rank
-    lost: int  # ranks that died so far, and without which this one goes on
+    lost: int  # number of ranks that have died so far
 
     def sum(
         self,

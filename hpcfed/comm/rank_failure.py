@@ -24,7 +24,7 @@ LOST = (
     if ulfm.available()
     else set()
 )
-NEWS = 1.0  # seconds in which a rank learns of a death; tens of milliseconds were seen
+NEWS = 1.0  # seconds within which a rank learns of a death; measured: tens of milliseconds
 
 
 def raise_rank_lost(verb: Callable[..., T]) -> Callable[..., T]:
@@ -51,7 +51,7 @@ class Mortal:
     lost = 0
     _world: MPI.Intracomm
     _node: MPI.Intracomm
-    _agreed = False  # whether the agreement has told of a death: `shrink` needs no other one
+    _agreed = False  # whether the agreement has reported a death: `shrink` needs no other one
 
     def _join(self, world: MPI.Intracomm) -> None:
         """Use this communicator from now on."""
@@ -65,7 +65,7 @@ class Mortal:
     def has_lost_rank(self) -> bool:
         end = time.monotonic() + NEWS
         while ulfm.available() and time.monotonic() < end:
-            MPI.COMM_SELF.Iprobe()  # news come in while MPI is called
+            MPI.COMM_SELF.Iprobe()  # MPI progresses only while it is called
             if self._failed():
                 return True
             time.sleep(0.01)
@@ -83,9 +83,7 @@ class Mortal:
         while not was or not self._agree(True):
             self._revoke()
             self._world, was = self._world.Shrink(), [before]
-            with suppress(
-                RankLost
-            ):  # one more death, while the ranks meet: the agreement will tell
+            with suppress(RankLost):  # one more death meanwhile: the agreement will report it
                 was = self._meet(before)
         self.lost, self._agreed = self.lost + size - len(was), False
         return sorted(set(range(size)) - set(was))

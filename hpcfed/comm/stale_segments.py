@@ -60,7 +60,7 @@ def files_in_use(paths: list[Path]) -> set[Path]:
     held: set[Path] = set()
     for entry in PROCESSES.glob("[0-9]*") if paths else ():
         try:
-            # the first process starts all others, and computes nothing itself
+            # the init process does not compute
             if entry.name == "1" or entry.stat().st_uid != os.getuid():
                 continue
             text = (entry / "maps").read_text(errors="replace")

@@ -142,7 +142,7 @@ def _run(comm: Threads, fn: Callable[[Threads], T], meeting: Meeting, done: Simp
     result, error = None, None
     try:
         result = fn(comm)
-        comm.exchange("end")  # who leaves early is found out here
+        comm.exchange("end")  # detects ranks that leave early
     except BaseException as caught:  # is raised again by spmd, also SystemExit
         error = caught
     done.put((comm.rank, result, error))
@@ -161,7 +161,7 @@ def _collect(ranks: int, meeting: Meeting, done: SimpleQueue, timeout: float) ->
         try:
             rank, results[rank], error = done.get(timeout=timeout if errors else None)
         except Empty:
-            break  # a rank that is stuck outside of any meeting: it is left behind
+            break  # a rank that is stuck outside of any exchange is abandoned
         if error:
             error.add_note(f"(on rank {rank} of {ranks})")
             errors.append(error)

@@ -30,10 +30,10 @@ def prepare(env: MutableMapping[str, str]) -> None:
     Call it before MPI starts.
     """
     env[COLL] = fit(env.get(COLL, ""))
-    env["OMPI_MCA_pml"] = "ob1"  # the others are not made for faults
+    env["OMPI_MCA_pml"] = "ob1"  # the others do not tolerate faults
     env.setdefault(
         "OMPI_MCA_btl_base_warn_peer_error", "false"
-    )  # deaths are expected, and told of by us
+    )  # deaths are expected, and reported by hpcfed
 
 
 def fit(choice: str) -> str:

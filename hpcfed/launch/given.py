@@ -203,7 +203,7 @@ def put(data: Any, root: Path) -> str:
         with convert_write_errors(root / file):
             root.mkdir(parents=True, exist_ok=True)
             with instead(root / file) as new, open(new, "wb") as raw:
-                np.savez(raw, **arrays)  # type: ignore[arg-type]  # none is allow_pickle
+                np.savez(raw, **arrays)  # type: ignore[arg-type]  # no array may be named allow_pickle
     return file
 
 

@@ -40,10 +40,10 @@ from hpcfed.results.run import Run
 from hpcfed.storage.record import load as load_results
 
 ONE = threading.Lock()  # held by the run of this process
-LOOK = 0.2  # seconds between two looks at a run on ranks of its own
-LINES = 30  # of what they wrote last, where it is no message of hpcfed
-SAYS = "hpcfed: "  # how its messages begin
-RULE = "-----"  # above and below those of launchers
+LOOK = 0.2  # seconds between two polls of a run on ranks of its own
+LINES = 30  # last lines of their output that are shown without a message of hpcfed
+SAYS = "hpcfed: "  # prefix of hpcfed's messages
+RULE = "-----"  # above and below messages of launchers
 
 
 def run(
@@ -222,7 +222,7 @@ class Child:
             )
         except OSError as error:
             raise ConfigError(f"hpcfed.run: cannot start {words[0]}: {error.strerror}") from error
-        if self.got:  # before there was a process to be told
+        if self.got:  # before there was a process to signal
             self.process.send_signal(signal.SIGUSR1)
 
     def ask(self, number: int, _: object) -> None:
@@ -288,5 +288,5 @@ def stopped(number: int | None, place: Path) -> NoReturn:
     if number == signal.SIGINT:
         raise KeyboardInterrupt(text)
     if number is not None:
-        signal.raise_signal(number)  # what it does here is the program's own affair
+        signal.raise_signal(number)  # its effect is up to the calling program
     raise StoppedError(text)

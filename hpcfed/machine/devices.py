@@ -53,7 +53,7 @@ def prepare(device: torch.device, threads: int, precision: str = "float32") -> N
             True, warn_only=True
         )  # torch warns where it has no such kernel
         torch.utils.deterministic.fill_uninitialized_memory = (  # type: ignore[attr-defined]  # not in its stubs
-            False  # a kernel more for each tensor that is made
+            False  # it costs one more kernel for each new tensor
         )
 
 

@@ -23,10 +23,15 @@ class Heartbeat:
         self.beats = 0
         self.t, self.phase, self.client = 0, "start", ""  # round, phase, the last client in words
         self.exchange = ""  # the last one, in words
-        self.done, self.total = 0, 0  # turns of this rank's clients in the round; its clients in it
-        # told when a client begins or ends
+        self.done, self.total = (
+            0,
+            0,
+        )  # clients of this rank done in the round; all its clients in it
+        # called when a client begins or ends
         self.look: Callable[[Heartbeat], None] = lambda heartbeat: None
-        self.latest = inf  # monotonic seconds until which a client in hand may be trained on
+        self.latest = (
+            inf  # monotonic time until which the current client may train after a stop request
+        )
 
     @property
     def stop_requested(self) -> bool:

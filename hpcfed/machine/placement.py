@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-ENOUGH = 1.001  # times the bound: nearer is not worth looking for
+ENOUGH = 1.001  # ratio to the bound that is near enough
 STEPS = 20  # exchanges, at most, for each rank
 # Pairs looked at for one exchange, at most: with more there are so many clients a rank that the
 # rule is near the bound.
@@ -82,7 +82,7 @@ def exchange(
     mine, others = np.flatnonzero(placement == top), np.flatnonzero(placement != top)
     ranks = np.concatenate(
         [placement[others], np.arange(len(loads))]
-    )  # to each rank also without anything back
+    )  # also without a client in return
     shift = costs[mine, None] - np.concatenate(
         [costs[others], np.zeros(len(loads))]
     )  # [mine, others + R]

@@ -20,18 +20,18 @@ SKEW = {
     "inner-dirichlet": "data.alpha",
     "pathological": "data.classes_per_client",
     "distribution": "data.classes_per_client",
-}  # of each partition, what says how skewed it is
+}  # the field of each partition that gives its skew
 FIRST = (
     "data.name",
     "data.partition",
     "clients",
     "participation",
-)  # of the fields that may head columns
+)  # fields of columns, in this order
 COMPARED = (
     "data.name",
     "data.partition",
     "clients",
-)  # numbers of other values never stand in one column
+)  # numbers with different values of these are never in one column
 UNCOUNTED = (
     "algorithm",
     "evaluate.every",
@@ -39,7 +39,7 @@ UNCOUNTED = (
     "evaluate.received",
     "evaluate.common",
     "evaluate.batch",
-)  # a method's own, which its row names, and what is measured beside the last accuracy
+)  # a method's own fields, which its row shows, and further measurements
 ASIDE = tuple(name for name in FREE if name != "rounds")  # fields on which no number depends
 
 

@@ -33,14 +33,14 @@ REGISTRIES = {
 IMAGES = {
     "1x28x28": (1, 28, 28),
     "3x32x32": (3, 32, 32),
-}  # what a model's size and cost are given for,
-TEXTS = {"32 tokens": (32,)}  # one for texts with so many
-SENSES = {  # and one for several modalities
+}  # inputs for which a model's size and cost are given
+TEXTS = {"32 tokens": (32,)}  # for models of texts
+SENSES = {  # for models of several modalities
     "3x128 + 3x128": Shapes([Modality("accelerometer", (3, 128)), Modality("gyroscope", (3, 128))])
 }
 VOCABULARY = 10_000  # different tokens
 CLASSES = 10
-INDENT = 4  # characters before what a parameter means
+INDENT = 4  # characters before a parameter's description
 
 
 def registry(kind: str) -> Mapping[str, Entry]:
@@ -114,14 +114,14 @@ def plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-ACCEPTS = {  # which models clients may have, in words
+ACCEPTS = {  # models that clients may have, as text
     "one architecture": "the same architecture on all clients",
     "widths": "one architecture, in several widths (models.widths)",
     "depths": "architectures of one family, which differ in their number of equal blocks",
     "a common head": "any architectures; their heads (last layers) have one shape",
     "any models": "any architectures",
 }
-NEEDS = {  # what a method may need, in words
+NEEDS = {  # requirements of methods, as text
     "public": "public examples (data.public)",
     "proxy": "a second model on each client, which is shared (models.proxy)",
     "server": "a model on the server (models.server)",

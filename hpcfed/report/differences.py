@@ -11,7 +11,7 @@ import numpy as np
 
 SURE = 0.95  # of a confidence interval
 DRAWS = 10_000  # of the bootstrap
-FEW = 13  # up to so many pairs all 2 ** n signs are counted where ranks are tied
+FEW = 13  # pairs up to which all 2 ** n signs are counted if ranks are tied
 PLACES = 12  # decimals: differences that are equal but for rounding are tied
 Interval = tuple[float, float]
 
@@ -21,7 +21,7 @@ def t_interval(differences: np.ndarray) -> Interval:
 
     differences: [n], n >= 2, one for each seed.
     """
-    from scipy import stats  # here: it takes a second, which no other report should wait for
+    from scipy import stats  # here, because importing it takes a second
 
     n, mean = len(differences), float(differences.mean())
     reach = float(stats.t.ppf((1 + SURE) / 2, n - 1)) * float(differences.std(ddof=1)) / n**0.5

@@ -169,7 +169,7 @@ def seconds(record: Record) -> Numbers:
 
 OVER = "mean over clients"
 POOLED = "over the test examples of all clients together"
-FLOWS = {  # what no metric is part of
+FLOWS = {  # numbers that are not of a metric
     "down": Measure(
         "Bytes that a client receives in a round", traffic("down"), False, high=False, unit="B"
     ),

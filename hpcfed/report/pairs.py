@@ -16,13 +16,13 @@ from hpcfed.report.measures import View
 from hpcfed.results.run import Run, format_value
 from hpcfed.storage.record import Record
 
-WHO = ("clients", "data.name")  # fields that must agree beside the partition itself
+WHO = ("clients", "data.name")  # fields that must be equal, in addition to the partition
 ROWS = (
     "partition",
     "train_sizes",
     "test_sizes",
     "label_counts",
-)  # arrays that say who holds which examples
+)  # arrays that give the examples of each client
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from hpcfed.storage.results import Results
 
 
-OFTEN = 60.0  # seconds in which a long round says nothing where there is no terminal
-LINE = 40  # characters of what a rank does
+OFTEN = 60.0  # seconds between two lines in a long round, without a terminal
+LINE = 40  # characters of a rank's activity
 
 
 class TwoLines(Bar):
@@ -70,7 +70,7 @@ class Cell:
         """Show the number of rounds done, and a line about the last one."""
         self.done, self.line = done, line
         if self.handle is None:
-            from IPython.display import display  # here: a notebook has it, others need it not
+            from IPython.display import display  # here, because only a notebook has and needs it
 
             self.handle = display(self, display_id=True)
         else:
@@ -145,7 +145,7 @@ class Progress:
         self.task = self.bar.add_task(job.algorithm.name, total=job.rounds, line="")
         self.inside = self.bar.add_task("", total=None, line="", visible=False)
         self.begun: float | None = None
-        self.spoken = monotonic()  # when the last line was said
+        self.spoken = monotonic()  # when the last line was printed
         self.metric, self.value = "accuracy", float("nan")
 
     def __enter__(self) -> Self:
@@ -167,7 +167,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         if self.active and not self.job.quiet:
-            with suppress(OSError):  # where the disk of a log is full the run goes on
+            with suppress(OSError):  # a full disk of a log does not end the run
                 self.bar.console.print(text)
 
     def round(self, t: int, row: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from hpcfed.config.metrics import METRICS
 from hpcfed.storage.columns import PHASES
 from hpcfed.storage.record import Record
 
-FAR = 1e30  # virtual seconds; more cannot be drawn, and mean nothing
+FAR = 1e30  # virtual seconds; more cannot be drawn and have no meaning
 
 
 def metrics(record: Record) -> list[str]:

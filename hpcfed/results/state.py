@@ -19,11 +19,11 @@ from hpcfed.storage import checkpoint, names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, STOPPED, Record, load
 
-RECENT = 10  # rounds whose mean time is taken for the next ones'
+RECENT = 10  # rounds whose mean time predicts the next ones
 # seconds within which the ranks of a run that goes on renew their signs (engine/watchdog.py), twice
 # over
 SIGNS = 120.0
-PATIENCE = 300.0  # seconds, or ten rounds, in which a run without such signs may write nothing
+PATIENCE = 300.0  # seconds, or ten rounds, that a run without such files may be silent
 GOING_ON, STALE, EARLY, DAMAGED, NOT_BEGUN, FAILED = (
     "going on",
     "stale",

@@ -30,7 +30,9 @@ from hpcfed.storage.untrusted import NUMBERS
 
 MARK = b"hpcfed journal 2\n"
 SUM = struct.Struct("<I")  # CRC-32 of the bytes before it
-START = len(MARK) + BLOCK + SUM.size  # bytes of the beginning: mark, and seal of the other file
+START = (
+    len(MARK) + BLOCK + SUM.size
+)  # bytes of the beginning: mark, and user block of the other file
 HEAD = struct.Struct("<QQ32s")  # the first round of a block, its bytes, and their SHA-256
 Stamp = tuple[int, int, int] | None  # of a file: inode, bytes and time of its last change
 
@@ -86,7 +88,7 @@ class Journal:
         head = HEAD.pack(first, len(data), hashlib.sha256(data).digest())
         with convert_write_errors(self.path), open(self.path, "r+b" if self.end else "wb") as file:
             file.seek(self.end)
-            file.truncate()  # first: then what a kill leaves is cut short, and nothing else
+            file.truncate()  # first, so that a killed writer leaves nothing but a short block
             file.writelines([b"" if self.end else start(self.seal), with_sum(head), data])
             file.flush()
             os.fsync(file.fileno())

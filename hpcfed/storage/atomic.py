@@ -23,7 +23,7 @@ from hpcfed.storage.checksum import BLOCK, seal, verify_seal
 from hpcfed.storage.untrusted import attribute
 
 VERSIONS = {  # of each format: the version that is written, and the older ones that are read too
-    names.RESULTS: (2, 1),  # 2: sealed by chunk
+    names.RESULTS: (2, 1),  # 2: a checksum for each chunk
     names.CHECKPOINT: (4, 3),  # 4: an index of one part a rank; 3: all in one file
 }
 TEMPORARY = ".tmp"

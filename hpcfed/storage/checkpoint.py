@@ -140,7 +140,7 @@ def prune(run: Path, keep: int) -> None:
         for parts in found:
             index = names.index_of(
                 parts
-            )  # is read only where it has a choice: that takes a millisecond
+            )  # read only if there are several, because it takes a millisecond
             if not index.exists() or (
                 many[index] > 1 and number_of(parts) != parts_number(index) >= 0
             ):

@@ -25,7 +25,7 @@ from hpcfed.storage.uncached import BLOCK, CHUNK, open_existing
 
 PLAIN = b"hpcfed crc32 "
 SEAL = re.compile(PLAIN + rb"(\d{1,18}) ([0-9a-f]{64})\n\0*")
-WHOLE = b"hpcfed sha256 "  # the seal of older files: one SHA-256 of all that follows the block
+WHOLE = b"hpcfed sha256 "  # in older files: one SHA-256 of all data after the user block
 
 
 def seal(raw: BinaryIO) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PART = r"^round-\d{6,}(-\d+)?/rank-\d{4,}\.h5$"  # path of a part of a checkpoint
 Text = Annotated[str, Field(max_length=100_000)]
-# names of files, and what holds them: on Linux any bytes, which Python has as lone surrogates
+# names of files: on Linux any bytes, which Python represents as lone surrogates
 FileText = Annotated[InstanceOf[str], Field(max_length=100_000)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -37,12 +37,12 @@ from hpcfed.core.status import WRONG
 from hpcfed.storage import names
 from hpcfed.storage.atomic import convert_write_errors
 
-BEAT = 10.0  # seconds between two signs of life of a holder
-ALIVE = 60.0  # seconds after a sign for which a holder on another machine is taken to live
-DEAD = 900.0  # and after which it is taken to be dead
-LONGEST = ALIVE + BEAT  # seconds that `--force` waits for a sign
+BEAT = 10.0  # seconds between two renewals by the holder
+ALIVE = 60.0  # seconds after a renewal for which a holder on another machine counts as alive
+DEAD = 900.0  # and after which it counts as dead
+LONGEST = ALIVE + BEAT  # seconds that `--force` waits for a renewal
 ENDING = 3.0  # seconds for which a process of this machine may be about to end
-PAUSE = 0.05  # seconds between two looks
+PAUSE = 0.05  # seconds between two polls
 MOST = 10_000  # bytes of a lock file
 UNSUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL)
 
@@ -186,7 +186,9 @@ def dead(found: Found, now: float, me: Holder) -> bool:
         return not lives(holder)
     if holder.job and holder.job == me.job and holder.restart < me.restart:
         return True
-    return silent > (ALIVE if holder.host == me.host else DEAD)  # of this name, but another boot
+    return silent > (
+        ALIVE if holder.host == me.host else DEAD
+    )  # a machine of the same name was rebooted
 
 
 class Lock:
@@ -198,7 +200,7 @@ class Lock:
     """
 
     def __init__(self, run: Path, world: str, end: Callable[[int], object] | None = os._exit):
-        self.lost = ""  # why the lock is another's now
+        self.lost = ""  # message about the loss of the lock
         self.run, self.path, self.world, self.end = run, names.lock_file(run), world, end
         self.me: Holder | None = None
         self.renewed = monotonic()
@@ -290,7 +292,7 @@ def take(path: Path, me: Holder, force: bool = False) -> None:
             if found is None:  # it was released just now
                 continue
             os.utime(new)
-            now = os.stat(new).st_mtime  # by the clock that renews the other one
+            now = os.stat(new).st_mtime  # by the file system's clock, as the other file's time
             mine = bool(me.world) and found.holder.world == me.world
             here = bool(me.machine) and found.holder.machine == me.machine
             forced = force and not here and now - found.renewed > ALIVE

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from hpcfed.core.errors import HpcfedError, may_pass
 
 T = TypeVar("T")
-BEHIND = 8  # values that may wait to be written: what bounds the memory that they still take
+BEHIND = 8  # values that may wait to be written, which bounds their memory
 
 
 class LruStore(Generic[T]):
@@ -53,7 +53,7 @@ class LruStore(Generic[T]):
         self.reading: dict[int, Future] = {}
         self.writing: deque[Future] = deque()
         self.failed: HpcfedError | None = None
-        self.waited = 0.0  # seconds for which work stood still because of the disk
+        self.waited = 0.0  # seconds spent waiting for the disk
         self.thread: ThreadPoolExecutor | None = None
 
     def __contains__(self, k: int) -> bool:

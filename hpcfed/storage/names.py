@@ -6,9 +6,9 @@ from pathlib import Path
 
 RESULTS = "hpcfed-results"  # the `format` attribute of a result file
 CHECKPOINT = "hpcfed-checkpoint"  # the `format` attribute of a checkpoint
-PART = "hpcfed-checkpoint-part"  # and of what one rank wrote of it
-PARTITION = "hpcfed-partition"  # and of who holds which examples
-PROBE = "hpcfed-probe"  # and of what the trained models answered
+PART = "hpcfed-checkpoint-part"  # and of one rank's part of it
+PARTITION = "hpcfed-partition"  # and of a partition
+PROBE = "hpcfed-probe"  # and of a probe
 
 
 def run_of(path: Path) -> Path:

@@ -82,7 +82,7 @@ def _read(path: Path, whole: bool = True) -> Record:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AbsentError(_absent(path)) from error
     except (OSError, ValueError):
-        pass  # what may not be looked at is reported as what cannot be read
+        pass  # reported below as a file that cannot be read
     try:
         with open_file(path, names.RESULTS) as file, convert_read_errors(path):
             header, rounds = tree.read_json(file, "header"), number(file, "rounds")

@@ -22,10 +22,10 @@ from hpcfed.storage.record import JOB_ID, Header, Record, load, recover
 
 __all__ = ["Record", "Results", "load", "recover"]
 
-BUDGET = 0.02  # largest share of a run's time that goes into making the file anew
-MANY = 100  # rounds that wait in memory, where nothing asks for them on the disk
+BUDGET = 0.02  # largest share of a run's time for rewriting the file
+MANY = 100  # rounds that may wait in memory
 LOST = "rounds/lost"  # 1 in a round of which the record could not be recovered; absent from others
-FINAL = "final"  # arrays of what a method does after the last round
+FINAL = "final"  # arrays of a method's final step
 PAST = (
     "versions",
     "commit",
@@ -67,8 +67,8 @@ class Results:
         self.warn = warn
         self._blocks: list[Columns] = []  # rounds that are on disk
         self._rows: list[dict[str, np.ndarray]] = []  # and those that are not
-        self._journal: Journal | None = None  # once there is a file that it can go on from
-        self.source = self.path  # what was gone on from
+        self._journal: Journal | None = None  # once there is a file that it continues
+        self.source = self.path  # the file from which the run was resumed
         self.lost: list[int] = []  # rounds, from 1, of which it had no record
         self._written, self._took = (
             monotonic(),

@@ -20,7 +20,7 @@ from hpcfed.storage.untrusted import BYTES, DEPTH, NUMBERS, Budget, array, attri
 
 KIND = "kind"
 GROUPS = ("dict", "params", "list", "tuple")  # kinds that are groups
-EMPTY = "%"  # the link of the key "", which no other key is written as
+EMPTY = "%"  # the link of the key "", unique to it
 INTEGER = re.compile(r"-?\d+")
 
 

@@ -19,8 +19,8 @@ from hpcfed.core.paths import only_regular
 BLOCK = 512  # bytes of a file before its data: the smallest user block that HDF5 allows
 CHUNK = 1 << 20  # bytes of data that share a checksum
 DONTCACHE = 0x80  # RWF_DONTCACHE of preadv2(2) and pwritev2(2), which Python has no name for
-UNKNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # what says so
-# bytes from which on it pays; HDF5 reads and writes its tables by the hundred bytes
+UNKNOWN = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # errors if it is not supported
+# bytes above which it is worthwhile; HDF5 reads and writes its tables by the hundred bytes
 LARGE = 1 << 20
 
 

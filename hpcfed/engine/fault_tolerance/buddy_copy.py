@@ -30,7 +30,7 @@ class Copy:
 
     number: int  # of the copy, the same on all ranks
     rounds: int
-    rank: int  # that of the one who keeps it, then
+    rank: int  # number, at that time, of the rank that keeps it
     size: int
     step: int  # the part of rank r is also kept by rank r + step
     own: Items
@@ -53,10 +53,10 @@ class BuddyCopy:
         """
         comm = rounds.fed.comm
         if comm.size == 1:
-            return  # nobody to outlive it
+            return  # there is no other rank
         with rounds.fed.clock("checkpoint"):
             self.kept.append(self.make_copy(rounds, rows))
-            comm.confirm()  # nobody returns to a copy before this one from now on
+            comm.confirm()  # from now on no rank needs an earlier copy
         self.kept = self.kept[-1:]
 
     def make_copy(self, rounds: Rounds, rows: dict[str, Any]) -> Copy:
@@ -69,7 +69,7 @@ class BuddyCopy:
         old = self.kept[-1] if self.kept else None
         own, ward = (
             (old.own, old.ward) if old and old.size == comm.size else ({}, {})
-        )  # since a death all is new
+        )  # after a death everything is copied anew
         new = {
             name: np.frombuffer(codec.encode(item), np.uint8)
             for name, item in snapshot.items(rounds)
@@ -141,7 +141,7 @@ def pass_on(comm: Comm, step: int, new: Items, changed: Items, ward: Items) -> I
     come: Items = {}
     for src in sorted(
         told, key=lambda rank: rank // step % 2
-    ):  # who sends first receives later: pairs do not wait
+    ):  # alternating order, so that pairs do not wait for each other
         for name in told[src][1]:
             item = comm.move(changed.get(name), src, (src + step) % comm.size)
             come |= {} if item is None else {name: item}

@@ -46,16 +46,18 @@ class Course:
 
     job: Job
     facts: World | None = None
-    begun: bool = False  # the run folder holds this run, and nothing of one before it
+    begun: bool = False  # the run folder has only files of this run
     reached: int = 0  # rounds done
-    deaths: list[str] = field(default_factory=list)  # not yet told
+    deaths: list[str] = field(default_factory=list)  # not yet reported
     mirror: BuddyCopy | None = None
-    rows: dict[str, Any] = field(default_factory=dict)  # of the results, that may not be on disk
+    rows: dict[str, Any] = field(
+        default_factory=dict
+    )  # rows of the results that may not be on disk
     results: Results | None = None  # on rank 0, while it writes them
-    record: Record | None = None  # and all that was in them when another rank died
+    record: Record | None = None  # and their contents when another rank died
     saved: int = 0  # rounds of the checkpoint that the run goes on from
-    guard: Guard | None = None  # of the time in which ranks can leave no signs for one another
-    owns_process: bool = True  # whether the process is there for this run, and may be ended with it
+    guard: Guard | None = None  # time limit for phases without watchdog files
+    owns_process: bool = True  # whether the process exists for this run, and may be ended with it
     claim: Claim = field(default_factory=Claim)
 
     def __post_init__(self) -> None:
@@ -106,7 +108,7 @@ class Course:
         self.signals.close()
         if self.watchdog:
             self.watchdog.stop()
-        if not together:  # others may still write: who comes next finds that this process is gone
+        if not together:  # others may still write; the lock is found dead later
             return
         if self.guard:
             self.guard.begin("at the end")
@@ -221,11 +223,9 @@ def retry_attempts(course: Course, comm: Comm, attempt: Callable[[Course, Comm],
                 course.agree(comm)
             return attempt(course, comm)
         except RankLost:
-            pass  # what follows is outside: the error holds all that the attempt made
+            pass  # continue outside: the error keeps references to all of the attempt
         except Exception:
-            if (
-                not comm.has_lost_rank()
-            ):  # what comes from a dead rank may be anything, and give any error
+            if not comm.has_lost_rank():  # data from a dead rank may be wrong, and cause any error
                 raise
         course.remember()
         gc.collect()

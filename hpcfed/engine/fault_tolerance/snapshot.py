@@ -142,7 +142,7 @@ def take_up(rounds: Rounds, source: Source) -> None:
     )
     rounds.evaluation.metrics.from_tree(scores)
     rounds.schedule.from_tree(source.get("time"))
-    for k in [*fed.store]:  # what the method gave them at its start, and what a damaged source gave
+    for k in [*fed.store]:  # from the method's start, or from a damaged source
         fed.store.forget(k)
     fed.replay.clear()
     for name in source.names("clients/"):

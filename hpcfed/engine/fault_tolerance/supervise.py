@@ -51,7 +51,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
     if (ours or not job.overwrite) and is_finished(run, job.rounds):
         say(f"{run}: all {job.rounds} rounds are done")
         return DONE
-    told = job.overwrite or job.resume  # with what to begin
+    told = job.overwrite or job.resume  # how to begin
     more = onward(run) if ours or (checkpoint_rounds(run) and not told) else []
     for restarts in range(job.run.max_restarts + 1):
         # what this process started has ended, and so have the batch jobs before this one
@@ -59,7 +59,7 @@ def supervise(words: Sequence[str], job_ids: Sequence[str] | None = None) -> int
         status = process.run([*words, *over, *more])
         ours = ours or (
             stamp(run) != old and names.results_file(run).is_file()
-        )  # else it has written nothing
+        )  # it has written results
         rounds = checkpoint_rounds(run) if ours or not told else 0
         if status == DONE and rounds < job.rounds and not job.dry_run:
             status = (
@@ -154,7 +154,7 @@ class Process:
                 handle_signals(self.ask),
                 subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0) as self.child,
             ):
-                if self.asked:  # before there was a child to be told
+                if self.asked:  # before there was a child to signal
                     self.child.send_signal(signal.SIGUSR1)
                 return as_shells_count(self.child.wait())
         except OSError as error:

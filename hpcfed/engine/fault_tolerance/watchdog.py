@@ -33,10 +33,10 @@ from hpcfed.machine.heartbeat import Heartbeat
 from hpcfed.storage import names
 from hpcfed.storage.atomic import instead
 
-LOOKS = 40  # times that a rank looks in the seconds allowed; but at least every
+LOOKS = 40  # checks of a rank within the seconds allowed; but at least every
 OFTEN = 30.0  # seconds
-SILENT = 3  # looks after which a rank whose file is not renewed cannot speak
-LAST = 2.0  # seconds: launchers pass on what ranks print a little later
+SILENT = 3  # checks after which a rank whose file is not renewed counts as silent
+LAST = 2.0  # seconds: launchers pass on the ranks' output with a delay
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Watchdog:
         )
         self.every = min(seconds / LOOKS, OFTEN)
         self.beats, self.since, self.seen = -1, time(), time()
-        self.known = 0  # signs that were seen at once, at most
+        self.known = 0  # largest number of signs seen in one check
         self.starting = True  # until the first round begins
         self.heard = dict.fromkeys(range(size), (0.0, time()))  # last sign, and when it came
         self.over = threading.Event()
@@ -129,7 +129,7 @@ class Watchdog:
             self.beats, self.since = self.heartbeat.beats, now
         self.seen = now
         told, signs = self.leave(now), self.signs()
-        # the disk is full or gone: who is silent now may only be unheard
+        # the disk is full or gone: a rank without a new sign may still be alive
         unheard = not told or len(signs) < self.known
         if unheard:
             self.since = now
@@ -200,7 +200,7 @@ class Watchdog:
         # this one
         else:
             sleep(self.every + 2 * LAST)
-            kill(silent)  # in case that the launcher goes on
+            kill(silent)  # in case the launcher goes on
         self.end(HUNG)
 
     def verdict(self, silent: list[Sign]) -> str:

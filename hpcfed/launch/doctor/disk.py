@@ -22,7 +22,7 @@ from hpcfed.launch.doctor.finding import Finding, ok, warning, wrong
 from hpcfed.launch.doctor.timeout import run_with_timeout
 
 AMOUNT = 32 << 20  # bytes that are written to measure the speed
-ROOM, SPEED = 1e9, 20e6  # bytes free and bytes per second below which checkpoints become a nuisance
+ROOM, SPEED = 1e9, 20e6  # bytes free and bytes per second that checkpoints need
 FLEETING = ("tmpfs", "ramfs")
 ANOTHER = "choose another --out"
 
@@ -64,7 +64,7 @@ def kind(folder: Path, mounts: Iterable[str] | None = None) -> str:
         point = point.replace(r"\040", " ")  # as the file writes a space
         if real.is_relative_to(point) and len(point) >= len(
             found[0]
-        ):  # of two at one place the later one covers
+        ):  # the later of two mounts at one place hides the other
             found = point, form
     return found[1]
 

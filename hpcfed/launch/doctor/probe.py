@@ -21,9 +21,7 @@ from hpcfed.comm.mpi_library import library
 from hpcfed.core.errors import HpcfedError
 from hpcfed.machine.gpu_sharing import visible
 
-MARK = (
-    "hpcfed-probe "  # begins a world's line, for launchers and libraries print lines of their own
-)
+MARK = "hpcfed-probe "  # prefix of a world's line: launchers and libraries print lines too
 SHM = "/dev/shm"
 MPS_CONTROL = "nvidia-cuda-mps-control"
 

@@ -84,9 +84,7 @@ def run_with_timeout(
         return Outcome(child.returncode, out, err)
     except subprocess.TimeoutExpired:
         return Outcome(None, *terminate(child))
-    except (
-        BaseException
-    ):  # Ctrl-C goes to this process alone, for the command has a session of its own
+    except BaseException:  # Ctrl-C goes to this process alone: the command has a session of its own
         terminate(child)
         raise
 

@@ -16,7 +16,7 @@ OWN = (
     "use the launcher of that library (an MPI module's mpirun), or install mpi4py for this "
     "launcher's library"
 )
-HINTS = (  # what launchers and libraries write when they fail, and what helps
+HINTS = (  # error messages of launchers and libraries, and advice
     (
         "as root|ALLOW_RUN_AS_ROOT",
         "start as an ordinary user, or set OMPI_ALLOW_RUN_AS_ROOT=1 and "
@@ -72,7 +72,7 @@ SLOW = (
 )
 ASIDE = re.compile(
     r"^[\s\-*=]*$|^\[.*\] (?:\*\*\*|\[)|^(?:srun|salloc): (?:job|Granted|Reli)"
-)  # says nothing
+)  # lines without meaning
 
 
 @dataclass(frozen=True)

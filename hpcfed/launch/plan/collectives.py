@@ -13,7 +13,7 @@ from hpcfed.comm.messages import ITEM, SMALL, WORK, private_buffer_bytes, width
 from hpcfed.comm.node_memory import size_of
 from hpcfed.launch.plan.network import Network
 
-LOOK = 2e-4  # seconds between two looks of a rank that waits in a barrier (comm.mpi.LONG)
+LOOK = 2e-4  # seconds between two polls of a rank in a barrier (comm.mpi.LONG)
 NEAR = Network(1e-6, 1e10)  # between ranks of one node, through its memory
 WIDE, NARROW = (
     ITEM,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hpcfed.launch.plan.costs import Costs
     from hpcfed.launch.plan.demand import Demand
 
-# of the smallest cluster's efficiency: with more nodes than have it, most of what is added waits
+# share of the smallest cluster's efficiency, below which additional nodes mostly wait
 PAYS = 0.5
 MOST = 100_000  # ranks
 HEADS = (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-POINTS, REACH = 100, 6  # of an integral, and how many standard deviations it goes
+POINTS, REACH = 100, 6  # points of an integral, and its range in standard deviations
 
 
 def finish(loads: Sequence[float], units: float) -> list[float]:

@@ -23,7 +23,7 @@ APART = (
     "server",
     "communicate",
     "wait",
-)  # what a round's seconds are recorded of, but for `rest`
+)  # phases of a round; its other seconds are `rest`
 NORMAL = 1.4826  # standard deviation of a normal variable over its median deviation
 ALIKE = (
     "algorithm",

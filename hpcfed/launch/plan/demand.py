@@ -25,7 +25,7 @@ WHOLE = {
     "pfedhr",
     "pfnm",
     "tkm",
-}  # methods whose uploads travel as they are; others' are averaged
+}  # methods whose uploads are gathered; those of others are averaged
 
 
 @dataclass(frozen=True)

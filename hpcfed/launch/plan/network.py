@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from hpcfed.comm.messages import EAGER
 from hpcfed.core.errors import ConfigError
 
-ANNOUNCED = (
-    3  # latencies of a message that is longer than EAGER: it is first announced and asked for
-)
+ANNOUNCED = 3  # latencies of a message longer than EAGER, which needs a handshake
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 BYTES = {

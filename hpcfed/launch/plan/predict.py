@@ -21,7 +21,7 @@ ROW, TOTAL = (
     1.6e-9,
     2.7e-9,
 )  # seconds of one core for a value of an exact sum: of each row, and of the total; measured
-# the same for one that a rank sends to other nodes, and has from them again: copies, on both ways
+# the same for a value that a rank sends to other nodes and receives back: copies both ways
 SENT = 4.4e-9
 # bytes of a client's state a second that a checkpoint copies in memory, while the round waits
 COPY = 2e9
@@ -184,7 +184,7 @@ def a_round(
 def place_clients(demand: Demand, groups: list[list[int]], cluster: Cluster) -> list[int]:
     """Return the rank of every client, [K], with groups kept together, by the rule of runs."""
     ranks = place([float(demand.train[ks].sum()) for ks in groups], cluster.ranks, cluster.fast)
-    found = [k % cluster.ranks for k in range(len(demand.kinds))]  # who is in no group
+    found = [k % cluster.ranks for k in range(len(demand.kinds))]  # clients in no group
     for ks, rank in zip(groups, ranks, strict=True):
         for k in ks:
             found[k] = rank

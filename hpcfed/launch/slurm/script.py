@@ -79,7 +79,7 @@ class Batch:
     def starter(self) -> list[str]:
         """Return the words before the ranks' own command."""
         several = (self.cpus_per_task or 1) > 1
-        if self.launcher[0] == "srun":  # it does not take this over from the job
+        if self.launcher[0] == "srun":  # it does not inherit this from the job
             cores = [f"--cpus-per-task={self.cpus_per_task}"] if several else []
         else:  # else all threads of a rank share one core
             cores = ["--bind-to", "none"] if several else []

@@ -206,7 +206,7 @@ def how_to_stop(ids: Sequence[str], waiting: bool) -> str:
     Waiting jobs get no signal, and would begin when the others have stopped.
     """
     first = f"scancel --state=PENDING {' '.join(ids)}; " if waiting else ""
-    quiet = "--quiet " if waiting else ""  # about those that the first one has cancelled
+    quiet = "--quiet " if waiting else ""  # about jobs that the first command has cancelled
     return (
         "to save and stop (a plain scancel may leave the ranks no time to): "
         f"{first}scancel {quiet}--batch --signal=TERM {' '.join(ids)}"

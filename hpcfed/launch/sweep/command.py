@@ -201,7 +201,7 @@ def search_by_optuna(
         if i == len(tried):
             scored = [(values, score_of(define_sweep(*given, tried), values)) for values in tried]
             tried.append(propose(spans, scored))
-            if tried[-1] in tried[:-1]:  # nothing new is left in these ranges
+            if tried[-1] in tried[:-1]:  # these ranges have no new values
                 tried.pop()
                 break
         found = define_sweep(*given, tried)

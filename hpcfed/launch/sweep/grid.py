@@ -268,7 +268,7 @@ def labels(chosen: list[Values]) -> list[str]:
     called = [label({titles[name]: value for name, value in values.items()}) for values in chosen]
     alike = {
         name for name in called if called.count(name) > 1
-    }  # their values differ in what no name shows
+    }  # their values differ in characters that names do not show
     return [
         f"{name}_{digest(values)}" if name in alike else name
         for name, values in zip(called, chosen, strict=True)

@@ -44,7 +44,7 @@ def command(sweep: Sweep, run: Member) -> list[str]:
     The run continues from its last checkpoint if it has one.
     """
     folder = (sweep.folder / run.name).resolve()
-    below = folder.is_relative_to(sweep.directory)  # its file then names no folder of this machine
+    below = folder.is_relative_to(sweep.directory)  # so its file contains no absolute path
     out = folder.relative_to(sweep.directory) if below else folder
     job = [*sweep.words, *run.words, "--out", str(out), *onward(folder)]
     return [*launcher(sweep), sys.executable, "-m", MAIN, *job]

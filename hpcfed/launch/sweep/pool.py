@@ -33,9 +33,9 @@ from hpcfed.storage.sweep import Member, Sweep
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-RUNNING = re.compile(r"^round (\d+/\d+)", re.MULTILINE)  # what a run says after each round
+RUNNING = re.compile(r"^round (\d+/\d+)", re.MULTILINE)  # a run's line after each round
 MOST = 12  # runs that have a bar
-LAST = 4096  # bytes of a log in which that is looked for
+LAST = 4096  # bytes at the end of a log that are searched for it
 LOOK = 0.5  # seconds; a signal may reach another thread, and is not seen before this one wakes up
 BUSY = -1  # instead of an exit status: another process runs it
 LEFT = -2  # and: not begun, for a signal came before

@@ -17,7 +17,7 @@ from typing import Any
 from hpcfed.core.errors import ConfigError
 from hpcfed.core.optional_imports import import_extra
 
-TRIALS = 10  # draws of a search that names no number
+TRIALS = 10  # default number of draws of a search
 NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
 RANGE = re.compile(rf"(log:)?{NUMBER}\.\.{NUMBER}")
 Values = dict[str, str]  # of the fields with a range, as they are given to a run

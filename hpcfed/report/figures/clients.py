@@ -18,7 +18,7 @@ from hpcfed.report.figures.runs import short
 from hpcfed.results.columns import architectures, last
 from hpcfed.results.run import Run
 
-GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly however many there are
+GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are evenly spread for any number of them
 
 
 @dataclass(frozen=True)

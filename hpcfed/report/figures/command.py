@@ -16,7 +16,7 @@ from hpcfed.storage.record import Record
 
 OF_METRICS = "curves", "learning", "bytes", "time", "accuracies"  # figures of any metric
 ENDINGS = "", "_before", "_received", "_pooled", "_before_pooled", "_received_pooled"
-USUAL = "curves", "labels"  # where none is asked for
+USUAL = "curves", "labels"  # figures by default
 
 
 def plot(

@@ -21,7 +21,7 @@ from hpcfed.results.summary import title
 from hpcfed.storage.record import Record
 
 PHASES = {"_before": "before training", "_received": "of received models"}
-FEW = 8  # lines of a panel that have bands; those of more would hide one another
+FEW = 8  # lines of a panel up to which they have bands, which would hide one another
 
 
 @dataclass(frozen=True)

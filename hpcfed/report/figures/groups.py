@@ -21,14 +21,14 @@ from hpcfed.report.figures.runs import setting, short
 from hpcfed.results.run import Run
 
 METHOD = "algorithm.name"
-APART = ("data.", "clients", "participation")  # how fields begin whose values make panels
+APART = ("data.", "clients", "participation")  # prefixes of fields whose values make panels
 TOLD = (
     METHOD,
     "data.name",
     "data.partition",
     "data.halve",
     "clients",
-)  # by the method's name, and by `setting`
+)  # fields shown by the method's name, and by `setting`
 
 
 @dataclass(frozen=True)

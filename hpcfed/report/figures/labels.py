@@ -108,7 +108,7 @@ def dots(ax: Axes, counts: np.ndarray) -> None:
         handlelength=max(1.0, cell / SMALL),
         handletextpad=0.5,
         columnspacing=1.0,
-    ).set_in_layout(False)  # the title leaves the room, so that the panel keeps its size
+    ).set_in_layout(False)  # the title reserves the space, so that the panel keeps its size
 
 
 def sizes(most: int) -> list[int]:

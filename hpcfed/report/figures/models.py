@@ -16,12 +16,12 @@ from hpcfed.results.run import Run
 from hpcfed.storage import probe
 from hpcfed.storage.probe import Probe
 
-BESIDE = 3  # runs of one panel each
+BESIDE = 3  # runs side by side, if each has one panel
 THIN = 0.1  # inches, the width of a scale
-BAR = 0.9  # inches of a scale and what stands at it
+BAR = 0.9  # inches of a scale with its labels
 CELLS = 12  # classes up to which shares are written into the cells
-WIDE = 96  # letters above a figure as wide as a page
-DARK = 0.55  # of the colours: on darker ones letters are white
+WIDE = 96  # letters of a title above a figure as wide as a page
+DARK = 0.55  # share above which text in a cell is white
 
 
 def load_probe(run: Run, name: str) -> Probe:

@@ -25,7 +25,7 @@ from hpcfed.report.figures.runs import short
 from hpcfed.results.run import Run
 from hpcfed.storage.probe import Probe
 
-ROWS = 32  # of units: more cannot be told from one another
+ROWS = 32  # rows of units: more could not be distinguished
 ACROSS = 2  # runs side by side
 LOW = 0.7  # height of the upper panel / height of the lower one
 

@@ -27,7 +27,7 @@ from hpcfed.storage.probe import Probe
 
 LINE = 0.14  # inches from one tick's letters to the next
 POINTS, COMPONENTS, PERPLEXITY = 2000, 50, 30.0
-CLIENTS = 20  # of more so many are drawn: more colours and fewer images of each tell nothing
+CLIENTS = 20  # at most: more colours and fewer images of each would show nothing
 TEN = (
     "#3f90da",
     "#ffa90e",
@@ -40,7 +40,7 @@ TEN = (
     "#717581",
     "#92dadd",
 )
-# safe for the colour-blind: Petroff, 2021, arXiv:2107.02270
+# colours for all kinds of colour vision: Petroff, 2021, arXiv:2107.02270
 
 
 @dataclass(frozen=True)

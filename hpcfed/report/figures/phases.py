@@ -30,7 +30,7 @@ HATCHES = {
 LOOKS = {name: (phase(name), hatch) for name, hatch in HATCHES.items()} | {
     OTHER: ("#999999", "")
 }  # in this order
-WIDE = 40  # ranks of which bars have room for hatches
+WIDE = 40  # ranks up to which bars are wide enough for hatches
 
 
 @dataclass(frozen=True)

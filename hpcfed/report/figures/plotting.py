@@ -35,9 +35,9 @@ GREY = "0.45"
 HANDLE, LETTER = (
     0.48,
     0.053,
-)  # inches in a legend: what stands before a text, and one of its letters
-DOTTED = 30  # points of a curve up to which each is seen
-WIDELY = 10  # times; values that differ by more are drawn on a logarithmic axis
+)  # inches in a legend: of the symbol, and of one letter
+DOTTED = 30  # points of a curve up to which each has a marker
+WIDELY = 10  # ratio of values above which an axis is logarithmic
 
 
 def style(i: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from hpcfed.results.columns import by_round, last
 from hpcfed.results.run import Run
 
 LINKS = "links"
-NUMBERED = 40  # clients whose numbers have room
+NUMBERED = 40  # clients up to which numbers are shown
 
 
 @dataclass(frozen=True)

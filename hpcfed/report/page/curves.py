@@ -20,18 +20,18 @@ from hpcfed.results.columns import (
 )
 from hpcfed.storage.record import Record
 
-MOST_ROUNDS = 1_000  # of a curve: more than a screen has columns for
-MOST_VALUES = 1_500_000  # of clients, for each thing that is drawn, in all runs together
-LIVE_VALUES = 100_000  # the same on a page that is served, to which they come anew with each round
+MOST_ROUNDS = 1_000  # rounds of a curve: more than a screen has columns
+MOST_VALUES = 1_500_000  # values of clients for each quantity, in all runs together
+LIVE_VALUES = 100_000  # the same on a served page, which gets them anew each round
 
-X = {  # what curves can be drawn over: name -> text, unit
+X = {  # x axes of curves: name -> text, unit
     "round": ("round", ""),
     "epochs": ("local epochs per client", ""),
     "bytes": ("traffic per client, down + up", "B"),
     "virtual": ("virtual time", "s"),
     "wall": ("wall time", "s"),
 }
-Y = {  # and what is drawn
+Y = {  # and quantities
     "accuracy": ("test accuracy", ""),
     "train_loss": ("training loss", ""),
     "traffic": ("traffic of a client so far, down + up", "B"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-STEPS = 16_382  # of a curve; the next number means nan
+STEPS = 16_382  # steps of a curve; the next number stands for nan
 
 
 def exact(values: np.ndarray) -> dict[str, Any]:

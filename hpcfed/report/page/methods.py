@@ -24,7 +24,7 @@ from hpcfed.results.run import Run
 from hpcfed.results.summary import metric
 from hpcfed.storage.record import Record
 
-Lines = list[list[str]]  # a table as words, its head first
+Lines = list[list[str]]  # a table as text, its head first
 ALL = "all clients"
 
 
@@ -64,7 +64,7 @@ def seeds(found: Sequence[Run]) -> list[tuple[str, list[int]]]:
     """
     try:
         down, across = axes(list(found), None, None)
-    except ConfigError:  # fields differ that no axis may take: each run is a line of its own
+    except ConfigError:  # other fields differ: each run is a line of its own
         return [(run.name, [i]) for i, run in enumerate(found)]
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, one in enumerate(found):

@@ -21,7 +21,7 @@ from hpcfed.results.run import Run
 from hpcfed.results.state import FINISHED, State, words
 from hpcfed.storage.record import Record
 
-FEW = 8  # things of one kind that are named; the others are counted
+FEW = 8  # items of one kind that are named; the others are counted
 
 
 def notes(runs: Sequence[Run], absent: Sequence[str], states: bool = True) -> list[tuple[str, str]]:

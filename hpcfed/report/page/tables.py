@@ -31,7 +31,7 @@ RUNS = {  # columns of the runs' table: name -> head, how it is shown
     "seconds": ("time", "seconds"),
     "virtual": ("virtual", "seconds"),
 }
-CLIENTS = {  # and of the clients'
+CLIENTS = {  # columns of the clients' table
     "client": ("client", "count"),
     "architecture": ("architecture", "text"),
     "rank": ("rank", "count"),
@@ -48,7 +48,7 @@ CLIENTS = {  # and of the clients'
 }
 
 
-MIXED = "metric"  # the column of runs whose first metrics differ
+MIXED = "metric"  # name of the column if the runs' first metrics differ
 
 
 def page_metric(found: Sequence[Run]) -> str:

@@ -91,7 +91,7 @@ class Logs:
         for name in chosen:
             try:
                 call(self.sinks[name])
-            except Exception as error:  # anything: it is somebody else's package, network or disk
+            except Exception as error:  # any error: packages, network and disk are not ours
                 self.drop(name, error)
 
     def drop(self, name: str, error: Exception) -> None:

@@ -20,7 +20,7 @@ from hpcfed.report.watch.terminal import render
 from hpcfed.report.watch.view import View, look
 from hpcfed.results.run import Run, find, name_runs
 
-PAUSE = 19  # times as long as a look took, so that watching takes at most 5 % of a core
+PAUSE = 19  # pause / time of an update, so that watching takes at most 5 % of a core
 
 
 def watch(runs: Sequence[Path], web: bool = False, port: int | None = None) -> int:

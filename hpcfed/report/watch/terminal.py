@@ -21,7 +21,7 @@ from hpcfed.results.summary import share, summary_statistics
 
 LEAST, MOST = 60, 120  # characters of a line
 SPARE = 17  # lines of a view beside those of curve, clients and ranks
-TALL = 40  # lines of a terminal that has room for all
+TALL = 40  # lines of a terminal with space for the long view
 WIDEST = 6  # characters of one round in the curve
 BLUE = LIGHT[0]
 MARKS = {

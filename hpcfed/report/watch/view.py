@@ -32,9 +32,9 @@ from hpcfed.storage import names
 from hpcfed.storage import sweep as sweeps
 from hpcfed.storage.record import FINISHED, Record
 
-MARK = "hpcfed: warning: "  # before what a run warns of, on stderr
+MARK = "hpcfed: warning: "  # prefix of a run's warnings on stderr
 FEW = 5  # clients that are named
-TAIL = 65536  # bytes of a log that are looked at
+TAIL = 65536  # bytes at the end of a log that are searched
 
 
 @dataclass(frozen=True)

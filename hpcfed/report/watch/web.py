@@ -27,9 +27,9 @@ from hpcfed.results.state import words
 HOST = "127.0.0.1"
 OURS = re.compile(
     r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE
-)  # any port: ssh -L may have made it another
-CHANGES = re.compile(r"changes/(0|[1-9]\d{0,8})")  # since the version of which the page has all
-SAFE = {  # of every answer: that nobody else may show, keep or guess it
+)  # any port, because ssh -L may change it
+CHANGES = re.compile(r"changes/(0|[1-9]\d{0,8})")  # changes since the version that the page has
+SAFE = {  # headers of every answer: no embedding, caching or sniffing
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
@@ -65,7 +65,7 @@ class Server(ThreadingTCPServer):
     """
 
     daemon_threads = allow_reuse_address = True
-    request_queue_size = 128  # pages that ask at the same moment; of more the system lets some wait
+    request_queue_size = 128  # simultaneous requests; the system lets further ones wait
 
     def __init__(self, runs: Sequence[Run], port: int):
         try:
@@ -77,14 +77,17 @@ class Server(ThreadingTCPServer):
         self.runs, self.looking = runs, Lock()
         self.seen = -1.0  # when the last look began
         self.views: list[View | None] = [None] * len(runs)
-        self.version, self.versions = 0, [0] * len(runs)  # of the page, and of what each run has
-        self.live: dict[str, Any] = {}  # how the runs stand, which every answer has
-        self.answers: dict[int, str] = {}  # changes as JSON, by the version since which they are
+        self.version, self.versions = (
+            0,
+            [0] * len(runs),
+        )  # of the page, and of each run's data in it
+        self.live: dict[str, Any] = {}  # states of the runs, part of every answer
+        self.answers: dict[int, str] = {}  # changes as JSON, by the version that they start from
         self.page: tuple[int, bytes] = -1, b""  # the page, and its version
         self.policy = f"{write.policy(live=True)}; frame-ancestors 'none'"
         self.key = secrets.token_urlsafe(12)
         self.url = f"http://{HOST}:{self.server_address[1]}/{self.key}/"
-        self.over, self.told = False, Event()  # the runs' end is known; the page knows it too
+        self.over, self.told = False, Event()  # the runs are over; the page has been told
 
     def handle_error(self, *about: Any) -> None:
         """Ignore errors of a page that was closed while it was answered."""
@@ -101,7 +104,7 @@ class Server(ThreadingTCPServer):
             return None
         asked = monotonic()
         with self.looking:
-            if self.seen < asked:  # else one who asked later has waited for a look, which is as new
+            if self.seen < asked:  # else a later request has just refreshed the views
                 self.seen = monotonic()
                 self.look()
             return self.changes(int(since[1])) if since else self.whole()
@@ -137,7 +140,7 @@ class Server(ThreadingTCPServer):
 
     def changes(self, since: int) -> tuple[str, bytes]:
         """Return the states of the runs, and all data that a page of this version lacks."""
-        since = since if since <= self.version else 0  # of another server
+        since = since if since <= self.version else 0  # a version of another server
         if since == self.version:
             data = "null"
         elif since in self.answers:
@@ -168,7 +171,7 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Server
     server_version, sys_version = "hpcfed", ""
-    timeout = 10.0  # seconds for a request to come
+    timeout = 10.0  # seconds to receive a request
 
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host", [])

@@ -37,7 +37,7 @@ OWN, RECEIVED = (
     "clients/accuracy",
     "clients/accuracy_received",
 )  # where a model's accuracy is recorded
-NOBODY = -1  # the rank of clients that are not looked at
+NOBODY = -1  # the rank of clients that were not asked for
 
 
 class Saved:
@@ -222,7 +222,7 @@ def federation(
         costs=[],
         label_counts=sources.partition if known is None else known,
         classes=len(about["classes"]),
-        # nothing takes time here, and no examples but the clients' are used
+        # no times here, and only the clients' examples
         profiles=None,
         data=SharedData(None, None, about["mean"], about["std"]),
         modalities=lambda: sources.held(several).train if several else (),

@@ -31,11 +31,11 @@ from hpcfed.storage.probe import Probe
 from hpcfed.storage.reader import Reader
 from hpcfed.training.similarity import pairwise_cka
 
-STEPS = 50  # of conductance: of the path from the baseline to the image
-IMAGES = 4  # whose conductance is taken, each of another class
-EXAMPLES = 1000  # of the test split, as in the paper
-MOST = 100  # clients, of more so many are drawn
-FIGURES = 20  # clients, of more so many are drawn for figures, which nobody should wait long for
+STEPS = 50  # steps of the path from the baseline to the image, for conductance
+IMAGES = 4  # images for conductance, each of another class
+EXAMPLES = 1000  # examples of the test split, as in the paper
+MOST = 100  # clients at most; of more a random sample
+FIGURES = 20  # the same for figures, which should not take long
 PANELS = 4  # checkpoints whose clients are compared
 BATCH = 256
 
